@@ -1,0 +1,163 @@
+//! What a port reports: arrivals, local completions, failures.
+
+use super::{Lane, LinkId, OpId};
+use crate::memory::{LentBytes, TensorMut};
+use crate::wire::Immediate;
+
+/// Something that happened on a link.
+#[derive(Debug)]
+pub struct Completion {
+    /// On which link.
+    pub link: LinkId,
+    /// On which lane.
+    pub lane: Lane,
+    /// What.
+    pub event: Event,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A write or a loan of ours is done: its source may be reused.
+    Done {
+        /// The operation.
+        id: OpId,
+    },
+    /// A read of ours is done.
+    ReadDone {
+        /// The operation.
+        id: OpId,
+        /// The bytes that were asked for.
+        target: TensorMut,
+    },
+    /// A write, loan or read of ours failed; its memory has been released.
+    Failed {
+        /// The operation.
+        id: OpId,
+    },
+    /// A message has come; its bytes are [`Completions::message`].
+    Message(MessageRange),
+    /// A write with immediate has landed.
+    Immediate {
+        /// Its immediate data.
+        immediate: Immediate,
+        /// Bytes that it wrote.
+        bytes: u64,
+    },
+    /// The peer lends memory.
+    Lent {
+        /// Its immediate data.
+        immediate: Immediate,
+        /// The memory. Dropping it gives it back.
+        bytes: LentBytes,
+    },
+    /// The link is down: nothing comes on it any more.
+    Down(LinkFailure),
+}
+
+/// Why a link went down.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkFailure {
+    /// The peer's process is gone, as the kernel reports it.
+    #[error("the peer's process (pid {pid}) has ended")]
+    PeerDied {
+        /// Its process id.
+        pid: u32,
+    },
+    /// The peer has closed the link.
+    #[error("the peer closed the link")]
+    Closed,
+    /// This side has closed the link.
+    #[error("the link was closed: {0}")]
+    Local(String),
+    /// The peer sent what it may not: a bad region, key, bound, slot or message.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(String),
+    /// A message or an immediate found no posted receive.
+    #[error("lane {lane} had no posted receive for what came: the sender overran its credits")]
+    NoReceive {
+        /// The lane.
+        lane: u8,
+    },
+}
+
+/// Where in a [`Completions`] a message's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageRange {
+    start: u32,
+    len: u32,
+}
+
+/// What one poll brought: completions, and the bytes of the messages among them.
+///
+/// Reused from poll to poll, so that steady state does not allocate.
+#[derive(Debug, Default)]
+pub struct Completions {
+    entries: Vec<Completion>,
+    bytes: Vec<u8>,
+}
+
+impl Completions {
+    /// Room for `entries` completions before anything is allocated.
+    pub fn with_capacity(entries: usize) -> Self {
+        Completions {
+            entries: Vec::with_capacity(entries),
+            bytes: Vec::with_capacity(entries * super::MAX_MESSAGE),
+        }
+    }
+
+    /// Adds a completion.
+    pub fn push(&mut self, link: LinkId, lane: Lane, event: Event) {
+        self.entries.push(Completion { link, lane, event });
+    }
+
+    /// Adds a message, whose bytes are copied.
+    pub fn push_message(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) {
+        let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
+        self.bytes.extend_from_slice(bytes);
+        self.push(link, lane, Event::Message(range));
+    }
+
+    /// The bytes of a message of this poll.
+    ///
+    /// # Panics
+    /// If the range is not of this poll.
+    pub fn message(&self, range: MessageRange) -> &[u8] {
+        &self.bytes[range.start as usize..][..range.len as usize]
+    }
+
+    /// How many completions there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The completions, oldest first.
+    pub fn entries(&self) -> &[Completion] {
+        &self.entries
+    }
+
+    /// Takes the completions out one by one, oldest first, each with the means to look at its message. The
+    /// messages stay readable until [`Completions::clear`].
+    pub fn drain(&mut self) -> impl Iterator<Item = (Completion, &[u8])> {
+        let bytes = &self.bytes;
+        self.entries.drain(..).map(move |completion| {
+            let message = match completion.event {
+                Event::Message(range) => &bytes[range.start as usize..][..range.len as usize],
+                _ => &[],
+            };
+            (completion, message)
+        })
+    }
+
+    /// Forgets everything, and keeps the room.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.bytes.clear();
+    }
+}

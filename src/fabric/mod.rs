@@ -1,0 +1,335 @@
+//! What moves bytes between two processes, with the semantics of RDMA verbs.
+//!
+//! A [`Fabric`] is a process's access to one kind of transport. Two processes that want a link each make a
+//! [`Half`], swap the halves' addresses by some other way, and connect; the connected links are attached to
+//! a [`Port`], the part of the fabric that one poller owns, and from then on only that poller touches them.
+//!
+//! The rules, each held on every fabric by the conformance suite (`tests/conformance`):
+//!
+//! | rule | |
+//! |---|---|
+//! | lanes | a link has one or more lanes; order holds within a lane and not between lanes |
+//! | write | one-sided; lands at a grant; visible to the target only after a later send or immediate on the same lane |
+//! | write with immediate, send | consume a posted receive; none posted is a link error, never queued |
+//! | read | one-sided; full round trip |
+//! | zero length | allowed everywhere; checks no key |
+//! | local completion | means only that the source may be reused |
+//! | checks | region, key and bounds are checked on the target's side |
+//! | full queue | is a value that the caller handles ([`PostError::Full`]), not an error |
+//! | completions | are never lost, duplicated, or made for another generation of the link |
+//! | dead peer, broken lane | every outstanding and later operation of the link ends in an error completion |
+//!
+//! Nothing in this room knows of requests, keys or steps. A change to one fabric touches one folder.
+
+mod completion;
+pub mod shm;
+
+pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
+
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::{Grant, Immediate};
+use std::fmt;
+use std::time::Duration;
+
+/// Bytes of the longest message that a [`Port::send`] carries.
+///
+/// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
+pub const MAX_MESSAGE: usize = 224;
+
+/// The kinds of fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FabricKind {
+    /// Shared memory between processes of one host.
+    Shm,
+}
+
+impl fmt::Display for FabricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FabricKind::Shm => "shm",
+        })
+    }
+}
+
+/// A link of one [`Port`]. Never reused for another link of the same port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(pub u32);
+
+/// A lane of a link: a queue pair on verbs, a ring on shared memory. Lane 0 always exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lane(pub u8);
+
+impl Lane {
+    /// The lane that control messages use.
+    pub const CONTROL: Lane = Lane(0);
+}
+
+/// The caller's name for an operation; it comes back in the operation's completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// What a link is made with. Both sides must ask for the same number of lanes.
+#[derive(Clone, Debug)]
+pub struct LinkOptions {
+    /// Number of lanes, at least 1.
+    pub lanes: u8,
+    /// Operations that can be outstanding on each lane; a power of two.
+    pub depth: u32,
+    /// Tells this life of the link from earlier ones between the same two processes.
+    pub generation: u8,
+}
+
+/// Which side of a pair speaks first while the link is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Reaches out to the other.
+    Initiator,
+    /// Waits to be reached.
+    Acceptor,
+}
+
+/// What a connected link can do.
+#[derive(Clone, Debug)]
+pub struct LinkLimits {
+    /// Number of lanes.
+    pub lanes: u8,
+    /// Operations that can be outstanding on each lane, and receives that can be posted on it.
+    pub depth: u32,
+    /// Bytes that [`Port::write_inline`] carries at most.
+    pub max_inline: usize,
+    /// Whether [`Port::lend`] works.
+    pub lends: bool,
+}
+
+/// A process's access to one kind of transport.
+pub trait Fabric: Send + Sync + 'static {
+    /// One side of a link that is not connected yet.
+    type Half: Half<Link = Self::Link>;
+    /// A connected link that no port has yet.
+    type Link: Send + 'static;
+    /// The part that one poller owns.
+    type Port: Port<Link = Self::Link>;
+    /// Which kind this is.
+    const KIND: FabricKind;
+
+    /// A port for a new poller.
+    ///
+    /// # Errors
+    /// If the resources for it cannot be had.
+    fn port(&self) -> Result<Self::Port, FabricError>;
+
+    /// This process's side of a new link.
+    ///
+    /// # Errors
+    /// If the resources for it cannot be had or the options are out of range.
+    fn half(&self, options: &LinkOptions) -> Result<Self::Half, FabricError>;
+}
+
+/// One side of a link that is not connected yet. Dropping it gives up everything that it holds.
+pub trait Half: Send + 'static {
+    /// What [`Half::connect`] makes.
+    type Link: Send + 'static;
+
+    /// What the other side needs to reach this one: opaque bytes for the bootstrap service to carry.
+    fn address(&self) -> &[u8];
+
+    /// Connects to the half whose address this is. Blocks, for `timeout` at most.
+    ///
+    /// # Errors
+    /// If the address makes no sense, the other side is not there in time, is somebody else's process, or
+    /// shows memory that breaks the fabric's rules.
+    fn connect(self, role: Role, peer: &[u8], timeout: Duration) -> Result<Self::Link, FabricError>;
+}
+
+/// The part of a fabric that one poller owns: its links and the queue on which they complete.
+///
+/// Nothing here blocks, allocates in steady state, or may be called from two threads at once.
+///
+/// Operations that copy their bytes when they are posted (`send`, `write_inline`) make no completion.
+/// Those that hold a tensor until they are done (`write`, `read`, `lend`) make exactly one each:
+/// [`Event::Done`] or [`Event::Failed`]. The port holds the tensor until then, so a source can be neither
+/// freed nor written while a peer may read it.
+pub trait Port: Send + 'static {
+    /// A connected link, as [`Half::connect`] makes it.
+    type Link: Send + 'static;
+
+    /// Takes a connected link in. No receive is posted on it yet.
+    ///
+    /// # Errors
+    /// If this port has no room for it.
+    fn attach(&mut self, link: Self::Link) -> Result<LinkId, FabricError>;
+
+    /// Forgets a link. Whatever was still outstanding or granted is released without a completion; the peer
+    /// sees its side fail.
+    fn detach(&mut self, link: LinkId);
+
+    /// Ends a link from this side: every outstanding operation completes with [`Event::Failed`], then
+    /// [`Event::Down`] comes, and later operations are refused with [`PostError::Down`].
+    fn fail(&mut self, link: LinkId, why: LinkFailure);
+
+    /// What the link can do.
+    fn limits(&self, link: LinkId) -> &LinkLimits;
+
+    /// Moves what has arrived or completed into `completions`, a bounded amount per link and call. Returns
+    /// how many completions were added.
+    fn poll(&mut self, completions: &mut Completions) -> usize;
+
+    /// Lets the peer consume `count` more receives on a lane.
+    fn post_receives(&mut self, link: LinkId, lane: Lane, count: u32);
+
+    /// Tells the peer how many receives on a lane have been consumed and posted again, counted since the
+    /// link was made and modulo 2^32. Cumulative: it consumes no receive, may be repeated, and only the newest counts.
+    fn publish_credits(&mut self, link: LinkId, lane: Lane, returned: u32);
+
+    /// The newest number that the peer has published for a lane.
+    fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32;
+
+    /// Sends a message of at most [`MAX_MESSAGE`] bytes, copied before this returns.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was sent then.
+    fn send(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError>;
+
+    /// Writes at most [`LinkLimits::max_inline`] bytes, copied before this returns, to the start of `target`.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was written then.
+    fn write_inline(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        bytes: &[u8],
+        target: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError>;
+
+    /// Writes `len` bytes of `source`, from byte `skip` on, to the start of `target`.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was written then.
+    #[allow(clippy::too_many_arguments)] // the verb has these operands
+    fn write(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        id: OpId,
+        source: &Tensor,
+        skip: u64,
+        len: u64,
+        target: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError>;
+
+    /// Reads `source` into the start of `target`, which comes back in [`Event::ReadDone`].
+    ///
+    /// # Errors
+    /// [`PostError`] with the target; nothing was read then.
+    fn read(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        id: OpId,
+        target: TensorMut,
+        source: &Grant,
+    ) -> Result<(), (PostError, TensorMut)>;
+
+    /// Lends the peer a tensor where it lies; done when the peer has given it back. The peer gets
+    /// [`Event::Lent`], which consumes a receive.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was lent then.
+    fn lend(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        id: OpId,
+        source: &Tensor,
+        immediate: Immediate,
+    ) -> Result<(), PostError>;
+
+    /// Lets the peer write to a tensor, which the port keeps until [`Port::revoke`]: nobody can read, write
+    /// or free it while the peer may write to it.
+    ///
+    /// # Errors
+    /// [`PostError`] with the tensor, if no more can be granted on this link or it is down.
+    fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)>;
+
+    /// Takes a grant for writing back and returns the tensor; `None` if there is no such grant.
+    ///
+    /// A fabric that checks grants in software refuses writes to it from now on. On a fabric that can't,
+    /// the caller must know that no write to it is under way: it has landed, or was never posted, or the
+    /// link's queue pairs are gone.
+    fn revoke(&mut self, link: LinkId, grant: &Grant) -> Option<TensorMut>;
+
+    /// Lets the peer read a tensor, which the port keeps until [`Port::withdraw`].
+    ///
+    /// # Errors
+    /// [`PostError`], if no more can be granted on this link or it is down.
+    fn expose(&mut self, link: LinkId, source: &Tensor) -> Result<Grant, PostError>;
+
+    /// Takes a grant for reading back.
+    fn withdraw(&mut self, link: LinkId, grant: &Grant);
+}
+
+/// Why an operation was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// The lane's queue, or a table behind it, is full: poll, and try again.
+    #[error("the queue is full")]
+    Full,
+    /// The link is down.
+    #[error("the link is down")]
+    Down,
+    /// The operation can't be done with these operands, now or later.
+    #[error("the operation can't be posted: {0}")]
+    Refused(&'static str),
+}
+
+/// Why a fabric, a port or a link could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// A call to the operating system failed.
+    #[error("{fabric}: {tried} failed: {source}; {remedy}")]
+    Os {
+        /// On which fabric.
+        fabric: FabricKind,
+        /// What was tried, with which value.
+        tried: String,
+        /// What to change.
+        remedy: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// An option is out of range.
+    #[error("{fabric}: {option} is {value}: {allowed}")]
+    Option {
+        /// On which fabric.
+        fabric: FabricKind,
+        /// Which option.
+        option: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// The peer was not there in time.
+    #[error("{fabric}: {tried} took longer than {after:?}; is the peer running and reachable?")]
+    Timeout {
+        /// On which fabric.
+        fabric: FabricKind,
+        /// What was tried.
+        tried: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The peer broke the fabric's rules.
+    #[error("{fabric}: the peer was refused: {why}")]
+    Peer {
+        /// On which fabric.
+        fabric: FabricKind,
+        /// What it did.
+        why: String,
+    },
+}

@@ -1,0 +1,2 @@
+//! tensorwire
+pub mod wire;

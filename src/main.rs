@@ -1,0 +1,2 @@
+//! The `tensorwire` program.
+fn main() {}

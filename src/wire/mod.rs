@@ -1,0 +1,18 @@
+//! Plain data: names, element types, shapes, statuses, and the layout of what travels between peers.
+//!
+//! Nothing here behaves: no I/O, no clock, no memory management. Everything that reads a peer's bytes
+//! lives here, is length-checked term by term, and returns an error rather than panicking.
+
+mod dtype;
+mod grant;
+mod immediate;
+mod shape;
+mod status;
+mod time;
+
+pub use dtype::{DType, Element};
+pub use grant::Grant;
+pub use immediate::{Immediate, ImmediateError, ImmediateKind, Slot};
+pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
+pub use status::{Code, Status};
+pub use time::Time;

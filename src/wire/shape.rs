@@ -1,0 +1,199 @@
+//! Shapes of tensors.
+
+use super::DType;
+use std::fmt;
+
+/// The highest rank a tensor may have.
+pub const MAX_RANK: usize = 254;
+/// The largest dimension a tensor may have.
+pub const MAX_DIM: u64 = i64::MAX as u64;
+
+const INLINE: usize = 6;
+
+/// The dimensions of a tensor, outermost first. Rank 0 is a scalar.
+///
+/// Up to six dimensions are kept in place, so cloning a common shape does not allocate.
+#[derive(Clone)]
+pub struct Shape(Dims);
+
+#[derive(Clone)]
+enum Dims {
+    Inline { rank: u8, dims: [u64; INLINE] },
+    Heap(Box<[u64]>),
+}
+
+/// Why a list of dimensions is no shape.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// Too many dimensions.
+    #[error("a shape of rank {rank} was given: at most {MAX_RANK} dimensions are supported")]
+    Rank {
+        /// The rank that was asked for.
+        rank: usize,
+    },
+    /// One dimension is too large.
+    #[error("dimension {axis} is {dim}: at most {MAX_DIM} (2^63-1) is allowed")]
+    Dim {
+        /// Which dimension, counted from 0.
+        axis: usize,
+        /// Its size.
+        dim: u64,
+    },
+    /// The number of bytes does not fit in 63 bits.
+    #[error("a tensor of {dtype} with shape {shape:?} has more than 2^63-1 bytes")]
+    Bytes {
+        /// The shape.
+        shape: Shape,
+        /// The element type.
+        dtype: DType,
+    },
+}
+
+impl Shape {
+    /// The shape of a scalar.
+    pub const SCALAR: Shape = Shape(Dims::Inline { rank: 0, dims: [0; INLINE] });
+
+    /// A shape with these dimensions.
+    ///
+    /// # Errors
+    /// If there are more than [`MAX_RANK`] dimensions or one is larger than [`MAX_DIM`].
+    pub fn new(dims: &[u64]) -> Result<Self, ShapeError> {
+        if dims.len() > MAX_RANK {
+            return Err(ShapeError::Rank { rank: dims.len() });
+        }
+        if let Some(axis) = dims.iter().position(|dim| *dim > MAX_DIM) {
+            return Err(ShapeError::Dim { axis, dim: dims[axis] });
+        }
+        if dims.len() > INLINE {
+            return Ok(Shape(Dims::Heap(dims.into())));
+        }
+        let mut inline = [0; INLINE];
+        inline[..dims.len()].copy_from_slice(dims);
+        Ok(Shape(Dims::Inline { rank: dims.len() as u8, dims: inline }))
+    }
+
+    /// The dimensions, outermost first.
+    pub fn dims(&self) -> &[u64] {
+        match &self.0 {
+            Dims::Inline { rank, dims } => &dims[..usize::from(*rank)],
+            Dims::Heap(dims) => dims,
+        }
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.dims().len()
+    }
+
+    /// The number of elements, or `None` if it does not fit in 63 bits. A dimension of 0 makes it 0.
+    pub fn elements(&self) -> Option<u64> {
+        if self.dims().contains(&0) {
+            return Some(0);
+        }
+        self.dims()
+            .iter()
+            .try_fold(1u64, |product, dim| product.checked_mul(*dim))
+            .filter(|product| *product <= MAX_DIM)
+    }
+}
+
+impl PartialEq for Shape {
+    fn eq(&self, other: &Self) -> bool {
+        self.dims() == other.dims()
+    }
+}
+
+impl Eq for Shape {}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.dims()).finish()
+    }
+}
+
+/// Element type and shape: what a receiver must know to make room for a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorMeta {
+    dtype: DType,
+    shape: Shape,
+    bytes: u64,
+}
+
+impl TensorMeta {
+    /// Element type and shape of a flat tensor; for strings the byte count is 0, as they have no flat memory.
+    ///
+    /// # Errors
+    /// If the byte count does not fit in 63 bits.
+    pub fn new(dtype: DType, shape: Shape) -> Result<Self, ShapeError> {
+        let size = dtype.size().unwrap_or(0) as u64;
+        let bytes = shape.elements().and_then(|n| n.checked_mul(size));
+        match bytes.filter(|bytes| *bytes <= MAX_DIM) {
+            Some(bytes) => Ok(TensorMeta { dtype, shape, bytes }),
+            None => Err(ShapeError::Bytes { shape, dtype }),
+        }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Bytes of flat memory that such a tensor has.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl fmt::Display for TensorMeta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rank_goes_to_254_and_no_further() {
+        assert_eq!(Shape::new(&[1; 254]).expect("254").rank(), 254);
+        assert_eq!(Shape::new(&[1; 255]), Err(ShapeError::Rank { rank: 255 }));
+    }
+
+    #[test]
+    fn dimensions_go_to_two_to_the_63_minus_1() {
+        assert!(Shape::new(&[MAX_DIM]).is_ok());
+        let error = Shape::new(&[2, MAX_DIM + 1]).expect_err("too large");
+        assert_eq!(error, ShapeError::Dim { axis: 1, dim: MAX_DIM + 1 });
+    }
+
+    #[test]
+    fn a_zero_dimension_empties_the_tensor_whatever_the_others_are() {
+        let shape = Shape::new(&[MAX_DIM, MAX_DIM, 0]).expect("shape");
+        assert_eq!(shape.elements(), Some(0));
+        assert_eq!(TensorMeta::new(DType::F64, shape).expect("meta").bytes(), 0);
+    }
+
+    #[test]
+    fn a_byte_count_that_overflows_is_refused() {
+        let shape = Shape::new(&[1 << 32, 1 << 32]).expect("shape");
+        assert_eq!(shape.elements(), None);
+        assert!(TensorMeta::new(DType::U8, shape).is_err());
+        let shape = Shape::new(&[1 << 62]).expect("shape");
+        assert!(TensorMeta::new(DType::U8, shape.clone()).is_ok());
+        assert!(TensorMeta::new(DType::F32, shape).is_err());
+    }
+
+    #[test]
+    fn a_scalar_has_one_element() {
+        let meta = TensorMeta::new(DType::F32, Shape::SCALAR).expect("meta");
+        assert_eq!((meta.bytes(), meta.shape().rank()), (4, 0));
+        assert_eq!(meta.to_string(), "f32[]");
+    }
+}

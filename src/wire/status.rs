@@ -1,0 +1,121 @@
+//! How a call ended: the canonical codes of gRPC, with a message for people.
+
+use std::fmt;
+
+/// The canonical status codes (`google.rpc.Code`), which trainers and gRPC share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs)] // the meaning of each is the standard's
+pub enum Code {
+    Ok = 0,
+    Cancelled = 1,
+    Unknown = 2,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    AlreadyExists = 6,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Aborted = 10,
+    OutOfRange = 11,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    DataLoss = 15,
+    Unauthenticated = 16,
+}
+
+impl Code {
+    /// The code with this number, if there is one.
+    pub const fn from_number(number: u8) -> Option<Code> {
+        Some(match number {
+            0 => Code::Ok,
+            1 => Code::Cancelled,
+            2 => Code::Unknown,
+            3 => Code::InvalidArgument,
+            4 => Code::DeadlineExceeded,
+            5 => Code::NotFound,
+            6 => Code::AlreadyExists,
+            7 => Code::PermissionDenied,
+            8 => Code::ResourceExhausted,
+            9 => Code::FailedPrecondition,
+            10 => Code::Aborted,
+            11 => Code::OutOfRange,
+            12 => Code::Unimplemented,
+            13 => Code::Internal,
+            14 => Code::Unavailable,
+            15 => Code::DataLoss,
+            16 => Code::Unauthenticated,
+            _ => return None,
+        })
+    }
+}
+
+/// An error with a canonical code: what waiters get, and what travels to a peer as `ERROR_STATUS`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Status {
+    /// The canonical code.
+    pub code: Code,
+    /// What was tried, with which value, why it failed, what to change.
+    pub message: String,
+    /// Details for programs; opaque here.
+    pub details: Vec<u8>,
+    /// Only the consequence of another error (a cancellation that an abort caused).
+    pub derived: bool,
+}
+
+impl Status {
+    /// An error of its own, with a message and no details.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Status { code, message: message.into(), details: Vec::new(), derived: false }
+    }
+
+    /// The same error, marked as only the consequence of another.
+    #[must_use]
+    pub fn into_derived(mut self) -> Self {
+        self.derived = true;
+        self
+    }
+
+    /// The same error with details for programs.
+    #[must_use]
+    pub fn with_details(mut self, details: Vec<u8>) -> Self {
+        self.details = details;
+        self
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.code, self.message)?;
+        if self.derived { f.write_str(" (derived from another error)") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Status {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_come_back_by_number() {
+        for number in 0..=16 {
+            assert_eq!(Code::from_number(number).expect("known") as u8, number);
+        }
+        assert_eq!(Code::from_number(17), None);
+    }
+
+    #[test]
+    fn a_derived_error_says_so() {
+        let status = Status::new(Code::Cancelled, "step 7 was aborted").into_derived();
+        assert_eq!(status.to_string(), "Cancelled: step 7 was aborted (derived from another error)");
+    }
+}
