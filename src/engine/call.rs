@@ -1,0 +1,202 @@
+//! Calls: one side waits for a result, the other brings it, and neither allocates in steady state.
+
+use super::executor::Executor;
+use crossbeam_queue::ArrayQueue;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A result that can stand for "nobody will bring one".
+pub trait Abandoned: Send + 'static {
+    /// What the waiter gets when the bringing side goes away without a result.
+    fn abandoned() -> Self;
+}
+
+struct Cell<R> {
+    done: AtomicBool,
+    result: UnsafeCell<Option<R>>,
+}
+
+// SAFETY: `result` is written once, by the only `Completer`, before `done` is set with release ordering; it is
+// read only after `done` was seen with acquire ordering, by the only `Ticket`. `R: Send` moves between them.
+#[allow(unsafe_code)]
+unsafe impl<R: Send> Sync for Cell<R> {}
+
+/// A store of calls that are used again and again.
+pub struct Calls<R> {
+    free: Arc<ArrayQueue<Arc<Cell<R>>>>,
+}
+
+/// The waiting side of a call.
+pub struct Ticket<R> {
+    cell: Option<Arc<Cell<R>>>,
+    free: Arc<ArrayQueue<Arc<Cell<R>>>>,
+}
+
+/// The bringing side of a call. Dropped without a result, it brings [`Abandoned::abandoned`].
+pub struct Completer<R: Abandoned> {
+    to: Option<To<R>>,
+}
+
+enum To<R> {
+    Cell(Arc<Cell<R>>),
+    Callback(Box<dyn FnOnce(R) + Send>, Executor),
+}
+
+impl<R: Abandoned> Calls<R> {
+    /// Room for `keep` calls to be used again.
+    pub fn new(keep: usize) -> Self {
+        Calls { free: Arc::new(ArrayQueue::new(keep.max(1))) }
+    }
+
+    /// Both sides of a new call.
+    pub fn call(&self) -> (Ticket<R>, Completer<R>) {
+        let cell = self.unused().unwrap_or_else(|| {
+            Arc::new(Cell { done: AtomicBool::new(false), result: UnsafeCell::new(None) })
+        });
+        let completer = Completer { to: Some(To::Cell(cell.clone())) };
+        (Ticket { cell: Some(cell), free: self.free.clone() }, completer)
+    }
+
+    /// A call whose result goes to `callback`, which the executor runs.
+    pub fn callback(executor: &Executor, callback: impl FnOnce(R) + Send + 'static) -> Completer<R> {
+        Completer { to: Some(To::Callback(Box::new(callback), executor.clone())) }
+    }
+
+    fn unused(&self) -> Option<Arc<Cell<R>>> {
+        let mut cell = self.free.pop()?;
+        // Unique: neither side of its last use is left, so it can be made as new.
+        let inner = Arc::get_mut(&mut cell)?;
+        *inner.done.get_mut() = false;
+        *inner.result.get_mut() = None;
+        Some(cell)
+    }
+}
+
+impl<R> Ticket<R> {
+    /// Whether the result is there.
+    pub fn is_done(&self) -> bool {
+        self.cell.as_ref().is_none_or(|cell| cell.done.load(Ordering::Acquire))
+    }
+
+    /// The result, if it is there and was not taken before.
+    pub fn take(&mut self) -> Option<R> {
+        let cell = self.cell.as_ref()?;
+        if !cell.done.load(Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: `done` was seen, so the completer has written the result and will not touch it again; this
+        // is the only ticket of the cell and it is borrowed uniquely.
+        #[allow(unsafe_code)]
+        unsafe {
+            (*cell.result.get()).take()
+        }
+    }
+}
+
+impl<R> Drop for Ticket<R> {
+    fn drop(&mut self) {
+        if let Some(cell) = self.cell.take() {
+            // If the store is full the cell is simply freed.
+            let _ = self.free.push(cell);
+        }
+    }
+}
+
+impl<R: Abandoned> Completer<R> {
+    /// Brings the result.
+    pub fn complete(mut self, result: R) {
+        self.bring(result);
+    }
+
+    fn bring(&mut self, result: R) {
+        match self.to.take() {
+            Some(To::Cell(cell)) => {
+                // SAFETY: this is the only completer of the cell and `to` is empty from now on, so this is the
+                // only write; the ticket does not look before `done` is set.
+                #[allow(unsafe_code)]
+                unsafe {
+                    *cell.result.get() = Some(result);
+                }
+                cell.done.store(true, Ordering::Release);
+            }
+            Some(To::Callback(callback, executor)) => executor.run(move || callback(result)),
+            None => {}
+        }
+    }
+}
+
+impl<R: Abandoned> Drop for Completer<R> {
+    fn drop(&mut self) {
+        if self.to.is_some() {
+            self.bring(R::abandoned());
+        }
+    }
+}
+
+impl<R: Abandoned> std::fmt::Debug for Completer<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Completer")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Answer(i32);
+
+    impl Abandoned for Answer {
+        fn abandoned() -> Self {
+            Answer(-1)
+        }
+    }
+
+    #[test]
+    fn a_result_is_taken_once() {
+        let (mut ticket, completer) = Calls::new(1).call();
+        assert!(!ticket.is_done() && ticket.take().is_none());
+        completer.complete(Answer(5));
+        assert!(ticket.is_done());
+        assert_eq!(ticket.take(), Some(Answer(5)));
+        assert_eq!(ticket.take(), None);
+    }
+
+    #[test]
+    fn a_completer_that_is_dropped_says_so() {
+        let (mut ticket, completer) = Calls::<Answer>::new(1).call();
+        drop(completer);
+        assert_eq!(ticket.take(), Some(Answer(-1)));
+    }
+
+    #[test]
+    fn a_cell_is_used_again_only_when_both_sides_are_gone() {
+        let calls = Calls::<Answer>::new(4);
+        let (ticket, completer) = calls.call();
+        drop(ticket);
+        let (mut second, other) = calls.call();
+        completer.complete(Answer(1));
+        assert!(!second.is_done(), "the first call's result is not the second's");
+        other.complete(Answer(2));
+        assert_eq!(second.take(), Some(Answer(2)));
+    }
+
+    #[test]
+    fn results_cross_threads() {
+        let calls = Calls::<Answer>::new(4);
+        for round in 0..1000 {
+            let (mut ticket, completer) = calls.call();
+            let thread = std::thread::spawn(move || completer.complete(Answer(round)));
+            while !ticket.is_done() {
+                std::thread::yield_now();
+            }
+            assert_eq!(ticket.take(), Some(Answer(round)));
+            drop(ticket);
+            thread.join().expect("no panic");
+            if round > 50 {
+                break;
+            }
+        }
+    }
+}

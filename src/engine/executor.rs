@@ -1,0 +1,128 @@
+//! The one thread that runs callbacks: never a poller, never the caller.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Runs callbacks in the order of their completion on a thread of its own, which starts with the first one
+/// and is parked while there are none. Clones share the thread.
+#[derive(Clone, Default)]
+pub struct Executor {
+    shared: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    stopped: bool,
+}
+
+impl Executor {
+    /// Has `job` run. A panic in it ends that job alone. After [`Executor::stop`] jobs run on the caller's
+    /// stack, so that none is lost.
+    pub fn run(&self, job: impl FnOnce() + Send + 'static) {
+        if let Err(job) = self.enqueue(Box::new(job)) {
+            guarded(job);
+        }
+    }
+
+    fn enqueue(&self, job: Job) -> Result<(), Job> {
+        let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.stopped {
+            return Err(job);
+        }
+        if state.jobs.is_none() {
+            let (sender, receiver) = channel();
+            let thread =
+                std::thread::Builder::new().name("tw-callbacks".into()).spawn(move || work(&receiver));
+            match thread {
+                Ok(thread) => state.thread = Some(thread),
+                Err(_) => return Err(job),
+            }
+            state.jobs = Some(sender);
+        }
+        match &state.jobs {
+            Some(jobs) => jobs.send(job).map_err(|error| error.0),
+            None => Err(job),
+        }
+    }
+
+    /// Runs what is queued, then ends the thread. Does nothing the second time, nor waits for itself when a
+    /// callback calls it.
+    pub fn stop(&self) {
+        let thread = {
+            let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+            state.stopped = true;
+            state.jobs = None;
+            state.thread.take()
+        };
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // The thread catches every panic, so joining can't fail.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(jobs: &Receiver<Job>) {
+    while let Ok(job) = jobs.recv() {
+        guarded(job);
+    }
+}
+
+fn guarded(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        tracing::error!("a callback of a receive panicked; the receive itself was complete");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn jobs_run_in_order_on_another_thread() {
+        let executor = Executor::default();
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..10 {
+            let sender = sender.clone();
+            executor.run(move || sender.send((number, std::thread::current().id())).expect("open"));
+        }
+        executor.stop();
+        let got: Vec<_> = receiver.try_iter().collect();
+        assert_eq!(got.iter().map(|(number, _)| *number).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+        assert!(got.iter().all(|(_, id)| *id != std::thread::current().id()));
+    }
+
+    #[test]
+    fn a_panic_ends_one_job_alone() {
+        let executor = Executor::default();
+        let (sender, receiver) = mpsc::channel();
+        executor.run(|| panic!("on purpose"));
+        executor.run(move || sender.send(1).expect("open"));
+        executor.stop();
+        assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn stopping_twice_or_from_a_job_does_not_hang() {
+        let executor = Executor::default();
+        let inner = executor.clone();
+        executor.run(move || inner.stop());
+        executor.stop();
+        executor.stop();
+    }
+
+    #[test]
+    fn a_job_after_the_stop_still_runs() {
+        let executor = Executor::default();
+        executor.stop();
+        let (sender, receiver) = mpsc::channel();
+        executor.run(move || sender.send(1).expect("open"));
+        assert_eq!(receiver.try_recv(), Ok(1));
+    }
+}

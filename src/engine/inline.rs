@@ -1,0 +1,161 @@
+//! The inline mode: no thread of its own; progress happens inside calls.
+
+use super::token::{Owned, OwnerToken};
+use super::{Clock, Handler, Poller, Waiting};
+use crate::fabric::Port;
+use crate::wire::Time;
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// How an inline poller is shared.
+#[derive(Clone, Debug)]
+pub struct InlineOptions {
+    /// What waiters do between two looks.
+    pub waiting: Waiting,
+    /// How many wishes can wait for the owner at once.
+    pub queue: usize,
+}
+
+/// A poller shared by the threads of a process. One of them owns it at a time: it takes the token with one
+/// compare-and-swap, does its own wish and everybody's, polls, and lets go. A thread that finds the token taken
+/// leaves its wish in a queue, which the owner looks at before and after it lets go.
+pub struct Inline<P: Port, H: Handler<P>> {
+    token: CachePadded<OwnerToken>,
+    wishes: ArrayQueue<H::Op>,
+    poller: UnsafeCell<Poller<P, H>>,
+    clock: Arc<dyn Clock>,
+    waiting: Waiting,
+}
+
+// SAFETY: the poller inside the cell is touched only in `own`, by the thread that holds the token; the token
+// orders one owner's accesses before the next one's. Everything in the poller may move between threads
+// (`Port: Send`, `Handler: Send`), which is all that owners in turn need.
+#[allow(unsafe_code)]
+unsafe impl<P: Port, H: Handler<P>> Sync for Inline<P, H> {}
+
+/// An owner panicked; the poller is not usable any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a thread panicked while it moved the poller: every call on it fails from now on")]
+pub struct Poisoned;
+
+impl<P: Port, H: Handler<P>> Inline<P, H> {
+    /// Shares a poller.
+    pub fn new(poller: Poller<P, H>, clock: Arc<dyn Clock>, options: &InlineOptions) -> Self {
+        Inline {
+            token: CachePadded::new(OwnerToken::new()),
+            wishes: ArrayQueue::new(options.queue.max(1)),
+            poller: UnsafeCell::new(poller),
+            clock,
+            waiting: options.waiting,
+        }
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Has a wish done: at once by this thread if nobody else owns the poller, else soon by the owner. Wishes
+    /// of one thread are done in its order.
+    ///
+    /// # Errors
+    /// If the poller is poisoned.
+    pub fn submit(&self, op: H::Op) -> Result<(), Poisoned> {
+        let now = self.clock.now();
+        let mut op = Some(op);
+        loop {
+            let owned = self.own(|poller| {
+                if let Some(op) = op.take() {
+                    poller.op(op, now);
+                }
+            });
+            match (owned, op.take()) {
+                (Owned::Poisoned, _) => return Err(Poisoned),
+                (_, None) => return Ok(()),
+                (_, Some(mine)) => match self.wishes.push(mine) {
+                    // The owner may have let go before it saw the push: then this thread is the next owner.
+                    Ok(()) => return self.check(self.own(|_| {})),
+                    Err(mine) => op = Some(mine),
+                },
+            }
+            self.waiting.pause();
+        }
+    }
+
+    /// Makes progress once, unless another thread is at it. Returns how many completions there were.
+    ///
+    /// # Errors
+    /// If the poller is poisoned.
+    pub fn progress(&self) -> Result<usize, Poisoned> {
+        let now = self.clock.now();
+        let mut count = 0;
+        let owned = self.own(|poller| count = poller.step(now));
+        self.check(owned)?;
+        Ok(count)
+    }
+
+    /// Makes progress until `done`, or until `deadline` has passed. Returns whether it is done.
+    ///
+    /// # Errors
+    /// If the poller is poisoned.
+    pub fn wait(&self, deadline: Time, done: impl Fn() -> bool) -> Result<bool, Poisoned> {
+        loop {
+            if done() {
+                return Ok(true);
+            }
+            let now = self.clock.now();
+            let owned = self.own(|poller| {
+                for _ in 0..self.waiting.looks() {
+                    self.do_wishes(poller, now);
+                    if poller.step(now) > 0 && done() {
+                        break;
+                    }
+                }
+            });
+            self.check(owned)?;
+            if done() {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+            self.waiting.pause();
+        }
+    }
+
+    /// Runs `body` as the owner, after everything that others wished before.
+    fn own(&self, mut body: impl FnMut(&mut Poller<P, H>)) -> Owned {
+        let run = || {
+            // SAFETY: `OwnerToken::run` calls this only while this thread holds the token, so there is no
+            // other reference to the poller; `body` can't call back into `own` with this reference alive,
+            // as it finds the token taken.
+            #[allow(unsafe_code)]
+            let poller = unsafe { &mut *self.poller.get() };
+            let moved = catch_unwind(AssertUnwindSafe(|| {
+                if !self.wishes.is_empty() {
+                    self.do_wishes(poller, self.clock.now());
+                }
+                body(poller);
+            }));
+            moved.is_ok()
+        };
+        self.token.run(run, || !self.wishes.is_empty())
+    }
+
+    fn do_wishes(&self, poller: &mut Poller<P, H>, now: Time) {
+        if self.wishes.is_empty() {
+            return;
+        }
+        for _ in 0..self.wishes.capacity() {
+            let Some(op) = self.wishes.pop() else { return };
+            poller.op(op, now);
+        }
+    }
+
+    fn check(&self, owned: Owned) -> Result<(), Poisoned> {
+        if owned == Owned::Poisoned || self.token.is_poisoned() { Err(Poisoned) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,68 @@
+//! One poller: its links and the layer above, moved on step by step.
+
+use crate::fabric::Port;
+use crate::link::{LinkEvent, Links};
+use crate::wire::Time;
+
+/// The layer above: told what happens on the links, and what its users want.
+///
+/// Nothing here may block.
+pub trait Handler<P: Port>: Send + 'static {
+    /// Its name for whoever waits for a request.
+    type Waiter: Send + 'static;
+    /// What its users hand over to it.
+    type Op: Send + 'static;
+
+    /// A user's wish.
+    fn op(&mut self, links: &mut Links<P, Self::Waiter>, op: Self::Op, now: Time);
+
+    /// Something happened on a link.
+    fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
+
+    /// The earliest time at which [`Handler::expire`] has something to do; [`Time::NEVER`] if there is none.
+    fn next_deadline(&self) -> Time;
+
+    /// Ends what has waited until now.
+    fn expire(&mut self, links: &mut Links<P, Self::Waiter>, now: Time);
+}
+
+/// One poller. Whoever has `&mut` of it is its owner.
+pub struct Poller<P: Port, H: Handler<P>> {
+    links: Links<P, H::Waiter>,
+    handler: H,
+}
+
+impl<P: Port, H: Handler<P>> Poller<P, H> {
+    /// A poller over these links.
+    pub fn new(links: Links<P, H::Waiter>, handler: H) -> Self {
+        Poller { links, handler }
+    }
+
+    /// Does what a user wants, and what follows from it at once.
+    pub fn op(&mut self, op: H::Op, now: Time) {
+        self.handler.op(&mut self.links, op, now);
+        self.events(now);
+    }
+
+    /// Moves everything that has come, a bounded amount, and ends what has waited too long at `now`. Returns
+    /// how many completions there were.
+    pub fn step(&mut self, now: Time) -> usize {
+        let count = self.links.poll();
+        if count > 0 {
+            self.events(now);
+        } else {
+            self.links.counters().idle_polls.add(1);
+        }
+        if now >= self.handler.next_deadline() {
+            self.handler.expire(&mut self.links, now);
+            self.events(now);
+        }
+        count
+    }
+
+    fn events(&mut self, now: Time) {
+        while let Some(event) = self.links.next_event() {
+            self.handler.event(&mut self.links, event, now);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The owner token: at most one thread moves a poller, and nothing handed over to it is forgotten.
+
+use super::sync::{AtomicU32, Ordering, spin_loop};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const POISONED: u32 = 2;
+
+/// Gives one thread at a time the right to move a poller.
+///
+/// A thread that can't have the token leaves its work in a queue and goes on; the rule of
+/// [`OwnerToken::run`] makes sure that some owner does that work: the owner looks at the queue *after* it has
+/// released the token, and the other thread tries the token *after* it has queued. Both are sequentially
+/// consistent, so at least one of them sees the other.
+#[derive(Debug)]
+pub(super) struct OwnerToken {
+    state: AtomicU32,
+}
+
+/// How an attempt to own went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owned {
+    /// This thread was the owner, at least once.
+    Ran,
+    /// Another thread is the owner and will see what was queued before.
+    Busy,
+    /// An owner panicked; nobody owns any more.
+    Poisoned,
+}
+
+impl OwnerToken {
+    pub fn new() -> Self {
+        OwnerToken { state: AtomicU32::new(FREE) }
+    }
+
+    /// Runs `body` as the owner, and again as long as `has_work` says that others left work behind.
+    /// `body` returns `false` if it failed for good, which poisons the token.
+    pub fn run(&self, mut body: impl FnMut() -> bool, has_work: impl Fn() -> bool) -> Owned {
+        let mut ran = Owned::Busy;
+        loop {
+            match self.try_acquire() {
+                Owned::Ran => {}
+                Owned::Poisoned => return Owned::Poisoned,
+                Owned::Busy => return ran,
+            }
+            ran = Owned::Ran;
+            if !body() {
+                self.state.store(POISONED, Ordering::SeqCst);
+                return Owned::Poisoned;
+            }
+            // A swap, not a store: it must not be reordered with the look at the queue below.
+            self.state.swap(FREE, Ordering::SeqCst);
+            if !has_work() {
+                return ran;
+            }
+            spin_loop();
+        }
+    }
+
+    /// Whether an owner has panicked.
+    pub fn is_poisoned(&self) -> bool {
+        self.state.load(Ordering::Acquire) == POISONED
+    }
+
+    fn try_acquire(&self) -> Owned {
+        // SeqCst also on failure: this load must come after the caller's push to the queue.
+        match self.state.compare_exchange(FREE, HELD, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => Owned::Ran,
+            Err(POISONED) => Owned::Poisoned,
+            Err(_) => Owned::Busy,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn the_owner_runs_again_while_others_leave_work() {
+        let token = OwnerToken::new();
+        let (left, runs) = (Cell::new(2), Cell::new(0));
+        let owned = token.run(
+            || {
+                runs.set(runs.get() + 1);
+                true
+            },
+            || {
+                left.set(left.get() - 1);
+                left.get() > 0
+            },
+        );
+        assert_eq!((owned, runs.get()), (Owned::Ran, 2));
+    }
+
+    #[test]
+    fn an_owner_inside_an_owner_finds_the_token_busy() {
+        let token = OwnerToken::new();
+        token.run(
+            || {
+                assert_eq!(token.run(|| unreachable!(), || false), Owned::Busy);
+                true
+            },
+            || false,
+        );
+    }
+
+    #[test]
+    fn a_failed_owner_is_the_last() {
+        let token = OwnerToken::new();
+        assert_eq!(token.run(|| false, || false), Owned::Poisoned);
+        assert!(token.is_poisoned());
+        assert_eq!(token.run(|| unreachable!(), || false), Owned::Poisoned);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize;
+
+    struct Shared {
+        token: OwnerToken,
+        queued: AtomicUsize,
+        done: UnsafeCell<usize>,
+    }
+
+    fn submit(shared: &Shared) -> Owned {
+        shared.queued.fetch_add(1, Ordering::SeqCst);
+        shared.token.run(
+            || {
+                let work = shared.queued.swap(0, Ordering::SeqCst);
+                // loom fails the test if two threads are in here at once.
+                shared.done.with_mut(|done| {
+                    // SAFETY: only the owner of the token gets here.
+                    #[allow(unsafe_code)]
+                    unsafe {
+                        *done += work
+                    }
+                });
+                true
+            },
+            || shared.queued.load(Ordering::SeqCst) > 0,
+        )
+    }
+
+    #[test]
+    fn loom_whatever_is_queued_is_done_by_some_owner() {
+        loom::model(|| {
+            let shared = Arc::new(Shared {
+                token: OwnerToken::new(),
+                queued: AtomicUsize::new(0),
+                done: UnsafeCell::new(0),
+            });
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = shared.clone();
+                    loom::thread::spawn(move || submit(&shared))
+                })
+                .collect();
+            submit(&shared);
+            for thread in threads {
+                thread.join().expect("no panic");
+            }
+            assert_eq!(shared.queued.load(Ordering::SeqCst), 0);
+            // SAFETY: every other thread has ended.
+            #[allow(unsafe_code)]
+            let done = shared.done.with(|done| unsafe { *done });
+            assert_eq!(done, 3);
+        });
+    }
+}

@@ -1,0 +1,254 @@
+//! The requests of a peer, from their arrival to their answer.
+
+use super::links::{Context, Link};
+use super::{Incoming, LinkEvent, TensorKey, Value};
+use crate::fabric::{LinkId, MAX_MESSAGE, Port};
+use crate::memory::Tensor;
+use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
+use crate::wire::message::{MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
+use crate::wire::message::{Message, Message::CancelAck};
+use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
+use foldhash::HashMap;
+
+/// A request of the peer that has not been answered whole.
+#[derive(Debug)]
+pub(super) struct Served {
+    generation: u8,
+    machine: Sender,
+    key: TensorKey,
+    route: u32,
+    meta_version: u32,
+    grant: Option<Grant>,
+    kept: Option<Tensor>,
+}
+
+/// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
+pub(super) type ServedTable = HashMap<u32, Served>;
+
+impl<C> Link<C> {
+    /// `TENSOR_REQUEST`.
+    pub(super) fn asked<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: &TensorRequest,
+    ) -> Result<(), String> {
+        let slot = request.request.slot.index();
+        if let Some(served) = self.served.get(&slot) {
+            let (old, new) = (served.generation, request.request.generation);
+            return Err(format!("request slot {slot} (generation {new}) is in use (generation {old})"));
+        }
+        let Some(route) = self.routes_in.get(request.route) else {
+            return Err(format!("a request names route {}, which was not announced", request.route));
+        };
+        let edge = match &route.edge {
+            Ok(edge) => edge.clone(),
+            Err(status) => {
+                let status = status.clone();
+                self.error(cx, request.request, status);
+                return Ok(());
+            }
+        };
+        if self.served.len() >= self.settings.max_requests as usize {
+            let message = format!(
+                "{} has {} requests of {} unanswered, which is its limit: raise max_requests there",
+                self.identity.local,
+                self.served.len(),
+                self.identity.peer
+            );
+            self.error(cx, request.request, Status::new(Code::ResourceExhausted, message));
+            return Ok(());
+        }
+        let key =
+            TensorKey { edge, step: request.step, frame: request.frame, iteration: request.iteration };
+        let asked = Asked {
+            granted: request.grant.map(|grant| grant.len),
+            meta_version: request.meta_version,
+            borrow: request.borrow,
+        };
+        let served = Served {
+            generation: request.request.generation,
+            machine: Sender::new(asked),
+            key: key.clone(),
+            route: request.route,
+            meta_version: request.meta_version,
+            grant: request.grant,
+            kept: None,
+        };
+        self.served.insert(slot, served);
+        let incoming = Incoming { link: self.id, request: request.request };
+        cx.events.push_back(LinkEvent::Asked { incoming, key, timeout_ms: request.timeout_ms });
+        Ok(())
+    }
+
+    /// `TENSOR_RE_REQUEST`.
+    pub(super) fn asked_again<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        grant: Grant,
+    ) -> Result<(), String> {
+        cx.counters.re_requests.add(1);
+        let Some(served) = self.served_mut(request) else {
+            return Err(format!("a re-request came for slot {}, which is free", request.slot.index()));
+        };
+        served.machine.asked_again(grant.len).map_err(|violation| violation.to_string())?;
+        if let Some(served) = self.served.remove(&request.slot.index())
+            && let Some(tensor) = served.kept
+        {
+            self.write(cx, request, tensor, grant);
+        }
+        Ok(())
+    }
+
+    /// `CANCEL`: what was not answered is withdrawn or put back; the acknowledgement goes behind everything.
+    pub(super) fn cancelled<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId) {
+        cx.counters.cancels_received.add(1);
+        if let Some(served) = self.take_served(request) {
+            cx.events.push_back(undo(self.id, request, served));
+        }
+        self.out.message(cx.port, &CancelAck { request });
+    }
+
+    /// The link is gone: every request of the peer is undone.
+    pub(super) fn undo_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
+        let link = self.id;
+        for (slot, served) in self.served.drain() {
+            let Some(slot) = crate::wire::Slot::new(slot) else { continue };
+            let request = RequestId { slot, generation: served.generation };
+            cx.events.push_back(undo(link, request, served));
+        }
+    }
+
+    /// Answers a request with a value. Returns the value if the request is not there any more.
+    pub(super) fn serve<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        value: Value,
+    ) -> Option<Value> {
+        let Some(served) = self.served_mut(request) else { return Some(value) };
+        let tensor = match value {
+            Value::Tensor(tensor) => tensor,
+            Value::Dead => {
+                served.machine.matched(SenderValue::DEAD);
+                self.served.remove(&request.slot.index());
+                self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
+                return None;
+            }
+        };
+        let side = side_of(&tensor);
+        let (route, asked_version) = (served.route, served.meta_version);
+        // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
+        // meta-data of its own for each request.
+        let version = self.routes_in.get(route).map_or(1, |route| route.version_of(tensor.meta(), side));
+        let full = VersionedMeta { version, side, meta: tensor.meta().clone() };
+        let meta = if version == asked_version { MetaRef::Cached(version) } else { MetaRef::New(full.clone()) };
+        let bytes = tensor.meta().bytes();
+        let value = SenderValue {
+            dead: false,
+            bytes,
+            meta_version: version,
+            fits_response: bytes <= u64::from(self.settings.small_tensor_bytes)
+                && meta.response_len(bytes as usize) <= MAX_MESSAGE,
+            lendable: cx.port.limits(self.id).lends
+                && tensor.span().is_some()
+                && tensor.dtype() != DType::Bool,
+        };
+        let Some(served) = self.served_mut(request) else { return Some(Value::Tensor(tensor)) };
+        let (answer, grant) = (served.machine.matched(value), served.grant);
+        if answer == Answer::Meta {
+            served.kept = Some(tensor);
+            self.meta(cx, request, full, false);
+            return None;
+        }
+        self.served.remove(&request.slot.index());
+        match (answer, grant) {
+            (Answer::Response, _) => {
+                cx.counters.small_responses.add(1);
+                let response = Message::Response { request, meta, data: tensor.bytes() };
+                self.out.message(cx.port, &response);
+            }
+            (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
+            (Answer::Lend { meta_first }, _) => {
+                if meta_first {
+                    self.meta(cx, request, full, true);
+                }
+                cx.counters.loans_posted.add(1);
+                self.out.lend(cx.port, tensor, immediate(ImmediateKind::Lend, request));
+            }
+            // Not reached: the machine writes only to a grant, and the other two answers were handled above.
+            (Answer::Write | Answer::Dead | Answer::Meta, _) => {}
+        }
+        None
+    }
+
+    fn meta<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        meta: VersionedMeta,
+        loan_follows: bool,
+    ) {
+        cx.counters.meta_responses.add(1);
+        self.out.message(cx.port, &Message::Meta { request, loan_follows, meta });
+    }
+
+    fn write<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        tensor: Tensor,
+        grant: Grant,
+    ) {
+        cx.counters.writes_posted.add(1);
+        self.out.write(cx.port, tensor, grant, immediate(ImmediateKind::Plain, request));
+    }
+
+    /// Answers a request with an error.
+    pub(super) fn refuse<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        status: Status,
+    ) {
+        if self.take_served(request).is_some() {
+            self.error(cx, request, status);
+        }
+    }
+
+    fn error<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId, status: Status) {
+        cx.counters.errors_sent.add(1);
+        self.out.message(cx.port, &Message::Error { request, status });
+    }
+
+    fn served_mut(&mut self, request: RequestId) -> Option<&mut Served> {
+        let served = self.served.get_mut(&request.slot.index())?;
+        (served.generation == request.generation).then_some(served)
+    }
+
+    fn take_served(&mut self, request: RequestId) -> Option<Served> {
+        self.served_mut(request)?;
+        self.served.remove(&request.slot.index())
+    }
+}
+
+fn undo<C>(link: LinkId, request: RequestId, served: Served) -> LinkEvent<C> {
+    match (served.machine.cancelled(), served.kept) {
+        (CancelAction::PutBack, Some(tensor)) => {
+            LinkEvent::PutBack { key: served.key, value: Value::Tensor(tensor) }
+        }
+        _ => LinkEvent::Withdrawn { incoming: Incoming { link, request }, key: served.key },
+    }
+}
+
+fn immediate(kind: ImmediateKind, request: RequestId) -> Immediate {
+    Immediate { kind, generation: request.generation, slot: request.slot }
+}
+
+fn side_of(tensor: &Tensor) -> Side {
+    match (tensor.is_lent(), tensor.span().is_some()) {
+        (true, _) => Side::BORROWED,
+        (false, true) => Side::POOL,
+        (false, false) => Side::HEAP,
+    }
+}

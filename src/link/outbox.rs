@@ -1,0 +1,175 @@
+//! What leaves on the control lane: in order, under the peer's credits, queued when it can't leave at once.
+
+use crate::fabric::{Lane, LinkId, MAX_MESSAGE, OpId, Port, PostError};
+use crate::memory::Tensor;
+use crate::wire::message::{Message, fragment};
+use crate::wire::{Grant, Immediate};
+use std::collections::VecDeque;
+
+/// Something to post. Each consumes one receive of the peer.
+#[derive(Debug)]
+enum Item {
+    Message { bytes: [u8; MAX_MESSAGE], len: u8 },
+    Empty { immediate: Immediate },
+    Write { source: Tensor, target: Grant, immediate: Immediate },
+    Lend { source: Tensor, immediate: Immediate },
+}
+
+/// The sending half of a link's control lane.
+///
+/// `sent - returned` receives of the peer are in use; it never exceeds the depth that the peer posted, so a
+/// message never finds the peer without a receive. Once something is queued, everything later queues behind it.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    link: LinkId,
+    depth: u32,
+    sent: u32,
+    returned: u32,
+    next_op: u64,
+    queue: VecDeque<Item>,
+    scratch: Vec<u8>,
+}
+
+impl Outbox {
+    pub fn new(link: LinkId, depth: u32) -> Self {
+        let scratch = Vec::with_capacity(MAX_MESSAGE);
+        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, queue: VecDeque::new(), scratch }
+    }
+
+    /// How many things wait to be posted.
+    pub fn backlog(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Sends a message, in fragments if it is longer than a control slot.
+    pub fn message<P: Port>(&mut self, port: &mut P, message: &Message<'_>) {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        bytes.clear();
+        message.encode(&mut bytes);
+        if bytes.len() <= MAX_MESSAGE {
+            self.slot(port, &bytes);
+        } else {
+            fragment::cut(&bytes, MAX_MESSAGE, |part| self.slot(port, part));
+        }
+        self.scratch = bytes;
+    }
+
+    /// Writes a tensor to a grant, with an immediate.
+    pub fn write<P: Port>(&mut self, port: &mut P, source: Tensor, target: Grant, immediate: Immediate) {
+        self.push(port, Item::Write { source, target, immediate });
+    }
+
+    /// A zero-byte write: an immediate alone.
+    pub fn empty<P: Port>(&mut self, port: &mut P, immediate: Immediate) {
+        self.push(port, Item::Empty { immediate });
+    }
+
+    /// Lends a tensor.
+    pub fn lend<P: Port>(&mut self, port: &mut P, source: Tensor, immediate: Immediate) {
+        self.push(port, Item::Lend { source, immediate });
+    }
+
+    /// Posts what is queued, as far as credits and room go.
+    pub fn flush<P: Port>(&mut self, port: &mut P) {
+        while let Some(item) = self.queue.front() {
+            if !self.has_credit(port) {
+                return;
+            }
+            match post(port, self.link, &mut self.next_op, item) {
+                Ok(()) => self.sent = self.sent.wrapping_add(1),
+                Err(PostError::Full) => return,
+                // The link's failure is reported by the port; nothing queued can leave any more.
+                Err(PostError::Down | PostError::Refused(_)) => return self.queue.clear(),
+            }
+            self.queue.pop_front();
+        }
+    }
+
+    /// The fast path of a message: straight from the encoder's buffer into the port.
+    fn slot<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
+        if self.queue.is_empty() && self.has_credit(port) {
+            match port.send(self.link, Lane::CONTROL, bytes) {
+                Ok(()) => {
+                    self.sent = self.sent.wrapping_add(1);
+                    return;
+                }
+                Err(PostError::Full) => {}
+                Err(PostError::Down | PostError::Refused(_)) => return,
+            }
+        }
+        let mut item = [0; MAX_MESSAGE];
+        item[..bytes.len()].copy_from_slice(bytes);
+        self.queue.push_back(Item::Message { bytes: item, len: bytes.len() as u8 });
+    }
+
+    fn push<P: Port>(&mut self, port: &mut P, item: Item) {
+        if self.queue.is_empty() && self.has_credit(port) {
+            match post(port, self.link, &mut self.next_op, &item) {
+                Ok(()) => {
+                    self.sent = self.sent.wrapping_add(1);
+                    return;
+                }
+                Err(PostError::Full) => {}
+                Err(PostError::Down | PostError::Refused(_)) => return,
+            }
+        }
+        self.queue.push_back(item);
+    }
+
+    /// The peer's number is looked at only when the known credits are used up.
+    fn has_credit<P: Port>(&mut self, port: &mut P) -> bool {
+        if self.sent.wrapping_sub(self.returned) < self.depth {
+            return true;
+        }
+        self.returned = port.peer_credits(self.link, Lane::CONTROL);
+        // A peer that returns more than was sent makes the difference huge: no credit, ever.
+        self.sent.wrapping_sub(self.returned) < self.depth
+    }
+}
+
+fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &Item) -> Result<(), PostError> {
+    let id = OpId(*next_op);
+    *next_op += 1;
+    match item {
+        Item::Message { bytes, len } => port.send(link, Lane::CONTROL, &bytes[..usize::from(*len)]),
+        Item::Empty { immediate } => {
+            let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
+            port.write_inline(link, Lane::CONTROL, &[], &nowhere, Some(*immediate))
+        }
+        Item::Write { source, target, immediate } => {
+            let len = source.meta().bytes();
+            port.write(link, Lane::CONTROL, id, source, 0, len, target, Some(*immediate))
+        }
+        Item::Lend { source, immediate } => port.lend(link, Lane::CONTROL, id, source, *immediate),
+    }
+}
+
+/// The receiving half: counts what was consumed, posts it again, returns the credits.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    consumed: u32,
+    posted: u32,
+    published: u32,
+}
+
+impl Inbox {
+    /// Something came that consumed a receive.
+    pub fn consumed(&mut self) {
+        self.consumed = self.consumed.wrapping_add(1);
+    }
+
+    /// Posts receives again and, a quarter of the depth at a time, tells the peer. Returns whether it did.
+    pub fn replenish<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
+        let used = self.consumed.wrapping_sub(self.posted);
+        if used > 0 {
+            port.post_receives(link, Lane::CONTROL, used);
+            self.posted = self.consumed;
+        }
+        if self.posted.wrapping_sub(self.published) < depth.div_ceil(4) {
+            return false;
+        }
+        self.published = self.posted;
+        port.publish_credits(link, Lane::CONTROL, self.published);
+        true
+    }
+}

@@ -1,0 +1,164 @@
+//! The slot table: every request of ours that the peer may still answer.
+
+use super::TensorKey;
+use crate::memory::TensorMut;
+use crate::protocol::Receiver;
+use crate::wire::message::{RequestId, VersionedMeta};
+use crate::wire::{Grant, Slot};
+
+/// A request of ours.
+#[derive(Debug)]
+pub(super) struct Request<C> {
+    /// Its machine.
+    pub machine: Receiver,
+    /// What it asks for.
+    pub key: TensorKey,
+    /// Who waits for it; `None` once that one has been told something else.
+    pub waiter: Option<C>,
+    /// What is granted to the peer for it.
+    pub grant: Option<Grant>,
+    /// The tensor that the waiter gave, while it is not granted.
+    pub given: Option<TensorMut>,
+    /// Whether the waiter gave a tensor.
+    pub into: bool,
+    /// The meta-data that the answer may refer to.
+    pub meta: Option<VersionedMeta>,
+    /// Why it was given up from this side, if it was not the waiter's wish.
+    pub failure: Option<super::RequestError>,
+}
+
+#[derive(Debug)]
+struct Entry<C> {
+    generation: u8,
+    request: Option<Request<C>>,
+}
+
+/// Slots with generations: a slot that is used again has the next generation, so an answer that was meant
+/// for an earlier use is told apart.
+#[derive(Debug)]
+pub(super) struct Requests<C> {
+    entries: Vec<Entry<C>>,
+    free: Vec<u32>,
+    max: u32,
+}
+
+impl<C> Requests<C> {
+    pub fn new(max: u32) -> Self {
+        Requests { entries: Vec::new(), free: Vec::new(), max: max.min(Slot::COUNT) }
+    }
+
+    /// Requests in use.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// How many there can be.
+    pub fn max(&self) -> u32 {
+        self.max
+    }
+
+    /// Whether one more fits.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.entries.len() < self.max as usize
+    }
+
+    /// Puts a request into a free slot; `None`, and the request is dropped, if there is no room.
+    pub fn insert(&mut self, request: Request<C>) -> Option<RequestId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.entries.len() < self.max as usize => {
+                self.entries.push(Entry { generation: 0, request: None });
+                self.entries.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let entry = &mut self.entries[index as usize];
+        entry.request = Some(request);
+        Some(RequestId { slot: Slot::new(index)?, generation: entry.generation })
+    }
+
+    /// The request with this id; `None` if the slot is free or has been used again since.
+    pub fn get(&mut self, id: RequestId) -> Option<&mut Request<C>> {
+        let entry = self.entries.get_mut(id.slot.index() as usize)?;
+        if entry.generation == id.generation { entry.request.as_mut() } else { None }
+    }
+
+    /// Takes the request out and frees its slot for the next generation.
+    pub fn remove(&mut self, id: RequestId) -> Option<Request<C>> {
+        self.get(id)?;
+        let index = id.slot.index();
+        let entry = &mut self.entries[index as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(index);
+        entry.request.take()
+    }
+
+    /// The ids in use.
+    pub fn ids(&self) -> impl Iterator<Item = RequestId> {
+        self.entries.iter().enumerate().filter(|(_, entry)| entry.request.is_some()).filter_map(
+            |(index, entry)| {
+                Some(RequestId { slot: Slot::new(index as u32)?, generation: entry.generation })
+            },
+        )
+    }
+
+    /// Takes every request out.
+    pub fn drain(&mut self) -> impl Iterator<Item = Request<C>> {
+        self.free.clear();
+        self.entries.drain(..).filter_map(|entry| entry.request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::EdgeName;
+    use std::sync::Arc;
+
+    fn request(waiter: u32) -> Request<u32> {
+        let device = "/job:a/replica:0/task:0/device:CPU:0";
+        let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
+        Request {
+            machine: Receiver::new(None),
+            key: TensorKey { edge, step: 1, frame: 0, iteration: 0 },
+            waiter: Some(waiter),
+            grant: None,
+            given: None,
+            into: false,
+            meta: None,
+            failure: None,
+        }
+    }
+
+    #[test]
+    fn a_slot_used_again_does_not_answer_to_its_old_name() {
+        let mut requests = Requests::new(1);
+        let first = requests.insert(request(1)).expect("room");
+        assert!(requests.insert(request(2)).is_none(), "full");
+        requests.remove(first).expect("there");
+        let second = requests.insert(request(2)).expect("room");
+        assert_eq!(second.slot, first.slot);
+        assert!(requests.get(first).is_none() && requests.remove(first).is_none());
+        assert_eq!(requests.get(second).expect("there").waiter, Some(2));
+    }
+
+    #[test]
+    fn generations_wrap_after_256_uses_and_never_onto_one_in_use() {
+        let mut requests = Requests::new(2);
+        let held = requests.insert(request(0)).expect("room");
+        for round in 0..300 {
+            let id = requests.insert(request(round)).expect("room");
+            assert_ne!(id.slot, held.slot);
+            requests.remove(id).expect("there");
+        }
+        assert_eq!(requests.len(), 1);
+        assert_eq!(requests.ids().collect::<Vec<_>>(), [held]);
+    }
+
+    #[test]
+    fn an_id_beyond_the_table_is_nobody() {
+        let mut requests = Requests::<u32>::new(4);
+        let id = RequestId { slot: Slot::new(1_000_000).expect("20 bits"), generation: 0 };
+        assert!(requests.get(id).is_none());
+    }
+}

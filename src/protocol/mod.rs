@@ -1,0 +1,33 @@
+//! The exchange of SPEC 3 as pure state machines: told what happened, they say what to do.
+//!
+//! No I/O, no clock, no threads, no memory: a machine never sees a tensor, only its size. One [`Receiver`]
+//! exists for each request on the side that asked, one [`Sender`] on the side that was asked.
+//!
+//! ```text
+//! receiver                                   sender
+//!   TENSOR_REQUEST ───────────────────────────▶ look up, or wait for the value
+//!                 ◀─────────────────────────── TENSOR_RESPONSE (small)            done
+//!                 ◀─────────────────────────── write + immediate (meta-data known) done
+//!                 ◀─────────────────────────── META_DATA_RESPONSE, loan            done
+//!                 ◀─────────────────────────── META_DATA_RESPONSE (unknown or changed)
+//!   TENSOR_RE_REQUEST ────────────────────────▶
+//!                 ◀─────────────────────────── write + immediate                   done
+//!   CANCEL ───────────────────────────────────▶ value stays or is put back
+//!                 ◀─────────────────────────── CANCEL_ACK, behind everything posted for the request
+//! ```
+
+mod receiver;
+mod sender;
+
+pub use receiver::{Arrival, Receiver, ReceiverAction};
+pub use sender::{Answer, Asked, CancelAction, Sender, SenderValue};
+
+/// The peer did what the exchange does not allow in this state; the link can't be trusted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} came for a request {state}")]
+pub struct Violation {
+    /// What came.
+    pub what: &'static str,
+    /// The state in which it came.
+    pub state: &'static str,
+}

@@ -1,0 +1,279 @@
+//! The side that asked.
+
+use super::Violation;
+
+/// What can come for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// A write with immediate has landed: the tensor, whole.
+    Landed {
+        /// Bytes that the immediate's write carried.
+        bytes: u64,
+    },
+    /// A zero-byte write that says the value is dead.
+    Dead,
+    /// The tensor inside a response.
+    Response,
+    /// A loan of the tensor.
+    Loan,
+    /// The sender's meta-data: the destination did not fit, or there was none.
+    Meta,
+    /// The sender's meta-data, with a loan behind it.
+    MetaBeforeLoan,
+    /// The sender failed.
+    Error,
+    /// Nothing more will come.
+    CancelAck,
+}
+
+/// What to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiverAction {
+    /// Nothing.
+    None,
+    /// Allocate for the meta-data, then call [`Receiver::allocated`] or [`Receiver::no_room`].
+    Allocate,
+    /// Hand the value, or the error, to the waiter; the slot is free.
+    Deliver,
+    /// Hand the value, or the error, to the waiter; the slot stays in use until the cancel is acknowledged.
+    DeliverAndKeep,
+    /// Send `CANCEL`.
+    SendCancel,
+    /// Tell the waiter that its call ended as it wished, without a value; the slot is free.
+    FinishCancelled,
+    /// The waiter has been told already; the slot is free.
+    Free,
+}
+
+/// One request, from the side that asked.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Asked, with a destination of this many bytes granted, or none.
+    Asked { granted: Option<u64> },
+    /// Has the meta-data, is making room.
+    Allocating,
+    /// Asked again, with a destination of this many bytes.
+    AskedAgain { granted: u64 },
+    /// Gave up; the sender has not acknowledged it yet.
+    Cancelling { granted: Option<u64> },
+    /// The value came all the same; the acknowledgement is still to come.
+    Overtaken,
+    Done,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Asked { .. } => "that waits for its first answer",
+            State::Allocating => "that is being allocated for",
+            State::AskedAgain { .. } => "that waits for its write",
+            State::Cancelling { .. } => "that was given up",
+            State::Overtaken => "whose value had come",
+            State::Done => "that was done",
+        }
+    }
+}
+
+impl Receiver {
+    /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
+    pub fn new(granted: Option<u64>) -> Self {
+        Receiver { state: State::Asked { granted } }
+    }
+
+    /// Something came for the request.
+    ///
+    /// # Errors
+    /// If it may not come now.
+    pub fn arrive(&mut self, arrival: Arrival) -> Result<ReceiverAction, Violation> {
+        match self.state {
+            State::Asked { granted } => self.first_answer(granted, arrival),
+            State::AskedAgain { granted } => self.second_answer(granted, arrival),
+            State::Cancelling { granted } => self.while_cancelling(granted, arrival),
+            State::Overtaken if arrival == Arrival::CancelAck => {
+                self.state = State::Done;
+                Ok(ReceiverAction::Free)
+            }
+            State::Allocating | State::Overtaken | State::Done => Err(self.violation(arrival)),
+        }
+    }
+
+    fn first_answer(
+        &mut self,
+        granted: Option<u64>,
+        arrival: Arrival,
+    ) -> Result<ReceiverAction, Violation> {
+        match arrival {
+            Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.done()),
+            Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Error => Ok(self.done()),
+            Arrival::Meta => {
+                self.state = State::Allocating;
+                Ok(ReceiverAction::Allocate)
+            }
+            Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
+            Arrival::Landed { .. } | Arrival::CancelAck => Err(self.violation(arrival)),
+        }
+    }
+
+    fn second_answer(&mut self, granted: u64, arrival: Arrival) -> Result<ReceiverAction, Violation> {
+        match arrival {
+            Arrival::Landed { bytes } if granted == bytes => Ok(self.done()),
+            Arrival::Error => Ok(self.done()),
+            _ => Err(self.violation(arrival)),
+        }
+    }
+
+    fn while_cancelling(
+        &mut self,
+        granted: Option<u64>,
+        arrival: Arrival,
+    ) -> Result<ReceiverAction, Violation> {
+        match arrival {
+            Arrival::Landed { bytes } if granted != Some(bytes) => Err(self.violation(arrival)),
+            // The sender had answered before the cancel reached it: the value goes to the waiter.
+            Arrival::Landed { .. }
+            | Arrival::Dead
+            | Arrival::Response
+            | Arrival::Loan
+            | Arrival::Error => {
+                self.state = State::Overtaken;
+                Ok(ReceiverAction::DeliverAndKeep)
+            }
+            // The sender puts the value back when the cancel reaches it.
+            Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
+            Arrival::CancelAck => {
+                self.state = State::Done;
+                Ok(ReceiverAction::FinishCancelled)
+            }
+        }
+    }
+
+    /// Room for the meta-data was made: `TENSOR_RE_REQUEST` is sent with a grant of this many bytes.
+    pub fn allocated(&mut self, bytes: u64) {
+        debug_assert_eq!(self.state, State::Allocating);
+        self.state = State::AskedAgain { granted: bytes };
+    }
+
+    /// No room could be made for the meta-data, or the destination that was given has another one: the
+    /// value must stay with the sender.
+    pub fn no_room(&mut self) -> ReceiverAction {
+        debug_assert_eq!(self.state, State::Allocating);
+        self.state = State::Cancelling { granted: None };
+        ReceiverAction::SendCancel
+    }
+
+    /// The waiter gives up.
+    pub fn give_up(&mut self) -> ReceiverAction {
+        let granted = match self.state {
+            State::Asked { granted } => granted,
+            State::AskedAgain { granted } => Some(granted),
+            _ => return ReceiverAction::None,
+        };
+        self.state = State::Cancelling { granted };
+        ReceiverAction::SendCancel
+    }
+
+    fn done(&mut self) -> ReceiverAction {
+        self.state = State::Done;
+        ReceiverAction::Deliver
+    }
+
+    fn violation(&self, arrival: Arrival) -> Violation {
+        let what = match arrival {
+            Arrival::Landed { .. } => "a write of another length than was granted",
+            Arrival::Dead => "a dead tensor",
+            Arrival::Response => "a tensor response",
+            Arrival::Loan => "a loan",
+            Arrival::Meta | Arrival::MetaBeforeLoan => "meta-data",
+            Arrival::Error => "an error status",
+            Arrival::CancelAck => "an acknowledgement of a cancel",
+        };
+        Violation { what, state: self.state.name() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Arrival::*;
+
+    fn run(receiver: &mut Receiver, arrivals: &[Arrival]) -> Vec<ReceiverAction> {
+        arrivals.iter().map(|arrival| receiver.arrive(*arrival).expect("allowed")).collect()
+    }
+
+    #[test]
+    fn a_known_tensor_takes_one_answer() {
+        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Error] {
+            let mut receiver = Receiver::new(Some(8));
+            assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::Deliver]);
+            assert!(receiver.arrive(answer).is_err(), "{answer:?} twice");
+        }
+    }
+
+    #[test]
+    fn an_unknown_tensor_is_asked_for_again() {
+        let mut receiver = Receiver::new(None);
+        assert_eq!(run(&mut receiver, &[Meta]), [ReceiverAction::Allocate]);
+        receiver.allocated(8);
+        assert_eq!(run(&mut receiver, &[Landed { bytes: 8 }]), [ReceiverAction::Deliver]);
+    }
+
+    #[test]
+    fn a_write_that_was_not_granted_or_has_another_length_is_refused() {
+        assert!(Receiver::new(None).arrive(Landed { bytes: 0 }).is_err());
+        assert!(Receiver::new(Some(8)).arrive(Landed { bytes: 7 }).is_err());
+        let mut cancelled = Receiver::new(Some(8));
+        cancelled.give_up();
+        assert!(cancelled.arrive(Landed { bytes: 9 }).is_err());
+    }
+
+    #[test]
+    fn a_cancel_before_the_match_leaves_the_value_with_the_sender() {
+        let mut receiver = Receiver::new(Some(8));
+        assert_eq!(receiver.give_up(), ReceiverAction::SendCancel);
+        assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
+    }
+
+    #[test]
+    fn a_value_that_overtakes_the_cancel_goes_to_the_waiter() {
+        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Error] {
+            let mut receiver = Receiver::new(Some(8));
+            receiver.give_up();
+            let actions = run(&mut receiver, &[answer, CancelAck]);
+            assert_eq!(actions, [ReceiverAction::DeliverAndKeep, ReceiverAction::Free]);
+        }
+    }
+
+    #[test]
+    fn meta_data_that_meets_a_cancel_is_ignored() {
+        let mut receiver = Receiver::new(None);
+        receiver.give_up();
+        let actions = run(&mut receiver, &[Meta, CancelAck]);
+        assert_eq!(actions, [ReceiverAction::None, ReceiverAction::FinishCancelled]);
+    }
+
+    #[test]
+    fn giving_up_twice_sends_one_cancel() {
+        let mut receiver = Receiver::new(None);
+        assert_eq!(receiver.give_up(), ReceiverAction::SendCancel);
+        assert_eq!(receiver.give_up(), ReceiverAction::None);
+    }
+
+    #[test]
+    fn no_room_for_the_tensor_cancels_the_request() {
+        let mut receiver = Receiver::new(None);
+        run(&mut receiver, &[Meta]);
+        assert_eq!(receiver.no_room(), ReceiverAction::SendCancel);
+        assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
+    }
+
+    #[test]
+    fn an_acknowledgement_that_nobody_asked_for_is_refused() {
+        let error = Receiver::new(None).arrive(CancelAck).expect_err("not cancelled");
+        assert!(error.to_string().contains("that waits for its first answer"), "{error}");
+    }
+}

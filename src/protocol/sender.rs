@@ -1,0 +1,188 @@
+//! The side that was asked.
+
+use super::Violation;
+
+/// What a request said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Bytes that the requester has granted, if any.
+    pub granted: Option<u64>,
+    /// The version of the meta-data that it has cached; 0 for none.
+    pub meta_version: u32,
+    /// Whether it would borrow.
+    pub borrow: bool,
+}
+
+/// What the sender knows of the value that matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SenderValue {
+    /// Whether it is the value of a branch not taken.
+    pub dead: bool,
+    /// Bytes of the tensor.
+    pub bytes: u64,
+    /// The version of its meta-data.
+    pub meta_version: u32,
+    /// Whether it is small enough for its response.
+    pub fits_response: bool,
+    /// Whether the peer can borrow it where it lies.
+    pub lendable: bool,
+}
+
+impl SenderValue {
+    /// The value of a branch not taken.
+    pub const DEAD: SenderValue =
+        SenderValue { dead: true, bytes: 0, meta_version: 0, fits_response: false, lendable: false };
+}
+
+/// How to answer a request whose value is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// A zero-byte write whose immediate says that the value is dead.
+    Dead,
+    /// The bytes inside a response.
+    Response,
+    /// A write with immediate to the granted destination.
+    Write,
+    /// The meta-data if the receiver has not got it, then a loan.
+    Lend {
+        /// Whether the meta-data must go first.
+        meta_first: bool,
+    },
+    /// The meta-data; the value is kept until the receiver asks again.
+    Meta,
+}
+
+/// What to do about a cancel. `CANCEL_ACK` is sent in every case, behind all that was posted for the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelAction {
+    /// Take the waiting request out of the table.
+    Withdraw,
+    /// Put the kept value back, first in line.
+    PutBack,
+}
+
+/// One request, from the side that was asked. It ends with its answer: a request that has been answered whole
+/// has no machine any more, and a cancel for it is only acknowledged.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    asked: Asked,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for the value.
+    Matching,
+    /// Meta-data sent; keeps a value of this many bytes.
+    Keeping { bytes: u64 },
+}
+
+impl Sender {
+    /// A request that just came.
+    pub fn new(asked: Asked) -> Self {
+        Sender { asked, state: State::Matching }
+    }
+
+    /// The value is there. Every answer but [`Answer::Meta`] ends the request.
+    pub fn matched(&mut self, value: SenderValue) -> Answer {
+        debug_assert_eq!(self.state, State::Matching);
+        if value.dead {
+            return Answer::Dead;
+        }
+        if value.fits_response {
+            return Answer::Response;
+        }
+        let known = self.asked.meta_version == value.meta_version;
+        if self.asked.borrow && value.lendable {
+            return Answer::Lend { meta_first: !known };
+        }
+        if known && self.asked.granted == Some(value.bytes) {
+            return Answer::Write;
+        }
+        self.state = State::Keeping { bytes: value.bytes };
+        Answer::Meta
+    }
+
+    /// The receiver asked again, granting this many bytes. The value is written, which ends the request.
+    ///
+    /// # Errors
+    /// If no value is kept for the request, or the grant has not its length.
+    pub fn asked_again(&mut self, granted: u64) -> Result<(), Violation> {
+        match self.state {
+            State::Keeping { bytes } if bytes == granted => Ok(()),
+            State::Keeping { .. } => {
+                Err(Violation { what: "a re-request with a grant of another length", state: "that keeps a value" })
+            }
+            State::Matching => Err(Violation { what: "a re-request", state: "that has no meta-data yet" }),
+        }
+    }
+
+    /// The receiver gave up.
+    pub fn cancelled(&self) -> CancelAction {
+        match self.state {
+            State::Matching => CancelAction::Withdraw,
+            State::Keeping { .. } => CancelAction::PutBack,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASKED: Asked = Asked { granted: Some(1000), meta_version: 3, borrow: false };
+    const VALUE: SenderValue =
+        SenderValue { dead: false, bytes: 1000, meta_version: 3, fits_response: false, lendable: true };
+
+    #[test]
+    fn known_meta_data_and_a_grant_that_fits_mean_one_write() {
+        assert_eq!(Sender::new(ASKED).matched(VALUE), Answer::Write);
+    }
+
+    #[test]
+    fn changed_meta_data_or_no_grant_mean_meta_data_first() {
+        let newer = SenderValue { meta_version: 4, ..VALUE };
+        assert_eq!(Sender::new(ASKED).matched(newer), Answer::Meta);
+        let nothing = Asked { granted: None, meta_version: 0, ..ASKED };
+        let mut sender = Sender::new(nothing);
+        assert_eq!(sender.matched(VALUE), Answer::Meta);
+        assert_eq!(sender.asked_again(1000), Ok(()));
+    }
+
+    #[test]
+    fn a_re_request_must_grant_the_kept_length() {
+        let mut sender = Sender::new(Asked { granted: None, ..ASKED });
+        assert!(sender.asked_again(1000).is_err(), "before the meta-data");
+        sender.matched(VALUE);
+        assert!(sender.asked_again(999).is_err());
+    }
+
+    #[test]
+    fn a_dead_value_is_a_zero_byte_write_whatever_was_asked() {
+        assert_eq!(Sender::new(ASKED).matched(SenderValue::DEAD), Answer::Dead);
+    }
+
+    #[test]
+    fn a_small_value_rides_in_the_response() {
+        let small = SenderValue { fits_response: true, bytes: 8, ..VALUE };
+        assert_eq!(Sender::new(ASKED).matched(small), Answer::Response);
+    }
+
+    #[test]
+    fn a_borrower_gets_a_loan_with_the_meta_data_it_lacks() {
+        let borrower = Asked { borrow: true, granted: None, ..ASKED };
+        assert_eq!(Sender::new(borrower).matched(VALUE), Answer::Lend { meta_first: false });
+        let newer = SenderValue { meta_version: 4, ..VALUE };
+        assert_eq!(Sender::new(borrower).matched(newer), Answer::Lend { meta_first: true });
+        let elsewhere = SenderValue { lendable: false, ..VALUE };
+        assert_eq!(Sender::new(borrower).matched(elsewhere), Answer::Meta);
+    }
+
+    #[test]
+    fn a_cancel_withdraws_a_waiter_and_puts_a_kept_value_back() {
+        let mut sender = Sender::new(Asked { granted: None, ..ASKED });
+        assert_eq!(sender.cancelled(), CancelAction::Withdraw);
+        sender.matched(VALUE);
+        assert_eq!(sender.cancelled(), CancelAction::PutBack);
+    }
+}

@@ -1,0 +1,65 @@
+//! Edges, as users hold them.
+
+use super::path::PeerIndex;
+use crate::link::TensorKey;
+use crate::wire::EdgeName;
+use std::fmt;
+use std::sync::Arc;
+
+/// A place where the graph is cut: source, destination, name, frame and iteration.
+///
+/// It holds no incarnation: it means the source's present life whenever it is used. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Edge {
+    pub(super) name: Arc<EdgeName>,
+    pub(super) frame: u64,
+    pub(super) iteration: u64,
+    pub(super) source: End,
+    pub(super) destination: End,
+}
+
+/// Which process an end of an edge is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Here,
+    Peer(PeerIndex),
+}
+
+impl Edge {
+    /// The same edge in another frame and iteration of a loop.
+    #[must_use]
+    pub fn at(&self, frame: u64, iteration: u64) -> Edge {
+        Edge { frame, iteration, ..self.clone() }
+    }
+
+    /// The device that sends.
+    pub fn source(&self) -> &str {
+        self.name.source()
+    }
+
+    /// The device that receives.
+    pub fn destination(&self) -> &str {
+        self.name.destination()
+    }
+
+    /// What the edge is called.
+    pub fn name(&self) -> &str {
+        self.name.name()
+    }
+
+    pub(super) fn key(&self, step: u64) -> TensorKey {
+        TensorKey { edge: self.name.clone(), step, frame: self.frame, iteration: self.iteration }
+    }
+}
+
+impl fmt::Display for Edge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}:{}", self.name, self.frame, self.iteration)
+    }
+}
+
+impl fmt::Debug for Edge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

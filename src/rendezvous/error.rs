@@ -1,0 +1,218 @@
+//! What can go wrong with a send or a receive.
+
+use crate::engine::Poisoned;
+use crate::memory::PoolError;
+use crate::wire::{Code, EdgeNameError, Status, TaskId, TensorMeta};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a peer is gone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its process has ended, as the kernel reports it.
+    #[error("its process has ended: {0}")]
+    Died(String),
+    /// It left, in its own words.
+    #[error("{0}")]
+    Left(String),
+    /// It has not answered for too long.
+    #[error("it has been silent for {0:?}")]
+    Silent(Duration),
+    /// It broke the protocol.
+    #[error("{0}")]
+    Protocol(String),
+    /// The link was closed from this side.
+    #[error("{0}")]
+    Closed(String),
+}
+
+impl LossCause {
+    /// Whether the peer stopped as it should, with nothing wrong.
+    pub fn is_clean(&self) -> bool {
+        matches!(self, LossCause::Left(reason) if reason == LossCause::STOPPED)
+    }
+
+    /// The reason that a peer gives when it stops with nothing wrong.
+    pub const STOPPED: &str = "it stopped";
+}
+
+/// Why a send or a receive failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The call was cancelled; the value, if there is one, is still with its sender.
+    #[error("the receive of {key} was cancelled")]
+    Cancelled {
+        /// What was asked for.
+        key: String,
+    },
+    /// Nothing came in time; the value, if it comes, is still with its sender.
+    #[error("nothing was sent for {key} within {after:?}: is its producer running, and does it make progress?")]
+    DeadlineExceeded {
+        /// What was asked for.
+        key: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The step was aborted, here or at the peer.
+    #[error("step {step} was aborted: {status}")]
+    Aborted {
+        /// The step.
+        step: u64,
+        /// With what.
+        status: Status,
+    },
+    /// The step was cleaned up, and stays gone.
+    #[error("step {step} was cleaned up and can't be used any more: use a new step id")]
+    StepGone {
+        /// The step.
+        step: u64,
+    },
+    /// Two workers want the same step.
+    #[error("step {step} belongs to worker '{owner}', and '{other}' wants it: step ids must be unique")]
+    StepTaken {
+        /// The step.
+        step: u64,
+        /// Whose it is.
+        owner: String,
+        /// Who else wants it.
+        other: String,
+    },
+    /// The peer is gone.
+    #[error("peer {peer} (incarnation {incarnation:016x}) was lost: {cause}")]
+    PeerLost {
+        /// Which.
+        peer: TaskId,
+        /// Which life of it.
+        incarnation: u64,
+        /// Why.
+        cause: LossCause,
+    },
+    /// The peer has not been joined.
+    #[error("peer {peer} is not connected: call join first, and wait for it")]
+    NotConnected {
+        /// Which.
+        peer: TaskId,
+    },
+    /// The sender's side failed.
+    #[error("{peer} could not send {key}: {status}")]
+    Remote {
+        /// The sender.
+        peer: TaskId,
+        /// What was asked for.
+        key: String,
+        /// What it said.
+        status: Status,
+    },
+    /// A value came that does not fit the tensor that was given. It is kept for the next receive.
+    #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
+    Misfit {
+        /// What was asked for.
+        key: String,
+        /// What was sent.
+        sent: TensorMeta,
+        /// What was given.
+        given: TensorMeta,
+    },
+    /// A dead tensor among those that were asked for by name.
+    #[error("{key} is dead: its branch was not taken, so there is no tensor to fetch")]
+    Dead {
+        /// What was asked for.
+        key: String,
+    },
+    /// There is no room in the pool. The value is kept.
+    #[error("no room for {key}: {source}")]
+    NoRoom {
+        /// Which tensor.
+        key: String,
+        /// What was asked, and what is free.
+        source: Arc<PoolError>,
+    },
+    /// A limit was reached.
+    #[error("{what} is at its limit of {limit}: {remedy}")]
+    ResourceExhausted {
+        /// What.
+        what: &'static str,
+        /// How much there can be.
+        limit: u64,
+        /// What to change.
+        remedy: &'static str,
+    },
+    /// The edge is not well-formed.
+    #[error(transparent)]
+    EdgeName(#[from] EdgeNameError),
+    /// The edge does not start, or end, in this process.
+    #[error("{edge} {what}, which is {here}: {remedy}")]
+    WrongEnd {
+        /// Which edge.
+        edge: String,
+        /// What is wrong.
+        what: &'static str,
+        /// This task.
+        here: TaskId,
+        /// What to change.
+        remedy: &'static str,
+    },
+    /// The edge names a task that is not in the cluster.
+    #[error("{edge} names task {task}, which the cluster does not have: its tasks are {members}")]
+    UnknownTask {
+        /// Which edge.
+        edge: String,
+        /// The task.
+        task: TaskId,
+        /// Those that there are.
+        members: String,
+    },
+    /// Tensors of this type can't be moved between processes yet.
+    #[error("{key} is a tensor of {dtype}, which is not flat memory: this version moves such tensors only within a process")]
+    NotMovable {
+        /// Which.
+        key: String,
+        /// The type.
+        dtype: crate::wire::DType,
+    },
+    /// An abort needs an error.
+    #[error("step {step} can't be aborted with status OK: give the error that ends it")]
+    AbortWithOk {
+        /// The step.
+        step: u64,
+    },
+    /// The node has stopped.
+    #[error("the node has stopped")]
+    Stopped,
+    /// A thread panicked while it made progress.
+    #[error(transparent)]
+    Poisoned(#[from] Poisoned),
+}
+
+impl Error {
+    /// The canonical code of this error.
+    pub fn code(&self) -> Code {
+        match self {
+            Error::Cancelled { .. } => Code::Cancelled,
+            Error::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+            Error::Aborted { status, .. } | Error::Remote { status, .. } => status.code,
+            Error::StepGone { .. } => Code::NotFound,
+            Error::StepTaken { .. } => Code::AlreadyExists,
+            Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped => Code::Unavailable,
+            Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
+            Error::NotMovable { .. } => Code::Unimplemented,
+            Error::Poisoned(_) => Code::Internal,
+            Error::Misfit { .. }
+            | Error::Dead { .. }
+            | Error::EdgeName(_)
+            | Error::WrongEnd { .. }
+            | Error::UnknownTask { .. }
+            | Error::AbortWithOk { .. } => Code::InvalidArgument,
+        }
+    }
+
+    /// Whether this is only the consequence of another error (a cancellation that an abort caused).
+    pub fn is_derived(&self) -> bool {
+        match self {
+            Error::Aborted { status, .. } | Error::Remote { status, .. } => status.derived,
+            _ => false,
+        }
+    }
+}

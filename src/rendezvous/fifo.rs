@@ -1,0 +1,77 @@
+//! A queue that holds one thing without allocating: most keys have one value or one waiter.
+
+use std::collections::VecDeque;
+
+/// First in, first out; never empty while it is in a table.
+#[derive(Debug)]
+pub(super) struct Fifo<T> {
+    first: Option<T>,
+    rest: VecDeque<T>,
+}
+
+impl<T> Fifo<T> {
+    pub fn one(first: T) -> Self {
+        Fifo { first: Some(first), rest: VecDeque::new() }
+    }
+
+    pub fn push(&mut self, last: T) {
+        if self.first.is_none() {
+            self.first = Some(last);
+        } else {
+            self.rest.push_back(last);
+        }
+    }
+
+    pub fn push_front(&mut self, first: T) {
+        if let Some(second) = self.first.replace(first) {
+            self.rest.push_front(second);
+        }
+    }
+
+    pub fn pop(&mut self) -> Option<T> {
+        let first = self.first.take();
+        self.first = self.rest.pop_front();
+        first
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    /// Takes out the first that fits.
+    pub fn remove(&mut self, mut fits: impl FnMut(&T) -> bool) -> Option<T> {
+        if self.first.as_ref().is_some_and(&mut fits) {
+            return self.pop();
+        }
+        let at = self.rest.iter().position(fits)?;
+        self.rest.remove(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn things_leave_in_the_order_in_which_they_came() {
+        let mut fifo = Fifo::one(2);
+        fifo.push(3);
+        fifo.push_front(1);
+        fifo.push(4);
+        assert_eq!(fifo.iter().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert_eq!(fifo.remove(|thing| *thing == 3), Some(3));
+        assert_eq!(fifo.remove(|thing| *thing == 1), Some(1));
+        assert_eq!((fifo.pop(), fifo.pop(), fifo.pop()), (Some(2), Some(4), None));
+        assert!(fifo.is_empty());
+        fifo.push(5);
+        assert_eq!((fifo.len(), fifo.pop()), (1, Some(5)));
+    }
+}

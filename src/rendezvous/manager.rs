@@ -1,0 +1,358 @@
+//! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
+
+use super::edge::{Edge, End};
+use super::local::{Local, Told};
+use super::path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+use super::remote::PeerWatch;
+use super::step::Step;
+use super::steps::{BeginError, Steps};
+use super::waiter::Outcome;
+use super::{Error, LossCause};
+use crate::engine::{Calls, Executor, Ticket};
+use crate::memory::Pool;
+use crate::wire::{EdgeName, Status, TaskId, Time};
+use foldhash::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// How the rendezvous behaves.
+#[derive(Clone, Debug)]
+pub struct RendezvousSettings {
+    /// Values sent that nobody has asked for: more are refused.
+    pub max_outstanding_sends: u32,
+    /// How long a receive waits if its caller does not say.
+    pub recv_timeout: Duration,
+    /// How long a call that gave up waits for its peer's word.
+    pub cancel_grace: Duration,
+    /// Whether a receive without a destination borrows where the fabric can.
+    pub borrow: bool,
+}
+
+/// The rendezvous of a process.
+pub struct Rendezvous {
+    shared: Arc<Shared>,
+}
+
+/// What all steps, edges and calls share.
+pub struct Shared {
+    pub(super) me: TaskId,
+    pub(super) members: Members,
+    pub(super) path: Arc<dyn RemotePath>,
+    pub(super) settings: RendezvousSettings,
+    pub(super) calls: Calls<Outcome>,
+    pub(super) executor: Executor,
+    pub(super) pool: Pool,
+    pub(super) outstanding: Arc<AtomicUsize>,
+    pub(super) next_call: AtomicU64,
+    next_expiry: AtomicU64,
+    tables: Mutex<Tables>,
+    losses: Arc<Losses>,
+}
+
+/// The process's own tables. Held for moments, never while user code runs.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub steps: Steps,
+    pub local: Local,
+    ended: HashMap<u64, Arc<OnceLock<Error>>>,
+}
+
+/// Which peers are lost, for calls that never reach the poller.
+pub struct Losses {
+    peers: Vec<Loss>,
+    fatal: bool,
+    broken: OnceLock<Error>,
+    swept: AtomicBool,
+}
+
+#[derive(Default)]
+struct Loss {
+    is_lost: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Losses {
+    /// Nobody is lost yet. `fatal`: the loss of one, other than by its clean stop, ends everything.
+    pub fn new(members: &Members, fatal: bool) -> Self {
+        let peers = members.all().iter().map(|_| Loss::default()).collect();
+        Losses { peers, fatal, broken: OnceLock::new(), swept: AtomicBool::new(false) }
+    }
+
+    /// The loss of a peer, if it is lost.
+    pub fn of(&self, peer: PeerIndex) -> Option<Error> {
+        let loss = &self.peers[peer.0 as usize];
+        if !loss.is_lost.load(Ordering::Acquire) {
+            return None;
+        }
+        loss.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends everything with this error, unless something else has.
+    pub fn end(&self, error: Error) {
+        let _ = self.broken.set(error);
+    }
+}
+
+impl PeerWatch for Losses {
+    fn up(&self, peer: PeerIndex, _incarnation: u64) {
+        self.peers[peer.0 as usize].is_lost.store(false, Ordering::Release);
+    }
+
+    fn down(&self, peer: PeerIndex, error: Error) {
+        let loss = &self.peers[peer.0 as usize];
+        *loss.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+        loss.is_lost.store(true, Ordering::Release);
+        let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
+        if self.fatal && !clean {
+            self.end(error);
+        }
+    }
+}
+
+/// A run of steps base, base + 1, ... (SPEC 2.5a): those that were cleaned up are remembered without limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    base: u64,
+}
+
+impl Sequence {
+    /// The id of its n-th step, counted from 0.
+    ///
+    /// # Panics
+    /// If base + n does not fit in 64 bits.
+    pub fn step(&self, n: u64) -> u64 {
+        self.base.checked_add(n).expect("a sequence has no step beyond 2^64-1")
+    }
+}
+
+impl Rendezvous {
+    /// The rendezvous of `me`, with a path to the other members.
+    #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
+    pub fn new(
+        me: TaskId,
+        members: Members,
+        path: Arc<dyn RemotePath>,
+        pool: Pool,
+        executor: Executor,
+        outstanding: Arc<AtomicUsize>,
+        losses: Arc<Losses>,
+        settings: RendezvousSettings,
+    ) -> Self {
+        let shared = Shared {
+            me,
+            members,
+            path,
+            settings,
+            calls: Calls::new(4096),
+            executor,
+            pool,
+            outstanding,
+            next_call: AtomicU64::new(0),
+            next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
+            tables: Mutex::default(),
+            losses,
+        };
+        Rendezvous { shared: Arc::new(shared) }
+    }
+
+    /// An edge between two devices of the cluster, in frame 0 and iteration 0.
+    ///
+    /// # Errors
+    /// If a name is not well-formed (SPEC 2.2), or a device is of a task that the cluster does not have.
+    pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
+        let name = EdgeName::new(source, destination, name)?;
+        let source = self.end_of(&name, name.source_task())?;
+        let destination = self.end_of(&name, name.destination_task())?;
+        Ok(Edge { name: Arc::new(name), frame: 0, iteration: 0, source, destination })
+    }
+
+    fn end_of(&self, edge: &EdgeName, task: &TaskId) -> Result<End, Error> {
+        if *task == self.shared.me {
+            return Ok(End::Here);
+        }
+        match self.shared.members.index(task) {
+            Some(peer) => Ok(End::Peer(peer)),
+            None => Err(Error::UnknownTask {
+                edge: edge.to_string(),
+                task: task.clone(),
+                members: format!("{:?}", self.shared.members.all()),
+            }),
+        }
+    }
+
+    /// Begins a step for a worker, or finds it.
+    ///
+    /// # Errors
+    /// If it belongs to another worker, or was cleaned up.
+    pub fn step(&self, id: u64, worker: &Arc<str>) -> Result<Step, Error> {
+        self.shared.check_usable()?;
+        let (is_new, ended) = {
+            let mut tables = self.shared.tables();
+            let is_new = tables.steps.begin(id, worker).map_err(|error| match error {
+                BeginError::Gone => Error::StepGone { step: id },
+                BeginError::Taken { owner } => {
+                    Error::StepTaken { step: id, owner: owner.to_string(), other: worker.to_string() }
+                }
+            })?;
+            (is_new, tables.ended.entry(id).or_default().clone())
+        };
+        if is_new {
+            self.shared.path.step(StepChange::Begun { step: id, worker: worker.clone() });
+        }
+        Ok(Step { id, shared: self.shared.clone(), ended })
+    }
+
+    /// Declares a run of steps.
+    pub fn sequence(&self, base: u64) -> Sequence {
+        self.shared.tables().steps.sequence(base);
+        self.shared.path.step(StepChange::Sequence { base });
+        Sequence { base }
+    }
+
+    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
+    pub fn cleanup(&self, step: u64) {
+        let error = Error::StepGone { step };
+        let told = {
+            let mut tables = self.shared.tables();
+            if !tables.steps.cleanup(step) {
+                return;
+            }
+            if let Some(ended) = tables.ended.remove(&step) {
+                // An abort before it is the better reason.
+                let _ = ended.set(error.clone());
+            }
+            tables.local.end_step(step, &error)
+        };
+        self.shared.tell(told);
+        self.shared.path.step(StepChange::CleanedUp { step });
+    }
+
+    /// The steps that have begun and were not cleaned up, in no order.
+    pub fn live_steps(&self) -> Vec<u64> {
+        self.shared.tables().steps.live().collect()
+    }
+
+    /// Makes progress once. Returns how many completions there were.
+    ///
+    /// # Errors
+    /// If everything has ended, with what ended it.
+    pub fn progress(&self) -> Result<usize, Error> {
+        self.shared.sweep();
+        self.shared.check_usable()?;
+        self.shared.path.progress()
+    }
+
+    /// Ends every call, pending and future, with this error.
+    pub fn end(&self, error: Error) {
+        self.shared.losses.end(error);
+        self.shared.sweep();
+    }
+
+    /// The peers that are lost, with the reason.
+    pub fn lost(&self, peer: PeerIndex) -> Option<Error> {
+        self.shared.losses.of(peer)
+    }
+
+    /// Tells the path that a peer is gone.
+    pub fn lose(&self, peer: PeerIndex, cause: LossCause) {
+        self.shared.path.lose(peer, cause);
+    }
+}
+
+impl Shared {
+    pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
+        // A panic can't leave the tables half changed: nothing in there runs user code.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells waiters what they get, outside the lock. Values that do not fit go back into the table.
+    pub(super) fn tell(&self, told: Told) {
+        let mut told = told;
+        loop {
+            let misfits = told.tell();
+            if misfits.is_empty() {
+                return;
+            }
+            let mut tables = self.tables();
+            told = Told::default();
+            for (key, value) in misfits {
+                told.append(tables.local.put_back(key, value));
+            }
+        }
+    }
+
+    pub(super) fn cancel_local(&self, cancel: &Cancel) {
+        let told = self.tables().local.cancel(cancel);
+        self.tell(told);
+    }
+
+    pub(super) fn abort(&self, step: u64, status: Status) {
+        let error = Error::Aborted { step, status: status.clone() };
+        let told = {
+            let mut tables = self.tables();
+            if !tables.steps.abort(step, status.clone()) {
+                return;
+            }
+            if let Some(ended) = tables.ended.get(&step) {
+                let _ = ended.set(error.clone());
+            }
+            tables.local.end_step(step, &error)
+        };
+        self.tell(told);
+        self.path.step(StepChange::Aborted { step, status });
+    }
+
+    /// Waits for a call. Returns whether it is done.
+    pub(super) fn wait(&self, deadline: Time, ticket: &Ticket<Outcome>) -> Result<bool, Error> {
+        let done = || ticket.is_done() || self.losses.broken.get().is_some();
+        let is_done = self.path.wait(deadline, &done)?;
+        self.sweep();
+        Ok(is_done)
+    }
+
+    /// Ends what the local table holds beyond its time, or beyond everything's end. Takes no lock while there
+    /// is nothing to end.
+    fn sweep(&self) {
+        let told = match self.losses.broken.get() {
+            None => {
+                let next = self.next_expiry.load(Ordering::Relaxed);
+                if next == Time::NEVER.as_nanos() || self.path.now() < Time::from_nanos(next) {
+                    return;
+                }
+                let mut tables = self.tables();
+                let told = tables.local.expire(self.path.now());
+                self.expiry_changed(&tables);
+                told
+            }
+            Some(error) if !self.losses.swept.swap(true, Ordering::AcqRel) => {
+                self.tables().local.fail_all(error)
+            }
+            Some(_) => return,
+        };
+        self.tell(told);
+    }
+
+    /// Notes when the local table must be looked at next.
+    pub(super) fn expiry_changed(&self, tables: &Tables) {
+        self.next_expiry.store(tables.local.next_deadline().as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(super) fn broken(&self) -> Option<Error> {
+        self.losses.broken.get().cloned()
+    }
+
+    pub(super) fn check_usable(&self) -> Result<(), Error> {
+        match self.losses.broken.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check_peer(&self, peer: PeerIndex) -> Result<(), Error> {
+        match self.losses.of(peer) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Edges and steps: who sends what to whom, and the tables in which both sides meet (SPEC 2).
+//!
+//! A [`Step`] is one training step's rendezvous. A send never blocks: it hands the tensor to whoever waits, or
+//! keeps it. A receive gets it at once, waits, or is called back. Where source and destination are the same
+//! process the local table serves both; otherwise the sender's poller keeps the tensor and a receive asks for
+//! it over a [`RemotePath`].
+//!
+//! What may not be done here: touch a fabric, or call user code while a table is held.
+
+mod edge;
+mod error;
+mod fifo;
+mod local;
+mod manager;
+mod path;
+mod pending;
+mod remote;
+mod step;
+mod steps;
+mod table;
+mod waiter;
+
+pub use edge::Edge;
+pub use error::{Error, LossCause};
+pub use manager::{Losses, Rendezvous, RendezvousSettings, Sequence};
+pub use path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+pub use pending::{CancelToken, Pending, Receivable};
+pub use remote::{PeerWatch, Remote, RemoteOp, RemoteSettings};
+pub use step::Step;
+pub use waiter::{Delivery, Waiter};

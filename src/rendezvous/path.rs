@@ -1,0 +1,158 @@
+//! How tensors of other processes are reached.
+
+use super::waiter::{CallId, GiveUp, Waiter};
+use super::{Error, LossCause, Remote, RemoteOp};
+use crate::engine::{Inline, Poisoned};
+use crate::fabric::Port;
+use crate::link::{TensorKey, Value, Want};
+use crate::wire::{Status, TaskId, Time};
+use std::sync::Arc;
+
+/// A task of the cluster: its index in the sorted list of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerIndex(pub u32);
+
+/// The tasks of the cluster, sorted.
+#[derive(Clone, Debug)]
+pub struct Members(Arc<[TaskId]>);
+
+impl Members {
+    /// These tasks.
+    pub fn new(mut tasks: Vec<TaskId>) -> Self {
+        tasks.sort();
+        tasks.dedup();
+        Members(tasks.into())
+    }
+
+    /// The index of a task, if it is a member.
+    pub fn index(&self, task: &TaskId) -> Option<PeerIndex> {
+        self.0.binary_search(task).ok().map(|at| PeerIndex(at as u32))
+    }
+
+    /// The task with this index.
+    ///
+    /// # Panics
+    /// If the index is of another list.
+    pub fn task(&self, index: PeerIndex) -> &TaskId {
+        &self.0[index.0 as usize]
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[TaskId] {
+        &self.0
+    }
+}
+
+/// A way to the tensors of other processes. One exists per poller.
+pub trait RemotePath: Send + Sync {
+    /// Offers a value for a peer's request.
+    ///
+    /// # Errors
+    /// If the path is not usable any more.
+    fn send(&self, key: TensorKey, value: Value) -> Result<(), Error>;
+
+    /// Asks a peer for a tensor.
+    ///
+    /// # Errors
+    /// If the path is not usable any more.
+    fn receive(&self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) -> Result<(), Error>;
+
+    /// Ends a call, unless it has ended.
+    fn cancel(&self, call: Cancel);
+
+    /// A step changed its state.
+    fn step(&self, change: StepChange);
+
+    /// A peer is gone, as somebody else found out.
+    fn lose(&self, peer: PeerIndex, cause: LossCause);
+
+    /// Makes progress once. Returns how much there was.
+    ///
+    /// # Errors
+    /// If the path is not usable any more.
+    fn progress(&self) -> Result<usize, Error>;
+
+    /// Makes progress until `done`, or until `deadline`. Returns whether it is done.
+    ///
+    /// # Errors
+    /// If the path is not usable any more.
+    fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error>;
+
+    /// The time now, on this path's clock.
+    fn now(&self) -> Time;
+}
+
+/// Which call to end, and why.
+#[derive(Clone, Debug)]
+pub struct Cancel {
+    pub(super) id: CallId,
+    pub(super) why: GiveUp,
+}
+
+/// What happened to a step.
+#[derive(Clone, Debug)]
+pub enum StepChange {
+    /// A run of steps was declared.
+    Sequence {
+        /// Its first step.
+        base: u64,
+    },
+    /// It has begun here.
+    Begun {
+        /// Which.
+        step: u64,
+        /// Whose.
+        worker: Arc<str>,
+    },
+    /// It was aborted.
+    Aborted {
+        /// Which.
+        step: u64,
+        /// With what.
+        status: Status,
+    },
+    /// It was cleaned up.
+    CleanedUp {
+        /// Which.
+        step: u64,
+    },
+}
+
+impl<P: Port> RemotePath for Inline<P, Remote> {
+    fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
+        Ok(self.submit(RemoteOp::Send { key, value })?)
+    }
+
+    fn receive(&self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) -> Result<(), Error> {
+        Ok(self.submit(RemoteOp::Receive { peer, key, want, waiter })?)
+    }
+
+    fn cancel(&self, call: Cancel) {
+        ignore_poison(self.submit(RemoteOp::Cancel(call)));
+    }
+
+    fn step(&self, change: StepChange) {
+        ignore_poison(self.submit(RemoteOp::Step(change)));
+    }
+
+    fn lose(&self, peer: PeerIndex, cause: LossCause) {
+        ignore_poison(self.submit(RemoteOp::Lose { peer, cause }));
+    }
+
+    fn progress(&self) -> Result<usize, Error> {
+        Ok(Inline::progress(self)?)
+    }
+
+    fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        Ok(Inline::wait(self, deadline, done)?)
+    }
+
+    fn now(&self) -> Time {
+        Inline::now(self)
+    }
+}
+
+/// On a poisoned poller every call has failed already; there is nothing to end.
+fn ignore_poison(result: Result<(), Poisoned>) {
+    drop(result);
+}

@@ -1,0 +1,137 @@
+//! Receives that have begun and have not ended.
+
+use super::Error;
+use super::manager::Shared;
+use super::path::Cancel;
+use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
+use crate::engine::Ticket;
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::Time;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a call waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Local,
+    Remote,
+}
+
+/// The right to cancel one receive. It may outlive the receive, and is then without effect.
+#[derive(Clone)]
+pub struct CancelToken {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: CallId,
+    pub(super) place: Place,
+}
+
+impl CancelToken {
+    /// Cancels the receive, unless it has ended. Either its value or [`Error::Cancelled`] is brought, never both and
+    /// never neither. Does not wait.
+    pub fn cancel(&self) {
+        self.give_up(GiveUp::Cancelled);
+    }
+
+    fn give_up(&self, why: GiveUp) {
+        let cancel = Cancel { id: self.id, why };
+        match self.place {
+            Place::Local => self.shared.cancel_local(&cancel),
+            Place::Remote => self.shared.path.cancel(cancel),
+        }
+    }
+}
+
+/// A tensor type that a receive can bring.
+pub trait Receivable: Sized {
+    #[doc(hidden)]
+    fn from_payload(payload: Taken) -> Option<Self>;
+}
+
+/// What a call brought, sealed.
+pub struct Taken(Payload);
+
+impl Receivable for Tensor {
+    fn from_payload(Taken(payload): Taken) -> Option<Self> {
+        match payload {
+            Payload::Tensor(tensor) => Some(tensor),
+            Payload::Into(_) => None,
+        }
+    }
+}
+
+impl Receivable for TensorMut {
+    fn from_payload(Taken(payload): Taken) -> Option<Self> {
+        match payload {
+            Payload::Into(given) => Some(given),
+            Payload::Tensor(_) => None,
+        }
+    }
+}
+
+/// A receive that has begun. Dropping it cancels it, without waiting; a destination that was given stays
+/// allocated until the peer can't write to it any more.
+#[must_use = "dropping a pending receive cancels it"]
+pub struct Pending<T> {
+    token: CancelToken,
+    ticket: Ticket<Outcome>,
+    deadline: Time,
+    wants: PhantomData<fn() -> T>,
+}
+
+impl<T: Receivable> Pending<T> {
+    pub(super) fn new(token: CancelToken, ticket: Ticket<Outcome>, deadline: Time) -> Self {
+        Pending { token, ticket, deadline, wants: PhantomData }
+    }
+
+    /// Whether [`Pending::wait`] would return at once. Makes no progress by itself: see
+    /// [`Rendezvous::progress`](super::Rendezvous::progress).
+    pub fn is_done(&self) -> bool {
+        self.ticket.is_done()
+    }
+
+    /// Waits until the tensor is there or the deadline that the receive began with has passed.
+    ///
+    /// # Errors
+    /// Whatever ended the receive without a value.
+    pub fn wait(self) -> Result<Delivery<T>, Error> {
+        let deadline = self.deadline;
+        self.wait_until(deadline)
+    }
+
+    /// Waits for `timeout` at most; then the receive is cancelled.
+    ///
+    /// # Errors
+    /// Whatever ended the receive without a value.
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Delivery<T>, Error> {
+        let deadline = self.token.shared.path.now() + timeout;
+        let deadline = deadline.min(self.deadline);
+        self.wait_until(deadline)
+    }
+
+    fn wait_until(mut self, deadline: Time) -> Result<Delivery<T>, Error> {
+        let shared = &self.token.shared;
+        if !shared.wait(deadline, &self.ticket)? {
+            // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
+            // calls of the local table, which no poller watches.
+            self.token.give_up(GiveUp::Deadline);
+            let grace = shared.path.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
+            shared.wait(grace, &self.ticket)?;
+        }
+        let Some(Outcome(result)) = self.ticket.take() else {
+            return Err(shared.broken().unwrap_or(Error::Stopped));
+        };
+        let Delivery { tensor, is_dead, sender, receiver } = result?;
+        // A receive of this type asks for this payload and no other.
+        let tensor = T::from_payload(Taken(tensor)).ok_or(Error::Stopped)?;
+        Ok(Delivery { tensor, is_dead, sender, receiver })
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        if !self.ticket.is_done() {
+            self.token.cancel();
+        }
+    }
+}

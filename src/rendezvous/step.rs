@@ -1,0 +1,269 @@
+//! One step's rendezvous: the calls that trainers make.
+
+use super::edge::{Edge, End};
+use super::local::{LocalWaiter, check_live};
+use super::manager::Shared;
+use super::pending::{CancelToken, Pending, Place, Receivable};
+use super::waiter::{CallId, Delivery, Outcome, Payload, Waiter};
+use super::{Error, PeerIndex};
+use crate::engine::{Calls, Completer};
+use crate::link::{TensorKey, Value, Want};
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::{Code, Status};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// The rendezvous of one training step. Cheap to clone; usable from any thread.
+#[derive(Clone)]
+pub struct Step {
+    pub(super) id: u64,
+    pub(super) shared: Arc<Shared>,
+    pub(super) ended: Arc<OnceLock<Error>>,
+}
+
+impl Step {
+    /// The step's id.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else it is kept
+    /// until it is asked for or the step is cleaned up. Several values of one edge are handed out in order.
+    ///
+    /// A tensor that lies outside this process's pool (borrowed from a peer) is copied into it first.
+    ///
+    /// # Errors
+    /// If the edge does not start here, the step or the peer is gone, the tensor can't be moved, or too many
+    /// values wait already.
+    pub fn send(&self, edge: &Edge, tensor: Tensor) -> Result<(), Error> {
+        self.offer(edge, Value::Tensor(tensor))
+    }
+
+    /// Offers the value of a branch not taken: it travels like any other and carries no data.
+    ///
+    /// # Errors
+    /// Like [`Step::send`].
+    pub fn send_dead(&self, edge: &Edge) -> Result<(), Error> {
+        self.offer(edge, Value::Dead)
+    }
+
+    fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
+        self.check()?;
+        if edge.source != End::Here {
+            return Err(Error::WrongEnd {
+                edge: edge.to_string(),
+                what: "can't be sent from here: its source is not this task",
+                here: self.shared.me.clone(),
+                remedy: "send on edges whose source device is this task's",
+            });
+        }
+        let key = edge.key(self.id);
+        match edge.destination {
+            End::Here => self.shared.send_local(key, value),
+            End::Peer(peer) => self.send_remote(peer, key, value),
+        }
+    }
+
+    fn send_remote(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
+        self.shared.check_peer(peer)?;
+        let value = match value {
+            Value::Tensor(tensor) => Value::Tensor(self.movable(&key, tensor)?),
+            Value::Dead => Value::Dead,
+        };
+        let limit = self.shared.settings.max_outstanding_sends as usize;
+        if self.shared.outstanding.fetch_add(1, Ordering::Relaxed) >= limit {
+            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::ResourceExhausted {
+                what: "the number of sent tensors that nobody has asked for",
+                limit: limit as u64,
+                remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
+            });
+        }
+        self.shared.path.send(key, value)
+    }
+
+    /// The tensor, in this process's pool.
+    fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
+        if !tensor.dtype().is_dma_able() {
+            return Err(Error::NotMovable { key: key.to_string(), dtype: tensor.dtype() });
+        }
+        if tensor.span().is_some() || tensor.meta().bytes() == 0 {
+            return Ok(tensor);
+        }
+        let copy = self.shared.pool.tensor(tensor.meta().clone());
+        let mut copy =
+            copy.map_err(|error| Error::NoRoom { key: key.to_string(), source: Arc::new(error) })?;
+        copy.bytes_mut().copy_from_slice(tensor.bytes());
+        Ok(copy.freeze())
+    }
+
+    /// Waits for a tensor, for `timeout` at most.
+    ///
+    /// # Errors
+    /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed.
+    pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
+        self.begin(edge, None, timeout)?.wait()
+    }
+
+    /// Begins to receive a tensor and goes on; the default deadline of the configuration holds.
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone.
+    pub fn recv_pending(&self, edge: &Edge) -> Result<Pending<Tensor>, Error> {
+        self.begin(edge, None, self.shared.settings.recv_timeout)
+    }
+
+    /// Begins to receive into a tensor, which comes back when it is filled. The tensor that is sent must have
+    /// the same element type and shape. The default deadline of the configuration holds.
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone; the tensor goes back to its pool.
+    pub fn recv_into(&self, edge: &Edge, into: TensorMut) -> Result<Pending<TensorMut>, Error> {
+        self.begin(edge, Some(into), self.shared.settings.recv_timeout)
+    }
+
+    /// Has `done` called with the tensor, or with the error, on the callback thread: never on the caller's stack,
+    /// and outside every lock. In inline mode somebody must make progress meanwhile: any blocking call, or
+    /// [`Rendezvous::progress`](super::Rendezvous::progress).
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone; `done` is not called then.
+    pub fn recv_async(
+        &self,
+        edge: &Edge,
+        timeout: Duration,
+        done: impl FnOnce(Result<Delivery<Tensor>, Error>) + Send + 'static,
+    ) -> Result<CancelToken, Error> {
+        self.check()?;
+        let completer = Calls::callback(&self.shared.executor, move |Outcome(result)| {
+            done(result.and_then(|delivery| match delivery.tensor {
+                Payload::Tensor(tensor) => Ok(Delivery {
+                    tensor,
+                    is_dead: delivery.is_dead,
+                    sender: delivery.sender,
+                    receiver: delivery.receiver,
+                }),
+                // A receive without a destination brings a tensor of its own.
+                Payload::Into(_) => Err(Error::Stopped),
+            }));
+        });
+        self.check_destination(edge)?;
+        self.ask(edge, None, timeout, completer)
+    }
+
+    /// Waits for the tensors of all these edges, for `timeout` at most.
+    ///
+    /// # Errors
+    /// Like [`Step::recv`]; and a dead tensor among them is an error that names it.
+    pub fn fetch(&self, edges: &[&Edge], timeout: Duration) -> Result<Vec<Tensor>, Error> {
+        let pending: Result<Vec<_>, _> =
+            edges.iter().map(|edge| self.begin::<Tensor>(edge, None, timeout)).collect();
+        let waited = pending?.into_iter().zip(edges).map(|(pending, edge)| {
+            let delivery = pending.wait()?;
+            match delivery.is_dead {
+                true => Err(Error::Dead { key: edge.key(self.id).to_string() }),
+                false => Ok(delivery.tensor),
+            }
+        });
+        waited.collect()
+    }
+
+    /// Ends all calls of this step, pending and future, with this error. The first abort wins.
+    ///
+    /// # Errors
+    /// If the status is OK.
+    pub fn abort(&self, status: Status) -> Result<(), Error> {
+        if status.code == Code::Ok {
+            return Err(Error::AbortWithOk { step: self.id });
+        }
+        self.shared.abort(self.id, status);
+        Ok(())
+    }
+
+    fn begin<T: Receivable>(
+        &self,
+        edge: &Edge,
+        into: Option<TensorMut>,
+        timeout: Duration,
+    ) -> Result<Pending<T>, Error> {
+        self.check()?;
+        self.check_destination(edge)?;
+        let (ticket, completer) = self.shared.calls.call();
+        let deadline = self.shared.path.now() + timeout;
+        let token = self.ask(edge, into, timeout, completer)?;
+        Ok(Pending::new(token, ticket, deadline))
+    }
+
+    fn ask(
+        &self,
+        edge: &Edge,
+        into: Option<TensorMut>,
+        timeout: Duration,
+        completer: Completer<Outcome>,
+    ) -> Result<CancelToken, Error> {
+        let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
+        let deadline = self.shared.path.now() + timeout;
+        let waiter = Waiter { id, completer, deadline, patience: timeout, gave_up: None };
+        let key = edge.key(self.id);
+        let place = match edge.source {
+            End::Here => {
+                self.shared.receive_local(key, LocalWaiter { waiter, into })?;
+                Place::Local
+            }
+            End::Peer(peer) => {
+                let want = match into {
+                    Some(given) => Want::Into(given),
+                    None if self.shared.settings.borrow => Want::Borrow,
+                    None => Want::Fresh,
+                };
+                self.shared.path.receive(peer, key, want, waiter)?;
+                Place::Remote
+            }
+        };
+        Ok(CancelToken { shared: self.shared.clone(), id, place })
+    }
+
+    fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
+        if edge.destination == End::Here {
+            return Ok(());
+        }
+        Err(Error::WrongEnd {
+            edge: edge.to_string(),
+            what: "can't be received here: its destination is not this task",
+            here: self.shared.me.clone(),
+            remedy: "receive on edges whose destination device is this task's",
+        })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if let Some(error) = self.ended.get() {
+            return Err(error.clone());
+        }
+        self.shared.check_usable()
+    }
+}
+
+impl Shared {
+    fn send_local(&self, key: TensorKey, value: Value) -> Result<(), Error> {
+        let told = {
+            let mut tables = self.tables();
+            check_live(&tables.steps, key.step)?;
+            tables.local.send(key, value)
+        };
+        self.tell(told);
+        Ok(())
+    }
+
+    fn receive_local(&self, key: TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
+        let told = {
+            let mut tables = self.tables();
+            check_live(&tables.steps, key.step)?;
+            let told = tables.local.receive(key, waiter);
+            self.expiry_changed(&tables);
+            told
+        };
+        self.tell(told);
+        Ok(())
+    }
+}

@@ -1,0 +1,229 @@
+//! Which steps have begun, were aborted, or are gone for good.
+
+use crate::wire::Status;
+use foldhash::{HashMap, HashSet};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// How many cleaned steps are remembered one by one.
+const TOMBSTONES: usize = 4096;
+
+/// The life of every step.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    live: HashMap<u64, Live>,
+    sequences: Vec<Run>,
+    buried: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+#[derive(Debug)]
+struct Live {
+    worker: Arc<str>,
+    aborted: Option<Status>,
+}
+
+/// A run of steps base, base + 1, ...: all below `watermark` are gone, and those in `early`.
+#[derive(Debug)]
+struct Run {
+    base: u64,
+    watermark: u64,
+    early: BTreeSet<u64>,
+}
+
+/// Where a step is in its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum StepState {
+    /// Nobody here has begun it.
+    NotBegun,
+    /// It runs.
+    Live,
+    /// It was aborted with this.
+    Aborted(Status),
+    /// It was cleaned up.
+    Gone,
+}
+
+/// Why a step can't begin.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum BeginError {
+    Gone,
+    Taken { owner: Arc<str> },
+}
+
+impl Steps {
+    /// Begins a step, or finds it. Returns whether it is new.
+    pub fn begin(&mut self, step: u64, worker: &Arc<str>) -> Result<bool, BeginError> {
+        if let Some(live) = self.live.get(&step) {
+            if live.worker == *worker {
+                return Ok(false);
+            }
+            return Err(BeginError::Taken { owner: live.worker.clone() });
+        }
+        if self.is_gone(step) {
+            return Err(BeginError::Gone);
+        }
+        self.live.insert(step, Live { worker: worker.clone(), aborted: None });
+        Ok(true)
+    }
+
+    /// Where the step is.
+    pub fn state(&self, step: u64) -> StepState {
+        match self.live.get(&step) {
+            Some(Live { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),
+            Some(_) => StepState::Live,
+            None if self.is_gone(step) => StepState::Gone,
+            None => StepState::NotBegun,
+        }
+    }
+
+    /// Whether the step has begun and goes on: the usual case, without a look at anything else.
+    pub fn is_live(&self, step: u64) -> bool {
+        self.live.get(&step).is_some_and(|live| live.aborted.is_none())
+    }
+
+    /// Aborts a step that has begun. The first status wins; returns whether this was it.
+    pub fn abort(&mut self, step: u64, status: Status) -> bool {
+        match self.live.get_mut(&step) {
+            Some(live) if live.aborted.is_none() => {
+                live.aborted = Some(status);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends a step for good. Returns whether it was not gone before.
+    pub fn cleanup(&mut self, step: u64) -> bool {
+        if self.is_gone(step) {
+            return false;
+        }
+        self.live.remove(&step);
+        match self.run_of(step) {
+            Some(run) => run.bury(step),
+            None => self.bury(step),
+        }
+        true
+    }
+
+    /// Declares a run of steps, whose end is remembered without limit.
+    pub fn sequence(&mut self, base: u64) {
+        if self.sequences.iter().any(|run| run.base == base) {
+            return;
+        }
+        self.sequences.push(Run { base, watermark: base, early: BTreeSet::new() });
+        self.sequences.sort_by_key(|run| run.base);
+    }
+
+    /// The steps that have begun.
+    pub fn live(&self) -> impl Iterator<Item = u64> {
+        self.live.keys().copied()
+    }
+
+    fn is_gone(&self, step: u64) -> bool {
+        let run = self.sequences.iter().rfind(|run| run.base <= step);
+        run.is_some_and(|run| step < run.watermark || run.early.contains(&step))
+            || self.buried.contains(&step)
+    }
+
+    /// A sequence goes on until the next one's base.
+    fn run_of(&mut self, step: u64) -> Option<&mut Run> {
+        self.sequences.iter_mut().rfind(|run| run.base <= step)
+    }
+
+    fn bury(&mut self, step: u64) {
+        if self.order.len() == TOMBSTONES
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.buried.remove(&oldest);
+        }
+        self.order.push_back(step);
+        self.buried.insert(step);
+    }
+}
+
+impl Run {
+    fn bury(&mut self, step: u64) {
+        self.early.insert(step);
+        while let Some(next) = self.watermark.checked_add(1)
+            && self.early.remove(&self.watermark)
+        {
+            self.watermark = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Code;
+
+    fn worker(name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    #[test]
+    fn a_step_belongs_to_one_worker() {
+        let mut steps = Steps::default();
+        assert_eq!(steps.begin(1, &worker("a")), Ok(true));
+        assert_eq!(steps.begin(1, &worker("a")), Ok(false));
+        assert_eq!(steps.begin(1, &worker("b")), Err(BeginError::Taken { owner: worker("a") }));
+    }
+
+    #[test]
+    fn the_first_abort_wins() {
+        let mut steps = Steps::default();
+        let (first, second) = (Status::new(Code::Internal, "1"), Status::new(Code::Internal, "2"));
+        assert!(!steps.abort(1, first.clone()), "not begun");
+        steps.begin(1, &worker("a")).expect("new");
+        assert!(steps.abort(1, first.clone()) && !steps.abort(1, second));
+        assert_eq!(steps.state(1), StepState::Aborted(first));
+    }
+
+    #[test]
+    fn a_cleaned_step_stays_gone_for_4096_more() {
+        let mut steps = Steps::default();
+        steps.begin(0, &worker("a")).expect("new");
+        assert!(steps.cleanup(0) && !steps.cleanup(0));
+        for step in 1..4096 {
+            steps.cleanup(step * 7919);
+        }
+        assert_eq!(steps.state(0), StepState::Gone);
+        assert_eq!(steps.begin(0, &worker("a")), Err(BeginError::Gone));
+        steps.cleanup(u64::MAX);
+        assert_eq!(steps.state(0), StepState::NotBegun, "the oldest of 4,097 is forgotten");
+    }
+
+    #[test]
+    fn a_sequence_remembers_all_its_steps() {
+        let mut steps = Steps::default();
+        steps.sequence(1000);
+        for step in 1000..20_000 {
+            steps.begin(step, &worker("a")).expect("new");
+            steps.cleanup(step);
+        }
+        assert_eq!(steps.state(1000), StepState::Gone);
+        assert_eq!(steps.sequences[0].early.len(), 0);
+        assert_eq!((steps.state(20_000), steps.state(999)), (StepState::NotBegun, StepState::NotBegun));
+    }
+
+    #[test]
+    fn steps_of_a_sequence_may_end_out_of_order() {
+        let mut steps = Steps::default();
+        steps.sequence(10);
+        steps.cleanup(12);
+        assert_eq!((steps.state(10), steps.state(12)), (StepState::NotBegun, StepState::Gone));
+        steps.cleanup(10);
+        steps.cleanup(11);
+        assert_eq!(steps.sequences[0].watermark, 13);
+    }
+
+    #[test]
+    fn a_sequence_ends_where_the_next_begins() {
+        let mut steps = Steps::default();
+        steps.sequence(100);
+        steps.sequence(0);
+        steps.cleanup(100);
+        assert_eq!((steps.state(99), steps.state(100)), (StepState::NotBegun, StepState::Gone));
+    }
+}

@@ -1,0 +1,86 @@
+//! Whoever waits for a tensor, and what it gets.
+
+use super::Error;
+use crate::engine::{Abandoned, Completer};
+use crate::link::TensorKey;
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::message::Side;
+use crate::wire::{Status, Time};
+use std::time::Duration;
+
+/// What a receive brings.
+#[derive(Debug)]
+pub struct Delivery<T> {
+    /// The tensor. For a dead value: an empty one, or the one that was given, untouched.
+    pub tensor: T,
+    /// Whether it is the value of a branch not taken.
+    pub is_dead: bool,
+    /// Where the tensor lay at its sender.
+    pub sender: Side,
+    /// Where it lies here.
+    pub receiver: Side,
+}
+
+/// What a receive brings, before its caller's type is known.
+#[derive(Debug)]
+pub(super) enum Payload {
+    Tensor(Tensor),
+    Into(TensorMut),
+}
+
+/// How a receive ended.
+#[derive(Debug)]
+pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
+
+impl Abandoned for Outcome {
+    fn abandoned() -> Self {
+        Outcome(Err(Error::Stopped))
+    }
+}
+
+/// Names a call, so that it can be cancelled. Unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallId(pub(super) u64);
+
+/// Why a waiter stops waiting.
+#[derive(Clone, Debug)]
+pub(super) enum GiveUp {
+    /// Its user cancelled it.
+    Cancelled,
+    /// Its time is over.
+    Deadline,
+    /// Its step was aborted.
+    Aborted(Status),
+}
+
+/// Whoever waits for a tensor.
+#[derive(Debug)]
+pub struct Waiter {
+    pub(super) id: CallId,
+    pub(super) completer: Completer<Outcome>,
+    /// When it gives up; moved on by the grace once it has.
+    pub(super) deadline: Time,
+    /// How long it was willing to wait.
+    pub(super) patience: Duration,
+    /// Set once it has given up.
+    pub(super) gave_up: Option<GiveUp>,
+}
+
+impl Waiter {
+    /// Brings a result.
+    pub(super) fn complete(self, result: Result<Delivery<Payload>, Error>) {
+        self.completer.complete(Outcome(result));
+    }
+
+    /// The error of a waiter that gave up, in the words of its reason.
+    pub(super) fn given_up(self, key: &TensorKey) {
+        let error = match &self.gave_up {
+            Some(GiveUp::Deadline) => {
+                Error::DeadlineExceeded { key: key.to_string(), after: self.patience }
+            }
+            Some(GiveUp::Aborted(status)) => Error::Aborted { step: key.step, status: status.clone() },
+            Some(GiveUp::Cancelled) | None => Error::Cancelled { key: key.to_string() },
+        };
+        self.complete(Err(error));
+    }
+}

@@ -1,0 +1,130 @@
+//! An edge's name without the parts that change: who sends, who receives, what it is called.
+
+use super::key::{DeviceName, EdgeNameError, check_edge_name};
+use std::fmt;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::OnceLock;
+
+/// A task of the cluster, as device names say it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId {
+    /// The job's name.
+    pub job: String,
+    /// The number of the task in its job.
+    pub task: u32,
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.job, self.task)
+    }
+}
+
+impl fmt::Debug for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Source device, destination device and name of an edge, checked, with a hash computed once.
+///
+/// The hash is keyed by a secret of the process, so a peer can't choose names that collide; equality still
+/// compares every byte.
+#[derive(Clone)]
+pub struct EdgeName {
+    source: String,
+    destination: String,
+    name: String,
+    source_task: TaskId,
+    destination_task: TaskId,
+    hash: u64,
+}
+
+impl EdgeName {
+    /// An edge from one device to another.
+    ///
+    /// # Errors
+    /// If a device name or the edge's name is not well-formed (SPEC 2.2), or a device has a replica other
+    /// than 0, which no cluster has.
+    pub fn new(source: &str, destination: &str, name: &str) -> Result<Self, EdgeNameError> {
+        check_edge_name(name)?;
+        let source_task = task_of(source)?;
+        let destination_task = task_of(destination)?;
+        let hash = secret().hash_one((source, destination, name));
+        let (source, destination, name) = (source.into(), destination.into(), name.into());
+        Ok(EdgeName { source, destination, name, source_task, destination_task, hash })
+    }
+
+    /// The device that sends.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The device that receives.
+    pub fn destination(&self) -> &str {
+        &self.destination
+    }
+
+    /// What the edge is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The task that sends.
+    pub fn source_task(&self) -> &TaskId {
+        &self.source_task
+    }
+
+    /// The task that receives.
+    pub fn destination_task(&self) -> &TaskId {
+        &self.destination_task
+    }
+
+    /// The hash of the three names; differs from process to process.
+    pub fn hash_value(&self) -> u64 {
+        self.hash
+    }
+}
+
+fn task_of(device: &str) -> Result<TaskId, EdgeNameError> {
+    let parsed = DeviceName::parse(device)?;
+    if parsed.replica != 0 {
+        return Err(EdgeNameError::replica(device, parsed.replica));
+    }
+    Ok(TaskId { job: parsed.job.to_owned(), task: parsed.task })
+}
+
+fn secret() -> &'static RandomState {
+    static SECRET: OnceLock<RandomState> = OnceLock::new();
+    SECRET.get_or_init(RandomState::new)
+}
+
+impl PartialEq for EdgeName {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+            || self.hash == other.hash
+                && self.name == other.name
+                && self.source == other.source
+                && self.destination == other.destination
+    }
+}
+
+impl Eq for EdgeName {}
+
+impl Hash for EdgeName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl fmt::Display for EdgeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {} '{}'", self.source, self.destination, self.name)
+    }
+}
+
+impl fmt::Debug for EdgeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,149 @@
+//! Writing messages.
+
+use super::*;
+
+impl Message<'_> {
+    /// Appends the message to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Message::Ping { version, nonce } => {
+                out.push(PING);
+                out.extend_from_slice(&version.to_le_bytes());
+                out.extend_from_slice(&nonce.to_le_bytes());
+            }
+            Message::Pong { nonce } => {
+                out.push(PONG);
+                out.extend_from_slice(&nonce.to_le_bytes());
+            }
+            Message::Route { number, incarnation, source, destination, edge } => {
+                out.push(ROUTE);
+                out.extend_from_slice(&number.to_le_bytes());
+                out.extend_from_slice(&incarnation.to_le_bytes());
+                for name in [source, destination, edge] {
+                    put_bytes(out, name.as_bytes());
+                }
+            }
+            Message::RouteDrop { number } => {
+                out.push(ROUTE_DROP);
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Message::Request(request) => put_tensor_request(out, request),
+            Message::Meta { request, loan_follows, meta } => {
+                out.push(META_DATA_RESPONSE);
+                out.push(if *loan_follows { FLAG_LOAN_FOLLOWS } else { 0 });
+                put_request(out, *request);
+                put_meta(out, meta);
+            }
+            Message::ReRequest { request, grant } => {
+                out.push(TENSOR_RE_REQUEST);
+                put_request(out, *request);
+                put_grant(out, grant);
+            }
+            Message::Response { request, meta, data } => {
+                out.push(TENSOR_RESPONSE);
+                out.push(if matches!(meta, MetaRef::Cached(_)) { FLAG_CACHED } else { 0 });
+                put_request(out, *request);
+                match meta {
+                    MetaRef::Cached(version) => out.extend_from_slice(&version.to_le_bytes()),
+                    MetaRef::New(meta) => put_meta(out, meta),
+                }
+                out.extend_from_slice(data);
+            }
+            Message::Cancel { request } => {
+                out.push(CANCEL);
+                put_request(out, *request);
+            }
+            Message::CancelAck { request } => {
+                out.push(CANCEL_ACK);
+                put_request(out, *request);
+            }
+            Message::Error { request, status } => {
+                out.push(ERROR_STATUS);
+                out.push(if status.derived { FLAG_DERIVED } else { 0 });
+                put_request(out, *request);
+                out.push(status.code as u8);
+                put_bytes(out, cut(&status.message).as_bytes());
+                put_bytes(out, &status.details[..status.details.len().min(MAX_STATUS_TEXT)]);
+            }
+        }
+    }
+}
+
+/// The bytes that a response with this meta-data needs besides its data.
+pub(super) fn response_header(meta: &MetaRef) -> usize {
+    let meta = match meta {
+        MetaRef::Cached(_) => 4,
+        MetaRef::New(meta) => 7 + 8 * meta.meta.shape().rank(),
+    };
+    6 + meta
+}
+
+impl MetaRef {
+    /// Bytes of a whole `TENSOR_RESPONSE` with this meta-data and `data` bytes of data.
+    pub fn response_len(&self, data: usize) -> usize {
+        response_header(self).saturating_add(data)
+    }
+}
+
+/// The bits of a request: generation above slot, as in the immediate.
+pub(super) fn request_bits(request: RequestId) -> u32 {
+    u32::from(request.generation) << 20 | request.slot.index()
+}
+
+fn put_request(out: &mut Vec<u8>, request: RequestId) {
+    out.extend_from_slice(&request_bits(request).to_le_bytes());
+}
+
+fn put_tensor_request(out: &mut Vec<u8>, request: &TensorRequest) {
+    let grant = if request.grant.is_some() { FLAG_GRANT } else { 0 };
+    let borrow = if request.borrow { FLAG_BORROW } else { 0 };
+    out.push(TENSOR_REQUEST);
+    out.push(grant | borrow);
+    put_request(out, request.request);
+    out.extend_from_slice(&request.route.to_le_bytes());
+    for number in [request.step, request.frame, request.iteration] {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+    out.extend_from_slice(&request.meta_version.to_le_bytes());
+    out.extend_from_slice(&request.timeout_ms.to_le_bytes());
+    if let Some(grant) = &request.grant {
+        put_grant(out, grant);
+    }
+}
+
+fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
+    out.extend_from_slice(&grant.region.to_le_bytes());
+    out.extend_from_slice(&grant.key.to_le_bytes());
+    out.extend_from_slice(&grant.offset.to_le_bytes());
+    out.extend_from_slice(&grant.len.to_le_bytes());
+}
+
+fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
+    out.extend_from_slice(&meta.version.to_le_bytes());
+    out.push(u8::from(meta.side.on_host) | (meta.side.allocator as u8) << 1);
+    out.push(meta.meta.dtype().code());
+    out.push(meta.meta.shape().rank() as u8);
+    for dim in meta.meta.shape().dims() {
+        out.extend_from_slice(&dim.to_le_bytes());
+    }
+}
+
+/// Names and texts are at most 7 KiB, so their length fits in 16 bits.
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    debug_assert!(bytes.len() <= usize::from(u16::MAX));
+    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+/// The message, or as much of it as travels, at a character boundary, with a note that it was cut.
+fn cut(message: &str) -> std::borrow::Cow<'_, str> {
+    const NOTE: &str = " [cut]";
+    if message.len() <= MAX_STATUS_TEXT {
+        return message.into();
+    }
+    let mut end = MAX_STATUS_TEXT - NOTE.len();
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{NOTE}", &message[..end]).into()
+}

@@ -1,0 +1,101 @@
+//! Messages longer than a control slot, cut and put together again.
+//!
+//! A fragment is type u8, flags u8 (bit 0: the first), total length u32, then bytes. Fragments of one message
+//! follow each other on the control lane without another message between them.
+
+use super::{FRAGMENT, MAX_LONG_MESSAGE};
+
+const HEADER: usize = 6;
+const FLAG_FIRST: u8 = 1;
+
+/// Whether a received message is a fragment of a longer one.
+pub fn is_fragment(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&FRAGMENT)
+}
+
+/// Cuts `message` into fragments of at most `slot` bytes and hands each to `send`.
+///
+/// # Panics
+/// If `slot` has no room for data, which no fabric's slot is.
+pub fn cut(message: &[u8], slot: usize, mut send: impl FnMut(&[u8])) {
+    assert!(slot > HEADER, "a slot of {slot} bytes has no room for a fragment");
+    let mut buffer = Vec::with_capacity(slot);
+    for (index, part) in message.chunks(slot - HEADER).enumerate() {
+        buffer.clear();
+        buffer.extend_from_slice(&[FRAGMENT, if index == 0 { FLAG_FIRST } else { 0 }]);
+        buffer.extend_from_slice(&(message.len() as u32).to_le_bytes());
+        buffer.extend_from_slice(part);
+        send(&buffer);
+    }
+}
+
+/// Why a fragment does not belong to a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FragmentError {
+    /// It is too short to be a fragment with data.
+    #[error("a fragment of {len} bytes has no data")]
+    Short {
+        /// Its length.
+        len: usize,
+    },
+    /// It announces a message that is too long.
+    #[error("a fragmented message of {total} bytes was announced: at most {MAX_LONG_MESSAGE} are allowed")]
+    TooLong {
+        /// The announced length.
+        total: u32,
+    },
+    /// A first fragment where a later one had to come, or the other way round, or one of another message.
+    #[error("a fragment came out of order")]
+    Order,
+}
+
+/// Puts fragments together.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    bytes: Vec<u8>,
+    total: usize,
+}
+
+impl Assembler {
+    /// Takes the next fragment. Returns the message if it is whole now.
+    ///
+    /// # Errors
+    /// If the fragment does not continue what came before.
+    pub fn push(&mut self, fragment: &[u8]) -> Result<Option<&[u8]>, FragmentError> {
+        let short = FragmentError::Short { len: fragment.len() };
+        let Some((header, part)) = fragment.split_first_chunk::<HEADER>() else {
+            return Err(short);
+        };
+        if part.is_empty() {
+            return Err(short);
+        }
+        let [_, flags, total @ ..] = *header;
+        let total = u32::from_le_bytes(total);
+        if total as usize > MAX_LONG_MESSAGE {
+            return Err(FragmentError::TooLong { total });
+        }
+        match (flags, self.is_idle()) {
+            (FLAG_FIRST, true) => {
+                self.bytes.clear();
+                self.total = total as usize;
+            }
+            (0, false) if self.total == total as usize => {}
+            _ => return Err(FragmentError::Order),
+        }
+        if self.bytes.len() + part.len() > self.total {
+            return Err(FragmentError::Order);
+        }
+        self.bytes.extend_from_slice(part);
+        if self.bytes.len() < self.total {
+            return Ok(None);
+        }
+        self.total = 0;
+        Ok(Some(&self.bytes))
+    }
+
+    /// Whether no message is half there.
+    pub fn is_idle(&self) -> bool {
+        self.total == 0
+    }
+}

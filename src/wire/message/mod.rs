@@ -1,0 +1,223 @@
+//! Messages between the two ends of a link.
+//!
+//! Little-endian, versioned by [`VERSION`], every length checked before it is used, no padding and no
+//! uninitialised byte. The first byte is the type. A message longer than one control slot travels as
+//! [fragments](fragment).
+//!
+//! | type | message | fields after the type byte |
+//! |---|---|---|
+//! | 1 | `PING` | version u16, nonce u64 |
+//! | 2 | `PONG` | nonce u64 |
+//! | 3 | `ROUTE` | number u32, source incarnation u64, source, destination, edge (each u16 length + UTF-8) |
+//! | 4 | `ROUTE_DROP` | number u32 |
+//! | 5 | `TENSOR_REQUEST` | flags u8, request u32, route u32, step u64, frame u64, iteration u64, meta version u32, timeout ms u32, [grant] |
+//! | 6 | `META_DATA_RESPONSE` | flags u8, request u32, meta |
+//! | 7 | `TENSOR_RE_REQUEST` | request u32, grant |
+//! | 8 | `TENSOR_RESPONSE` | flags u8, request u32, (version u32 or meta), data (the rest) |
+//! | 9 | `CANCEL` | request u32 |
+//! | 10 | `CANCEL_ACK` | request u32 |
+//! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u16 length + UTF-8), details (u16 length + bytes) |
+//!
+//! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
+//! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
+//! rank dimensions of u64.
+
+mod decode;
+mod encode;
+pub mod fragment;
+
+pub use decode::MessageError;
+
+use super::{Grant, Slot, Status, TensorMeta};
+
+/// The version of this protocol. Two ends with different versions don't make a link.
+pub const VERSION: u16 = 1;
+
+/// Bytes of the longest message before it is cut into fragments.
+pub const MAX_LONG_MESSAGE: usize = 16 * 1024;
+
+/// Bytes of an error's message or details that travel at most; what is longer is cut by its sender, who says so.
+pub const MAX_STATUS_TEXT: usize = 7 * 1024;
+
+/// One use of a slot of the requester's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// Which slot.
+    pub slot: Slot,
+    /// Which use of it.
+    pub generation: u8,
+}
+
+/// What a side says of where a tensor lies (SPEC 2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// Whether the bytes are in host memory.
+    pub on_host: bool,
+    /// Who allocated them.
+    pub allocator: Allocator,
+}
+
+impl Side {
+    /// Host memory of the pool.
+    pub const POOL: Side = Side { on_host: true, allocator: Allocator::Pool };
+    /// Host memory of a peer's pool, borrowed.
+    pub const BORROWED: Side = Side { on_host: true, allocator: Allocator::Peer };
+    /// Ordinary host memory.
+    pub const HEAP: Side = Side { on_host: true, allocator: Allocator::Heap };
+}
+
+/// Who allocated a tensor's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Allocator {
+    /// The registered pool.
+    Pool = 0,
+    /// The language's heap.
+    Heap = 1,
+    /// A peer's pool, borrowed.
+    Peer = 2,
+}
+
+/// A tensor's meta-data as its sender numbers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VersionedMeta {
+    /// Grows each time the meta-data of a route changes; never 0.
+    pub version: u32,
+    /// Where the sender's tensor lies.
+    pub side: Side,
+    /// Element type and shape.
+    pub meta: TensorMeta,
+}
+
+/// What a receiver asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRequest {
+    /// The request.
+    pub request: RequestId,
+    /// The route, announced by an earlier `ROUTE`.
+    pub route: u32,
+    /// Step id.
+    pub step: u64,
+    /// Frame of the edge.
+    pub frame: u64,
+    /// Iteration of the edge.
+    pub iteration: u64,
+    /// Version of the meta-data that the receiver has cached for the route; 0 for none.
+    pub meta_version: u32,
+    /// How long the receiver will wait, in ms; `u32::MAX` for ever.
+    pub timeout_ms: u32,
+    /// Whether the receiver would borrow the tensor where it lies.
+    pub borrow: bool,
+    /// Where the tensor may be written, if its meta-data is the cached one.
+    pub grant: Option<Grant>,
+}
+
+/// The meta-data of a tensor whose bytes come with the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetaRef {
+    /// The one that the receiver has cached.
+    Cached(u32),
+    /// A new one.
+    New(VersionedMeta),
+}
+
+/// A message between the two ends of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// Is the other end there, and of the same version?
+    Ping {
+        /// The sender's protocol version.
+        version: u16,
+        /// Comes back in the answer.
+        nonce: u64,
+    },
+    /// The answer to a ping.
+    Pong {
+        /// The ping's.
+        nonce: u64,
+    },
+    /// Gives an edge a number for later requests.
+    Route {
+        /// The requester's number for it.
+        number: u32,
+        /// The life of the source that the requester means.
+        incarnation: u64,
+        /// The sending device.
+        source: &'a str,
+        /// The receiving device.
+        destination: &'a str,
+        /// The edge's name.
+        edge: &'a str,
+    },
+    /// Takes a number back.
+    RouteDrop {
+        /// The number.
+        number: u32,
+    },
+    /// Asks for a tensor (SPEC 3.1).
+    Request(TensorRequest),
+    /// Says what the tensor looks like (SPEC 3.2).
+    Meta {
+        /// The request that it answers.
+        request: RequestId,
+        /// A loan of the tensor follows; no re-request is needed.
+        loan_follows: bool,
+        /// What it looks like.
+        meta: VersionedMeta,
+    },
+    /// Asks again, with a destination that fits (SPEC 3.3).
+    ReRequest {
+        /// The request.
+        request: RequestId,
+        /// Where the tensor may be written.
+        grant: Grant,
+    },
+    /// A small tensor in its response.
+    Response {
+        /// The request that it answers.
+        request: RequestId,
+        /// What it looks like.
+        meta: MetaRef,
+        /// Its bytes.
+        data: &'a [u8],
+    },
+    /// The receiver gives up (SPEC 3.4a).
+    Cancel {
+        /// The request.
+        request: RequestId,
+    },
+    /// Nothing more will come for a request.
+    CancelAck {
+        /// The request.
+        request: RequestId,
+    },
+    /// The sender's side failed (SPEC 3.5).
+    Error {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        status: Status,
+    },
+}
+
+const PING: u8 = 1;
+const PONG: u8 = 2;
+const ROUTE: u8 = 3;
+const ROUTE_DROP: u8 = 4;
+const TENSOR_REQUEST: u8 = 5;
+const META_DATA_RESPONSE: u8 = 6;
+const TENSOR_RE_REQUEST: u8 = 7;
+const TENSOR_RESPONSE: u8 = 8;
+const CANCEL: u8 = 9;
+const CANCEL_ACK: u8 = 10;
+const ERROR_STATUS: u8 = 11;
+const FRAGMENT: u8 = 12;
+
+const FLAG_GRANT: u8 = 1;
+const FLAG_BORROW: u8 = 2;
+const FLAG_LOAN_FOLLOWS: u8 = 1;
+const FLAG_CACHED: u8 = 1;
+const FLAG_DERIVED: u8 = 1;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+use super::fragment::{Assembler, FragmentError, cut, is_fragment};
+use super::*;
+use crate::wire::{Code, DType, Shape};
+use proptest::prelude::*;
+
+fn request_id() -> impl Strategy<Value = RequestId> {
+    (0..Slot::COUNT, any::<u8>())
+        .prop_map(|(slot, generation)| RequestId { slot: Slot::new(slot).expect("20 bits"), generation })
+}
+
+fn grant() -> impl Strategy<Value = Grant> {
+    (any::<u16>(), any::<u32>(), any::<u64>(), any::<u64>())
+        .prop_map(|(region, key, offset, len)| Grant { region, key, offset, len })
+}
+
+fn meta() -> impl Strategy<Value = VersionedMeta> {
+    let side = (any::<bool>(), 0..3u8).prop_map(|(on_host, allocator)| Side {
+        on_host,
+        allocator: [Allocator::Pool, Allocator::Heap, Allocator::Peer][usize::from(allocator)],
+    });
+    let dims = prop_oneof![
+        proptest::collection::vec(0..1000u64, 0..6),
+        proptest::collection::vec(1..2u64, 0..=254),
+    ];
+    (1..u32::MAX, side, 0..DType::ALL.len(), dims).prop_map(|(version, side, dtype, dims)| VersionedMeta {
+        version,
+        side,
+        meta: TensorMeta::new(DType::ALL[dtype], Shape::new(&dims).expect("shape")).expect("meta"),
+    })
+}
+
+fn meta_ref() -> impl Strategy<Value = MetaRef> {
+    prop_oneof![any::<u32>().prop_map(MetaRef::Cached), meta().prop_map(MetaRef::New)]
+}
+
+fn tensor_request() -> impl Strategy<Value = TensorRequest> {
+    let numbers = (any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
+    (request_id(), numbers, any::<bool>(), proptest::option::of(grant())).prop_map(
+        |(request, (route, step, frame, iteration, meta_version, timeout_ms), borrow, grant)| TensorRequest {
+            request,
+            route,
+            step,
+            frame,
+            iteration,
+            meta_version,
+            timeout_ms,
+            borrow,
+            grant,
+        },
+    )
+}
+
+fn comes_back(message: &Message<'_>) -> Result<(), TestCaseError> {
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes);
+    prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
+    prop_assert_eq!(&Message::decode(&bytes).expect("own message"), message);
+    for end in 0..bytes.len() {
+        let whole = matches!(message, Message::Response { .. });
+        prop_assert!(whole || Message::decode(&bytes[..end]).is_err(), "cut at {}", end);
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn a_request_comes_back(request in tensor_request()) {
+        comes_back(&Message::Request(request))?;
+    }
+
+    #[test]
+    fn meta_data_comes_back(request in request_id(), loan_follows: bool, meta in meta()) {
+        comes_back(&Message::Meta { request, loan_follows, meta })?;
+    }
+
+    #[test]
+    fn a_response_comes_back_with_the_length_that_was_foretold(
+        request in request_id(), meta in meta_ref(), data in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let foretold = meta.response_len(data.len());
+        let message = Message::Response { request, meta, data: &data };
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        prop_assert_eq!(bytes.len(), foretold);
+        comes_back(&message)?;
+    }
+
+    #[test]
+    fn a_route_comes_back(number: u32, incarnation: u64, source: String, destination: String, edge in ".{0,2000}") {
+        prop_assume!(edge.len() <= 2048);
+        comes_back(&Message::Route { number, incarnation, source: &source, destination: &destination, edge: &edge })?;
+    }
+
+    #[test]
+    fn short_messages_come_back(request in request_id(), grant in grant(), nonce: u64, version: u16) {
+        comes_back(&Message::Ping { version, nonce })?;
+        comes_back(&Message::Pong { nonce })?;
+        comes_back(&Message::RouteDrop { number: version.into() })?;
+        comes_back(&Message::ReRequest { request, grant })?;
+        comes_back(&Message::Cancel { request })?;
+        comes_back(&Message::CancelAck { request })?;
+    }
+
+    #[test]
+    fn an_error_comes_back_whole(
+        request in request_id(), code in 1..17u8, message: String, derived: bool,
+        details in proptest::collection::vec(any::<u8>(), 0..100),
+    ) {
+        let code = Code::from_number(code).expect("known");
+        comes_back(&Message::Error { request, status: Status { code, message, details, derived } })?;
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_come_back(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        if let Ok(message) = Message::decode(&bytes) {
+            let mut again = Vec::new();
+            message.encode(&mut again);
+            prop_assert_eq!(again, bytes);
+        }
+    }
+
+    #[test]
+    fn a_flipped_byte_never_panics(request in tensor_request(), at: prop::sample::Index, flip in 1..=255u8) {
+        let mut bytes = Vec::new();
+        Message::Request(request).encode(&mut bytes);
+        let at = at.index(bytes.len());
+        bytes[at] ^= flip;
+        let _ = Message::decode(&bytes);
+    }
+
+    #[test]
+    fn a_long_message_survives_being_cut(bytes in proptest::collection::vec(any::<u8>(), 1..3000), slot in 7..300usize) {
+        let mut assembler = Assembler::default();
+        let mut whole = None;
+        cut(&bytes, slot, |fragment| {
+            assert!(is_fragment(fragment) && fragment.len() <= slot && whole.is_none());
+            whole = assembler.push(fragment).expect("in order").map(<[u8]>::to_vec);
+        });
+        prop_assert_eq!(whole, Some(bytes));
+        prop_assert!(assembler.is_idle());
+    }
+
+    #[test]
+    fn any_fragments_are_refused_or_bounded(parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..64), 0..40)) {
+        let mut assembler = Assembler::default();
+        for part in parts {
+            if let Ok(Some(message)) = assembler.push(&part) {
+                prop_assert!(message.len() <= MAX_LONG_MESSAGE);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_text_that_is_too_long_is_cut_and_says_so() {
+    let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
+    let status = Status::new(Code::Internal, "é".repeat(MAX_STATUS_TEXT)).with_details(vec![7; 9000]);
+    let mut bytes = Vec::new();
+    Message::Error { request, status }.encode(&mut bytes);
+    assert!(bytes.len() <= MAX_LONG_MESSAGE);
+    let Ok(Message::Error { status, .. }) = Message::decode(&bytes) else { panic!("no error message") };
+    assert!(status.message.ends_with("é [cut]"));
+    assert_eq!(status.details.len(), MAX_STATUS_TEXT);
+}
+
+#[test]
+fn fragments_out_of_order_are_refused() {
+    let mut fragments = Vec::new();
+    cut(&[1; 50], 20, |fragment| fragments.push(fragment.to_vec()));
+    let mut assembler = Assembler::default();
+    assert_eq!(assembler.push(&fragments[1]), Err(FragmentError::Order));
+    assert_eq!(assembler.push(&fragments[0]), Ok(None));
+    assert_eq!(assembler.push(&fragments[0]), Err(FragmentError::Order));
+}
+
+#[test]
+fn an_endless_message_is_refused_by_its_announcement() {
+    let announced = (MAX_LONG_MESSAGE as u32 + 1).to_le_bytes();
+    let fragment = [&[FRAGMENT, 1], &announced[..], &[0]].concat();
+    let error = Assembler::default().push(&fragment).expect_err("too long");
+    assert_eq!(error, FragmentError::TooLong { total: MAX_LONG_MESSAGE as u32 + 1 });
+}
