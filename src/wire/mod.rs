@@ -6,6 +6,7 @@
 mod dtype;
 mod grant;
 mod immediate;
+mod key;
 mod shape;
 mod status;
 mod time;
@@ -13,6 +14,7 @@ mod time;
 pub use dtype::{DType, Element};
 pub use grant::Grant;
 pub use immediate::{Immediate, ImmediateError, ImmediateKind, Slot};
+pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use status::{Code, Status};
 pub use time::Time;
