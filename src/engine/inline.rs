@@ -25,7 +25,7 @@ pub struct InlineOptions {
 pub struct Inline<P: Port, H: Handler<P>> {
     token: CachePadded<OwnerToken>,
     wishes: ArrayQueue<H::Op>,
-    poller: UnsafeCell<Poller<P, H>>,
+    poller: UnsafeCell<Option<Poller<P, H>>>,
     clock: Arc<dyn Clock>,
     waiting: Waiting,
 }
@@ -36,10 +36,16 @@ pub struct Inline<P: Port, H: Handler<P>> {
 #[allow(unsafe_code)]
 unsafe impl<P: Port, H: Handler<P>> Sync for Inline<P, H> {}
 
-/// An owner panicked; the poller is not usable any more.
+/// A poller that can't be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a thread panicked while it moved the poller: every call on it fails from now on")]
-pub struct Poisoned;
+pub enum Unusable {
+    /// An owner panicked.
+    #[error("a thread panicked while it moved the poller: every call on it fails from now on")]
+    Poisoned,
+    /// It was closed.
+    #[error("the poller was closed")]
+    Closed,
+}
 
 impl<P: Port, H: Handler<P>> Inline<P, H> {
     /// Shares a poller.
@@ -47,7 +53,7 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
         Inline {
             token: CachePadded::new(OwnerToken::new()),
             wishes: ArrayQueue::new(options.queue.max(1)),
-            poller: UnsafeCell::new(poller),
+            poller: UnsafeCell::new(Some(poller)),
             clock,
             waiting: options.waiting,
         }
@@ -62,8 +68,8 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
     /// of one thread are done in its order.
     ///
     /// # Errors
-    /// If the poller is poisoned.
-    pub fn submit(&self, op: H::Op) -> Result<(), Poisoned> {
+    /// If the poller is poisoned or closed.
+    pub fn submit(&self, op: H::Op) -> Result<(), Unusable> {
         let now = self.clock.now();
         let mut op = Some(op);
         loop {
@@ -71,13 +77,12 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
                 if let Some(op) = op.take() {
                     poller.op(op, now);
                 }
-            });
+            })?;
             match (owned, op.take()) {
-                (Owned::Poisoned, _) => return Err(Poisoned),
                 (_, None) => return Ok(()),
                 (_, Some(mine)) => match self.wishes.push(mine) {
                     // The owner may have let go before it saw the push: then this thread is the next owner.
-                    Ok(()) => return self.check(self.own(|_| {})),
+                    Ok(()) => return self.own(|_| {}).map(drop),
                     Err(mine) => op = Some(mine),
                 },
             }
@@ -88,34 +93,32 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
     /// Makes progress once, unless another thread is at it. Returns how many completions there were.
     ///
     /// # Errors
-    /// If the poller is poisoned.
-    pub fn progress(&self) -> Result<usize, Poisoned> {
+    /// If the poller is poisoned or closed.
+    pub fn progress(&self) -> Result<usize, Unusable> {
         let now = self.clock.now();
         let mut count = 0;
-        let owned = self.own(|poller| count = poller.step(now));
-        self.check(owned)?;
+        self.own(|poller| count = poller.step(now))?;
         Ok(count)
     }
 
     /// Makes progress until `done`, or until `deadline` has passed. Returns whether it is done.
     ///
     /// # Errors
-    /// If the poller is poisoned.
-    pub fn wait(&self, deadline: Time, done: impl Fn() -> bool) -> Result<bool, Poisoned> {
+    /// If the poller is poisoned or closed.
+    pub fn wait(&self, deadline: Time, done: impl Fn() -> bool) -> Result<bool, Unusable> {
         loop {
             if done() {
                 return Ok(true);
             }
             let now = self.clock.now();
-            let owned = self.own(|poller| {
+            self.own(|poller| {
                 for _ in 0..self.waiting.looks() {
                     self.do_wishes(poller, now);
                     if poller.step(now) > 0 && done() {
                         break;
                     }
                 }
-            });
-            self.check(owned)?;
+            })?;
             if done() {
                 return Ok(true);
             }
@@ -126,23 +129,49 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
         }
     }
 
-    /// Runs `body` as the owner, after everything that others wished before.
-    fn own(&self, mut body: impl FnMut(&mut Poller<P, H>)) -> Owned {
-        let run = || {
-            // SAFETY: `OwnerToken::run` calls this only while this thread holds the token, so there is no
-            // other reference to the poller; `body` can't call back into `own` with this reference alive,
-            // as it finds the token taken.
-            #[allow(unsafe_code)]
-            let poller = unsafe { &mut *self.poller.get() };
-            let moved = catch_unwind(AssertUnwindSafe(|| {
+    /// Ends the poller: its links are closed and everybody who waits is told. Does nothing the second time.
+    pub fn close(&self) {
+        let end = |slot: &mut Option<Poller<P, H>>| {
+            drop(slot.take());
+            while self.wishes.pop().is_some() {}
+        };
+        while let Ok(Owned::Busy) = self.own_slot(end) {
+            self.waiting.pause();
+        }
+    }
+
+    /// Runs `body` as the owner, after everything that others wished before. Says whether it ran.
+    fn own(&self, mut body: impl FnMut(&mut Poller<P, H>)) -> Result<Owned, Unusable> {
+        let mut closed = false;
+        let owned = self.own_slot(|slot| match slot {
+            Some(poller) => {
                 if !self.wishes.is_empty() {
                     self.do_wishes(poller, self.clock.now());
                 }
                 body(poller);
-            }));
-            moved.is_ok()
+            }
+            None => {
+                // Whoever made these wishes is told by their end.
+                while self.wishes.pop().is_some() {}
+                closed = true;
+            }
+        })?;
+        if closed { Err(Unusable::Closed) } else { Ok(owned) }
+    }
+
+    fn own_slot(&self, mut body: impl FnMut(&mut Option<Poller<P, H>>)) -> Result<Owned, Unusable> {
+        let run = || {
+            // SAFETY: `OwnerToken::run` calls this only while this thread holds the token, so there is no
+            // other reference to the poller; `body` can't come back here with this reference alive, as it
+            // finds the token taken.
+            #[allow(unsafe_code)]
+            let slot = unsafe { &mut *self.poller.get() };
+            catch_unwind(AssertUnwindSafe(|| body(slot))).is_ok()
         };
-        self.token.run(run, || !self.wishes.is_empty())
+        match self.token.run(run, || !self.wishes.is_empty()) {
+            Owned::Poisoned => Err(Unusable::Poisoned),
+            owned => Ok(owned),
+        }
     }
 
     fn do_wishes(&self, poller: &mut Poller<P, H>, now: Time) {
@@ -153,9 +182,5 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
             let Some(op) = self.wishes.pop() else { return };
             poller.op(op, now);
         }
-    }
-
-    fn check(&self, owned: Owned) -> Result<(), Poisoned> {
-        if owned == Owned::Poisoned || self.token.is_poisoned() { Err(Poisoned) } else { Ok(()) }
     }
 }

@@ -20,7 +20,7 @@ mod wait;
 pub use call::{Abandoned, Calls, Completer, Ticket};
 pub use clock::Clock;
 pub use executor::Executor;
-pub use inline::{Inline, InlineOptions, Poisoned};
+pub use inline::{Inline, InlineOptions, Unusable};
 pub use pin::{PinError, pin_current_thread, process_cpus};
 pub use poller::{Handler, Poller};
 pub use wait::Waiting;

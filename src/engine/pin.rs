@@ -8,7 +8,9 @@ use std::sync::OnceLock;
 #[non_exhaustive]
 pub enum PinError {
     /// The process may not run there.
-    #[error("CPU {cpu} was asked for, but this process may only run on {allowed:?}: choose one of those, or change its affinity mask")]
+    #[error(
+        "CPU {cpu} was asked for, but this process may only run on {allowed:?}: choose one of those, or change its affinity mask"
+    )]
     NotAllowed {
         /// The CPU that was asked for.
         cpu: usize,

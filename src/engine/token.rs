@@ -57,11 +57,6 @@ impl OwnerToken {
         }
     }
 
-    /// Whether an owner has panicked.
-    pub fn is_poisoned(&self) -> bool {
-        self.state.load(Ordering::Acquire) == POISONED
-    }
-
     fn try_acquire(&self) -> Owned {
         // SeqCst also on failure: this load must come after the caller's push to the queue.
         match self.state.compare_exchange(FREE, HELD, Ordering::SeqCst, Ordering::SeqCst) {
@@ -110,7 +105,6 @@ mod tests {
     fn a_failed_owner_is_the_last() {
         let token = OwnerToken::new();
         assert_eq!(token.run(|| false, || false), Owned::Poisoned);
-        assert!(token.is_poisoned());
         assert_eq!(token.run(|| unreachable!(), || false), Owned::Poisoned);
     }
 }

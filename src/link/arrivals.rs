@@ -96,12 +96,13 @@ impl<C> Link<C> {
         want: Want,
         cached: Option<&VersionedMeta>,
     ) -> Result<Destination, RequestRefused> {
-        let in_response = |meta: &VersionedMeta| {
-            meta.meta.bytes() <= u64::from(self.settings.small_tensor_bytes)
-        };
+        let in_response =
+            |meta: &VersionedMeta| meta.meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
         let lends = cx.port.limits(self.id).lends;
         match (want, cached) {
-            (Want::Borrow, _) if lends => Ok(Destination { borrow: true, use_cached: true, ..Destination::NONE }),
+            (Want::Borrow, _) if lends => {
+                Ok(Destination { borrow: true, use_cached: true, ..Destination::NONE })
+            }
             (Want::Fresh | Want::Borrow, Some(meta)) if !in_response(meta) => {
                 let target = cx.pool.tensor(meta.meta.clone()).map_err(RequestRefused::NoRoom)?;
                 // A link with no room for a grant asks without one: slower, and right.
@@ -120,17 +121,11 @@ impl<C> Link<C> {
                 })
             }
             // What is cached is not what was given: only the sender knows which is right now.
-            (Want::Into(given), _) => {
-                Ok(Destination { given: Some(given), into: true, ..Destination::NONE })
-            }
+            (Want::Into(given), _) => Ok(Destination { given: Some(given), into: true, ..Destination::NONE }),
         }
     }
 
-    fn grant<P: Port>(
-        &mut self,
-        cx: &mut Context<'_, P, C>,
-        target: TensorMut,
-    ) -> Result<Grant, TensorMut> {
+    fn grant<P: Port>(&mut self, cx: &mut Context<'_, P, C>, target: TensorMut) -> Result<Grant, TensorMut> {
         cx.port.grant(self.id, target).map_err(|(_, target)| target)
     }
 
@@ -159,13 +154,17 @@ impl<C> Link<C> {
         bytes: u64,
     ) -> Result<(), String> {
         let id = RequestId { slot: immediate.slot, generation: immediate.generation };
+        let link = self.id;
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         match immediate.kind {
             ImmediateKind::Plain => {
                 let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
-                let landed = request.grant.take().and_then(|grant| cx.port.revoke(self.id, &grant));
+                let landed = request.grant.take().and_then(|grant| cx.port.revoke(link, &grant));
                 let Some(target) = landed else {
-                    return Err(format!("a write landed for slot {}, which granted nothing", id.slot.index()));
+                    return Err(format!(
+                        "a write landed for slot {}, which granted nothing",
+                        id.slot.index()
+                    ));
                 };
                 let received =
                     if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
@@ -175,7 +174,7 @@ impl<C> Link<C> {
             }
             ImmediateKind::Dead => {
                 let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
-                let given = take_back(request, cx.port, self.id);
+                let given = take_back(request, cx.port, link);
                 let given = if request.into { given } else { None };
                 self.deliver(cx, id, action, Received::Dead(given), Side::HEAP);
                 Ok(())
@@ -269,19 +268,22 @@ impl<C> Link<C> {
         meta: MetaRef,
         data: &[u8],
     ) -> Result<(), String> {
+        let link = self.id;
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Response).map_err(|v| v.to_string())?;
         let meta = match (meta, &request.meta) {
             (MetaRef::New(meta), _) => meta,
             (MetaRef::Cached(version), Some(known)) if known.version == version => known.clone(),
             (MetaRef::Cached(version), _) => {
-                return Err(format!("a response refers to meta-data {version}, which the request did not name"));
+                return Err(format!(
+                    "a response refers to meta-data {version}, which the request did not name"
+                ));
             }
         };
         if meta.meta.bytes() != data.len() as u64 || meta.meta.dtype() == DType::String {
             return Err(format!("a response has {} bytes for {}", data.len(), meta.meta));
         }
-        let given = take_back(request, cx.port, self.id);
+        let given = take_back(request, cx.port, link);
         let into = request.into;
         let key = request.key.clone();
         self.routes_out.learn(&key.edge, &meta);

@@ -5,8 +5,8 @@ use super::{Incoming, LinkEvent, TensorKey, Value};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
-use crate::wire::message::{MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
+use crate::wire::message::{MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
 use foldhash::HashMap;
 
@@ -58,8 +58,7 @@ impl<C> Link<C> {
             self.error(cx, request.request, Status::new(Code::ResourceExhausted, message));
             return Ok(());
         }
-        let key =
-            TensorKey { edge, step: request.step, frame: request.frame, iteration: request.iteration };
+        let key = TensorKey { edge, step: request.step, frame: request.frame, iteration: request.iteration };
         let asked = Asked {
             granted: request.grant.map(|grant| grant.len),
             meta_version: request.meta_version,
@@ -142,7 +141,8 @@ impl<C> Link<C> {
         // meta-data of its own for each request.
         let version = self.routes_in.get(route).map_or(1, |route| route.version_of(tensor.meta(), side));
         let full = VersionedMeta { version, side, meta: tensor.meta().clone() };
-        let meta = if version == asked_version { MetaRef::Cached(version) } else { MetaRef::New(full.clone()) };
+        let meta =
+            if version == asked_version { MetaRef::Cached(version) } else { MetaRef::New(full.clone()) };
         let bytes = tensor.meta().bytes();
         let value = SenderValue {
             dead: false,
@@ -205,12 +205,7 @@ impl<C> Link<C> {
     }
 
     /// Answers a request with an error.
-    pub(super) fn refuse<P: Port>(
-        &mut self,
-        cx: &mut Context<'_, P, C>,
-        request: RequestId,
-        status: Status,
-    ) {
+    pub(super) fn refuse<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId, status: Status) {
         if self.take_served(request).is_some() {
             self.error(cx, request, status);
         }

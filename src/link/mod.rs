@@ -13,7 +13,7 @@ mod outbox;
 mod requests;
 mod routes;
 
-pub use links::{LinkIdentity, LinkSettings, Links};
+pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 
 use crate::fabric::{LinkFailure, LinkId, PostError};
 use crate::memory::{PoolError, Tensor, TensorMut};

@@ -71,10 +71,8 @@ impl Outbox {
 
     /// Posts what is queued, as far as credits and room go.
     pub fn flush<P: Port>(&mut self, port: &mut P) {
-        while let Some(item) = self.queue.front() {
-            if !self.has_credit(port) {
-                return;
-            }
+        while !self.queue.is_empty() && self.has_credit(port) {
+            let Some(item) = self.queue.front() else { return };
             match post(port, self.link, &mut self.next_op, item) {
                 Ok(()) => self.sent = self.sent.wrapping_add(1),
                 Err(PostError::Full) => return,

@@ -48,6 +48,7 @@ impl<C> Requests<C> {
     }
 
     /// Requests in use.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -96,9 +97,7 @@ impl<C> Requests<C> {
     /// The ids in use.
     pub fn ids(&self) -> impl Iterator<Item = RequestId> {
         self.entries.iter().enumerate().filter(|(_, entry)| entry.request.is_some()).filter_map(
-            |(index, entry)| {
-                Some(RequestId { slot: Slot::new(index as u32)?, generation: entry.generation })
-            },
+            |(index, entry)| Some(RequestId { slot: Slot::new(index as u32)?, generation: entry.generation }),
         )
     }
 

@@ -60,8 +60,9 @@ impl OutRoutes {
         let mut announce = Announce::Route;
         if self.by_edge.len() >= self.max {
             let idle = self.by_edge.iter().filter(|(_, route)| route.in_flight == 0);
-            let (oldest, number) =
-                idle.min_by_key(|(_, route)| route.last_used).map(|(edge, route)| (edge.clone(), route.number))?;
+            let (oldest, number) = idle
+                .min_by_key(|(_, route)| route.last_used)
+                .map(|(edge, route)| (edge.clone(), route.number))?;
             self.by_edge.remove(&oldest);
             self.by_number.remove(&number);
             announce = Announce::DropThenRoute(number);

@@ -54,13 +54,19 @@ pub struct Receiver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Asked, with a destination of this many bytes granted, or none.
-    Asked { granted: Option<u64> },
+    Asked {
+        granted: Option<u64>,
+    },
     /// Has the meta-data, is making room.
     Allocating,
     /// Asked again, with a destination of this many bytes.
-    AskedAgain { granted: u64 },
+    AskedAgain {
+        granted: u64,
+    },
     /// Gave up; the sender has not acknowledged it yet.
-    Cancelling { granted: Option<u64> },
+    Cancelling {
+        granted: Option<u64>,
+    },
     /// The value came all the same; the acknowledgement is still to come.
     Overtaken,
     Done,
@@ -102,11 +108,7 @@ impl Receiver {
         }
     }
 
-    fn first_answer(
-        &mut self,
-        granted: Option<u64>,
-        arrival: Arrival,
-    ) -> Result<ReceiverAction, Violation> {
+    fn first_answer(&mut self, granted: Option<u64>, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
             Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.done()),
             Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Error => Ok(self.done()),
@@ -135,11 +137,7 @@ impl Receiver {
         match arrival {
             Arrival::Landed { bytes } if granted != Some(bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
-            Arrival::Landed { .. }
-            | Arrival::Dead
-            | Arrival::Response
-            | Arrival::Loan
-            | Arrival::Error => {
+            Arrival::Landed { .. } | Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Error => {
                 self.state = State::Overtaken;
                 Ok(ReceiverAction::DeliverAndKeep)
             }

@@ -110,9 +110,10 @@ impl Sender {
     pub fn asked_again(&mut self, granted: u64) -> Result<(), Violation> {
         match self.state {
             State::Keeping { bytes } if bytes == granted => Ok(()),
-            State::Keeping { .. } => {
-                Err(Violation { what: "a re-request with a grant of another length", state: "that keeps a value" })
-            }
+            State::Keeping { .. } => Err(Violation {
+                what: "a re-request with a grant of another length",
+                state: "that keeps a value",
+            }),
             State::Matching => Err(Violation { what: "a re-request", state: "that has no meta-data yet" }),
         }
     }

@@ -1,6 +1,6 @@
 //! What can go wrong with a send or a receive.
 
-use crate::engine::Poisoned;
+use crate::engine::Unusable;
 use crate::memory::PoolError;
 use crate::wire::{Code, EdgeNameError, Status, TaskId, TensorMeta};
 use std::sync::Arc;
@@ -48,7 +48,9 @@ pub enum Error {
         key: String,
     },
     /// Nothing came in time; the value, if it comes, is still with its sender.
-    #[error("nothing was sent for {key} within {after:?}: is its producer running, and does it make progress?")]
+    #[error(
+        "nothing was sent for {key} within {after:?}: is its producer running, and does it make progress?"
+    )]
     DeadlineExceeded {
         /// What was asked for.
         key: String,
@@ -165,7 +167,9 @@ pub enum Error {
         members: String,
     },
     /// Tensors of this type can't be moved between processes yet.
-    #[error("{key} is a tensor of {dtype}, which is not flat memory: this version moves such tensors only within a process")]
+    #[error(
+        "{key} is a tensor of {dtype}, which is not flat memory: this version moves such tensors only within a process"
+    )]
     NotMovable {
         /// Which.
         key: String,
@@ -182,8 +186,17 @@ pub enum Error {
     #[error("the node has stopped")]
     Stopped,
     /// A thread panicked while it made progress.
-    #[error(transparent)]
-    Poisoned(#[from] Poisoned),
+    #[error("a thread panicked while it made progress: every call fails from now on")]
+    Poisoned,
+}
+
+impl From<Unusable> for Error {
+    fn from(why: Unusable) -> Self {
+        match why {
+            Unusable::Poisoned => Error::Poisoned,
+            Unusable::Closed => Error::Stopped,
+        }
+    }
 }
 
 impl Error {
@@ -198,7 +211,7 @@ impl Error {
             Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped => Code::Unavailable,
             Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::NotMovable { .. } => Code::Unimplemented,
-            Error::Poisoned(_) => Code::Internal,
+            Error::Poisoned => Code::Internal,
             Error::Misfit { .. }
             | Error::Dead { .. }
             | Error::EdgeName(_)

@@ -2,7 +2,7 @@
 
 use super::waiter::{CallId, GiveUp, Waiter};
 use super::{Error, LossCause, Remote, RemoteOp};
-use crate::engine::{Inline, Poisoned};
+use crate::engine::{Inline, Unusable};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
 use crate::wire::{Status, TaskId, Time};
@@ -80,6 +80,9 @@ pub trait RemotePath: Send + Sync {
 
     /// The time now, on this path's clock.
     fn now(&self) -> Time;
+
+    /// Closes every link and ends every call. Does nothing the second time.
+    fn close(&self);
 }
 
 /// Which call to end, and why.
@@ -128,15 +131,15 @@ impl<P: Port> RemotePath for Inline<P, Remote> {
     }
 
     fn cancel(&self, call: Cancel) {
-        ignore_poison(self.submit(RemoteOp::Cancel(call)));
+        ignore_end(self.submit(RemoteOp::Cancel(call)));
     }
 
     fn step(&self, change: StepChange) {
-        ignore_poison(self.submit(RemoteOp::Step(change)));
+        ignore_end(self.submit(RemoteOp::Step(change)));
     }
 
     fn lose(&self, peer: PeerIndex, cause: LossCause) {
-        ignore_poison(self.submit(RemoteOp::Lose { peer, cause }));
+        ignore_end(self.submit(RemoteOp::Lose { peer, cause }));
     }
 
     fn progress(&self) -> Result<usize, Error> {
@@ -150,9 +153,11 @@ impl<P: Port> RemotePath for Inline<P, Remote> {
     fn now(&self) -> Time {
         Inline::now(self)
     }
+
+    fn close(&self) {
+        Inline::close(self);
+    }
 }
 
-/// On a poisoned poller every call has failed already; there is nothing to end.
-fn ignore_poison(result: Result<(), Poisoned>) {
-    drop(result);
-}
+/// On a poller that is not usable any more every call has failed already; there is nothing to end.
+fn ignore_end(_: Result<(), Unusable>) {}

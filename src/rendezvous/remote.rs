@@ -9,8 +9,8 @@ use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{FabricError, LinkFailure, LinkId, Port};
 use crate::link::{
-    Incoming, LinkEvent, LinkIdentity, LinkSettings, Links, Received, RequestError, RequestRefused, TensorKey,
-    Value, Want,
+    Incoming, LinkEvent, LinkIdentity, LinkSettings, Links, Received, RequestError, RequestRefused,
+    TensorKey, Value, Want,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::telemetry::Counters;
@@ -452,9 +452,7 @@ impl Remote {
 
     fn refused(&self, refused: RequestRefused, key: &TensorKey, peer: PeerIndex) -> Error {
         match refused {
-            RequestRefused::NoLink => {
-                Error::NotConnected { peer: self.members.task(peer).clone() }
-            }
+            RequestRefused::NoLink => Error::NotConnected { peer: self.members.task(peer).clone() },
             RequestRefused::TooManyRequests { max } => Error::ResourceExhausted {
                 what: "the number of receives outstanding with a peer",
                 limit: max.into(),
@@ -465,19 +463,11 @@ impl Remote {
                 limit: max.into(),
                 remedy: "raise max_routes, or wait for some first",
             },
-            RequestRefused::NoRoom(error) => {
-                Error::NoRoom { key: key.to_string(), source: Arc::new(error) }
-            }
+            RequestRefused::NoRoom(error) => Error::NoRoom { key: key.to_string(), source: Arc::new(error) },
         }
     }
 
-    fn arrived(
-        &mut self,
-        waiter: Option<Waiter>,
-        key: TensorKey,
-        received: Received,
-        sender: Side,
-    ) {
+    fn arrived(&mut self, waiter: Option<Waiter>, key: TensorKey, received: Received, sender: Side) {
         let Some(waiter) = waiter else {
             let unclaimed = match received {
                 Received::Tensor(tensor) | Received::Misfit { value: tensor, .. } => {
@@ -641,7 +631,8 @@ impl Remote {
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
-                let status = Status::new(Code::NotFound, format!("step {step} was cleaned up at {}", self.me));
+                let status =
+                    Status::new(Code::NotFound, format!("step {step} was cleaned up at {}", self.me));
                 self.end_step(links, step, &Error::StepGone { step }, &status);
             }
         }
@@ -660,13 +651,7 @@ impl Remote {
         }
     }
 
-    fn end_step<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        step: u64,
-        error: &Error,
-        status: &Status,
-    ) {
+    fn end_step<P: Port>(&mut self, links: &mut Links<P, Waiter>, step: u64, error: &Error, status: &Status) {
         let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
         self.outstanding.fetch_sub(values, Ordering::Relaxed);
         for (_, asking) in asking {

@@ -4,8 +4,8 @@ use super::Error;
 use crate::engine::{Abandoned, Completer};
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
+use crate::wire::Time;
 use crate::wire::message::Side;
-use crate::wire::{Status, Time};
 use std::time::Duration;
 
 /// What a receive brings.
@@ -49,8 +49,6 @@ pub(super) enum GiveUp {
     Cancelled,
     /// Its time is over.
     Deadline,
-    /// Its step was aborted.
-    Aborted(Status),
 }
 
 /// Whoever waits for a tensor.
@@ -75,10 +73,7 @@ impl Waiter {
     /// The error of a waiter that gave up, in the words of its reason.
     pub(super) fn given_up(self, key: &TensorKey) {
         let error = match &self.gave_up {
-            Some(GiveUp::Deadline) => {
-                Error::DeadlineExceeded { key: key.to_string(), after: self.patience }
-            }
-            Some(GiveUp::Aborted(status)) => Error::Aborted { step: key.step, status: status.clone() },
+            Some(GiveUp::Deadline) => Error::DeadlineExceeded { key: key.to_string(), after: self.patience },
             Some(GiveUp::Cancelled) | None => Error::Cancelled { key: key.to_string() },
         };
         self.complete(Err(error));

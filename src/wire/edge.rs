@@ -1,6 +1,6 @@
 //! An edge's name without the parts that change: who sends, who receives, what it is called.
 
-use super::key::{DeviceName, EdgeNameError, check_edge_name};
+use super::key::{DeviceName, DeviceNameError, KeyError, RendezvousKey};
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::OnceLock;
@@ -26,6 +26,26 @@ impl fmt::Debug for TaskId {
     }
 }
 
+/// Why three names are no edge.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EdgeNameError {
+    /// A device name is not well-formed.
+    #[error(transparent)]
+    Device(#[from] DeviceNameError),
+    /// A device is of a replica that no cluster has.
+    #[error("device '{device}' is of replica {replica}: only replica 0 exists")]
+    Replica {
+        /// The device.
+        device: String,
+        /// Its replica.
+        replica: u32,
+    },
+    /// The edge's name is not well-formed.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+}
+
 /// Source device, destination device and name of an edge, checked, with a hash computed once.
 ///
 /// The hash is keyed by a secret of the process, so a peer can't choose names that collide; equality still
@@ -47,9 +67,17 @@ impl EdgeName {
     /// If a device name or the edge's name is not well-formed (SPEC 2.2), or a device has a replica other
     /// than 0, which no cluster has.
     pub fn new(source: &str, destination: &str, name: &str) -> Result<Self, EdgeNameError> {
-        check_edge_name(name)?;
-        let source_task = task_of(source)?;
-        let destination_task = task_of(destination)?;
+        let (from, to) = (DeviceName::parse(source)?, DeviceName::parse(destination)?);
+        let key = RendezvousKey {
+            source: from,
+            source_incarnation: 0,
+            destination: to,
+            edge: name,
+            frame: 0,
+            iteration: 0,
+        };
+        key.check()?;
+        let (source_task, destination_task) = (task_of(&from)?, task_of(&to)?);
         let hash = secret().hash_one((source, destination, name));
         let (source, destination, name) = (source.into(), destination.into(), name.into());
         Ok(EdgeName { source, destination, name, source_task, destination_task, hash })
@@ -86,12 +114,11 @@ impl EdgeName {
     }
 }
 
-fn task_of(device: &str) -> Result<TaskId, EdgeNameError> {
-    let parsed = DeviceName::parse(device)?;
-    if parsed.replica != 0 {
-        return Err(EdgeNameError::replica(device, parsed.replica));
+fn task_of(device: &DeviceName<'_>) -> Result<TaskId, EdgeNameError> {
+    if device.replica != 0 {
+        return Err(EdgeNameError::Replica { device: device.to_string(), replica: device.replica });
     }
-    Ok(TaskId { job: parsed.job.to_owned(), task: parsed.task })
+    Ok(TaskId { job: device.job.to_owned(), task: device.task })
 }
 
 fn secret() -> &'static RandomState {

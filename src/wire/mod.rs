@@ -4,14 +4,17 @@
 //! lives here, is length-checked term by term, and returns an error rather than panicking.
 
 mod dtype;
+mod edge;
 mod grant;
 mod immediate;
 mod key;
+pub mod message;
 mod shape;
 mod status;
 mod time;
 
 pub use dtype::{DType, Element};
+pub use edge::{EdgeName, EdgeNameError, TaskId};
 pub use grant::Grant;
 pub use immediate::{Immediate, ImmediateError, ImmediateKind, Slot};
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};

@@ -9,8 +9,12 @@ fn request_id() -> impl Strategy<Value = RequestId> {
 }
 
 fn grant() -> impl Strategy<Value = Grant> {
-    (any::<u16>(), any::<u32>(), any::<u64>(), any::<u64>())
-        .prop_map(|(region, key, offset, len)| Grant { region, key, offset, len })
+    (any::<u16>(), any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(region, key, offset, len)| Grant {
+        region,
+        key,
+        offset,
+        len,
+    })
 }
 
 fn meta() -> impl Strategy<Value = VersionedMeta> {

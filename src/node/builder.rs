@@ -1,0 +1,51 @@
+//! From settings to a node that runs.
+
+use super::error::NodeError;
+use super::process::Node;
+use crate::config::{Builder, Config};
+
+/// Collects the settings of a [`Node`]. Every key of [`crate::config`] can be set by name; the commonest have
+/// methods of their own.
+#[derive(Default)]
+#[must_use]
+pub struct NodeBuilder {
+    settings: Builder,
+}
+
+impl NodeBuilder {
+    pub(super) fn new() -> Self {
+        NodeBuilder { settings: Config::builder() }
+    }
+
+    /// Which task of the cluster this process is.
+    pub fn member(mut self, job: &str, task: u32) -> Self {
+        self.settings = self.settings.member(job, task);
+        self
+    }
+
+    /// Adds the tasks of a job, in order, by the address of each one's bootstrap service.
+    pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
+        self.settings = self.settings.set(key, value);
+        self
+    }
+
+    /// Reads settings from a TOML file too; what is set here wins over it.
+    pub fn file(mut self, path: impl Into<std::path::PathBuf>) -> Self {
+        self.settings = self.settings.file(path);
+        self
+    }
+
+    /// Reads settings from `TENSORWIRE_*` variables too; what is set here wins over them.
+    pub fn env(mut self) -> Self {
+        self.settings = self.settings.env();
+        self
+    }
+
+    /// Checks the settings, makes the pool, and starts to listen for the other members.
+    ///
+    /// # Errors
+    /// If a setting is wrong, or what it asks for can't be had.
+    pub fn start(self) -> Result<Node, NodeError> {
+        Node::start(&self.settings.build()?)
+    }
+}

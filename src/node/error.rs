@@ -1,0 +1,30 @@
+//! What can go wrong with a node.
+
+use crate::bootstrap::BootstrapError;
+use crate::config::ConfigError;
+use crate::fabric::FabricError;
+use crate::memory::{PoolError, RegionError};
+
+/// Why a node could not start, join or stop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// A setting is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The pool's memory could not be had.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The pool could not be made.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The fabric could not be opened.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The bootstrap service failed, or a member did not come.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The system has no random numbers.
+    #[error("no random number could be had for the incarnation: {0}")]
+    Random(getrandom::Error),
+}

@@ -1,0 +1,16 @@
+//! One process of the cluster: configuration in, pool made, peers joined, paths chosen, clean stop.
+//!
+//! Everything that asks the system for the time, the host or the network comes together here; the rooms below are
+//! handed what they need. Nothing here is on the data path.
+
+mod builder;
+mod clock;
+mod error;
+mod host;
+mod peering;
+mod process;
+
+pub use builder::NodeBuilder;
+pub use clock::MonotonicClock;
+pub use error::NodeError;
+pub use process::{Node, PeerReport, PeerState};

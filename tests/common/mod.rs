@@ -1,0 +1,101 @@
+//! Clusters inside one process: each member is a node with a thread of its own.
+#![allow(dead_code)] // each test file uses a part of it
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tensorwire::{DType, Node, NodeBuilder, Tensor};
+
+/// Long enough for anything that should come.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// A cluster of `workers` tasks of job `w`, in the form of the `cluster` setting, on free ports.
+pub fn cluster(workers: usize) -> String {
+    let listeners: Vec<_> = (0..workers).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    let addresses: Vec<_> =
+        listeners.iter().map(|listener| listener.local_addr().expect("an address").to_string()).collect();
+    format!("w={}", addresses.join(","))
+}
+
+/// Settings of one member of a small, quick cluster.
+pub fn member(cluster: &str, task: u32) -> NodeBuilder {
+    Node::builder()
+        .member("w", task)
+        .set("cluster", cluster)
+        .set("pool_size", "8MiB")
+        .set("pool_pages", "plain")
+        .set("pool_lock", "no")
+        .set("join_timeout", "20s")
+        .set("recv_timeout", "20s")
+        .set("stop_timeout", "300ms")
+}
+
+/// Runs `body` once for each member of a cluster, each on a thread of its own, joined to all others. A member
+/// whose body has ended goes on to serve its peers until all have ended.
+pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
+    let cluster = cluster(members);
+    let body = Arc::new(body);
+    let ended = Arc::new(AtomicUsize::new(0));
+    let settings: Vec<(String, String)> =
+        settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let threads: Vec<_> = (0..members as u32)
+        .map(|task| {
+            let (cluster, body, ended) = (cluster.clone(), body.clone(), ended.clone());
+            let settings = settings.clone();
+            let thread = std::thread::Builder::new().name(format!("w/{task}"));
+            let run = move || {
+                // Counted also when the body panics, so that the others do not wait for ever.
+                struct Ended(Arc<AtomicUsize>);
+                impl Drop for Ended {
+                    fn drop(&mut self) {
+                        self.0.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+                let mine = Ended(ended.clone());
+                let mut builder = member(&cluster, task);
+                for (key, value) in &settings {
+                    builder = builder.set(key, value.clone());
+                }
+                let node = builder.start().expect("the node starts");
+                node.join().expect("the others come");
+                body(&node, task);
+                drop(mine);
+                while ended.load(Ordering::SeqCst) < members {
+                    let _ = node.progress();
+                    std::thread::yield_now();
+                }
+                node.stop().expect("the node stops");
+            };
+            thread.spawn(run).expect("a thread")
+        })
+        .collect();
+    let failed: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().err()).collect();
+    if let Some(panic) = failed.into_iter().next() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// A vector of f32 that starts at `first` and counts on.
+pub fn counting(node: &Node, first: f32, len: usize) -> Tensor {
+    let mut tensor = node.tensor(DType::F32, &[len as u64]).expect("room");
+    for (at, value) in tensor.as_mut_slice::<f32>().expect("f32").iter_mut().enumerate() {
+        *value = first + at as f32;
+    }
+    tensor.freeze()
+}
+
+/// The values of a vector of f32.
+pub fn values(tensor: &Tensor) -> &[f32] {
+    tensor.as_slice::<f32>().expect("f32")
+}
+
+/// Makes progress until `done`; fails the test if that takes too long.
+pub fn until(node: &Node, what: &str, done: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + SOON;
+    while !done() {
+        assert!(std::time::Instant::now() < end, "{what} did not happen within {SOON:?}");
+        let _ = node.progress();
+        std::thread::yield_now();
+    }
+}
