@@ -197,7 +197,7 @@ impl<C> Link<C> {
         let Some(meta) = request.meta.clone() else {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
-        let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|error| error.to_string())?;
+        let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
         Ok(())
     }

@@ -82,6 +82,11 @@ impl Tensor {
         Tensor { header: NonNull::from(Box::leak(header)) }
     }
 
+    /// A tensor without elements: what stands for the value of a branch not taken.
+    pub fn empty() -> Tensor {
+        Tensor::new(Header::empty())
+    }
+
     /// A tensor of byte strings. It has no flat memory: a fabric can't carry it as it is.
     ///
     /// # Errors
