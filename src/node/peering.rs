@@ -1,10 +1,10 @@
 //! Makes links with peers when the bootstrap service brings their addresses.
 
 use super::process::{PeerReport, PeerState};
-use crate::bootstrap::{LossCause as Gone, PeerInfo, Peering, Prepared};
+use crate::bootstrap::{LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
 use crate::engine::Inline;
 use crate::fabric::shm::ShmFabric;
-use crate::fabric::{Fabric, FabricKind, Half, LinkOptions, Port, Role};
+use crate::fabric::{Fabric, FabricKind, Half, LinkOptions, Role};
 use crate::rendezvous::{LossCause, Members, PeerIndex, Remote, RemoteOp, RemotePath, Rendezvous};
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
@@ -29,6 +29,10 @@ struct Chosen {
 impl Lives {
     pub fn new(members: Members) -> Self {
         Lives { members, chosen: Mutex::default() }
+    }
+
+    fn index(&self, name: &TaskName) -> Option<PeerIndex> {
+        self.members.index(&TaskId { job: name.job().to_owned(), task: name.task() })
     }
 
     fn choose(&self, peer: PeerIndex, incarnation: u64, why: &str) {
@@ -62,4 +66,145 @@ fn report(
         why: chosen.map(|chosen| chosen.why.clone()).unwrap_or_default(),
         state,
     }
+}
+
+/// The bootstrap service's hands: they make halves, connect them, and give the links to the poller.
+pub(super) struct FabricPeering {
+    fabric: ShmFabric,
+    engine: Arc<ShmEngine>,
+    lives: Arc<Lives>,
+    host: String,
+    options: LinkOptions,
+    halves: Mutex<Halves>,
+}
+
+#[derive(Default)]
+struct Halves {
+    next: u64,
+    waiting: HashMap<u64, <ShmFabric as Fabric>::Half>,
+}
+
+impl FabricPeering {
+    pub fn new(
+        fabric: ShmFabric,
+        engine: Arc<ShmEngine>,
+        lives: Arc<Lives>,
+        host: String,
+        options: LinkOptions,
+    ) -> Self {
+        FabricPeering { fabric, engine, lives, host, options, halves: Mutex::default() }
+    }
+
+    fn halves(&self) -> MutexGuard<'_, Halves> {
+        self.halves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn index(&self, name: &TaskName) -> Result<PeerIndex, Status> {
+        self.lives.index(name).ok_or_else(|| {
+            Status::new(Code::NotFound, format!("{name} is not a member of the cluster that this node knows"))
+        })
+    }
+
+    /// Hands the link to the poller and makes progress until it has been tried in both directions.
+    fn try_link(
+        &self,
+        peer: &PeerInfo,
+        link: <ShmFabric as Fabric>::Link,
+        timeout: Duration,
+    ) -> Result<(), Status> {
+        let (done, outcome) = channel();
+        let attach = RemoteOp::Attach {
+            peer: self.index(&peer.name)?,
+            incarnation: peer.incarnation.get(),
+            link,
+            // Nobody listens any more if the time was over.
+            done: Box::new(move |result| drop(done.send(result))),
+        };
+        let unusable = |error: crate::engine::Unusable| Status::new(Code::Unavailable, error.to_string());
+        self.engine.submit(attach).map_err(unusable)?;
+        let end = Instant::now() + timeout;
+        while Instant::now() < end {
+            self.engine.progress().map_err(unusable)?;
+            match outcome.recv_timeout(PROBE) {
+                Ok(result) => return result.map_err(|why| Status::new(Code::Unavailable, why)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let message = format!("the new link did not answer a ping within {timeout:?}: does {} make progress?", peer.name);
+        self.lose(&peer.name, LossCause::Closed(message.clone()));
+        Err(Status::new(Code::DeadlineExceeded, message))
+    }
+
+    fn lose(&self, name: &TaskName, cause: LossCause) {
+        if let Ok(index) = self.index(name) {
+            RemotePath::lose(&*self.engine, index, cause);
+        }
+    }
+}
+
+/// How long the thread that tries a link rests between two looks.
+const PROBE: Duration = Duration::from_micros(50);
+
+impl Peering for FabricPeering {
+    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
+        if peer.host_id != self.host {
+            let message = format!(
+                "{} runs on another host ({}; this is {}), and this version moves tensors only through shared memory: start all members on one host, in one network namespace",
+                peer.name, peer.host_id, self.host
+            );
+            return Err(Status::new(Code::FailedPrecondition, message));
+        }
+        let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
+        let half = self.fabric.half(&options).map_err(unavailable)?;
+        let offer = half.address().to_vec();
+        let mut halves = self.halves();
+        let ticket = halves.next;
+        halves.next += 1;
+        halves.waiting.insert(ticket, half);
+        Ok(Prepared { ticket, offer })
+    }
+
+    fn connect(
+        &self,
+        peer: &PeerInfo,
+        ticket: u64,
+        offer: &[u8],
+        initiator: bool,
+        timeout: Duration,
+    ) -> Result<(), Status> {
+        let half = self.halves().waiting.remove(&ticket);
+        let half = half.ok_or_else(|| Status::new(Code::Internal, "the half of this link is gone"))?;
+        let role = if initiator { Role::Initiator } else { Role::Acceptor };
+        let started = Instant::now();
+        let link = half.connect(role, offer, timeout).map_err(unavailable)?;
+        self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))
+    }
+
+    fn abandon(&self, peer: &PeerInfo, ticket: u64) {
+        // A half that waits is dropped; a link that was made goes down.
+        if self.halves().waiting.remove(&ticket).is_none() {
+            self.lose(&peer.name, LossCause::Closed("the link was given up before it was ready".into()));
+        }
+    }
+
+    fn ready(&self, peer: &PeerInfo, _ticket: u64) {
+        let Ok(index) = self.index(&peer.name) else { return };
+        let why = "same host: shared memory";
+        tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %FabricKind::Shm, why, "connected");
+        self.lives.choose(index, peer.incarnation.get(), why);
+    }
+
+    fn lost(&self, peer: &PeerInfo, cause: Gone) {
+        let cause = match cause {
+            Gone::Left { reason } => LossCause::Left(reason),
+            Gone::Silent { after } => LossCause::Silent(after),
+            other => LossCause::Closed(other.to_string()),
+        };
+        self.lose(&peer.name, cause);
+    }
+}
+
+fn unavailable(error: crate::fabric::FabricError) -> Status {
+    Status::new(Code::Unavailable, error.to_string())
 }

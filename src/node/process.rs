@@ -381,7 +381,16 @@ fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     }
 }
 
-fn bootstrap_options(config: &Config, incarnation: u64) -> BootstrapOptions {
-    let _ = (ClusterSpec::default(), TaskName::default());
-    todo!("{}", incarnation)
+fn bootstrap_options(config: &Config, incarnation: u64) -> Result<BootstrapOptions, NodeError> {
+    let me = TaskName::new(&config.job, config.task)?;
+    let addresses = |list: &[HostPort]| list.iter().map(HostPort::to_string).collect::<Vec<_>>();
+    let cluster = ClusterSpec::new(config.cluster.iter().map(|(job, list)| (job.as_str(), addresses(list))))?;
+    let incarnation = Incarnation::new(incarnation).ok_or(NodeError::Incarnation)?;
+    Ok(BootstrapOptions {
+        bind: config.bind,
+        allow_non_loopback: config.allow_non_loopback,
+        heartbeat: config.heartbeat_interval,
+        silence: config.silence_bound,
+        ..BootstrapOptions::new(me, cluster, incarnation, host::identity())
+    })
 }
