@@ -1,2 +1,3 @@
 //! tensorwire
+pub mod config;
 pub mod wire;
