@@ -1,3 +1,4 @@
 //! tensorwire
 pub mod config;
+pub mod telemetry;
 pub mod wire;
