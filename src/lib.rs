@@ -1,4 +1,5 @@
 //! tensorwire
+pub mod config;
 pub mod engine;
 pub mod fabric;
 pub mod link;

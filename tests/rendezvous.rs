@@ -16,7 +16,8 @@ const SIZES: [usize; 3] = [2, 1000, 100_000];
 #[test]
 fn a_tensor_sent_is_received_whole_whatever_its_size() {
     run(2, &[], |node, task| {
-        let edge = node.edge("/job:w/replica:0/task:0/device:CPU:0", "/job:w/replica:0/task:1/device:CPU:0", "x");
+        let edge =
+            node.edge("/job:w/replica:0/task:0/device:CPU:0", "/job:w/replica:0/task:1/device:CPU:0", "x");
         let edge = edge.expect("an edge");
         for (id, size) in SIZES.into_iter().enumerate() {
             let step = node.step(id as u64).expect("new");
@@ -117,7 +118,8 @@ fn a_tensor_is_received_into_the_memory_that_was_given() {
             let step = node.step(id).expect("new");
             let size = SIZES[id as usize % 3];
             if task == 0 {
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 5.0, size)).expect("sent");
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 5.0, size))
+                    .expect("sent");
                 continue;
             }
             let given = node.tensor(DType::F32, &[size as u64]).expect("room");
@@ -137,7 +139,8 @@ fn a_value_that_does_not_fit_what_was_given_is_an_error_and_is_kept() {
         let step = node.step(1).expect("new");
         for size in SIZES {
             if task == 0 {
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, size)).expect("sent");
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, size))
+                    .expect("sent");
                 continue;
             }
             let edge = node.edge_from("w", 0, "x").expect("edge");
@@ -158,7 +161,8 @@ fn meta_data_may_change_from_step_to_step() {
             let size = [1000, 1000, 64, 5, 2000, 5][id as usize % 6];
             let step = node.step(id).expect("new");
             if task == 0 {
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, size)).expect("sent");
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, size))
+                    .expect("sent");
             } else {
                 let got = step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
                 assert_eq!(values(&got.tensor).len(), size);
@@ -175,7 +179,8 @@ fn known_meta_data_needs_one_request_and_one_write() {
         for id in 0..50 {
             let step = node.step(id).expect("new");
             if task == 0 {
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1000)).expect("sent");
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1000))
+                    .expect("sent");
             } else {
                 step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
             }
@@ -236,7 +241,10 @@ fn a_receive_that_gets_nothing_ends_at_its_deadline_and_the_value_stays() {
         let started = Instant::now();
         let error = step.recv(&edge, SHORT).expect_err("nothing was sent");
         let waited = started.elapsed();
-        assert!(matches!(error, Error::DeadlineExceeded { .. }) || error.code() == Code::DeadlineExceeded, "{error}");
+        assert!(
+            matches!(error, Error::DeadlineExceeded { .. }) || error.code() == Code::DeadlineExceeded,
+            "{error}"
+        );
         println!("a deadline of {SHORT:?} was kept after {waited:?}");
         assert!(waited >= SHORT && waited < SHORT * 5);
         step.send(&node.edge_to("w", 0, "now").expect("edge"), counting(node, 0.0, 1)).expect("sent");
@@ -251,7 +259,8 @@ fn a_cancelled_receive_brings_its_value_or_the_cancellation_and_never_both() {
         for id in 0..200 {
             let step = node.step(id).expect("new");
             if task == 0 {
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, id as f32, 600)).expect("sent");
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, id as f32, 600))
+                    .expect("sent");
                 step.recv(&node.edge_from("w", 1, "done").expect("edge"), SOON).expect("the other is done");
                 node.cleanup(id);
                 continue;
@@ -260,7 +269,9 @@ fn a_cancelled_receive_brings_its_value_or_the_cancellation_and_never_both() {
             let outcome = Arc::new(Mutex::new(Vec::new()));
             let told = outcome.clone();
             let token = step
-                .recv_async(&edge, SOON, move |result| told.lock().expect("no panic").push(result.map(|got| values(&got.tensor)[0])))
+                .recv_async(&edge, SOON, move |result| {
+                    told.lock().expect("no panic").push(result.map(|got| values(&got.tensor)[0]))
+                })
                 .expect("begun");
             for _ in 0..id % 40 {
                 let _ = node.progress();
@@ -315,7 +326,9 @@ fn an_abort_ends_all_calls_of_its_step_here_and_at_the_peer() {
             let _ = step.abort(Status::new(Code::Internal, "too late"));
             let error = step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1));
             let error = error.expect_err("aborted");
-            assert!(matches!(&error, Error::Aborted { step: 1, status } if status.message == "the loss is NaN"));
+            assert!(
+                matches!(&error, Error::Aborted { step: 1, status } if status.message == "the loss is NaN")
+            );
             other.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
             return;
         }
@@ -351,7 +364,10 @@ fn a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error() {
             gone.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 5000)).expect("sent");
             node.cleanup(1);
             assert!(matches!(node.step(1), Err(Error::StepGone { step: 1 })));
-            assert!(matches!(gone.send_dead(&node.edge_to("w", 1, "x").expect("edge")), Err(Error::StepGone { .. })));
+            assert!(matches!(
+                gone.send_dead(&node.edge_to("w", 1, "x").expect("edge")),
+                Err(Error::StepGone { .. })
+            ));
             assert!(node.pool().is_empty(), "the value went with its step");
             next.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
             return;
@@ -402,9 +418,11 @@ fn source_and_destination_in_one_process_touch_no_fabric() {
 fn strings_are_refused_by_name_between_processes() {
     run(2, &[], |node, task| {
         if task == 0 {
-            let strings = Tensor::strings(Shape::new(&[1]).expect("shape"), vec![b"a".into()]).expect("strings");
+            let strings =
+                Tensor::strings(Shape::new(&[1]).expect("shape"), vec![b"a".into()]).expect("strings");
             let step = node.step(1).expect("new");
-            let error = step.send(&node.edge_to("w", 1, "names").expect("edge"), strings).expect_err("refused");
+            let error =
+                step.send(&node.edge_to("w", 1, "names").expect("edge"), strings).expect_err("refused");
             assert_eq!(error.code(), Code::Unimplemented);
             assert!(error.to_string().contains("'names'") && error.to_string().contains("string"), "{error}");
         }
@@ -458,7 +476,9 @@ fn two_hundred_receives_may_be_in_flight() {
             return;
         }
         let pending: Vec<_> = (0..200)
-            .map(|number| step.recv_pending(&node.edge_from("w", 0, &edges(number)).expect("edge")).expect("begun"))
+            .map(|number| {
+                step.recv_pending(&node.edge_from("w", 0, &edges(number)).expect("edge")).expect("begun")
+            })
             .collect();
         for (number, pending) in pending.into_iter().enumerate() {
             assert_eq!(values(&pending.wait().expect("received").tensor)[0], number as f32);
@@ -469,8 +489,10 @@ fn two_hundred_receives_may_be_in_flight() {
 #[test]
 fn both_directions_work_at_once() {
     run(2, &[("queue_depth", "16")], |node, task| {
-        let (to, from) =
-            (node.edge_to("w", 1 - task, "x").expect("edge"), node.edge_from("w", 1 - task, "x").expect("edge"));
+        let (to, from) = (
+            node.edge_to("w", 1 - task, "x").expect("edge"),
+            node.edge_from("w", 1 - task, "x").expect("edge"),
+        );
         for id in 0..500 {
             let step = node.step(id).expect("new");
             let pending = step.recv_pending(&from).expect("begun");
@@ -531,7 +553,8 @@ fn a_receive_for_which_the_pool_has_no_room_fails_and_loses_nothing() {
         let step = node.step(1).expect("new");
         let elements = 3 << 18; // 3 MiB of the pool's 8
         if task == 0 {
-            step.send(&node.edge_to("w", 1, "big").expect("edge"), counting(node, 2.0, elements)).expect("sent");
+            step.send(&node.edge_to("w", 1, "big").expect("edge"), counting(node, 2.0, elements))
+                .expect("sent");
             step.recv(&node.edge_from("w", 1, "done").expect("edge"), SOON).expect("the other is done");
             return;
         }
@@ -566,7 +589,8 @@ fn more_edges_than_routes_are_served_by_dropping_idle_routes() {
                     let edge = node.edge_to("w", 1, &name).expect("edge");
                     step.send(&edge, counting(node, number as f32, 700)).expect("sent");
                 } else {
-                    let got = step.recv(&node.edge_from("w", 0, &name).expect("edge"), SOON).expect("received");
+                    let got =
+                        step.recv(&node.edge_from("w", 0, &name).expect("edge"), SOON).expect("received");
                     assert_eq!(values(&got.tensor)[0], number as f32);
                 }
             }
@@ -584,7 +608,10 @@ fn a_link_has_a_limit_of_requests_and_says_so() {
         let edge = node.edge_from("w", 0, "x").expect("edge");
         let kept: Vec<_> = (0..4).map(|_| step.recv_pending(&edge).expect("begun")).collect();
         let error = step.recv(&edge, SOON).expect_err("one too many");
-        assert!(error.to_string().contains("limit of 4") && error.to_string().contains("max_requests"), "{error}");
+        assert!(
+            error.to_string().contains("limit of 4") && error.to_string().contains("max_requests"),
+            "{error}"
+        );
         drop(kept);
     });
 }
@@ -685,10 +712,13 @@ fn threads_of_one_process_share_a_node() {
                     for round in 0..200 {
                         let (name, back) = (format!("t/{thread}/{round}"), format!("b/{thread}/{round}"));
                         if task == 0 {
-                            step.send(&node.edge_to("w", 1, &name).expect("edge"), counting(node, 0.0, 400)).expect("sent");
+                            step.send(&node.edge_to("w", 1, &name).expect("edge"), counting(node, 0.0, 400))
+                                .expect("sent");
                             step.recv(&node.edge_from("w", 1, &back).expect("edge"), SOON).expect("received");
                         } else {
-                            let got = step.recv(&node.edge_from("w", 0, &name).expect("edge"), SOON).expect("received");
+                            let got = step
+                                .recv(&node.edge_from("w", 0, &name).expect("edge"), SOON)
+                                .expect("received");
                             step.send(&node.edge_to("w", 0, &back).expect("edge"), got.tensor).expect("sent");
                         }
                     }

@@ -2,6 +2,7 @@
 
 use crate::fabric::Port;
 use crate::link::{LinkEvent, Links};
+use crate::telemetry::Counter;
 use crate::wire::Time;
 
 /// The layer above: told what happens on the links, and what its users want.
@@ -48,10 +49,11 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// how many completions there were.
     pub fn step(&mut self, now: Time) -> usize {
         let count = self.links.poll();
+        self.links.counters().increment(Counter::Polls);
         if count > 0 {
             self.events(now);
         } else {
-            self.links.counters().idle_polls.add(1);
+            self.links.counters().increment(Counter::IdlePolls);
         }
         if now >= self.handler.next_deadline() {
             self.handler.expire(&mut self.links, now);

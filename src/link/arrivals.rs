@@ -7,6 +7,7 @@ use super::{LinkEvent, Received, RequestError, TensorKey, Want};
 use crate::fabric::Port;
 use crate::memory::{LentBytes, Tensor, TensorMut};
 use crate::protocol::{Arrival, Receiver, ReceiverAction};
+use crate::telemetry::Counter;
 use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
 use crate::wire::{DType, Grant, Immediate, ImmediateKind, Status};
 
@@ -62,7 +63,7 @@ impl<C> Link<C> {
             borrow: destination.borrow,
             grant: destination.grant,
         });
-        self.out.message(cx.port, &message);
+        self.send(cx, &message);
         Ok(())
     }
 
@@ -77,7 +78,7 @@ impl<C> Link<C> {
             return;
         }
         if let Announce::DropThenRoute(old) = announce {
-            self.out.message(cx.port, &Message::RouteDrop { number: old });
+            self.send(cx, &Message::RouteDrop { number: old });
         }
         let route = Message::Route {
             number,
@@ -86,7 +87,7 @@ impl<C> Link<C> {
             destination: key.edge.destination(),
             edge: key.edge.name(),
         };
-        self.out.message(cx.port, &route);
+        self.send(cx, &route);
     }
 
     /// Makes the destination of a request, as far as it can be known before the answer.
@@ -244,7 +245,7 @@ impl<C> Link<C> {
             Ok(grant) => {
                 request.grant = Some(grant);
                 request.machine.allocated(grant.len);
-                self.out.message(cx.port, &Message::ReRequest { request: id, grant });
+                self.send(cx, &Message::ReRequest { request: id, grant });
             }
             Err(failure) => {
                 request.failure = Some(failure);
@@ -256,8 +257,8 @@ impl<C> Link<C> {
     }
 
     fn send_cancel<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
-        cx.counters.cancels_sent.add(1);
-        self.out.message(cx.port, &Message::Cancel { request: id });
+        cx.counters.increment(Counter::CancelsSent);
+        self.send(cx, &Message::Cancel { request: id });
     }
 
     /// `TENSOR_RESPONSE`: the bytes are copied out of the message.
@@ -317,7 +318,7 @@ impl<C> Link<C> {
         id: RequestId,
         status: Status,
     ) -> Result<(), String> {
-        cx.counters.errors_received.add(1);
+        cx.counters.increment(Counter::ErrorsReceived);
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Error).map_err(|v| v.to_string())?;
         self.end(cx, id, action, RequestError::Remote(status));
@@ -341,7 +342,7 @@ impl<C> Link<C> {
     fn current<P: Port>(&mut self, cx: &Context<'_, P, C>, id: RequestId) -> Option<&mut Request<C>> {
         let request = self.requests.get(id);
         if request.is_none() {
-            cx.counters.stale_generations.add(1);
+            cx.counters.increment(Counter::StaleGenerations);
         }
         request
     }
@@ -356,7 +357,7 @@ impl<C> Link<C> {
     ) {
         let Some((waiter, key)) = self.finish(cx, id, action) else { return };
         if waiter.is_none() {
-            cx.counters.late_values.add(1);
+            cx.counters.increment(Counter::LateValues);
         }
         cx.events.push_back(LinkEvent::Arrived { waiter, key, received, sender });
     }

@@ -5,6 +5,7 @@ use super::{Incoming, LinkEvent, TensorKey, Value};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
+use crate::telemetry::Counter;
 use crate::wire::message::{Message, Message::CancelAck};
 use crate::wire::message::{MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
@@ -86,7 +87,7 @@ impl<C> Link<C> {
         request: RequestId,
         grant: Grant,
     ) -> Result<(), String> {
-        cx.counters.re_requests.add(1);
+        cx.counters.increment(Counter::ReRequests);
         let Some(served) = self.served_mut(request) else {
             return Err(format!("a re-request came for slot {}, which is free", request.slot.index()));
         };
@@ -101,11 +102,11 @@ impl<C> Link<C> {
 
     /// `CANCEL`: what was not answered is withdrawn or put back; the acknowledgement goes behind everything.
     pub(super) fn cancelled<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId) {
-        cx.counters.cancels_received.add(1);
+        cx.counters.increment(Counter::CancelsReceived);
         if let Some(served) = self.take_served(request) {
             cx.events.push_back(undo(self.id, request, served));
         }
-        self.out.message(cx.port, &CancelAck { request });
+        self.send(cx, &CancelAck { request });
     }
 
     /// The link is gone: every request of the peer is undone.
@@ -164,16 +165,16 @@ impl<C> Link<C> {
         self.served.remove(&request.slot.index());
         match (answer, grant) {
             (Answer::Response, _) => {
-                cx.counters.small_responses.add(1);
+                cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
-                self.out.message(cx.port, &response);
+                self.send(cx, &response);
             }
             (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
             (Answer::Lend { meta_first }, _) => {
                 if meta_first {
                     self.meta(cx, request, full, true);
                 }
-                cx.counters.loans_posted.add(1);
+                cx.counters.increment(Counter::LoansPosted);
                 self.out.lend(cx.port, tensor, immediate(ImmediateKind::Lend, request));
             }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
@@ -189,8 +190,8 @@ impl<C> Link<C> {
         meta: VersionedMeta,
         loan_follows: bool,
     ) {
-        cx.counters.meta_responses.add(1);
-        self.out.message(cx.port, &Message::Meta { request, loan_follows, meta });
+        cx.counters.increment(Counter::MetaResponses);
+        self.send(cx, &Message::Meta { request, loan_follows, meta });
     }
 
     fn write<P: Port>(
@@ -200,7 +201,7 @@ impl<C> Link<C> {
         tensor: Tensor,
         grant: Grant,
     ) {
-        cx.counters.writes_posted.add(1);
+        cx.counters.increment(Counter::WritesPosted);
         self.out.write(cx.port, tensor, grant, immediate(ImmediateKind::Plain, request));
     }
 
@@ -212,8 +213,8 @@ impl<C> Link<C> {
     }
 
     fn error<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId, status: Status) {
-        cx.counters.errors_sent.add(1);
-        self.out.message(cx.port, &Message::Error { request, status });
+        cx.counters.increment(Counter::ErrorsSent);
+        self.send(cx, &Message::Error { request, status });
     }
 
     fn served_mut(&mut self, request: RequestId) -> Option<&mut Served> {

@@ -7,7 +7,7 @@ use super::routes::{InRoutes, OutRoutes};
 use super::{Incoming, LinkEvent, TensorKey, Value, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
-use crate::telemetry::Counters;
+use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::{Assembler, is_fragment};
 use crate::wire::message::{Message, VERSION};
 use crate::wire::{EdgeName, Status, TaskId};
@@ -60,7 +60,7 @@ pub(super) struct Link<C> {
 pub(super) struct Context<'a, P: Port, C> {
     pub port: &'a mut P,
     pub pool: &'a Pool,
-    pub counters: &'a Counters,
+    pub counters: &'a CountersWriter,
     pub events: &'a mut VecDeque<LinkEvent<C>>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Context<'a, P: Port, C> {
 pub struct Links<P: Port, C> {
     port: P,
     pool: Pool,
-    counters: Arc<Counters>,
+    counters: CountersWriter,
     links: Vec<Link<C>>,
     events: VecDeque<LinkEvent<C>>,
     completions: Completions,
@@ -76,7 +76,7 @@ pub struct Links<P: Port, C> {
 
 impl<P: Port, C> Links<P, C> {
     /// No links yet.
-    pub fn new(port: P, pool: Pool, counters: Arc<Counters>) -> Self {
+    pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
         let completions = Completions::with_capacity(64);
         Links { port, pool, counters, links: Vec::new(), events: VecDeque::new(), completions }
     }
@@ -87,7 +87,7 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// This poller's counters.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &CountersWriter {
         &self.counters
     }
 
@@ -123,6 +123,7 @@ impl<P: Port, C> Links<P, C> {
             up: false,
             settings,
         };
+        self.counters.increment(Counter::MessagesSent);
         link.out.message(&mut self.port, &Message::Ping { version: VERSION, nonce });
         self.links.push(link);
         Ok(id)
@@ -167,7 +168,7 @@ impl<P: Port, C> Links<P, C> {
         self.completions.clear();
         for link in &mut self.links {
             if link.inbox.replenish(&mut self.port, link.id, link.depth) {
-                self.counters.credits_published.add(1);
+                self.counters.increment(Counter::CreditsPublished);
             }
         }
     }
@@ -273,12 +274,12 @@ impl<C> Link<C> {
         match event {
             Event::Message(_) => {
                 self.inbox.consumed();
-                cx.counters.messages_received.add(1);
+                cx.counters.increment(Counter::MessagesReceived);
                 self.message(cx, message)
             }
             Event::Immediate { immediate, bytes } => {
                 self.inbox.consumed();
-                cx.counters.immediates_received.add(1);
+                cx.counters.increment(Counter::ImmediatesReceived);
                 self.immediate(cx, immediate, bytes)
             }
             Event::Lent { immediate, bytes } => {
@@ -289,6 +290,12 @@ impl<C> Link<C> {
             Event::Done { .. } | Event::Failed { .. } => Ok(()),
             Event::ReadDone { .. } | Event::Down(_) => Ok(()),
         }
+    }
+
+    /// Sends a control message.
+    pub(super) fn send<P: Port>(&mut self, cx: &mut Context<'_, P, C>, message: &Message<'_>) {
+        cx.counters.increment(Counter::MessagesSent);
+        self.out.message(cx.port, message);
     }
 
     fn message<P: Port>(&mut self, cx: &mut Context<'_, P, C>, bytes: &[u8]) -> Result<(), String> {
@@ -314,7 +321,7 @@ impl<C> Link<C> {
                 Err(format!("it speaks version {version} of the protocol, this side version {VERSION}"))
             }
             Message::Ping { nonce, .. } => {
-                self.out.message(cx.port, &Message::Pong { nonce });
+                self.send(cx, &Message::Pong { nonce });
                 Ok(())
             }
             Message::Pong { nonce } => self.pong(cx, nonce),

@@ -13,7 +13,7 @@ use crate::link::{
     TensorKey, Value, Want,
 };
 use crate::memory::{Tensor, TensorMut};
-use crate::telemetry::Counters;
+use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Side;
 use crate::wire::{Code, Status, TaskId, TensorMeta, Time};
 use foldhash::HashMap;
@@ -100,7 +100,6 @@ pub struct Remote {
     unclaimed: HashMap<TensorKey, VecDeque<Unclaimed>>,
     next_deadline: Time,
     watch: Arc<dyn PeerWatch>,
-    counters: Arc<Counters>,
     /// The loss that ended everything, where such losses do.
     broken: Option<Error>,
 }
@@ -174,7 +173,6 @@ impl Remote {
         settings: RemoteSettings,
         outstanding: Arc<AtomicUsize>,
         watch: Arc<dyn PeerWatch>,
-        counters: Arc<Counters>,
     ) -> Self {
         let peers = members.all().iter().map(|_| Peer::default()).collect();
         Remote {
@@ -189,7 +187,6 @@ impl Remote {
             unclaimed: HashMap::default(),
             next_deadline: Time::NEVER,
             watch,
-            counters,
             broken: None,
         }
     }
@@ -273,7 +270,7 @@ impl Remote {
             PeerState::Absent => 0,
         };
         self.peer(index).state = PeerState::Lost { incarnation, cause: cause.clone() };
-        self.counters.peers_lost.add(1);
+        links.counters().increment(Counter::PeersLost);
         let peer = self.members.task(index).clone();
         let error = Error::PeerLost { peer, incarnation, cause: cause.clone() };
         for waiter in waiters {
@@ -345,8 +342,8 @@ impl Remote {
         let back = links.serve(incoming, value);
         if back.is_none() {
             self.outstanding.fetch_sub(1, Ordering::Relaxed);
-            self.counters.tensors_sent.add(1);
-            self.counters.bytes_sent.add(bytes);
+            links.counters().increment(Counter::TensorsSent);
+            links.counters().add(Counter::BytesSent, bytes);
         }
         back
     }
@@ -393,7 +390,7 @@ impl Remote {
                 self.next_deadline = self.next_deadline.min(deadline);
                 if deferred {
                     self.peer(peer).deferred += 1;
-                    self.counters.requests_deferred.add(1);
+                    links.counters().increment(Counter::RequestsDeferred);
                 }
             }
         }
@@ -467,7 +464,7 @@ impl Remote {
         }
     }
 
-    fn arrived(&mut self, waiter: Option<Waiter>, key: TensorKey, received: Received, sender: Side) {
+    fn arrived<P: Port>(&mut self, links: &Links<P, Waiter>, waiter: Option<Waiter>, key: TensorKey, received: Received, sender: Side) {
         let Some(waiter) = waiter else {
             let unclaimed = match received {
                 Received::Tensor(tensor) | Received::Misfit { value: tensor, .. } => {
@@ -480,36 +477,44 @@ impl Remote {
             return self.keep_unclaimed(key, unclaimed);
         };
         match received {
-            Received::Tensor(tensor) => self.deliver(waiter, Payload::Tensor(tensor), false, sender),
-            Received::Into(given) => self.deliver(waiter, Payload::Into(given), false, sender),
-            Received::Dead(None) => self.deliver(waiter, Payload::Tensor(Tensor::empty()), true, sender),
-            Received::Dead(Some(given)) => self.deliver(waiter, Payload::Into(given), true, sender),
+            Received::Tensor(tensor) => {
+                Self::deliver(links.counters(), waiter, Payload::Tensor(tensor), false, sender)
+            }
+            Received::Into(given) => {
+                Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender)
+            }
+            Received::Dead(None) => {
+                Self::deliver(links.counters(), waiter, Payload::Tensor(Tensor::empty()), true, sender)
+            }
+            Received::Dead(Some(given)) => {
+                Self::deliver(links.counters(), waiter, Payload::Into(given), true, sender)
+            }
             Received::Misfit { value, given } => {
                 let sent = value.meta().clone();
                 waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
                 self.keep_unclaimed(key, Unclaimed::Tensor { tensor: value, sender });
             }
             Received::Unplaced { meta, bytes, error } => {
-                self.counters.pool_exhausted.add(1);
+                links.counters().increment(Counter::PoolExhausted);
                 waiter.complete(Err(Error::NoRoom { key: key.to_string(), source: Arc::new(error) }));
                 self.keep_unclaimed(key, Unclaimed::Bytes { meta, bytes, sender });
             }
         }
     }
 
-    fn deliver(&mut self, waiter: Waiter, payload: Payload, is_dead: bool, sender: Side) {
+    fn deliver(counters: &CountersWriter, waiter: Waiter, payload: Payload, is_dead: bool, sender: Side) {
         let (bytes, receiver) = match &payload {
             Payload::Tensor(tensor) if tensor.is_lent() => (tensor.meta().bytes(), Side::BORROWED),
             Payload::Tensor(tensor) => (tensor.meta().bytes(), Side::POOL),
             Payload::Into(_) if is_dead => (0, Side::POOL),
             Payload::Into(given) => (given.meta().bytes(), Side::POOL),
         };
-        self.counters.tensors_received.add(1);
-        self.counters.bytes_received.add(bytes);
+        counters.increment(Counter::TensorsReceived);
+        counters.add(Counter::BytesReceived, bytes);
         waiter.complete(Ok(Delivery { tensor: payload, is_dead, sender, receiver }));
     }
 
-    fn failed(&mut self, waiter: Waiter, key: &TensorKey, error: RequestError) {
+    fn failed(&self, counters: &CountersWriter, waiter: Waiter, key: &TensorKey, error: RequestError) {
         let name = key.to_string();
         let error = match error {
             RequestError::GivenUp => return waiter.given_up(key),
@@ -518,7 +523,7 @@ impl Remote {
                 Error::Remote { peer, key: name, status }
             }
             RequestError::NoRoom(error) => {
-                self.counters.pool_exhausted.add(1);
+                counters.increment(Counter::PoolExhausted);
                 Error::NoRoom { key: name, source: Arc::new(error) }
             }
             RequestError::NoGrant(_) => Error::ResourceExhausted {
@@ -562,7 +567,7 @@ impl Remote {
                     Want::Into(given) => Payload::Into(given),
                     Want::Fresh | Want::Borrow => Payload::Tensor(Tensor::empty()),
                 };
-                return self.deliver(waiter, payload, true, Side::HEAP);
+                return Self::deliver(links.counters(), waiter, payload, true, Side::HEAP);
             }
             Unclaimed::Tensor { tensor, sender } => (tensor, sender),
             Unclaimed::Bytes { meta, bytes, sender } => match links.pool().tensor(meta.clone()) {
@@ -582,9 +587,11 @@ impl Remote {
             },
         };
         match want {
-            Want::Fresh | Want::Borrow => self.deliver(waiter, Payload::Tensor(tensor), false, sender),
+            Want::Fresh | Want::Borrow => {
+                Self::deliver(links.counters(), waiter, Payload::Tensor(tensor), false, sender)
+            }
             Want::Into(given) => match fill(given, &tensor) {
-                Ok(given) => self.deliver(waiter, Payload::Into(given), false, sender),
+                Ok(given) => Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender),
                 Err(given) => {
                     let (sent, given) = (tensor.meta().clone(), given.meta().clone());
                     waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
@@ -704,9 +711,11 @@ impl<P: Port> Handler<P> for Remote {
                 self.asked(links, incoming, &key, timeout_ms, now);
             }
             LinkEvent::Arrived { waiter, key, received, sender } => {
-                self.arrived(waiter, key, received, sender);
+                self.arrived(links, waiter, key, received, sender);
             }
-            LinkEvent::Failed { waiter: Some(waiter), key, error } => self.failed(waiter, &key, error),
+            LinkEvent::Failed { waiter: Some(waiter), key, error } => {
+                self.failed(links.counters(), waiter, &key, error)
+            }
             LinkEvent::Failed { waiter: None, .. } => {}
             LinkEvent::Withdrawn { incoming, key } => {
                 let withdrawn = self.outgoing.remove_waiter(&key, |asking| asking.incoming == incoming);

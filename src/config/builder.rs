@@ -1,0 +1,181 @@
+//! The sources of settings, weakest first, and how they become one [`Config`].
+
+use super::check;
+use super::error::{ConfigError, Origin, quote};
+use super::file;
+use super::format::Refusal;
+use super::reference::nearest;
+use super::table::{Config, KEYS, Key, variable};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+type Lookup = Box<dyn Fn(&str) -> Option<OsString>>;
+
+/// Collects settings; [`Builder::build`] checks them all.
+///
+/// The methods named like keys set that key and win over file and environment; the last call of one wins.
+#[derive(Default)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder {
+    file: Option<PathBuf>,
+    lookup: Option<Lookup>,
+    set: Vec<(String, String)>,
+}
+
+impl Config {
+    /// Starts with nothing but the defaults.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Settings of a file over the defaults.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn from_file(path: impl Into<PathBuf>) -> Result<Config, ConfigError> {
+        Config::builder().file(path).build()
+    }
+
+    /// Settings of the process environment over the defaults.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn from_env() -> Result<Config, ConfigError> {
+        Config::builder().env().build()
+    }
+}
+
+impl Builder {
+    /// Reads this TOML file, below the environment. The last file that is named counts.
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.file = Some(path.into());
+        self
+    }
+
+    /// Reads the environment of this process: for each key a variable, for example `TENSORWIRE_POOL_SIZE`.
+    ///
+    /// Only the variables of known keys are looked up; other variables are not touched.
+    pub fn env(self) -> Self {
+        self.env_from(|name| std::env::var_os(name))
+    }
+
+    /// As [`Builder::env`], with `lookup` in the place of the process environment.
+    pub fn env_from(mut self, lookup: impl Fn(&str) -> Option<OsString> + 'static) -> Self {
+        self.lookup = Some(Box::new(lookup));
+        self
+    }
+
+    /// Sets a key by name, spelled as in the environment.
+    pub fn set(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.set.push((key.into(), value.into()));
+        self
+    }
+
+    /// Sets `job` and `task`: who this process is.
+    pub fn member(self, job: &str, task: u32) -> Self {
+        self.set("job", job).task(task)
+    }
+
+    /// Reads the file and the environment, and checks every value and how they fit together.
+    ///
+    /// # Errors
+    /// The first of: a file that can't be read or is no TOML, an unknown key, a value that is not allowed,
+    /// a required key that nobody set, settings that contradict each other. Each message is one line with
+    /// the origin, the value and what is allowed.
+    pub fn build(self) -> Result<Config, ConfigError> {
+        let mut settings = Settings::default();
+        for key in KEYS {
+            if let Some(text) = key.default {
+                settings.put(key, text.to_string(), Origin::Default)?;
+            }
+        }
+        if let Some(path) = &self.file {
+            for (key, text, origin) in file::read(path)? {
+                settings.put(key, text, origin)?;
+            }
+        }
+        if let Some(lookup) = &self.lookup {
+            settings.put_environment(lookup)?;
+        }
+        for (name, text) in self.set {
+            let key = Key::named(&name).ok_or_else(|| unknown(&name, Origin::Builder))?;
+            settings.put(key, text, Origin::Builder)?;
+        }
+        let config = Config::resolve(&settings)?;
+        check::whole(&config, &settings)?;
+        Ok(config)
+    }
+}
+
+/// The error for a key that does not exist.
+pub(super) fn unknown(name: &str, origin: Origin) -> ConfigError {
+    let hint = match nearest(name) {
+        Some(key) => format!("did you mean {key}?"),
+        None => format!("the keys are {}", KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")),
+    };
+    ConfigError::UnknownKey { origin, key: name.chars().take(80).collect(), hint }
+}
+
+/// The error for `text` as the value of `key`.
+pub(super) fn wrong(key: &Key, text: &str, origin: Origin, refusal: Refusal) -> ConfigError {
+    let why = refusal.unwrap_or_else(|| format!("it must be {}", key.allowed));
+    ConfigError::Value { origin, key: key.name, value: quote(text), why }
+}
+
+/// The strongest text of each key so far. Every text that was put in has been checked.
+#[derive(Default)]
+pub(super) struct Settings(BTreeMap<&'static str, (String, Origin)>);
+
+impl Settings {
+    fn put(&mut self, key: &'static Key, text: String, origin: Origin) -> Result<(), ConfigError> {
+        if let Err(refusal) = (key.check)(&text) {
+            return Err(wrong(key, &text, origin, refusal));
+        }
+        self.0.insert(key.name, (text, origin));
+        Ok(())
+    }
+
+    fn put_environment(&mut self, lookup: &Lookup) -> Result<(), ConfigError> {
+        for key in KEYS {
+            let name = key.variable();
+            let Some(value) = lookup(&name) else { continue };
+            let origin = Origin::Variable { name };
+            match value.into_string() {
+                Ok(text) => self.put(key, text, origin)?,
+                Err(raw) => {
+                    let why = Some(format!("it is not UTF-8; it must be {}", key.allowed));
+                    return Err(wrong(key, &raw.to_string_lossy(), origin, why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The error for a value that does not fit the other settings.
+    pub fn conflict(&self, name: &'static str, why: String) -> ConfigError {
+        let (text, origin) = self.0.get(name).cloned().unwrap_or((String::new(), Origin::Default));
+        ConfigError::Value { origin, key: name, value: quote(&text), why }
+    }
+
+    /// Where the value of a key came from.
+    pub fn origin(&self, name: &str) -> Origin {
+        self.0.get(name).map_or(Origin::Default, |(_, origin)| origin.clone())
+    }
+
+    /// The strongest value of `key`, as `read` makes it; `None` if nobody set it and it has no default.
+    pub fn value<T>(
+        &self,
+        key: &'static str,
+        read: fn(&str) -> Result<T, Refusal>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some((text, _)) = self.0.get(key) else { return Ok(None) };
+        let refused = |refusal: Refusal| refusal.unwrap_or_else(|| "it is not allowed".to_string());
+        read(text).map(Some).map_err(|refusal| self.conflict(key, refused(refusal)))
+    }
+
+    /// The error for a required key that nobody set.
+    pub fn missing(&self, key: &'static str) -> ConfigError {
+        ConfigError::Missing { key, variable: variable(key) }
+    }
+}

@@ -1,0 +1,100 @@
+//! Why there is no configuration.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// A line of a file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+    },
+    /// An environment variable.
+    Variable {
+        /// Its name.
+        name: String,
+    },
+    /// The program, through [`Builder`](super::Builder).
+    Builder,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("the default"),
+            Origin::File { path, line } => write!(f, "file {} line {line}", path.display()),
+            Origin::Variable { name } => write!(f, "environment variable {name}"),
+            Origin::Builder => f.write_str("the builder"),
+        }
+    }
+}
+
+/// Why there is no configuration. Each message is one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("configuration file {}: {source}: check that it exists and can be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{origin}: not valid TOML: {message}")]
+    Syntax {
+        /// File and line.
+        origin: Origin,
+        /// What is wrong there.
+        message: String,
+    },
+    /// A key that does not exist.
+    #[error("unknown key {key:?} ({origin}): {hint}")]
+    UnknownKey {
+        /// Where it was set.
+        origin: Origin,
+        /// The key as it was spelled.
+        key: String,
+        /// The nearest key that exists, or all of them.
+        hint: String,
+    },
+    /// A value that is not allowed.
+    #[error("{key} is {value} ({origin}): {why}")]
+    Value {
+        /// Where it was set.
+        origin: Origin,
+        /// The key.
+        key: &'static str,
+        /// The value in quotes, shortened if it is long.
+        value: String,
+        /// What is allowed.
+        why: String,
+    },
+    /// A key without default that nobody set.
+    #[error(
+        "{key} is not set: set {key} in the file, {variable} in the environment, or {key}() of the builder"
+    )]
+    Missing {
+        /// The key.
+        key: &'static str,
+        /// The variable that sets it.
+        variable: String,
+    },
+}
+
+/// In quotes and escaped, so that it stays one line; of a long text only the start and the length.
+pub(super) fn quote(text: &str) -> String {
+    const QUOTED: usize = 160;
+    if text.len() <= QUOTED {
+        return format!("{text:?}");
+    }
+    format!("{:?}... ({} bytes)", &text[..text.floor_char_boundary(QUOTED)], text.len())
+}

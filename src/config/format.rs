@@ -1,0 +1,305 @@
+//! How values are spelled: text for each kind of value, and the text that a TOML value stands for.
+
+use super::choice::Choice;
+use super::cluster::{Cluster, HostPort};
+use crate::wire::DeviceName;
+use std::fmt::Display;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+use toml::de::DeValue;
+
+/// Why a text is no value: `None` where what the key allows says it all.
+pub(super) type Refusal = Option<String>;
+
+/// One kind of value: its spelling in the environment and in a file.
+pub(super) trait Format {
+    /// The value in memory.
+    type Value;
+    /// The kind, for the reference.
+    const KIND: &'static str;
+
+    /// Reads the spelling.
+    fn read(text: &str) -> Result<Self::Value, Refusal>;
+
+    /// Writes a spelling that `read` takes back.
+    fn write(value: &Self::Value) -> String;
+
+    /// The spelling that a value of a file stands for; `None` if it is of the wrong type.
+    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+        value.as_str().map(str::to_string)
+    }
+}
+
+/// The name of a job.
+pub(super) struct Job;
+
+impl Format for Job {
+    type Value = String;
+    const KIND: &'static str = "name";
+
+    fn read(text: &str) -> Result<String, Refusal> {
+        let device = DeviceName { job: text, replica: 0, task: 0, kind: "CPU", number: 0 };
+        device.check().map(|()| text.to_string()).map_err(|_| None)
+    }
+
+    fn write(value: &String) -> String {
+        value.clone()
+    }
+}
+
+/// A whole number.
+pub(super) struct Number<T>(PhantomData<T>);
+
+impl<T: FromStr + Display> Format for Number<T> {
+    type Value = T;
+    const KIND: &'static str = "number";
+
+    fn read(text: &str) -> Result<T, Refusal> {
+        digits(text).ok_or(None)
+    }
+
+    fn write(value: &T) -> String {
+        value.to_string()
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+        text_or_integer(value)
+    }
+}
+
+/// `true` or `false`.
+pub(super) struct Switch;
+
+impl Format for Switch {
+    type Value = bool;
+    const KIND: &'static str = "switch";
+
+    fn read(text: &str) -> Result<bool, Refusal> {
+        text.parse().map_err(|_| None)
+    }
+
+    fn write(value: &bool) -> String {
+        value.to_string()
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+        value.as_bool().map(|on| on.to_string())
+    }
+}
+
+/// A number of bytes: `64MiB`, or a plain number.
+pub(super) struct Bytes;
+
+const BYTE_UNITS: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("", 1)];
+
+impl Format for Bytes {
+    type Value = u64;
+    const KIND: &'static str = "bytes";
+
+    fn read(text: &str) -> Result<u64, Refusal> {
+        with_unit(text, &BYTE_UNITS).ok_or(None)
+    }
+
+    fn write(value: &u64) -> String {
+        in_largest_unit(*value, &BYTE_UNITS)
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+        text_or_integer(value)
+    }
+}
+
+/// A time span: `250ms`.
+pub(super) struct Span;
+
+const TIME_UNITS: [(&str, u64); 6] = [
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+];
+
+impl Format for Span {
+    type Value = Duration;
+    const KIND: &'static str = "duration";
+
+    fn read(text: &str) -> Result<Duration, Refusal> {
+        with_unit(text, &TIME_UNITS).map(Duration::from_nanos).ok_or(None)
+    }
+
+    fn write(value: &Duration) -> String {
+        match u64::try_from(value.as_nanos()) {
+            Ok(0) => "0s".to_string(),
+            Ok(nanos) => in_largest_unit(nanos, &TIME_UNITS),
+            // Longer than any key allows: said as it is, so that the refusal shows it.
+            Err(_) => format!("{}s", value.as_secs()),
+        }
+    }
+}
+
+/// An IP address and port.
+pub(super) struct Address;
+
+impl Format for Address {
+    type Value = SocketAddr;
+    const KIND: &'static str = "address";
+
+    fn read(text: &str) -> Result<SocketAddr, Refusal> {
+        text.parse().map_err(|_| None)
+    }
+
+    fn write(value: &SocketAddr) -> String {
+        value.to_string()
+    }
+}
+
+/// One of a few names.
+pub(super) struct OneOf<T>(PhantomData<T>);
+
+impl<T: Choice> Format for OneOf<T> {
+    type Value = T;
+    const KIND: &'static str = "choice";
+
+    fn read(text: &str) -> Result<T, Refusal> {
+        if let Some((_, value)) = T::NAMES.iter().find(|(name, _)| *name == text) {
+            return Ok(*value);
+        }
+        if !T::PLANNED.contains(&text) {
+            return Err(None);
+        }
+        let names: Vec<_> = T::NAMES.iter().map(|(name, _)| *name).collect();
+        Err(Some(format!("{text} is not available in this build yet; there is {}", names.join(" and "))))
+    }
+
+    fn write(value: &T) -> String {
+        let named = T::NAMES.iter().find(|(_, other)| other == value);
+        named.map(|(name, _)| (*name).to_string()).unwrap_or_default()
+    }
+}
+
+/// Numbers of CPUs: `0,2-3`. Kept in order, each once.
+pub(super) struct Cpus;
+
+/// The highest CPU number that an affinity mask of the common size has room for.
+const MAX_CPU: usize = 1023;
+
+impl Format for Cpus {
+    type Value = Vec<usize>;
+    const KIND: &'static str = "CPUs";
+
+    fn read(text: &str) -> Result<Vec<usize>, Refusal> {
+        let mut cpus = Vec::new();
+        for item in text.split(',').map(str::trim) {
+            let (first, last) = item.split_once('-').unwrap_or((item, item));
+            let (first, last) = (cpu(first)?, cpu(last)?);
+            if first > last {
+                return Err(Some(format!("the range {item} runs backwards: write {last}-{first}")));
+            }
+            for cpu in first..=last {
+                if cpus.contains(&cpu) {
+                    return Err(Some(format!("CPU {cpu} is in the list twice: name each once")));
+                }
+                cpus.push(cpu);
+            }
+        }
+        Ok(cpus)
+    }
+
+    fn write(value: &Vec<usize>) -> String {
+        value.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+        match value.as_array() {
+            Some(cpus) => {
+                let numbers: Option<Vec<_>> =
+                    cpus.iter().map(|cpu| cpu.get_ref().as_integer().map(ToString::to_string)).collect();
+                Some(numbers?.join(","))
+            }
+            None => text_or_integer(value),
+        }
+    }
+}
+
+fn cpu(text: &str) -> Result<usize, Refusal> {
+    digits(text).filter(|cpu| *cpu <= MAX_CPU).ok_or(None)
+}
+
+/// Jobs with the addresses of their tasks: `ps=HOST:PORT,HOST:PORT;worker=HOST:PORT`.
+pub(super) struct Members;
+
+impl Format for Members {
+    type Value = Cluster;
+    const KIND: &'static str = "cluster";
+
+    fn read(text: &str) -> Result<Cluster, Refusal> {
+        let mut cluster = Cluster::new();
+        for entry in text.split(';').map(str::trim) {
+            let (job, tasks) = entry.split_once('=').ok_or(None)?;
+            let job = Job::read(job).map_err(|_| Some(job_rule(job)))?;
+            let tasks: Result<Vec<HostPort>, _> = tasks.split(',').map(|task| task.trim().parse()).collect();
+            let tasks = tasks.map_err(|error| Some(format!("job {job}: {error}")))?;
+            if cluster.contains_key(&job) {
+                return Err(Some(format!("job {job} is listed twice: put all its tasks in one list")));
+            }
+            cluster.insert(job, tasks);
+        }
+        Ok(cluster)
+    }
+
+    fn write(value: &Cluster) -> String {
+        let jobs = value.iter().map(|(job, tasks)| {
+            let tasks: Vec<_> = tasks.iter().map(HostPort::to_string).collect();
+            format!("{job}={}", tasks.join(","))
+        });
+        jobs.collect::<Vec<_>>().join(";")
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+        let Some(jobs) = value.as_table() else {
+            return value.as_str().map(str::to_string);
+        };
+        let mut entries = Vec::new();
+        for (job, tasks) in jobs {
+            let tasks = tasks.get_ref().as_array()?.iter();
+            let tasks: Option<Vec<_>> =
+                tasks.map(|task| task.get_ref().as_str().filter(|t| plain(t))).collect();
+            entries.push(format!("{}={}", Some(job.get_ref()).filter(|job| plain(job))?, tasks?.join(",")));
+        }
+        Some(entries.join(";"))
+    }
+}
+
+fn job_rule(job: &str) -> String {
+    format!("job {job:?} must be letters, digits, '_' and '-', a letter or digit first")
+}
+
+/// No separator of the text form is in a part of the table form.
+fn plain(part: &str) -> bool {
+    !part.contains([';', '=', ','])
+}
+
+fn text_or_integer(value: &DeValue<'_>) -> Option<String> {
+    value.as_str().map(str::to_string).or_else(|| value.as_integer().map(ToString::to_string))
+}
+
+/// Digits only: no sign, no blanks.
+fn digits<T: FromStr>(text: &str) -> Option<T> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
+    digits::<u64>(number)?.checked_mul(*factor)
+}
+
+fn in_largest_unit(value: u64, units: &[(&str, u64)]) -> String {
+    let unit = units.iter().find(|(_, factor)| value != 0 && value.is_multiple_of(*factor));
+    unit.map_or_else(|| value.to_string(), |(name, factor)| format!("{}{name}", value / factor))
+}

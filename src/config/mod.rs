@@ -1,0 +1,42 @@
+//! Configuration: file, environment and builder become one checked value, [`Config`].
+//!
+//! A setting is a key of a TOML file, an environment variable (`TENSORWIRE_` and the key in upper case) and
+//! a method of [`Builder`]; the builder wins over the environment, the environment over the file, the file
+//! over the default. Every source is checked, also where a stronger one overrides it. What is wrong stops
+//! the start with one line: where the value came from, the value, and what is allowed.
+//!
+//! One table (`table.rs`) names every key with its type, default, range and meaning; the struct, the
+//! builder, the reader of each source and [`reference()`] are made from it. This room only checks: it opens
+//! no socket, resolves no name, and looks at the machine no further than the file and the variables.
+//!
+//! ```
+//! use tensorwire::config::Config;
+//!
+//! let config = Config::builder()
+//!     .member("worker", 0)
+//!     .set("cluster", "ps=127.0.0.1:4000;worker=127.0.0.1:5000")
+//!     .set("pool_size", "64MiB")
+//!     .build()?;
+//! assert_eq!(config.pool_size, 64 << 20);
+//! # Ok::<(), tensorwire::config::ConfigError>(())
+//! ```
+
+mod builder;
+mod check;
+mod choice;
+mod cluster;
+mod error;
+mod file;
+mod format;
+mod reference;
+mod table;
+
+pub use builder::Builder;
+pub use choice::{BulkReceive, Fabric, PeerLoss, Poll, PoolLock, PoolPages, Wait};
+pub use cluster::{Cluster, HostPort, HostPortError};
+pub use error::{ConfigError, Origin};
+pub use reference::reference;
+pub use table::Config;
+
+#[cfg(test)]
+mod tests;

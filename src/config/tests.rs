@@ -1,0 +1,484 @@
+//! Each key, each source, each kind of wrong value.
+
+use super::builder::Builder;
+use super::table::{KEYS, Key};
+use super::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::time::Duration;
+use tempfile::NamedTempFile;
+
+/// What to try on one key. The `base` settings hold while it is tried.
+struct Sample {
+    key: &'static str,
+    /// Allowed: the text, and what `entries` says of it.
+    good: &'static [(&'static str, &'static str)],
+    /// Not allowed, as text of the environment or of the builder.
+    bad: &'static [&'static str],
+    /// Not allowed in a file.
+    bad_toml: &'static [&'static str],
+}
+
+const fn sample(
+    key: &'static str,
+    good: &'static [(&'static str, &'static str)],
+    bad: &'static [&'static str],
+    bad_toml: &'static [&'static str],
+) -> Sample {
+    Sample { key, good, bad, bad_toml }
+}
+
+const NO_STRING: &[&str] = &["true", "1.5", "[]", "{}", "\"\""];
+const NO_SWITCH: &[&str] = &["1", "\"true\"", "[]", "1979-05-27"];
+const NO_NUMBER: &[&str] = &["true", "1.5", "[1]", "-1", "0x10", "\"\"", "99999999999999999999"];
+const NO_SPAN: &[&str] = &["5", "5.0", "true", "[\"5s\"]"];
+const BAD_SPAN: &[&str] = &["", "5", "s", "5 s", "1.5s", "-1s", "5S", "5d", "25h", "18446744073709551615h"];
+const BAD_SPAN_0: &[&str] =
+    &["", "5", "s", "5 s", "1.5s", "-1s", "0s", "999us", "25h", "18446744073709551616ns"];
+const BAD_COUNT: &[&str] = &["", "0", "-1", "+1", " 1", "1 ", "1e3", "1.0", "0x10", "many", "4294967296"];
+
+const SAMPLES: &[Sample] = &[
+    sample("job", &[("ps", "ps")], &["", "a b", "-a", "a/b", "w\u{f6}rk", "a;b"], NO_STRING),
+    sample("task", &[("1", "1"), ("01", "1")], &["", "-1", "+1", "one", "4294967296"], NO_NUMBER),
+    sample(
+        "cluster",
+        &[
+            ("worker=localhost:1,[::1]:2", "worker=localhost:1,[::1]:2"),
+            (
+                "worker=127.0.0.1:1, 127.0.0.1:2 ; ps=127.0.0.1:3",
+                "ps=127.0.0.1:3;worker=127.0.0.1:1,127.0.0.1:2",
+            ),
+        ],
+        &[
+            "",
+            "worker",
+            "worker=",
+            "worker=a:1,",
+            "worker=a:1;",
+            "worker=a",
+            "worker=a:0",
+            "w w=a:1",
+            "a=h:1;a=h:2",
+        ],
+        &[
+            "[]",
+            "{}",
+            "{ worker = \"a:1\" }",
+            "{ worker = [1] }",
+            "{ worker = [\"a:1,b:2\"] }",
+            "{ \"a=b\" = [\"a:1\"] }",
+        ],
+    ),
+    sample(
+        "bind",
+        &[("127.0.0.1:7", "127.0.0.1:7"), ("[::1]:7", "[::1]:7")],
+        &["", "localhost:7", "127.0.0.1"],
+        NO_STRING,
+    ),
+    sample(
+        "allow_non_loopback",
+        &[("true", "true"), ("false", "false")],
+        &["", "yes", "1", "True"],
+        NO_SWITCH,
+    ),
+    sample(
+        "join_timeout",
+        &[("250ms", "250ms"), ("1m", "1m"), ("24h", "24h"), ("60s", "1m")],
+        BAD_SPAN_0,
+        NO_SPAN,
+    ),
+    sample("heartbeat_interval", &[("1ms", "1ms"), ("1500us", "1500us")], BAD_SPAN_0, NO_SPAN),
+    sample("silence_bound", &[("2s", "2s"), ("24h", "24h")], BAD_SPAN_0, NO_SPAN),
+    sample(
+        "pool_size",
+        &[
+            ("1MiB", "1MiB"),
+            ("64MiB", "64MiB"),
+            ("1GiB", "1GiB"),
+            ("16TiB", "16TiB"),
+            ("1048577", "1028KiB"),
+            ("2048KiB", "2MiB"),
+        ],
+        &["", "0", "1048575", "1MB", "1 MiB", "1.5GiB", "-1MiB", "17TiB", "MiB", "18446744073709551615TiB"],
+        &["true", "1.5", "[]", "-1", "1000", "\"1mib\""],
+    ),
+    sample(
+        "pool_pages",
+        &[("auto", "auto"), ("1g", "1g"), ("2m", "2m"), ("transparent", "transparent"), ("plain", "plain")],
+        &["", "4k", "2M"],
+        NO_STRING,
+    ),
+    sample("pool_require", &[("false", "false")], &["", "yes"], NO_SWITCH),
+    sample(
+        "pool_lock",
+        &[("best_effort", "best_effort"), ("require", "require"), ("no", "no")],
+        &["", "yes", "best-effort"],
+        NO_STRING,
+    ),
+    sample("numa_node", &[("0", "0"), ("1023", "1023")], &["", "-1", "1024", "a"], NO_NUMBER),
+    sample("fabric", &[("auto", "auto"), ("shm", "shm")], &["", "SHM", "verbs", "tcp", "grpc"], NO_STRING),
+    sample("poll", &[("inline", "inline")], &["", "dedicated", "adaptive", "auto", "threads"], NO_STRING),
+    sample("wait", &[("auto", "auto"), ("spin", "spin"), ("yield", "yield")], &["", "sleep"], NO_STRING),
+    sample(
+        "cores",
+        &[("0,2-3", "0,2,3"), ("5", "5"), ("3, 1", "3,1"), ("1023", "1023")],
+        &["", ",", "1,", "-1", "1-", "3-2", "1,1", "0-2,2", "1024", "0-99999999999", "a"],
+        &["true", "[true]", "[\"1\"]", "[1, 1]", "[-1]", "[]", "1024"],
+    ),
+    sample(
+        "queue_depth",
+        &[("16", "16"), ("65536", "65536")],
+        &["", "8", "17", "300", "131072", "x"],
+        NO_NUMBER,
+    ),
+    sample("lanes", &[("1", "1"), ("8", "8")], &["", "0", "9", "256", "x"], NO_NUMBER),
+    sample("small_tensor_bytes", &[("0", "0"), ("160", "160")], &["", "161", "-1", "1KiB"], NO_NUMBER),
+    sample("bulk_receive", &[("copy", "copy"), ("borrow", "borrow")], &["", "move"], NO_STRING),
+    sample(
+        "max_requests",
+        &[("1", "1"), ("1048575", "1048575")],
+        BAD_COUNT,
+        &["1048576", "0", "true", "\"\""],
+    ),
+    sample("max_routes", &[("1", "1"), ("1048576", "1048576")], BAD_COUNT, &["1048577", "0", "true", "\"\""]),
+    sample(
+        "max_deferred",
+        &[("1", "1"), ("1048576", "1048576")],
+        BAD_COUNT,
+        &["1048577", "0", "true", "\"\""],
+    ),
+    sample(
+        "max_outstanding_sends",
+        &[("1", "1"), ("16777216", "16777216")],
+        BAD_COUNT,
+        &["16777217", "0", "1.5"],
+    ),
+    sample("recv_timeout", &[("5s", "5s"), ("90s", "90s")], BAD_SPAN_0, NO_SPAN),
+    sample("cancel_grace", &[("0s", "0s"), ("0ms", "0s"), ("10ns", "10ns")], BAD_SPAN, NO_SPAN),
+    sample("stop_timeout", &[("0s", "0s"), ("1h", "1h")], BAD_SPAN, NO_SPAN),
+    sample(
+        "peer_loss",
+        &[("fail_calls", "fail_calls"), ("fail_all", "fail_all")],
+        &["", "ignore"],
+        NO_STRING,
+    ),
+];
+
+/// Settings with which every sample can be tried.
+fn base() -> Builder {
+    let cluster = "worker=127.0.0.1:5000,127.0.0.1:5001;ps=127.0.0.1:4000,127.0.0.1:4001";
+    Config::builder().set("job", "worker").set("task", "0").set("cluster", cluster)
+}
+
+fn environment(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<OsString> + 'static {
+    let variables: BTreeMap<_, _> = pairs.iter().map(|(k, v)| (k.to_string(), OsString::from(v))).collect();
+    move |name| variables.get(name).cloned()
+}
+
+fn file(text: &str) -> NamedTempFile {
+    let mut file = NamedTempFile::new().expect("temporary file");
+    file.write_all(text.as_bytes()).expect("write");
+    file
+}
+
+/// Builds from a file that has `lines` besides the base settings.
+fn build_file(lines: &str) -> Result<Config, ConfigError> {
+    let file = file(lines);
+    base().file(file.path()).build()
+}
+
+fn entry(config: &Config, key: &str) -> Option<String> {
+    config.entries().into_iter().find(|(name, _)| *name == key).and_then(|(_, text)| text)
+}
+
+fn assert_names(error: &ConfigError, parts: &[&str]) {
+    let message = error.to_string();
+    assert!(!message.contains('\n'), "one line: {message}");
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
+#[test]
+fn every_key_has_samples_and_every_sample_a_key() {
+    let keys: BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
+    let samples: BTreeSet<_> = SAMPLES.iter().map(|sample| sample.key).collect();
+    assert_eq!(keys, samples);
+    assert_eq!((KEYS.len(), SAMPLES.len()), (keys.len(), samples.len()), "no name twice");
+    for sample in SAMPLES {
+        assert!(
+            !sample.good.is_empty() && !sample.bad.is_empty() && !sample.bad_toml.is_empty(),
+            "{}",
+            sample.key
+        );
+    }
+}
+
+#[test]
+fn every_default_is_what_the_table_says() {
+    let config = base().build().expect("base");
+    for key in KEYS {
+        let Some(default) = key.default else { continue };
+        assert_eq!((key.check)(default), Ok(()), "{}", key.name);
+        let set = base().set(key.name, default).build().expect(key.name);
+        assert_eq!(entry(&config, key.name), entry(&set, key.name), "{}", key.name);
+    }
+    assert_eq!(config.pool_size, 256 << 20);
+    assert_eq!(config.recv_timeout, Duration::from_secs(60));
+    assert_eq!(config.cancel_grace, Duration::from_millis(100));
+    assert_eq!((config.bind, config.numa_node, config.cores), (None, None, None));
+}
+
+#[test]
+fn every_good_value_is_taken_from_each_source() {
+    // The base of the builder would win over file and environment, so it comes from the file here.
+    let base_file = "job = 'worker'\ntask = 0\n[cluster]\nworker = ['127.0.0.1:1', '127.0.0.1:2']\nps = ['127.0.0.1:3']\n";
+    let base_file = file(base_file);
+    for sample in SAMPLES {
+        for (text, expected) in sample.good {
+            let what = format!("{} = {text}", sample.key);
+            let get = |result: Result<Config, _>| {
+                let config = result.unwrap_or_else(|error: ConfigError| panic!("{what}: {error}"));
+                entry(&config, sample.key)
+            };
+            let expected = Some(expected.to_string());
+            assert_eq!(get(base().set(sample.key, *text).build()), expected, "builder: {what}");
+
+            let variable = Key::named(sample.key).expect("key").variable();
+            let lookup = environment(&[(variable.as_str(), *text)]);
+            let built = Config::builder().file(base_file.path()).env_from(lookup).build();
+            assert_eq!(get(built), expected, "environment: {what}");
+
+            if ["job", "task", "cluster"].contains(&sample.key) {
+                continue; // in the file they are part of the base
+            }
+            let toml = if ["true", "false"].contains(text) { text.to_string() } else { format!("'{text}'") };
+            assert_eq!(get(build_file(&format!("{} = {toml}", sample.key))), expected, "file: {what}");
+            if text.bytes().all(|byte| byte.is_ascii_digit()) {
+                assert_eq!(get(build_file(&format!("{} = {text}", sample.key))), expected, "number: {what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_bad_value_is_refused_with_its_origin_and_what_is_allowed() {
+    for sample in SAMPLES {
+        let key = Key::named(sample.key).expect("key");
+        for text in sample.bad {
+            let error = base().set(key.name, *text).build().expect_err(&format!("{} = {text:?}", key.name));
+            assert_names(&error, &[key.name, &format!("{text:?}"), "(the builder): "]);
+
+            let variable = key.variable();
+            let lookup = environment(&[(variable.as_str(), *text)]);
+            let error = base().env_from(lookup).build().expect_err(&format!("{variable}={text:?}"));
+            assert_names(
+                &error,
+                &[key.name, &format!("{text:?}"), &format!("(environment variable {variable}): ")],
+            );
+        }
+        for toml in sample.bad_toml {
+            let what = format!("{} = {toml}", key.name);
+            let error = build_file(&format!("# a comment\n{what}\n")).expect_err(&what);
+            assert_names(&error, &[key.name, " line 2): "]);
+        }
+    }
+}
+
+#[test]
+fn what_is_allowed_for_a_choice_names_every_choice() {
+    for key in KEYS.iter().filter(|key| key.kind == "choice") {
+        let words: BTreeSet<_> = key.allowed.split([',', ' ']).filter(|w| !["", "or"].contains(w)).collect();
+        let sample = SAMPLES.iter().find(|sample| sample.key == key.name).expect("sample");
+        assert_eq!(words, sample.good.iter().map(|(text, _)| *text).collect(), "{}", key.name);
+        for word in words {
+            assert_eq!((key.check)(word), Ok(()), "{}: {word}", key.name);
+        }
+    }
+}
+
+#[test]
+fn a_typed_setter_writes_what_the_reader_takes_back() {
+    let config = base()
+        .pool_size(3 << 20)
+        .recv_timeout(Duration::from_micros(1500))
+        .cores(vec![4, 2])
+        .bind("127.0.0.1:9".parse().expect("address"))
+        .pool_pages(PoolPages::Huge2M)
+        .pool_require(true)
+        .lanes(3)
+        .cluster(Cluster::from([("worker".to_string(), vec!["localhost:1".parse().expect("host")])]))
+        .build()
+        .expect("config");
+    assert_eq!((config.pool_size, config.lanes, config.pool_require), (3 << 20, 3, true));
+    assert_eq!(config.recv_timeout, Duration::from_micros(1500));
+    assert_eq!(config.cores, Some(vec![4, 2]));
+    assert_eq!(config.pool_pages, PoolPages::Huge2M);
+    assert_eq!(config.me().map(ToString::to_string).as_deref(), Some("localhost:1"));
+
+    let error = base().recv_timeout(Duration::MAX).build().expect_err("too long");
+    assert_names(&error, &["recv_timeout is \"18446744073709551615s\" (the builder): it must be 1ms to 24h"]);
+    let error = base().cluster(Cluster::new()).build().expect_err("empty");
+    assert_names(&error, &["cluster is \"\" (the builder): it must be JOB=HOST:PORT"]);
+}
+
+#[test]
+fn the_builder_wins_over_the_environment_over_the_file_over_the_default() {
+    let file = file("lanes = 2\nqueue_depth = 32\nmax_routes = 7\n");
+    let lookup = || environment(&[("TENSORWIRE_LANES", "3"), ("TENSORWIRE_QUEUE_DEPTH", "64")]);
+    let config = base().lanes(4).env_from(lookup()).file(file.path()).build().expect("config");
+    assert_eq!((config.lanes, config.queue_depth, config.max_routes, config.max_requests), (4, 64, 7, 4096));
+    let config = base().lanes(4).lanes(5).build().expect("config");
+    assert_eq!(config.lanes, 5, "the last call wins");
+}
+
+#[test]
+fn a_wrong_value_is_refused_even_where_a_stronger_source_overrides_it() {
+    let lookup = environment(&[("TENSORWIRE_LANES", "many")]);
+    let error = base().env_from(lookup).lanes(2).build().expect_err("refused");
+    assert_eq!(
+        error.to_string(),
+        "lanes is \"many\" (environment variable TENSORWIRE_LANES): it must be 1 to 8"
+    );
+}
+
+#[test]
+fn an_unknown_key_is_named_with_the_nearest_one() {
+    let error = build_file("lanes = 1\n\nqueue_dept = 64").expect_err("refused");
+    assert_names(&error, &["unknown key \"queue_dept\" (file ", " line 3): did you mean queue_depth?"]);
+    let error = build_file("[pool]\nsize = 1").expect_err("refused");
+    assert_names(&error, &["unknown key \"pool\""]);
+    let error = base().set("zzzzzzzzzz", "1").build().expect_err("refused");
+    assert_names(&error, &["unknown key \"zzzzzzzzzz\" (the builder): the keys are job, task, cluster, "]);
+}
+
+#[test]
+fn what_is_planned_is_refused_by_name() {
+    let why = |key: &str, text: &str| base().set(key, text).build().expect_err("refused").to_string();
+    assert_eq!(
+        why("fabric", "verbs"),
+        "fabric is \"verbs\" (the builder): verbs is not available in this build yet; there is auto and shm"
+    );
+    assert!(
+        why("fabric", "tcp").ends_with(": tcp is not available in this build yet; there is auto and shm")
+    );
+    for mode in ["dedicated", "adaptive", "auto"] {
+        let expected = format!(": {mode} is not available in this build yet; there is inline");
+        assert!(why("poll", mode).ends_with(&expected), "{mode}");
+    }
+}
+
+#[test]
+fn a_required_key_that_nobody_set_is_named() {
+    let error = Config::builder().build().expect_err("refused");
+    assert_eq!(
+        error.to_string(),
+        "job is not set: set job in the file, TENSORWIRE_JOB in the environment, or job() of the builder"
+    );
+    let error = Config::builder().member("ps", 0).build().expect_err("refused");
+    assert_names(&error, &["cluster is not set", "TENSORWIRE_CLUSTER"]);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
+    let folder = tempfile::tempdir().expect("folder");
+    let error = Config::from_file(folder.path().join("none.toml")).expect_err("refused");
+    assert_names(&error, &["configuration file ", "none.toml: "]);
+    let error = build_file("lanes = 1\nlanes = 2\n").expect_err("refused");
+    assert_names(&error, &[" line 2: not valid TOML: duplicate key"]);
+    let error = build_file("lanes = 1\nqueue_depth =\n").expect_err("refused");
+    assert_names(&error, &[" line 2: not valid TOML: "]);
+}
+
+#[test]
+fn a_file_may_spell_lists_and_numbers_as_toml_does() {
+    let text = "job = 'ps'\ntask = 1\ncores = [0, 2]\nqueue_depth = 65_536\npool_size = 2097152\n\
+                [cluster]\nps = ['127.0.0.1:1', '[::1]:2']\nworker = ['localhost:3']\n";
+    let config = Config::from_file(file(text).path()).expect("config");
+    assert_eq!(entry(&config, "cluster").as_deref(), Some("ps=127.0.0.1:1,[::1]:2;worker=localhost:3"));
+    assert_eq!((config.cores.as_deref(), config.queue_depth), (Some(&[0, 2][..]), 65_536));
+    assert_eq!((config.pool_size, config.task), (2 << 20, 1));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_utf_8_is_refused() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let lookup = |name: &str| (name == "TENSORWIRE_JOB").then(|| OsString::from_vec(vec![b'a', 0xff]));
+    let error = base().env_from(lookup).build().expect_err("refused");
+    assert_names(&error, &["job is ", "(environment variable TENSORWIRE_JOB): it is not UTF-8"]);
+}
+
+/// A contradiction: settings on top of the base, and the whole message.
+const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
+    (
+        &[("job", "chief")],
+        "job is \"chief\" (the builder): it must be a job of the cluster, which has ps, worker",
+    ),
+    (
+        &[("task", "2")],
+        "task is \"2\" (the builder): job worker has 2 task(s) in the cluster: it must be 0 to 1",
+    ),
+    (
+        &[("cluster", "worker=h:1,g:1;ps=h:1")],
+        "cluster is \"worker=h:1,g:1;ps=h:1\" (the builder): ps task 0 and worker task 0 have the same address h:1: \
+         give each its own",
+    ),
+    (
+        &[("silence_bound", "1s")],
+        "silence_bound is \"1s\" (the builder): it must be more than heartbeat_interval, which is 1s (the default)",
+    ),
+    (
+        &[("heartbeat_interval", "7s")],
+        "silence_bound is \"5s\" (the default): it must be more than heartbeat_interval, which is 7s (the builder)",
+    ),
+    (
+        &[("bind", "0.0.0.0:1")],
+        "bind is \"0.0.0.0:1\" (the builder): this process would listen on 0.0.0.0, beyond the loopback interface, \
+         and members are not authenticated: use a loopback address, or set allow_non_loopback to true",
+    ),
+    (
+        &[("cluster", "worker=10.0.0.1:1")],
+        "cluster is \"worker=10.0.0.1:1\" (the builder): this process would listen on 10.0.0.1, beyond the loopback \
+         interface, and members are not authenticated: use a loopback address, or set allow_non_loopback to true",
+    ),
+    (
+        &[("pool_require", "true")],
+        "pool_require is \"true\" (the builder): pool_pages is auto, which names no pages: set pool_pages to 1g, 2m, \
+         transparent or plain",
+    ),
+];
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    for (settings, message) in CONFLICTS {
+        let builder = settings.iter().fold(base(), |builder, (key, text)| builder.set(*key, *text));
+        assert_eq!(builder.build().expect_err(message).to_string(), *message);
+    }
+}
+
+#[test]
+fn listening_beyond_loopback_needs_leave_and_only_for_oneself() {
+    let leave = || base().allow_non_loopback(true);
+    assert!(leave().set("bind", "0.0.0.0:1").build().is_ok());
+    assert!(leave().set("cluster", "worker=10.0.0.1:1").build().is_ok());
+    assert!(base().set("cluster", "worker=127.0.0.1:1,10.0.0.1:1").build().is_ok(), "only a peer is there");
+    assert!(base().set("cluster", "worker=10.0.0.1:1").set("bind", "127.0.0.1:1").build().is_ok());
+    assert!(base().pool_require(true).set("pool_pages", "2m").build().is_ok());
+}
+
+#[test]
+fn the_reference_lists_every_key_with_its_variable_default_and_range() {
+    let reference = reference();
+    assert_eq!(reference.lines().count(), KEYS.len() + 2);
+    for (key, line) in KEYS.iter().zip(reference.lines().skip(2)) {
+        assert_eq!(line.matches('|').count(), 7, "{line}");
+        assert!(line.starts_with(&format!("| `{}` | `{}` |", key.name, key.variable())), "{line}");
+        assert!(line.contains(key.allowed) && line.contains(key.default.unwrap_or("")), "{line}");
+    }
+    assert!(reference.contains(
+        "| `lanes` | `TENSORWIRE_LANES` | number | `1` | 1 to 8 | Lanes of each link: queue pairs on verbs, \
+         rings on shared memory. |"
+    ));
+}

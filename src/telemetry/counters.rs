@@ -1,0 +1,314 @@
+//! Counters with one writer and any number of readers.
+
+use crossbeam_utils::CachePadded;
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])+ $counter:ident = $name:literal,)+) => {
+        /// What is counted. Each only grows.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Counter {
+            $($(#[$doc])+ $counter,)+
+        }
+
+        impl Counter {
+            /// Every counter, in the order of the table.
+            pub const ALL: &[Counter] = &[$(Counter::$counter),+];
+
+            /// Its name in tables and metrics.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Counter::$counter => $name,)+
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Tensors given to a peer, dead ones included.
+    TensorsSent = "tensors_sent",
+    /// Tensors that came from a peer, dead ones included.
+    TensorsReceived = "tensors_received",
+    /// Bytes of the tensors given to peers.
+    BytesSent = "bytes_sent",
+    /// Bytes of the tensors that came from peers.
+    BytesReceived = "bytes_received",
+    /// Control messages posted.
+    MessagesSent = "messages_sent",
+    /// Control messages that came.
+    MessagesReceived = "messages_received",
+    /// One-sided writes posted.
+    WritesPosted = "writes_posted",
+    /// Tensors offered to be pulled or borrowed where they lie.
+    LoansPosted = "loans_posted",
+    /// Immediates that came.
+    ImmediatesReceived = "immediates_received",
+    /// Answers that carried meta-data because the request's was not the tensor's.
+    MetaResponses = "meta_responses",
+    /// Requests made again after such an answer.
+    ReRequests = "re_requests",
+    /// Tensors that rode in the response because they are small.
+    SmallResponses = "small_responses",
+    /// Cancels sent to a peer.
+    CancelsSent = "cancels_sent",
+    /// Cancels that came from a peer.
+    CancelsReceived = "cancels_received",
+    /// Times that credits were returned to a peer.
+    CreditsPublished = "credits_published",
+    /// Immediates or messages dropped because they were for an earlier use of their slot.
+    StaleGenerations = "stale_generations",
+    /// Values that came after their receiver had given up.
+    LateValues = "late_values",
+    /// Allocations that the pool could not serve at once.
+    PoolExhausted = "pool_exhausted",
+    /// Requests of peers that were kept until their step started.
+    RequestsDeferred = "requests_deferred",
+    /// Errors sent to a peer.
+    ErrorsSent = "errors_sent",
+    /// Errors that came from a peer.
+    ErrorsReceived = "errors_received",
+    /// Peers that were lost.
+    PeersLost = "peers_lost",
+    /// Rounds of the poll loop.
+    Polls = "polls",
+    /// Rounds of the poll loop that found nothing to do.
+    IdlePolls = "idle_polls",
+}
+
+const COUNT: usize = Counter::ALL.len();
+
+/// The counters of one poller, for readers. Written only through its [`CountersWriter`].
+///
+/// All counters of a poller have the same writer, so they share cache lines; the whole is padded, so that
+/// no other poller's counters are on them.
+pub struct Counters {
+    values: CachePadded<[AtomicU64; COUNT]>,
+}
+
+/// The one writer of a poller's [`Counters`].
+///
+/// An increment is a plain load and a plain store, with no locked instruction between them: that loses
+/// updates as soon as two threads write. So there is exactly one writer (it is not `Clone`), and it can move
+/// to another thread but not be shared by two (it is `Send` and not `Sync`):
+///
+/// ```
+/// fn moved<T: Send>(_: T) {}
+/// moved(tensorwire::telemetry::CountersWriter::new());
+/// ```
+/// ```compile_fail,E0277
+/// fn shared<T: Sync>(_: T) {}
+/// shared(tensorwire::telemetry::CountersWriter::new());
+/// ```
+///
+/// A writer that is handed over under a lock or an owner token needs nothing more: what passes the poller
+/// on orders the last store of one thread before the first load of the next.
+pub struct CountersWriter {
+    counters: Arc<Counters>,
+    /// Not `Sync`: see above.
+    not_shared: PhantomData<Cell<()>>,
+}
+
+impl CountersWriter {
+    /// New counters, all 0.
+    pub fn new() -> Self {
+        let values = CachePadded::new([const { AtomicU64::new(0) }; COUNT]);
+        CountersWriter { counters: Arc::new(Counters { values }), not_shared: PhantomData }
+    }
+
+    /// The same counters for readers, on any thread and as long as they like.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Counts `amount`; after 2^64-1 it starts again at 0.
+    #[inline]
+    pub fn add(&self, counter: Counter, amount: u64) {
+        let value = &self.counters.values[counter as usize];
+        // Relaxed: a counter publishes nothing but itself. Not `fetch_add`: there is no other writer, and a
+        // locked instruction costs some 20 cycles and holds back the loads behind it.
+        value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+
+    /// Counts one.
+    #[inline]
+    pub fn increment(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+}
+
+impl Default for CountersWriter {
+    fn default() -> Self {
+        CountersWriter::new()
+    }
+}
+
+impl Counters {
+    /// The value of one counter now.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.values[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// All values. They are read one after the other while the poller goes on, so two counters that are
+    /// written together may differ by what happened meanwhile; each alone is exact.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot { values: std::array::from_fn(|index| self.values[index].load(Ordering::Relaxed)) }
+    }
+}
+
+/// The values of all counters at one time. `+=` puts several pollers together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    values: [u64; COUNT],
+}
+
+impl Snapshot {
+    /// All 0: what a sum over pollers starts from.
+    pub const ZERO: Snapshot = Snapshot { values: [0; COUNT] };
+
+    /// The value of one counter.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.values[counter as usize]
+    }
+
+    /// Every counter's name with its value, in the order of [`Counter::ALL`].
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        Counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)))
+    }
+
+    /// What was counted since `earlier`, an earlier snapshot of the same counters.
+    #[must_use]
+    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
+        Snapshot { values: std::array::from_fn(|i| self.values[i].wrapping_sub(earlier.values[i])) }
+    }
+}
+
+impl AddAssign<&Snapshot> for Snapshot {
+    fn add_assign(&mut self, other: &Snapshot) {
+        for (value, other) in self.values.iter_mut().zip(other.values) {
+            *value = value.wrapping_add(other);
+        }
+    }
+}
+
+/// A table: one counter a line, names to the left, values aligned to the right.
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let digits = |value: u64| value.checked_ilog10().map_or(1, |log| log as usize + 1);
+        let values = self.iter().map(|(_, value)| digits(value)).max().unwrap_or(0);
+        for (line, (name, value)) in self.iter().enumerate() {
+            if line > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{name:names$}  {value:>values$}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// A snapshot in which every counter has another value.
+    fn distinct() -> (CountersWriter, Snapshot) {
+        let writer = CountersWriter::new();
+        for (n, counter) in Counter::ALL.iter().enumerate() {
+            writer.add(*counter, n as u64 + 1);
+        }
+        let snapshot = writer.counters().snapshot();
+        (writer, snapshot)
+    }
+
+    #[test]
+    fn every_counter_counts_by_itself() {
+        let (writer, snapshot) = distinct();
+        for (n, counter) in Counter::ALL.iter().enumerate() {
+            assert_eq!(*counter as usize, n, "the place in ALL is the place in the array");
+            assert_eq!(snapshot.get(*counter), n as u64 + 1);
+            writer.increment(*counter);
+            assert_eq!(writer.counters().get(*counter), n as u64 + 2);
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_in_the_order_of_the_table() {
+        let (_, snapshot) = distinct();
+        let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), 24);
+        assert_eq!((names[0], names[23]), ("tensors_sent", "idle_polls"));
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+        assert!(snapshot.iter().map(|(_, value)| value).eq(1..=24));
+    }
+
+    #[test]
+    fn snapshots_are_added_and_subtracted() {
+        let (writer, before) = distinct();
+        writer.add(Counter::BytesSent, 1 << 40);
+        let after = writer.counters().snapshot();
+        let between = after.since(&before);
+        assert_eq!(between.get(Counter::BytesSent), 1 << 40);
+        assert_eq!(between.iter().filter(|(_, value)| *value != 0).count(), 1);
+        let mut sum = Snapshot::ZERO;
+        sum += &before;
+        sum += &between;
+        assert_eq!(sum, after);
+    }
+
+    #[test]
+    fn a_counter_that_overflows_starts_again_at_zero() {
+        let writer = CountersWriter::new();
+        writer.add(Counter::Polls, u64::MAX);
+        let before = writer.counters().snapshot();
+        writer.add(Counter::Polls, 3);
+        assert_eq!(writer.counters().get(Counter::Polls), 2);
+        assert_eq!(writer.counters().snapshot().since(&before).get(Counter::Polls), 3);
+    }
+
+    #[test]
+    fn a_snapshot_is_shown_as_a_table() {
+        let writer = CountersWriter::new();
+        writer.add(Counter::TensorsSent, 7);
+        writer.add(Counter::BytesReceived, 1234);
+        let table = writer.counters().snapshot().to_string();
+        let lines: Vec<_> = table.lines().collect();
+        assert_eq!(lines.len(), 24);
+        assert_eq!(lines[0], "tensors_sent            7");
+        assert_eq!(lines[3], "bytes_received       1234");
+        assert_eq!(lines[18], "requests_deferred       0");
+    }
+
+    #[test]
+    fn a_reader_on_another_thread_sees_values_that_only_grow_up_to_the_last() {
+        const LAST: u64 = 100_000;
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
+        let reader = std::thread::spawn(move || {
+            let mut seen = 0;
+            while seen < LAST {
+                let now = counters.get(Counter::Polls);
+                assert!(now >= seen && now <= LAST, "{seen} then {now}");
+                seen = now;
+                std::thread::yield_now();
+            }
+        });
+        // The writer moves to a thread of its own: it is `Send`.
+        let writing = std::thread::spawn(move || (0..LAST).for_each(|_| writer.increment(Counter::Polls)));
+        writing.join().expect("writer");
+        reader.join().expect("reader");
+    }
+
+    #[test]
+    fn counters_of_two_pollers_share_no_cache_line() {
+        assert!(align_of::<Counters>() >= 64);
+        assert_eq!(size_of::<Counters>() % align_of::<Counters>(), 0);
+    }
+}

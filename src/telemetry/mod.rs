@@ -1,0 +1,10 @@
+//! Counters and latency histograms: what the engine did, and how fast.
+//!
+//! Recording is on the data path, so it takes no lock, allocates nothing and uses no read-modify-write
+//! instruction; reading is for anybody, at any time. Nothing here asks for the time or writes a log.
+
+mod counters;
+mod histogram;
+
+pub use counters::{Counter, Counters, CountersWriter, Snapshot};
+pub use histogram::LatencyHistogram;
