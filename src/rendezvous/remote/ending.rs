@@ -1,0 +1,127 @@
+//! The end of calls and steps.
+
+use super::{Asking, Remote};
+use crate::fabric::Port;
+use crate::link::Links;
+use crate::rendezvous::Error;
+use crate::rendezvous::path::{Cancel, StepChange};
+use crate::rendezvous::waiter::{GiveUp, Waiter};
+use crate::wire::{Code, Status, Time};
+use std::sync::atomic::Ordering;
+
+impl Remote {
+    pub(super) fn cancel<P: Port>(&mut self, links: &mut Links<P, Waiter>, cancel: &Cancel, now: Time) {
+        let grace = now + self.settings.cancel_grace;
+        let mut next = self.next_deadline;
+        for link in links.ids() {
+            links.give_up(link, &mut |_, waiter| {
+                let Some(waiter) = waiter.as_mut().filter(|waiter| waiter.id == cancel.id) else {
+                    return false;
+                };
+                if waiter.gave_up.is_none() {
+                    waiter.gave_up = Some(cancel.why.clone());
+                    waiter.deadline = grace;
+                    next = next.min(grace);
+                }
+                true
+            });
+        }
+        self.next_deadline = next;
+    }
+
+    pub(super) fn step_changed<P: Port>(&mut self, links: &mut Links<P, Waiter>, change: StepChange) {
+        match change {
+            StepChange::Sequence { base } => self.steps.sequence(base),
+            StepChange::Begun { step, worker } => {
+                // The rendezvous has checked that it may begin.
+                let _ = self.steps.begin(step, &worker);
+                self.undefer(step);
+            }
+            StepChange::Aborted { step, status } => {
+                self.steps.abort(step, status.clone());
+                let error = Error::Aborted { step, status: status.clone() };
+                self.end_step(links, step, &error, &status.into_derived());
+            }
+            StepChange::CleanedUp { step } => {
+                self.steps.cleanup(step);
+                let status =
+                    Status::new(Code::NotFound, format!("step {step} was cleaned up at {}", self.me));
+                self.end_step(links, step, &Error::StepGone { step }, &status);
+            }
+        }
+    }
+
+    /// The requests that waited for the step to begin are like any others now.
+    pub(super) fn undefer(&mut self, step: u64) {
+        if self.peers.iter().all(|peer| peer.deferred == 0) {
+            return;
+        }
+        let waiting = self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred);
+        for (key, asking) in waiting {
+            self.leave(&asking);
+            // Nothing was offered for a step that had not begun, so the waiter is kept.
+            let _ = self.outgoing.ask(&key, Asking { deferred: false, ..asking });
+        }
+    }
+
+    pub(super) fn end_step<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        step: u64,
+        error: &Error,
+        status: &Status,
+    ) {
+        let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
+        self.outstanding.fetch_sub(values, Ordering::Relaxed);
+        for (_, asking) in asking {
+            self.leave(&asking);
+            links.refuse(asking.incoming, status.clone());
+        }
+        self.unclaimed.retain(|key, _| key.step != step);
+        for link in links.ids() {
+            links.give_up(link, &mut |key, waiter| {
+                if key.step != step {
+                    return false;
+                }
+                if let Some(waiter) = waiter.take() {
+                    waiter.complete(Err(error.clone()));
+                }
+                true
+            });
+        }
+    }
+
+    /// Ends what has waited until now, and finds out when to look again.
+    pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
+        let mut next = Time::NEVER;
+        let grace = now + self.settings.cancel_grace;
+        for link in links.ids() {
+            links.give_up(link, &mut |key, slot| {
+                let Some(waiter) = slot else { return false };
+                if now < waiter.deadline {
+                    next = next.min(waiter.deadline);
+                    return false;
+                }
+                if waiter.gave_up.is_none() {
+                    waiter.gave_up = Some(GiveUp::Deadline);
+                    waiter.deadline = grace;
+                    next = next.min(grace);
+                } else if let Some(waiter) = slot.take() {
+                    // The peer has not even said that it lets go: it is told later, the waiter now.
+                    waiter.given_up(key);
+                }
+                true
+            });
+        }
+        let late = self.outgoing.remove_waiters(|_, asking| asking.deadline <= now);
+        for (key, asking) in late {
+            self.leave(&asking);
+            let message = format!("nothing was sent for {key} at {} in time", self.me);
+            links.refuse(asking.incoming, Status::new(Code::DeadlineExceeded, message));
+        }
+        for (_, asking) in self.outgoing.waiters() {
+            next = next.min(asking.deadline);
+        }
+        self.next_deadline = next;
+    }
+}
