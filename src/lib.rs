@@ -1,10 +1,93 @@
-//! tensorwire
+//! Moves tensors between the processes of a trainer, at the speed of the hardware.
+//!
+//! A trainer is a set of processes. Where its graph is cut between two of them, one *sends* a tensor on an
+//! [`Edge`] and the other *receives* it, [`Step`] by step. tensorwire allocates every tensor from one large region that
+//! was registered before the tensor existed, so a transfer needs no registration, no staging copy and, on
+//! shared memory and on NICs with kernel bypass, no system call. A synchronous engine polls for completions on the
+//! caller's own thread.
+//!
+//! # Quick start
+//!
+//! Two tasks of one job, here as two threads; in a real trainer each is a process of its own.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tensorwire::{DType, Node};
+//!
+//! # fn free_ports() -> [u16; 2] {
+//! #     let sockets = [0; 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+//! #     sockets.map(|socket| socket.local_addr().unwrap().port())
+//! # }
+//! fn run(task: u32, cluster: &str) -> Result<(), Box<dyn std::error::Error>> {
+//!     // Join: every member has the same cluster, and says which of its tasks it is.
+//!     let node = Node::builder()
+//!         .member("worker", task)
+//!         .set("cluster", cluster)
+//!         .set("pool_size", "16MiB")
+//!         .start()?;
+//!     node.join()?;
+//!
+//!     let step = node.step(1)?;
+//!     if task == 0 {
+//!         // Make a tensor, fill it, freeze it, send it. Sending never blocks.
+//!         let mut gradient = node.tensor(DType::F32, &[2, 3])?;
+//!         gradient.as_mut_slice::<f32>()?.fill(0.5);
+//!         step.send(&node.edge_to("worker", 1, "grad/w1")?, gradient.freeze())?;
+//!         // Wait for the answer.
+//!         let edge = node.edge_from("worker", 1, "done")?;
+//!         step.recv(&edge, Duration::from_secs(10))?;
+//!     } else {
+//!         // Receive it.
+//!         let edge = node.edge_from("worker", 0, "grad/w1")?;
+//!         let gradient = step.recv(&edge, Duration::from_secs(10))?.tensor;
+//!         assert_eq!(gradient.as_slice::<f32>()?, [0.5; 6]);
+//!         step.send(&node.edge_to("worker", 0, "done")?, gradient)?;
+//!     }
+//!     node.cleanup(1);
+//!     node.stop()?;
+//!     Ok(())
+//! }
+//!
+//! let [first, second] = free_ports();
+//! let cluster = format!("worker=127.0.0.1:{first},127.0.0.1:{second}");
+//! std::thread::scope(|scope| {
+//!     let threads = [0, 1].map(|task| scope.spawn({ let cluster = &cluster; move || run(task, cluster).unwrap() }));
+//!     threads.map(|thread| thread.join().unwrap());
+//! });
+//! ```
+//!
+//! # What is where
+//!
+//! * [`Node`]: one process of the cluster. [`config`] lists its settings.
+//! * [`Step`], [`Edge`]: sending and receiving. [`Pending`] is a receive that has begun, [`CancelToken`] ends one.
+//! * [`TensorMut`] is written by one owner; frozen it becomes a [`Tensor`], which nobody can write: what was
+//!   sent can't be changed any more, and the compiler says so. [`BufferRing`] hands out the same buffers step after step.
+//! * The rooms below ([`rendezvous`], [`engine`], [`link`], [`protocol`], [`fabric`], [`memory`], [`wire`]) are public for
+//!   those who build on a part of it, such as another fabric or a benchmark. Each one's first lines say what it is for.
+//!
+//! # Threads and progress
+//!
+//! Nothing runs in the background on the data path: progress happens inside calls, by whichever thread
+//! calls. A process that computes for long without a call stalls those who read from it; [`Node::progress`]
+//! is there for it. Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one more
+//! thread, which never touches a tensor.
+
+#![warn(missing_docs)]
+
+mod bootstrap;
 pub mod config;
 pub mod engine;
 pub mod fabric;
 pub mod link;
 pub mod memory;
+pub mod node;
 pub mod protocol;
 pub mod rendezvous;
 pub mod telemetry;
 pub mod wire;
+
+pub use engine::{PinError, pin_current_thread, process_cpus};
+pub use memory::{BufferRing, Pool, PoolError, RegionReport, Tensor, TensorMut};
+pub use node::{Node, NodeBuilder, NodeError, PeerReport, PeerState, TensorError};
+pub use rendezvous::{CancelToken, Delivery, Edge, Error, LossCause, Pending, Sequence, Step};
+pub use wire::{Code, DType, Element, Shape, Status, TensorMeta};

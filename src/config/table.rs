@@ -205,7 +205,8 @@ settings! {
     poll: Poll, OneOf<Poll>, default("inline"), "inline", Some;
     /// What a waiting call does with its CPU.
     wait: Wait, OneOf<Wait>, default("auto"), "auto, spin or yield", Some;
-    /// The CPUs that this process's polling threads are pinned to; without it they are not pinned.
+    /// The CPUs that polling threads are pinned to, one each; without it they are not pinned. Inline mode has one
+    /// such thread: the one that starts the node.
     cores: Vec<usize>, Cpus, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 

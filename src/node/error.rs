@@ -24,6 +24,17 @@ pub enum NodeError {
     /// The bootstrap service failed, or a member did not come.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
+    /// More CPUs than polling threads were named.
+    #[error("cores names {given} CPUs ({cores:?}), but inline mode has one polling thread: name one")]
+    Cores {
+        /// How many were named.
+        given: usize,
+        /// Which.
+        cores: Vec<usize>,
+    },
+    /// The polling thread could not be pinned.
+    #[error(transparent)]
+    Pin(#[from] crate::engine::PinError),
     /// The system has no random numbers.
     #[error("no random number could be had for the incarnation: {0}")]
     Random(getrandom::Error),

@@ -5,10 +5,10 @@ use super::clock::MonotonicClock;
 use super::error::NodeError;
 use super::host;
 use super::peering::{FabricPeering, Lives};
-use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, TaskName};
-use crate::config::{BulkReceive, Config, PeerLoss, PoolLock, PoolPages, Wait};
-use crate::engine::{Executor, Inline, InlineOptions, Poller, Waiting, process_cpus};
-use crate::fabric::shm::ShmFabric;
+use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
+use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages, Wait};
+use crate::engine::{Executor, Inline, InlineOptions, Poller, Waiting, pin_current_thread, process_cpus};
+use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::{Fabric, FabricKind, LinkOptions};
 use crate::link::{LinkSettings, Links};
 use crate::memory::{
@@ -19,11 +19,11 @@ use crate::rendezvous::{
     Edge, Error, Losses, LossCause, Members, Remote, RemotePath, RemoteSettings, Rendezvous,
     RendezvousSettings, Sequence, Step,
 };
-use crate::telemetry::{Counters, Snapshot};
+use crate::telemetry::{Counters, CountersWriter, Snapshot};
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One process of the cluster.
 ///
@@ -41,8 +41,9 @@ pub struct Node {
     executor: Executor,
     counters: Arc<Counters>,
     lives: Arc<Lives>,
+    outstanding: Arc<AtomicUsize>,
     bootstrap: Bootstrap,
-    parting: Mutex<Option<String>>,
+    stopped: Mutex<bool>,
 }
 
 /// What is known of a peer.
@@ -72,6 +73,16 @@ pub enum PeerState {
     Lost(Error),
 }
 
+impl PeerState {
+    /// Why it was lost, if it was.
+    pub fn error(&self) -> Option<&Error> {
+        match self {
+            PeerState::Lost(error) => Some(error),
+            PeerState::Absent | PeerState::Connected => None,
+        }
+    }
+}
+
 impl Node {
     /// Collects the settings of a node.
     pub fn builder() -> NodeBuilder {
@@ -83,13 +94,15 @@ impl Node {
     /// # Errors
     /// If what the configuration asks for can't be had.
     pub fn start(config: &Config) -> Result<Node, NodeError> {
+        let core = polling_core(config)?;
         let me = TaskId { job: config.job.clone(), task: config.task };
         let incarnation = host::incarnation().map_err(NodeError::Random)?;
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
-        let fabric = ShmFabric::new(&pool)?;
-        let counters = Arc::new(Counters::default());
+        let fabric = ShmFabric::new(&pool, ShmOptions::default())?;
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let remote = Remote::new(
@@ -99,9 +112,8 @@ impl Node {
             remote_settings(config),
             outstanding.clone(),
             losses.clone(),
-            counters.clone(),
         );
-        let links = Links::new(fabric.port()?, pool.clone(), counters.clone());
+        let links = Links::new(fabric.port()?, pool.clone(), writer);
         let waiting = waiting(config, members.all().len());
         let options = InlineOptions { waiting, queue: 4096 };
         let engine = Arc::new(Inline::new(
@@ -117,14 +129,18 @@ impl Node {
             path.clone(),
             pool.clone(),
             executor.clone(),
-            outstanding,
+            outstanding.clone(),
             losses,
             rendezvous_settings(config),
         );
         let lives = Arc::new(Lives::new(members));
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
         let peering = FabricPeering::new(fabric, engine, lives.clone(), host::identity(), link);
-        let bootstrap = Bootstrap::start(bootstrap_options(config, incarnation), Arc::new(peering))?;
+        let bootstrap = Bootstrap::start(bootstrap_options(config, incarnation)?, Arc::new(peering))?;
+        // Last, so that no other thread inherits the pin.
+        if let Some(core) = core {
+            pin_current_thread(core)?;
+        }
         let worker = me.to_string().into();
         let (join_timeout, stop_timeout) = (config.join_timeout, config.stop_timeout);
         Ok(Node {
@@ -139,8 +155,9 @@ impl Node {
             executor,
             counters,
             lives,
+            outstanding,
             bootstrap,
-            parting: Mutex::default(),
+            stopped: Mutex::default(),
         })
     }
 
@@ -264,13 +281,28 @@ impl Node {
         self.lives.reports(&self.me, &self.rendezvous)
     }
 
-    /// Stops: pending calls fail, the peers are told, every thread ends and every link is closed. Memory
-    /// lives on as long as tensors in it are held. A second call does nothing.
+    /// Stops: what was sent is served to peers that are connected until nothing is left or the configured time is
+    /// over, pending calls fail, the peers are told, every thread ends and every link is closed. Memory lives
+    /// on as long as tensors in it are held. A second call does nothing.
     ///
     /// # Errors
     /// If the bootstrap service could not be ended in time.
     pub fn stop(&self) -> Result<(), NodeError> {
+        self.drain();
         self.stop_because(LossCause::STOPPED)
+    }
+
+    /// Serves what was sent and not asked for yet.
+    fn drain(&self) {
+        let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
+        let end = Instant::now() + self.stop_timeout;
+        while self.outstanding.load(Ordering::Relaxed) > 0
+            && Instant::now() < end
+            && self.peers().iter().any(connected)
+            && self.rendezvous.progress().is_ok()
+        {
+            std::thread::yield_now();
+        }
     }
 
     /// Stops because something is wrong: peers are told the reason, and their calls fail with it.
@@ -282,16 +314,15 @@ impl Node {
     }
 
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
-        let mut parting = self.parting.lock().unwrap_or_else(PoisonError::into_inner);
-        if parting.is_some() {
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *stopped, true) {
             return Ok(());
         }
-        *parting = Some(reason.to_owned());
         self.rendezvous.end(Error::Stopped);
-        let stopped = self.bootstrap.stop(reason, self.stop_timeout);
+        let ended = self.bootstrap.stop(reason);
         self.path.close();
         self.executor.stop();
-        Ok(stopped?)
+        Ok(ended?)
     }
 }
 
@@ -321,6 +352,16 @@ pub enum TensorError {
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
     format!("/job:{job}/replica:0/task:{task}/device:CPU:0")
+}
+
+/// The CPU for the polling thread. Also reads the process's CPUs before anything is pinned.
+fn polling_core(config: &Config) -> Result<Option<usize>, NodeError> {
+    process_cpus();
+    match config.cores.as_deref() {
+        None => Ok(None),
+        Some([core]) => Ok(Some(*core)),
+        Some(cores) => Err(NodeError::Cores { given: cores.len(), cores: cores.to_vec() }),
+    }
 }
 
 fn members(config: &Config) -> Members {
