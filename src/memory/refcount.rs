@@ -69,7 +69,8 @@ mod tests {
     }
 }
 
-/// Run with `RUSTFLAGS="--cfg loom" cargo test --release --lib memory::refcount`.
+/// Every interleaving, under loom. This file and `sync.rs` need nothing else of the crate: tokio, on which the
+/// rest depends, does not build with `--cfg loom`.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
