@@ -160,7 +160,7 @@ impl Region {
     }
 
     /// As [`Region::create`], with the files that tell the limits read by `read`.
-    fn create_with(
+    pub(super) fn create_with(
         id: u16,
         options: &RegionOptions,
         read: &dyn Fn(&Path) -> Option<String>,
