@@ -1,2 +1,3 @@
 //! tensorwire
+pub mod memory;
 pub mod wire;

@@ -1,0 +1,106 @@
+//! What a tensor's handles point to.
+
+use super::central::Block;
+use super::lent::LentBytes;
+use super::pool::Anchor;
+use super::refcount::RefCount;
+use super::ring::RingHome;
+use super::view::PLACEHOLDER;
+use crate::wire::TensorMeta;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Alignment of every tensor's bytes: a cache line.
+pub(super) const ALIGN: usize = 64;
+
+/// Where the bytes of a tensor are.
+#[derive(Debug)]
+pub(super) enum Storage {
+    /// It has none.
+    Empty,
+    /// In the pool's region.
+    Block(Block),
+    /// In a peer's region.
+    Lent(#[expect(dead_code, reason = "held for its drop, which ends the loan")] LentBytes),
+    /// Nowhere in one piece.
+    Strings(Box<[Vec<u8>]>),
+}
+
+/// One tensor: element type, shape, where its bytes are, and where they go when its last handle is gone.
+///
+/// A `Box<Header>` is a tensor with one owner, or one that lies in a cache between two uses, together with
+/// its block. While it is shared, the box is taken apart and `refs` counts the handles.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Header {
+    pub(super) refs: RefCount,
+    pub(super) meta: TensorMeta,
+    /// The first byte: aligned, and good for `capacity` bytes as long as `storage` and `anchor` are held.
+    /// Readable; writable unless the storage is lent.
+    pub(super) data: NonNull<u8>,
+    pub(super) capacity: usize,
+    pub(super) storage: Storage,
+    /// Keeps the pool alive, and says to which shard the header returns; `None` while it is cached and for
+    /// tensors that came from no pool.
+    pub(super) anchor: Option<Arc<Anchor>>,
+    /// The ring that it returns to instead, if it is of one.
+    pub(super) ring: Option<Arc<RingHome>>,
+}
+
+// SAFETY: `data` is what keeps this from being Send by itself. It points into a mapping that `storage` and
+// `anchor` keep alive and that belongs to no thread; the bytes are written only through the one owner of a
+// header (`&mut`), and read through shared handles only when there is no owner.
+unsafe impl Send for Header {}
+// SAFETY: as above; a shared `&Header` gives only reads.
+unsafe impl Sync for Header {}
+
+/// An address for tensors without bytes.
+pub(super) const NO_DATA: NonNull<u8> = NonNull::<AlignedUnit>::dangling().cast();
+
+#[repr(align(64))]
+struct AlignedUnit;
+
+const _: () = assert!(align_of::<AlignedUnit>() == ALIGN);
+
+impl Header {
+    /// A header without bytes, of no pool.
+    pub(super) fn empty() -> Box<Header> {
+        Box::new(Header {
+            refs: RefCount::one(),
+            meta: PLACEHOLDER.clone(),
+            data: NO_DATA,
+            capacity: 0,
+            storage: Storage::Empty,
+            anchor: None,
+            ring: None,
+        })
+    }
+
+    /// Takes the storage out and leaves a header without bytes.
+    pub(super) fn strip(&mut self) -> Storage {
+        self.data = NO_DATA;
+        self.capacity = 0;
+        std::mem::replace(&mut self.storage, Storage::Empty)
+    }
+
+    /// Gives a tensor whose last handle is gone back to its ring, its pool, or the heap.
+    ///
+    /// Takes no lock, allocates nothing and waits for nothing, but where the shard's cache has no room for
+    /// the block.
+    pub(super) fn release(mut self: Box<Self>) {
+        debug_assert!(self.refs.is_one());
+        match self.ring.take() {
+            Some(ring) => ring.put_back(self),
+            None => self.release_to_pool(),
+        }
+    }
+
+    /// As [`Header::release`], for a header that is of no ring any more.
+    pub(super) fn release_to_pool(mut self: Box<Self>) {
+        // The anchor goes last: it keeps the pool alive, and the pool counts a tensor as live while there is
+        // one.
+        if let Some(anchor) = self.anchor.take() {
+            anchor.put_back(self);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Registered memory and the tensors in it.
+//!
+//! A [`Region`] is one large piece of shared memory on the best pages that the machine gives. A [`Pool`]
+//! carves tensors out of it. A [`TensorMut`] is written by its one owner; [`TensorMut::freeze`] makes it a
+//! [`Tensor`], which anyone may read and nobody may write. A [`PeerRegion`] is another process's region,
+//! mapped read-only, and [`LentBytes`] a part of it that this process may read until it gives it back.
+//!
+//! This room knows of no peers, links or keys: it may use `wire` and nothing else of this crate. What a
+//! peer may do to the memory is decided here once and for all: it can map a region only for reading, and
+//! nobody can shorten it (see [`verify_seals`]).
+//!
+//! ```
+//! use tensorwire::memory::{Pool, PoolOptions, Region, RegionOptions};
+//! use tensorwire::wire::{DType, Shape, TensorMeta};
+//!
+//! let region = Region::create(0, &RegionOptions::new(1 << 20))?;
+//! let pool = Pool::new(region, PoolOptions::default())?;
+//! let mut gradient = pool.tensor(TensorMeta::new(DType::F32, Shape::new(&[2, 3])?)?)?;
+//! gradient.as_mut_slice::<f32>()?.fill(1.0);
+//! let gradient = gradient.freeze();
+//! let for_a_peer = gradient.clone();
+//! assert_eq!(for_a_peer.as_slice::<f32>()?, [1.0; 6]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![allow(unsafe_code)]
+
+mod bytes;
+mod central;
+mod class;
+mod header;
+mod lent;
+mod limits;
+mod lock;
+mod magazine;
+mod mapping;
+mod pages;
+mod peer;
+mod pool;
+mod refcount;
+mod region;
+mod report;
+mod ring;
+mod smaps;
+mod sync;
+mod tensor;
+mod tensor_mut;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use lent::{Lease, LeaseSink, LentBytes, LentError};
+pub use pages::{PageKind, PagePolicy};
+pub use peer::{PeerRegion, PeerRegionError, verify_seals};
+pub use pool::{Pool, PoolError, PoolOptions, PoolStats};
+pub use region::{LockPolicy, Region, RegionError, RegionOptions};
+pub use report::RegionReport;
+pub use ring::{BufferRing, RingError};
+pub use tensor::{Span, StringsError, Tensor};
+pub use tensor_mut::{SetMetaError, TensorMut};
+pub use view::ViewError;

@@ -1,0 +1,30 @@
+//! Tests of this room's parts together.
+
+mod lent;
+mod pool;
+mod region;
+mod ring;
+mod tensor;
+
+use super::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+use crate::wire::{DType, Shape, TensorMeta};
+
+/// A small region on plain pages.
+fn region(bytes: u64) -> Region {
+    let options =
+        RegionOptions { pages: PagePolicy::Plain, lock: LockPolicy::No, ..RegionOptions::new(bytes) };
+    Region::create(7, &options).expect("region")
+}
+
+/// A small pool of one shard, so that what a test drops is what it gets again.
+fn pool(bytes: u64) -> Pool {
+    Pool::new(region(bytes), PoolOptions { shards: 1, ..PoolOptions::default() }).expect("pool")
+}
+
+fn meta(dtype: DType, dims: &[u64]) -> TensorMeta {
+    TensorMeta::new(dtype, Shape::new(dims).expect("shape")).expect("meta")
+}
+
+fn bytes(n: u64) -> TensorMeta {
+    meta(DType::U8, &[n])
+}

@@ -1,0 +1,129 @@
+use super::region;
+use crate::memory::{
+    LockPolicy, PageKind, PagePolicy, PeerRegion, PeerRegionError, Region, RegionError, RegionOptions,
+    verify_seals,
+};
+use rustix::fd::AsFd;
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use std::ptr::null_mut;
+
+#[test]
+fn a_region_is_rounded_up_to_whole_pages() {
+    let region = region(5000);
+    assert_eq!((region.len(), region.id(), region.report().size), (8192, 7, 8192));
+    assert_eq!(region.report().page_size, 4096);
+}
+
+#[test]
+fn a_peer_can_neither_map_it_for_writing_nor_write_to_it_nor_change_its_size() {
+    let region = region(8192);
+    let map = |protection| {
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        unsafe { mmap(null_mut(), 8192, protection, MapFlags::SHARED, region.fd(), 0) }
+    };
+    assert_eq!(map(ProtFlags::READ | ProtFlags::WRITE).expect_err("sealed"), Errno::PERM);
+    assert_eq!(rustix::io::pwrite(region.fd(), b"x", 0).expect_err("sealed"), Errno::PERM);
+    assert_eq!(ftruncate(region.fd(), 4096).expect_err("sealed"), Errno::PERM);
+    assert_eq!(ftruncate(region.fd(), 1 << 20).expect_err("sealed"), Errno::PERM);
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    assert_eq!(fallocate(region.fd(), hole, 0, 4096).expect_err("sealed"), Errno::PERM);
+    let readable = map(ProtFlags::READ).expect("readable");
+    // SAFETY: the mapping that was just made; nothing refers to it.
+    let upgraded = unsafe { rustix::mm::mprotect(readable, 8192, rustix::mm::MprotectFlags::WRITE) };
+    assert_eq!(upgraded.expect_err("sealed"), Errno::ACCESS);
+    // SAFETY: as above.
+    unsafe { rustix::mm::munmap(readable, 8192) }.expect("unmap");
+}
+
+#[test]
+fn a_receiver_checks_seals_and_size_before_it_maps() {
+    let region = region(8192);
+    assert_eq!(verify_seals(region.fd(), 8192).expect("sealed"), 8192);
+    let error = verify_seals(region.fd(), 8193).expect_err("too short");
+    assert!(matches!(error, PeerRegionError::TooShort { size: 8192, claimed: 8193 }));
+    let open = memfd_create("open", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&open, 8192).expect("size");
+    assert!(matches!(verify_seals(&open, 1), Err(PeerRegionError::Seals { have: 0 })));
+    assert!(matches!(PeerRegion::map(open, 8192), Err(PeerRegionError::Seals { .. })));
+    let (pipe, _) = rustix::pipe::pipe().expect("pipe");
+    assert!(matches!(verify_seals(pipe.as_fd(), 1), Err(PeerRegionError::Seals { have: 0 })));
+}
+
+#[test]
+fn a_peer_sees_what_is_written_here() {
+    let region = region(4096);
+    let peer = PeerRegion::map(rustix::io::dup(region.fd()).expect("dup"), 4096).expect("maps");
+    // SAFETY: inside the region, which nobody else uses.
+    unsafe { region.base().add(9).write_volatile(42) };
+    let at = peer.bytes_at(9, 1).expect("inside");
+    // SAFETY: inside the peer's mapping, which is alive.
+    assert_eq!(unsafe { at.read_volatile() }, 42);
+    assert_eq!((peer.bytes_at(4096, 1), peer.len()), (None, 4096));
+}
+
+#[test]
+fn the_report_is_what_smaps_says() {
+    let options = RegionOptions { pages: PagePolicy::Transparent, ..RegionOptions::new(4 << 20) };
+    let region = Region::create(1, &options).expect("region");
+    let report = region.report();
+    let head = format!("{:x}-", region.base().as_ptr() as usize);
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let own = smaps.lines().skip_while(|line| !line.starts_with(&head));
+    let field = |name: &str| {
+        let line = own.clone().skip(1).find_map(|line| line.strip_prefix(name)).expect("field");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("number") << 10
+    };
+    assert_eq!(report.size, field("Size:"));
+    assert_eq!(report.page_size, field("KernelPageSize:"));
+    assert_eq!(report.huge_bytes, field("ShmemPmdMapped:"));
+    match report.pages {
+        PageKind::Transparent => assert!(report.huge_bytes > 0 && report.attempts.is_empty()),
+        PageKind::Plain => assert!(report.huge_bytes == 0 && report.attempts.len() == 1),
+        other => panic!("{other} pages were not asked for"),
+    }
+}
+
+#[test]
+fn auto_says_why_better_pages_were_not_to_be_had() {
+    let region = Region::create(1, &RegionOptions::new(4096)).expect("region");
+    let line = region.report().to_string();
+    assert!(line.starts_with("4 KiB on plain pages, 0 B huge, "), "{line}");
+    assert!(line.contains("; not on 2 MiB hugetlb pages: 4 KiB is less than one page"), "{line}");
+    assert!(!line.contains('\n'));
+    assert_eq!(region.report().attempts.len(), 3);
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    for size in [0, u64::MAX, (1 << 46) + 1] {
+        let error = Region::create(0, &RegionOptions::new(size)).expect_err("refused");
+        assert!(matches!(error, RegionError::Size { .. }));
+    }
+}
+
+#[test]
+fn a_region_larger_than_the_machine_is_refused_with_the_numbers() {
+    let options = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 45) };
+    let error = Region::create(0, &options).expect_err("32 TiB");
+    let text = error.to_string();
+    assert!(matches!(error, RegionError::Memory { .. }), "{text}");
+    assert!(text.starts_with("a region of 32 TiB needs more than the "), "{text}");
+}
+
+#[test]
+fn a_node_that_is_not_there_is_refused_by_number() {
+    let options = RegionOptions { numa_node: Some(999), ..RegionOptions::new(4096) };
+    let error = Region::create(0, &options).expect_err("no such node");
+    assert!(error.to_string().starts_with("binding a region to NUMA node 999 failed"), "{error}");
+}
+
+#[test]
+fn a_region_is_on_the_node_that_was_asked_for() {
+    let options = RegionOptions { numa_node: Some(0), lock: LockPolicy::No, ..RegionOptions::new(8192) };
+    match Region::create(0, &options) {
+        Ok(region) => assert_eq!(region.report().numa_node, Some(0)),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
