@@ -1,3 +1,4 @@
 //! tensorwire
+pub mod fabric;
 pub mod memory;
 pub mod wire;

@@ -67,7 +67,9 @@ pub(super) fn draw_token() -> Result<Token, FabricError> {
         fabric: FabricKind::Shm,
         tried: "drawing a random socket name".into(),
         remedy: "let the process call getrandom(2)",
-        source: error.into(),
+        source: error
+            .raw_os_error()
+            .map_or_else(|| std::io::Error::other(error.to_string()), std::io::Error::from_raw_os_error),
     })?;
     Ok(token)
 }

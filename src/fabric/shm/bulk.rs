@@ -24,9 +24,7 @@ pub(super) struct PeerPool {
 impl PeerPool {
     /// The regions that the peer's hello named: number, bytes, file.
     pub(super) fn new(regions: Vec<(u16, u64, OwnedFd)>) -> Self {
-        PeerPool {
-            regions: regions.into_iter().map(|(id, len, file)| (id, Slot::File(file, len))).collect(),
-        }
+        PeerPool { regions: regions.into_iter().map(|(id, len, file)| (id, Slot::File(file, len))).collect() }
     }
 
     /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.

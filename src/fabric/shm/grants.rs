@@ -172,7 +172,7 @@ mod tests {
     fn a_key_is_dead_once_it_is_taken_back_also_when_its_place_is_used_again() {
         let pool = pool();
         let mut grants = Grants::default();
-        let mut add = |grants: &mut Grants| {
+        let add = |grants: &mut Grants| {
             let held = tensor_mut(&pool, 8);
             let span = held.span();
             grants.add(Held::Write(held), span).expect("room")

@@ -75,7 +75,9 @@ pub(super) fn reach(side: &Side<'_>, address: &Address, deadline: Deadline) -> R
         Ok(socket) => socket,
         Err(Errno::AGAIN) => return Err(timeout(CONNECT, deadline)),
         Err(error) => {
-            return Err(os(CONNECT, "if the peer's process has ended, or has given its half up, start over")(error));
+            return Err(
+                os(CONNECT, "if the peer's process has ended, or has given its half up, start over")(error),
+            );
         }
     };
     let (pid, process) = identify(socket.as_fd(), side, address).map_err(refused)?;
@@ -179,7 +181,8 @@ impl Guest {
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
             // This process lacks something, and would lack it again at once.
             Err(error) => {
-                let why = format!("its connection could not be accepted ({error}): raise the limit of open files");
+                let why =
+                    format!("its connection could not be accepted ({error}): raise the limit of open files");
                 return Err(Refusal::Final(why));
             }
         };
@@ -213,7 +216,8 @@ impl Guest {
 
 /// Whose process is at the other end; refused if it is another user's.
 fn identify(socket: BorrowedFd<'_>, side: &Side<'_>, address: &Address) -> Result<(u32, OwnedFd), String> {
-    let who = socket::credentials(socket).map_err(|error| format!("the kernel does not say who it is: {error}"))?;
+    let who =
+        socket::credentials(socket).map_err(|error| format!("the kernel does not say who it is: {error}"))?;
     check_uid(who.uid, side.uid)?;
     let process = socket::process(socket, who.pid)
         .map_err(|error| format!("its process {} can't be watched: {error}", who.pid))?;

@@ -1,7 +1,7 @@
 //! Doing what the peer's slots ask for, after checking that it may be asked.
 
-use super::bulk::PeerPool;
 use super::borrow::LeaseTable;
+use super::bulk::PeerPool;
 use super::grants::Grants;
 use super::lane::{Current, Lane};
 use super::reads::{Answer, Read};
@@ -169,7 +169,9 @@ impl Incoming {
         let place = self.leases.take(place, number).map_err(broke)?;
         let lease = Lease::new(Arc::clone(&self.leases) as _, place);
         let Some(bytes) = LentBytes::new(region, offset, len, lease) else {
-            return Err(broke(format!("it lent {len} bytes at {offset} of its region {id}, which has {have}")));
+            return Err(broke(format!(
+                "it lent {len} bytes at {offset} of its region {id}, which has {have}"
+            )));
         };
         out.push(lane.link, lane.id, Event::Lent { immediate, bytes });
         Ok(())

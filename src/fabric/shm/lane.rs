@@ -3,17 +3,19 @@
 use super::reads::{Answers, Read, Reads};
 use super::ring::{BadAck, Consumer, Producer};
 use super::segment::{OwnWords, PeerWords};
-use super::slot::Order;
+use super::slot::{BODY_WORDS, Order};
 use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, OpId};
 use crate::memory::Tensor;
 use std::collections::VecDeque;
 
 /// Something of ours that the peer may still pull from.
-pub(super) enum Pending {
-    /// A write: its operation and its source.
-    Write(OpId, Tensor),
-    /// The answer to a read of the peer's, with what is read; nothing for a read of no bytes.
-    Answer(Option<Tensor>),
+struct Pending {
+    /// Position of its slot in the outgoing ring.
+    position: u64,
+    /// The write that it is; `None` for an answer to a read of the peer's.
+    write: Option<OpId>,
+    /// Only held; nothing for a read of no bytes.
+    _source: Option<Tensor>,
 }
 
 /// A peer's order that is under way.
@@ -36,8 +38,8 @@ pub(super) struct Lane {
     pub current: Option<Current>,
     pub reads: Reads,
     pub answers: Answers,
-    /// What is held, with its position in the outgoing ring; oldest first.
-    pending: VecDeque<(u64, Pending)>,
+    /// What is held, oldest first.
+    pending: VecDeque<Pending>,
 }
 
 impl Lane {
@@ -72,7 +74,7 @@ impl Lane {
     /// Puts an order with a body in the ring. The caller has seen that there is room.
     pub(super) fn post(&mut self, order: Order) {
         let (header, body) = order.to_words();
-        let mut payload = [0; size_of_val(&body)];
+        let mut payload = [0; size_of::<[u64; BODY_WORDS]>()];
         for (bytes, word) in payload.as_chunks_mut::<8>().0.iter_mut().zip(body) {
             *bytes = word.to_le_bytes();
         }
@@ -80,9 +82,9 @@ impl Lane {
         self.out.post(ack, header, &payload);
     }
 
-    /// As [`Lane::post`], and holds `pending` until the peer has taken it.
-    pub(super) fn post_held(&mut self, order: Order, pending: Pending) {
-        self.pending.push_back((self.out.next(), pending));
+    /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
+    pub(super) fn post_held(&mut self, order: Order, write: Option<OpId>, source: Option<Tensor>) {
+        self.pending.push_back(Pending { position: self.out.next(), write, _source: source });
         self.post(order);
     }
 
@@ -110,8 +112,8 @@ impl Lane {
     #[inline]
     fn complete(&mut self, out: &mut Completions) {
         let acked = self.out.acked();
-        while let Some((_, pending)) = self.pending.pop_front_if(|(position, _)| *position < acked) {
-            if let Pending::Write(id, _) = pending {
+        while let Some(pending) = self.pending.pop_front_if(|pending| pending.position < acked) {
+            if let Some(id) = pending.write {
                 out.push(self.link, self.id, Event::Done { id });
             }
         }
@@ -122,7 +124,7 @@ impl Lane {
         while !self.answers.is_empty() && self.out.has_room()? {
             if let Some(answer) = self.answers.pop() {
                 let order = Order::Answer { source: answer.source, ticket: answer.ticket };
-                self.post_held(order, Pending::Answer(answer.tensor));
+                self.post_held(order, None, answer.tensor);
             }
         }
         Ok(())
@@ -130,8 +132,8 @@ impl Lane {
 
     /// Gives up everything that is held; what has an operation ends in a failure.
     pub(super) fn fail_all(&mut self, out: &mut Completions) {
-        for (_, pending) in self.pending.drain(..) {
-            if let Pending::Write(id, _) = pending {
+        for pending in self.pending.drain(..) {
+            if let Some(id) = pending.write {
                 out.push(self.link, self.id, Event::Failed { id });
             }
         }

@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn options_out_of_range_are_refused_by_name() {
-        for (lanes, depth, option) in [(0, 64, "lanes"), (65, 64, "lanes"), (1, 0, "depth"), (1, 48, "depth")] {
+        for (lanes, depth, option) in [(0, 64, "lanes"), (65, 64, "lanes"), (1, 0, "depth"), (1, 48, "depth")]
+        {
             let error = Layout::new(&options(lanes, depth)).expect_err("out of range").to_string();
             assert!(error.contains(option), "{error}");
         }

@@ -44,11 +44,6 @@ impl<W: Load, T> Loans<W, T> {
         }
     }
 
-    /// Whether another loan can be given.
-    pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty()
-    }
-
     /// Takes down a loan: its place in the peer's table and its number. `None` if the table is full.
     pub(super) fn lend(&mut self, held: T) -> Option<(u32, u64)> {
         let index = self.free.pop()?;
@@ -125,7 +120,7 @@ mod tests {
     use super::super::words::test::{HeapWords, LoomWords};
     use super::*;
     use loom::cell::UnsafeCell;
-    use std::sync::Arc;
+    use loom::sync::Arc;
 
     fn returned(loans: &mut Loans<HeapWords, &'static str>, count: usize) -> Vec<&'static str> {
         let mut back = Vec::new();
@@ -134,6 +129,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(unsafe_code)] // loom checks accesses to plain memory only through its raw cell
     fn loom_memory_is_written_again_only_after_its_last_reader_gave_it_back() {
         loom::model(|| {
             let table = LoomWords::new(1);

@@ -64,8 +64,8 @@ impl Stray {
             let lines = &self.lines;
             self.loans.retain(|loan| {
                 let tail = lines[usize::from(loan.lane.0)].load(TAIL, Ordering::Acquire) as u32;
-                let taken = (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2;
-                taken
+                // Kept if it was taken: its position is before the tail.
+                (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2
             });
         }
         !self.loans.is_empty()

@@ -1,7 +1,7 @@
 //! One link: what its owner posts, what one poll does, and how it ends.
 
-use super::bulk::PeerPool;
 use super::borrow::LeaseTable;
+use super::bulk::PeerPool;
 use super::incoming::{Incoming, bad_ack};
 use super::lane::Lane;
 use super::layout::Layout;
@@ -11,9 +11,7 @@ use super::ring::{Consumer, PAYLOAD_BYTES, Producer};
 use super::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use super::state;
 use super::watch::Watch;
-use crate::fabric::{
-    Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId,
-};
+use crate::fabric::{Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId};
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 

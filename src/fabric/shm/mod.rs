@@ -170,8 +170,7 @@ impl ShmHalf {
     fn new(shared: &Arc<Shared>, options: &LinkOptions) -> Result<Self, FabricError> {
         let layout = Layout::new(options)?;
         let token = address::draw_token()?;
-        let address =
-            Address { host: shared.host, uid: shared.uid, pid: std::process::id(), token };
+        let address = Address { host: shared.host, uid: shared.uid, pid: std::process::id(), token };
         let listener = address.socket_name().and_then(|name| socket::listen(&name)).map_err(|error| {
             FabricError::Os {
                 fabric: FabricKind::Shm,
@@ -180,11 +179,15 @@ impl ShmHalf {
                 source: error.into(),
             }
         })?;
+        let segment = OwnSegment::new(&layout)?;
+        for lane in 0..usize::from(options.lanes) {
+            ring::prepare(&segment.words(layout.ring(lane)), &segment.words(layout.line(lane)));
+        }
         Ok(ShmHalf {
             shared: Arc::clone(shared),
             options: options.clone(),
             layout,
-            segment: OwnSegment::new(&layout)?,
+            segment,
             listener,
             token,
             address: address.to_bytes(),

@@ -2,9 +2,7 @@
 
 use super::Shared;
 use super::link::Link;
-use crate::fabric::{
-    Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError,
-};
+use crate::fabric::{Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;

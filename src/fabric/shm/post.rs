@@ -3,7 +3,7 @@
 use super::bulk::source;
 use super::grants::Held;
 use super::incoming::bad_ack;
-use super::lane::{Lane, Pending};
+use super::lane::Lane;
 use super::link::{Link, Loan};
 use super::reads::Read;
 use super::ring::PAYLOAD_BYTES;
@@ -79,7 +79,7 @@ impl Link {
         let target = target(grant, len)?;
         let source = source(&self.pool, tensor, skip, len)?;
         let order = Order::Write { source, target, immediate };
-        self.room(lane)?.post_held(order, Pending::Write(id, tensor.clone()));
+        self.room(lane)?.post_held(order, Some(id), Some(tensor.clone()));
         Ok(())
     }
 

@@ -122,9 +122,8 @@ mod tests {
     fn a_ticket_is_good_for_one_read_only() {
         let pool = pool();
         let mut reads = Reads::new(2);
-        let mut add = |reads: &mut Reads, id| {
-            reads.add(Read { id: OpId(id), target: tensor_mut(&pool, 4), len: 4 })
-        };
+        let add =
+            |reads: &mut Reads, id| reads.add(Read { id: OpId(id), target: tensor_mut(&pool, 4), len: 4 });
         let first = add(&mut reads, 1).expect("room");
         let second = add(&mut reads, 2).expect("room");
         assert!(!reads.has_room());

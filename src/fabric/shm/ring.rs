@@ -46,6 +46,20 @@ fn sequence(position: u64) -> u32 {
     (position as u32).wrapping_add(1)
 }
 
+/// Makes a ring and a line of this process's ready, before the peer can see them.
+///
+/// # Panics
+/// If the number of slots is not a power of two.
+pub(super) fn prepare(slots: &impl Store, line: &impl Store) {
+    let depth = depth(slots);
+    for position in FIRST..FIRST + depth {
+        // What a full slot of the lap before would hold.
+        let empty = sequence(position.wrapping_sub(depth));
+        slots.store(slot_at(position, depth - 1), u64::from(empty), Relaxed);
+    }
+    line.store(TAIL, u64::from(FIRST as u32), Release);
+}
+
 /// The end that fills slots.
 pub(super) struct Producer<R, L> {
     slots: R,
@@ -59,18 +73,12 @@ pub(super) struct Producer<R, L> {
 }
 
 impl<R: Store, L: Load> Producer<R, L> {
-    /// The producer of a fresh ring, whose slots it marks as empty.
+    /// The producer of a ring that [`prepare`] has seen.
     ///
     /// # Panics
     /// If the number of slots is not a power of two.
     pub(super) fn new(slots: R, line: L) -> Self {
-        let depth = depth(&slots);
-        for position in FIRST..FIRST + depth {
-            // What a full slot of the lap before would hold.
-            let empty = sequence(position.wrapping_sub(depth));
-            slots.store(slot_at(position, depth - 1), u64::from(empty), Relaxed);
-        }
-        Producer { slots, line, mask: depth - 1, next: FIRST, acked: FIRST }
+        Producer { mask: depth(&slots) - 1, slots, line, next: FIRST, acked: FIRST }
     }
 
     /// Position of the next slot to fill.
@@ -166,12 +174,11 @@ pub(super) struct Consumer<R, L> {
 }
 
 impl<R: Load, L: Store> Consumer<R, L> {
-    /// The consumer of a ring that its producer has made.
+    /// The consumer of a ring, on a line that [`prepare`] has seen.
     ///
     /// # Panics
     /// If the number of slots is not a power of two.
     pub(super) fn new(slots: R, line: L) -> Self {
-        line.store(TAIL, u64::from(FIRST as u32), Release);
         Consumer { mask: depth(&slots) - 1, slots, line, position: FIRST, told: FIRST }
     }
 
@@ -266,6 +273,7 @@ mod tests {
     use super::*;
 
     fn ring<W: Store + Clone>(slots: W, line: W) -> (Producer<W, W>, Consumer<W, W>) {
+        prepare(&slots, &line);
         let producer = Producer::new(slots.clone(), line.clone());
         (producer, Consumer::new(slots, line))
     }

@@ -183,11 +183,8 @@ impl Order {
     ) -> Result<Order, String> {
         let header = Header::from_words(header);
         let target = header.target();
-        let source = |body: &[u64; BODY_WORDS]| Source {
-            region: header.source_region,
-            offset: body[0],
-            len: body[1],
-        };
+        let source =
+            |body: &[u64; BODY_WORDS]| Source { region: header.source_region, offset: body[0], len: body[1] };
         let ticket = |body: &[u64; BODY_WORDS]| Ticket { index: body[2] as u32, number: body[3] as u32 };
         match header.op {
             SEND => Ok(Order::Send { len: header.payload()? }),
@@ -256,9 +253,8 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
-        let refused = |header: Header| {
-            Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense")
-        };
+        let refused =
+            |header: Header| Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense");
         assert!(refused(Header { op: 99, ..Header::default() }).contains("operation 99"));
         assert!(refused(Header { op: SEND, len: 225, ..Header::default() }).contains("225 bytes"));
         assert!(refused(Header { op: WRITE, flags: 0x80, ..Header::default() }).contains("0x80"));

@@ -77,11 +77,7 @@ fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Sends a message, with files.
-pub(super) fn send(
-    socket: impl AsFd,
-    message: &Message,
-    files: &[BorrowedFd<'_>],
-) -> rustix::io::Result<()> {
+pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let bytes = message.to_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
