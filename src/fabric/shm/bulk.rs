@@ -1,0 +1,90 @@
+//! Bulk: where a tensor of ours lies for the peer, and how the peer's bytes are pulled in.
+#![allow(unsafe_code)]
+
+use super::slot::Source;
+use crate::fabric::PostError;
+use crate::memory::{PeerRegion, Pool, Tensor};
+use rustix::fd::OwnedFd;
+use std::ptr;
+use std::sync::Arc;
+
+/// A region of the peer's pool, mapped when it is first used.
+enum Slot {
+    File(OwnedFd, u64),
+    Mapped(Arc<PeerRegion>),
+    /// It could not be mapped.
+    Gone,
+}
+
+/// The peer's pool, as far as this process may see it.
+pub(super) struct PeerPool {
+    regions: Vec<(u16, Slot)>,
+}
+
+impl PeerPool {
+    /// The regions that the peer's hello named: number, bytes, file.
+    pub(super) fn new(regions: Vec<(u16, u64, OwnedFd)>) -> Self {
+        PeerPool { regions: regions.into_iter().map(|(id, len, file)| (id, Slot::File(file, len))).collect() }
+    }
+
+    /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.
+    pub(super) fn region(&mut self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, String> {
+        let Some((_, slot)) = self.regions.iter_mut().find(|(other, _)| any || *other == id) else {
+            return Err(format!("it named its region {id}, which it has not shared"));
+        };
+        if let Slot::File(..) = slot
+            && let Slot::File(file, len) = std::mem::replace(slot, Slot::Gone)
+        {
+            let region = PeerRegion::map(file, len).map_err(|e| format!("its region {id}: {e}"))?;
+            *slot = Slot::Mapped(Arc::new(region));
+        }
+        match slot {
+            Slot::Mapped(region) => Ok(region),
+            _ => Err(format!("its region {id} could not be mapped")),
+        }
+    }
+
+    /// Copies `out.len()` bytes of a source, from byte `skip` of it on.
+    ///
+    /// # Errors
+    /// If the source is not inside what the peer has shared; nothing is copied then.
+    pub(super) fn pull(&mut self, source: Source, skip: u64, out: &mut [u8]) -> Result<(), String> {
+        let region = self.region(source.region, false)?;
+        let Some(start) = region.bytes_at(source.offset, source.len) else {
+            let Source { region: id, offset, len } = source;
+            let have = region.len();
+            return Err(format!("it named {len} bytes at {offset} of its region {id}, which has {have}"));
+        };
+        let inside = skip.checked_add(out.len() as u64).is_some_and(|end| end <= source.len);
+        assert!(inside, "a part of a source lies inside it");
+        // SAFETY: `source.len` bytes from `start` on are mapped for as long as `region` lives, so those behind
+        // `skip` are; they can't fault, since the file can't shrink. `out` is memory that only this
+        // thread has. The peer may change its bytes meanwhile: any bytes are valid, nothing is
+        // decided by them, and the caller asks afterwards whether the peer has kept its word.
+        unsafe { ptr::copy_nonoverlapping(start.add(skip as usize), out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+}
+
+/// Where `len` bytes of a tensor, from byte `skip` on, lie for the peer.
+///
+/// # Errors
+/// [`PostError::Refused`] if they are not inside the tensor, or it is not in this fabric's pool.
+pub(super) fn source(pool: &Pool, tensor: &Tensor, skip: u64, len: u64) -> Result<Source, PostError> {
+    let have = tensor.bytes().len() as u64;
+    if skip.checked_add(len).is_none_or(|end| end > have) {
+        return Err(PostError::Refused("the source has not as many bytes"));
+    }
+    if len == 0 {
+        return Ok(Source { region: 0, offset: 0, len: 0 });
+    }
+    let Some(span) = tensor.span() else {
+        return Err(PostError::Refused("the source has no memory of its own here: copy a lent tensor first"));
+    };
+    // By address, since two pools can have regions of the same number.
+    let offset = (tensor.bytes().as_ptr() as usize).wrapping_sub(pool.region().base().as_ptr() as usize);
+    if offset as u64 != span.offset || span.region != pool.region().id() {
+        return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
+    }
+    Ok(Source { region: span.region, offset: span.offset + skip, len })
+}

@@ -1,0 +1,146 @@
+//! One lane of a link: its two rings, and what is held until the peer has taken it.
+
+use super::reads::{Answers, Read, Reads};
+use super::ring::{BadAck, Consumer, Producer};
+use super::segment::{OwnWords, PeerWords};
+use super::slot::{BODY_WORDS, Order};
+use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, OpId};
+use crate::memory::Tensor;
+use std::collections::VecDeque;
+
+/// Something of ours that the peer may still pull from.
+struct Pending {
+    /// Position of its slot in the outgoing ring.
+    position: u64,
+    /// The write that it is; `None` for an answer to a read of the peer's.
+    write: Option<OpId>,
+    /// Only held; nothing for a read of no bytes.
+    _source: Option<Tensor>,
+}
+
+/// A peer's order that is under way.
+#[derive(Clone, Copy)]
+pub(super) struct Current {
+    pub order: Order,
+    /// Bytes that have been pulled so far.
+    pub pulled: u64,
+}
+
+/// One lane.
+pub(super) struct Lane {
+    pub link: LinkId,
+    pub id: LaneId,
+    pub out: Producer<OwnWords, PeerWords>,
+    pub inc: Consumer<PeerWords, OwnWords>,
+    /// Receives that the peer may still consume.
+    pub posted: u32,
+    /// Bulk that was begun and did not fit in one poll.
+    pub current: Option<Current>,
+    pub reads: Reads,
+    pub answers: Answers,
+    /// What is held, oldest first.
+    pending: VecDeque<Pending>,
+}
+
+impl Lane {
+    /// A lane on fresh rings.
+    pub(super) fn new(
+        id: LaneId,
+        depth: u32,
+        out: Producer<OwnWords, PeerWords>,
+        inc: Consumer<PeerWords, OwnWords>,
+    ) -> Self {
+        Lane {
+            link: LinkId(0), // the port names it
+            id,
+            out,
+            inc,
+            posted: 0,
+            current: None,
+            reads: Reads::new(depth),
+            answers: Answers::new(depth),
+            pending: VecDeque::with_capacity(depth as usize),
+        }
+    }
+
+    /// Puts an order without a body, and its payload, in the ring. The caller has seen that there is room.
+    #[inline]
+    pub(super) fn post_inline(&mut self, order: Order, payload: &[u8]) {
+        let (header, _) = order.to_words();
+        let ack = self.inc.ack();
+        self.out.post(ack, header, payload);
+    }
+
+    /// Puts an order with a body in the ring. The caller has seen that there is room.
+    pub(super) fn post(&mut self, order: Order) {
+        let (header, body) = order.to_words();
+        let mut payload = [0; size_of::<[u64; BODY_WORDS]>()];
+        for (bytes, word) in payload.as_chunks_mut::<8>().0.iter_mut().zip(body) {
+            *bytes = word.to_le_bytes();
+        }
+        let ack = self.inc.ack();
+        self.out.post(ack, header, &payload);
+    }
+
+    /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
+    pub(super) fn post_held(&mut self, order: Order, write: Option<OpId>, source: Option<Tensor>) {
+        self.pending.push_back(Pending { position: self.out.next(), write, _source: source });
+        self.post(order);
+    }
+
+    /// Takes note of how far the peer has come on the outgoing ring.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, ack: u32, out: &mut Completions) -> Result<(), BadAck> {
+        self.out.acknowledge(ack)?;
+        self.complete(out);
+        Ok(())
+    }
+
+    /// Whether something waits for the peer's line.
+    pub(super) fn waits_for_peer(&self) -> bool {
+        !self.pending.is_empty() || !self.answers.is_empty()
+    }
+
+    /// Reads the peer's line.
+    pub(super) fn refresh(&mut self, out: &mut Completions) -> Result<(), BadAck> {
+        self.out.refresh()?;
+        self.complete(out);
+        Ok(())
+    }
+
+    /// Completes what the peer has taken.
+    #[inline]
+    fn complete(&mut self, out: &mut Completions) {
+        let acked = self.out.acked();
+        while let Some(pending) = self.pending.pop_front_if(|pending| pending.position < acked) {
+            if let Some(id) = pending.write {
+                out.push(self.link, self.id, Event::Done { id });
+            }
+        }
+    }
+
+    /// Posts answers that waited for room.
+    pub(super) fn post_answers(&mut self) -> Result<(), BadAck> {
+        while !self.answers.is_empty() && self.out.has_room()? {
+            if let Some(answer) = self.answers.pop() {
+                let order = Order::Answer { source: answer.source, ticket: answer.ticket };
+                self.post_held(order, None, answer.tensor);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up everything that is held; what has an operation ends in a failure.
+    pub(super) fn fail_all(&mut self, out: &mut Completions) {
+        for pending in self.pending.drain(..) {
+            if let Some(id) = pending.write {
+                out.push(self.link, self.id, Event::Failed { id });
+            }
+        }
+        for Read { id, .. } in self.reads.take_all() {
+            out.push(self.link, self.id, Event::Failed { id });
+        }
+        self.answers.clear();
+        self.current = None;
+    }
+}

@@ -1,0 +1,84 @@
+//! Loans that outlive their link.
+//!
+//! A link can end while the peer's process lives on and still reads what it was lent. To the lender's caller
+//! the loan has failed, but the bytes must not change under the borrower. So the tensor is kept here until
+//! the borrower gives it back, or has left the link without ever taking the loan, or its process ends.
+
+use super::link::LinkLoans;
+use super::ring::TAIL;
+use super::segment::PeerWords;
+use super::state;
+use super::watch::Watch;
+use super::words::Load;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+/// What is left of one link.
+pub(super) struct Stray {
+    pub loans: LinkLoans,
+    /// The peer's consumer line of each lane.
+    pub lines: Vec<PeerWords>,
+    pub peer_state: PeerWords,
+    pub watch: Watch,
+}
+
+/// What is left of all links of a fabric.
+#[derive(Default)]
+pub(super) struct Limbo {
+    strays: Mutex<Vec<Stray>>,
+    count: AtomicUsize,
+}
+
+impl Limbo {
+    /// Takes what is left of a link.
+    pub(super) fn add(&self, stray: Stray) {
+        let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        strays.push(stray);
+        self.count.store(strays.len(), Ordering::Relaxed);
+    }
+
+    /// Lets go of what the peers no longer read. Without strays it is one load; it waits for nobody.
+    pub(super) fn sweep(&self) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut strays = match self.strays.try_lock() {
+            Ok(strays) => strays,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        strays.retain_mut(Stray::is_held);
+        self.count.store(strays.len(), Ordering::Relaxed);
+    }
+}
+
+impl Stray {
+    /// Lets go of what the peer no longer reads; whether anything is left.
+    fn is_held(&mut self) -> bool {
+        if self.watch.is_dead() {
+            return false;
+        }
+        self.loans.returned(usize::MAX, drop);
+        // In this order: a peer that has left has said before how many slots it took.
+        if state::of_peer(&self.peer_state).is_some() {
+            let lines = &self.lines;
+            self.loans.retain(|loan| {
+                let tail = lines[usize::from(loan.lane.0)].load(TAIL, Ordering::Acquire) as u32;
+                // Kept if it was taken: its position is before the tail.
+                (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2
+            });
+        }
+        !self.loans.is_empty()
+    }
+}
+
+impl Drop for Limbo {
+    /// The fabric is gone, but the pool may not be: what a living peer still reads is never used again.
+    fn drop(&mut self) {
+        self.sweep();
+        let strays = self.strays.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for stray in strays {
+            stray.loans.take_all().for_each(std::mem::forget);
+        }
+    }
+}

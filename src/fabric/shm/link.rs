@@ -1,0 +1,247 @@
+//! One link: what its owner posts, what one poll does, and how it ends.
+
+use super::borrow::LeaseTable;
+use super::bulk::PeerPool;
+use super::incoming::{Incoming, bad_ack};
+use super::lane::Lane;
+use super::layout::Layout;
+use super::lease::Loans;
+use super::limbo::{Limbo, Stray};
+use super::ring::{Consumer, PAYLOAD_BYTES, Producer};
+use super::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
+use super::state;
+use super::watch::Watch;
+use crate::fabric::{Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId};
+use crate::memory::{Pool, Tensor};
+use std::sync::Arc;
+
+/// Polls between two looks at what a slot does not tell: the peer's lines, its state, its death.
+const LOOK_EVERY: u32 = 32;
+/// Loans that one poll looks at.
+const LOANS_PER_POLL: usize = 4;
+
+/// A tensor that the peer may be reading where it lies.
+pub(super) struct Loan {
+    pub id: OpId,
+    pub lane: LaneId,
+    /// Position of its slot in the lane's ring.
+    pub position: u64,
+    /// Only held: its bytes must not change before the peer gives them back.
+    pub _tensor: Tensor,
+}
+
+/// The loans of a link.
+pub(super) type LinkLoans = Loans<PeerWords, Loan>;
+
+enum Phase {
+    Up,
+    /// The peer is gone or has left: what it had put in its rings is still taken.
+    Draining(LinkFailure),
+    /// This side has ended it; the next poll tells.
+    Failing(LinkFailure),
+    Down,
+}
+
+/// One link.
+pub(super) struct Link {
+    pub limits: LinkLimits,
+    pub id: LinkId,
+    pub pool: Pool,
+    phase: Phase,
+    polls: u32,
+    pub lanes: Vec<Lane>,
+    pub incoming: Incoming,
+    pub loans: LinkLoans,
+    state: OwnWords,
+    watch: Option<Watch>,
+    pid: u32,
+    limbo: Arc<Limbo>,
+}
+
+/// What a handshake has brought, for a link to be made of.
+pub(super) struct Parts {
+    pub pool: Pool,
+    pub own: OwnSegment,
+    pub peer: PeerSegment,
+    pub memory: PeerPool,
+    pub watch: Watch,
+    pub pid: u32,
+    pub limbo: Arc<Limbo>,
+    pub poll_bytes: u64,
+}
+
+impl Link {
+    /// A link on fresh segments.
+    pub(super) fn new(options: &LinkOptions, layout: &Layout, parts: Parts) -> Self {
+        let Parts { pool, own, peer, memory, watch, pid, limbo, poll_bytes } = parts;
+        let lanes = (0..options.lanes)
+            .map(|id| {
+                let k = usize::from(id);
+                let out = Producer::new(own.words(layout.ring(k)), peer.words(layout.line(k)));
+                let inc = Consumer::new(peer.words(layout.ring(k)), own.words(layout.line(k)));
+                Lane::new(LaneId(id), options.depth, out, inc)
+            })
+            .collect();
+        let leases = LeaseTable::new(own.words(layout.leases()));
+        Link {
+            limits: LinkLimits {
+                lanes: options.lanes,
+                depth: options.depth,
+                max_inline: PAYLOAD_BYTES,
+                lends: true,
+            },
+            id: LinkId(0),
+            pool,
+            phase: Phase::Up,
+            polls: 0,
+            lanes,
+            incoming: Incoming::new(memory, leases, peer.words(layout.state()), poll_bytes),
+            loans: Loans::new(peer.words(layout.leases())),
+            state: own.words(layout.state()),
+            watch: Some(watch),
+            pid,
+            limbo,
+        }
+    }
+
+    /// Names the link, when a port takes it.
+    pub(super) fn attach(&mut self, id: LinkId) {
+        self.id = id;
+        for lane in &mut self.lanes {
+            lane.link = id;
+        }
+    }
+
+    /// One look at everything that may have come or be done.
+    #[inline]
+    pub(super) fn poll(&mut self, out: &mut Completions) {
+        if !self.is_up() && !self.poll_unless_over(out) {
+            return;
+        }
+        let mut busy = false;
+        for lane in &mut self.lanes {
+            match self.incoming.poll(lane, out) {
+                Ok(came) => busy |= came,
+                Err(why) => return self.go_down(why, out),
+            }
+        }
+        if !self.loans.is_empty() {
+            self.returned(LOANS_PER_POLL, out);
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if !self.polls.is_multiple_of(LOOK_EVERY) && self.is_up() {
+            return;
+        }
+        self.look_around(busy, out);
+    }
+
+    /// Whether operations can be posted.
+    #[inline]
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.phase, Phase::Up)
+    }
+
+    /// Ends the link from this side; the next poll tells.
+    pub(super) fn fail(&mut self, why: LinkFailure) {
+        if matches!(self.phase, Phase::Up | Phase::Draining(_)) {
+            self.leave(&why);
+            self.phase = Phase::Failing(why);
+        }
+    }
+
+    /// In a phase other than up: whether there is still something to poll.
+    #[cold]
+    fn poll_unless_over(&mut self, out: &mut Completions) -> bool {
+        if let Phase::Failing(why) = &self.phase {
+            let why = why.clone();
+            self.go_down(why, out);
+        }
+        matches!(self.phase, Phase::Draining(_))
+    }
+
+    /// Completes loans that are back, of the next `count`.
+    fn returned(&mut self, count: usize, out: &mut Completions) {
+        let link = self.id;
+        self.loans.returned(count, |loan| out.push(link, loan.lane, Event::Done { id: loan.id }));
+    }
+
+    /// Looks at what no slot tells. `busy`: something came in this poll.
+    fn look_around(&mut self, busy: bool, out: &mut Completions) {
+        for lane in self.lanes.iter_mut().filter(|lane| lane.waits_for_peer()) {
+            let looked = lane.refresh(out).and_then(|()| lane.post_answers());
+            if let Err(bad) = looked {
+                return self.go_down(bad_ack(bad), out);
+            }
+        }
+        match &self.phase {
+            Phase::Draining(why) if !busy => {
+                let why = why.clone();
+                self.go_down(why, out);
+            }
+            Phase::Up => {
+                // Death first: a peer that died left its state as it was.
+                let died = self.watch.as_ref().is_some_and(Watch::is_dead);
+                if let Some(why) = state::of_peer(&self.incoming.peer_state) {
+                    self.phase = Phase::Draining(why);
+                } else if died {
+                    self.phase = Phase::Draining(LinkFailure::PeerDied { pid: self.pid });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends the link: everything outstanding completes, then `Down`.
+    #[cold]
+    fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
+        if !matches!(self.phase, Phase::Failing(_)) {
+            self.leave(&why); // else the peer knows already
+        }
+        for lane in &mut self.lanes {
+            // What the peer has taken is done, not failed. A wrong number on its line changes nothing now.
+            let _ = lane.refresh(out);
+        }
+        self.returned(usize::MAX, out);
+        for lane in &mut self.lanes {
+            lane.fail_all(out);
+        }
+        for loan in self.loans.held() {
+            out.push(self.id, loan.lane, Event::Failed { id: loan.id });
+        }
+        self.phase = Phase::Down;
+        self.part_from_loans();
+        out.push(self.id, LaneId::CONTROL, Event::Down(why));
+    }
+
+    /// Tells the peer that this side no longer takes part.
+    fn leave(&mut self, why: &LinkFailure) {
+        for lane in &mut self.lanes {
+            // The last word on what was taken, before the peer can see that nothing more will be.
+            lane.inc.finish();
+        }
+        state::leave(&self.state, why);
+    }
+
+    /// Leaves the loans that are still out to those who wait for them.
+    fn part_from_loans(&mut self) {
+        let watch = self.watch.take();
+        if self.loans.is_empty() {
+            return;
+        }
+        let lines = self.lanes.iter().map(|lane| lane.out.line().clone()).collect();
+        let peer_state = self.incoming.peer_state.clone();
+        if let Some(watch) = watch {
+            self.limbo.add(Stray { loans: self.loans.part(), lines, peer_state, watch });
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !matches!(self.phase, Phase::Down) {
+            // Before anything is released, so that the peer can tell.
+            self.leave(&LinkFailure::Closed);
+            self.part_from_loans();
+        }
+    }
+}

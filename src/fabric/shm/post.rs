@@ -1,0 +1,164 @@
+//! What the owner of a link asks of it: every operation of [`Port`](crate::fabric::Port) that is not a poll.
+
+use super::bulk::source;
+use super::grants::Held;
+use super::incoming::bad_ack;
+use super::lane::Lane;
+use super::link::{Link, Loan};
+use super::reads::Read;
+use super::ring::PAYLOAD_BYTES;
+use super::slot::{Order, Target};
+use crate::fabric::{Lane as LaneId, OpId, PostError};
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::{Grant, Immediate};
+
+/// What an access of `len` bytes to a grant means on the wire.
+fn target(grant: &Grant, len: u64) -> Result<Target, PostError> {
+    if len > grant.len {
+        return Err(PostError::Refused("the grant is for fewer bytes"));
+    }
+    Ok(Target::from(grant))
+}
+
+impl Link {
+    /// The lane to post on, if it has room.
+    #[inline]
+    fn room(&mut self, lane: LaneId) -> Result<&mut Lane, PostError> {
+        if !self.is_up() {
+            return Err(PostError::Down);
+        }
+        let index = usize::from(lane.0);
+        let Some(found) = self.lanes.get_mut(index) else {
+            return Err(PostError::Refused("the link has no such lane"));
+        };
+        match found.out.has_room() {
+            Ok(true) => Ok(&mut self.lanes[index]),
+            Ok(false) => Err(PostError::Full),
+            Err(bad) => {
+                self.fail(bad_ack(bad));
+                Err(PostError::Down)
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, lane: LaneId, bytes: &[u8]) -> Result<(), PostError> {
+        if bytes.len() > PAYLOAD_BYTES {
+            return Err(PostError::Refused("a message has at most 224 bytes"));
+        }
+        self.room(lane)?.post_inline(Order::Send { len: bytes.len() }, bytes);
+        Ok(())
+    }
+
+    pub(super) fn write_inline(
+        &mut self,
+        lane: LaneId,
+        bytes: &[u8],
+        grant: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        let len = bytes.len();
+        if len > PAYLOAD_BYTES {
+            return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
+        }
+        let target = target(grant, len as u64)?;
+        self.room(lane)?.post_inline(Order::WriteInline { len, target, immediate }, bytes);
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)] // as in `Port`
+    pub(super) fn write(
+        &mut self,
+        lane: LaneId,
+        id: OpId,
+        tensor: &Tensor,
+        skip: u64,
+        len: u64,
+        grant: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        let target = target(grant, len)?;
+        let source = source(&self.pool, tensor, skip, len)?;
+        let order = Order::Write { source, target, immediate };
+        self.room(lane)?.post_held(order, Some(id), Some(tensor.clone()));
+        Ok(())
+    }
+
+    pub(super) fn read(
+        &mut self,
+        lane: LaneId,
+        id: OpId,
+        target: TensorMut,
+        source: &Grant,
+    ) -> Result<(), (PostError, TensorMut)> {
+        let len = source.len;
+        if len > target.bytes().len() as u64 {
+            return Err((PostError::Refused("the target has fewer bytes than the source"), target));
+        }
+        let lane = match self.room(lane) {
+            Ok(lane) => lane,
+            Err(error) => return Err((error, target)),
+        };
+        if !lane.reads.has_room() {
+            return Err((PostError::Full, target));
+        }
+        if let Some(ticket) = lane.reads.add(Read { id, target, len }) {
+            lane.post(Order::Read { exposed: Target::from(source), len, ticket });
+        }
+        Ok(())
+    }
+
+    pub(super) fn lend(
+        &mut self,
+        lane: LaneId,
+        id: OpId,
+        tensor: &Tensor,
+        immediate: Immediate,
+    ) -> Result<(), PostError> {
+        let source = source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
+        let position = self.room(lane)?.out.next();
+        let loan = Loan { id, lane, position, _tensor: tensor.clone() };
+        let Some((index, number)) = self.loans.lend(loan) else {
+            return Err(PostError::Full);
+        };
+        let order = Order::Lend { source, index: u64::from(index), number, immediate };
+        self.lanes[usize::from(lane.0)].post(order);
+        Ok(())
+    }
+
+    pub(super) fn post_receives(&mut self, lane: LaneId, count: u32) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) {
+            lane.posted = lane.posted.saturating_add(count);
+        }
+    }
+
+    pub(super) fn publish_credits(&mut self, lane: LaneId, returned: u32) {
+        if let Some(lane) = self.lanes.get(usize::from(lane.0)) {
+            lane.inc.publish_credits(returned);
+        }
+    }
+
+    pub(super) fn peer_credits(&self, lane: LaneId) -> u32 {
+        self.lanes.get(usize::from(lane.0)).map_or(0, |lane| lane.out.credits())
+    }
+
+    pub(super) fn grant(&mut self, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
+        if !self.is_up() {
+            return Err((PostError::Down, target));
+        }
+        let span = target.span();
+        match self.incoming.grants.add(Held::Write(target), span) {
+            Ok(grant) => Ok(grant),
+            Err((error, Held::Write(target))) => Err((error, target)),
+            Err((_, Held::Read(_))) => unreachable!("what was given comes back"),
+        }
+    }
+
+    pub(super) fn expose(&mut self, tensor: &Tensor) -> Result<Grant, PostError> {
+        if !self.is_up() {
+            return Err(PostError::Down);
+        }
+        source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
+        let added = self.incoming.grants.add(Held::Read(tensor.clone()), tensor.span());
+        added.map_err(|(error, _)| error)
+    }
+}
