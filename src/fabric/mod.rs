@@ -22,6 +22,7 @@
 //! Nothing in this room knows of requests, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
+pub mod shm;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 
