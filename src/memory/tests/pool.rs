@@ -90,6 +90,15 @@ fn sizes_that_nobody_asks_for_any_more_do_not_fill_the_caches_for_ever() {
 }
 
 #[test]
+fn a_pool_without_caches_works() {
+    let options = PoolOptions { cache: Some(0), ..PoolOptions::default() };
+    let pool = Pool::new(region(MIB), options).expect("pool");
+    drop((pool.tensor(bytes(1)).expect("room"), pool.tensor(bytes(5000)).expect("room")));
+    let stats = pool.stats();
+    assert_eq!((stats.cached, stats.free), (0, MIB));
+}
+
+#[test]
 fn caches_of_other_threads_come_back_too() {
     let options = PoolOptions { shards: 8, cache: Some(MIB), ..PoolOptions::default() };
     let pool = Pool::new(region(MIB), options).expect("pool");
