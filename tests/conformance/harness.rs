@@ -1,0 +1,183 @@
+//! Two connected ports in one process, and waiting with a deadline.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use tensorwire::fabric::{
+    Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, Port, Role,
+};
+use tensorwire::memory::{
+    LentBytes, LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut,
+};
+use tensorwire::wire::{DType, Immediate, ImmediateKind, Shape, Slot, TensorMeta};
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A fabric to be tested.
+pub trait Harness {
+    type Fabric: Fabric;
+    const LANES: u8;
+
+    fn fabric(pool: &Pool) -> Self::Fabric;
+}
+
+/// What came out of a port.
+#[derive(Debug)]
+pub enum Got {
+    Done(u64),
+    ReadDone(u64, TensorMut),
+    Failed(u64),
+    Message(Vec<u8>),
+    Immediate(Immediate, u64),
+    Lent(Immediate, LentBytes),
+    Down(LinkFailure),
+}
+
+/// One end of a link, with everything that belongs to it.
+pub struct End<F: Fabric> {
+    pub pool: Pool,
+    pub fabric: F,
+    pub port: F::Port,
+    pub link: LinkId,
+    pub inbox: VecDeque<(LinkId, Lane, Got)>,
+    completions: Completions,
+}
+
+pub fn pool(bytes: u64) -> Pool {
+    let options = RegionOptions { lock: LockPolicy::No, ..RegionOptions::new(bytes) };
+    Pool::new(Region::create(3, &options).expect("a region"), PoolOptions::default()).expect("a pool")
+}
+
+pub fn tensor_mut(pool: &Pool, len: usize) -> TensorMut {
+    let shape = Shape::new(&[len as u64]).expect("a shape");
+    pool.zeroed(TensorMeta::new(DType::U8, shape).expect("meta")).expect("room")
+}
+
+pub fn tensor(pool: &Pool, bytes: &[u8]) -> Tensor {
+    let mut tensor = tensor_mut(pool, bytes.len());
+    tensor.bytes_mut().copy_from_slice(bytes);
+    tensor.freeze()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64).map(|k| ((k + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+pub fn immediate(slot: u32) -> Immediate {
+    Immediate { kind: ImmediateKind::Plain, generation: 9, slot: Slot::new(slot).expect("20 bits") }
+}
+
+/// Connects two fabrics of this process.
+pub fn connect<F: Fabric>(a: &F, b: &F, options: &LinkOptions) -> (F::Link, F::Link) {
+    let (a, b) = (a.half(options).expect("a half"), b.half(options).expect("a half"));
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    std::thread::scope(|scope| {
+        let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
+        let b = b.connect(Role::Initiator, &to_a, PATIENCE).expect("connected");
+        (acceptor.join().expect("no panic"), b)
+    })
+}
+
+pub fn options<H: Harness>(depth: u32) -> LinkOptions {
+    LinkOptions { lanes: H::LANES, depth, generation: 1 }
+}
+
+/// Two ends, connected, with no receive posted.
+pub fn pair<H: Harness>(depth: u32) -> (End<H::Fabric>, End<H::Fabric>) {
+    let pools = (pool(8 << 20), pool(8 << 20));
+    let fabrics = (H::fabric(&pools.0), H::fabric(&pools.1));
+    let links = connect(&fabrics.0, &fabrics.1, &options::<H>(depth));
+    (End::new(pools.0, fabrics.0, links.0), End::new(pools.1, fabrics.1, links.1))
+}
+
+impl<F: Fabric> End<F> {
+    pub fn new(pool: Pool, fabric: F, link: F::Link) -> Self {
+        let mut port = fabric.port().expect("a port");
+        let link = port.attach(link).expect("room");
+        let completions = Completions::with_capacity(64);
+        End { pool, fabric, port, link, inbox: VecDeque::new(), completions }
+    }
+
+    /// Polls once.
+    pub fn poll(&mut self) {
+        self.completions.clear();
+        let added = self.port.poll(&mut self.completions);
+        assert_eq!(added, self.completions.len());
+        for (completion, message) in self.completions.drain() {
+            let got = match completion.event {
+                Event::Done { id } => Got::Done(id.0),
+                Event::ReadDone { id, target } => Got::ReadDone(id.0, target),
+                Event::Failed { id } => Got::Failed(id.0),
+                Event::Message(_) => Got::Message(message.to_vec()),
+                Event::Immediate { immediate, bytes } => Got::Immediate(immediate, bytes),
+                Event::Lent { immediate, bytes } => Got::Lent(immediate, bytes),
+                Event::Down(why) => Got::Down(why),
+            };
+            self.inbox.push_back((completion.link, completion.lane, got));
+        }
+    }
+
+    /// The next event here, while the other end is polled too.
+    pub fn next(&mut self, other: &mut End<F>) -> Got {
+        self.next_on(other).1
+    }
+
+    /// The next event here and its lane.
+    pub fn next_on(&mut self, other: &mut End<F>) -> (Lane, Got) {
+        let start = Instant::now();
+        loop {
+            if let Some((_, lane, got)) = self.inbox.pop_front() {
+                return (lane, got);
+            }
+            assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+            self.poll();
+            other.poll();
+        }
+    }
+
+    /// The next event here, with nobody else polled.
+    pub fn next_alone(&mut self) -> Got {
+        let start = Instant::now();
+        loop {
+            if let Some((_, _, got)) = self.inbox.pop_front() {
+                return got;
+            }
+            assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+            self.poll();
+        }
+    }
+
+    /// Everything up to and with `Down`: what failed, what was done, and why it went down.
+    pub fn until_down(&mut self) -> (Vec<u64>, Vec<u64>, LinkFailure) {
+        let (mut failed, mut done) = (Vec::new(), Vec::new());
+        loop {
+            match self.next_alone() {
+                Got::Failed(id) => failed.push(id),
+                Got::Done(id) => done.push(id),
+                Got::Down(why) => return (failed, done, why),
+                _ => {}
+            }
+        }
+    }
+
+    /// Polls both ends for a while and says that nothing came here.
+    pub fn assert_quiet(&mut self, other: &mut End<F>) {
+        for _ in 0..3000 {
+            self.poll();
+            other.poll();
+        }
+        assert!(self.inbox.is_empty(), "{:?}", self.inbox);
+    }
+}
+
+/// Asserts the kind of an event and takes it apart.
+#[macro_export]
+macro_rules! expect {
+    ($got:expr, $pattern:pat => $value:expr) => {
+        match $got {
+            $pattern => $value,
+            other => panic!("expected {}, got {other:?}", stringify!($pattern)),
+        }
+    };
+}

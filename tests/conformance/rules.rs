@@ -1,0 +1,704 @@
+//! One test, or a few, for each rule of the contract.
+
+use crate::expect;
+use crate::harness::{
+    End, Got, Harness, PATIENCE, connect, immediate, options, pair, pattern, tensor, tensor_mut,
+};
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+use tensorwire::fabric::{Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError};
+use tensorwire::memory::TensorMut;
+use tensorwire::wire::Grant;
+
+/// Instantiates every rule for one fabric.
+#[macro_export]
+macro_rules! conformance {
+    ($name:ident, $harness:ty) => {
+        mod $name {
+            use super::*;
+            $crate::conformance! { @tests $harness,
+                order_holds_within_each_lane
+                a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
+                an_inline_write_lands_and_makes_no_completion_for_its_sender
+                a_large_write_lands_whole
+                a_message_consumes_a_receive_and_without_one_the_link_fails
+                an_immediate_consumes_a_receive_and_without_one_nothing_is_written
+                a_loan_consumes_a_receive_and_without_one_the_link_fails
+                a_read_brings_the_bytes_into_the_start_of_its_target
+                nothing_needs_no_key
+                a_source_is_held_until_local_completion_and_free_after
+                a_write_outside_its_grant_fails_the_link_and_writes_nothing
+                a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
+                a_read_outside_its_grant_fails_the_link
+                leave_to_write_is_no_leave_to_read
+                a_full_queue_is_a_value_and_loses_nothing
+                completions_are_neither_lost_nor_duplicated
+                completions_of_an_earlier_link_never_come_on_a_later_one
+                a_failed_link_fails_everything_outstanding_and_refuses_everything_later
+                the_peer_of_a_failed_link_goes_down_too
+                a_detached_link_releases_everything_and_the_peer_goes_down
+                what_was_sent_before_a_link_was_closed_still_arrives
+                lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread
+                lent_bytes_outlive_the_link
+                credits_are_cumulative_and_consume_nothing
+                operands_that_make_no_sense_are_refused_and_cost_nothing
+                a_revoked_tensor_comes_back_with_what_was_written
+            }
+        }
+    };
+    (@tests $harness:ty, $($test:ident)*) => {
+        $(
+            #[test]
+            fn $test() {
+                $crate::rules::$test::<$harness>();
+            }
+        )*
+    };
+}
+
+const ZERO: Lane = Lane(0);
+
+/// A tensor of the end's, granted to its peer.
+fn granted<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
+    let target = tensor_mut(&end.pool, len);
+    end.port.grant(end.link, target).expect("room")
+}
+
+fn revoked<F: Fabric>(end: &mut End<F>, grant: &Grant) -> TensorMut {
+    end.port.revoke(end.link, grant).expect("granted")
+}
+
+fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
+    let lanes = end.port.limits(end.link).lanes;
+    for lane in 0..lanes {
+        end.port.post_receives(end.link, Lane(lane), count);
+    }
+}
+
+pub fn order_holds_within_each_lane<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 1000);
+    let grant = granted(&mut b, 8);
+    let source = tensor(&a.pool, &[1; 8]);
+    let mut next = vec![(0u32, 0u32); usize::from(H::LANES)];
+    let start = Instant::now();
+    while next.iter().any(|(_, got)| *got < 900) {
+        assert!(start.elapsed() < PATIENCE);
+        for (lane, (sent, _)) in next.iter_mut().enumerate().filter(|(_, (sent, _))| *sent < 900) {
+            let (lane, imm) = (Lane(lane as u8), Some(immediate(*sent)));
+            // Three kinds of operation, one order.
+            let posted = match *sent % 3 {
+                0 => a.port.send(a.link, lane, &sent.to_le_bytes()),
+                1 => a.port.write_inline(a.link, lane, &[2; 5], &grant, imm),
+                _ => a.port.write(a.link, lane, OpId(0), &source, 0, 8, &grant, imm),
+            };
+            match posted {
+                Ok(()) => *sent += 1,
+                Err(error) => assert_eq!(error, PostError::Full),
+            }
+        }
+        a.poll();
+        b.poll();
+        for (_, lane, got) in b.inbox.drain(..) {
+            let number = match got {
+                Got::Message(bytes) => u32::from_le_bytes(bytes.try_into().expect("four bytes")),
+                Got::Immediate(immediate, _) => immediate.slot.index(),
+                other => panic!("{other:?}"),
+            };
+            let expected = &mut next[usize::from(lane.0)].1;
+            assert_eq!(number, *expected);
+            *expected += 1;
+        }
+    }
+}
+
+pub fn a_write_lands_at_its_grant_and_is_there_when_a_later_send_is<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 1);
+    let grant = granted(&mut b, 100);
+    let bytes = pattern(60, 1);
+    let source = tensor(&a.pool, &bytes);
+    let part = grant.part(10, 50).expect("inside");
+    a.port.write(a.link, ZERO, OpId(7), &source, 5, 50, &part, None).expect("posted");
+    a.port.send(a.link, ZERO, b"look").expect("posted");
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"look");
+    let target = revoked(&mut b, &grant);
+    assert_eq!(target.bytes()[..10], [0; 10]);
+    assert_eq!(target.bytes()[10..60], bytes[5..55]);
+    assert_eq!(target.bytes()[60..], [0; 40]);
+    assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), 7);
+    // A write without an immediate told the target nothing and consumed nothing.
+    b.assert_quiet(&mut a);
+}
+
+pub fn an_inline_write_lands_and_makes_no_completion_for_its_sender<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 20);
+    let most = a.port.limits(a.link).max_inline;
+    assert!(most >= 32, "32 bytes are the least that is of use");
+    for len in [1, 7, 8, 9, 31, 32, 33, most] {
+        let grant = granted(&mut b, len + 8);
+        let bytes = pattern(len, len as u64);
+        a.port
+            .write_inline(
+                a.link,
+                ZERO,
+                &bytes,
+                &grant.part(4, len as u64).expect("inside"),
+                Some(immediate(3)),
+            )
+            .expect("posted");
+        let (imm, count) = expect!(b.next(&mut a), Got::Immediate(imm, count) => (imm, count));
+        assert_eq!((imm, count), (immediate(3), len as u64));
+        let target = revoked(&mut b, &grant);
+        assert_eq!(target.bytes()[4..4 + len], bytes);
+        assert_eq!((&target.bytes()[..4], &target.bytes()[4 + len..]), (&[0; 4][..], &[0; 4][..]));
+    }
+    a.assert_quiet(&mut b);
+}
+
+pub fn a_large_write_lands_whole<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 1);
+    let len = (5 << 20) + 123;
+    let grant = granted(&mut b, len);
+    let bytes = pattern(len, 2);
+    let source = tensor(&a.pool, &bytes);
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, len as u64, &grant, Some(immediate(5))).expect("posted");
+    assert_eq!(expect!(b.next(&mut a), Got::Immediate(_, count) => count), len as u64);
+    assert!(revoked(&mut b, &grant).bytes() == bytes, "the bytes differ");
+    assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), 1);
+}
+
+pub fn a_message_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 2);
+    let longest = [7; MAX_MESSAGE];
+    a.port.send(a.link, ZERO, &longest).expect("posted");
+    a.port.send(a.link, ZERO, b"").expect("posted");
+    a.port.send(a.link, ZERO, b"too many").expect("posted");
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), longest);
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
+    assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive { lane: 0 });
+    // A queued one would come now.
+    receives(&mut b, 1);
+    b.assert_quiet(&mut a);
+    expect!(a.next(&mut b), Got::Down(_) => ());
+}
+
+pub fn an_immediate_consumes_a_receive_and_without_one_nothing_is_written<H: Harness>() {
+    let lane = Lane(H::LANES - 1);
+    for inline in [false, true] {
+        let (mut a, mut b) = pair::<H>(16);
+        b.port.post_receives(b.link, lane, 1);
+        let (first, second) = (granted(&mut b, 8), granted(&mut b, 8));
+        let source = tensor(&a.pool, &[9; 8]);
+        for grant in [&first, &second] {
+            let imm = Some(immediate(1));
+            if inline {
+                a.port.write_inline(a.link, lane, &[9; 8], grant, imm).expect("posted");
+            } else {
+                a.port.write(a.link, lane, OpId(1), &source, 0, 8, grant, imm).expect("posted");
+            }
+        }
+        let (on, _) = b.next_on(&mut a);
+        assert_eq!(on, lane);
+        assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive { lane: lane.0 });
+        assert_eq!(revoked(&mut b, &first).bytes(), [9; 8]);
+        assert_eq!(revoked(&mut b, &second).bytes(), [0; 8]);
+    }
+}
+
+pub fn a_loan_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    if !a.port.limits(a.link).lends {
+        println!("skipped: this fabric does not lend");
+        return;
+    }
+    receives(&mut b, 1);
+    let source = tensor(&a.pool, &[1; 8]);
+    a.port.lend(a.link, ZERO, OpId(1), &source, immediate(1)).expect("posted");
+    a.port.lend(a.link, ZERO, OpId(2), &source, immediate(2)).expect("posted");
+    let held = expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes);
+    assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive { lane: 0 });
+    drop(held);
+    // The first came back or failed, depending on who was quicker; the second failed.
+    let (failed, done, _) = a.until_down();
+    assert!(failed.contains(&2));
+    assert_eq!(failed.len() + done.len(), 2);
+}
+
+pub fn a_read_brings_the_bytes_into_the_start_of_its_target<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let bytes = pattern(20_000, 4);
+    let source = tensor(&b.pool, &bytes);
+    let grant = b.port.expose(b.link, &source).expect("room");
+    let mut expected = HashMap::new();
+    for (k, len) in [1, 100, 8192, 20_000u64, 5].into_iter().enumerate() {
+        let part = grant.part(k as u64, len - k as u64 % len).expect("inside");
+        let target = tensor_mut(&a.pool, 20_010);
+        let lane = Lane(k as u8 % H::LANES);
+        a.port.read(a.link, lane, OpId(k as u64), target, &part).expect("posted");
+        expected.insert(k as u64, bytes[k..k + part.len as usize].to_vec());
+    }
+    while !expected.is_empty() {
+        let (id, target) = expect!(a.next(&mut b), Got::ReadDone(id, target) => (id, target));
+        let bytes = expected.remove(&id).expect("one completion each");
+        assert_eq!(target.bytes()[..bytes.len()], bytes);
+        assert!(target.bytes()[bytes.len()..].iter().all(|byte| *byte == 0));
+    }
+    b.assert_quiet(&mut a);
+    b.port.withdraw(b.link, &grant);
+}
+
+pub fn nothing_needs_no_key<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 10);
+    let junk = Grant { region: 999, key: 0xBAD, offset: u64::MAX, len: 0 };
+    let (empty, full) = (tensor(&a.pool, &[]), tensor(&a.pool, &[1; 8]));
+    a.port.write(a.link, ZERO, OpId(1), &empty, 0, 0, &junk, None).expect("posted");
+    a.port.write(a.link, ZERO, OpId(2), &full, 8, 0, &junk, Some(immediate(2))).expect("posted");
+    a.port.write_inline(a.link, ZERO, &[], &junk, Some(immediate(3))).expect("posted");
+    a.port.send(a.link, ZERO, &[]).expect("posted");
+    a.port.read(a.link, ZERO, OpId(5), tensor_mut(&a.pool, 0), &junk).expect("posted");
+    for slot in [2, 3] {
+        let (imm, bytes) = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
+        assert_eq!((imm, bytes), (immediate(slot), 0));
+    }
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
+    if a.port.limits(a.link).lends {
+        a.port.lend(a.link, ZERO, OpId(6), &empty, immediate(6)).expect("posted");
+        assert!(expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes).is_empty());
+    } else {
+        println!("skipped: this fabric does not lend");
+    }
+    let grant = granted(&mut b, 0);
+    assert_eq!(grant.len, 0);
+    assert!(b.port.revoke(b.link, &grant).is_some());
+    let grant = b.port.expose(b.link, &tensor(&b.pool, &[])).expect("room");
+    assert_eq!(grant.len, 0);
+    let mut ended = HashSet::new();
+    for _ in 0..3 + usize::from(a.port.limits(a.link).lends) {
+        let id = expect!(a.next(&mut b), Got::Done(id) | Got::ReadDone(id, _) => id);
+        assert!(ended.insert(id), "operation {id} ended twice");
+    }
+    a.assert_quiet(&mut b);
+}
+
+pub fn a_source_is_held_until_local_completion_and_free_after<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let grant = granted(&mut b, 1000);
+    let source = tensor(&a.pool, &pattern(1000, 1));
+    a.port.write(a.link, ZERO, OpId(4), &source, 0, 1000, &grant, None).expect("posted");
+    let source = source.try_into_mut().expect_err("the port holds it");
+    // Nobody answers: the completion must come all the same.
+    assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), 4);
+    assert!(source.try_into_mut().is_ok(), "it may be written again");
+}
+
+/// What a peer that breaks a rule sees, and the one whom it tried it on.
+fn assert_refused<F: Fabric>(a: &mut End<F>, b: &mut End<F>) {
+    let why = expect!(b.next(a), Got::Down(why) => why);
+    assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
+    expect!(a.next(b), Got::Failed(1) => ());
+    expect!(a.next(b), Got::Down(_) => ());
+}
+
+pub fn a_write_outside_its_grant_fails_the_link_and_writes_nothing<H: Harness>() {
+    type Forge = fn(Grant) -> Grant;
+    let forgeries: [Forge; 6] = [
+        |grant| Grant { len: 65, ..grant },
+        |grant| Grant { offset: grant.offset + 1, ..grant },
+        |grant| Grant { offset: grant.offset.wrapping_sub(1), ..grant },
+        |grant| Grant { offset: u64::MAX - 3, ..grant },
+        |grant| Grant { region: grant.region + 1, ..grant },
+        |grant| Grant { key: grant.key ^ 0x1000_0000, ..grant },
+    ];
+    for (k, forge) in forgeries.into_iter().enumerate() {
+        let (mut a, mut b) = pair::<H>(16);
+        receives(&mut b, 4);
+        let grant = granted(&mut b, 64);
+        let forged = forge(grant);
+        let source = tensor(&a.pool, &[0xFF; 80]);
+        a.port.write(a.link, ZERO, OpId(1), &source, 0, forged.len, &forged, None).expect("posted");
+        a.port.send(a.link, ZERO, b"never seen").expect("posted");
+        assert_refused(&mut a, &mut b);
+        assert_eq!(revoked(&mut b, &grant).bytes(), [0; 64], "forgery {k}");
+
+        let (mut a, mut b) = pair::<H>(16);
+        let grant = granted(&mut b, 64);
+        let forged = forge(grant);
+        let bytes = vec![0xFF; forged.len as usize];
+        a.port.write_inline(a.link, ZERO, &bytes, &forged, None).expect("posted");
+        let why = expect!(b.next(&mut a), Got::Down(why) => why);
+        assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
+        assert_eq!(revoked(&mut b, &grant).bytes(), [0; 64], "inline forgery {k}");
+    }
+}
+
+pub fn a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let old = granted(&mut b, 64);
+    let tensor_again = revoked(&mut b, &old);
+    // The same bytes, granted anew.
+    let new = b.port.grant(b.link, tensor_again).expect("room");
+    let source = tensor(&a.pool, &[0xFF; 64]);
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &old, None).expect("posted");
+    assert_refused(&mut a, &mut b);
+    assert_eq!(revoked(&mut b, &new).bytes(), [0; 64]);
+}
+
+pub fn a_read_outside_its_grant_fails_the_link<H: Harness>() {
+    for forge in [
+        |grant: Grant| Grant { len: 65, ..grant },
+        |grant: Grant| Grant { key: grant.key ^ 0x1000_0000, ..grant },
+        |grant: Grant| Grant { region: grant.region + 1, ..grant },
+        |grant: Grant| Grant { offset: u64::MAX, ..grant },
+    ] {
+        let (mut a, mut b) = pair::<H>(16);
+        let source = tensor(&b.pool, &[1; 64]);
+        let grant = forge(b.port.expose(b.link, &source).expect("room"));
+        let target = tensor_mut(&a.pool, 80);
+        a.port.read(a.link, ZERO, OpId(1), target, &grant).expect("posted");
+        assert_refused(&mut a, &mut b);
+    }
+}
+
+pub fn leave_to_write_is_no_leave_to_read<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let grant = granted(&mut b, 64);
+    let target = tensor_mut(&a.pool, 64);
+    a.port.read(a.link, ZERO, OpId(1), target, &grant).expect("posted");
+    assert_refused(&mut a, &mut b);
+}
+
+pub fn a_full_queue_is_a_value_and_loses_nothing<H: Harness>() {
+    const DEPTH: u32 = 8;
+    let (mut a, mut b) = pair::<H>(DEPTH);
+    receives(&mut b, 100);
+    let mut sent = 0u8;
+    while a.port.send(a.link, ZERO, &[sent]).is_ok() {
+        sent += 1;
+        assert!(u32::from(sent) <= DEPTH, "a queue of {DEPTH} took {sent}");
+    }
+    assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Full));
+    let source = tensor(&a.pool, &[]);
+    let junk = Grant { region: 0, key: 0, offset: 0, len: 0 };
+    let full = a.port.write(a.link, ZERO, OpId(1), &source, 0, 0, &junk, None);
+    assert_eq!(full, Err(PostError::Full));
+    let target = tensor_mut(&a.pool, 8);
+    let (error, target) = a.port.read(a.link, ZERO, OpId(1), target, &junk).expect_err("full");
+    assert_eq!((error, target.bytes().len()), (PostError::Full, 8));
+    for expected in 0..sent {
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [expected]);
+    }
+    let start = Instant::now();
+    while a.port.send(a.link, ZERO, b"again") == Err(PostError::Full) {
+        assert!(start.elapsed() < PATIENCE);
+        a.poll();
+        b.poll();
+    }
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"again");
+}
+
+pub fn completions_are_neither_lost_nor_duplicated<H: Harness>() {
+    const COUNT: u64 = 2000;
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut a, u32::MAX);
+    receives(&mut b, u32::MAX);
+    let ends = &mut [&mut a, &mut b];
+    let grants = [granted(ends[0], 64), granted(ends[1], 64)];
+    let exposed: Vec<Grant> = ends
+        .iter_mut()
+        .map(|end| {
+            let source = tensor(&end.pool, &[5; 32]);
+            end.port.expose(end.link, &source).expect("room")
+        })
+        .collect();
+    let sources: Vec<_> = ends.iter().map(|end| tensor(&end.pool, &pattern(64, 0))).collect();
+    let mut open = [HashSet::new(), HashSet::new()];
+    let (mut posted, mut immediates) = ([0; 2], [0; 2]);
+    let start = Instant::now();
+    while posted != [COUNT; 2] || open.iter().any(|open| !open.is_empty()) || immediates != [COUNT / 2; 2] {
+        assert!(start.elapsed() < PATIENCE, "{posted:?} {open:?} {immediates:?}");
+        for me in 0..2 {
+            let (end, peer) = (&mut *ends[me], 1 - me);
+            for _ in 0..5 {
+                let id = posted[me];
+                let lane = Lane((id % u64::from(H::LANES)) as u8);
+                let imm = Some(immediate(id as u32));
+                let result = match id % 4 {
+                    _ if id == COUNT => break,
+                    0 => end.port.write(end.link, lane, OpId(id), &sources[me], 0, 64, &grants[peer], imm),
+                    1 => end.port.write(end.link, lane, OpId(id), &sources[me], 0, 9, &grants[peer], None),
+                    2 => end.port.write_inline(end.link, lane, &[1; 8], &grants[peer], imm),
+                    _ => {
+                        let target = tensor_mut(&end.pool, 32);
+                        end.port.read(end.link, lane, OpId(id), target, &exposed[peer]).map_err(|(e, _)| e)
+                    }
+                };
+                match result {
+                    Ok(()) => {
+                        posted[me] += 1;
+                        assert!(id % 4 == 2 || open[me].insert(id));
+                    }
+                    Err(error) => {
+                        assert_eq!(error, PostError::Full);
+                        break;
+                    }
+                }
+            }
+            end.poll();
+            for (_, _, got) in end.inbox.drain(..) {
+                match got {
+                    Got::Done(id) | Got::ReadDone(id, _) => assert!(open[me].remove(&id), "{id} ended twice"),
+                    Got::Immediate(..) => immediates[me] += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+}
+
+pub fn completions_of_an_earlier_link_never_come_on_a_later_one<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 10);
+    let grant = granted(&mut b, 8);
+    let source = tensor(&a.pool, &[1; 8]);
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 8, &grant, Some(immediate(1))).expect("posted");
+    a.port.send(a.link, ZERO, b"old").expect("posted");
+    let old = (a.link, b.link);
+    a.port.detach(a.link);
+    b.port.detach(b.link);
+    let mut again = options::<H>(16);
+    again.generation += 1;
+    let links = connect(&a.fabric, &b.fabric, &again);
+    a.link = a.port.attach(links.0).expect("room");
+    b.link = b.port.attach(links.1).expect("room");
+    assert!(a.link != old.0 && b.link != old.1, "an id is never used again");
+    receives(&mut b, 10);
+    a.port.send(a.link, ZERO, b"new").expect("posted");
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"new");
+    b.assert_quiet(&mut a);
+    a.assert_quiet(&mut b);
+    // The old link is gone for good, and so are its grants.
+    assert_eq!(a.port.send(old.0, ZERO, b"x"), Err(PostError::Down));
+    assert!(b.port.revoke(old.1, &grant).is_none());
+}
+
+/// Posts one write, one read and one loan (1, 2, 3) that can't end before the peer polls.
+fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Vec<u64> {
+    receives(b, 10);
+    let grant = granted(b, 8);
+    let exposed = {
+        let source = tensor(&b.pool, &[1; 8]);
+        b.port.expose(b.link, &source).expect("room")
+    };
+    let source = tensor(&a.pool, &[1; 8]);
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 8, &grant, None).expect("posted");
+    let target = tensor_mut(&a.pool, 8);
+    a.port.read(a.link, ZERO, OpId(2), target, &exposed).expect("posted");
+    if !a.port.limits(a.link).lends {
+        return vec![1, 2];
+    }
+    a.port.lend(a.link, ZERO, OpId(3), &source, immediate(3)).expect("posted");
+    vec![1, 2, 3]
+}
+
+pub fn a_failed_link_fails_everything_outstanding_and_refuses_everything_later<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let posted = post_one_of_each(&mut a, &mut b);
+    let mine = granted(&mut a, 16);
+    a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    let junk = Grant { region: 0, key: 0, offset: 0, len: 0 };
+    let source = tensor(&a.pool, &[]);
+    for _ in 0..2 {
+        // Before the poll that tells, and after.
+        assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
+        assert_eq!(a.port.write_inline(a.link, ZERO, &[], &junk, None), Err(PostError::Down));
+        let write = a.port.write(a.link, ZERO, OpId(9), &source, 0, 0, &junk, None);
+        assert_eq!(write, Err(PostError::Down));
+        let target = tensor_mut(&a.pool, 8);
+        assert_eq!(a.port.read(a.link, ZERO, OpId(9), target, &junk).expect_err("down").0, PostError::Down);
+        assert_eq!(a.port.expose(a.link, &source), Err(PostError::Down));
+        let target = tensor_mut(&a.pool, 8);
+        assert_eq!(a.port.grant(a.link, target).expect_err("down").0, PostError::Down);
+        a.poll();
+    }
+    let (mut failed, done, why) = a.until_down();
+    failed.sort_unstable();
+    assert_eq!((failed, done), (posted, vec![]));
+    assert_eq!(why, LinkFailure::Local("enough".into()));
+    a.assert_quiet(&mut b);
+    assert_eq!(revoked(&mut a, &mine).bytes().len(), 16, "what was granted can still be had back");
+}
+
+pub fn the_peer_of_a_failed_link_goes_down_too<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let posted = post_one_of_each(&mut a, &mut b);
+    b.port.fail(b.link, LinkFailure::Local("enough".into()));
+    let (mut failed, done, why) = a.until_down();
+    failed.sort_unstable();
+    assert_eq!((failed, done), (posted, vec![]));
+    assert_eq!(why, LinkFailure::Closed);
+    assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
+    a.assert_quiet(&mut b);
+}
+
+pub fn a_detached_link_releases_everything_and_the_peer_goes_down<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    post_one_of_each(&mut a, &mut b);
+    let _ = (granted(&mut a, 64), granted(&mut b, 64));
+    a.port.detach(a.link);
+    expect!(b.next(&mut a), Got::Down(LinkFailure::Closed) => ());
+    assert!(a.inbox.is_empty());
+    b.port.detach(b.link);
+    let start = Instant::now();
+    while !(a.pool.is_empty() && b.pool.is_empty()) {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "memory is still held: {:?} {:?}",
+            a.pool.stats(),
+            b.pool.stats()
+        );
+        a.poll();
+        b.poll();
+    }
+}
+
+pub fn what_was_sent_before_a_link_was_closed_still_arrives<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 10);
+    let grant = granted(&mut b, 8);
+    a.port.write_inline(a.link, ZERO, &[7; 8], &grant, Some(immediate(1))).expect("posted");
+    a.port.send(a.link, ZERO, b"farewell").expect("posted");
+    a.port.detach(a.link);
+    expect!(b.next_alone(), Got::Immediate(_, 8) => ());
+    assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), b"farewell");
+    expect!(b.next_alone(), Got::Down(LinkFailure::Closed) => ());
+    assert_eq!(revoked(&mut b, &grant).bytes(), [7; 8]);
+}
+
+/// The bytes of a loan, as the layers above see them.
+fn bytes_of<F: Fabric>(end: &End<F>, lent: tensorwire::memory::LentBytes) -> tensorwire::memory::Tensor {
+    use tensorwire::wire::{DType, Shape, TensorMeta};
+    let shape = Shape::new(&[lent.len() as u64]).expect("a shape");
+    let meta = TensorMeta::new(DType::U8, shape).expect("meta");
+    tensorwire::memory::Tensor::from_lent(&end.pool, meta, lent).map_err(|(error, _)| error).expect("as long")
+}
+
+pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    if !a.port.limits(a.link).lends {
+        println!("skipped: this fabric does not lend");
+        return;
+    }
+    receives(&mut b, 100);
+    for round in 0..50 {
+        let bytes = pattern(5000, round);
+        let source = tensor(&a.pool, &bytes);
+        a.port.lend(a.link, ZERO, OpId(round), &source, immediate(7)).expect("posted");
+        let (imm, lent) = expect!(b.next(&mut a), Got::Lent(imm, lent) => (imm, lent));
+        assert_eq!(imm, immediate(7));
+        let lent = bytes_of(&b, lent);
+        assert_eq!(lent.bytes(), bytes);
+        if round == 0 {
+            a.assert_quiet(&mut b);
+            assert!(!source.is_unique(), "held while it is lent");
+        }
+        std::thread::spawn(move || drop(lent)).join().expect("no panic");
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), round);
+        assert!(source.is_unique(), "free after it came back");
+    }
+}
+
+pub fn lent_bytes_outlive_the_link<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    if !a.port.limits(a.link).lends {
+        println!("skipped: this fabric does not lend");
+        return;
+    }
+    receives(&mut b, 2);
+    let bytes = pattern(5000, 3);
+    let source = tensor(&a.pool, &bytes);
+    a.port.lend(a.link, ZERO, OpId(1), &source, immediate(1)).expect("posted");
+    let lent = expect!(b.next(&mut a), Got::Lent(_, lent) => bytes_of(&b, lent));
+    a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    expect!(a.next(&mut b), Got::Failed(1) => ());
+    expect!(a.next(&mut b), Got::Down(_) => ());
+    a.port.detach(a.link);
+    b.port.detach(b.link);
+    a.assert_quiet(&mut b);
+    // The lender's caller was told that it failed; the borrower still reads what it was lent.
+    assert!(!source.is_unique());
+    assert_eq!(lent.bytes(), bytes);
+    drop(lent);
+    let start = Instant::now();
+    while !source.is_unique() {
+        assert!(start.elapsed() < PATIENCE, "the loan never came back");
+        a.poll();
+    }
+}
+
+pub fn credits_are_cumulative_and_consume_nothing<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let lane = Lane(H::LANES - 1);
+    assert_eq!(a.port.peer_credits(a.link, lane), 0);
+    let start = Instant::now();
+    for returned in [1, 5, 5, u32::MAX, 2] {
+        b.port.publish_credits(b.link, lane, returned);
+        while a.port.peer_credits(a.link, lane) != returned {
+            assert!(start.elapsed() < PATIENCE);
+            a.poll();
+            b.poll();
+        }
+    }
+    a.assert_quiet(&mut b);
+    b.assert_quiet(&mut a);
+}
+
+pub fn operands_that_make_no_sense_are_refused_and_cost_nothing<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 1);
+    let grant = granted(&mut b, 16);
+    let source = tensor(&a.pool, &[1; 16]);
+    let refused = |result: Result<(), PostError>| {
+        assert!(matches!(result, Err(PostError::Refused(_))), "{result:?}");
+    };
+    refused(a.port.send(a.link, ZERO, &[0; MAX_MESSAGE + 1]));
+    refused(a.port.send(a.link, Lane(H::LANES), b"no such lane"));
+    refused(a.port.write(a.link, ZERO, OpId(1), &source, 8, 9, &grant, None));
+    refused(a.port.write(a.link, ZERO, OpId(1), &source, u64::MAX, 2, &grant, None));
+    let part = grant.part(0, 8).expect("inside");
+    refused(a.port.write(a.link, ZERO, OpId(1), &source, 0, 9, &part, None));
+    refused(a.port.write_inline(a.link, ZERO, &[0; 9], &part, None));
+    let most = a.port.limits(a.link).max_inline;
+    let wide = Grant { len: 1 << 20, ..grant };
+    refused(a.port.write_inline(a.link, ZERO, &vec![0; most + 1], &wide, None));
+    let (error, target) =
+        a.port.read(a.link, ZERO, OpId(1), tensor_mut(&a.pool, 15), &grant).expect_err("too short");
+    assert!(matches!(error, PostError::Refused(_)));
+    assert_eq!(target.bytes().len(), 15);
+    a.port.send(a.link, ZERO, b"still up").expect("posted");
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"still up");
+    a.assert_quiet(&mut b);
+}
+
+pub fn a_revoked_tensor_comes_back_with_what_was_written<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 100);
+    let first = granted(&mut b, 8);
+    let second = granted(&mut b, 8);
+    assert!(first.key != second.key || first.offset != second.offset);
+    a.port.write_inline(a.link, ZERO, &[1; 8], &first, Some(immediate(1))).expect("posted");
+    a.port.write_inline(a.link, ZERO, &[2; 8], &second, Some(immediate(2))).expect("posted");
+    expect!(b.next(&mut a), Got::Immediate(..) => ());
+    expect!(b.next(&mut a), Got::Immediate(..) => ());
+    assert_eq!(revoked(&mut b, &second).bytes(), [2; 8]);
+    assert_eq!(revoked(&mut b, &first).bytes(), [1; 8]);
+    assert!(b.port.revoke(b.link, &first).is_none());
+    let source = tensor(&b.pool, &[3; 8]);
+    let exposed = b.port.expose(b.link, &source).expect("room");
+    b.port.withdraw(b.link, &exposed);
+    assert!(source.is_unique(), "withdrawn, and let go");
+}
