@@ -1,0 +1,321 @@
+//! The calls that this process makes to one peer: meeting it, making the link, watching over it.
+
+use super::generated as grpc;
+use super::generated::bootstrap_client::BootstrapClient;
+use super::members::Refusal;
+use super::names::{Incarnation, shorten};
+use super::peering::{LossCause, MAX_OFFER, PeerInfo};
+use super::server::who;
+use super::shared::{MAX_REASON, Report, Shared, connect, incarnation, prepare};
+use super::thread::MAX_MESSAGE;
+use std::error::Error;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status};
+
+/// The longest that a call which answers at once may take.
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// Pauses between tries to meet a peer: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// Tries at a call whose answer may have been lost.
+const TRIES: u32 = 3;
+
+/// Looks after one peer.
+#[derive(Clone)]
+pub(super) struct Client {
+    shared: Arc<Shared>,
+    peer: usize,
+    address: String,
+    grpc: BootstrapClient<Channel>,
+}
+
+/// Why a call came to nothing.
+enum CallError {
+    /// The peer has answered, with an error.
+    Refused(String),
+    /// No answer.
+    Unreachable(String),
+}
+
+impl CallError {
+    fn into_text(self) -> String {
+        match self {
+            CallError::Refused(what) | CallError::Unreachable(what) => what,
+        }
+    }
+}
+
+impl Client {
+    /// Must be called on the bootstrap thread. Connects when it is first used.
+    pub(super) fn new(shared: Arc<Shared>, peer: usize) -> Result<Self, tonic::transport::Error> {
+        let address = shared.options.cluster.address(&shared.peers[peer]).unwrap_or_default();
+        let channel = Endpoint::from_shared(format!("http://{address}"))?
+            .connect_timeout(CALL_LIMIT)
+            .tcp_nodelay(true)
+            .connect_lazy();
+        let grpc = BootstrapClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE)
+            .max_encoding_message_size(MAX_MESSAGE);
+        Ok(Client { shared, peer, address, grpc })
+    }
+
+    /// Meets the peer, links with it, watches over it, and starts again when it is lost. Never returns.
+    pub(super) async fn tend(self) {
+        let mut pause = PAUSES.0;
+        loop {
+            while let Some(report) = self.shared.take_report(self.peer) {
+                self.tell_failed(report).await;
+            }
+            if let Some((info, heard)) = self.shared.see(|members| members.link(self.peer)) {
+                if self.watch(&info, heard).await {
+                    pause = PAUSES.0;
+                }
+                continue;
+            }
+            if !self.shared.see(|members| members.is_linking(self.peer)) {
+                self.approach().await;
+            }
+            if self.shared.see(|members| members.link(self.peer).is_none()) {
+                self.rest(pause).await;
+                pause = PAUSES.1.min(pause * 2);
+            }
+        }
+    }
+
+    /// Sleeps, unless the peer shows up meanwhile; always long enough not to spin.
+    async fn rest(&self, pause: Duration) {
+        sleep(PAUSES.0).await;
+        // An error means that the time is over, which is as good.
+        drop(timeout(pause.saturating_sub(PAUSES.0), self.shared.nudges[self.peer].notified()).await);
+    }
+
+    /// One try to meet the peer and, on the side that starts, to make the link.
+    async fn approach(&self) {
+        let met = match self.hello().await {
+            Ok(met) => met,
+            Err(why) => return self.note(Some(why)),
+        };
+        self.note(None);
+        if !self.shared.starts(self.peer) {
+            return;
+        }
+        let (life, generation) = met;
+        let started = self.shared.step(|members| (members.start(self.peer, life, generation), Vec::new()));
+        let Some(info) = started else { return };
+        if let Err(why) = self.link_up(&info).await {
+            tracing::info!("{}: the link with {} failed: {why}", self.shared.options.me, info.name);
+            self.shared
+                .change(|members| ((), members.give_up(self.peer, info.incarnation, info.generation, &why)));
+        }
+    }
+
+    fn note(&self, why: Option<String>) {
+        self.shared.step(|members| (members.note(self.peer, why), Vec::new()));
+    }
+
+    /// Learns who answers at the peer's address, and which generations it has seen.
+    async fn hello(&self) -> Result<(Incarnation, u64), String> {
+        let request = grpc::HelloRequest {
+            caller: self.shared.caller(self.peer),
+            member: self.shared.member(),
+            cluster: self.shared.options.cluster.to_string(),
+        };
+        let mut grpc = self.grpc.clone();
+        let answer = self.call(CALL_LIMIT, grpc.hello(request)).await.map_err(CallError::into_text)?;
+        let name = &self.shared.peers[self.peer];
+        let who =
+            who(answer.member).map_err(|why| format!("{name} gave an answer that is refused: {why}"))?;
+        let met = self.shared.step(|members| match members.meet(self.peer, &who, true, Instant::now()) {
+            Ok(acts) => (Ok(()), acts),
+            Err(refusal) => (Err(refusal), Vec::new()),
+        });
+        met.map_err(|refusal: Refusal| {
+            format!("{name} answers as incarnation {}, which is refused: {refusal:?}", who.incarnation)
+        })?;
+        Ok((who.incarnation, answer.generation))
+    }
+
+    /// Makes one generation of the link. On failure the peer has been told, and nothing is connected.
+    async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
+        let outcome = self.try_link(info).await;
+        if let Err(why) = &outcome {
+            let (peer, generation) = (self.peer, info.generation);
+            self.tell_failed(Report { peer, generation, why: why.clone() }).await;
+        }
+        outcome
+    }
+
+    async fn try_link(&self, info: &PeerInfo) -> Result<(), String> {
+        let offer = prepare(&self.shared, self.peer, info).await?;
+        let theirs = self.exchange(info, offer).await?;
+        connect(&self.shared, self.peer, info, theirs).await?;
+        self.confirm(info).await
+    }
+
+    /// Swaps offers. Repeats the call if its answer may have been lost.
+    async fn exchange(&self, info: &PeerInfo, offer: Vec<u8>) -> Result<Vec<u8>, String> {
+        let request = grpc::GetRemoteAddressRequest {
+            caller: self.shared.caller(self.peer),
+            generation: info.generation,
+            offer,
+        };
+        let mut left = TRIES;
+        loop {
+            left -= 1;
+            let mut grpc = self.grpc.clone();
+            let limit = self.shared.options.link_timeout;
+            match self.call(limit, grpc.get_remote_address(request.clone())).await {
+                Ok(answer) if answer.offer.len() > MAX_OFFER => {
+                    return Err(format!(
+                        "an offer of {} bytes; at most {MAX_OFFER} travel",
+                        answer.offer.len()
+                    ));
+                }
+                Ok(answer) => return Ok(answer.offer),
+                Err(CallError::Unreachable(_)) if left > 0 => sleep(PAUSES.0).await,
+                Err(error) => return Err(error.into_text()),
+            }
+        }
+    }
+
+    /// Says that this side is connected, until the peer says that it is, too.
+    async fn confirm(&self, info: &PeerInfo) -> Result<(), String> {
+        let end = Instant::now() + self.shared.options.link_timeout + CALL_LIMIT;
+        loop {
+            let error = match self.say_ready(info.generation, grpc::Progress::Connected, "").await {
+                Ok((grpc::Progress::Connected, _)) => break,
+                Ok((grpc::Progress::Connecting, _)) => format!("{} is still connecting", info.name),
+                Ok((_, why)) => return Err(why),
+                Err(CallError::Refused(why)) => return Err(why),
+                Err(CallError::Unreachable(why)) => {
+                    sleep(PAUSES.0).await;
+                    why
+                }
+            };
+            if Instant::now() >= end {
+                return Err(error);
+            }
+        }
+        self.shared.change(|members| {
+            let (_, acts) = members.said_ready(self.peer, info.incarnation, info.generation);
+            let up = members.link(self.peer).is_some_and(|(up, _)| up.generation == info.generation);
+            (if up { Ok(()) } else { Err("it was given up on the way".into()) }, acts)
+        })
+    }
+
+    async fn say_ready(
+        &self,
+        generation: u64,
+        progress: grpc::Progress,
+        reason: &str,
+    ) -> Result<(grpc::Progress, String), CallError> {
+        let request = grpc::ReadyRequest {
+            caller: self.shared.caller(self.peer),
+            generation,
+            progress: progress as i32,
+            reason: shorten(reason, MAX_REASON),
+        };
+        let mut grpc = self.grpc.clone();
+        let answer = self.call(CALL_LIMIT, grpc.ready(request)).await?;
+        let progress = grpc::Progress::try_from(answer.progress).unwrap_or(grpc::Progress::Failed);
+        Ok((progress, shorten(&answer.reason, MAX_REASON)))
+    }
+
+    /// Tells the peer that a generation is over. Best effort: heartbeats tell it later otherwise.
+    async fn tell_failed(&self, report: Report) {
+        if let Err(error) = self.say_ready(report.generation, grpc::Progress::Failed, &report.why).await {
+            tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
+        }
+    }
+
+    /// One round of watching over a linked peer: a pause, a heartbeat, a look at the silence. Returns whether
+    /// the peer has confirmed that the link is up.
+    async fn watch(&self, info: &PeerInfo, heard: Instant) -> bool {
+        let options = &self.shared.options;
+        let left = options.silence.saturating_sub(heard.elapsed());
+        drop(timeout(options.heartbeat.min(left), self.shared.nudges[self.peer].notified()).await);
+        let still = self.shared.see(|members| members.link(self.peer));
+        if still.is_none_or(|(present, _)| present.generation != info.generation) {
+            return false;
+        }
+        let left = options.silence.saturating_sub(heard.elapsed()).min(CALL_LIMIT);
+        let request =
+            grpc::HeartbeatRequest { caller: self.shared.caller(self.peer), generation: info.generation };
+        let mut grpc = self.grpc.clone();
+        let answer = self.call(left, grpc.heartbeat(request)).await;
+        let confirmed = match answer {
+            Ok(answer) => self.digest_heartbeat(info, &answer),
+            Err(error) => {
+                tracing::debug!("{}: heartbeat: {}", options.me, error.into_text());
+                false
+            }
+        };
+        self.shared.step(|members| ((), members.silent(self.peer, Instant::now())));
+        confirmed
+    }
+
+    /// Takes in what the peer says of the link. Returns whether it has it up, too.
+    fn digest_heartbeat(&self, info: &PeerInfo, answer: &grpc::HeartbeatResponse) -> bool {
+        let Ok(by) = incarnation(answer.incarnation) else { return false };
+        self.shared.step(|members| {
+            if by != info.incarnation {
+                return (false, members.over(self.peer, info.incarnation, &LossCause::Replaced { by }));
+            }
+            if answer.linked {
+                return (members.heard(self.peer, by, Instant::now()).is_ok(), Vec::new());
+            }
+            let why = shorten(&answer.reason, MAX_REASON);
+            (false, members.give_up(self.peer, by, info.generation, &why))
+        })
+    }
+
+    /// Says that this process leaves, if the peer is up.
+    pub(super) async fn leave(self, reason: String, limit: Duration) {
+        if !self.shared.see(|members| members.is_met(self.peer)) {
+            return;
+        }
+        let request = grpc::LeaveRequest { caller: self.shared.caller(self.peer), reason };
+        let mut grpc = self.grpc.clone();
+        if let Err(error) = self.call(limit, grpc.leave(request)).await {
+            tracing::debug!("{}: leaving: {}", self.shared.options.me, error.into_text());
+        }
+    }
+
+    /// Makes a call, bounded in time; says in words why it came to nothing.
+    async fn call<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, CallError> {
+        let name = &self.shared.peers[self.peer];
+        match timeout(limit, call).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) if status.source().is_some() => {
+                Err(CallError::Unreachable(describe(&status, &self.address)))
+            }
+            Ok(Err(status)) => {
+                let what = shorten(status.message(), 2 * MAX_REASON);
+                Err(CallError::Refused(format!("{name} refused this process: {what}")))
+            }
+            Err(_) => {
+                Err(CallError::Unreachable(format!("{} never answered within {limit:?}", self.address)))
+            }
+        }
+    }
+}
+
+/// Why a peer could not be reached, in words.
+fn describe(status: &Status, address: &str) -> String {
+    let mut innermost: &dyn Error = status;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+        let kind = innermost.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if kind == Some(ErrorKind::ConnectionRefused) {
+            return format!("nobody listens at {address} (connection refused): is the process running?");
+        }
+    }
+    format!("{address} could not be reached: {innermost}")
+}

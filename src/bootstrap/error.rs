@@ -1,0 +1,168 @@
+//! What can go wrong while a process joins its cluster.
+
+use super::names::{Incarnation, TaskName};
+use super::service::State;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Why the bootstrap service could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// A job is not a name.
+    #[error("job \"{job}\" is refused: {why}")]
+    Job {
+        /// The job as it was given, cut to 64 bytes.
+        job: String,
+        /// Which rule it breaks.
+        why: &'static str,
+    },
+    /// The cluster can't be used.
+    #[error("the cluster is refused: {why}")]
+    Cluster {
+        /// What is wrong with it, and what to change.
+        why: String,
+    },
+    /// An option is out of range.
+    #[error("option {option} is {value}: {allowed}")]
+    Option {
+        /// Which option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// This process is not in the cluster.
+    #[error("{me} is not in the cluster \"{cluster}\": add its address, or change the name of this task")]
+    NotAMember {
+        /// The name of this process.
+        me: TaskName,
+        /// The cluster in its canonical text, cut.
+        cluster: String,
+    },
+    /// An address is open to other hosts, and nobody has said that this is wanted.
+    #[error(
+        "the address {address} of {whose} is not loopback, and members are not authenticated: whoever reaches \
+         this port can join, read and write tensors. Use loopback addresses, or set allow_non_loopback if \
+         every host that can reach it is trusted"
+    )]
+    NotLoopback {
+        /// Whose address it is: a task, or the bind option.
+        whose: String,
+        /// The address.
+        address: String,
+    },
+    /// An address could not be looked up.
+    #[error(
+        "the address {address} of {whose} can't be resolved: {source}; check the name, or give the IP address"
+    )]
+    Resolve {
+        /// Whose address it is.
+        whose: TaskName,
+        /// The address.
+        address: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The service's address could not be bound.
+    #[error("{me} can't listen on {address}: {source}; {remedy}")]
+    Bind {
+        /// The name of this process.
+        me: TaskName,
+        /// The address.
+        address: SocketAddr,
+        /// What to change.
+        remedy: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A thread, or the sockets' event queue, could not be had.
+    #[error(
+        "the bootstrap service can't start: {tried} failed: {source}; check the limits on threads and open files"
+    )]
+    Start {
+        /// What was tried.
+        tried: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The system gives no random numbers.
+    #[error("no random number for the incarnation of this process: {why}")]
+    Random {
+        /// The system's words.
+        why: String,
+    },
+    /// The service is in a state in which this can't be done.
+    #[error("{me}: can't {tried}: the bootstrap service is {state}")]
+    State {
+        /// The name of this process.
+        me: TaskName,
+        /// What was asked for.
+        tried: &'static str,
+        /// In which state it is.
+        state: State,
+    },
+    /// Not all members were there in time.
+    #[error(
+        "{me} (incarnation {incarnation}) waited {waited:?} for its cluster; {} of {peers} peers missing: {}",
+        missing.len(), List(missing)
+    )]
+    Missing {
+        /// The name of this process.
+        me: TaskName,
+        /// The life of this process.
+        incarnation: Incarnation,
+        /// How long it was waited for.
+        waited: Duration,
+        /// Number of peers in all.
+        peers: usize,
+        /// Who is missing, and why.
+        missing: Vec<MissingPeer>,
+    },
+    /// Some threads did not end in time. They end by themselves once what they do has ended.
+    #[error(
+        "{me}: stopping took longer than {waited:?}: still making links with {busy}; they end when the fabric gives up"
+    )]
+    StopTimeout {
+        /// The name of this process.
+        me: TaskName,
+        /// How long it was waited for.
+        waited: Duration,
+        /// With whom links are still being made.
+        busy: String,
+    },
+    /// `stop` was called by the thread that it would wait for. The service stops as soon as that call returns.
+    #[error(
+        "{me}: stop was called inside a callback of the bootstrap service, which can't wait for its own end"
+    )]
+    StopInCallback {
+        /// The name of this process.
+        me: TaskName,
+    },
+}
+
+/// A member that did not join in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingPeer {
+    /// Its name.
+    pub name: TaskName,
+    /// Its address in the cluster.
+    pub address: String,
+    /// What happened last when it was tried to link with it.
+    pub last_error: String,
+}
+
+/// Shows the missing peers in one line.
+struct List<'a>(&'a [MissingPeer]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, peer) in self.0.iter().enumerate() {
+            let separator = if number == 0 { "" } else { "; " };
+            write!(f, "{separator}{} at {}: {}", peer.name, peer.address, peer.last_error)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! The connections that peers open: bounded in number, and closed when nothing comes for too long.
+//!
+//! Whatever connects gets a file descriptor and some memory before it has said who it is; these bounds keep
+//! a client that says nothing, or garbage, from keeping them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::codegen::tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+/// How long accepting pauses after a failure: out of file descriptors, most likely.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections.
+pub(super) struct Incoming {
+    listener: TcpListener,
+    /// Connections that are open now.
+    open: Arc<AtomicUsize>,
+    max_open: usize,
+    idle: Duration,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Incoming {
+    /// At most `max_open` connections at a time; one on which nothing comes for `idle` is closed.
+    pub(super) fn new(listener: TcpListener, max_open: usize, idle: Duration) -> Self {
+        Incoming { listener, open: Arc::new(AtomicUsize::new(0)), max_open, idle, pause: None }
+    }
+
+    /// Takes a connection in, unless there are too many.
+    fn admit(&self, stream: TcpStream, from: SocketAddr) -> Option<Connection> {
+        // Only the bootstrap thread counts; the order with other memory does not matter.
+        if self.open.load(Ordering::Relaxed) >= self.max_open {
+            tracing::warn!("a connection from {from} is refused: {} are open already", self.max_open);
+            return None;
+        }
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!("TCP_NODELAY for {from}: {error}");
+        }
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let silence = Box::pin(sleep(self.idle));
+        Some(Connection { stream, idle: self.idle, silence, open: self.open.clone() })
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                std::task::ready!(pause.as_mut().poll(context));
+                self.pause = None;
+            }
+            match std::task::ready!(self.listener.poll_accept(context)) {
+                Ok((stream, from)) => {
+                    if let Some(connection) = self.admit(stream, from) {
+                        return Poll::Ready(Some(Ok(connection)));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!("accepting a connection failed: {error}");
+                    self.pause = Some(Box::pin(sleep(PAUSE)));
+                }
+            }
+        }
+    }
+}
+
+/// A connection that a peer has opened.
+pub(super) struct Connection {
+    stream: TcpStream,
+    idle: Duration,
+    /// Ends when nothing has come for `idle`.
+    silence: Pin<Box<Sleep>>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Poll::Ready(result) = Pin::new(&mut self.stream).poll_read(context, buffer) {
+            let end = Instant::now() + self.idle;
+            self.silence.as_mut().reset(end);
+            return Poll::Ready(result);
+        }
+        std::task::ready!(self.silence.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

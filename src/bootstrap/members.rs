@@ -1,0 +1,594 @@
+//! What this process knows of each peer: its life, and how far the link with it is.
+//!
+//! Plain state: no I/O, no clock, no threads. Times are given; what must be told to the [`Peering`] comes
+//! back as [`Act`]s, so that the caller can run them outside its lock.
+//!
+//! [`Peering`]: super::Peering
+
+use super::names::{Incarnation, TaskName};
+use super::peering::{LossCause, MAX_OFFER, PeerInfo, Prepared};
+use crate::wire::Status;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How many past lives of a peer are remembered, so that their last words are refused.
+const PAST_LIVES: usize = 64;
+
+/// How far a new generation may be ahead of the present one. It leaves room for all that can really happen,
+/// and keeps one wild number from using up the rest.
+const MAX_AHEAD: u64 = 1 << 32;
+
+/// Something that the peering must be told.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    Ready(PeerInfo, u64),
+    Lost(PeerInfo, LossCause),
+    Abandon(PeerInfo, u64),
+}
+
+/// Why a caller is not taken for who it says it is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Another life of that name is alive.
+    Taken { alive: Incarnation },
+    /// That life has ended.
+    Over,
+    /// That life has not introduced itself.
+    Unknown,
+}
+
+/// What a member tells of itself.
+#[derive(Clone, Debug)]
+pub(super) struct Who {
+    pub(super) incarnation: Incarnation,
+    pub(super) host_id: String,
+    pub(super) spinners: u32,
+}
+
+/// What becomes of an offer that the peer has made.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Offered {
+    /// It is new: make this side's half.
+    Start(PeerInfo),
+    /// This side's half is being made.
+    Wait,
+    /// This side's offer.
+    Answer(Vec<u8>),
+    Refused(String),
+}
+
+/// How far this side of a generation is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Connecting,
+    Connected,
+    Failed(String),
+}
+
+/// All peers of this process, by index.
+pub(super) struct Members {
+    slots: Vec<Slot>,
+    silence: Duration,
+}
+
+/// A name in the cluster that is not ours.
+struct Slot {
+    name: TaskName,
+    /// The highest generation that was used or seen.
+    generation: u64,
+    life: Option<Life>,
+    /// Lives that have ended, the latest last.
+    past: VecDeque<Incarnation>,
+    /// A thread is making a half or connecting it.
+    busy: bool,
+    /// Why the peer could not be reached, or would not talk, the last time.
+    reach: Option<String>,
+    /// The generation that failed last, and why.
+    failed: Option<(u64, String)>,
+    /// How the last link that was up has ended.
+    lost: Option<String>,
+}
+
+struct Life {
+    who: Who,
+    /// When it last gave a sign of life.
+    heard: Instant,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Alive, without a link.
+    Apart,
+    Linking(Attempt),
+    Linked(Attempt),
+    /// Held for dead; another life may take the name.
+    Gone,
+}
+
+struct Attempt {
+    generation: u64,
+    half: Half,
+    /// Our offer, once it is made.
+    ours: Option<Vec<u8>>,
+    /// The peer's offer; unused on the side that starts.
+    theirs: Vec<u8>,
+    /// The peer has said that it is connected.
+    ready_there: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Preparing,
+    Prepared(u64),
+    Connecting,
+    Connected(u64),
+}
+
+impl Slot {
+    fn info(&self, who: &Who, generation: u64) -> PeerInfo {
+        PeerInfo {
+            name: self.name.clone(),
+            incarnation: who.incarnation,
+            host_id: who.host_id.clone(),
+            spinners: who.spinners,
+            generation,
+        }
+    }
+
+    fn known(&mut self, incarnation: Incarnation) -> Option<&mut Life> {
+        self.life.as_mut().filter(|life| life.who.incarnation == incarnation)
+    }
+
+    /// The attempt that is under way, if it is this one.
+    fn linking(&mut self, info: &PeerInfo) -> Option<&mut Attempt> {
+        match &mut self.known(info.incarnation)?.stage {
+            Stage::Linking(attempt) if attempt.generation == info.generation => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// Starts a generation. The caller has ended what was there before.
+    fn begin(&mut self, generation: u64, theirs: Vec<u8>) -> Option<PeerInfo> {
+        let life = self.life.as_mut()?;
+        life.stage = Stage::Linking(Attempt {
+            generation,
+            half: Half::Preparing,
+            ours: None,
+            theirs,
+            ready_there: false,
+        });
+        self.busy = true;
+        self.generation = generation;
+        let life = self.life.as_ref()?;
+        Some(self.info(&life.who, generation))
+    }
+
+    /// Ends the link or the attempt that there is, and leaves the life at `next`.
+    fn end(&mut self, cause: &LossCause, next: Stage) -> Vec<Act> {
+        let Some(life) = self.life.as_mut() else { return Vec::new() };
+        let stage = std::mem::replace(&mut life.stage, next);
+        let who = life.who.clone();
+        match stage {
+            Stage::Linked(attempt) => {
+                self.lost = Some(cause.to_string());
+                self.failed = Some((attempt.generation, cause.to_string()));
+                vec![Act::Lost(self.info(&who, attempt.generation), cause.clone())]
+            }
+            Stage::Linking(attempt) => {
+                self.failed = Some((attempt.generation, cause.to_string()));
+                match attempt.half {
+                    Half::Prepared(ticket) | Half::Connected(ticket) => {
+                        vec![Act::Abandon(self.info(&who, attempt.generation), ticket)]
+                    }
+                    // The thread that works on it sees that it is not wanted any more.
+                    Half::Preparing | Half::Connecting => Vec::new(),
+                }
+            }
+            Stage::Apart | Stage::Gone => Vec::new(),
+        }
+    }
+
+    /// Ends the present life for good.
+    fn bury(&mut self, cause: &LossCause) -> Vec<Act> {
+        let acts = self.end(cause, Stage::Gone);
+        if let Some(life) = self.life.take() {
+            if self.past.len() == PAST_LIVES {
+                self.past.pop_front();
+            }
+            self.past.push_back(life.who.incarnation);
+        }
+        acts
+    }
+
+    fn failure_of(&self, generation: u64) -> String {
+        match &self.failed {
+            Some((failed, why)) if *failed == generation => why.clone(),
+            _ => format!("generation {generation} is not the present one, which is {}", self.generation),
+        }
+    }
+}
+
+impl Members {
+    pub(super) fn new(names: impl IntoIterator<Item = TaskName>, silence: Duration) -> Self {
+        let slot = |name| Slot {
+            name,
+            generation: 0,
+            life: None,
+            past: VecDeque::new(),
+            busy: false,
+            reach: None,
+            failed: None,
+            lost: None,
+        };
+        Members { slots: names.into_iter().map(slot).collect(), silence }
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &TaskName> {
+        self.slots.iter().map(|slot| &slot.name)
+    }
+
+    pub(super) fn all_linked(&self) -> bool {
+        (0..self.slots.len()).all(|index| self.link(index).is_some())
+    }
+
+    /// The link with a peer, if it is up, and when the peer last gave a sign of life.
+    pub(super) fn link(&self, index: usize) -> Option<(PeerInfo, Instant)> {
+        let slot = &self.slots[index];
+        let life = slot.life.as_ref()?;
+        match &life.stage {
+            Stage::Linked(attempt) => Some((slot.info(&life.who, attempt.generation), life.heard)),
+            _ => None,
+        }
+    }
+
+    /// Whether a link with the peer is being made.
+    pub(super) fn is_linking(&self, index: usize) -> bool {
+        let life = self.slots[index].life.as_ref();
+        life.is_some_and(|life| matches!(life.stage, Stage::Linking(_)))
+    }
+
+    /// Whether the peer is up, as far as we know.
+    pub(super) fn is_met(&self, index: usize) -> bool {
+        self.slots[index].life.as_ref().is_some_and(|life| !matches!(life.stage, Stage::Gone))
+    }
+
+    pub(super) fn is_busy(&self, index: usize) -> bool {
+        self.slots[index].busy
+    }
+
+    pub(super) fn generation(&self, index: usize) -> u64 {
+        self.slots[index].generation
+    }
+
+    /// Why the peer has no link, in words.
+    pub(super) fn why_missing(&self, index: usize) -> String {
+        let slot = &self.slots[index];
+        let now = match (&slot.reach, &slot.failed) {
+            (Some(reach), _) => reach.clone(),
+            (None, Some((_, why))) if slot.life.is_some() => format!("its link failed: {why}"),
+            _ if slot.life.is_some() => "it is up, and the link with it is still being made".into(),
+            _ => "it has not been reached yet".into(),
+        };
+        match &slot.lost {
+            Some(lost) => format!("it was lost ({lost}); since then: {now}"),
+            None => now,
+        }
+    }
+
+    /// Remembers why the peer could not be reached or would not talk; `None` once it does. Returns whether
+    /// that is news.
+    pub(super) fn note(&mut self, index: usize, why: Option<String>) -> bool {
+        let slot = &mut self.slots[index];
+        let news = slot.reach != why;
+        slot.reach = why;
+        news
+    }
+
+    /// A life of the peer has introduced itself: by calling us, or (`dialed`) as the one that answers at
+    /// the peer's address in the cluster, which settles who owns the name.
+    pub(super) fn meet(
+        &mut self,
+        index: usize,
+        who: &Who,
+        dialed: bool,
+        now: Instant,
+    ) -> Result<Vec<Act>, Refusal> {
+        let silence = self.silence;
+        let slot = &mut self.slots[index];
+        if slot.past.contains(&who.incarnation) {
+            return Err(Refusal::Over);
+        }
+        let mut acts = Vec::new();
+        match &mut slot.life {
+            Some(life) if life.who.incarnation == who.incarnation => {
+                life.heard = now;
+                if matches!(life.stage, Stage::Gone) {
+                    life.stage = Stage::Apart;
+                }
+                return Ok(acts);
+            }
+            Some(life) => {
+                let gone = matches!(life.stage, Stage::Gone) || now.duration_since(life.heard) >= silence;
+                if !gone && !dialed {
+                    return Err(Refusal::Taken { alive: life.who.incarnation });
+                }
+                acts = slot.bury(&LossCause::Replaced { by: who.incarnation });
+            }
+            None => {}
+        }
+        slot.life = Some(Life { who: who.clone(), heard: now, stage: Stage::Apart });
+        Ok(acts)
+    }
+
+    /// A life that has introduced itself before gives a sign of life.
+    pub(super) fn heard(&mut self, index: usize, from: Incarnation, now: Instant) -> Result<(), Refusal> {
+        let silence = self.silence;
+        let slot = &mut self.slots[index];
+        if slot.past.contains(&from) {
+            return Err(Refusal::Over);
+        }
+        match &mut slot.life {
+            Some(life) if matches!(life.stage, Stage::Gone) => Err(Refusal::Unknown),
+            Some(life) if life.who.incarnation == from => {
+                life.heard = now;
+                Ok(())
+            }
+            Some(life) if now.duration_since(life.heard) < silence => {
+                Err(Refusal::Taken { alive: life.who.incarnation })
+            }
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// Starts a new generation from this side. `None` while an older one is still being given up, or if
+    /// the peer is linked, being linked, or not that life any more.
+    pub(super) fn start(&mut self, index: usize, with: Incarnation, seen_there: u64) -> Option<PeerInfo> {
+        let slot = &mut self.slots[index];
+        let apart = matches!(slot.known(with)?.stage, Stage::Apart);
+        if slot.busy || !apart {
+            return None;
+        }
+        let limit = slot.generation.saturating_add(MAX_AHEAD);
+        let generation = slot.generation.max(seen_there.min(limit)).checked_add(1)?;
+        slot.begin(generation, Vec::new())
+    }
+
+    /// The peer, which has introduced itself, has started a generation and made an offer.
+    pub(super) fn offered(
+        &mut self,
+        index: usize,
+        from: Incarnation,
+        generation: u64,
+        offer: &[u8],
+    ) -> (Offered, Vec<Act>) {
+        let slot = &mut self.slots[index];
+        let refused = |why: String| (Offered::Refused(why), Vec::new());
+        let Some(life) = slot.known(from) else { return refused("say Hello first".into()) };
+        if let Stage::Linking(attempt) | Stage::Linked(attempt) = &life.stage
+            && attempt.generation == generation
+        {
+            return match &attempt.ours {
+                _ if attempt.theirs != offer => {
+                    refused(format!("generation {generation} was offered before, with another offer"))
+                }
+                Some(ours) => (Offered::Answer(ours.clone()), Vec::new()),
+                None => (Offered::Wait, Vec::new()),
+            };
+        }
+        if generation <= slot.generation {
+            return refused(slot.failure_of(generation));
+        }
+        if generation - slot.generation > MAX_AHEAD {
+            return refused(format!("generation {generation} is too far ahead of {}", slot.generation));
+        }
+        if slot.busy {
+            return refused(format!("generation {} is still being given up; try again", slot.generation));
+        }
+        let cause = LossCause::Dropped { reason: format!("it has started generation {generation}") };
+        let acts = slot.end(&cause, Stage::Apart);
+        match slot.begin(generation, offer.to_vec()) {
+            Some(info) => (Offered::Start(info), acts),
+            None => (Offered::Refused("say Hello first".into()), acts),
+        }
+    }
+
+    /// This side's half of a generation is made, or could not be made. Gives this side's offer.
+    pub(super) fn prepared(
+        &mut self,
+        index: usize,
+        info: &PeerInfo,
+        outcome: Result<Prepared, Status>,
+    ) -> (Result<Vec<u8>, String>, Vec<Act>) {
+        let slot = &mut self.slots[index];
+        let why = match outcome {
+            Ok(Prepared { ticket, offer }) => match slot.linking(info) {
+                Some(attempt) if offer.len() <= MAX_OFFER => {
+                    attempt.half = Half::Prepared(ticket);
+                    attempt.ours = Some(offer.clone());
+                    return (Ok(offer), Vec::new());
+                }
+                wanted => {
+                    let why = match wanted {
+                        Some(_) => format!("the offer has {} bytes, at most {MAX_OFFER} travel", offer.len()),
+                        None => slot.failure_of(info.generation),
+                    };
+                    let acts = vec![Act::Abandon(info.clone(), ticket)];
+                    self.fail(index, info, &why);
+                    return (Err(why), acts);
+                }
+            },
+            Err(status) => status.to_string(),
+        };
+        self.fail(index, info, &why);
+        (Err(why), Vec::new())
+    }
+
+    /// The half of a generation that is to be connected now; `None` if the generation is over.
+    pub(super) fn connecting(&mut self, index: usize, info: &PeerInfo) -> Option<u64> {
+        let slot = &mut self.slots[index];
+        let attempt = slot.linking(info)?;
+        let Half::Prepared(ticket) = attempt.half else { return None };
+        attempt.half = Half::Connecting;
+        slot.busy = true;
+        Some(ticket)
+    }
+
+    /// This side's half of a generation is connected, or could not be.
+    pub(super) fn connected(
+        &mut self,
+        index: usize,
+        info: &PeerInfo,
+        ticket: u64,
+        outcome: Result<(), Status>,
+    ) -> (Result<(), String>, Vec<Act>) {
+        let slot = &mut self.slots[index];
+        match (outcome, slot.linking(info)) {
+            (Ok(()), Some(attempt)) => {
+                attempt.half = Half::Connected(ticket);
+                (Ok(()), Vec::new())
+            }
+            (Ok(()), None) => {
+                (Err(slot.failure_of(info.generation)), vec![Act::Abandon(info.clone(), ticket)])
+            }
+            (Err(status), _) => {
+                let why = status.to_string();
+                self.fail(index, info, &why);
+                (Err(why), Vec::new())
+            }
+        }
+    }
+
+    /// No thread works for this peer any more.
+    pub(super) fn idle(&mut self, index: usize) {
+        self.slots[index].busy = false;
+    }
+
+    /// Ends an attempt that has left nothing behind.
+    fn fail(&mut self, index: usize, info: &PeerInfo, why: &str) {
+        let slot = &mut self.slots[index];
+        if slot.linking(info).is_none() {
+            return;
+        }
+        if let Some(life) = slot.known(info.incarnation) {
+            life.stage = Stage::Apart;
+        }
+        slot.failed = Some((info.generation, why.to_owned()));
+    }
+
+    /// The link is up as soon as both sides have said that they are connected.
+    pub(super) fn settle(&mut self, index: usize, info: &PeerInfo) -> Vec<Act> {
+        let slot = &mut self.slots[index];
+        let Some(attempt) = slot.linking(info) else { return Vec::new() };
+        let Half::Connected(ticket) = attempt.half else { return Vec::new() };
+        if !attempt.ready_there {
+            return Vec::new();
+        }
+        if let Some(life) = slot.known(info.incarnation) {
+            let stage = std::mem::replace(&mut life.stage, Stage::Apart);
+            if let Stage::Linking(attempt) = stage {
+                life.stage = Stage::Linked(attempt);
+            }
+        }
+        (slot.reach, slot.failed, slot.lost) = (None, None, None);
+        vec![Act::Ready(info.clone(), ticket)]
+    }
+
+    /// The peer has said that its side of a generation is connected. Says how far ours is.
+    pub(super) fn said_ready(
+        &mut self,
+        index: usize,
+        from: Incarnation,
+        generation: u64,
+    ) -> (Progress, Vec<Act>) {
+        let slot = &mut self.slots[index];
+        let info = match slot.known(from).map(|life| (life.who.clone(), &mut life.stage)) {
+            Some((_, Stage::Linked(attempt))) if attempt.generation == generation => {
+                return (Progress::Connected, Vec::new());
+            }
+            Some((who, Stage::Linking(attempt))) if attempt.generation == generation => {
+                attempt.ready_there = true;
+                slot.info(&who, generation)
+            }
+            _ => return (Progress::Failed(slot.failure_of(generation)), Vec::new()),
+        };
+        let acts = self.settle(index, &info);
+        let progress = if acts.is_empty() { Progress::Connecting } else { Progress::Connected };
+        (progress, acts)
+    }
+
+    /// Whether this side of a generation is up or about to be; if not, why.
+    pub(super) fn stands(&mut self, index: usize, from: Incarnation, generation: u64) -> Result<(), String> {
+        let slot = &mut self.slots[index];
+        match slot.known(from).map(|life| &life.stage) {
+            Some(Stage::Linked(attempt)) if attempt.generation == generation => Ok(()),
+            // The other side can know before us that both are connected.
+            Some(Stage::Linking(attempt))
+                if attempt.generation == generation && matches!(attempt.half, Half::Connected(_)) =>
+            {
+                Ok(())
+            }
+            _ => Err(slot.failure_of(generation)),
+        }
+    }
+
+    /// Ends one generation, up or not; any other is left alone.
+    pub(super) fn give_up(
+        &mut self,
+        index: usize,
+        from: Incarnation,
+        generation: u64,
+        reason: &str,
+    ) -> Vec<Act> {
+        let slot = &mut self.slots[index];
+        let present = match slot.known(from).map(|life| &life.stage) {
+            Some(Stage::Linking(attempt) | Stage::Linked(attempt)) => attempt.generation,
+            _ => return Vec::new(),
+        };
+        if present != generation {
+            return Vec::new();
+        }
+        slot.end(&LossCause::Dropped { reason: reason.to_owned() }, Stage::Apart)
+    }
+
+    /// Our own process says that a link that was up is dead. Returns whether it was up.
+    pub(super) fn report(&mut self, index: usize, generation: u64, why: &str) -> bool {
+        let up = self.link(index).is_some_and(|(info, _)| info.generation == generation);
+        if up {
+            // The act is for the one who has just told us.
+            self.slots[index].end(&LossCause::Dropped { reason: why.to_owned() }, Stage::Gone);
+            self.slots[index].lost = Some(why.to_owned());
+        }
+        up
+    }
+
+    /// Holds the peer for dead if it is linked and nothing has been heard from it for too long.
+    pub(super) fn silent(&mut self, index: usize, now: Instant) -> Vec<Act> {
+        let Some((_, heard)) = self.link(index) else { return Vec::new() };
+        let after = now.duration_since(heard);
+        if after < self.silence {
+            return Vec::new();
+        }
+        self.slots[index].end(&LossCause::Silent { after }, Stage::Gone)
+    }
+
+    /// That life of the peer is over for good: it has left, or another one answers at its address.
+    pub(super) fn over(&mut self, index: usize, life: Incarnation, cause: &LossCause) -> Vec<Act> {
+        let slot = &mut self.slots[index];
+        if slot.known(life).is_none() {
+            return Vec::new();
+        }
+        slot.lost = Some(cause.to_string());
+        slot.bury(cause)
+    }
+
+    /// Gives up every attempt, and forgets every link without a word: this process stops.
+    pub(super) fn close(&mut self) -> Vec<Act> {
+        let cause = LossCause::Dropped { reason: "this process stops".into() };
+        let acts = self.slots.iter_mut().flat_map(|slot| slot.end(&cause, Stage::Gone));
+        acts.filter(|act| matches!(act, Act::Abandon(..))).collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/members.rs"]
+mod tests;

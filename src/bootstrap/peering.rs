@@ -1,0 +1,109 @@
+//! What the bootstrap service asks of the process that it serves: making links, and hearing about peers.
+
+use super::names::{Incarnation, TaskName};
+use crate::wire::Status;
+use std::fmt;
+use std::time::Duration;
+
+/// Bytes of the longest offer.
+pub const MAX_OFFER: usize = 64 * 1024;
+
+/// A peer in one of its lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// Its name.
+    pub name: TaskName,
+    /// The number of its life.
+    pub incarnation: Incarnation,
+    /// Equal to ours if and only if it runs on this host.
+    pub host_id: String,
+    /// Threads of its process that never sleep.
+    pub spinners: u32,
+    /// Which link of the pair this is about; grows with each new try, the same number on both sides.
+    pub generation: u64,
+}
+
+/// One side of a link that is not connected yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// The implementer's name for it; it comes back in the later calls.
+    pub ticket: u64,
+    /// What the peer needs to reach it; at most [`MAX_OFFER`] bytes, opaque to the bootstrap service.
+    pub offer: Vec<u8>,
+}
+
+/// Makes links for the bootstrap service, and hears what becomes of the peers.
+///
+/// Each ticket that [`Peering::prepare`] gave out ends in exactly one of these ways: `connect` fails,
+/// `abandon` is called, or `ready` is called. Each `ready` is followed by one `lost` at most; a link that is
+/// still up when the service stops, or that was reported with `report_lost`, gets none.
+///
+/// `prepare` and `connect` run on threads of their own and may block. `ready`, `lost` and `abandon` must
+/// not block: liveness depends on it. A panic in any of them is caught and logged, and counts as a failure.
+pub trait Peering: Send + Sync + 'static {
+    /// Makes this side's half of a link with `peer`, and the offer that takes the peer to it.
+    ///
+    /// # Errors
+    /// Whatever the fabric says; it is shown to both sides, and tried again until the peer is gone.
+    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status>;
+
+    /// Connects the half `ticket` with the half behind the peer's `offer`. Blocks, for `timeout` at most.
+    /// The `initiator` reaches out, the other side waits to be reached. On failure nothing is left of it.
+    ///
+    /// # Errors
+    /// Whatever the fabric says; it is shown to both sides, and tried again until the peer is gone.
+    fn connect(
+        &self,
+        peer: &PeerInfo,
+        ticket: u64,
+        offer: &[u8],
+        initiator: bool,
+        timeout: Duration,
+    ) -> Result<(), Status>;
+
+    /// Gives up what the ticket stands for, connected or not.
+    fn abandon(&self, peer: &PeerInfo, ticket: u64);
+
+    /// Both sides have said that they are connected: the link may be used.
+    fn ready(&self, peer: &PeerInfo, ticket: u64);
+
+    /// A link that was ready is not to be used any more.
+    fn lost(&self, peer: &PeerInfo, cause: LossCause);
+}
+
+/// Why a peer was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// It said that it leaves.
+    Left {
+        /// In its own words.
+        reason: String,
+    },
+    /// Nothing was heard from it.
+    Silent {
+        /// For how long.
+        after: Duration,
+    },
+    /// It has been started again; the life that we knew is over.
+    Replaced {
+        /// Its new life.
+        by: Incarnation,
+    },
+    /// It lives, but has given up this link.
+    Dropped {
+        /// In its own words.
+        reason: String,
+    },
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LossCause::Left { reason } => write!(f, "it left: {reason}"),
+            LossCause::Silent { after } => write!(f, "nothing was heard from it for {after:?}"),
+            LossCause::Replaced { by } => write!(f, "it was started again, as incarnation {by}"),
+            LossCause::Dropped { reason } => write!(f, "it gave up the link: {reason}"),
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! The calls that peers make to this process.
+//!
+//! Every request is checked here, part by part, before it changes anything; a refusal says what is wrong in
+//! words that both sides' operators understand.
+
+use super::generated as grpc;
+use super::members::{Offered, Progress, Refusal, Who};
+use super::names::{Incarnation, TaskName, shorten};
+use super::options::MAX_HOST_ID;
+use super::peering::{LossCause, MAX_OFFER, PeerInfo};
+use super::shared::{MAX_REASON, Phase, Shared, connect, incarnation, prepare, shown_cluster};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tonic::{Request, Response, Status};
+
+/// How long `Ready` waits for this side before it says "still connecting".
+const READY_WAIT: Duration = Duration::from_millis(500);
+
+/// Serves the peers' calls.
+pub(super) struct Server {
+    shared: Arc<Shared>,
+}
+
+/// Who calls: a peer, in a life that it claims.
+struct From {
+    peer: usize,
+    life: Incarnation,
+}
+
+impl Server {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Server { shared }
+    }
+
+    /// Checks everything about the caller but its life.
+    fn check(&self, caller: Option<grpc::Caller>) -> Result<From, Status> {
+        let caller = caller.ok_or_else(|| Status::invalid_argument("the request does not say who calls"))?;
+        let me = &self.shared.options.me;
+        if self.shared.phase() != Phase::Started {
+            return Err(Status::unavailable(format!("{me} is stopping")));
+        }
+        let from = name(caller.from.as_ref())?;
+        if caller.version != self.shared.version {
+            return Err(self.refuse(
+                &from,
+                tonic::Code::FailedPrecondition,
+                format!(
+                    "{from} speaks version {} of the bootstrap protocol and {me} speaks version {}; \
+                     run the same version of tensorwire on every member",
+                    caller.version, self.shared.version
+                ),
+            ));
+        }
+        let life = incarnation(caller.incarnation).map_err(Status::invalid_argument)?;
+        self.check_cluster(&caller, &from)?;
+        if from == *me {
+            return Err(Status::already_exists(format!(
+                "the name {me} is taken by incarnation {}, which is alive; incarnation {life} can't have it",
+                self.shared.options.incarnation
+            )));
+        }
+        let to = name(caller.to.as_ref())?;
+        if to != *me {
+            let what = format!("{from} meant to call {to} and has reached {me}; check what listens where");
+            return Err(self.refuse(&from, tonic::Code::FailedPrecondition, what));
+        }
+        match self.shared.index_of(&from) {
+            Some(peer) => Ok(From { peer, life }),
+            None => Err(Status::permission_denied(format!(
+                "{from} is not in the cluster \"{}\" of {me}",
+                self.shared.shown_cluster()
+            ))),
+        }
+    }
+
+    fn check_cluster(&self, caller: &grpc::Caller, from: &TaskName) -> Result<(), Status> {
+        if caller.cluster_digest == self.shared.digest {
+            return Ok(());
+        }
+        let (theirs, ours) = (caller.cluster_digest, self.shared.digest);
+        let what = format!(
+            "{from} has another cluster (digest {theirs:016x}) than {} (digest {ours:016x}): \"{}\"",
+            self.shared.options.me,
+            self.shared.shown_cluster()
+        );
+        Err(self.refuse(from, tonic::Code::FailedPrecondition, what))
+    }
+
+    /// Checks that a caller is in the life in which it introduced itself.
+    fn check_life(&self, from: &From) -> Result<(), Status> {
+        let heard =
+            self.shared.step(|members| (members.heard(from.peer, from.life, Instant::now()), Vec::new()));
+        heard.map_err(|refusal| self.refuse_life(from, refusal))
+    }
+
+    fn refuse_life(&self, from: &From, refusal: Refusal) -> Status {
+        let (name, life) = (&self.shared.peers[from.peer], from.life);
+        match refusal {
+            Refusal::Taken { alive } => {
+                let what = format!(
+                    "the name {name} is taken by incarnation {alive}, which is alive; incarnation {life} \
+                     can't have it until that one has left or been silent for {:?}",
+                    self.shared.options.silence
+                );
+                self.refuse(name, tonic::Code::AlreadyExists, what)
+            }
+            Refusal::Over => Status::aborted(format!(
+                "incarnation {life} of {name} is over: it has left, or another one has taken its place; \
+                 start the process again"
+            )),
+            Refusal::Unknown => Status::failed_precondition(format!(
+                "incarnation {life} of {name} is not known here; say Hello first"
+            )),
+        }
+    }
+
+    /// A refusal that is shown on this side too, as the reason why that peer is missing.
+    fn refuse(&self, from: &TaskName, code: tonic::Code, what: String) -> Status {
+        if let Some(peer) = self.shared.index_of(from) {
+            let note = format!("it was refused: {what}");
+            // Peers try again and again: one line for each new reason is enough.
+            if self.shared.step(|members| (members.note(peer, Some(note)), Vec::new())) {
+                tracing::warn!("{}: refused {from}: {what}", self.shared.options.me);
+            }
+        }
+        Status::new(code, what)
+    }
+
+    /// Waits until `Members` may have changed, or `until`; returns whether there is time left.
+    async fn turn(changes: &mut tokio::sync::watch::Receiver<()>, until: tokio::time::Instant) -> bool {
+        tokio::time::timeout_at(until, changes.changed()).await.is_ok_and(|changed| changed.is_ok())
+    }
+}
+
+#[tonic::async_trait]
+impl grpc::bootstrap_server::Bootstrap for Server {
+    async fn hello(
+        &self,
+        request: Request<grpc::HelloRequest>,
+    ) -> Result<Response<grpc::HelloResponse>, Status> {
+        let request = request.into_inner();
+        let shared = &self.shared;
+        let from = self.check(request.caller.clone()).map_err(|status| {
+            // Only here both clusters are at hand.
+            let differ = request.caller.as_ref().is_some_and(|caller| caller.cluster_digest != shared.digest);
+            if !differ || status.code() != tonic::Code::FailedPrecondition {
+                return status;
+            }
+            let theirs = shown_cluster(&request.cluster);
+            let what = format!("{}; the caller's is \"{theirs}\"", status.message());
+            match request.caller.as_ref().and_then(|caller| name(caller.from.as_ref()).ok()) {
+                Some(from) => self.refuse(&from, status.code(), what),
+                None => status,
+            }
+        })?;
+        let who = who(request.member).map_err(Status::invalid_argument)?;
+        if who.incarnation != from.life {
+            return Err(Status::invalid_argument("caller and member have different incarnations"));
+        }
+        let met = shared.step(|members| match members.meet(from.peer, &who, false, Instant::now()) {
+            Ok(acts) => (Ok(()), acts),
+            Err(refusal) => (Err(refusal), Vec::new()),
+        });
+        met.map_err(|refusal| self.refuse_life(&from, refusal))?;
+        if shared.see(|members| members.link(from.peer).is_none()) {
+            shared.nudges[from.peer].notify_one();
+        }
+        let generation = shared.see(|members| members.generation(from.peer));
+        Ok(Response::new(grpc::HelloResponse { member: shared.member(), generation }))
+    }
+
+    async fn get_remote_address(
+        &self,
+        request: Request<grpc::GetRemoteAddressRequest>,
+    ) -> Result<Response<grpc::GetRemoteAddressResponse>, Status> {
+        let request = request.into_inner();
+        let from = self.check(request.caller)?;
+        self.check_life(&from)?;
+        let (shared, name) = (&self.shared, &self.shared.peers[from.peer]);
+        if shared.starts(from.peer) {
+            let me = &shared.options.me;
+            return Err(Status::invalid_argument(format!(
+                "{me} sorts before {name}, so {me} starts the exchange"
+            )));
+        }
+        if request.offer.len() > MAX_OFFER {
+            let length = request.offer.len();
+            return Err(Status::invalid_argument(format!(
+                "an offer of {length} bytes; at most {MAX_OFFER} travel"
+            )));
+        }
+        let until = tokio::time::Instant::now() + shared.options.link_timeout;
+        let mut changes = shared.watch();
+        loop {
+            changes.mark_unchanged();
+            let offered = shared
+                .step(|members| members.offered(from.peer, from.life, request.generation, &request.offer));
+            match offered {
+                Offered::Answer(offer) => {
+                    return Ok(Response::new(grpc::GetRemoteAddressResponse { offer }));
+                }
+                Offered::Refused(why) => return Err(Status::aborted(why)),
+                // A task of its own: it goes on if the caller hangs up, and a repeated call finds its result.
+                Offered::Start(info) => {
+                    drop(tokio::spawn(accept(shared.clone(), from.peer, info, request.offer.clone())));
+                }
+                Offered::Wait => {
+                    if !Self::turn(&mut changes, until).await {
+                        return Err(Status::deadline_exceeded("this side's half takes too long to make"));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn ready(
+        &self,
+        request: Request<grpc::ReadyRequest>,
+    ) -> Result<Response<grpc::ReadyResponse>, Status> {
+        let request = request.into_inner();
+        let from = self.check(request.caller)?;
+        self.check_life(&from)?;
+        let shared = &self.shared;
+        let answer = |progress: grpc::Progress, reason: String| {
+            Ok(Response::new(grpc::ReadyResponse { progress: progress as i32, reason }))
+        };
+        match grpc::Progress::try_from(request.progress) {
+            Ok(grpc::Progress::Connected) => {}
+            Ok(grpc::Progress::Failed) => {
+                let why = shorten(&request.reason, MAX_REASON);
+                shared
+                    .change(|members| ((), members.give_up(from.peer, from.life, request.generation, &why)));
+                shared.nudges[from.peer].notify_one();
+                return answer(grpc::Progress::Failed, why);
+            }
+            _ => return Err(Status::invalid_argument("progress must be CONNECTED or FAILED")),
+        }
+        let until = tokio::time::Instant::now() + READY_WAIT;
+        let mut changes = shared.watch();
+        loop {
+            changes.mark_unchanged();
+            let progress =
+                shared.step(|members| members.said_ready(from.peer, from.life, request.generation));
+            match progress {
+                Progress::Connected => return answer(grpc::Progress::Connected, String::new()),
+                Progress::Failed(why) => return answer(grpc::Progress::Failed, shorten(&why, MAX_REASON)),
+                Progress::Connecting => {
+                    if !Self::turn(&mut changes, until).await {
+                        return answer(grpc::Progress::Connecting, String::new());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<grpc::HeartbeatRequest>,
+    ) -> Result<Response<grpc::HeartbeatResponse>, Status> {
+        let request = request.into_inner();
+        let from = self.check(request.caller)?;
+        let shared = &self.shared;
+        let stands = shared.step(|members| {
+            let heard = members.heard(from.peer, from.life, Instant::now());
+            (heard.map(|()| members.stands(from.peer, from.life, request.generation)), Vec::new())
+        });
+        // An unknown life is answered too: it learns that the link is not there, and says Hello.
+        let stands =
+            stands.unwrap_or_else(|refusal| Err(self.refuse_life(&from, refusal).message().to_owned()));
+        Ok(Response::new(grpc::HeartbeatResponse {
+            incarnation: shared.options.incarnation.get(),
+            linked: stands.is_ok(),
+            reason: shorten(&stands.err().unwrap_or_default(), MAX_REASON),
+        }))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<grpc::LeaveRequest>,
+    ) -> Result<Response<grpc::LeaveResponse>, Status> {
+        let request = request.into_inner();
+        let from = self.check(request.caller)?;
+        let cause = LossCause::Left { reason: shorten(&request.reason, MAX_REASON) };
+        self.shared.change(|members| ((), members.over(from.peer, from.life, &cause)));
+        Ok(Response::new(grpc::LeaveResponse {}))
+    }
+}
+
+/// Makes this side's half of a generation that the peer has started, connects it, and gives it up unless the
+/// peer says in time that it is connected too.
+async fn accept(shared: Arc<Shared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
+    if prepare(&shared, peer, &info).await.is_err() {
+        return;
+    }
+    if let Err(why) = connect(&shared, peer, &info, offer).await {
+        tracing::info!("{}: the link with {} failed: {why}", shared.options.me, info.name);
+        return;
+    }
+    let mut changes = shared.watch();
+    shared.change(|members| ((), members.settle(peer, &info)));
+    let settled = timeout(shared.options.link_timeout, async {
+        while shared.see(|members| members.is_linking(peer) && members.generation(peer) == info.generation) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    if settled.await.is_err() {
+        let why = format!(
+            "{} did not say within {:?} that it is connected",
+            info.name, shared.options.link_timeout
+        );
+        shared.change(|members| {
+            let acts = match members.link(peer) {
+                Some(_) => Vec::new(),
+                None => members.give_up(peer, info.incarnation, info.generation, &why),
+            };
+            ((), acts)
+        });
+    }
+}
+
+/// A name that a peer has sent.
+fn name(task: Option<&grpc::Task>) -> Result<TaskName, Status> {
+    let task = task.ok_or_else(|| Status::invalid_argument("the request lacks a task's name"))?;
+    TaskName::new(task.job.clone(), task.index).map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+/// What a peer tells of itself.
+pub(super) fn who(member: Option<grpc::Member>) -> Result<Who, &'static str> {
+    let member = member.ok_or("the message lacks what its sender tells of itself")?;
+    if member.host_id.is_empty() || member.host_id.len() > MAX_HOST_ID {
+        return Err("the host id must have 1 to 128 bytes");
+    }
+    Ok(Who {
+        incarnation: incarnation(member.incarnation)?,
+        host_id: member.host_id,
+        spinners: member.spinners,
+    })
+}

@@ -1,0 +1,249 @@
+//! The handle of the bootstrap service.
+
+use super::BootstrapError;
+use super::error::MissingPeer;
+use super::names::{TaskName, shorten};
+use super::options::BootstrapOptions;
+use super::peering::{PeerInfo, Peering};
+use super::shared::{MAX_REASON, Phase, Shared};
+use super::thread::{self, StopOrder};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Version of the protocol in `proto/`; members that differ refuse each other.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// How far the service is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Made, not started: no thread and no socket yet.
+    Created,
+    /// Listening, and meeting its peers.
+    Started,
+    /// Linked with every peer. Goes back to `Started` when one is lost.
+    Connected,
+    /// Saying goodbye, ending its threads.
+    Stopping,
+    /// Ended; can't be started again.
+    Stopped,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Created => "created",
+            State::Started => "started",
+            State::Connected => "connected",
+            State::Stopping => "stopping",
+            State::Stopped => "stopped",
+        })
+    }
+}
+
+/// One process's part in the bootstrap of its cluster. Dropping it stops it.
+///
+/// All methods may be called from any thread, also several at a time.
+pub struct Bootstrap {
+    shared: Arc<Shared>,
+    running: Mutex<Running>,
+}
+
+/// What there is while the service runs.
+#[derive(Default)]
+struct Running {
+    local_addr: Option<SocketAddr>,
+    stop: Option<oneshot::Sender<StopOrder>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bootstrap {
+    /// A service that is not started yet.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NotAMember`] or [`BootstrapError::Option`].
+    pub fn new(options: BootstrapOptions, peering: Arc<dyn Peering>) -> Result<Self, BootstrapError> {
+        Self::speaking(PROTOCOL_VERSION, options, peering)
+    }
+
+    /// The same with another version of the protocol.
+    pub(super) fn speaking(
+        version: u32,
+        options: BootstrapOptions,
+        peering: Arc<dyn Peering>,
+    ) -> Result<Self, BootstrapError> {
+        options.check()?;
+        let shared = Arc::new(Shared::new(options, version, peering));
+        Ok(Bootstrap { shared, running: Mutex::default() })
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens, and begins to meet the peers. Does nothing if it is started already. Blocks while names are
+    /// looked up.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NotLoopback`], `Resolve`, `Bind` or `Start`; it can be tried again then.
+    /// [`BootstrapError::State`] if the service was stopped.
+    pub fn start(&self) -> Result<(), BootstrapError> {
+        let mut running = self.running();
+        match self.shared.phase() {
+            Phase::Created => {}
+            Phase::Started => return Ok(()),
+            Phase::Stopping | Phase::Stopped => return Err(self.shared.state_error("start")),
+        }
+        let failed = |tried| move |source| BootstrapError::Start { tried, source };
+        let listener = self.shared.options.listen()?;
+        listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
+        let local_addr = listener.local_addr().map_err(failed("asking for the socket's address"))?;
+        let runtime = thread::runtime(self.shared.peers.len())?;
+        let (stop, stopped) = oneshot::channel();
+        let shared = self.shared.clone();
+        // Started first: the thread answers its first callers by it.
+        self.shared.advance(&[Phase::Created], Phase::Started);
+        let thread = std::thread::Builder::new()
+            .name(thread::NAME.into())
+            .spawn(move || thread::run(runtime, shared, listener, stopped))
+            .map_err(|source| {
+                self.shared.advance(&[Phase::Started], Phase::Created);
+                failed("starting a thread")(source)
+            })?;
+        *running = Running { local_addr: Some(local_addr), stop: Some(stop), thread: Some(thread) };
+        Ok(())
+    }
+
+    /// Waits until this process is linked with every peer; at once if it is. After a time-out it can be
+    /// called again: the service goes on trying.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Missing`] names who is missing after `timeout`, and why;
+    /// [`BootstrapError::State`] if the service is not started, or was stopped.
+    pub fn join(&self, timeout: Duration) -> Result<(), BootstrapError> {
+        let begin = Instant::now();
+        let over =
+            self.shared.wait(timeout, |members, phase| phase != Phase::Started || members.all_linked());
+        if self.shared.phase() != Phase::Started {
+            return Err(self.shared.state_error("join"));
+        }
+        if over { Ok(()) } else { self.missing(begin.elapsed()) }
+    }
+
+    fn missing(&self, waited: Duration) -> Result<(), BootstrapError> {
+        let options = &self.shared.options;
+        let missing: Vec<MissingPeer> = self.shared.see(|members| {
+            let absent = (0..self.shared.peers.len()).filter(|peer| members.link(*peer).is_none());
+            let name = |peer: usize| self.shared.peers[peer].clone();
+            absent
+                .map(|peer| MissingPeer {
+                    name: name(peer),
+                    address: options.cluster.address(&name(peer)).unwrap_or_default(),
+                    last_error: members.why_missing(peer),
+                })
+                .collect()
+        });
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(BootstrapError::Missing {
+            me: options.me.clone(),
+            incarnation: options.incarnation,
+            waited,
+            peers: self.shared.peers.len(),
+            missing,
+        })
+    }
+
+    /// How far the service is.
+    pub fn state(&self) -> State {
+        self.shared.state()
+    }
+
+    /// Where it listens; `None` before it is started.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.running().local_addr
+    }
+
+    /// The peers with which this process is linked now, in ascending order.
+    pub fn linked(&self) -> Vec<PeerInfo> {
+        let link = |peer| self.shared.see(|members| members.link(peer).map(|(info, _)| info));
+        (0..self.shared.peers.len()).filter_map(link).collect()
+    }
+
+    /// Says that a link which was ready is dead: the peer is told, and a new generation is made if it still
+    /// lives. There is no `lost` for it. Returns whether that generation was up.
+    pub fn report_lost(&self, peer: &TaskName, generation: u64, why: &str) -> bool {
+        let Some(peer) = self.shared.index_of(peer) else { return false };
+        self.shared.report(peer, generation, why)
+    }
+
+    /// Says goodbye to all peers, best effort, and ends every thread and socket. A second call waits for
+    /// the first, and does nothing after it. Links that are up are the caller's to end.
+    ///
+    /// # Errors
+    /// [`BootstrapError::StopTimeout`] if a thread is still inside [`Peering::prepare`] or
+    /// [`Peering::connect`] after `timeout`; it ends by itself. [`BootstrapError::StopInCallback`].
+    pub fn stop(&self, reason: &str, timeout: Duration) -> Result<(), BootstrapError> {
+        self.end(Some(shorten(reason, MAX_REASON)), timeout)
+    }
+
+    fn end(&self, reason: Option<String>, timeout: Duration) -> Result<(), BootstrapError> {
+        let me = || self.shared.options.me.clone();
+        let until = Instant::now() + timeout.min(Duration::from_secs(86_400));
+        let (order, own_thread) = {
+            let mut running = self.running();
+            if self.shared.advance(&[Phase::Created], Phase::Stopped) == Phase::Created {
+                return Ok(());
+            }
+            self.shared.advance(&[Phase::Started], Phase::Stopping);
+            let thread = running.thread.as_ref().map(|thread| thread.thread().id());
+            (running.stop.take(), thread == Some(std::thread::current().id()))
+        };
+        if let Some(order) = order {
+            // The receiver is gone only if the thread has ended, and then there is nothing to order.
+            drop(order.send(StopOrder { reason, until }));
+        }
+        if own_thread {
+            return Err(BootstrapError::StopInCallback { me: me() });
+        }
+        let ended = self.shared.wait(until.saturating_duration_since(Instant::now()), |members, phase| {
+            phase == Phase::Stopped && self.busy(members).next().is_none()
+        });
+        if !ended {
+            let busy = self.shared.see(|members| self.busy(members).collect::<Vec<_>>().join(", "));
+            return Err(BootstrapError::StopTimeout { me: me(), waited: timeout, busy });
+        }
+        // Under the lock, so that a second caller does not return before the thread is gone.
+        let mut running = self.running();
+        if let Some(thread) = running.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("{}: the bootstrap thread panicked", self.shared.options.me);
+        }
+        Ok(())
+    }
+
+    fn busy<'a>(&'a self, members: &'a super::members::Members) -> impl Iterator<Item = String> + 'a {
+        let busy = members.names().enumerate().filter(|(peer, _)| members.is_busy(*peer));
+        busy.map(|(_, name)| name.to_string())
+    }
+
+    /// Ends it as a crash would: no goodbye.
+    #[cfg(test)]
+    pub(super) fn kill(&self) {
+        self.end(None, Duration::from_secs(5)).expect("it ends");
+    }
+}
+
+impl Drop for Bootstrap {
+    fn drop(&mut self) {
+        let grace = self.shared.options.link_timeout + Duration::from_secs(1);
+        if let Err(error) = self.stop("the process drops its bootstrap service", grace) {
+            tracing::warn!("{error}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What the handle, the bootstrap thread and the threads that make links have in common.
+
+use super::BootstrapError;
+use super::generated as grpc;
+use super::members::{Act, Members};
+use super::names::{Incarnation, TaskName, shorten};
+use super::options::BootstrapOptions;
+use super::peering::{PeerInfo, Peering, Prepared};
+use super::service::State;
+use crate::wire::{Code, Status};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+
+/// Bytes of the longest reason that travels; what a peer sends is cut to it.
+pub(super) const MAX_REASON: usize = 1024;
+
+/// Bytes of a cluster's text that an error shows.
+const SHOWN_CLUSTER: usize = 500;
+
+pub(super) struct Shared {
+    pub(super) options: BootstrapOptions,
+    /// The version of the protocol that this process speaks.
+    pub(super) version: u32,
+    pub(super) digest: u64,
+    /// The peers' names, in ascending order; a peer's index is its place here.
+    pub(super) peers: Vec<TaskName>,
+    peering: Arc<dyn Peering>,
+    inner: Mutex<Inner>,
+    /// Told of every change of `inner`.
+    turned: Condvar,
+    /// The same for the tasks on the bootstrap thread.
+    changed: watch::Sender<()>,
+    /// For each peer: wakes the task that tends it.
+    pub(super) nudges: Vec<Notify>,
+}
+
+struct Inner {
+    members: Members,
+    phase: Phase,
+    /// Links that our own process has reported dead and the peer does not know of yet.
+    reports: Vec<Report>,
+}
+
+/// A link that our own process has reported dead.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) peer: usize,
+    pub(super) generation: u64,
+    pub(super) why: String,
+}
+
+/// How far the service itself is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Created,
+    Started,
+    Stopping,
+    Stopped,
+}
+
+impl Shared {
+    pub(super) fn new(options: BootstrapOptions, version: u32, peering: Arc<dyn Peering>) -> Self {
+        let peers: Vec<TaskName> = options.cluster.members().filter(|name| *name != options.me).collect();
+        let members = Members::new(peers.iter().cloned(), options.silence);
+        Shared {
+            digest: options.cluster.digest(),
+            nudges: peers.iter().map(|_| Notify::new()).collect(),
+            peers,
+            options,
+            version,
+            peering,
+            inner: Mutex::new(Inner { members, phase: Phase::Created, reports: Vec::new() }),
+            turned: Condvar::new(),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing of other people's runs under the lock, so a poisoned one is as good as new.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at what is known of the peers.
+    pub(super) fn see<R>(&self, look: impl FnOnce(&Members) -> R) -> R {
+        look(&self.lock().members)
+    }
+
+    /// Changes what is known of the peers, then tells the peering what it must hear, then wakes everybody.
+    ///
+    /// `Ready` and `Lost` come out of the bootstrap thread only, which keeps them in order.
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut Members) -> (R, Vec<Act>)) -> R {
+        let result = self.step(change);
+        self.wake();
+        result
+    }
+
+    /// The same for what is repeated often: wakes nobody unless the peering had to hear something.
+    pub(super) fn step<R>(&self, change: impl FnOnce(&mut Members) -> (R, Vec<Act>)) -> R {
+        let (result, acts) = change(&mut self.lock().members);
+        let loud = !acts.is_empty();
+        for act in acts {
+            self.tell(act);
+        }
+        if loud {
+            self.wake();
+        }
+        result
+    }
+
+    fn wake(&self) {
+        self.turned.notify_all();
+        self.changed.send_replace(());
+    }
+
+    fn tell(&self, act: Act) {
+        let told = match &act {
+            Act::Ready(peer, ticket) => {
+                tracing::info!("{}: linked with {} ({})", self.options.me, peer.name, peer.incarnation);
+                guarded("ready", || self.peering.ready(peer, *ticket))
+            }
+            Act::Lost(peer, cause) => {
+                tracing::warn!("{}: lost {} ({}): {cause}", self.options.me, peer.name, peer.incarnation);
+                guarded("lost", || self.peering.lost(peer, cause.clone()))
+            }
+            Act::Abandon(peer, ticket) => guarded("abandon", || self.peering.abandon(peer, *ticket)),
+        };
+        if let Err(status) = told {
+            tracing::error!("{}: {status}", self.options.me);
+        }
+    }
+
+    /// Tells of changes from now on.
+    pub(super) fn watch(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.lock().phase
+    }
+
+    /// Moves on to `to` if the phase is `from`; returns the phase before.
+    pub(super) fn advance(&self, from: &[Phase], to: Phase) -> Phase {
+        let mut inner = self.lock();
+        let before = inner.phase;
+        if from.contains(&before) {
+            inner.phase = to;
+        }
+        drop(inner);
+        self.wake();
+        before
+    }
+
+    pub(super) fn state(&self) -> State {
+        let inner = self.lock();
+        match inner.phase {
+            Phase::Created => State::Created,
+            Phase::Started if inner.members.all_linked() => State::Connected,
+            Phase::Started => State::Started,
+            Phase::Stopping => State::Stopping,
+            Phase::Stopped => State::Stopped,
+        }
+    }
+
+    /// Blocks until `until` says yes or `timeout` is over; returns whether it did.
+    pub(super) fn wait(&self, timeout: Duration, mut until: impl FnMut(&Members, Phase) -> bool) -> bool {
+        let start = Instant::now();
+        let mut inner = self.lock();
+        while !until(&inner.members, inner.phase) {
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            inner = self.turned.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Our own process says that a link is dead; the peer will be told.
+    pub(super) fn report(&self, peer: usize, generation: u64, why: &str) -> bool {
+        let why = shorten(why, MAX_REASON);
+        let mut inner = self.lock();
+        let up = inner.members.report(peer, generation, &why);
+        if up {
+            inner.reports.push(Report { peer, generation, why });
+        }
+        drop(inner);
+        if up {
+            self.wake();
+            self.nudges[peer].notify_one();
+        }
+        up
+    }
+
+    pub(super) fn take_report(&self, peer: usize) -> Option<Report> {
+        let mut inner = self.lock();
+        let place = inner.reports.iter().position(|report| report.peer == peer)?;
+        Some(inner.reports.swap_remove(place))
+    }
+
+    pub(super) fn index_of(&self, name: &TaskName) -> Option<usize> {
+        self.peers.binary_search(name).ok()
+    }
+
+    /// Whether this process starts the links with that peer.
+    pub(super) fn starts(&self, peer: usize) -> bool {
+        self.options.me < self.peers[peer]
+    }
+
+    /// Who we are, in a request to that peer.
+    pub(super) fn caller(&self, peer: usize) -> Option<grpc::Caller> {
+        Some(grpc::Caller {
+            version: self.version,
+            cluster_digest: self.digest,
+            from: Some(task(&self.options.me)),
+            incarnation: self.options.incarnation.get(),
+            to: Some(task(&self.peers[peer])),
+        })
+    }
+
+    /// What we tell of ourselves.
+    pub(super) fn member(&self) -> Option<grpc::Member> {
+        Some(grpc::Member {
+            incarnation: self.options.incarnation.get(),
+            host_id: self.options.host_id.clone(),
+            spinners: self.options.spinners,
+        })
+    }
+
+    /// The error for doing `tried` in the present state.
+    pub(super) fn state_error(&self, tried: &'static str) -> BootstrapError {
+        BootstrapError::State { me: self.options.me.clone(), tried, state: self.state() }
+    }
+
+    /// Our cluster, in an error message.
+    pub(super) fn shown_cluster(&self) -> String {
+        shorten(&self.options.cluster.to_string(), SHOWN_CLUSTER)
+    }
+}
+
+/// A cluster that a peer has sent, in an error message.
+pub(super) fn shown_cluster(text: &str) -> String {
+    shorten(text, SHOWN_CLUSTER)
+}
+
+pub(super) fn task(name: &TaskName) -> grpc::Task {
+    grpc::Task { job: name.job().to_owned(), index: name.task() }
+}
+
+/// Calls into the peering; a panic in it becomes an error.
+fn guarded<R>(what: &str, call: impl FnOnce() -> R) -> Result<R, Status> {
+    // Whatever the panic left half done is the peering's own; we hold no lock and share no state with it.
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Status::new(Code::Internal, format!("the peering panicked in {what}: {}", shorten(&text, MAX_REASON)))
+    })
+}
+
+/// A piece of work on a thread that may block. Counted as long as it lives, also if it never runs.
+struct Work {
+    shared: Arc<Shared>,
+    peer: usize,
+    info: PeerInfo,
+    /// The half that nobody else looks after now.
+    ticket: Option<u64>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.shared.tell(Act::Abandon(self.info.clone(), ticket));
+        }
+        self.shared.change(|members| (members.idle(self.peer), Vec::new()));
+    }
+}
+
+const STOPPING: &str = "this process stops";
+
+/// Makes our half of a generation that `Members` has begun. Gives our offer, or why there is none.
+pub(super) async fn prepare(shared: &Arc<Shared>, peer: usize, info: &PeerInfo) -> Result<Vec<u8>, String> {
+    let work = Work { shared: shared.clone(), peer, info: info.clone(), ticket: None };
+    let done = tokio::task::spawn_blocking(move || {
+        let made = guarded("prepare", || work.shared.peering.prepare(&work.info));
+        let made: Result<Prepared, Status> = made.and_then(|made| made);
+        work.shared.change(|members| members.prepared(work.peer, &work.info, made))
+    });
+    done.await.unwrap_or_else(|_| Err(STOPPING.into()))
+}
+
+/// Connects our half of a generation with the half behind the peer's offer.
+pub(super) async fn connect(
+    shared: &Arc<Shared>,
+    peer: usize,
+    info: &PeerInfo,
+    offer: Vec<u8>,
+) -> Result<(), String> {
+    let Some(ticket) = shared.change(|members| (members.connecting(peer, info), Vec::new())) else {
+        return Err("it was given up on the way".into());
+    };
+    let mut work = Work { shared: shared.clone(), peer, info: info.clone(), ticket: Some(ticket) };
+    let done = tokio::task::spawn_blocking(move || {
+        work.ticket = None;
+        let (shared, info) = (&work.shared, &work.info);
+        let (initiator, timeout) = (shared.starts(peer), shared.options.link_timeout);
+        let made = guarded("connect", || shared.peering.connect(info, ticket, &offer, initiator, timeout));
+        let made: Result<(), Status> = made.and_then(|made| made);
+        shared.change(|members| members.connected(peer, info, ticket, made))
+    });
+    done.await.unwrap_or_else(|_| Err(STOPPING.into()))
+}
+
+/// A life, from the number that a peer has sent.
+pub(super) fn incarnation(number: u64) -> Result<Incarnation, &'static str> {
+    Incarnation::new(number).ok_or("incarnation 0 is nobody's")
+}

@@ -1,0 +1,117 @@
+//! The bootstrap thread: one tokio runtime on one thread, started and ended as a whole.
+
+use super::BootstrapError;
+use super::client::Client;
+use super::generated::bootstrap_server::BootstrapServer;
+use super::incoming::Incoming;
+use super::server::Server;
+use super::shared::{Phase, Shared};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+/// The thread's name.
+pub(super) const NAME: &str = "tw-bootstrap";
+/// The name of the threads that make links and look names up.
+pub(super) const BLOCKING_NAME: &str = "tw-boot-block";
+
+/// Bytes of the longest message, in both directions: a cluster's text, or an offer, and the rest.
+pub(super) const MAX_MESSAGE: usize = 160 * 1024;
+
+/// How long saying goodbye to all peers may take.
+const LEAVE_LIMIT: Duration = Duration::from_millis(500);
+/// Calls of one peer that are served at a time.
+const MAX_CALLS: u32 = 32;
+/// Connections beyond those that peers need: for members that come back, and for strangers.
+const SPARE_CONNECTIONS: usize = 64;
+/// The least time for which a connection may be idle.
+const MIN_IDLE: Duration = Duration::from_secs(10);
+
+/// Ends the thread.
+pub(super) struct StopOrder {
+    /// What the peers are told; nothing if `None`.
+    pub(super) reason: Option<String>,
+    /// When the caller stops waiting.
+    pub(super) until: Instant,
+}
+
+/// The runtime for the thread. Blocking work of each peer is one piece at a time, and look-ups come on top.
+pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name(BLOCKING_NAME)
+        .max_blocking_threads(peers.saturating_mul(2).clamp(2, 512))
+        .thread_keep_alive(Duration::from_secs(1))
+        .build()
+        .map_err(|source| BootstrapError::Start { tried: "making the event queue", source })
+}
+
+/// Runs until it is told to stop, or until the other end of `stop` is dropped.
+pub(super) fn run(
+    runtime: Runtime,
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    stop: oneshot::Receiver<StopOrder>,
+) {
+    let _ended = Ended(shared.clone());
+    let until = runtime.block_on(serve(&shared, listener, stop));
+    // Nothing polls the runtime any more, so nobody can begin anything after this.
+    shared.change(|members| ((), members.close()));
+    runtime.shutdown_timeout(until.saturating_duration_since(Instant::now()));
+}
+
+/// Says that the thread ends, however it ends: nobody waits for a thread that has panicked.
+struct Ended(Arc<Shared>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.advance(&[Phase::Started, Phase::Stopping], Phase::Stopped);
+    }
+}
+
+async fn serve(shared: &Arc<Shared>, listener: TcpListener, stop: oneshot::Receiver<StopOrder>) -> Instant {
+    let mut tasks = JoinSet::new();
+    match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => drop(tasks.spawn(listen(shared.clone(), listener))),
+        Err(error) => tracing::error!("{}: the listening socket failed: {error}", shared.options.me),
+    }
+    let mut clients = Vec::new();
+    for peer in 0..shared.peers.len() {
+        match Client::new(shared.clone(), peer) {
+            Ok(client) => clients.push(client),
+            Err(error) => {
+                tracing::error!("{}: no client for {}: {error}", shared.options.me, shared.peers[peer])
+            }
+        }
+    }
+    for client in &clients {
+        tasks.spawn(client.clone().tend());
+    }
+    let order = stop.await.unwrap_or_else(|_| StopOrder { reason: None, until: Instant::now() });
+    let until = order.until;
+    if let Some(reason) = order.reason {
+        let limit = LEAVE_LIMIT.min(until.saturating_duration_since(Instant::now()));
+        let goodbyes = clients.into_iter().map(|client| client.leave(reason.clone(), limit));
+        goodbyes.collect::<JoinSet<()>>().join_all().await;
+    }
+    until
+}
+
+async fn listen(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
+    let idle = MIN_IDLE.max(shared.options.silence.saturating_mul(2));
+    let connections = shared.peers.len().saturating_mul(2).saturating_add(SPARE_CONNECTIONS);
+    let incoming = Incoming::new(listener, connections, idle);
+    let service = BootstrapServer::new(Server::new(shared.clone()))
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    let served = tonic::transport::Server::default()
+        .timeout(shared.options.link_timeout + Duration::from_secs(1))
+        .max_concurrent_streams(MAX_CALLS)
+        .serve_with_incoming(service, incoming);
+    if let Err(error) = served.await {
+        tracing::error!("{}: serving peers failed: {error}", shared.options.me);
+    }
+}
