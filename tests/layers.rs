@@ -207,4 +207,5 @@ fn a_room_without_a_word_on_what_it_is_for_and_a_file_too_long_to_read_are_found
     let long = "\n".repeat(rules::MAX_LINES + 1);
     assert!(says("src/link/x.rs", &long).contains("lines"));
     assert!(says("src/link/x.rs", &"\n".repeat(rules::MAX_LINES)).is_empty());
+    assert!(says("src/bootstrap/x.rs", &format!("// @generated\n{long}")).is_empty());
 }
