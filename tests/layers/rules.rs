@@ -360,10 +360,9 @@ pub fn test_files_named_in(path: &Path, text: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut named: Option<String> = None;
     for (at, token) in code.iter().enumerate() {
-        if token.is_word("path") && code.get(at + 1).is_some_and(|t| t.is_mark('=')) {
-            if let Some(Kind::Text(text)) = code.get(at + 2).map(|t| &t.kind) {
-                named = Some(text.clone());
-            }
+        let is_path = token.is_word("path") && code.get(at + 1).is_some_and(|t| t.is_mark('='));
+        if is_path && let Some(Kind::Text(file)) = code.get(at + 2).map(|t| &t.kind) {
+            named = Some(file.clone());
         }
         if token.is_word("mod") {
             let own = named.take();
