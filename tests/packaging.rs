@@ -1,0 +1,211 @@
+//! What `Cargo.toml` and the top level of the project promise: a toolchain and a C linker are enough, the
+//! minimum Rust version is true, the licence texts are there, and no folder is an empty promise.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+/// Build-time helpers that need more than a Rust toolchain: protoc, clang, cmake, a C compiler, C headers.
+const NEED_MORE_THAN_RUST: &[&str] = &[
+    "prost-build",
+    "protobuf-src",
+    "protoc-bin-vendored",
+    "bindgen",
+    "clang-sys",
+    "cmake",
+    "cc",
+    "pkg-config",
+    "vcpkg",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn output_of(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(root()).output();
+    let output = output.unwrap_or_else(|e| panic!("{program} can't be started: {e}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?} failed: {errors}");
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
+}
+
+fn rustc() -> String {
+    std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned())
+}
+
+/// `cargo metadata` for this platform and the default features, as the lock file has it.
+fn metadata() -> Value {
+    let verbose = output_of(&rustc(), &["-vV"]);
+    let host = verbose.lines().find_map(|l| l.strip_prefix("host: ")).expect("rustc names its host");
+    let arguments = ["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", host];
+    serde_json::from_str(&output_of(env!("CARGO"), &arguments)).expect("cargo metadata prints JSON")
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("cargo metadata has no text under {key}"))
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().unwrap_or_else(|| panic!("cargo metadata has no list under {key}"))
+}
+
+fn package<'a>(metadata: &'a Value, id: &str) -> &'a Value {
+    list(metadata, "packages").iter().find(|p| text(p, "id") == id).expect("each node is a package")
+}
+
+fn ours(metadata: &Value) -> &Value {
+    package(metadata, text(&metadata["resolve"], "root"))
+}
+
+/// The packages that a plain `cargo build` compiles: reached without a development dependency.
+fn built(metadata: &Value) -> Vec<&Value> {
+    let resolve = &metadata["resolve"];
+    let nodes: BTreeMap<&str, &Value> = list(resolve, "nodes").iter().map(|n| (text(n, "id"), n)).collect();
+    let mut reached = BTreeSet::new();
+    let mut waiting = vec![text(resolve, "root")];
+    while let Some(id) = waiting.pop() {
+        if !reached.insert(id) {
+            continue;
+        }
+        // Cargo lists dependencies of `cfg(loom)` for every platform; only the loom tests set that.
+        let counts = |k: &Value| k["kind"] != "dev" && k["target"] != "cfg(loom)";
+        let is_built = |d: &&Value| list(d, "dep_kinds").iter().any(counts);
+        waiting.extend(list(nodes[id], "deps").iter().filter(is_built).map(|d| text(d, "pkg")));
+    }
+    reached.into_iter().map(|id| package(metadata, id)).collect()
+}
+
+/// `1.95`, `1.95.0` and `1.95.0-nightly` as numbers that compare.
+fn version(text: &str) -> (u32, u32, u32) {
+    let numbers = text.split(['-', '+', ' ']).next().unwrap_or_default();
+    let mut parts = numbers.split('.').map(|p| p.parse().unwrap_or_else(|_| panic!("{text} is no version")));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+#[test]
+fn a_build_needs_no_protoc_no_clang_no_cmake_and_no_c_compiler() {
+    let metadata = metadata();
+    let built = built(&metadata);
+    let names: Vec<&str> = built.iter().map(|p| text(p, "name")).collect();
+    for expected in ["tensorwire", "tonic", "serde_derive", "clap"] {
+        assert!(names.contains(&expected), "{expected} is not in the tree: the walk is broken ({names:?})");
+    }
+    let guilty: Vec<&&str> = names.iter().filter(|n| NEED_MORE_THAN_RUST.contains(n)).collect();
+    assert!(guilty.is_empty(), "the build would need more than Rust and a C linker: {guilty:?}");
+    let linking: Vec<&str> =
+        built.iter().filter(|p| !p["links"].is_null()).map(|p| text(p, "name")).collect();
+    assert!(linking.is_empty(), "packages that link a C library: {linking:?}");
+}
+
+#[test]
+fn the_walk_over_the_dependency_tree_tells_a_development_dependency_from_a_normal_one() {
+    let metadata = metadata();
+    let everything: Vec<&str> = list(&metadata, "packages").iter().map(|p| text(p, "name")).collect();
+    let built: Vec<&str> = built(&metadata).into_iter().map(|p| text(p, "name")).collect();
+    assert!(everything.contains(&"proptest") && !built.contains(&"proptest"));
+    assert!(everything.contains(&"prost-build") && !built.contains(&"prost-build"));
+}
+
+#[test]
+fn this_crate_has_no_build_script() {
+    let metadata = metadata();
+    let targets = list(ours(&metadata), "targets");
+    assert!(!targets.iter().any(|t| list(t, "kind").contains(&Value::from("custom-build"))));
+}
+
+#[test]
+fn the_minimum_rust_version_is_no_lower_than_what_any_dependency_states() {
+    let metadata = metadata();
+    let minimum = version(text(ours(&metadata), "rust_version"));
+    for package in list(&metadata, "packages") {
+        let Some(stated) = package["rust_version"].as_str() else { continue };
+        assert!(version(stated) <= minimum, "{} needs Rust {stated}", text(package, "name"));
+    }
+}
+
+#[test]
+fn the_compiler_in_use_is_at_least_the_minimum_rust_version() {
+    let metadata = metadata();
+    let minimum = text(ours(&metadata), "rust_version");
+    let line = output_of(&rustc(), &["--version"]);
+    let used = line.split_whitespace().nth(1).expect("`rustc --version` prints `rustc VERSION ...`");
+    assert!(version(used) >= version(minimum), "rustc is {used}, rust-version in Cargo.toml is {minimum}");
+    let exactly = version(used).0 == version(minimum).0 && version(used).1 == version(minimum).1;
+    if !exactly {
+        println!("skipped: only Rust {minimum} itself proves that it is enough; this is {used}");
+    }
+}
+
+#[test]
+fn the_minimum_rust_version_is_high_enough_for_the_edition() {
+    let metadata = metadata();
+    assert_eq!(text(ours(&metadata), "edition"), "2024");
+    assert!(version(text(ours(&metadata), "rust_version")) >= (1, 85, 0), "edition 2024 came with Rust 1.85");
+}
+
+#[test]
+fn the_licence_texts_are_there_and_are_what_the_manifest_names() {
+    let metadata = metadata();
+    assert_eq!(text(ours(&metadata), "license"), "MIT OR Apache-2.0");
+    for (file, opening) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
+        let text = std::fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        assert!(text.trim_start().starts_with(opening), "{file} is not the {opening}");
+    }
+}
+
+#[test]
+fn every_dependency_of_a_build_may_be_used_under_a_permissive_licence() {
+    const PERMISSIVE: &[&str] = &[
+        "MIT",
+        "Apache-2.0",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "ISC",
+        "Zlib",
+        "Unlicense",
+        "Unicode-3.0",
+        "0BSD",
+    ];
+    let metadata = metadata();
+    for package in built(&metadata) {
+        let licence = text(package, "license");
+        // A choice needs one permissive part, a conjunction (`AND`) has to be permissive in every part.
+        let all = |choice: &str| {
+            choice.split(" AND ").all(|one| PERMISSIVE.contains(&one.trim_matches(['(', ')', ' '])))
+        };
+        let plain = licence.split(" AND ").all(|part| part.replace('/', " OR ").split(" OR ").any(all));
+        assert!(plain, "{} is under {licence}", text(package, "name"));
+    }
+}
+
+#[test]
+fn the_manifest_says_what_the_crate_is_to_someone_who_finds_it() {
+    let metadata = metadata();
+    let package = ours(&metadata);
+    assert!(!text(package, "description").is_empty());
+    let readme = text(package, "readme");
+    assert!(root().join(readme).is_file(), "Cargo.toml names {readme}, which is not there");
+}
+
+/// Bytes of all files under `folder`.
+fn bytes_under(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    entries
+        .map(|entry| entry.expect("the folder can be read"))
+        .map(|entry| match entry.metadata().expect("the file can be read") {
+            about if about.is_dir() => bytes_under(&entry.path()),
+            about => about.len(),
+        })
+        .sum()
+}
+
+#[test]
+fn every_folder_of_the_top_level_has_content() {
+    for folder in ["src", "proto", "tuning", "benches", "tests", "examples"] {
+        let bytes = bytes_under(&root().join(folder));
+        assert!(bytes > 500, "{folder}/ holds {bytes} bytes: that is no content");
+    }
+    assert!(root().join("Cargo.lock").is_file(), "Cargo.lock belongs to the project");
+}
