@@ -74,20 +74,21 @@
 
 #![warn(missing_docs)]
 
-//mod bootstrap;
+mod bootstrap;
 pub mod config;
 pub mod engine;
 pub mod fabric;
 pub mod link;
 pub mod memory;
-//pub mod node;
+pub mod node;
 pub mod protocol;
 pub mod rendezvous;
 pub mod telemetry;
 pub mod wire;
 
+pub use bootstrap::{BootstrapError, MissingPeer};
 pub use engine::{PinError, pin_current_thread, process_cpus};
 pub use memory::{BufferRing, Pool, PoolError, RegionReport, Tensor, TensorMut};
-//pub use node::{Node, NodeBuilder, NodeError, PeerReport, PeerState, TensorError};
+pub use node::{Node, NodeBuilder, NodeError, PeerReport, PeerState, TensorError};
 pub use rendezvous::{CancelToken, Delivery, Edge, Error, LossCause, Pending, Sequence, Step};
 pub use wire::{Code, DType, Element, Shape, Status, TensorMeta};

@@ -69,8 +69,8 @@ fn built(metadata: &Value) -> Vec<&Value> {
         if !reached.insert(id) {
             continue;
         }
-        // Cargo lists dependencies of `cfg(loom)` for every platform; only the loom tests set that.
-        let counts = |k: &Value| k["kind"] != "dev" && k["target"] != "cfg(loom)";
+        // Cargo lists dependencies of `cfg(tensorwire_loom)` for every platform; only the loom tests set that.
+        let counts = |k: &Value| k["kind"] != "dev" && k["target"] != "cfg(tensorwire_loom)";
         let is_built = |d: &&Value| list(d, "dep_kinds").iter().any(counts);
         waiting.extend(list(nodes[id], "deps").iter().filter(is_built).map(|d| text(d, "pkg")));
     }

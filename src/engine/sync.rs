@@ -1,16 +1,16 @@
 //! The atomics of this room: loom's where loom checks them.
 
-#[cfg(loom)]
+#[cfg(tensorwire_loom)]
 pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
-#[cfg(not(loom))]
+#[cfg(not(tensorwire_loom))]
 pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Yields to other threads under loom, hints a spin otherwise.
-#[cfg(loom)]
+#[cfg(tensorwire_loom)]
 pub(super) fn spin_loop() {
     loom::thread::yield_now();
 }
-#[cfg(not(loom))]
+#[cfg(not(tensorwire_loom))]
 pub(super) fn spin_loop() {
     std::hint::spin_loop();
 }

@@ -67,7 +67,7 @@ impl OwnerToken {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(tensorwire_loom)))]
 mod tests {
     use super::*;
     use std::cell::Cell;
@@ -109,7 +109,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
     use loom::cell::UnsafeCell;

@@ -53,7 +53,7 @@ impl RefCount {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(tensorwire_loom)))]
 mod tests {
     use super::*;
 
@@ -70,8 +70,8 @@ mod tests {
 }
 
 /// Every interleaving, under loom. This file and `sync.rs` need nothing else of the crate: tokio, on which the
-/// rest depends, does not build with `--cfg loom`.
-#[cfg(all(test, loom))]
+/// rest depends, does not build with `--cfg tensorwire_loom`.
+#[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
     use loom::cell::UnsafeCell;

@@ -35,7 +35,4 @@ pub enum NodeError {
     /// The polling thread could not be pinned.
     #[error(transparent)]
     Pin(#[from] crate::engine::PinError),
-    /// The system has no random numbers.
-    #[error("no random number could be had for the incarnation: {0}")]
-    Random(getrandom::Error),
 }

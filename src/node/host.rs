@@ -6,11 +6,7 @@ use std::fs;
 /// network namespace (which abstract sockets are in).
 pub(super) fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let network = fs::read_link("/proc/self/ns/net").map(|link| link.display().to_string()).unwrap_or_default();
+    let network =
+        fs::read_link("/proc/self/ns/net").map(|link| link.display().to_string()).unwrap_or_default();
     format!("{} {network}", boot.trim())
-}
-
-/// A number that no other life of this task has.
-pub(super) fn incarnation() -> Result<u64, getrandom::Error> {
-    Ok(getrandom::u64()?.max(1))
 }

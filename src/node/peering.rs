@@ -1,15 +1,17 @@
 //! Makes links with peers when the bootstrap service brings their addresses.
 
 use super::process::{PeerReport, PeerState};
-use crate::bootstrap::{LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
+use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
 use crate::engine::Inline;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{Fabric, FabricKind, Half, LinkOptions, Role};
-use crate::rendezvous::{LossCause, Members, PeerIndex, Remote, RemoteOp, RemotePath, Rendezvous};
+use crate::rendezvous::{
+    Error, LossCause, Losses, Members, PeerIndex, PeerWatch, Remote, RemoteOp, RemotePath, Rendezvous,
+};
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 type ShmEngine = Inline<<ShmFabric as Fabric>::Port, Remote>;
@@ -20,10 +22,10 @@ pub(super) struct Lives {
     chosen: Mutex<HashMap<PeerIndex, Chosen>>,
 }
 
-#[derive(Clone)]
 struct Chosen {
     incarnation: u64,
-    why: String,
+    generation: u64,
+    why: &'static str,
 }
 
 impl Lives {
@@ -35,13 +37,17 @@ impl Lives {
         self.members.index(&TaskId { job: name.job().to_owned(), task: name.task() })
     }
 
-    fn choose(&self, peer: PeerIndex, incarnation: u64, why: &str) {
-        let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        chosen.insert(peer, Chosen { incarnation, why: why.to_owned() });
+    fn name(&self, peer: PeerIndex) -> Option<TaskName> {
+        let task = self.members.task(peer);
+        TaskName::new(task.job.as_str(), task.task).ok()
+    }
+
+    fn chosen(&self) -> MutexGuard<'_, HashMap<PeerIndex, Chosen>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn reports(&self, me: &TaskId, rendezvous: &Rendezvous) -> Vec<PeerReport> {
-        let chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = self.chosen();
         let others = self.members.all().iter().filter(|task| *task != me);
         others.filter_map(|task| Some(report(task, self.members.index(task)?, &chosen, rendezvous))).collect()
     }
@@ -63,8 +69,44 @@ fn report(
         task: task.clone(),
         incarnation: chosen.map_or(0, |chosen| chosen.incarnation),
         fabric: chosen.map(|_| FabricKind::Shm),
-        why: chosen.map(|chosen| chosen.why.clone()).unwrap_or_default(),
+        why: chosen.map_or("", |chosen| chosen.why),
         state,
+    }
+}
+
+/// Tells the rendezvous and the bootstrap service what becomes of links.
+pub(super) struct Watch {
+    losses: Arc<Losses>,
+    lives: Arc<Lives>,
+    bootstrap: OnceLock<Weak<Bootstrap>>,
+}
+
+impl Watch {
+    pub fn new(losses: Arc<Losses>, lives: Arc<Lives>) -> Self {
+        Watch { losses, lives, bootstrap: OnceLock::new() }
+    }
+
+    /// From now on the bootstrap service hears of links that the fabric loses.
+    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>) {
+        let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
+    }
+}
+
+impl PeerWatch for Watch {
+    fn up(&self, peer: PeerIndex, incarnation: u64) {
+        self.losses.up(peer, incarnation);
+    }
+
+    fn down(&self, peer: PeerIndex, error: Error) {
+        let why = error.to_string();
+        self.losses.down(peer, error);
+        let generation = self.lives.chosen().get(&peer).map(|chosen| chosen.generation);
+        if let Some(generation) = generation
+            && let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade)
+            && let Some(name) = self.lives.name(peer)
+        {
+            bootstrap.report_lost(&name, generation, &why);
+        }
     }
 }
 
@@ -131,7 +173,10 @@ impl FabricPeering {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        let message = format!("the new link did not answer a ping within {timeout:?}: does {} make progress?", peer.name);
+        let message = format!(
+            "the new link did not answer a ping within {timeout:?}: does {} make progress?",
+            peer.name
+        );
         self.lose(&peer.name, LossCause::Closed(message.clone()));
         Err(Status::new(Code::DeadlineExceeded, message))
     }
@@ -192,7 +237,8 @@ impl Peering for FabricPeering {
         let Ok(index) = self.index(&peer.name) else { return };
         let why = "same host: shared memory";
         tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %FabricKind::Shm, why, "connected");
-        self.lives.choose(index, peer.incarnation.get(), why);
+        let chosen = Chosen { incarnation: peer.incarnation.get(), generation: peer.generation, why };
+        self.lives.chosen().insert(index, chosen);
     }
 
     fn lost(&self, peer: &PeerInfo, cause: Gone) {

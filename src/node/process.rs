@@ -4,7 +4,7 @@ use super::builder::NodeBuilder;
 use super::clock::MonotonicClock;
 use super::error::NodeError;
 use super::host;
-use super::peering::{FabricPeering, Lives};
+use super::peering::{FabricPeering, Lives, Watch};
 use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
 use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages, Wait};
 use crate::engine::{Executor, Inline, InlineOptions, Poller, Waiting, pin_current_thread, process_cpus};
@@ -16,7 +16,7 @@ use crate::memory::{
     RingError, TensorMut,
 };
 use crate::rendezvous::{
-    Edge, Error, Losses, LossCause, Members, Remote, RemotePath, RemoteSettings, Rendezvous,
+    Edge, Error, LossCause, Losses, Members, Remote, RemotePath, RemoteSettings, Rendezvous,
     RendezvousSettings, Sequence, Step,
 };
 use crate::telemetry::{Counters, CountersWriter, Snapshot};
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// Dropping it stops it. It may be used from any thread.
 pub struct Node {
     me: TaskId,
-    incarnation: u64,
+    incarnation: Incarnation,
     worker: Arc<str>,
     join_timeout: Duration,
     stop_timeout: Duration,
@@ -42,7 +42,7 @@ pub struct Node {
     counters: Arc<Counters>,
     lives: Arc<Lives>,
     outstanding: Arc<AtomicUsize>,
-    bootstrap: Bootstrap,
+    bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
 }
 
@@ -56,7 +56,7 @@ pub struct PeerReport {
     /// How it is reached.
     pub fabric: Option<FabricKind>,
     /// Why it is reached that way.
-    pub why: String,
+    pub why: &'static str,
     /// Whether it is there.
     pub state: PeerState,
 }
@@ -96,7 +96,7 @@ impl Node {
     pub fn start(config: &Config) -> Result<Node, NodeError> {
         let core = polling_core(config)?;
         let me = TaskId { job: config.job.clone(), task: config.task };
-        let incarnation = host::incarnation().map_err(NodeError::Random)?;
+        let incarnation = Incarnation::random()?;
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
@@ -105,22 +105,21 @@ impl Node {
         let counters = writer.counters();
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
+        let lives = Arc::new(Lives::new(members.clone()));
+        let watch = Arc::new(Watch::new(losses.clone(), lives.clone()));
         let remote = Remote::new(
             me.clone(),
-            incarnation,
+            incarnation.get(),
             members.clone(),
             remote_settings(config),
             outstanding.clone(),
-            losses.clone(),
+            watch.clone(),
         );
         let links = Links::new(fabric.port()?, pool.clone(), writer);
         let waiting = waiting(config, members.all().len());
         let options = InlineOptions { waiting, queue: 4096 };
-        let engine = Arc::new(Inline::new(
-            Poller::new(links, remote),
-            Arc::new(MonotonicClock::start()),
-            &options,
-        ));
+        let engine =
+            Arc::new(Inline::new(Poller::new(links, remote), Arc::new(MonotonicClock::start()), &options));
         let path: Arc<dyn RemotePath> = engine.clone();
         let executor = Executor::default();
         let rendezvous = Rendezvous::new(
@@ -133,10 +132,12 @@ impl Node {
             losses,
             rendezvous_settings(config),
         );
-        let lives = Arc::new(Lives::new(members));
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
         let peering = FabricPeering::new(fabric, engine, lives.clone(), host::identity(), link);
-        let bootstrap = Bootstrap::start(bootstrap_options(config, incarnation)?, Arc::new(peering))?;
+        let options = bootstrap_options(config, incarnation)?;
+        let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
+        watch.report_to(&bootstrap);
+        bootstrap.start()?;
         // Last, so that no other thread inherits the pin.
         if let Some(core) = core {
             pin_current_thread(core)?;
@@ -177,7 +178,7 @@ impl Node {
 
     /// This life of the task.
     pub fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.incarnation.get()
     }
 
     /// The name of this task's CPU device.
@@ -319,7 +320,7 @@ impl Node {
             return Ok(());
         }
         self.rendezvous.end(Error::Stopped);
-        let ended = self.bootstrap.stop(reason);
+        let ended = self.bootstrap.stop(reason, self.stop_timeout);
         self.path.close();
         self.executor.stop();
         Ok(ended?)
@@ -422,11 +423,10 @@ fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     }
 }
 
-fn bootstrap_options(config: &Config, incarnation: u64) -> Result<BootstrapOptions, NodeError> {
+fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<BootstrapOptions, NodeError> {
     let me = TaskName::new(&config.job, config.task)?;
     let addresses = |list: &[HostPort]| list.iter().map(HostPort::to_string).collect::<Vec<_>>();
     let cluster = ClusterSpec::new(config.cluster.iter().map(|(job, list)| (job.as_str(), addresses(list))))?;
-    let incarnation = Incarnation::new(incarnation).ok_or(NodeError::Incarnation)?;
     Ok(BootstrapOptions {
         bind: config.bind,
         allow_non_loopback: config.allow_non_loopback,
