@@ -85,7 +85,12 @@ impl Tensor {
 
     /// A tensor without elements: what stands for the value of a branch not taken.
     pub fn empty() -> Tensor {
-        Tensor::new(Header::empty())
+        let mut header = Header::empty();
+        // A shape with a 0 in it has a byte count.
+        if let Ok(meta) = Shape::new(&[0]).and_then(|shape| TensorMeta::new(DType::U8, shape)) {
+            header.meta = meta;
+        }
+        Tensor::new(header)
     }
 
     /// A tensor of byte strings. It has no flat memory: a fabric can't carry it as it is.
