@@ -141,3 +141,33 @@ impl AsyncWrite for Connection {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::codegen::tokio_stream::StreamExt;
+
+    #[test]
+    fn a_connection_on_which_nothing_comes_is_closed_and_makes_room() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let mut incoming = Incoming::new(listener, 1, Duration::from_millis(30));
+            let _silent = TcpStream::connect(address).await.unwrap();
+            let mut first = incoming.next().await.unwrap().unwrap();
+            let mut buffer = [0; 8];
+            let read = std::future::poll_fn(|context| {
+                Pin::new(&mut first).poll_read(context, &mut ReadBuf::new(&mut buffer))
+            });
+            assert_eq!(read.await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+            let _refused = TcpStream::connect(address).await.unwrap();
+            let next = tokio::time::timeout(Duration::from_millis(50), incoming.next()).await;
+            assert!(next.is_err(), "there is room for one only");
+            drop(first);
+            let _third = TcpStream::connect(address).await.unwrap();
+            assert!(incoming.next().await.unwrap().is_ok());
+        });
+    }
+}

@@ -7,12 +7,9 @@
 
 use super::names::{Incarnation, TaskName};
 use super::peering::{LossCause, MAX_OFFER, PeerInfo, Prepared};
+use super::slot::{Half, Life, Slot, Stage};
 use crate::wire::Status;
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-/// How many past lives of a peer are remembered, so that their last words are refused.
-const PAST_LIVES: usize = 64;
 
 /// How far a new generation may be ahead of the present one. It leaves room for all that can really happen,
 /// and keeps one wild number from using up the rest.
@@ -71,156 +68,9 @@ pub(super) struct Members {
     silence: Duration,
 }
 
-/// A name in the cluster that is not ours.
-struct Slot {
-    name: TaskName,
-    /// The highest generation that was used or seen.
-    generation: u64,
-    life: Option<Life>,
-    /// Lives that have ended, the latest last.
-    past: VecDeque<Incarnation>,
-    /// A thread is making a half or connecting it.
-    busy: bool,
-    /// Why the peer could not be reached, or would not talk, the last time.
-    reach: Option<String>,
-    /// The generation that failed last, and why.
-    failed: Option<(u64, String)>,
-    /// How the last link that was up has ended.
-    lost: Option<String>,
-}
-
-struct Life {
-    who: Who,
-    /// When it last gave a sign of life.
-    heard: Instant,
-    stage: Stage,
-}
-
-enum Stage {
-    /// Alive, without a link.
-    Apart,
-    Linking(Attempt),
-    Linked(Attempt),
-    /// Held for dead; another life may take the name.
-    Gone,
-}
-
-struct Attempt {
-    generation: u64,
-    half: Half,
-    /// Our offer, once it is made.
-    ours: Option<Vec<u8>>,
-    /// The peer's offer; unused on the side that starts.
-    theirs: Vec<u8>,
-    /// The peer has said that it is connected.
-    ready_there: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    Preparing,
-    Prepared(u64),
-    Connecting,
-    Connected(u64),
-}
-
-impl Slot {
-    fn info(&self, who: &Who, generation: u64) -> PeerInfo {
-        PeerInfo {
-            name: self.name.clone(),
-            incarnation: who.incarnation,
-            host_id: who.host_id.clone(),
-            spinners: who.spinners,
-            generation,
-        }
-    }
-
-    fn known(&mut self, incarnation: Incarnation) -> Option<&mut Life> {
-        self.life.as_mut().filter(|life| life.who.incarnation == incarnation)
-    }
-
-    /// The attempt that is under way, if it is this one.
-    fn linking(&mut self, info: &PeerInfo) -> Option<&mut Attempt> {
-        match &mut self.known(info.incarnation)?.stage {
-            Stage::Linking(attempt) if attempt.generation == info.generation => Some(attempt),
-            _ => None,
-        }
-    }
-
-    /// Starts a generation. The caller has ended what was there before.
-    fn begin(&mut self, generation: u64, theirs: Vec<u8>) -> Option<PeerInfo> {
-        let life = self.life.as_mut()?;
-        life.stage = Stage::Linking(Attempt {
-            generation,
-            half: Half::Preparing,
-            ours: None,
-            theirs,
-            ready_there: false,
-        });
-        self.busy = true;
-        self.generation = generation;
-        let life = self.life.as_ref()?;
-        Some(self.info(&life.who, generation))
-    }
-
-    /// Ends the link or the attempt that there is, and leaves the life at `next`.
-    fn end(&mut self, cause: &LossCause, next: Stage) -> Vec<Act> {
-        let Some(life) = self.life.as_mut() else { return Vec::new() };
-        let stage = std::mem::replace(&mut life.stage, next);
-        let who = life.who.clone();
-        match stage {
-            Stage::Linked(attempt) => {
-                self.lost = Some(cause.to_string());
-                self.failed = Some((attempt.generation, cause.to_string()));
-                vec![Act::Lost(self.info(&who, attempt.generation), cause.clone())]
-            }
-            Stage::Linking(attempt) => {
-                self.failed = Some((attempt.generation, cause.to_string()));
-                match attempt.half {
-                    Half::Prepared(ticket) | Half::Connected(ticket) => {
-                        vec![Act::Abandon(self.info(&who, attempt.generation), ticket)]
-                    }
-                    // The thread that works on it sees that it is not wanted any more.
-                    Half::Preparing | Half::Connecting => Vec::new(),
-                }
-            }
-            Stage::Apart | Stage::Gone => Vec::new(),
-        }
-    }
-
-    /// Ends the present life for good.
-    fn bury(&mut self, cause: &LossCause) -> Vec<Act> {
-        let acts = self.end(cause, Stage::Gone);
-        if let Some(life) = self.life.take() {
-            if self.past.len() == PAST_LIVES {
-                self.past.pop_front();
-            }
-            self.past.push_back(life.who.incarnation);
-        }
-        acts
-    }
-
-    fn failure_of(&self, generation: u64) -> String {
-        match &self.failed {
-            Some((failed, why)) if *failed == generation => why.clone(),
-            _ => format!("generation {generation} is not the present one, which is {}", self.generation),
-        }
-    }
-}
-
 impl Members {
     pub(super) fn new(names: impl IntoIterator<Item = TaskName>, silence: Duration) -> Self {
-        let slot = |name| Slot {
-            name,
-            generation: 0,
-            life: None,
-            past: VecDeque::new(),
-            busy: false,
-            reach: None,
-            failed: None,
-            lost: None,
-        };
-        Members { slots: names.into_iter().map(slot).collect(), silence }
+        Members { slots: names.into_iter().map(Slot::new).collect(), silence }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &TaskName> {
@@ -557,6 +407,7 @@ impl Members {
             // The act is for the one who has just told us.
             self.slots[index].end(&LossCause::Dropped { reason: why.to_owned() }, Stage::Gone);
             self.slots[index].lost = Some(why.to_owned());
+            self.slots[index].failed = Some((generation, why.to_owned()));
         }
         up
     }

@@ -12,7 +12,7 @@
 //! | file | |
 //! |---|---|
 //! | `service` | the handle: start, join, stop |
-//! | `members` | what is known of each peer: pure state, no I/O, no clock |
+//! | `members`, `slot` | what is known of each peer: pure state, no I/O, no clock |
 //! | `server`, `client` | the calls that come in and go out |
 //! | `shared` | what ties them together, and calls into the [`Peering`] |
 //! | `thread`, `incoming` | the runtime and its connections |
@@ -31,6 +31,7 @@ mod peering;
 mod server;
 mod service;
 mod shared;
+mod slot;
 mod thread;
 
 #[cfg(test)]

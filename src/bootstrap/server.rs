@@ -54,13 +54,10 @@ impl Server {
         }
         let life = incarnation(caller.incarnation).map_err(Status::invalid_argument)?;
         self.check_cluster(&caller, &from)?;
-        if from == *me {
-            return Err(Status::already_exists(format!(
-                "the name {me} is taken by incarnation {}, which is alive; incarnation {life} can't have it",
-                self.shared.options.incarnation
-            )));
-        }
         let to = name(caller.to.as_ref())?;
+        if from == *me {
+            return Err(self.refuse_my_name(life, &to));
+        }
         if to != *me {
             let what = format!("{from} meant to call {to} and has reached {me}; check what listens where");
             return Err(self.refuse(&from, tonic::Code::FailedPrecondition, what));
@@ -85,6 +82,20 @@ impl Server {
             self.shared.shown_cluster()
         );
         Err(self.refuse(from, tonic::Code::FailedPrecondition, what))
+    }
+
+    /// Refuses a caller that goes by this process's own name.
+    fn refuse_my_name(&self, life: Incarnation, to: &TaskName) -> Status {
+        let (me, mine) = (&self.shared.options.me, self.shared.options.incarnation);
+        if life == mine {
+            let what = format!(
+                "{me} has reached itself at the address of {to}; check the cluster and the bind option"
+            );
+            return Status::failed_precondition(what);
+        }
+        Status::already_exists(format!(
+            "the name {me} is taken by incarnation {mine}, which is alive; incarnation {life} can't have it"
+        ))
     }
 
     /// Checks that a caller is in the life in which it introduced itself.
@@ -262,10 +273,15 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let from = self.check(request.caller)?;
         let shared = &self.shared;
         let stands = shared.step(|members| {
-            let heard = members.heard(from.peer, from.life, Instant::now());
-            (heard.map(|()| members.stands(from.peer, from.life, request.generation)), Vec::new())
+            let stands = match members.heard(from.peer, from.life, Instant::now()) {
+                // A life that we have held for dead learns why its link is gone, and says Hello then.
+                Ok(()) | Err(Refusal::Unknown) => {
+                    Ok(members.stands(from.peer, from.life, request.generation))
+                }
+                Err(refusal) => Err(refusal),
+            };
+            (stands, Vec::new())
         });
-        // An unknown life is answered too: it learns that the link is not there, and says Hello.
         let stands =
             stands.unwrap_or_else(|refusal| Err(self.refuse_life(&from, refusal).message().to_owned()));
         Ok(Response::new(grpc::HeartbeatResponse {

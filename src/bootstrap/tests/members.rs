@@ -1,1 +1,162 @@
-//! y
+//! The state of the peers, without network and clock.
+
+use super::*;
+use crate::bootstrap::slot::PAST_LIVES;
+use crate::wire::Code;
+
+const SILENCE: Duration = Duration::from_secs(5);
+
+fn table() -> Members {
+    Members::new([TaskName::new("worker", 1).unwrap()], SILENCE)
+}
+
+fn life(number: u64) -> Who {
+    Who { incarnation: Incarnation::new(number).unwrap(), host_id: "here".into(), spinners: 0 }
+}
+
+fn half(ticket: u64) -> Result<Prepared, Status> {
+    Ok(Prepared { ticket, offer: vec![7] })
+}
+
+/// Brings the only peer up in life 1 and generation 1.
+fn linked(now: Instant) -> (Members, PeerInfo) {
+    let mut members = table();
+    members.meet(0, &life(1), true, now).unwrap();
+    let info = members.start(0, life(1).incarnation, 0).unwrap();
+    members.prepared(0, &info, half(5)).0.unwrap();
+    members.idle(0);
+    assert_eq!(members.connecting(0, &info), Some(5));
+    members.connected(0, &info, 5, Ok(())).0.unwrap();
+    members.idle(0);
+    assert!(members.settle(0, &info).is_empty(), "the peer has said nothing yet");
+    let (progress, acts) = members.said_ready(0, info.incarnation, 1);
+    assert_eq!((progress, acts), (Progress::Connected, vec![Act::Ready(info.clone(), 5)]));
+    assert!(members.all_linked());
+    (members, info)
+}
+
+#[test]
+fn a_link_is_up_whichever_side_is_ready_first() {
+    let now = Instant::now();
+    linked(now);
+    let mut members = table();
+    members.meet(0, &life(1), false, now).unwrap();
+    let (Offered::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else { panic!() };
+    assert!(acts.is_empty() && info.generation == 4);
+    members.prepared(0, &info, half(5)).0.unwrap();
+    members.idle(0);
+    members.connecting(0, &info).unwrap();
+    assert_eq!(members.said_ready(0, info.incarnation, 4).0, Progress::Connecting);
+    members.connected(0, &info, 5, Ok(())).0.unwrap();
+    assert_eq!(members.settle(0, &info), [Act::Ready(info.clone(), 5)]);
+    assert!(members.settle(0, &info).is_empty(), "once");
+}
+
+#[test]
+fn silence_counts_from_the_last_sign_of_life() {
+    let start = Instant::now();
+    let (mut members, info) = linked(start);
+    members.heard(0, info.incarnation, start + SILENCE / 2).unwrap();
+    assert!(members.silent(0, start + SILENCE).is_empty());
+    let acts = members.silent(0, start + SILENCE / 2 + SILENCE);
+    assert_eq!(acts, [Act::Lost(info.clone(), LossCause::Silent { after: SILENCE })]);
+    assert!(members.silent(0, start + SILENCE * 9).is_empty(), "lost only once");
+    assert!(!members.all_linked());
+}
+
+#[test]
+fn a_life_held_for_dead_may_come_back_with_a_new_generation_until_another_one_takes_its_name() {
+    let start = Instant::now();
+    let (mut members, info) = linked(start);
+    members.silent(0, start + SILENCE);
+    assert_eq!(members.heard(0, info.incarnation, start + SILENCE), Err(Refusal::Unknown));
+    members.meet(0, &life(1), false, start + SILENCE).unwrap();
+    assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
+    members.idle(0);
+    members.meet(0, &life(2), false, start + SILENCE * 2).unwrap();
+    assert_eq!(members.meet(0, &life(1), false, start + SILENCE * 2), Err(Refusal::Over));
+    assert_eq!(members.heard(0, info.incarnation, start + SILENCE * 2), Err(Refusal::Over));
+}
+
+#[test]
+fn whoever_answers_at_the_address_owns_the_name_and_whoever_only_calls_does_not() {
+    let now = Instant::now();
+    let (mut members, info) = linked(now);
+    assert_eq!(members.meet(0, &life(2), false, now), Err(Refusal::Taken { alive: info.incarnation }));
+    assert_eq!(members.heard(0, life(2).incarnation, now), Err(Refusal::Taken { alive: info.incarnation }));
+    let acts = members.meet(0, &life(2), true, now).unwrap();
+    assert_eq!(acts, [Act::Lost(info, LossCause::Replaced { by: life(2).incarnation })]);
+}
+
+#[test]
+fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
+    let now = Instant::now();
+    let mut members = table();
+    members.meet(0, &life(1), false, now).unwrap();
+    let (Offered::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
+    assert_eq!(members.offered(0, info.incarnation, 1, b"x").0, Offered::Wait);
+    let (Offered::Refused(why), _) = members.offered(0, info.incarnation, 2, b"x") else { panic!() };
+    assert!(why.contains("try again"), "{why}");
+    assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
+    assert_eq!(members.start(0, info.incarnation, 0), None);
+    let (late, acts) = members.prepared(0, &info, half(5));
+    assert!(late.unwrap_err().contains("changed my mind"));
+    assert_eq!(acts, [Act::Abandon(info.clone(), 5)], "the late half is given up");
+    members.idle(0);
+    assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
+}
+
+#[test]
+fn a_half_is_given_up_exactly_once_wherever_its_generation_ends() {
+    let now = Instant::now();
+    for end in 0..4 {
+        let mut members = table();
+        members.meet(0, &life(1), false, now).unwrap();
+        let info = members.start(0, life(1).incarnation, 0).unwrap();
+        let abandon = vec![Act::Abandon(info.clone(), 5)];
+        if end == 0 {
+            assert!(members.close().is_empty());
+            assert_eq!(members.prepared(0, &info, half(5)).1, abandon);
+            continue;
+        }
+        members.prepared(0, &info, half(5)).0.unwrap();
+        if end == 1 {
+            assert_eq!(members.close(), abandon);
+            assert_eq!(members.connecting(0, &info), None);
+            continue;
+        }
+        members.connecting(0, &info).unwrap();
+        if end == 2 {
+            assert!(members.close().is_empty());
+            assert_eq!(members.connected(0, &info, 5, Ok(())).1, abandon);
+            continue;
+        }
+        members.connected(0, &info, 5, Ok(())).0.unwrap();
+        assert_eq!(members.over(0, info.incarnation, &LossCause::Left { reason: "bye".into() }), abandon);
+        assert!(members.close().is_empty());
+    }
+}
+
+#[test]
+fn a_failed_half_is_remembered_for_whoever_asks_about_its_generation() {
+    let now = Instant::now();
+    let mut members = table();
+    members.meet(0, &life(1), false, now).unwrap();
+    let (Offered::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
+    members.prepared(0, &info, Err(Status::new(Code::ResourceExhausted, "no memory"))).0.unwrap_err();
+    members.idle(0);
+    let (Offered::Refused(why), _) = members.offered(0, info.incarnation, 1, b"x") else { panic!() };
+    assert!(why.contains("no memory"), "{why}");
+    assert!(members.why_missing(0).contains("no memory"));
+}
+
+#[test]
+fn only_the_last_lives_are_remembered_so_that_memory_is_bounded() {
+    let now = Instant::now();
+    let mut members = table();
+    for number in 1..=PAST_LIVES as u64 + 2 {
+        members.meet(0, &life(number), true, now).unwrap();
+    }
+    assert_eq!(members.slots[0].past.len(), PAST_LIVES);
+    assert_eq!(members.meet(0, &life(2), false, now), Err(Refusal::Over));
+}

@@ -1,1 +1,242 @@
-//! x
+//! Several members in one process, each with a peering that only pretends to make links.
+
+mod lifecycle;
+mod losses;
+mod meeting;
+mod protocol;
+mod refusals;
+
+use super::*;
+use crate::wire::{Code, Status};
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here should take, and what a hang costs.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Addresses on loopback that nobody else uses: each test has an IP address of its own in 127/8.
+fn addresses(count: usize) -> Vec<String> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id();
+    let ip = format!("127.{}.{}.{}", 1 + process % 250, process / 250 % 250, 1 + number % 250);
+    let held: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind((ip.as_str(), 0)).expect("a free port")).collect();
+    held.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
+}
+
+fn name(job: &str, task: u32) -> TaskName {
+    TaskName::new(job, task).unwrap()
+}
+
+/// A cluster of `count` workers.
+fn workers(count: usize) -> ClusterSpec {
+    ClusterSpec::new([("worker", addresses(count))]).unwrap()
+}
+
+/// Options with short times for worker `task`.
+fn options(cluster: &ClusterSpec, task: u32) -> BootstrapOptions {
+    let incarnation = Incarnation::random().unwrap();
+    let mut options = BootstrapOptions::new(name("worker", task), cluster.clone(), incarnation, "host");
+    options.heartbeat = Duration::from_millis(100);
+    options.silence = Duration::from_secs(3);
+    options.spinners = task + 1;
+    options
+}
+
+/// What a peering was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Told {
+    Ready(TaskName, u64),
+    Lost(TaskName, LossCause),
+    Abandoned(TaskName, u64),
+}
+
+/// What has become of a half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ticket {
+    Prepared,
+    Connected,
+    Failed,
+    Abandoned,
+    Ready,
+}
+
+/// A peering that makes nothing, checks the order of the calls, and remembers them.
+#[derive(Default)]
+struct Pretender {
+    told: Mutex<Vec<Told>>,
+    turned: Condvar,
+    tickets: Mutex<HashMap<u64, Ticket>>,
+    next: AtomicU64,
+    prepared: Mutex<Vec<PeerInfo>>,
+    /// Offers that were connected to, with the role.
+    connected: Mutex<Vec<(PeerInfo, String, bool)>>,
+    /// How many of the next connects fail.
+    failing: AtomicU32,
+    /// The next prepare panics.
+    panicking: AtomicBool,
+    /// How long a connect takes.
+    delay: Mutex<Duration>,
+    /// Bytes that an offer is filled up to.
+    offer_len: AtomicU64,
+}
+
+impl Pretender {
+    fn tell(&self, told: Told) {
+        self.told.lock().unwrap().push(told);
+        self.turned.notify_all();
+    }
+
+    fn told(&self) -> Vec<Told> {
+        self.told.lock().unwrap().clone()
+    }
+
+    /// Waits until something was told that `wanted` takes.
+    fn await_told<R>(&self, wanted: impl Fn(&Told) -> Option<R>) -> R {
+        let begin = Instant::now();
+        let mut told = self.told.lock().unwrap();
+        loop {
+            if let Some(found) = told.iter().find_map(&wanted) {
+                return found;
+            }
+            assert!(begin.elapsed() < LONG, "never told; only {told:?}");
+            told = self.turned.wait_timeout(told, Duration::from_millis(100)).unwrap().0;
+        }
+    }
+
+    fn await_loss(&self) -> (TaskName, LossCause) {
+        self.await_told(|told| match told {
+            Told::Lost(name, cause) => Some((name.clone(), cause.clone())),
+            _ => None,
+        })
+    }
+
+    fn await_ready(&self, peer: &TaskName, generation: u64) {
+        self.await_told(|told| (*told == Told::Ready(peer.clone(), generation)).then_some(()));
+    }
+
+    fn becomes(&self, ticket: u64, from: &[Ticket], to: Ticket) {
+        let before = self.tickets.lock().unwrap().insert(ticket, to);
+        assert!(before.is_some_and(|before| from.contains(&before)), "ticket {ticket}: {before:?} to {to:?}");
+    }
+
+    /// Every half came to one of its ends.
+    fn assert_no_half_is_left(&self) {
+        for (ticket, state) in self.tickets.lock().unwrap().iter() {
+            let ended = matches!(state, Ticket::Failed | Ticket::Abandoned | Ticket::Ready);
+            assert!(ended, "ticket {ticket} is left {state:?}");
+        }
+    }
+}
+
+impl Peering for Pretender {
+    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
+        self.prepared.lock().unwrap().push(peer.clone());
+        assert!(!self.panicking.swap(false, Ordering::SeqCst), "the peering has a bug");
+        let ticket = self.next.fetch_add(1, Ordering::SeqCst);
+        self.tickets.lock().unwrap().insert(ticket, Ticket::Prepared);
+        let mut offer = format!("for {} generation {}", peer.name, peer.generation).into_bytes();
+        offer.resize(offer.len().max(self.offer_len.load(Ordering::SeqCst) as usize), b'.');
+        Ok(Prepared { ticket, offer })
+    }
+
+    fn connect(
+        &self,
+        peer: &PeerInfo,
+        ticket: u64,
+        offer: &[u8],
+        initiator: bool,
+        timeout: Duration,
+    ) -> Result<(), Status> {
+        assert!(timeout > Duration::ZERO);
+        let offer = String::from_utf8(offer.to_vec()).unwrap();
+        assert!(offer.contains(&format!("generation {}", peer.generation)), "{offer} for {peer:?}");
+        self.connected.lock().unwrap().push((peer.clone(), offer, initiator));
+        let delay = *self.delay.lock().unwrap();
+        std::thread::sleep(delay);
+        let fails = self.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if fails.is_ok() {
+            self.becomes(ticket, &[Ticket::Prepared], Ticket::Failed);
+            return Err(Status::new(Code::Unavailable, "the cable is cut"));
+        }
+        self.becomes(ticket, &[Ticket::Prepared], Ticket::Connected);
+        Ok(())
+    }
+
+    fn abandon(&self, peer: &PeerInfo, ticket: u64) {
+        self.becomes(ticket, &[Ticket::Prepared, Ticket::Connected], Ticket::Abandoned);
+        self.tell(Told::Abandoned(peer.name.clone(), ticket));
+    }
+
+    fn ready(&self, peer: &PeerInfo, ticket: u64) {
+        self.becomes(ticket, &[Ticket::Connected], Ticket::Ready);
+        self.tell(Told::Ready(peer.name.clone(), peer.generation));
+    }
+
+    fn lost(&self, peer: &PeerInfo, cause: LossCause) {
+        self.tell(Told::Lost(peer.name.clone(), cause));
+    }
+}
+
+/// A started member with its peering.
+struct Member {
+    service: Bootstrap,
+    peering: Arc<Pretender>,
+    incarnation: Incarnation,
+}
+
+impl Member {
+    fn new(options: BootstrapOptions) -> Self {
+        Self::speaking(PROTOCOL_VERSION, options)
+    }
+
+    fn speaking(version: u32, options: BootstrapOptions) -> Self {
+        let incarnation = options.incarnation;
+        let peering = Arc::new(Pretender::default());
+        let service = Bootstrap::speaking(version, options, peering.clone()).expect("good options");
+        Member { service, peering, incarnation }
+    }
+
+    fn start(options: BootstrapOptions) -> Self {
+        let member = Member::new(options);
+        member.service.start().expect("it starts");
+        member
+    }
+
+    fn join(&self) {
+        self.service.join(LONG).expect("everybody is there");
+    }
+
+    fn missing(&self, timeout: Duration) -> String {
+        let error = self.service.join(timeout).expect_err("somebody is missing");
+        assert!(matches!(error, BootstrapError::Missing { .. }), "{error}");
+        error.to_string()
+    }
+
+    /// Joins with a short limit until what it says of the missing has that part.
+    fn await_missing(&self, part: &str) -> String {
+        let begin = Instant::now();
+        loop {
+            let error = self.missing(Duration::from_millis(20));
+            if error.contains(part) {
+                return error;
+            }
+            assert!(begin.elapsed() < LONG, "no \"{part}\" in: {error}");
+        }
+    }
+
+    fn stop(&self) {
+        self.service.stop("the test is over", LONG).expect("it stops");
+    }
+}
+
+/// Starts and joins these members of a cluster, and all stop at the end of the test.
+fn linked(cluster: &ClusterSpec, count: u32) -> Vec<Member> {
+    let members: Vec<Member> = (0..count).map(|task| Member::start(options(cluster, task))).collect();
+    members.iter().for_each(Member::join);
+    members
+}

@@ -1,0 +1,160 @@
+//! What is known of one peer: its lives, and the link with the present one.
+
+use super::members::{Act, Who};
+use super::names::{Incarnation, TaskName};
+use super::peering::{LossCause, PeerInfo};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// How many past lives of a peer are remembered, so that their last words are refused.
+pub(super) const PAST_LIVES: usize = 64;
+
+/// A name in the cluster that is not ours.
+pub(super) struct Slot {
+    pub(super) name: TaskName,
+    /// The highest generation that was used or seen.
+    pub(super) generation: u64,
+    pub(super) life: Option<Life>,
+    /// Lives that have ended, the latest last.
+    pub(super) past: VecDeque<Incarnation>,
+    /// A thread is making a half or connecting it.
+    pub(super) busy: bool,
+    /// Why the peer could not be reached, or would not talk, the last time.
+    pub(super) reach: Option<String>,
+    /// The generation that failed last, and why.
+    pub(super) failed: Option<(u64, String)>,
+    /// How the last link that was up has ended.
+    pub(super) lost: Option<String>,
+}
+
+pub(super) struct Life {
+    pub(super) who: Who,
+    /// When it last gave a sign of life.
+    pub(super) heard: Instant,
+    pub(super) stage: Stage,
+}
+
+pub(super) enum Stage {
+    /// Alive, without a link.
+    Apart,
+    Linking(Attempt),
+    Linked(Attempt),
+    /// Held for dead; another life may take the name.
+    Gone,
+}
+
+pub(super) struct Attempt {
+    pub(super) generation: u64,
+    pub(super) half: Half,
+    /// Our offer, once it is made.
+    pub(super) ours: Option<Vec<u8>>,
+    /// The peer's offer; unused on the side that starts.
+    pub(super) theirs: Vec<u8>,
+    /// The peer has said that it is connected.
+    pub(super) ready_there: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    Preparing,
+    Prepared(u64),
+    Connecting,
+    Connected(u64),
+}
+
+impl Slot {
+    pub(super) fn new(name: TaskName) -> Self {
+        Slot {
+            name,
+            generation: 0,
+            life: None,
+            past: VecDeque::new(),
+            busy: false,
+            reach: None,
+            failed: None,
+            lost: None,
+        }
+    }
+
+    pub(super) fn info(&self, who: &Who, generation: u64) -> PeerInfo {
+        PeerInfo {
+            name: self.name.clone(),
+            incarnation: who.incarnation,
+            host_id: who.host_id.clone(),
+            spinners: who.spinners,
+            generation,
+        }
+    }
+
+    pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut Life> {
+        self.life.as_mut().filter(|life| life.who.incarnation == incarnation)
+    }
+
+    /// The attempt that is under way, if it is this one.
+    pub(super) fn linking(&mut self, info: &PeerInfo) -> Option<&mut Attempt> {
+        match &mut self.known(info.incarnation)?.stage {
+            Stage::Linking(attempt) if attempt.generation == info.generation => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// Starts a generation. The caller has ended what was there before.
+    pub(super) fn begin(&mut self, generation: u64, theirs: Vec<u8>) -> Option<PeerInfo> {
+        let life = self.life.as_mut()?;
+        life.stage = Stage::Linking(Attempt {
+            generation,
+            half: Half::Preparing,
+            ours: None,
+            theirs,
+            ready_there: false,
+        });
+        self.busy = true;
+        self.generation = generation;
+        let life = self.life.as_ref()?;
+        Some(self.info(&life.who, generation))
+    }
+
+    /// Ends the link or the attempt that there is, and leaves the life at `next`.
+    pub(super) fn end(&mut self, cause: &LossCause, next: Stage) -> Vec<Act> {
+        let Some(life) = self.life.as_mut() else { return Vec::new() };
+        let stage = std::mem::replace(&mut life.stage, next);
+        let who = life.who.clone();
+        match stage {
+            Stage::Linked(attempt) => {
+                self.lost = Some(cause.to_string());
+                self.failed = Some((attempt.generation, cause.to_string()));
+                vec![Act::Lost(self.info(&who, attempt.generation), cause.clone())]
+            }
+            Stage::Linking(attempt) => {
+                self.failed = Some((attempt.generation, cause.to_string()));
+                match attempt.half {
+                    Half::Prepared(ticket) | Half::Connected(ticket) => {
+                        vec![Act::Abandon(self.info(&who, attempt.generation), ticket)]
+                    }
+                    // The thread that works on it sees that it is not wanted any more.
+                    Half::Preparing | Half::Connecting => Vec::new(),
+                }
+            }
+            Stage::Apart | Stage::Gone => Vec::new(),
+        }
+    }
+
+    /// Ends the present life for good.
+    pub(super) fn bury(&mut self, cause: &LossCause) -> Vec<Act> {
+        let acts = self.end(cause, Stage::Gone);
+        if let Some(life) = self.life.take() {
+            if self.past.len() == PAST_LIVES {
+                self.past.pop_front();
+            }
+            self.past.push_back(life.who.incarnation);
+        }
+        acts
+    }
+
+    pub(super) fn failure_of(&self, generation: u64) -> String {
+        match &self.failed {
+            Some((failed, why)) if *failed == generation => why.clone(),
+            _ => format!("generation {generation} is not the present one, which is {}", self.generation),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Peers leave, die, fall silent, come back, and lose single links.
+
+use super::*;
+
+#[test]
+fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
+    let cluster = workers(3);
+    let members = linked(&cluster, 3);
+    let begin = Instant::now();
+    members[1].service.stop("training is done", LONG).unwrap();
+    for other in [&members[0], &members[2]] {
+        let loss = other.peering.await_loss();
+        assert_eq!(loss, (name("worker", 1), LossCause::Left { reason: "training is done".into() }));
+        assert_eq!(other.service.state(), State::Started);
+        let error = other.await_missing("worker/1 at");
+        assert!(error.contains("it was lost (it left: training is done)"), "{error}");
+    }
+    println!("told after {:?}", begin.elapsed());
+    assert!(!members[1].peering.told().iter().any(|told| matches!(told, Told::Lost(..))));
+}
+
+#[test]
+fn a_peer_that_dies_without_a_word_is_lost_after_the_silence() {
+    let cluster = workers(2);
+    let silence = Duration::from_millis(300);
+    let quick =
+        |task| BootstrapOptions { heartbeat: Duration::from_millis(50), silence, ..options(&cluster, task) };
+    for (victim, survivor) in [(1, 0), (0, 1)] {
+        let members = [Member::start(quick(0)), Member::start(quick(1))];
+        members.iter().for_each(Member::join);
+        let begin = Instant::now();
+        members[victim].service.kill();
+        let (who, cause) = members[survivor].peering.await_loss();
+        let took = begin.elapsed();
+        println!("bound {silence:?}: lost after {took:?}: {cause}");
+        assert_eq!(who, name("worker", victim as u32));
+        assert!(matches!(cause, LossCause::Silent { after } if after >= silence), "{cause}");
+        assert!(took < silence * 5, "{took:?}");
+    }
+}
+
+#[test]
+fn a_linked_peer_that_is_up_is_never_lost() {
+    let cluster = workers(2);
+    let quick = |task| BootstrapOptions {
+        heartbeat: Duration::from_millis(20),
+        silence: Duration::from_millis(1500),
+        ..options(&cluster, task)
+    };
+    let members = [Member::start(quick(0)), Member::start(quick(1))];
+    members.iter().for_each(Member::join);
+    std::thread::sleep(Duration::from_millis(2000));
+    for member in &members {
+        assert_eq!(member.peering.told().len(), 1, "{:?}", member.peering.told());
+    }
+}
+
+#[test]
+fn a_peer_that_died_and_came_back_is_linked_again_as_a_new_life() {
+    let cluster = workers(2);
+    for victim in [0usize, 1] {
+        let mut members = linked(&cluster, 2);
+        members[victim].service.kill();
+        let survivor = members.swap_remove(1 - victim);
+        let again = Member::start(options(&cluster, victim as u32));
+        // Well before the silence: the new life answers at the old one's address.
+        let (who, cause) = survivor.peering.await_loss();
+        assert_eq!(who, name("worker", victim as u32));
+        assert_eq!(cause, LossCause::Replaced { by: again.incarnation });
+        survivor.join();
+        again.join();
+        survivor.peering.await_ready(&name("worker", victim as u32), 2);
+        again.peering.await_ready(&name("worker", 1 - victim as u32), 2);
+        assert_eq!(survivor.service.linked()[0].incarnation, again.incarnation);
+        survivor.stop();
+        again.stop();
+    }
+}
+
+#[test]
+fn a_peer_that_left_and_came_back_is_linked_again() {
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    members[0].stop();
+    assert!(matches!(members[1].peering.await_loss().1, LossCause::Left { .. }));
+    let again = Member::start(options(&cluster, 0));
+    again.join();
+    members[1].join();
+    members[1].peering.await_ready(&name("worker", 0), 2);
+}
+
+#[test]
+fn an_old_incarnation_does_not_come_back() {
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    members[1].stop();
+    members[0].peering.await_loss();
+    let stale = BootstrapOptions { incarnation: members[1].incarnation, ..options(&cluster, 1) };
+    let stale = Member::start(stale);
+    let error = stale.await_missing("is over");
+    println!("{error}");
+    assert!(error.contains(&members[1].incarnation.to_string()), "{error}");
+    assert!(stale.peering.told().is_empty());
+    assert_eq!(members[0].peering.told().len(), 2, "ready and lost, and no more");
+}
+
+#[test]
+fn a_link_that_is_reported_dead_is_lost_for_the_peer_and_made_again() {
+    let cluster = workers(2);
+    for reporter in [0usize, 1] {
+        let members = linked(&cluster, 2);
+        let peer = name("worker", 1 - reporter as u32);
+        assert!(members[reporter].service.report_lost(&peer, 1, "lane 0 is broken"));
+        assert!(!members[reporter].service.report_lost(&peer, 1, "again"), "it is not up any more");
+        let (who, cause) = members[1 - reporter].peering.await_loss();
+        assert_eq!(who, name("worker", reporter as u32));
+        assert_eq!(cause, LossCause::Dropped { reason: "lane 0 is broken".into() });
+        members[reporter].peering.await_ready(&peer, 2);
+        members[1 - reporter].peering.await_ready(&who, 2);
+        let losses = members[reporter].peering.told();
+        assert!(!losses.iter().any(|told| matches!(told, Told::Lost(..))), "it knew: {losses:?}");
+        assert!(!members[reporter].service.report_lost(&peer, 1, "old"), "an old generation is left alone");
+        assert!(!members[reporter].service.report_lost(&name("worker", 9), 1, "nobody"));
+        members.iter().for_each(Member::stop);
+    }
+}

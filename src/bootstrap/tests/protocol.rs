@@ -1,0 +1,309 @@
+//! What a peer may send, and what comes back: calls repeated, out of order, wild, or no calls at all.
+
+use super::super::generated as grpc;
+use super::super::generated::bootstrap_client::BootstrapClient;
+use super::super::shared::task;
+use super::*;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use tonic::transport::{Channel, Endpoint};
+
+/// A peer made of single calls, as worker/0 of two, against a real worker/1.
+struct Raw {
+    runtime: tokio::runtime::Runtime,
+    grpc: BootstrapClient<Channel>,
+    caller: grpc::Caller,
+}
+
+impl Raw {
+    fn new(cluster: &ClusterSpec, life: u64) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = cluster.address(&name("worker", 1)).unwrap();
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap();
+        let grpc = BootstrapClient::new(runtime.block_on(channel.connect()).unwrap());
+        let caller = grpc::Caller {
+            version: PROTOCOL_VERSION,
+            cluster_digest: cluster.digest(),
+            from: Some(task(&name("worker", 0))),
+            incarnation: life,
+            to: Some(task(&name("worker", 1))),
+        };
+        Raw { runtime, grpc, caller }
+    }
+
+    fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {
+        let member =
+            grpc::Member { incarnation: self.caller.incarnation, host_id: "raw".into(), spinners: 0 };
+        let request = grpc::HelloRequest {
+            caller: Some(self.caller.clone()),
+            member: Some(member),
+            cluster: "unread".into(),
+        };
+        Ok(self.runtime.block_on(self.grpc.hello(request))?.into_inner())
+    }
+
+    fn offer(&mut self, generation: u64, offer: impl Into<Vec<u8>>) -> Result<String, tonic::Status> {
+        let request = grpc::GetRemoteAddressRequest {
+            caller: Some(self.caller.clone()),
+            generation,
+            offer: offer.into(),
+        };
+        let answer = self.runtime.block_on(self.grpc.get_remote_address(request))?.into_inner();
+        Ok(String::from_utf8(answer.offer).unwrap())
+    }
+
+    fn ready(&mut self, generation: u64) -> Result<grpc::ReadyResponse, tonic::Status> {
+        let progress = grpc::Progress::Connected as i32;
+        let caller = Some(self.caller.clone());
+        let request = grpc::ReadyRequest { caller, generation, progress, reason: String::new() };
+        Ok(self.runtime.block_on(self.grpc.ready(request))?.into_inner())
+    }
+
+    fn heartbeat(&mut self, generation: u64) -> grpc::HeartbeatResponse {
+        let request = grpc::HeartbeatRequest { caller: Some(self.caller.clone()), generation };
+        self.runtime.block_on(self.grpc.heartbeat(request)).unwrap().into_inner()
+    }
+
+    /// Calls with `ready` until the other side is connected, too.
+    fn link(&mut self, generation: u64) {
+        self.offer(generation, format!("generation {generation}")).unwrap();
+        while self.ready(generation).unwrap().progress != grpc::Progress::Connected as i32 {}
+    }
+}
+
+fn pair() -> (Member, Raw) {
+    let cluster = workers(2);
+    let member = Member::start(options(&cluster, 1));
+    let raw = Raw::new(&cluster, 7);
+    (member, raw)
+}
+
+#[test]
+fn a_repeated_exchange_gets_the_same_answer_and_makes_nothing_new() {
+    let (member, mut raw) = pair();
+    assert_eq!(raw.hello().unwrap().generation, 0);
+    let answer = raw.offer(1, "generation 1").unwrap();
+    for _ in 0..3 {
+        assert_eq!(raw.offer(1, "generation 1").unwrap(), answer);
+    }
+    raw.link(1);
+    assert_eq!(raw.offer(1, "generation 1").unwrap(), answer, "also once it is up");
+    assert_eq!(raw.ready(1).unwrap().progress, grpc::Progress::Connected as i32, "a repeated Ready, too");
+    assert_eq!(member.peering.prepared.lock().unwrap().len(), 1);
+    assert_eq!(member.peering.connected.lock().unwrap().len(), 1);
+    assert_eq!(member.peering.told(), [Told::Ready(name("worker", 0), 1)]);
+}
+
+#[test]
+fn the_link_does_not_count_before_the_other_side_has_said_ready() {
+    let (member, mut raw) = pair();
+    raw.hello().unwrap();
+    raw.offer(1, "generation 1").unwrap();
+    while member.peering.connected.lock().unwrap().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(member.peering.told().is_empty());
+    raw.ready(1).unwrap();
+    member.peering.await_ready(&name("worker", 0), 1);
+    assert!(raw.heartbeat(1).linked);
+}
+
+#[test]
+fn a_side_that_never_says_ready_is_given_up() {
+    let cluster = workers(2);
+    let hasty = BootstrapOptions { link_timeout: Duration::from_millis(200), ..options(&cluster, 1) };
+    let member = Member::start(hasty);
+    let mut raw = Raw::new(&cluster, 7);
+    raw.hello().unwrap();
+    raw.offer(1, "generation 1").unwrap();
+    member.peering.await_told(|told| matches!(told, Told::Abandoned(..)).then_some(()));
+    let answer = raw.ready(1).unwrap();
+    assert_eq!(answer.progress, grpc::Progress::Failed as i32);
+    assert!(answer.reason.contains("did not say within 200ms"), "{}", answer.reason);
+    raw.link(2);
+}
+
+#[test]
+fn another_offer_for_the_same_generation_and_an_old_generation_are_refused() {
+    let (member, mut raw) = pair();
+    raw.hello().unwrap();
+    raw.link(3);
+    let error = raw.offer(3, "generation 3, but other").unwrap_err();
+    assert!(error.message().contains("with another offer"), "{error}");
+    for generation in [0, 2] {
+        let error = raw.offer(generation, "old").unwrap_err();
+        assert!(error.message().contains("is not the present one, which is 3"), "{error}");
+    }
+    let error = raw.offer(u64::MAX, "wild").unwrap_err();
+    assert!(error.message().contains("too far ahead"), "{error}");
+    assert_eq!(member.peering.told(), [Told::Ready(name("worker", 0), 3)]);
+}
+
+#[test]
+fn a_newer_generation_ends_the_older_one() {
+    let (member, mut raw) = pair();
+    raw.hello().unwrap();
+    raw.link(1);
+    raw.link(2);
+    let (_, cause) = member.peering.await_loss();
+    assert_eq!(cause, LossCause::Dropped { reason: "it has started generation 2".into() });
+    assert!(raw.heartbeat(2).linked);
+    let old = raw.heartbeat(1);
+    assert!(!old.linked && !old.reason.is_empty());
+    member.peering.assert_no_half_is_left();
+}
+
+#[test]
+fn a_life_that_was_replaced_or_has_left_is_refused() {
+    let (member, mut raw) = pair();
+    raw.hello().unwrap();
+    raw.link(1);
+    let request = grpc::LeaveRequest { caller: Some(raw.caller.clone()), reason: "bye\u{7}".into() };
+    raw.runtime.block_on(raw.grpc.leave(request.clone())).unwrap();
+    raw.runtime.block_on(raw.grpc.leave(request)).expect("leaving twice does no harm");
+    let (_, cause) = member.peering.await_loss();
+    assert_eq!(cause, LossCause::Left { reason: "bye\\u{7}".into() });
+    assert!(raw.hello().unwrap_err().message().contains("is over"));
+    assert!(!raw.heartbeat(1).linked);
+    raw.caller.incarnation = 8;
+    assert_eq!(raw.hello().unwrap().generation, 1);
+    raw.link(2);
+    raw.caller.incarnation = 9;
+    let error = raw.hello().unwrap_err();
+    assert!(error.message().contains("taken by incarnation 0000000000000008"), "{error}");
+    assert!(error.message().contains("incarnation 0000000000000009"), "{error}");
+}
+
+#[test]
+fn a_peer_that_stood_still_is_lost_and_is_linked_again_in_the_same_life_when_it_goes_on() {
+    let cluster = workers(2);
+    let silence = Duration::from_millis(300);
+    let quick = BootstrapOptions { heartbeat: Duration::from_millis(50), silence, ..options(&cluster, 1) };
+    let member = Member::start(quick);
+    let mut raw = Raw::new(&cluster, 7);
+    raw.hello().unwrap();
+    raw.link(1);
+    let (_, cause) = member.peering.await_loss();
+    assert!(matches!(cause, LossCause::Silent { after } if after >= silence), "{cause}");
+    let answer = raw.heartbeat(1);
+    assert!(!answer.linked && answer.reason.contains("nothing was heard"), "{}", answer.reason);
+    assert_eq!(raw.hello().unwrap().generation, 1);
+    raw.link(2);
+    member.peering.await_ready(&name("worker", 0), 2);
+}
+
+#[test]
+fn saying_goodbye_to_a_peer_that_does_not_answer_is_bounded() {
+    let cluster = workers(2);
+    let mute = TcpListener::bind(cluster.address(&name("worker", 0)).unwrap()).unwrap();
+    let member = Member::start(options(&cluster, 1));
+    let mut raw = Raw::new(&cluster, 7);
+    raw.hello().unwrap();
+    raw.link(1);
+    let begin = Instant::now();
+    member.stop();
+    println!("stopped after {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_millis(2500), "{:?}", begin.elapsed());
+    drop(mute);
+}
+
+#[test]
+fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
+    let (member, mut raw) = pair();
+    let good = raw.caller.clone();
+    let worker = |index| Some(grpc::Task { job: "worker".into(), index });
+    for (bad, reason) in [
+        (grpc::Caller { version: 9, ..good.clone() }, "speaks version 9"),
+        (grpc::Caller { cluster_digest: 1, ..good.clone() }, "another cluster"),
+        (grpc::Caller { incarnation: 0, ..good.clone() }, "incarnation 0"),
+        (grpc::Caller { from: None, ..good.clone() }, "lacks a task's name"),
+        (grpc::Caller { from: worker(5), ..good.clone() }, "worker/5 is not in the cluster"),
+        (grpc::Caller { from: worker(1), ..good.clone() }, "the name worker/1 is taken"),
+        (grpc::Caller { to: worker(0), ..good.clone() }, "meant to call worker/0 and has reached worker/1"),
+        (
+            grpc::Caller { from: Some(grpc::Task { job: "x".repeat(100_000), index: 0 }), ..good.clone() },
+            "longer than 64 bytes",
+        ),
+        (
+            grpc::Caller { from: Some(grpc::Task { job: "a\nb".into(), index: 0 }), ..good.clone() },
+            "only letters",
+        ),
+    ] {
+        raw.caller = bad;
+        let error = raw.hello().unwrap_err();
+        assert!(error.message().contains(reason), "{reason}: {error}");
+    }
+    raw.caller = good;
+    let error = raw.offer(1, "before Hello").unwrap_err();
+    assert!(error.message().contains("say Hello first"), "{error}");
+    raw.hello().unwrap();
+    let error = raw.offer(1, vec![0; MAX_OFFER + 1]).unwrap_err();
+    assert!(error.message().contains("65537 bytes"), "{error}");
+    let error = raw.offer(1, vec![0; 10 * MAX_OFFER]).unwrap_err();
+    assert!(error.message().contains("too large"), "{error}");
+    let answer = raw.ready(99).unwrap();
+    assert_eq!(answer.progress, grpc::Progress::Failed as i32);
+    raw.link(1);
+    assert_eq!(member.peering.told(), [Told::Ready(name("worker", 0), 1)]);
+}
+
+#[test]
+fn the_side_that_sorts_last_may_not_start() {
+    let cluster = workers(2);
+    let _first = Member::start(options(&cluster, 0));
+    let mut raw = Raw::new(&swapped(&cluster), 7);
+    raw.caller.from = Some(task(&name("worker", 1)));
+    raw.caller.to = Some(task(&name("worker", 0)));
+    raw.caller.cluster_digest = cluster.digest();
+    raw.hello().unwrap();
+    let error = raw.offer(1, "generation 1").unwrap_err();
+    assert!(error.message().contains("worker/0 sorts before worker/1"), "{error}");
+}
+
+/// The same two addresses, the other way round.
+fn swapped(cluster: &ClusterSpec) -> ClusterSpec {
+    let address = |task| cluster.address(&name("worker", task)).unwrap();
+    ClusterSpec::new([("worker", vec![address(1), address(0)])]).unwrap()
+}
+
+#[test]
+fn garbage_on_the_port_does_not_hurt() {
+    let cluster = workers(2);
+    let first = Member::start(options(&cluster, 0));
+    let address = cluster.address(&name("worker", 0)).unwrap();
+    let mut open = Vec::new();
+    let noise: Vec<u8> =
+        (0..100_000u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let after_preface = [preface.as_slice(), &noise].concat();
+    for bytes in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", &noise, preface, &after_preface] {
+        for _ in 0..8 {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            // It may be closed half way, which is fine.
+            drop(stream.write_all(bytes));
+            open.push(stream);
+        }
+    }
+    let second = Member::start(options(&cluster, 1));
+    first.join();
+    second.join();
+    assert_eq!(first.service.state(), State::Connected);
+    drop(open);
+}
+
+#[test]
+fn connections_beyond_the_limit_are_closed_and_those_within_serve_on() {
+    let cluster = workers(2);
+    let first = Member::start(options(&cluster, 0));
+    let second = Member::start(options(&cluster, 1));
+    first.join();
+    second.join();
+    let address = cluster.address(&name("worker", 0)).unwrap();
+    let mut flood: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let last = flood.last_mut().unwrap();
+    last.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(last.read(&mut [0; 64]).unwrap_or(0), 0, "closed without a word");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!((first.service.state(), second.service.state()), (State::Connected, State::Connected));
+}
