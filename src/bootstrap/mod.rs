@@ -37,9 +37,9 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-pub use cluster::{ClusterSpec, MAX_CLUSTER_TEXT};
+pub use cluster::ClusterSpec;
 pub use error::{BootstrapError, MissingPeer};
-pub use names::{Incarnation, MAX_JOB, TaskName};
-pub use options::{BootstrapOptions, MAX_HOST_ID};
-pub use peering::{LossCause, MAX_OFFER, PeerInfo, Peering, Prepared};
-pub use service::{Bootstrap, PROTOCOL_VERSION, State};
+pub use names::{Incarnation, TaskName};
+pub use options::BootstrapOptions;
+pub use peering::{LossCause, PeerInfo, Peering, Prepared};
+pub use service::{Bootstrap, State};

@@ -4,7 +4,9 @@ use super::BootstrapError;
 use super::error::MissingPeer;
 use super::names::{TaskName, shorten};
 use super::options::BootstrapOptions;
-use super::peering::{PeerInfo, Peering};
+#[cfg(test)]
+use super::peering::PeerInfo;
+use super::peering::Peering;
 use super::shared::{MAX_REASON, Phase, Shared};
 use super::thread::{self, StopOrder};
 use std::fmt;
@@ -169,6 +171,7 @@ impl Bootstrap {
     }
 
     /// The peers with which this process is linked now, in ascending order.
+    #[cfg(test)]
     pub fn linked(&self) -> Vec<PeerInfo> {
         let link = |peer| self.shared.see(|members| members.link(peer).map(|(info, _)| info));
         (0..self.shared.peers.len()).filter_map(link).collect()

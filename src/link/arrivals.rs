@@ -234,7 +234,10 @@ impl<C> Link<C> {
         let target = match (request.into, old) {
             (true, Some(given)) if *given.meta() == meta.meta => Ok(given),
             (true, Some(given)) => {
-                Err(RequestError::Misfit { sent: meta.meta.clone(), given: given.meta().clone() })
+                Err(RequestError::Misfit {
+                    sent: Box::new(meta.meta.clone()),
+                    given: Box::new(given.meta().clone()),
+                })
             }
             _ => cx.pool.tensor(meta.meta.clone()).map_err(RequestError::NoRoom),
         };

@@ -110,9 +110,9 @@ pub enum RequestError {
     /// It does not fit the tensor that was given; the value is still with the sender.
     Misfit {
         /// What the sender has.
-        sent: TensorMeta,
+        sent: Box<TensorMeta>,
         /// What was given.
-        given: TensorMeta,
+        given: Box<TensorMeta>,
     },
 }
 

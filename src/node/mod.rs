@@ -13,4 +13,4 @@ mod process;
 pub use builder::NodeBuilder;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
-pub use process::{Node, PeerReport, PeerState, TensorError};
+pub use process::{Node, NodeState, PeerReport, PeerState, TensorError};

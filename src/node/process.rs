@@ -21,6 +21,7 @@ use crate::rendezvous::{
 };
 use crate::telemetry::{Counters, CountersWriter, Snapshot};
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,6 +46,9 @@ pub struct Node {
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
 }
+
+/// How far a node is in its life: started, connected with every member, stopping, stopped.
+pub use crate::bootstrap::State as NodeState;
 
 /// What is known of a peer.
 #[derive(Clone, Debug)]
@@ -169,6 +173,16 @@ impl Node {
     /// Names the members that are missing, and what was last heard of each.
     pub fn join(&self) -> Result<(), NodeError> {
         Ok(self.bootstrap.join(self.join_timeout)?)
+    }
+
+    /// How far the node is in its life.
+    pub fn state(&self) -> NodeState {
+        self.bootstrap.state()
+    }
+
+    /// Where its bootstrap service listens; `None` once it has stopped.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.bootstrap.local_addr()
     }
 
     /// This task.

@@ -113,9 +113,9 @@ pub enum Error {
         /// What was asked for.
         key: String,
         /// What was sent.
-        sent: TensorMeta,
+        sent: Box<TensorMeta>,
         /// What was given.
-        given: TensorMeta,
+        given: Box<TensorMeta>,
     },
     /// A dead tensor among those that were asked for by name.
     #[error("{key} is dead: its branch was not taken, so there is no tensor to fetch")]

@@ -143,7 +143,7 @@ fn deliver(key: TensorKey, local: LocalWaiter, value: Value) -> Option<(TensorKe
             (Payload::Into(given), false)
         }
         (Value::Tensor(tensor), Some(given)) => {
-            let (sent, given) = (tensor.meta().clone(), given.meta().clone());
+            let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
             waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
             return Some((key, Value::Tensor(tensor)));
         }

@@ -1,5 +1,6 @@
 //! Members meet, in any order and at any time.
 
+use crate::bootstrap::peering::MAX_OFFER;
 use super::*;
 
 #[test]

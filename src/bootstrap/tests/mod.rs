@@ -6,6 +6,7 @@ mod meeting;
 mod protocol;
 mod refusals;
 
+use crate::bootstrap::service::PROTOCOL_VERSION;
 use super::*;
 use crate::wire::{Code, Status};
 use std::collections::HashMap;

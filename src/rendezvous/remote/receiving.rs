@@ -105,7 +105,7 @@ impl Remote {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), true, sender)
             }
             Received::Misfit { value, given } => {
-                let sent = value.meta().clone();
+                let (sent, given) = (Box::new(value.meta().clone()), Box::new(given));
                 waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
                 self.keep_unclaimed(key, Unclaimed::Tensor { tensor: value, sender });
             }

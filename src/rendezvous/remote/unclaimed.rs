@@ -74,7 +74,7 @@ impl Remote {
             Want::Into(given) => match fill(given, &tensor) {
                 Ok(given) => Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender),
                 Err(given) => {
-                    let (sent, given) = (tensor.meta().clone(), given.meta().clone());
+                    let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
                     waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
                     let kept = Unclaimed::Tensor { tensor, sender };
                     self.unclaimed.entry(key).or_default().push_front(kept);
