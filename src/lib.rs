@@ -89,6 +89,6 @@ pub mod wire;
 pub use bootstrap::{BootstrapError, MissingPeer};
 pub use engine::{PinError, pin_current_thread, process_cpus};
 pub use memory::{BufferRing, Pool, PoolError, RegionReport, Tensor, TensorMut};
-pub use node::{Node, NodeState, NodeBuilder, NodeError, PeerReport, PeerState, TensorError};
+pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{CancelToken, Delivery, Edge, Error, LossCause, Pending, Sequence, Step};
 pub use wire::{Code, DType, Element, Shape, Status, TensorMeta};

@@ -189,7 +189,8 @@ fn known_meta_data_needs_one_request_and_one_write() {
         if task == 0 {
             until(node, "all 50 writes", || node.counters().get(Counter::WritesPosted) == 50);
             let grown = node.counters().since(&before);
-            let counts = [Counter::WritesPosted, Counter::MetaResponses, Counter::ReRequests].map(|of| grown.get(of));
+            let counts =
+                [Counter::WritesPosted, Counter::MetaResponses, Counter::ReRequests].map(|of| grown.get(of));
             assert_eq!(counts, [50, 1, 1]);
         }
     });

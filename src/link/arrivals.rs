@@ -233,12 +233,10 @@ impl<C> Link<C> {
         let old = take_back(request, cx.port, link);
         let target = match (request.into, old) {
             (true, Some(given)) if *given.meta() == meta.meta => Ok(given),
-            (true, Some(given)) => {
-                Err(RequestError::Misfit {
-                    sent: Box::new(meta.meta.clone()),
-                    given: Box::new(given.meta().clone()),
-                })
-            }
+            (true, Some(given)) => Err(RequestError::Misfit {
+                sent: Box::new(meta.meta.clone()),
+                given: Box::new(given.meta().clone()),
+            }),
             _ => cx.pool.tensor(meta.meta.clone()).map_err(RequestError::NoRoom),
         };
         let granted = target.and_then(|target| {

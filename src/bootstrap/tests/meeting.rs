@@ -1,7 +1,7 @@
 //! Members meet, in any order and at any time.
 
-use crate::bootstrap::peering::MAX_OFFER;
 use super::*;
+use crate::bootstrap::peering::MAX_OFFER;
 
 #[test]
 fn two_members_meet_and_both_sides_are_ready_once() {

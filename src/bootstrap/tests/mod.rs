@@ -6,8 +6,8 @@ mod meeting;
 mod protocol;
 mod refusals;
 
-use crate::bootstrap::service::PROTOCOL_VERSION;
 use super::*;
+use crate::bootstrap::service::PROTOCOL_VERSION;
 use crate::wire::{Code, Status};
 use std::collections::HashMap;
 use std::net::TcpListener;

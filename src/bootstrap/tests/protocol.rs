@@ -1,11 +1,11 @@
 //! What a peer may send, and what comes back: calls repeated, out of order, wild, or no calls at all.
 
-use crate::bootstrap::peering::MAX_OFFER;
-use crate::bootstrap::service::PROTOCOL_VERSION;
 use super::super::generated as grpc;
 use super::super::generated::bootstrap_client::BootstrapClient;
 use super::super::shared::task;
 use super::*;
+use crate::bootstrap::peering::MAX_OFFER;
+use crate::bootstrap::service::PROTOCOL_VERSION;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};

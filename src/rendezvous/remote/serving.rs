@@ -11,13 +11,16 @@ use crate::wire::{Code, Status, Time};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// [`Table::offer`] or [`Table::put_back`].
+type Offer = fn(&mut Table<Value, Asking>, &TensorKey, Value) -> Offered<Value, Asking>;
+
 impl Remote {
     pub(super) fn offer<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
         key: &TensorKey,
         mut value: Value,
-        offer: fn(&mut Table<Value, Asking>, &TensorKey, Value) -> Offered<Value, Asking>,
+        offer: Offer,
     ) {
         loop {
             match offer(&mut self.outgoing, key, value) {
