@@ -1,7 +1,7 @@
 //! The requests of a peer, from their arrival to their answer.
 
 use super::links::{Context, Link};
-use super::{Incoming, LinkEvent, TensorKey, Value};
+use super::{Incoming, LinkEvent, Served, TensorKey, Value};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
@@ -13,7 +13,7 @@ use foldhash::HashMap;
 
 /// A request of the peer that has not been answered whole.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct Asking {
     generation: u8,
     machine: Sender,
     key: TensorKey,
@@ -24,7 +24,7 @@ pub(super) struct Served {
 }
 
 /// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
-pub(super) type ServedTable = HashMap<u32, Served>;
+pub(super) type ServedTable = HashMap<u32, Asking>;
 
 impl<C> Link<C> {
     /// `TENSOR_REQUEST`.
@@ -65,7 +65,7 @@ impl<C> Link<C> {
             meta_version: request.meta_version,
             borrow: request.borrow,
         };
-        let served = Served {
+        let served = Asking {
             generation: request.request.generation,
             machine: Sender::new(asked),
             key: key.clone(),
@@ -95,7 +95,9 @@ impl<C> Link<C> {
         if let Some(served) = self.served.remove(&request.slot.index())
             && let Some(tensor) = served.kept
         {
+            let bytes = tensor.meta().bytes();
             self.write(cx, request, tensor, grant);
+            cx.events.push_back(LinkEvent::Answered { bytes });
         }
         Ok(())
     }
@@ -119,21 +121,21 @@ impl<C> Link<C> {
         }
     }
 
-    /// Answers a request with a value. Returns the value if the request is not there any more.
+    /// Answers a request with a value.
     pub(super) fn serve<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
         value: Value,
-    ) -> Option<Value> {
-        let Some(served) = self.served_mut(request) else { return Some(value) };
+    ) -> Served {
+        let Some(served) = self.served_mut(request) else { return Served::Gone(value) };
         let tensor = match value {
             Value::Tensor(tensor) => tensor,
             Value::Dead => {
                 served.machine.matched(SenderValue::DEAD);
                 self.served.remove(&request.slot.index());
                 self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
-                return None;
+                return Served::Answered;
             }
         };
         let side = side_of(&tensor);
@@ -155,12 +157,12 @@ impl<C> Link<C> {
                 && tensor.span().is_some()
                 && tensor.dtype() != DType::Bool,
         };
-        let Some(served) = self.served_mut(request) else { return Some(Value::Tensor(tensor)) };
+        let Some(served) = self.served_mut(request) else { return Served::Gone(Value::Tensor(tensor)) };
         let (answer, grant) = (served.machine.matched(value), served.grant);
         if answer == Answer::Meta {
             served.kept = Some(tensor);
             self.meta(cx, request, full, false);
-            return None;
+            return Served::Kept;
         }
         self.served.remove(&request.slot.index());
         match (answer, grant) {
@@ -180,7 +182,7 @@ impl<C> Link<C> {
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::Dead | Answer::Meta, _) => {}
         }
-        None
+        Served::Answered
     }
 
     fn meta<P: Port>(
@@ -217,18 +219,18 @@ impl<C> Link<C> {
         self.send(cx, &Message::Error { request, status });
     }
 
-    fn served_mut(&mut self, request: RequestId) -> Option<&mut Served> {
+    fn served_mut(&mut self, request: RequestId) -> Option<&mut Asking> {
         let served = self.served.get_mut(&request.slot.index())?;
         (served.generation == request.generation).then_some(served)
     }
 
-    fn take_served(&mut self, request: RequestId) -> Option<Served> {
+    fn take_served(&mut self, request: RequestId) -> Option<Asking> {
         self.served_mut(request)?;
         self.served.remove(&request.slot.index())
     }
 }
 
-fn undo<C>(link: LinkId, request: RequestId, served: Served) -> LinkEvent<C> {
+fn undo<C>(link: LinkId, request: RequestId, served: Asking) -> LinkEvent<C> {
     match (served.machine.cancelled(), served.kept) {
         (CancelAction::PutBack, Some(tensor)) => {
             LinkEvent::PutBack { key: served.key, value: Value::Tensor(tensor) }

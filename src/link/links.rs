@@ -4,7 +4,7 @@ use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
 use super::requests::Requests;
 use super::routes::{InRoutes, OutRoutes};
-use super::{Incoming, LinkEvent, TensorKey, Value, Want};
+use super::{Incoming, LinkEvent, Served, TensorKey, Value, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::telemetry::{Counter, CountersWriter};
@@ -204,11 +204,11 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    /// Answers a peer's request. Returns the value if the request is not there any more.
-    pub fn serve(&mut self, incoming: Incoming, value: Value) -> Option<Value> {
+    /// Answers a peer's request.
+    pub fn serve(&mut self, incoming: Incoming, value: Value) -> Served {
         match self.with(incoming.link) {
             Some((link, mut cx)) => link.serve(&mut cx, incoming.request, value),
-            None => Some(value),
+            None => Served::Gone(value),
         }
     }
 

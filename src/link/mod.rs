@@ -58,6 +58,17 @@ pub struct Incoming {
     pub request: RequestId,
 }
 
+/// What became of a value that was handed to a request.
+#[derive(Debug)]
+pub enum Served {
+    /// It is on its way.
+    Answered,
+    /// It is kept until the peer asks again: [`LinkEvent::Answered`] or [`LinkEvent::PutBack`] follows.
+    Kept,
+    /// The request is not there any more.
+    Gone(Value),
+}
+
 /// What a receiver wants.
 #[derive(Debug)]
 pub enum Want {
@@ -148,6 +159,11 @@ pub enum LinkEvent<C> {
         incoming: Incoming,
         /// What it had asked for.
         key: TensorKey,
+    },
+    /// A peer has asked again, and the value that was kept for it is on its way.
+    Answered {
+        /// Bytes of the value.
+        bytes: u64,
     },
     /// A value that had been matched comes back and must be first in line again.
     PutBack {

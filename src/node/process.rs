@@ -277,6 +277,11 @@ impl Node {
         self.rendezvous.cleanup(step);
     }
 
+    /// The steps that have begun and were not cleaned up, in no order.
+    pub fn live_steps(&self) -> Vec<u64> {
+        self.rendezvous.live_steps()
+    }
+
     /// Makes progress once: serves peers, brings what has come. In inline mode a process that computes for
     /// long stalls its readers unless it calls this now and then. Returns how much there was to do.
     ///

@@ -240,10 +240,12 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::PutBack { key, value } => {
                 if self.steps.is_live(key.step) {
-                    self.outstanding.fetch_add(1, Ordering::Relaxed);
                     self.offer(links, &key, value, Table::put_back);
+                } else {
+                    self.outstanding.fetch_sub(1, Ordering::Relaxed);
                 }
             }
+            LinkEvent::Answered { bytes } => self.answered(links, bytes),
             LinkEvent::Up { link } => self.up(link),
             LinkEvent::Down { link, failure, waiters } => self.down(links, link, failure, waiters),
         }

@@ -2,7 +2,7 @@
 
 use super::{Asking, Remote};
 use crate::fabric::Port;
-use crate::link::{Incoming, Links, TensorKey, Value};
+use crate::link::{Incoming, Links, Served, TensorKey, Value};
 use crate::rendezvous::steps::StepState;
 use crate::rendezvous::table::{Asked, Offered, Table};
 use crate::rendezvous::waiter::Waiter;
@@ -48,13 +48,19 @@ impl Remote {
             Value::Tensor(tensor) => tensor.meta().bytes(),
             Value::Dead => 0,
         };
-        let back = links.serve(incoming, value);
-        if back.is_none() {
-            self.outstanding.fetch_sub(1, Ordering::Relaxed);
-            links.counters().increment(Counter::TensorsSent);
-            links.counters().add(Counter::BytesSent, bytes);
+        match links.serve(incoming, value) {
+            Served::Answered => self.answered(links, bytes),
+            Served::Kept => {}
+            Served::Gone(back) => return Some(back),
         }
-        back
+        None
+    }
+
+    /// A value is on its way to its peer.
+    pub(super) fn answered<P: Port>(&self, links: &Links<P, Waiter>, bytes: u64) {
+        self.outstanding.fetch_sub(1, Ordering::Relaxed);
+        links.counters().increment(Counter::TensorsSent);
+        links.counters().add(Counter::BytesSent, bytes);
     }
 
     pub(super) fn asked<P: Port>(
