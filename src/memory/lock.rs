@@ -1,6 +1,5 @@
 //! Keeping a region's pages from being swapped out, as far as the process may.
 
-use super::bytes::Bytes;
 use super::mapping::Mapping;
 use super::region::{LockPolicy, RegionError};
 use rustix::process::{Resource, getrlimit};
@@ -35,7 +34,6 @@ pub(super) fn lock(
         // As much as there is room for. If another thread took the room meanwhile the report says so.
         let _ = mapping.lock(part.min(size) as usize);
     }
-    tracing::debug!(region = %Bytes(size), limit = %Bytes(limit), "only a part of a region is locked");
     Ok(Some(Shortfall { limit }))
 }
 

@@ -40,6 +40,14 @@ struct Shard {
     limit: AtomicU64,
 }
 
+/// Why a header was not cached; it comes back.
+pub(super) enum Refused {
+    /// The shard holds enough blocks of that class.
+    Full(Box<Header>),
+    /// All caches together hold as much as they may.
+    Budget(Box<Header>),
+}
+
 impl Magazines {
     /// `shards` (a power of two) caches for blocks of up to `units` units, that hold `capacity` units in all.
     pub(super) fn new(shards: usize, units: u32, capacity: u64) -> Magazines {
@@ -80,16 +88,17 @@ impl Magazines {
         Some(header)
     }
 
-    /// Caches a header with a block of this class, or gives it back if there is no room for it.
-    pub(super) fn put(&self, shard: usize, class: Class, header: Box<Header>) -> Result<(), Box<Header>> {
+    /// Caches a header with a block of this class.
+    pub(super) fn put(&self, shard: usize, class: Class, header: Box<Header>) -> Result<(), Refused> {
         let shard = &self.shards[shard];
-        let Some(slot) = shard.classes.get(class.index()) else { return Err(header) };
+        let Some(slot) = shard.classes.get(class.index()) else { return Err(Refused::Full(header)) };
         let units = u64::from(class.units());
         let cached = shard.cached.fetch_add(units, Ordering::Relaxed) + units;
         let result = if self.permits(shard, cached) {
-            slot.get_or_init(|| ArrayQueue::new(self.depth(units))).push(header)
+            let queue = slot.get_or_init(|| ArrayQueue::new(self.depth(units)));
+            queue.push(header).map_err(Refused::Full)
         } else {
-            Err(header)
+            Err(Refused::Budget(header))
         };
         if result.is_err() {
             shard.cached.fetch_sub(units, Ordering::Relaxed);

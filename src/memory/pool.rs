@@ -1,10 +1,10 @@
 //! Carves tensors out of a region.
 
-use super::bytes::Bytes;
 use super::central::{Block, Central};
 use super::class::Class;
 use super::header::{ALIGN, Header, Storage};
-use super::magazine::Magazines;
+use super::magazine::{Magazines, Refused};
+use super::pool_error::PoolError;
 use super::region::Region;
 use super::report::RegionReport;
 use super::tensor_mut::TensorMut;
@@ -26,7 +26,8 @@ pub struct PoolOptions {
     pub shards: usize,
     /// Bytes of freed blocks that all caches together keep for the next tensor of the same size; `None` for
     /// an eighth of the pool. A block that is larger than this is never cached: making and dropping such a
-    /// tensor takes a lock. Cached bytes are given back before a tensor is refused.
+    /// tensor takes a lock. Choose it larger than what a training step drops and makes again; when it is
+    /// reached, the caches are emptied. That is also done before a tensor is refused.
     pub cache: Option<u64>,
     /// How many blocks the pool can be in, free ones included: 16 to 16,777,216. Takes 32 bytes each.
     pub max_blocks: u32,
@@ -44,66 +45,6 @@ impl Default for PoolOptions {
             poison: cfg!(debug_assertions),
         }
     }
-}
-
-/// Why a pool or a tensor could not be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// An option is out of range.
-    #[error("pool option {option} is {value}: {allowed}")]
-    Option {
-        /// Which option.
-        option: &'static str,
-        /// Its value.
-        value: u64,
-        /// What is allowed.
-        allowed: &'static str,
-    },
-    /// The tensor is larger than the whole pool.
-    #[error(
-        "a tensor {meta} of {asked} bytes can't be had from a pool of {}: make the pool larger", Bytes(*.capacity)
-    )]
-    TooLarge {
-        /// The tensor.
-        meta: TensorMeta,
-        /// Its bytes.
-        asked: u64,
-        /// Bytes of the pool.
-        capacity: u64,
-    },
-    /// There is no room now.
-    #[error(
-        "the pool is exhausted: {asked} bytes asked, {free} of {capacity} free, at least {largest_free} of them in \
-         one piece; drop tensors, or make the pool larger"
-    )]
-    Exhausted {
-        /// Bytes that were asked for.
-        asked: u64,
-        /// Bytes that are free in all.
-        free: u64,
-        /// Bytes that can surely be had in one piece; up to an eighth more may be.
-        largest_free: u64,
-        /// Bytes of the pool.
-        capacity: u64,
-    },
-    /// There is room, but the table of blocks is full.
-    #[error(
-        "the pool's table of {max_blocks} blocks is full ({free} bytes are free): drop tensors, or raise \
-         `PoolOptions::max_blocks`"
-    )]
-    TableFull {
-        /// How many blocks the pool can be in.
-        max_blocks: u32,
-        /// Bytes that are free.
-        free: u64,
-    },
-    /// Strings have no flat memory.
-    #[error("a tensor {meta} has no flat memory to take from a pool: make it with `Tensor::strings`")]
-    NotFlat {
-        /// The tensor.
-        meta: TensorMeta,
-    },
 }
 
 /// A pool's figures at some moment, in bytes but for the tensors. Taken while other threads go on, so they
@@ -292,7 +233,7 @@ impl Anchor {
             unsafe { header.data.write_bytes(POISON, header.capacity) };
         }
         let refused = match class {
-            Some(class) => magazines.put(self.shard, class, header).err(),
+            Some(class) => self.cache(class, header).err(),
             None => Some(header),
         };
         let Some(mut header) = refused else { return };
@@ -300,6 +241,23 @@ impl Anchor {
             self.shared.central().free(block);
         }
         magazines.put_bare(self.shard, header);
+    }
+
+    /// Keeps a header with its block for the next tensor of its class.
+    ///
+    /// Where the caches hold as much as they may, they are emptied first: else blocks of sizes that nobody
+    /// asks for any more would fill them for ever.
+    fn cache(&self, class: Class, header: Box<Header>) -> Result<(), Box<Header>> {
+        let Shared { magazines, .. } = &*self.shared;
+        let header = match magazines.put(self.shard, class, header) {
+            Ok(()) => return Ok(()),
+            Err(Refused::Full(header)) => return Err(header),
+            Err(Refused::Budget(header)) => header,
+        };
+        self.shared.empty_caches(&mut self.shared.central());
+        magazines
+            .put(self.shard, class, header)
+            .map_err(|(Refused::Full(header) | Refused::Budget(header))| header)
     }
 
     /// Where a block starts, in bytes from the start of its region, and which region that is.
@@ -347,9 +305,13 @@ impl Shared {
         {
             return Some(block);
         }
-        // Under the lock, so that of two threads that do this the second finds what the first gave back.
-        self.magazines.drain(|block| central.free(block));
+        self.empty_caches(&mut central);
         of_class(&mut central).or_else(|| central.allocate_exact(units))
+    }
+
+    /// Under the lock, so that of two threads that do this the second finds what the first gave back.
+    fn empty_caches(&self, central: &mut Central) {
+        self.magazines.drain(|block| central.free(block));
     }
 
     fn why_not(&self, asked: u64) -> PoolError {
@@ -381,5 +343,40 @@ impl fmt::Debug for Pool {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("region", &self.region.id()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{PagePolicy, RegionOptions};
+    use crate::wire::Shape;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn a_size_that_was_seen_before_is_made_and_dropped_without_the_lock() {
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+        let region = Region::create(0, &region).expect("region");
+        let pool = Pool::new(region, PoolOptions { shards: 1, ..PoolOptions::default() }).expect("pool");
+        let sizes = [0, 1, 64, 1000, 5000, 40_000];
+        let round = move |pool: &Pool| {
+            let meta = |size| TensorMeta::new(DType::U8, Shape::new(&[size]).expect("shape")).expect("meta");
+            let tensors = sizes.map(|size| pool.tensor(meta(size)).expect("room").freeze());
+            drop(tensors.clone());
+        };
+        round(&pool);
+        let locked = pool.shared().central();
+        let (send, receive) = mpsc::channel();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            round(&other);
+            send.send(()).expect("main thread");
+        });
+        let result = receive.recv_timeout(Duration::from_secs(10));
+        drop(locked);
+        thread.join().expect("no panic");
+        result.expect("it waited for the lock");
     }
 }

@@ -52,3 +52,87 @@ impl RefCount {
         self.0.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_three_handles_is_told_so() {
+        let count = RefCount::one();
+        count.add();
+        count.add();
+        assert_eq!((count.is_one(), count.snapshot()), (false, 3));
+        assert_eq!([count.remove(), count.remove()], [false, false]);
+        assert!(count.is_one());
+        assert!(count.remove());
+    }
+}
+
+/// Every interleaving, under loom. This file and `sync.rs` need nothing else of the crate: tokio, on which the
+/// rest depends, does not build with `--cfg loom`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// Loom's cell panics if a write is not ordered after every read, which is what a tensor's bytes need.
+    struct Shared {
+        refs: RefCount,
+        bytes: UnsafeCell<u32>,
+    }
+
+    fn shared() -> Arc<Shared> {
+        let shared = Shared { refs: RefCount::one(), bytes: UnsafeCell::new(7) };
+        shared.refs.add();
+        Arc::new(shared)
+    }
+
+    fn read(shared: &Shared) {
+        // SAFETY: a handle is held; loom checks that nobody writes.
+        shared.bytes.with(|bytes| assert_eq!(unsafe { *bytes }, 7));
+    }
+
+    fn write(shared: &Shared) {
+        // SAFETY: the only handle is held; loom checks that nobody reads.
+        shared.bytes.with_mut(|bytes| unsafe { *bytes = 0 });
+    }
+
+    #[test]
+    fn the_last_handle_writes_after_all_others_have_read_and_there_is_one_last() {
+        loom::model(|| {
+            let here = shared();
+            let there = Arc::clone(&here);
+            let drop_handle = |shared: &Shared| {
+                read(shared);
+                let last = shared.refs.remove();
+                if last {
+                    write(shared);
+                }
+                last
+            };
+            let other = thread::spawn(move || drop_handle(&there));
+            let last = drop_handle(&here);
+            assert!(last != other.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn the_only_handle_may_write() {
+        loom::model(|| {
+            let here = shared();
+            let there = Arc::clone(&here);
+            let other = thread::spawn(move || {
+                read(&there);
+                there.refs.remove();
+            });
+            read(&here);
+            if here.refs.is_one() {
+                write(&here);
+            }
+            other.join().unwrap();
+        });
+    }
+}

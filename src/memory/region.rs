@@ -151,7 +151,7 @@ pub struct Region {
 impl Region {
     /// Makes a region. `id` is the caller's name for it, by which spans and grants refer to it.
     ///
-    /// Blocks until every page is there: about a second for 4 GiB of plain pages.
+    /// Blocks until every page is there, which can take seconds per GiB on a busy machine.
     ///
     /// # Errors
     /// [`RegionError`]; nothing is left behind then.
@@ -160,7 +160,7 @@ impl Region {
     }
 
     /// As [`Region::create`], with the files that tell the limits read by `read`.
-    fn create_with(
+    pub(super) fn create_with(
         id: u16,
         options: &RegionOptions,
         read: &dyn Fn(&Path) -> Option<String>,

@@ -1,7 +1,8 @@
 //! A fixed set of buffers that are used again and again.
 
 use super::header::{Header, Storage};
-use super::pool::{Pool, PoolError};
+use super::pool::Pool;
+use super::pool_error::PoolError;
 use super::tensor_mut::TensorMut;
 use crate::wire::TensorMeta;
 use crossbeam_queue::ArrayQueue;

@@ -2,7 +2,8 @@
 
 use super::header::{Header, Storage};
 use super::lent::{LentBytes, LentError};
-use super::pool::{Pool, PoolError};
+use super::pool::Pool;
+use super::pool_error::PoolError;
 use super::tensor_mut::TensorMut;
 use super::view::{self, ViewError};
 use crate::wire::{DType, Element, Shape, ShapeError, TensorMeta};

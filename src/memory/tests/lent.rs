@@ -14,16 +14,17 @@ impl LeaseSink for Returned {
     }
 }
 
-/// A peer with the bytes 0, 1, 2, ... 255 at the start of its region.
-fn peer() -> (Pool, Arc<PeerRegion>) {
-    let pool = Pool::new(region(4096), PoolOptions::default()).expect("pool");
+/// A peer that holds a tensor with the bytes 0, 1, 2, ... 255 at the start of its region.
+fn peer() -> (Tensor, Arc<PeerRegion>) {
+    // Not poisoned: a process that is killed leaves its memory as it is.
+    let pool =
+        Pool::new(region(4096), PoolOptions { poison: false, ..PoolOptions::default() }).expect("pool");
     let mut tensor = pool.tensor(bytes(256)).expect("room");
     tensor.bytes_mut().iter_mut().zip(0..=255).for_each(|(byte, value)| *byte = value);
     assert_eq!(tensor.span().map(|span| span.offset), Some(0));
-    std::mem::forget(tensor); // stays as it is while it is lent
     let fd = rustix::io::dup(pool.region_fd()).expect("dup");
     let mapped = PeerRegion::map(fd, pool.region().len()).expect("maps");
-    (pool, Arc::new(mapped))
+    (tensor.freeze(), Arc::new(mapped))
 }
 
 fn lend(peer: &Arc<PeerRegion>, sink: &Arc<Returned>, offset: u64, len: u64) -> Option<LentBytes> {
@@ -37,7 +38,7 @@ fn returned(sink: &Returned) -> Vec<u32> {
 
 #[test]
 fn a_lent_tensor_is_read_in_place_and_given_back_once() {
-    let (_peer_pool, peer) = peer();
+    let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let lent = lend(&peer, &sink, 64, 8).expect("inside");
     let tensor = Tensor::from_lent(&pool, meta(DType::U16, &[4]), lent).expect("8 bytes");
@@ -55,7 +56,7 @@ fn a_lent_tensor_is_read_in_place_and_given_back_once() {
 
 #[test]
 fn bytes_outside_the_peers_region_are_not_lent() {
-    let (_peer_pool, peer) = peer();
+    let (_held, peer) = peer();
     let sink = Arc::new(Returned::default());
     for (offset, len) in [(4096, 1), (4090, 7), (u64::MAX, 2), (2, u64::MAX), (0, 4097)] {
         assert!(lend(&peer, &sink, offset, len).is_none(), "{offset} + {len}");
@@ -66,7 +67,7 @@ fn bytes_outside_the_peers_region_are_not_lent() {
 
 #[test]
 fn a_loan_of_the_wrong_kind_comes_back_with_the_reason() {
-    let (_peer_pool, peer) = peer();
+    let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let refused = |meta: TensorMeta| {
         let lent = lend(&peer, &sink, 0, 8).expect("inside");
@@ -79,7 +80,7 @@ fn a_loan_of_the_wrong_kind_comes_back_with_the_reason() {
 
 #[test]
 fn lent_elements_at_an_odd_address_are_refused_as_a_slice() {
-    let (_peer_pool, peer) = peer();
+    let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let lent = lend(&peer, &sink, 1, 8).expect("inside");
     let tensor = Tensor::from_lent(&pool, meta(DType::F32, &[2]), lent).expect("8 bytes");
@@ -90,7 +91,7 @@ fn lent_elements_at_an_odd_address_are_refused_as_a_slice() {
 
 #[test]
 fn a_lent_tensor_becomes_writable_only_as_a_copy() {
-    let (_peer_pool, peer) = peer();
+    let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let tensor =
         Tensor::from_lent(&pool, bytes(4), lend(&peer, &sink, 8, 4).expect("inside")).expect("4 bytes");
@@ -103,12 +104,12 @@ fn a_lent_tensor_becomes_writable_only_as_a_copy() {
 
 #[test]
 fn a_peers_memory_stays_readable_after_the_peer_is_gone() {
-    let (peer_pool, peer) = peer();
+    let (held, peer) = peer();
     let sink = Arc::new(Returned::default());
     let pool = pool(4096);
     let tensor =
         Tensor::from_lent(&pool, bytes(4), lend(&peer, &sink, 4, 4).expect("inside")).expect("4 bytes");
-    drop((peer_pool, peer));
+    drop((held, peer));
     assert_eq!(tensor.bytes(), [4, 5, 6, 7]);
     drop(pool);
     assert_eq!(tensor.bytes(), [4, 5, 6, 7]);

@@ -76,6 +76,29 @@ fn cached_blocks_come_back_before_a_tensor_is_refused() {
 }
 
 #[test]
+fn sizes_that_nobody_asks_for_any_more_do_not_fill_the_caches_for_ever() {
+    let pool = pool(MIB);
+    for size in 0..64 {
+        drop(pool.tensor(bytes(2000 + size * 1500)).expect("room"));
+        assert!(pool.stats().cached <= MIB / 8, "{:?}", pool.stats());
+    }
+    let pair = || [pool.tensor(bytes(50_000)).expect("room"), pool.tensor(bytes(50_000)).expect("room")];
+    drop(pair());
+    let free = pool.stats().free;
+    drop(pair());
+    assert_eq!(pool.stats().free, free, "both came from the cache");
+}
+
+#[test]
+fn a_pool_without_caches_works() {
+    let options = PoolOptions { cache: Some(0), ..PoolOptions::default() };
+    let pool = Pool::new(region(MIB), options).expect("pool");
+    drop((pool.tensor(bytes(1)).expect("room"), pool.tensor(bytes(5000)).expect("room")));
+    let stats = pool.stats();
+    assert_eq!((stats.cached, stats.free), (0, MIB));
+}
+
+#[test]
 fn caches_of_other_threads_come_back_too() {
     let options = PoolOptions { shards: 8, cache: Some(MIB), ..PoolOptions::default() };
     let pool = Pool::new(region(MIB), options).expect("pool");

@@ -7,6 +7,7 @@ use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use std::path::Path;
 use std::ptr::null_mut;
 
 #[test]
@@ -110,6 +111,27 @@ fn a_region_larger_than_the_machine_is_refused_with_the_numbers() {
     let text = error.to_string();
     assert!(matches!(error, RegionError::Memory { .. }), "{text}");
     assert!(text.starts_with("a region of 32 TiB needs more than the "), "{text}");
+}
+
+#[test]
+fn a_cgroup_that_is_too_small_is_an_error_with_the_numbers_and_not_a_kill() {
+    let read = |path: &Path| {
+        let text = match path.to_str()? {
+            "/proc/self/cgroup" => "0::/job",
+            "/proc/self/mountinfo" => "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw",
+            "/cg/job/memory.max" => "1048576",
+            "/cg/job/memory.current" => "524288",
+            _ => return None,
+        };
+        Some(text.to_owned())
+    };
+    let error = Region::create_with(0, &RegionOptions::new(1 << 20), &read).expect_err("512 KiB are left");
+    assert_eq!(
+        error.to_string(),
+        "a region of 1 MiB needs more than the 512 KiB that are left: the limit of cgroup /cg/job (memory.max) is \
+         1 MiB, 512 KiB used; make the pool smaller or raise the limit"
+    );
+    Region::create_with(0, &RegionOptions::new(512 << 10), &read).expect("just enough");
 }
 
 #[test]

@@ -1,0 +1,75 @@
+//! Regions on reserved huge pages. It reserves some for as long as it runs, for which it must be root.
+#![allow(unsafe_code)] // maps what it must not be able to map, and reads what a peer sees
+
+use std::fs;
+use std::path::PathBuf;
+use tensorwire::memory::{
+    PageKind, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions, verify_seals,
+};
+use tensorwire::wire::{DType, Shape, TensorMeta};
+
+/// More reserved pages of one size than there were before; as many as before when it is dropped.
+struct Reserved {
+    file: PathBuf,
+    before: String,
+}
+
+impl Reserved {
+    fn new(page: u64, count: u64) -> Result<Reserved, String> {
+        let dir = PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page >> 10));
+        let file = dir.join("nr_hugepages");
+        let read = || fs::read_to_string(&file).map(|text| text.trim().to_owned());
+        let before = read().map_err(|error| format!("{}: {error}", file.display()))?;
+        let wanted = before.parse::<u64>().map_err(|error| error.to_string())? + count;
+        let reserved = Reserved { file: file.clone(), before };
+        fs::write(&file, wanted.to_string()).map_err(|error| format!("{}: {error}", file.display()))?;
+        match read() {
+            Ok(got) if got == wanted.to_string() => Ok(reserved),
+            got => Err(format!("{wanted} pages of {page} bytes were asked for, the kernel reserved {got:?}")),
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(&self.file, &self.before) {
+            println!("{} stays changed: {error}", self.file.display());
+        }
+    }
+}
+
+fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
+    let _reserved = match Reserved::new(page, size / page) {
+        Ok(reserved) => reserved,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let options = RegionOptions { pages, require: true, ..RegionOptions::new(size - 5) };
+    let region = Region::create(0, &options).expect("the pages are reserved");
+    let report = region.report();
+    println!("{report}");
+    assert_eq!((report.pages, report.page_size, report.size), (kind, page, size));
+    assert_eq!((report.huge_bytes, report.locked_bytes), (size, size));
+    assert!(report.attempts.is_empty());
+
+    assert_eq!(verify_seals(region.fd(), size).expect("these memfds can be sealed too"), size);
+    // SAFETY: a mapping that must not come about.
+    let writable = unsafe { memmap2::MmapOptions::new().len(size as usize).map_mut(&region.fd()) };
+    assert_eq!(writable.expect_err("sealed").kind(), std::io::ErrorKind::PermissionDenied);
+    let peer = PeerRegion::map(region.fd().try_clone_to_owned().expect("dup"), size).expect("readable");
+
+    let pool = Pool::new(region, PoolOptions::default()).expect("pool");
+    let meta = TensorMeta::new(DType::U8, Shape::new(&[100_000]).expect("shape")).expect("meta");
+    let mut tensor = pool.tensor(meta).expect("room");
+    tensor.bytes_mut().fill(17);
+    let span = tensor.span().expect("bytes");
+    let seen = peer.bytes_at(span.offset + span.len - 1, 1).expect("inside");
+    // SAFETY: inside the peer's mapping, which is alive; nobody writes now.
+    let seen = unsafe { seen.read() };
+    assert_eq!(seen, 17);
+}
+
+#[test]
+fn a_region_lies_on_reserved_pages_where_there_are_some() {
+    use_region(2 << 20, PagePolicy::TwoMiB, PageKind::TwoMiB, 8 << 20);
+    use_region(1 << 30, PagePolicy::OneGiB, PageKind::OneGiB, 1 << 30);
+}
