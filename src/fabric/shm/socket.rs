@@ -77,11 +77,7 @@ fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Sends a message, with files.
-pub(super) fn send(
-    socket: impl AsFd,
-    message: &Message,
-    files: &[BorrowedFd<'_>],
-) -> rustix::io::Result<()> {
+pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     send_bytes(socket, &message.to_bytes(), files)
 }
 
