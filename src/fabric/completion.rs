@@ -108,11 +108,13 @@ impl Completions {
     }
 
     /// Adds a completion.
+    #[inline]
     pub fn push(&mut self, link: LinkId, lane: Lane, event: Event) {
         self.entries.push(Completion { link, lane, event });
     }
 
     /// Adds a message, whose bytes are copied.
+    #[inline]
     pub fn push_message(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) {
         let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
         self.bytes.extend_from_slice(bytes);
