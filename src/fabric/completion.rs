@@ -30,7 +30,8 @@ pub enum Event {
         /// The bytes that were asked for.
         target: TensorMut,
     },
-    /// A write, loan or read of ours failed; its memory has been released.
+    /// A write, loan or read of ours failed; its memory has been released, or, for a loan that a living peer
+    /// still reads, is as soon as the peer has let go of it.
     Failed {
         /// The operation.
         id: OpId,
