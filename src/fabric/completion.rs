@@ -30,7 +30,8 @@ pub enum Event {
         /// The bytes that were asked for.
         target: TensorMut,
     },
-    /// A write, loan or read of ours failed; its memory has been released.
+    /// A write, loan or read of ours failed; its memory has been released, or, for a loan that a living peer
+    /// still reads, is as soon as the peer has let go of it.
     Failed {
         /// The operation.
         id: OpId,
@@ -108,11 +109,13 @@ impl Completions {
     }
 
     /// Adds a completion.
+    #[inline]
     pub fn push(&mut self, link: LinkId, lane: Lane, event: Event) {
         self.entries.push(Completion { link, lane, event });
     }
 
     /// Adds a message, whose bytes are copied.
+    #[inline]
     pub fn push_message(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) {
         let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
         self.bytes.extend_from_slice(bytes);

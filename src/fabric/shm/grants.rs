@@ -87,6 +87,7 @@ impl Grants {
     ///
     /// # Errors
     /// What is wrong with it, for the peer's eyes.
+    #[inline]
     pub(super) fn writable(&mut self, target: Target, len: u64) -> Result<&mut [u8], String> {
         match self.find(target, len)? {
             (Some(Held::Write(tensor)), start) => {
@@ -109,6 +110,7 @@ impl Grants {
     }
 
     /// The entry for a key, and how far into it the access starts.
+    #[inline]
     fn find(&mut self, target: Target, len: u64) -> Result<(Option<&mut Held>, usize), String> {
         let entry = self.entries.get_mut(target.key as usize % MAX_GRANTS);
         let Some(entry) = entry.filter(|entry| entry.held.is_some()) else {

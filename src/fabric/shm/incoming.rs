@@ -67,6 +67,10 @@ impl Incoming {
     }
 
     fn take(&mut self, lane: &mut Lane, mut ack: u32, out: &mut Completions) -> Result<(), LinkFailure> {
+        if std::mem::take(&mut lane.replies) {
+            // What comes in turns will be replied to: the line for the reply is fetched meanwhile.
+            lane.out.prefetch();
+        }
         let mut bytes = self.poll_bytes;
         for _ in 0..POLL_SLOTS {
             lane.acknowledge(ack, out).map_err(bad_ack)?;
@@ -82,29 +86,44 @@ impl Incoming {
         lane.post_answers().map_err(bad_ack)
     }
 
+    #[inline]
     fn carry_out(
         &mut self,
         lane: &mut Lane,
         bytes: &mut u64,
         out: &mut Completions,
     ) -> Result<Step, LinkFailure> {
-        let current = match lane.current.take() {
-            Some(current) => current,
-            None => {
-                let order = Order::from_words(lane.inc.header(), || lane.inc.words()).map_err(broke)?;
-                Current { order, pulled: 0 }
-            }
-        };
-        match current.order {
+        if let Some(current) = lane.current {
+            return self.carry_out_bulk(lane, current, bytes, out);
+        }
+        let order = Order::from_words(lane.inc.header(), || lane.inc.words()).map_err(broke)?;
+        match order {
             Order::Send { len } => {
                 receive(lane)?;
                 let message = &mut self.message[..len];
                 lane.inc.payload(message);
                 out.push_message(lane.link, lane.id, message);
+                Ok(Step::Done)
             }
             Order::WriteInline { len, target, immediate } => {
                 self.write_inline(lane, len, target, immediate, out)?;
+                Ok(Step::Done)
             }
+            order => self.carry_out_bulk(lane, Current { order, pulled: 0 }, bytes, out),
+        }
+    }
+
+    /// As [`Incoming::carry_out`], for what is not in the slot itself.
+    #[inline(never)] // keeps the way of the small orders short
+    fn carry_out_bulk(
+        &mut self,
+        lane: &mut Lane,
+        current: Current,
+        bytes: &mut u64,
+        out: &mut Completions,
+    ) -> Result<Step, LinkFailure> {
+        lane.current = None;
+        match current.order {
             Order::Write { source, target, immediate } => {
                 return self.write(lane, current, (source, target, immediate), bytes, out);
             }
@@ -115,10 +134,12 @@ impl Incoming {
             Order::Answer { source, ticket } => {
                 return self.answered(lane, current, source, ticket, bytes, out);
             }
+            Order::Send { .. } | Order::WriteInline { .. } => {}
         }
         Ok(Step::Done)
     }
 
+    #[inline]
     fn write_inline(
         &mut self,
         lane: &mut Lane,
@@ -252,6 +273,7 @@ fn pull(
 }
 
 /// Consumes a posted receive.
+#[inline]
 fn receive(lane: &mut Lane) -> Result<(), LinkFailure> {
     match lane.posted.checked_sub(1) {
         Some(left) => {
@@ -263,6 +285,7 @@ fn receive(lane: &mut Lane) -> Result<(), LinkFailure> {
 }
 
 /// Whether there is a receive for an immediate; asked before anything is written.
+#[inline]
 fn may_receive(lane: &Lane, immediate: Option<Immediate>) -> Result<(), LinkFailure> {
     if immediate.is_some() && lane.posted == 0 {
         return Err(LinkFailure::NoReceive { lane: lane.id.0 });
@@ -271,6 +294,7 @@ fn may_receive(lane: &Lane, immediate: Option<Immediate>) -> Result<(), LinkFail
 }
 
 /// A write is there in whole: tells it if it has an immediate.
+#[inline]
 fn landed(
     lane: &mut Lane,
     bytes: u64,

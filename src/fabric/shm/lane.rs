@@ -38,6 +38,8 @@ pub(super) struct Lane {
     pub current: Option<Current>,
     pub reads: Reads,
     pub answers: Answers,
+    /// Something was posted since something last came.
+    pub replies: bool,
     /// What is held, oldest first.
     pending: VecDeque<Pending>,
 }
@@ -59,6 +61,7 @@ impl Lane {
             current: None,
             reads: Reads::new(depth),
             answers: Answers::new(depth),
+            replies: false,
             pending: VecDeque::with_capacity(depth as usize),
         }
     }
@@ -68,6 +71,7 @@ impl Lane {
     pub(super) fn post_inline(&mut self, order: Order, payload: &[u8]) {
         let (header, _) = order.to_words();
         let ack = self.inc.ack();
+        self.replies = true;
         self.out.post(ack, header, payload);
     }
 
@@ -79,6 +83,7 @@ impl Lane {
             *bytes = word.to_le_bytes();
         }
         let ack = self.inc.ack();
+        self.replies = true;
         self.out.post(ack, header, &payload);
     }
 

@@ -30,8 +30,11 @@ pub(super) struct Limbo {
 }
 
 impl Limbo {
-    /// Takes what is left of a link.
-    pub(super) fn add(&self, stray: Stray) {
+    /// Takes what is left of a link, if anything is.
+    pub(super) fn add(&self, mut stray: Stray) {
+        if !stray.is_held() {
+            return;
+        }
         let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
         strays.push(stray);
         self.count.store(strays.len(), Ordering::Relaxed);

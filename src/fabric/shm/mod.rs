@@ -39,6 +39,10 @@ mod slot;
 mod socket;
 mod state;
 #[cfg(test)]
+mod test_handshake;
+#[cfg(test)]
+mod test_rogue;
+#[cfg(test)]
 mod testing;
 mod watch;
 mod words;

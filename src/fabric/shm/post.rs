@@ -13,6 +13,7 @@ use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
 /// What an access of `len` bytes to a grant means on the wire.
+#[inline]
 fn target(grant: &Grant, len: u64) -> Result<Target, PostError> {
     if len > grant.len {
         return Err(PostError::Refused("the grant is for fewer bytes"));
@@ -41,6 +42,7 @@ impl Link {
         }
     }
 
+    #[inline]
     pub(super) fn send(&mut self, lane: LaneId, bytes: &[u8]) -> Result<(), PostError> {
         if bytes.len() > PAYLOAD_BYTES {
             return Err(PostError::Refused("a message has at most 224 bytes"));
@@ -49,6 +51,7 @@ impl Link {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn write_inline(
         &mut self,
         lane: LaneId,

@@ -92,6 +92,7 @@ impl<R: Store, L: Load> Producer<R, L> {
     }
 
     /// Whether a slot is free. Looks at the peer's line only if none seems to be.
+    #[inline]
     pub(super) fn has_room(&mut self) -> Result<bool, BadAck> {
         if self.next - self.acked <= self.mask {
             return Ok(true);
@@ -104,6 +105,7 @@ impl<R: Store, L: Load> Producer<R, L> {
     ///
     /// # Panics
     /// If the payload is longer than [`PAYLOAD_BYTES`]. The caller has seen [`Producer::has_room`].
+    #[inline]
     pub(super) fn post(&mut self, ack: u32, header: [u64; HEADER_WORDS], payload: &[u8]) {
         debug_assert!(self.next - self.acked <= self.mask, "posted to a full ring");
         assert!(payload.len() <= PAYLOAD_BYTES);
@@ -126,7 +128,14 @@ impl<R: Store, L: Load> Producer<R, L> {
         self.next += 1;
     }
 
+    /// Asks for the cache line of the next slot, which is about to be filled.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        self.slots.prefetch(slot_at(self.next, self.mask));
+    }
+
     /// Takes note of how far the peer says it has come. Older news than is known is ignored.
+    #[inline]
     pub(super) fn acknowledge(&mut self, ack: u32) -> Result<(), BadAck> {
         let step = ack.wrapping_sub(self.acked as u32);
         if step == 0 || step > u32::MAX / 2 {
@@ -191,12 +200,14 @@ impl<R: Load, L: Store> Consumer<R, L> {
     }
 
     /// The header of the slot that [`Consumer::peek`] saw.
+    #[inline]
     pub(super) fn header(&self) -> [u64; HEADER_WORDS] {
         let slot = slot_at(self.position, self.mask);
         std::array::from_fn(|k| self.slots.load(slot + 1 + k, Relaxed))
     }
 
     /// The first words of its payload.
+    #[inline]
     pub(super) fn words<const N: usize>(&self) -> [u64; N] {
         let slot = slot_at(self.position, self.mask);
         std::array::from_fn(|k| self.slots.load(slot + PAYLOAD + k, Relaxed))
@@ -206,6 +217,7 @@ impl<R: Load, L: Store> Consumer<R, L> {
     ///
     /// # Panics
     /// If `out` is longer than [`PAYLOAD_BYTES`].
+    #[inline]
     pub(super) fn payload(&self, out: &mut [u8]) {
         assert!(out.len() <= PAYLOAD_BYTES);
         let slot = slot_at(self.position, self.mask) + PAYLOAD;
@@ -220,6 +232,7 @@ impl<R: Load, L: Store> Consumer<R, L> {
     }
 
     /// Leaves the slot behind: its words, and the memory that it names, will not be read again.
+    #[inline]
     pub(super) fn advance(&mut self) {
         self.position += 1;
         if self.position - self.told > self.mask / 4 {
@@ -228,6 +241,7 @@ impl<R: Load, L: Store> Consumer<R, L> {
     }
 
     /// How many slots have been consumed, for a slot of the other ring to carry: the peer counts as told.
+    #[inline]
     pub(super) fn ack(&mut self) -> u32 {
         self.told = self.position;
         self.position as u32

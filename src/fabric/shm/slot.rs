@@ -80,6 +80,7 @@ pub(super) struct Ticket {
 pub(super) type Words = ([u64; HEADER_WORDS], [u64; BODY_WORDS]);
 
 impl Header {
+    #[inline]
     fn to_words(self) -> [u64; HEADER_WORDS] {
         [
             u64::from(self.op)
@@ -91,6 +92,7 @@ impl Header {
         ]
     }
 
+    #[inline]
     fn from_words(words: [u64; HEADER_WORDS]) -> Self {
         Header {
             op: words[0] as u8,
@@ -104,6 +106,7 @@ impl Header {
         }
     }
 
+    #[inline]
     fn new(op: u8, target: Option<Target>, source_region: u16, immediate: Option<Immediate>) -> Self {
         let target = target.unwrap_or(Target { region: 0, key: 0, offset: 0 });
         Header {
@@ -118,10 +121,12 @@ impl Header {
         }
     }
 
+    #[inline]
     fn target(&self) -> Target {
         Target { region: self.target_region, key: self.key, offset: self.target_offset }
     }
 
+    #[inline]
     fn payload(&self) -> Result<usize, String> {
         let len = usize::from(self.len);
         if len > PAYLOAD_BYTES {
@@ -130,6 +135,7 @@ impl Header {
         Ok(len)
     }
 
+    #[inline]
     fn immediate(&self) -> Result<Option<Immediate>, String> {
         match self.flags {
             0 => Ok(None),
@@ -141,6 +147,7 @@ impl Header {
 
 impl Order {
     /// The words that travel.
+    #[inline]
     pub(super) fn to_words(self) -> Words {
         let none = [0; BODY_WORDS];
         match self {
@@ -177,6 +184,7 @@ impl Order {
     ///
     /// # Errors
     /// What is wrong with it, with the values.
+    #[inline]
     pub(super) fn from_words(
         header: [u64; HEADER_WORDS],
         body: impl FnOnce() -> [u64; BODY_WORDS],

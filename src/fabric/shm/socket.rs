@@ -78,7 +78,15 @@ fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 
 /// Sends a message, with files.
 pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    let bytes = message.to_bytes();
+    send_bytes(socket, &message.to_bytes(), files)
+}
+
+/// Sends bytes, with files.
+pub(super) fn send_bytes(
+    socket: impl AsFd,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
@@ -86,7 +94,7 @@ pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     loop {
-        match rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, flags) {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),

@@ -25,6 +25,9 @@ pub(super) trait Store: Load {
     /// # Panics
     /// If there is no word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
+
+    /// Asks for the cache line of one, which is about to be written. A hint: it may do nothing.
+    fn prefetch(&self, index: usize);
 }
 
 #[cfg(test)]
@@ -62,6 +65,8 @@ pub(super) mod test {
                 fn store(&self, index: usize, value: u64, order: Ordering) {
                     self.0[index].store(value, order);
                 }
+
+                fn prefetch(&self, _index: usize) {}
             }
         };
     }
