@@ -1,2 +1,9 @@
-//! The `tensorwire` program.
-fn main() {}
+//! The `tensorwire` program: benchmarks and diagnostics.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run()
+}
