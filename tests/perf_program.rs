@@ -118,12 +118,16 @@ fn a_second_process_that_is_killed_ends_the_benchmark_with_an_error() {
     }
 }
 
-/// The one child of a process.
+/// The second process of a benchmark.
 fn child_of(parent: u32) -> u32 {
+    let is_second = |child: &u32| {
+        std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.contains("perf-peer"))
+    };
     let end = Instant::now() + Duration::from_secs(10);
     loop {
         let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
-        if let Some(child) = children.ok().and_then(|text| text.split_whitespace().next()?.parse().ok()) {
+        let children = children.unwrap_or_default();
+        if let Some(child) = children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_second) {
             return child;
         }
         assert!(Instant::now() < end, "the program started no second process");
