@@ -99,7 +99,7 @@ fn a_second_process_that_is_killed_ends_the_benchmark_with_an_error() {
     }
     for test in ["write_lat", "rendezvous_lat"] {
         let program = Command::new(env!("CARGO_BIN_EXE_tensorwire"))
-            .args(["perf", test, "--local", "-s", "8", "-n", "900000000", "--pool", "16MiB"])
+            .args(["perf", test, "--local", "-s", "8", "--duration", "20", "--pool", "16MiB"])
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
