@@ -72,6 +72,20 @@
 //! is there for it. Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one more
 //! thread, which never touches a tensor.
 
+//!
+//! # Deadlines
+//!
+//! Every wait has one:
+//!
+//! | wait | default | setting |
+//! |---|---|---|
+//! | [`Node::join`] for all members | 60 s | `join_timeout` |
+//! | setting up one link, tried again until the join's deadline | 5 s | |
+//! | a receive whose caller does not say | 60 s | `recv_timeout` |
+//! | a receive that gave up, for its sender's word | 100 ms | `cancel_grace` |
+//! | [`Node::stop`], serving what was sent; and again for the bootstrap service | 2 s | `stop_timeout` |
+//! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
+
 #![warn(missing_docs)]
 
 mod bootstrap;

@@ -9,7 +9,7 @@ use super::{Error, PeerIndex};
 use crate::engine::{Calls, Completer};
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::{Tensor, TensorMut};
-use crate::wire::{Code, Status};
+use crate::wire::{Code, Status, Time};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -149,7 +149,7 @@ impl Step {
             }));
         });
         self.check_destination(edge)?;
-        self.ask(edge, None, timeout, completer)
+        self.ask(edge, None, timeout, completer).map(|(token, _)| token)
     }
 
     /// Waits for the tensors of all these edges, for `timeout` at most.
@@ -190,8 +190,7 @@ impl Step {
         self.check()?;
         self.check_destination(edge)?;
         let (ticket, completer) = self.shared.calls.call();
-        let deadline = self.shared.path.now() + timeout;
-        let token = self.ask(edge, into, timeout, completer)?;
+        let (token, deadline) = self.ask(edge, into, timeout, completer)?;
         Ok(Pending::new(token, ticket, deadline))
     }
 
@@ -201,7 +200,7 @@ impl Step {
         into: Option<TensorMut>,
         timeout: Duration,
         completer: Completer<Outcome>,
-    ) -> Result<CancelToken, Error> {
+    ) -> Result<(CancelToken, Time), Error> {
         let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
         let deadline = self.shared.path.now() + timeout;
         let waiter = Waiter { id, completer, deadline, patience: timeout, gave_up: None };
@@ -221,7 +220,7 @@ impl Step {
                 Place::Remote
             }
         };
-        Ok(CancelToken { shared: self.shared.clone(), id, place })
+        Ok((CancelToken { shared: self.shared.clone(), id, place }, deadline))
     }
 
     fn check_destination(&self, edge: &Edge) -> Result<(), Error> {

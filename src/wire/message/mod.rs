@@ -48,7 +48,8 @@ pub struct RequestId {
     pub generation: u8,
 }
 
-/// What a side says of where a tensor lies (SPEC 2.3).
+/// What a side says of where a tensor lies (SPEC 2.3). The device itself is the edge's: its source at the
+/// sender, its destination at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
     /// Whether the bytes are in host memory.
