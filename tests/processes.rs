@@ -113,7 +113,8 @@ fn role_borrower() {
 
 /// What a process holds: threads and file descriptors that are not the test harness's, and mappings of memfds.
 fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
-    let names = |dir: &str| std::fs::read_dir(dir).expect("procfs").filter_map(Result::ok).map(|entry| entry.path());
+    let names =
+        |dir: &str| std::fs::read_dir(dir).expect("procfs").filter_map(Result::ok).map(|entry| entry.path());
     let threads = names("/proc/self/task")
         .filter_map(|path| std::fs::read_to_string(path.join("comm")).ok())
         .filter(|name| name.starts_with("tw-"))
@@ -121,7 +122,9 @@ fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
     let files = names("/proc/self/fd")
         .filter_map(|path| std::fs::read_link(path).ok())
         .map(|target| target.display().to_string())
-        .filter(|target| target.contains("memfd:") || target.contains("socket:") || target.contains("anon_inode"))
+        .filter(|target| {
+            target.contains("memfd:") || target.contains("socket:") || target.contains("anon_inode")
+        })
         .collect();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
     (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
@@ -334,7 +337,9 @@ fn a_join_that_times_out_names_who_is_missing() {
 
 #[test]
 fn a_pool_that_demands_pages_which_are_not_there_says_what_to_do() {
-    if std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").is_ok_and(|n| n.trim() != "0") {
+    if std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+        .is_ok_and(|n| n.trim() != "0")
+    {
         println!("skipped: this host has huge pages reserved");
         return;
     }

@@ -1,0 +1,315 @@
+//! The command line of `perf`, and the checked plan that it comes to.
+
+use super::cores::{Cores, siblings};
+use crate::cli::CliError;
+use crate::cli::reference::{MAX_RING_SLOTS, RING_PAYLOAD};
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Turns at least: fewer say nothing about the spread.
+const MIN_TURNS: u32 = 5;
+/// Payload at most, in bytes.
+const MAX_BYTES: usize = 1 << 30;
+/// Round trips of a size by default, as long as they move no more than [`DEFAULT_VOLUME`] one way.
+const DEFAULT_ITERATIONS: u64 = 100_000;
+/// See [`DEFAULT_ITERATIONS`].
+const DEFAULT_VOLUME: u64 = 1 << 30;
+/// Warm-up round trips of a turn by default; never more than its measured ones.
+const DEFAULT_WARMUP: u64 = 1000;
+
+/// What `perf` is asked for.
+#[derive(Parser, Debug)]
+pub struct Args {
+    /// What to measure
+    pub test: Test,
+    /// Start both processes on this host
+    #[arg(long)]
+    pub local: bool,
+    /// Payload sizes, such as 2,8,4096,64KiB,1MiB [default: depends on the test]
+    #[arg(long, short, value_delimiter = ',', value_parser = bytes, conflicts_with = "all_sizes")]
+    pub sizes: Option<Vec<usize>>,
+    /// Every power of two from 2 bytes to 8 MiB that the test can carry
+    #[arg(long, short)]
+    pub all_sizes: bool,
+    /// Measured round trips of each size, over all turns [default: 100000, fewer above 10 KiB]
+    #[arg(long, short = 'n', conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iterations: Option<u64>,
+    /// Measure each size for this many seconds, over all turns, instead of counting round trips
+    #[arg(long, short = 'D', value_parser = seconds)]
+    pub duration: Option<Duration>,
+    /// Unmeasured round trips before each turn [default: 1000, at most as many as measured ones]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    pub warmup: Option<u64>,
+    /// The two cores: of the process that measures, and of the one that answers
+    #[arg(long, value_parser = pair, value_name = "A,B")]
+    pub cores: Option<[usize; 2]>,
+    /// Turns that the test and its references take
+    #[arg(long, default_value_t = MIN_TURNS, value_parser = clap::value_parser!(u32).range(i64::from(MIN_TURNS)..=1000))]
+    pub turns: u32,
+    /// Also write the report to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Slots of a ring (ring_64), a power of two
+    #[arg(long, value_parser = depth)]
+    pub depth: Option<u32>,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum Test {
+    /// The bare cache line itself; against its own reference it shows the noise
+    CacheLine,
+    /// A bare ring of 64-byte slots, sequence word and payload in one line
+    #[value(name = "ring_64")]
+    #[serde(rename = "ring_64")]
+    Ring64,
+}
+
+impl Test {
+    /// The name on the command line and in the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Test::CacheLine => "cache_line",
+            Test::Ring64 => "ring_64",
+        }
+    }
+
+    /// Payload that it can carry at most, in bytes.
+    fn max_bytes(self) -> usize {
+        match self {
+            Test::CacheLine => 8,
+            Test::Ring64 => RING_PAYLOAD,
+        }
+    }
+
+    fn default_sizes(self) -> &'static [usize] {
+        match self {
+            Test::CacheLine => &[8],
+            Test::Ring64 => &[8, 32, 56],
+        }
+    }
+
+    /// Whether `--depth` means anything to it, and what it is by default.
+    fn default_depth(self) -> Option<u32> {
+        match self {
+            Test::CacheLine => None,
+            Test::Ring64 => Some(64),
+        }
+    }
+}
+
+/// What both sides of a workload are opened with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Operations that can be outstanding.
+    pub depth: u32,
+    /// The longest payload that will be asked for, in bytes.
+    pub max_bytes: usize,
+}
+
+/// How long the turns of one size are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    /// This many measured round trips a turn; by default fewer for large payloads.
+    Iterations(u64),
+    /// This long a turn.
+    Duration(Duration),
+}
+
+/// A run, checked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What is measured.
+    pub test: Test,
+    /// With what.
+    pub settings: Settings,
+    /// Payloads in bytes, in the order asked for.
+    pub sizes: Vec<usize>,
+    /// Turns of each size.
+    pub turns: u32,
+    /// Where the two processes run.
+    pub cores: Cores,
+    /// Where the JSON report goes.
+    pub json: Option<PathBuf>,
+    iterations: Option<u64>,
+    duration: Option<Duration>,
+    warmup: Option<u64>,
+}
+
+impl Plan {
+    /// Checks what was asked for against what the test can do and the process may use.
+    pub fn check(args: Args, mask: &[usize]) -> Result<Self, CliError> {
+        let usage = |why: String| Err(CliError::Usage(why));
+        if !args.local {
+            return usage("perf needs --local, which starts both processes here; a server and a client on two hosts come later".into());
+        }
+        let test = args.test;
+        let sizes = sizes(&args)?;
+        if args.depth.is_some() && test.default_depth().is_none() {
+            return usage(format!("--depth: {} has no queue; leave it out", test.name()));
+        }
+        let cores = Cores::choose(args.cores, mask, siblings)?;
+        let depth = args.depth.or(test.default_depth()).unwrap_or(1);
+        let max_bytes = sizes.iter().copied().max().unwrap_or_default();
+        Ok(Plan {
+            test,
+            settings: Settings { depth, max_bytes },
+            sizes,
+            turns: args.turns,
+            cores,
+            json: args.json,
+            iterations: args.iterations,
+            duration: args.duration,
+            warmup: args.warmup,
+        })
+    }
+
+    /// How long a turn with this payload is.
+    pub fn length(&self, bytes: usize) -> Length {
+        if let Some(duration) = self.duration {
+            return Length::Duration(duration / self.turns);
+        }
+        let fitting = (DEFAULT_VOLUME / bytes.max(1) as u64).clamp(100, DEFAULT_ITERATIONS);
+        Length::Iterations(self.iterations.unwrap_or(fitting).div_ceil(u64::from(self.turns)))
+    }
+
+    /// Unmeasured round trips before each turn.
+    pub fn warmup(&self, bytes: usize) -> u64 {
+        let most = match self.length(bytes) {
+            Length::Iterations(count) => count,
+            Length::Duration(_) => DEFAULT_WARMUP,
+        };
+        self.warmup.unwrap_or(DEFAULT_WARMUP.min(most))
+    }
+
+    /// How the run is long, in words.
+    pub fn mode(&self) -> String {
+        match self.duration {
+            Some(duration) => format!("{} s a size, {} turns", duration.as_secs_f64(), self.turns),
+            None => format!("iterations, {} turns", self.turns),
+        }
+    }
+}
+
+fn sizes(args: &Args) -> Result<Vec<usize>, CliError> {
+    let (name, most) = (args.test.name(), args.test.max_bytes());
+    if args.all_sizes {
+        return Ok((1..=23).map(|power| 1 << power).filter(|&size| size <= most).collect());
+    }
+    let Some(sizes) = &args.sizes else { return Ok(args.test.default_sizes().to_vec()) };
+    match sizes.iter().find(|&&size| size > most) {
+        Some(size) => {
+            Err(CliError::Usage(format!("--sizes: {name} carries {most} bytes at most, not {size}")))
+        }
+        None => Ok(sizes.clone()),
+    }
+}
+
+fn bytes(text: &str) -> Result<usize, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let unit = match &text[digits..] {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        unit => return Err(format!("'{unit}' is no unit; there are B, KiB, MiB and GiB")),
+    };
+    let size = text[..digits].parse::<usize>().ok().and_then(|count| count.checked_mul(unit));
+    match size {
+        Some(size @ 1..=MAX_BYTES) => Ok(size),
+        _ => Err("a size is 1 to 1GiB, such as 8, 4KiB or 1MiB".into()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let duration = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let allowed = Duration::from_millis(1)..=Duration::from_secs(86_400);
+    duration.filter(|duration| allowed.contains(duration)).ok_or_else(|| "seconds are 0.001 to 86400".into())
+}
+
+fn pair(text: &str) -> Result<[usize; 2], String> {
+    let cores = text.split_once(',').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
+    cores.ok_or_else(|| "two cores are two numbers with a comma, such as 0,1".into())
+}
+
+fn depth(text: &str) -> Result<u32, String> {
+    let depth = text.parse().ok().filter(|depth: &u32| depth.is_power_of_two() && *depth <= MAX_RING_SLOTS);
+    depth.ok_or_else(|| format!("a depth is a power of two up to {MAX_RING_SLOTS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(options: &str) -> Result<Plan, String> {
+        let args = Args::try_parse_from(std::iter::once("perf").chain(options.split_whitespace()))
+            .map_err(|error| error.to_string())?;
+        Plan::check(args, &[0, 1]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(bytes("2"), Ok(2));
+        assert_eq!(bytes("64B"), Ok(64));
+        assert_eq!(bytes("4KiB"), Ok(4096));
+        assert_eq!(bytes("1GiB"), Ok(1 << 30));
+        for wrong in ["", "0", "-1", "KiB", "1kb", "1.5KiB", "2GiB", "99999999999999999999", "1MiB "] {
+            assert!(bytes(wrong).is_err(), "{wrong:?} passed");
+        }
+    }
+
+    #[test]
+    fn iterations_are_shared_by_the_turns() {
+        let plan = plan("ring_64 --local -n 12 --turns 5 -s 8,56").unwrap();
+        assert_eq!(plan.length(8), Length::Iterations(3));
+        assert_eq!((plan.warmup(8), plan.settings.max_bytes, plan.settings.depth), (3, 56, 64));
+    }
+
+    #[test]
+    fn a_duration_is_shared_by_the_turns() {
+        let plan = plan("cache_line --local -D 0.5 --warmup 7").unwrap();
+        assert_eq!(plan.length(8), Length::Duration(Duration::from_millis(100)));
+        assert_eq!(plan.warmup(8), 7);
+    }
+
+    #[test]
+    fn large_payloads_get_fewer_round_trips_unless_told() {
+        let plan = plan("cache_line --local").unwrap();
+        assert_eq!(plan.length(8), Length::Iterations(20_000));
+        assert_eq!(plan.length(1 << 20), Length::Iterations(205));
+        assert_eq!(plan.length(1 << 30), Length::Iterations(20));
+    }
+
+    #[test]
+    fn all_sizes_are_those_that_the_test_carries() {
+        assert_eq!(plan("ring_64 --local --all-sizes").unwrap().sizes, [2, 4, 8, 16, 32]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_reason() {
+        for (options, reason) in [
+            ("cache_line", "--local"),
+            ("nonsense --local", "nonsense"),
+            ("cache_line --local --turns 4", "4 is not in 5..=1000"),
+            ("cache_line --local --sizes 9", "carries 8 bytes at most, not 9"),
+            ("cache_line --local --sizes 8,x", "no unit"),
+            ("cache_line --local --sizes 8 --all-sizes", "cannot be used with"),
+            ("cache_line --local --iterations 0", "0 is not in"),
+            ("cache_line --local --iterations 5 --duration 1", "cannot be used with"),
+            ("cache_line --local --duration 0", "0.001 to 86400"),
+            ("cache_line --local --duration nan", "0.001 to 86400"),
+            ("cache_line --local --cores 0", "two numbers"),
+            ("cache_line --local --cores 1,1", "named twice"),
+            ("cache_line --local --cores 0,77", "core 77"),
+            ("cache_line --local --depth 8", "no queue"),
+            ("ring_64 --local --depth 3", "power of two"),
+        ] {
+            let refusal = plan(options).unwrap_err();
+            assert!(refusal.contains(reason), "{options}: {refusal}");
+        }
+    }
+}
