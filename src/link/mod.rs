@@ -12,6 +12,8 @@ mod links;
 mod outbox;
 mod requests;
 mod routes;
+#[cfg(test)]
+mod tests;
 
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 

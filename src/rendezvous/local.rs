@@ -81,7 +81,7 @@ impl Local {
         let late = self.table.remove_waiters(|_, kept| kept.waiter.deadline <= now);
         let deadlines = self.table.waiters().map(|(_, kept)| kept.waiter.deadline);
         self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
-        Told(late.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, GiveUp::Deadline)).collect())
+        Told(late.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, GiveUp::Deadline(None))).collect())
     }
 
     /// The earliest time at which something may have waited too long.

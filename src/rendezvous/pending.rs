@@ -96,7 +96,7 @@ impl<T: Receivable> Pending<T> {
     /// Whatever ended the receive without a value.
     pub fn wait(self) -> Result<Delivery<T>, Error> {
         let deadline = self.deadline;
-        self.wait_until(deadline)
+        self.wait_until(deadline, None)
     }
 
     /// Waits for `timeout` at most; then the receive is cancelled.
@@ -105,16 +105,18 @@ impl<T: Receivable> Pending<T> {
     /// Whatever ended the receive without a value.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Delivery<T>, Error> {
         let deadline = self.token.shared.path.now() + timeout;
-        let deadline = deadline.min(self.deadline);
-        self.wait_until(deadline)
+        if deadline >= self.deadline {
+            return self.wait();
+        }
+        self.wait_until(deadline, Some(timeout))
     }
 
-    fn wait_until(mut self, deadline: Time) -> Result<Delivery<T>, Error> {
+    fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let shared = &self.token.shared;
         if !shared.wait(deadline, &self.ticket)? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
-            self.token.give_up(GiveUp::Deadline);
+            self.token.give_up(GiveUp::Deadline(given));
             let grace = shared.path.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
             shared.wait(grace, &self.ticket)?;
         }

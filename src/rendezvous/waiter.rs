@@ -47,8 +47,8 @@ pub struct CallId(pub(super) u64);
 pub(super) enum GiveUp {
     /// Its user cancelled it.
     Cancelled,
-    /// Its time is over.
-    Deadline,
+    /// Its time is over, after so long; `None` for the time that it began with.
+    Deadline(Option<Duration>),
 }
 
 /// Whoever waits for a tensor.
@@ -73,7 +73,9 @@ impl Waiter {
     /// The error of a waiter that gave up, in the words of its reason.
     pub(super) fn given_up(self, key: &TensorKey) {
         let error = match &self.gave_up {
-            Some(GiveUp::Deadline) => Error::DeadlineExceeded { key: key.to_string(), after: self.patience },
+            Some(GiveUp::Deadline(after)) => {
+                Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.patience) }
+            }
             Some(GiveUp::Cancelled) | None => Error::Cancelled { key: key.to_string() },
         };
         self.complete(Err(error));

@@ -5,6 +5,7 @@
 use super::options::{Settings, Test};
 use super::workload::Subject;
 use crate::cli::CliError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -122,6 +123,13 @@ impl Channel {
         }
     }
 
+    /// Whether there is something to hear, or the other side is gone.
+    pub fn is_ready(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A failed look is left to the next receive to report.
+        poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&now)) != Ok(0)
+    }
+
     /// Hears one message in particular.
     pub fn expect(&mut self, expected: &Message) -> Result<(), ChannelError> {
         match self.receive()? {
@@ -131,7 +139,6 @@ impl Channel {
     }
 
     /// Gives the other side bytes and takes its own: both call it.
-    #[allow(dead_code)] // for workloads that have addresses or grants to swap
     pub fn swap(&mut self, bytes: &[u8]) -> Result<Vec<u8>, ChannelError> {
         self.send(&Message::Bytes(bytes.to_vec()))?;
         match self.receive()? {
@@ -163,7 +170,9 @@ mod tests {
     #[test]
     fn words_arrive_in_order() {
         let (mut left, mut right) = pair(PATIENCE);
+        assert!(!right.is_ready());
         left.send(&Message::Ready).unwrap();
+        assert!(right.is_ready());
         left.send(&Message::Done { rounds: 3 }).unwrap();
         right.expect(&Message::Ready).unwrap();
         assert_eq!(right.receive().unwrap(), Message::Done { rounds: 3 });

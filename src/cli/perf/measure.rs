@@ -125,11 +125,7 @@ impl<'a> Run<'a> {
             }
             if let Some(copy) = &mut copy {
                 turn.clear();
-                self.samples(bytes, &mut turn, || {
-                    memory.copy(bytes);
-                    Ok(())
-                })
-                .map_err(|halt| CliError::failed("the memcpy reference", halt))?;
+                self.copies(bytes, &mut memory, &mut turn)?;
                 copy.add(&turn);
             }
         }
@@ -157,24 +153,22 @@ impl<'a> Run<'a> {
         let (clock, watch, before) = (self.clock.clone(), self.watch.clone(), self.rounds);
         let workload = self.subject(subject);
         let failed = |halt| CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), halt);
-        let rounds = warm_and_sample(&clock, length, warmup, recorder, || workload.round_trip(&watch))
-            .map_err(failed)?
-            + 1;
+        let rounds = warm_and_sample(&clock, length, warmup, recorder, workload, &watch).map_err(failed)? + 1;
         // The closing round tells the other side to stop. It is never a sample, so none is dropped.
         self.shared.announce_end(before + rounds);
-        self.subject(subject).round_trip(&watch).map_err(failed)?;
+        let workload = self.subject(subject);
+        workload.produce(&watch).and_then(|()| workload.round_trip(&watch)).map_err(failed)?;
         self.rounds += rounds;
         channel.expect(&Message::Done { rounds })?;
         Ok(())
     }
 
-    fn samples(
-        &self,
-        bytes: usize,
-        recorder: &mut Recorder,
-        once: impl FnMut() -> Result<(), Halt>,
-    ) -> Result<u64, Halt> {
-        warm_and_sample(&self.clock, self.plan.length(bytes), self.plan.warmup(bytes), recorder, once)
+    /// One turn of the reference that needs no other process.
+    fn copies(&self, bytes: usize, memory: &mut Memcpy, recorder: &mut Recorder) -> Result<(), CliError> {
+        let mut copies = Copies { memory, bytes };
+        let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
+        let copied = warm_and_sample(&self.clock, length, warmup, recorder, &mut copies, &self.watch);
+        copied.map(drop).map_err(|halt| CliError::failed("the memcpy reference", halt))
     }
 
     fn subject(&mut self, subject: Subject) -> &mut dyn Initiator {
@@ -186,6 +180,41 @@ impl<'a> Run<'a> {
     }
 }
 
+/// What is timed again and again.
+trait Repeat {
+    /// What comes before each time and is not measured.
+    fn before(&mut self, watch: &Watch) -> Result<(), Halt>;
+    /// What is measured.
+    fn once(&mut self, watch: &Watch) -> Result<(), Halt>;
+}
+
+impl Repeat for dyn Initiator + '_ {
+    fn before(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.produce(watch)
+    }
+
+    fn once(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.round_trip(watch)
+    }
+}
+
+/// Copies of so many bytes.
+struct Copies<'a> {
+    memory: &'a mut Memcpy,
+    bytes: usize,
+}
+
+impl Repeat for Copies<'_> {
+    fn before(&mut self, _watch: &Watch) -> Result<(), Halt> {
+        Ok(())
+    }
+
+    fn once(&mut self, _watch: &Watch) -> Result<(), Halt> {
+        self.memory.copy(self.bytes);
+        Ok(())
+    }
+}
+
 /// Does something `warmup` times, and then for the length of a turn with the time of each taken. Says how many times
 /// it was done.
 fn warm_and_sample(
@@ -193,10 +222,12 @@ fn warm_and_sample(
     length: Length,
     warmup: u64,
     recorder: &mut Recorder,
-    mut once: impl FnMut() -> Result<(), Halt>,
+    what: &mut (impl Repeat + ?Sized),
+    watch: &Watch,
 ) -> Result<u64, Halt> {
     for _ in 0..warmup {
-        once()?;
+        what.before(watch)?;
+        what.once(watch)?;
     }
     let (count, until) = match length {
         Length::Iterations(count) => (count, u64::MAX),
@@ -205,8 +236,9 @@ fn warm_and_sample(
     let began = clock.now();
     let mut done = 0;
     while done < count {
+        what.before(watch)?;
         let start = clock.now();
-        once()?;
+        what.once(watch)?;
         let end = clock.now();
         recorder.record(clock.nanos(start, end));
         done += 1;
@@ -228,6 +260,9 @@ pub fn answer(
     let mut ring = Ring64::responder(shared, Subject::Ring64, RING_SLOTS);
     let mut total = 0;
     loop {
+        while !channel.is_ready() {
+            test.linger().map_err(|halt| CliError::failed("between turns", halt))?;
+        }
         let (subject, bytes) = match channel.receive()? {
             Message::Quit => return Ok(()),
             Message::Turn { subject, bytes } => (subject, bytes),
@@ -259,25 +294,39 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn sample(length: Length, warmup: u64, once: impl FnMut() -> Result<(), Halt>) -> (u64, u64) {
-        let mut recorder = Recorder::new();
-        let rounds = warm_and_sample(&Clock::new(), length, warmup, &mut recorder, once).unwrap();
-        (rounds, recorder.summary(1.0).count)
+    /// Something that takes so long, with a count of how often its source was written.
+    struct Nap(Duration, u64);
+
+    impl Repeat for Nap {
+        fn before(&mut self, _watch: &Watch) -> Result<(), Halt> {
+            self.1 += 1;
+            Ok(())
+        }
+
+        fn once(&mut self, _watch: &Watch) -> Result<(), Halt> {
+            std::thread::sleep(self.0);
+            Ok(())
+        }
+    }
+
+    /// Rounds, samples and sources written.
+    fn sample(length: Length, warmup: u64, each: Duration) -> (u64, u64, u64) {
+        let watch = Watch::new(Arc::new(Shared::create(0).unwrap().0));
+        let (mut recorder, mut nap) = (Recorder::new(), Nap(each, 0));
+        let rounds = warm_and_sample(&Clock::new(), length, warmup, &mut recorder, &mut nap, &watch).unwrap();
+        (rounds, recorder.summary(1.0).count, nap.1)
     }
 
     #[test]
     fn every_iteration_after_the_warm_up_is_a_sample() {
-        assert_eq!(sample(Length::Iterations(30), 12, || Ok(())), (42, 30));
+        assert_eq!(sample(Length::Iterations(30), 12, Duration::ZERO), (42, 30, 42));
     }
 
     #[test]
     fn a_duration_keeps_every_sample_and_takes_one_at_least() {
-        let nap = || {
-            std::thread::sleep(Duration::from_millis(2));
-            Ok(())
-        };
-        assert_eq!(sample(Length::Duration(Duration::from_millis(1)), 0, nap), (1, 1));
-        let (rounds, samples) = sample(Length::Duration(Duration::from_millis(20)), 3, nap);
+        let nap = Duration::from_millis(2);
+        assert_eq!(sample(Length::Duration(Duration::from_millis(1)), 0, nap), (1, 1, 1));
+        let (rounds, samples, _) = sample(Length::Duration(Duration::from_millis(20)), 3, nap);
         assert!(rounds == samples + 3 && (1..=10).contains(&samples), "{samples} naps of 2 ms in 20 ms");
     }
 

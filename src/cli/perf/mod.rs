@@ -10,9 +10,11 @@ mod machine;
 mod measure;
 mod options;
 mod recorder;
+mod rendezvous_lat;
 mod report;
 mod second;
 mod workload;
+mod write_lat;
 
 pub use channel::Channel;
 pub use options::Args;
@@ -55,9 +57,10 @@ pub fn run(args: Args) -> Result<(), CliError> {
 fn measure(plan: &Plan, shared: &Arc<Shared>, channel: &mut Channel) -> Result<Report, CliError> {
     let (test, settings) = (plan.test, plan.settings.clone());
     channel.send(&Message::Open { test, settings, core: plan.cores.responder })?;
+    let workload = workload::initiator(test, &plan.settings, shared, channel)?;
+    // Only now: a thread that the workload has started must not share the core that measures.
     pin(plan.cores.initiator)?;
     let clock = Clock::new();
-    let workload = workload::initiator(test, &plan.settings, shared, channel)?;
     channel.expect(&Message::Ready)?;
     let mut report = Report::new(plan, workload.facts(), &clock);
     super::print(&report.header())?;
@@ -73,6 +76,9 @@ fn measure(plan: &Plan, shared: &Arc<Shared>, channel: &mut Channel) -> Result<R
 
 /// Why a run failed: what the second process said last, or how it ended, or else what this one saw.
 fn explain(seen: CliError, channel: &mut Channel, second: &mut Second) -> CliError {
+    if matches!(seen, CliError::Usage(_)) {
+        return seen; // the other side stumbled over the same
+    }
     let mut heard = channel.set_patience(Duration::from_millis(500)).and_then(|()| channel.receive());
     while heard.is_ok() {
         heard = channel.receive();
@@ -102,8 +108,8 @@ fn serve(shared: &Arc<Shared>, channel: &mut Channel) -> Result<(), CliError> {
         Message::Open { test, settings, core } => (test, settings, core),
         other => return Err(CliError::Failed(format!("{other:?} came first"))),
     };
-    pin(core)?;
     let workload = workload::responder(test, &settings, shared, channel)?;
+    pin(core)?;
     channel.send(&Message::Ready)?;
     measure::answer(channel, shared, workload)
 }

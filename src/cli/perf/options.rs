@@ -2,7 +2,7 @@
 
 use super::cores::{Cores, siblings};
 use crate::cli::CliError;
-use crate::cli::reference::{MAX_RING_SLOTS, RING_PAYLOAD};
+use crate::cli::reference::{MAX_RING_SLOTS, RING_PAYLOAD, RING_SLOTS};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -16,6 +16,14 @@ const MAX_BYTES: usize = 1 << 30;
 const DEFAULT_ITERATIONS: u64 = 100_000;
 /// See [`DEFAULT_ITERATIONS`].
 const DEFAULT_VOLUME: u64 = 1 << 30;
+/// Bytes of a pool by default.
+const DEFAULT_POOL: usize = 256 << 20;
+/// A payload fits if the pool holds so many: buffers being written, sent and received, and room to place them.
+const POOL_SHARE: usize = 8;
+/// Operations that can be outstanding at most, on any fabric.
+const MAX_DEPTH: u32 = 65_536;
+/// What `small_tensor_bytes` may be at most.
+const MAX_SMALL: u32 = 160;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
 const DEFAULT_WARMUP: u64 = 1000;
 
@@ -51,9 +59,18 @@ pub struct Args {
     /// Also write the report to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Slots of a ring (ring_64), a power of two
+    /// Operations that can be outstanding, a power of two [default: 256; of ring_64: 64]
     #[arg(long, value_parser = depth)]
     pub depth: Option<u32>,
+    /// Bytes of each process's pool [default: 256MiB]
+    #[arg(long, value_parser = bytes, value_name = "SIZE")]
+    pub pool: Option<usize>,
+    /// Payload up to this many bytes travels inside a slot [default: the fabric's most; of rendezvous_lat: 128]
+    #[arg(long, value_name = "BYTES")]
+    pub inline: Option<u32>,
+    /// What carries the bytes [default: shm]
+    #[arg(long)]
+    pub fabric: Option<FabricName>,
 }
 
 /// What can be measured.
@@ -61,6 +78,10 @@ pub struct Args {
 #[value(rename_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum Test {
+    /// The bare fabric: a one-sided write with immediate, answered by another
+    WriteLat,
+    /// The whole engine: a tensor sent and received by step and key, answered by another
+    RendezvousLat,
     /// The bare cache line itself; against its own reference it shows the noise
     CacheLine,
     /// A bare ring of 64-byte slots, sequence word and payload in one line
@@ -73,6 +94,8 @@ impl Test {
     /// The name on the command line and in the report.
     pub fn name(self) -> &'static str {
         match self {
+            Test::WriteLat => "write_lat",
+            Test::RendezvousLat => "rendezvous_lat",
             Test::CacheLine => "cache_line",
             Test::Ring64 => "ring_64",
         }
@@ -81,6 +104,7 @@ impl Test {
     /// Payload that it can carry at most, in bytes.
     fn max_bytes(self) -> usize {
         match self {
+            Test::WriteLat | Test::RendezvousLat => MAX_BYTES,
             Test::CacheLine => 8,
             Test::Ring64 => RING_PAYLOAD,
         }
@@ -88,6 +112,7 @@ impl Test {
 
     fn default_sizes(self) -> &'static [usize] {
         match self {
+            Test::WriteLat | Test::RendezvousLat => &[2, 8, 64, 4 << 10, 64 << 10, 1 << 20],
             Test::CacheLine => &[8],
             Test::Ring64 => &[8, 32, 56],
         }
@@ -96,10 +121,28 @@ impl Test {
     /// Whether `--depth` means anything to it, and what it is by default.
     fn default_depth(self) -> Option<u32> {
         match self {
+            Test::WriteLat | Test::RendezvousLat => Some(256),
             Test::CacheLine => None,
-            Test::Ring64 => Some(64),
+            Test::Ring64 => Some(RING_SLOTS),
         }
     }
+
+    /// Operations that can be outstanding at most.
+    fn max_depth(self) -> u32 {
+        if self == Test::Ring64 { MAX_RING_SLOTS } else { MAX_DEPTH }
+    }
+
+    /// Whether it runs on a fabric, with a pool.
+    fn is_ours(self) -> bool {
+        matches!(self, Test::WriteLat | Test::RendezvousLat)
+    }
+}
+
+/// A fabric by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FabricName {
+    /// Shared memory
+    Shm,
 }
 
 /// What both sides of a workload are opened with.
@@ -107,6 +150,10 @@ impl Test {
 pub struct Settings {
     /// Operations that can be outstanding.
     pub depth: u32,
+    /// Bytes of each side's pool.
+    pub pool: u64,
+    /// Payload that travels inside a slot, in bytes; the fabric's most if not given.
+    pub inline: Option<u32>,
     /// The longest payload that will be asked for, in bytes.
     pub max_bytes: usize,
 }
@@ -149,15 +196,20 @@ impl Plan {
         }
         let test = args.test;
         let sizes = sizes(&args)?;
-        if args.depth.is_some() && test.default_depth().is_none() {
-            return usage(format!("--depth: {} has no queue; leave it out", test.name()));
-        }
+        check_settings(&args)?;
         let cores = Cores::choose(args.cores, mask, siblings)?;
         let depth = args.depth.or(test.default_depth()).unwrap_or(1);
-        let max_bytes = sizes.iter().copied().max().unwrap_or_default();
+        let (pool, max_bytes) =
+            (args.pool.unwrap_or(DEFAULT_POOL), sizes.iter().copied().max().unwrap_or_default());
+        if test.is_ours() && max_bytes > pool / POOL_SHARE {
+            return usage(format!(
+                "--sizes: {max_bytes} bytes need a pool of {} at least, and it has {pool}: raise --pool",
+                max_bytes.saturating_mul(POOL_SHARE)
+            ));
+        }
         Ok(Plan {
             test,
-            settings: Settings { depth, max_bytes },
+            settings: Settings { depth, pool: pool as u64, inline: args.inline, max_bytes },
             sizes,
             turns: args.turns,
             cores,
@@ -192,6 +244,30 @@ impl Plan {
             Some(duration) => format!("{} s a size, {} turns", duration.as_secs_f64(), self.turns),
             None => format!("iterations, {} turns", self.turns),
         }
+    }
+}
+
+/// Refuses an option that means nothing to the test, rather than ignoring it.
+fn check_settings(args: &Args) -> Result<(), CliError> {
+    let test = args.test;
+    let usage = |why: String| Err(CliError::Usage(why));
+    if args.depth.is_some() && test.default_depth().is_none() {
+        return usage(format!("--depth: {} has no queue; leave it out", test.name()));
+    }
+    if args.depth.is_some_and(|depth| depth > test.max_depth()) {
+        return usage(format!("--depth: {} takes {} at most", test.name(), test.max_depth()));
+    }
+    let given = [
+        ("--pool", args.pool.is_some()),
+        ("--inline", args.inline.is_some()),
+        ("--fabric", args.fabric.is_some()),
+    ];
+    match given.into_iter().find(|(_, given)| *given && !test.is_ours()) {
+        Some((option, _)) => usage(format!("{option}: {} runs on no fabric; leave it out", test.name())),
+        None if test == Test::RendezvousLat && args.inline.is_some_and(|inline| inline > MAX_SMALL) => {
+            usage(format!("--inline: rendezvous_lat takes {MAX_SMALL} at most"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -237,8 +313,9 @@ fn pair(text: &str) -> Result<[usize; 2], String> {
 }
 
 fn depth(text: &str) -> Result<u32, String> {
-    let depth = text.parse().ok().filter(|depth: &u32| depth.is_power_of_two() && *depth <= MAX_RING_SLOTS);
-    depth.ok_or_else(|| format!("a depth is a power of two up to {MAX_RING_SLOTS}"))
+    let depth =
+        text.parse().ok().filter(|depth: &u32| depth.is_power_of_two() && (16..=MAX_DEPTH).contains(depth));
+    depth.ok_or_else(|| format!("a depth is a power of two from 16 to {MAX_DEPTH}"))
 }
 
 #[cfg(test)]
@@ -305,8 +382,15 @@ mod tests {
             ("cache_line --local --cores 0", "two numbers"),
             ("cache_line --local --cores 1,1", "named twice"),
             ("cache_line --local --cores 0,77", "core 77"),
-            ("cache_line --local --depth 8", "no queue"),
-            ("ring_64 --local --depth 3", "power of two"),
+            ("cache_line --local --depth 64", "no queue"),
+            ("ring_64 --local --depth 48", "power of two"),
+            ("ring_64 --local --depth 2048", "takes 1024 at most"),
+            ("ring_64 --local --pool 1MiB", "runs on no fabric"),
+            ("cache_line --local --inline 8", "runs on no fabric"),
+            ("cache_line --local --fabric shm", "runs on no fabric"),
+            ("write_lat --local --fabric verbs", "invalid value 'verbs'"),
+            ("write_lat --local --sizes 64MiB", "need a pool of 536870912"),
+            ("rendezvous_lat --local --inline 161", "160 at most"),
         ] {
             let refusal = plan(options).unwrap_err();
             assert!(refusal.contains(reason), "{options}: {refusal}");

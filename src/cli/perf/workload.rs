@@ -5,14 +5,17 @@
 
 use super::channel::Channel;
 use super::options::{Settings, Test};
+use super::rendezvous_lat::RendezvousLat;
+use super::write_lat::WriteLat;
 use crate::cli::CliError;
 use crate::cli::reference::{CacheLine, Ring64, Shared};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tensorwire::fabric::Role;
 
 /// How long one side waits for the other within a round trip.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How many times a wait looks before it asks whether it still makes sense: a few microseconds.
 const LOOKS: u32 = 4096;
 
@@ -21,6 +24,11 @@ pub trait Initiator {
     /// Gets ready for round trips with `bytes` of payload each way. Not measured; the other side prepares at the same
     /// time, and the channel is there to swap what both need.
     fn prepare(&mut self, bytes: usize, channel: &mut Channel) -> Result<(), CliError>;
+
+    /// What a round trip needs and is not measured: a freshly written source, where the workload sends one.
+    fn produce(&mut self, _watch: &Watch) -> Result<(), Halt> {
+        Ok(())
+    }
 
     /// One round trip: payload there, payload back.
     fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt>;
@@ -36,6 +44,9 @@ pub trait Responder {
 
     /// Waits for one payload, and sends one back.
     fn answer(&mut self, watch: &Watch) -> Result<(), Halt>;
+
+    /// Called again and again between turns: the other side may still want what was sent last.
+    fn linger(&mut self) -> Result<(), Halt>;
 }
 
 /// What a workload found when it was opened, for the report's header.
@@ -79,7 +90,6 @@ pub enum Halt {
     Silent,
     /// The workload failed on this side.
     #[error("{0}")]
-    #[allow(dead_code)] // the bare references can't fail; workloads on a fabric can
     Failed(String),
 }
 
@@ -137,9 +147,11 @@ pub fn initiator(
     test: Test,
     settings: &Settings,
     shared: &Arc<Shared>,
-    _channel: &mut Channel,
+    channel: &mut Channel,
 ) -> Result<Box<dyn Initiator>, CliError> {
     Ok(match test {
+        Test::WriteLat => Box::new(WriteLat::open(Role::Initiator, settings, channel)?),
+        Test::RendezvousLat => Box::new(RendezvousLat::open(0, settings, channel)?),
         Test::CacheLine => Box::new(CacheLine::new(shared, Subject::Test)),
         Test::Ring64 => Box::new(Ring64::initiator(shared, Subject::Test, settings.depth)),
     })
@@ -150,9 +162,11 @@ pub fn responder(
     test: Test,
     settings: &Settings,
     shared: &Arc<Shared>,
-    _channel: &mut Channel,
+    channel: &mut Channel,
 ) -> Result<Box<dyn Responder>, CliError> {
     Ok(match test {
+        Test::WriteLat => Box::new(WriteLat::open(Role::Acceptor, settings, channel)?),
+        Test::RendezvousLat => Box::new(RendezvousLat::open(1, settings, channel)?),
         Test::CacheLine => Box::new(CacheLine::new(shared, Subject::Test)),
         Test::Ring64 => Box::new(Ring64::responder(shared, Subject::Test, settings.depth)),
     })

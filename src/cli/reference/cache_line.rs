@@ -73,6 +73,11 @@ impl Responder for CacheLine {
         self.value += 2;
         Ok(())
     }
+
+    /// What was sent lies in the mapping.
+    fn linger(&mut self) -> Result<(), Halt> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -119,6 +119,11 @@ impl Responder for Ring64 {
         self.send(self.count);
         Ok(())
     }
+
+    /// What was sent lies in the mapping.
+    fn linger(&mut self) -> Result<(), Halt> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -340,6 +340,46 @@ mod tests {
         });
     }
 
+    /// A source is pulled on one thread and, once the slot that named it was consumed, written on the other.
+    #[allow(unsafe_code)] // loom checks accesses to plain memory only through its raw cell
+    fn pull_and_reuse(reply: bool) {
+        loom::model(move || {
+            let words = || (LoomWords::new(2 * SLOT_WORDS), LoomWords::new(2));
+            let ((slots, line), (back_slots, back_line)) = (words(), words());
+            let (mut producer, mut consumer) = ring(slots, line);
+            let (mut back, replies) = ring(back_slots, back_line);
+            let source = loom::sync::Arc::new(loom::cell::UnsafeCell::new(7u64));
+            let pulled = loom::sync::Arc::clone(&source);
+            assert!(put(&mut producer, 1));
+            let peer = loom::thread::spawn(move || {
+                // SAFETY: the owner does not write before it is told; loom checks just that.
+                pulled.with(|value| assert_eq!(unsafe { *value }, 7));
+                assert_eq!(take(&mut consumer), Some(1));
+                if reply {
+                    back.post(consumer.ack(), [0; 3], &[]);
+                } else {
+                    consumer.tell();
+                }
+            });
+            while producer.acked() != producer.next() {
+                match replies.peek() {
+                    Some(ack) if reply => producer.acknowledge(ack).expect("an honest peer"),
+                    _ => producer.refresh().expect("an honest peer"),
+                }
+                loom::thread::yield_now();
+            }
+            // SAFETY: as above, from the other side.
+            source.with_mut(|value| unsafe { *value = 8 });
+            peer.join().expect("the peer");
+        });
+    }
+
+    #[test]
+    fn loom_a_source_is_written_again_only_after_it_was_pulled() {
+        pull_and_reuse(false);
+        pull_and_reuse(true);
+    }
+
     #[test]
     fn positions_go_through_the_wrap_of_their_32_bits() {
         let (mut producer, mut consumer) = heap_ring(64);

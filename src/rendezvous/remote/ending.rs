@@ -103,7 +103,7 @@ impl Remote {
                     return false;
                 }
                 if waiter.gave_up.is_none() {
-                    waiter.gave_up = Some(GiveUp::Deadline);
+                    waiter.gave_up = Some(GiveUp::Deadline(None));
                     waiter.deadline = grace;
                     next = next.min(grace);
                 } else if let Some(waiter) = slot.take() {

@@ -10,7 +10,7 @@
 //! | 2 | `PONG` | nonce u64 |
 //! | 3 | `ROUTE` | number u32, source incarnation u64, source, destination, edge (each u16 length + UTF-8) |
 //! | 4 | `ROUTE_DROP` | number u32 |
-//! | 5 | `TENSOR_REQUEST` | flags u8, request u32, route u32, step u64, frame u64, iteration u64, meta version u32, timeout ms u32, [grant] |
+//! | 5 | `TENSOR_REQUEST` | flags u8, request u32, route u32, step u64, frame u64, iteration u64, meta version u32, timeout ms u32, and a grant if the flag says so |
 //! | 6 | `META_DATA_RESPONSE` | flags u8, request u32, meta |
 //! | 7 | `TENSOR_RE_REQUEST` | request u32, grant |
 //! | 8 | `TENSOR_RESPONSE` | flags u8, request u32, (version u32 or meta), data (the rest) |

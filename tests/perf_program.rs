@@ -45,8 +45,8 @@ struct Long {
 }
 
 impl Long {
-    fn start() -> Self {
-        let first = program("perf cache_line --local --duration 60")
+    fn start(test: &str) -> Self {
+        let first = program(&format!("perf {test} --local -s 8 --duration 60"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -152,6 +152,46 @@ fn two_processes_measure_each_test_and_report_it() {
 }
 
 #[test]
+fn ours_are_measured_at_small_and_bulk_sizes_beside_line_and_copy() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for test in ["write_lat", "rendezvous_lat"] {
+        let path = folder.path().join(test);
+        let options = "--local -s 2,8,4KiB,64KiB,1MiB -n 200 --warmup 20 --pool 16MiB --depth 64";
+        let output = run(&format!("perf {test} {options} --json {}", path.display()));
+        assert!(output.status.success(), "{test}: {}", text(&output.stderr));
+        let report = std::fs::read_to_string(&path).expect("the report");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        assert_eq!((&report["test"], &report["fabric"]), (&test.into(), &"shm".into()));
+        let rows = report["results"].as_array().expect("a list");
+        assert!(rows.iter().all(|row| row["iterations"] == 200), "{rows:?}");
+        let beside: Vec<_> = report["references"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| (one["name"].as_str().expect("a name"), one["bytes"].as_u64().expect("bytes")))
+            .collect();
+        let both =
+            |bytes| [("cache_line", bytes), if bytes < 64 { ("ring_64", bytes) } else { ("memcpy", bytes) }];
+        assert_eq!(beside, [2, 8, 4096, 65536, 1 << 20].map(both).concat());
+    }
+}
+
+#[test]
+fn more_inline_bytes_than_the_fabric_has_are_refused() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let output = run("perf write_lat --local --inline 100000 --pool 16MiB -s 8");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("bytes inline, not 100000"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn a_duration_bounds_the_run() {
     let _alone = alone();
     if !two_cores() {
@@ -169,11 +209,13 @@ fn the_death_of_the_second_process_is_an_error_that_says_so() {
     if !two_cores() {
         return;
     }
-    let long = Long::start();
-    signal(long.second, "-KILL");
-    let (code, said) = long.end();
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("was killed by signal 9"), "{said}");
+    for test in ["write_lat", "rendezvous_lat", "cache_line", "ring_64"] {
+        let long = Long::start(test);
+        signal(long.second, "-KILL");
+        let (code, said) = long.end();
+        assert_eq!(code, Some(1), "{test}: {said}");
+        assert!(said.contains("was killed by signal 9"), "{test}: {said}");
+    }
 }
 
 #[test]
@@ -182,7 +224,7 @@ fn a_pause_of_the_second_process_is_not_its_end() {
     if !two_cores() {
         return;
     }
-    let mut long = Long::start();
+    let mut long = Long::start("cache_line");
     signal(long.second, "-STOP");
     std::thread::sleep(Duration::from_secs(1));
     assert!(long.first.try_wait().expect("ours").is_none(), "a pause of a second is no failure");
@@ -197,8 +239,8 @@ fn the_second_process_ends_with_the_first() {
     if !two_cores() {
         return;
     }
-    for name in ["-INT", "-KILL"] {
-        let long = Long::start();
+    for (name, test) in [("-INT", "write_lat"), ("-KILL", "rendezvous_lat")] {
+        let long = Long::start(test);
         let second = long.second;
         signal(long.first.id(), name);
         long.end();

@@ -1,0 +1,420 @@
+//! A link whose peer says whatever it likes.
+
+use super::*;
+use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
+use crate::fabric::{Completions, Event, Fabric, Half, Lane, LinkOptions, Port, Role};
+use crate::memory::{Pool, PoolOptions, Region, RegionOptions};
+use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::message::{Message, MetaRef, TensorRequest, VERSION, VersionedMeta};
+use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, TaskId};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+const DEPTH: u32 = 16;
+const HERE: &str = "/job:a/replica:0/task:0/device:CPU:0";
+const THERE: &str = "/job:b/replica:0/task:0/device:CPU:0";
+
+/// The side under test, with the peer that is played by hand.
+struct Scene {
+    links: Links<ShmPort, u32>,
+    link: LinkId,
+    peer: ByHand,
+}
+
+struct ByHand {
+    port: ShmPort,
+    link: LinkId,
+    pool: Pool,
+    completions: Completions,
+    messages: VecDeque<Vec<u8>>,
+}
+
+fn pool() -> Pool {
+    let region = Region::create(0, &RegionOptions::new(1 << 20)).expect("1 MiB");
+    Pool::new(region, PoolOptions::default()).expect("a pool")
+}
+
+fn task(job: &str) -> TaskId {
+    TaskId { job: job.into(), task: 0 }
+}
+
+fn scene() -> Scene {
+    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 4, max_routes: 4 })
+}
+
+fn scene_with(settings: LinkSettings) -> Scene {
+    let (ours, theirs) = (pool(), pool());
+    let fabrics = [&ours, &theirs].map(|pool| ShmFabric::new(pool, ShmOptions::default()).expect("a fabric"));
+    let options = LinkOptions { lanes: 1, depth: DEPTH, generation: 0 };
+    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
+    let (address, own) = (second.address().to_vec(), first.address().to_vec());
+    let patience = Duration::from_secs(5);
+    let thread =
+        std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
+    let first = first.connect(Role::Initiator, &address, patience).expect("connected");
+    let second = thread.join().expect("no panic");
+    let [port, mut by_hand] = [0, 1].map(|side: usize| fabrics[side].port().expect("a port"));
+    let mut links = Links::new(port, ours, CountersWriter::new());
+    let identity =
+        LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
+    let link = links.attach(first, identity, settings).expect("attached");
+    let theirs_link = by_hand.attach(second).expect("attached");
+    by_hand.post_receives(theirs_link, Lane::CONTROL, DEPTH);
+    let completions = Completions::with_capacity(16);
+    let mut peer =
+        ByHand { port: by_hand, link: theirs_link, pool: theirs, completions, messages: VecDeque::new() };
+    let ping = peer.next();
+    assert!(ping[0] == 1, "the first message is a ping");
+    Scene { links, link, peer }
+}
+
+impl ByHand {
+    fn say(&mut self, message: &Message<'_>) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        self.say_bytes(&bytes);
+    }
+
+    fn say_bytes(&mut self, bytes: &[u8]) {
+        self.port.send(self.link, Lane::CONTROL, bytes).expect("room");
+    }
+
+    /// The next message that comes.
+    fn next(&mut self) -> Vec<u8> {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            if let Some(message) = self.messages.pop_front() {
+                self.port.post_receives(self.link, Lane::CONTROL, 1);
+                return message;
+            }
+            assert!(Instant::now() < end, "no message came");
+            self.port.poll(&mut self.completions);
+            let come = self.completions.drain();
+            let messages = come.filter(|(completion, _)| matches!(completion.event, Event::Message(_)));
+            self.messages.extend(messages.map(|(_, bytes)| bytes.to_vec()));
+            self.completions.clear();
+        }
+    }
+
+    fn route(&mut self, number: u32, incarnation: u64, source: &str, destination: &str) {
+        self.say(&Message::Route { number, incarnation, source, destination, edge: "x" });
+    }
+
+    fn ask(&mut self, slot: u32, route: u32) -> RequestId {
+        let request = RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
+        self.say(&Message::Request(TensorRequest {
+            request,
+            route,
+            step: 1,
+            frame: 0,
+            iteration: 0,
+            meta_version: 0,
+            timeout_ms: u32::MAX,
+            borrow: false,
+            grant: None,
+        }));
+        request
+    }
+
+    fn immediate(&mut self, kind: ImmediateKind, request: RequestId) {
+        let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
+        let immediate = Immediate { kind, generation: request.generation, slot: request.slot };
+        self.port.write_inline(self.link, Lane::CONTROL, &[], &nowhere, Some(immediate)).expect("room");
+    }
+}
+
+impl Scene {
+    fn events(&mut self) -> Vec<LinkEvent<u32>> {
+        while self.links.poll() > 0 {}
+        std::iter::from_fn(|| self.links.next_event()).collect()
+    }
+
+    /// The only event, once it is there.
+    fn event(&mut self) -> LinkEvent<u32> {
+        let mut events = self.events();
+        assert_eq!(events.len(), 1, "{events:?}");
+        events.remove(0)
+    }
+
+    /// Asks for a tensor and lets the peer see the request.
+    fn request(&mut self) -> RequestId {
+        let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
+        let key = TensorKey { edge, step: 1, frame: 0, iteration: 0 };
+        self.links.request(self.link, key, Want::Fresh, u32::MAX, 77).expect("sent");
+        loop {
+            if let Message::Request(request) = Message::decode(&self.peer.next()).expect("a message") {
+                return request.request;
+            }
+        }
+    }
+
+    /// Checks that the link went down for a reason that contains `part`.
+    fn expect_violation(&mut self, part: &str) {
+        let events = self.events();
+        let down = events.iter().find_map(|event| match event {
+            LinkEvent::Down { failure: LinkFailure::Protocol(why), .. } => Some(why.clone()),
+            _ => None,
+        });
+        let why = down.unwrap_or_else(|| panic!("the link is not down: {events:?}"));
+        assert!(why.contains(part), "{why}");
+        assert!(self.links.pool().is_empty(), "nothing leaked");
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.links.counters().counters().get(counter)
+    }
+}
+
+fn meta(dtype: DType, dims: &[u64]) -> VersionedMeta {
+    let shape = Shape::new(dims).expect("shape");
+    VersionedMeta { version: 1, side: Side::POOL, meta: TensorMeta::new(dtype, shape).expect("meta") }
+}
+
+#[test]
+fn a_ping_of_another_version_ends_the_link_with_both_versions() {
+    let mut scene = scene();
+    scene.peer.say(&Message::Ping { version: VERSION + 1, nonce: 0 });
+    scene.expect_violation("speaks version 2 of the protocol, this side version 1");
+}
+
+#[test]
+fn an_answer_to_a_ping_that_was_not_sent_ends_the_link() {
+    let mut scene = scene();
+    scene.peer.say(&Message::Pong { nonce: 12345 });
+    scene.expect_violation("a ping that was not sent");
+}
+
+#[test]
+fn bytes_that_are_no_message_end_the_link() {
+    for (bytes, part) in [
+        (&[][..], "ends after 0 bytes"),
+        (&[99], "messages of type 99"),
+        (&[9, 0, 0], "ends after 3 bytes"),
+        (&[9, 0, 0, 0, 0, 1], "1 bytes too many"),
+        (&[9, 0, 0, 0, 255], "as its request"),
+        (&[12, 1, 0, 0], "has no data"),
+        (&[12, 1, 255, 255, 255, 255, 0], "at most 16384"),
+        (&[12, 0, 9, 0, 0, 0, 0], "out of order"),
+    ] {
+        let mut scene = scene();
+        scene.peer.say_bytes(bytes);
+        scene.expect_violation(part);
+    }
+}
+
+#[test]
+fn a_message_between_fragments_of_another_ends_the_link() {
+    let mut scene = scene();
+    scene.peer.say_bytes(&[12, 1, 9, 0, 0, 0, 1]);
+    scene.peer.say(&Message::RouteDrop { number: 1 });
+    scene.expect_violation("between the fragments");
+}
+
+#[test]
+fn a_request_on_a_route_that_was_not_announced_ends_the_link() {
+    let mut scene = scene();
+    scene.peer.ask(0, 5);
+    scene.expect_violation("names route 5");
+}
+
+#[test]
+fn a_route_announced_twice_or_dropped_unknown_ends_the_link() {
+    let mut twice = scene();
+    twice.peer.route(1, 1, HERE, THERE);
+    twice.peer.route(1, 1, HERE, THERE);
+    twice.expect_violation("announced twice");
+    let mut unknown = scene();
+    unknown.peer.say(&Message::RouteDrop { number: 3 });
+    unknown.expect_violation("never announced");
+}
+
+#[test]
+fn routes_without_end_end_the_link() {
+    let mut scene = scene();
+    for number in 0..5 {
+        scene.peer.route(number, 1, HERE, THERE);
+    }
+    scene.expect_violation("more than 4 routes");
+}
+
+#[test]
+fn a_request_for_another_life_or_another_task_is_refused_by_name() {
+    for (incarnation, source, destination, code, part) in [
+        (9, HERE, THERE, Code::FailedPrecondition, "incarnation 0000000000000009 of a/0, which is gone"),
+        (1, THERE, THERE, Code::InvalidArgument, "does not start at a/0"),
+        (1, HERE, HERE, Code::PermissionDenied, "does not end at b/0"),
+        (1, "nonsense", THERE, Code::InvalidArgument, "nonsense"),
+    ] {
+        let mut scene = scene();
+        scene.peer.route(1, incarnation, source, destination);
+        let request = scene.peer.ask(0, 1);
+        assert!(scene.events().is_empty(), "the layer above is not bothered");
+        let answer = scene.peer.next();
+        match Message::decode(&answer).expect("a message") {
+            Message::Error { request: refused, status } => {
+                assert_eq!((refused, status.code), (request, code));
+                assert!(status.message.contains(part), "{}", status.message);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_request_in_a_slot_that_is_in_use_is_not_served_twice() {
+    let mut scene = scene();
+    scene.peer.route(1, 1, HERE, THERE);
+    scene.peer.ask(2, 1);
+    assert!(matches!(scene.event(), LinkEvent::Asked { .. }));
+    scene.peer.ask(2, 1);
+    scene.expect_violation("request slot 2 (generation 0) is in use");
+}
+
+#[test]
+fn more_requests_than_the_limit_are_refused_and_the_rest_go_on() {
+    let mut scene = scene();
+    scene.peer.route(1, 1, HERE, THERE);
+    for slot in 0..5 {
+        scene.peer.ask(slot, 1);
+    }
+    assert_eq!(scene.events().len(), 4);
+    match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Error { request, status } => {
+            assert_eq!((request.slot.index(), status.code), (4, Code::ResourceExhausted));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_re_request_must_follow_meta_data_and_grant_its_length() {
+    let grant = Grant { region: 0, key: 0, offset: 0, len: 999 };
+    let request = RequestId { slot: Slot::new(0).expect("20 bits"), generation: 0 };
+    let mut nothing = scene();
+    nothing.peer.say(&Message::ReRequest { request, grant });
+    nothing.expect_violation("slot 0, which is free");
+    let mut early = scene();
+    early.peer.route(1, 1, HERE, THERE);
+    early.peer.ask(0, 1);
+    early.peer.say(&Message::ReRequest { request, grant });
+    early.expect_violation("has no meta-data yet");
+    let mut short = scene();
+    short.peer.route(1, 1, HERE, THERE);
+    short.peer.ask(0, 1);
+    let LinkEvent::Asked { incoming, .. } = short.event() else { panic!("not asked") };
+    let tensor = short.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room").freeze();
+    assert!(matches!(short.links.serve(incoming, Value::Tensor(tensor)), Served::Kept));
+    short.peer.say(&Message::ReRequest { request, grant });
+    let events = short.events();
+    assert!(matches!(&events[0], LinkEvent::PutBack { .. }), "the value is not lost: {events:?}");
+    assert!(matches!(&events[1], LinkEvent::Down { failure: LinkFailure::Protocol(_), .. }), "{events:?}");
+}
+
+#[test]
+fn a_cancel_of_anything_is_acknowledged() {
+    let mut scene = scene();
+    let request = RequestId { slot: Slot::new(9).expect("20 bits"), generation: 200 };
+    scene.peer.say(&Message::Cancel { request });
+    assert!(scene.events().is_empty());
+    assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::CancelAck { request }));
+}
+
+#[test]
+fn a_cancel_withdraws_a_waiting_request_and_puts_a_kept_value_back() {
+    let mut scene = scene();
+    scene.peer.route(1, 1, HERE, THERE);
+    let request = scene.peer.ask(0, 1);
+    assert!(matches!(scene.event(), LinkEvent::Asked { .. }));
+    scene.peer.say(&Message::Cancel { request });
+    assert!(matches!(scene.event(), LinkEvent::Withdrawn { incoming, .. } if incoming.request == request));
+    let request = scene.peer.ask(1, 1);
+    let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("not asked") };
+    let tensor = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room").freeze();
+    scene.links.serve(incoming, Value::Tensor(tensor));
+    scene.peer.say(&Message::Cancel { request });
+    assert!(matches!(scene.event(), LinkEvent::PutBack { value: Value::Tensor(_), .. }));
+}
+
+#[test]
+fn answers_for_an_earlier_use_of_a_slot_are_dropped_and_counted() {
+    let mut scene = scene();
+    let request = scene.request();
+    let stale = RequestId { generation: request.generation.wrapping_sub(1), ..request };
+    let beyond = RequestId { slot: Slot::new(1_000_000).expect("20 bits"), ..request };
+    for id in [stale, beyond] {
+        scene.peer.immediate(ImmediateKind::Plain, id);
+        scene.peer.immediate(ImmediateKind::Dead, id);
+        scene.peer.say(&Message::Response { request: id, meta: MetaRef::Cached(1), data: &[] });
+        scene.peer.say(&Message::Meta { request: id, loan_follows: false, meta: meta(DType::U8, &[1]) });
+        scene.peer.say(&Message::CancelAck { request: id });
+        assert!(scene.events().is_empty());
+    }
+    assert_eq!(scene.count(Counter::StaleGenerations), 10);
+    scene.peer.immediate(ImmediateKind::Dead, request);
+    assert!(matches!(
+        scene.event(),
+        LinkEvent::Arrived { waiter: Some(77), received: Received::Dead(None), .. }
+    ));
+}
+
+#[test]
+fn a_write_that_was_not_granted_ends_the_link() {
+    let mut scene = scene();
+    let request = scene.request();
+    scene.peer.immediate(ImmediateKind::Plain, request);
+    scene.expect_violation("another length than was granted");
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
+    type Say = fn(&mut ByHand, RequestId);
+    let cases: [(Say, &str); 7] = [
+        (|peer, request| peer.say(&Message::CancelAck { request }), "an acknowledgement of a cancel"),
+        (|peer, request| peer.immediate(ImmediateKind::Stripe, request), "not striped"),
+        (|peer, request| peer.immediate(ImmediateKind::Lend, request), "without a loan"),
+        (
+            |peer, request| peer.say(&Message::Response { request, meta: MetaRef::Cached(7), data: &[] }),
+            "meta-data 7",
+        ),
+        (
+            |peer, request| {
+                let meta = MetaRef::New(meta(DType::F32, &[3]));
+                peer.say(&Message::Response { request, meta, data: &[0; 11] });
+            },
+            "a response has 11 bytes for f32[3]",
+        ),
+        (
+            |peer, request| {
+                peer.say(&Message::Meta { request, loan_follows: false, meta: meta(DType::String, &[3]) })
+            },
+            "strings",
+        ),
+        (
+            |peer, request| {
+                let tensor = peer.pool.zeroed(meta(DType::U8, &[64]).meta).expect("room").freeze();
+                let immediate = Immediate {
+                    kind: ImmediateKind::Lend,
+                    generation: request.generation,
+                    slot: request.slot,
+                };
+                peer.port
+                    .lend(peer.link, Lane::CONTROL, crate::fabric::OpId(1), &tensor, immediate)
+                    .expect("room");
+            },
+            "whose meta-data is not known",
+        ),
+    ];
+    for (say, part) in cases {
+        let mut scene = scene();
+        let request = scene.request();
+        say(&mut scene.peer, request);
+        let events = scene.events();
+        let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
+            panic!("{part}: {events:?}")
+        };
+        assert!(why.contains(part), "{why}");
+        assert_eq!(waiters.as_slice(), [77]);
+        drop(events);
+        assert!(scene.links.pool().is_empty(), "{part}: nothing leaked");
+    }
+}
