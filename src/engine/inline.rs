@@ -72,6 +72,7 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
     pub fn submit(&self, op: H::Op) -> Result<(), Unusable> {
         let now = self.clock.now();
         let mut op = Some(op);
+        let mut round = 0;
         loop {
             let owned = self.own(|poller| {
                 if let Some(op) = op.take() {
@@ -86,7 +87,8 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
                     Err(mine) => op = Some(mine),
                 },
             }
-            self.waiting.pause();
+            self.waiting.pause(round);
+            round = round.saturating_add(1);
         }
     }
 
@@ -106,6 +108,7 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
     /// # Errors
     /// If the poller is poisoned or closed.
     pub fn wait(&self, deadline: Time, done: impl Fn() -> bool) -> Result<bool, Unusable> {
+        let mut idle = 0;
         loop {
             if done() {
                 return Ok(true);
@@ -114,8 +117,11 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
             self.own(|poller| {
                 for _ in 0..self.waiting.looks() {
                     self.do_wishes(poller, now);
-                    if poller.step(now) > 0 && done() {
-                        break;
+                    if poller.step(now) > 0 {
+                        idle = 0;
+                        if done() {
+                            break;
+                        }
                     }
                 }
             })?;
@@ -125,7 +131,8 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
             if now >= deadline {
                 return Ok(false);
             }
-            self.waiting.pause();
+            self.waiting.pause(idle);
+            idle = idle.saturating_add(1);
         }
     }
 
@@ -135,8 +142,10 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
             drop(slot.take());
             while self.wishes.pop().is_some() {}
         };
+        let mut round = 0;
         while let Ok(Owned::Busy) = self.own_slot(end) {
-            self.waiting.pause();
+            self.waiting.pause(round);
+            round = round.saturating_add(1);
         }
     }
 

@@ -1,13 +1,21 @@
 //! How a thread waits while nothing comes.
 
+use std::time::Duration;
+
 /// What a waiter does between two looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// Looks again at once: for waiters with a CPU of their own.
     Spin,
-    /// Gives the CPU to another thread first: where there are more waiters than CPUs.
+    /// Gives the CPU to other threads first, and sleeps for moments if that goes on: where there are more waiters
+    /// than CPUs.
     Yield,
 }
+
+/// How often a waiter gives its CPU away before it sleeps.
+const YIELDS: u32 = 16;
+/// How long it sleeps.
+const NAP: Duration = Duration::from_micros(20);
 
 impl Waiting {
     /// The right way for `waiters` busy waiters on `cpus` CPUs.
@@ -23,10 +31,14 @@ impl Waiting {
         }
     }
 
-    pub(super) fn pause(self) {
+    /// Pauses for the `round`th time in a row.
+    pub(super) fn pause(self, round: u32) {
         match self {
             Waiting::Spin => std::hint::spin_loop(),
-            Waiting::Yield => std::thread::yield_now(),
+            Waiting::Yield if round < YIELDS => std::thread::yield_now(),
+            // A scheduler that shares by slices lets a thread that only yields wait for whole slices of those
+            // that compute; one that slept is let in at once.
+            Waiting::Yield => std::thread::sleep(NAP),
         }
     }
 }

@@ -36,12 +36,13 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
 pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
     let cluster = cluster(members);
     let body = Arc::new(body);
-    let ended = Arc::new(AtomicUsize::new(0));
+    let (joined, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let settings: Vec<(String, String)> =
         settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let threads: Vec<_> = (0..members as u32)
         .map(|task| {
-            let (cluster, body, ended) = (cluster.clone(), body.clone(), ended.clone());
+            let (cluster, body) = (cluster.clone(), body.clone());
+            let (joined, ended) = (joined.clone(), ended.clone());
             let settings = settings.clone();
             let thread = std::thread::Builder::new().name(format!("w/{task}"));
             let run = move || {
@@ -59,6 +60,9 @@ pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) 
                 }
                 let node = builder.start().expect("the node starts");
                 node.join().expect("the others come");
+                // A body may stop its node, which must not be before the others have seen it join.
+                joined.fetch_add(1, Ordering::SeqCst);
+                until(&node, "everybody's join", || joined.load(Ordering::SeqCst) == members);
                 body(&node, task);
                 drop(mine);
                 while ended.load(Ordering::SeqCst) < members {

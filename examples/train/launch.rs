@@ -1,0 +1,330 @@
+//! Starts the processes of a run, listens to them, and sees to it that they end.
+
+use crate::error::Result;
+use crate::exchange::Traffic;
+use crate::member::{Assignment, FINISH, Job, Member, Message};
+use crate::options::Options;
+use crate::signals;
+use crate::worker::{Outcome, Progress};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// The first argument of a process that [`run`] started. The second is its name, for whoever lists processes.
+pub const ASSIGNED: &str = "--assigned";
+
+/// How long the others have to find out by themselves that one of them is gone, and to say so.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Why a run has no result.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user ended it with this signal.
+    Interrupted(&'static str),
+    /// What went wrong, one line for each process that something went wrong in; the cause first.
+    Failed(Vec<String>),
+}
+
+impl<E: Into<crate::error::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure::Failed(vec![crate::error::one_line(error.into().as_ref())])
+    }
+}
+
+/// What the processes made of the plan.
+#[derive(Debug, Default)]
+pub struct Results {
+    /// Of each worker, in order.
+    pub outcomes: Vec<Outcome>,
+    /// Of each process.
+    pub traffic: Vec<Traffic>,
+}
+
+enum Event {
+    Message(usize, Message),
+    /// A line that is no message.
+    Noise(usize, String),
+    /// The process has closed its output.
+    Closed(usize),
+    Signal(&'static str),
+}
+
+/// Runs the plan in processes of their own, all of which have ended when this returns.
+///
+/// Call it once, before any thread is started.
+pub fn run(options: &Options, show: impl FnMut(Progress)) -> std::result::Result<Results, Failure> {
+    let (events, news) = mpsc::channel();
+    let to_us = events.clone();
+    // Nobody listens when the run is over already; then the signal came too late.
+    signals::on_ending(move |signal| to_us.send(Event::Signal(signal)).unwrap_or_default())?;
+    let mut crew = Crew::start(options, &events)?;
+    crew.listen(&news, show)?;
+    crew.results()
+}
+
+/// One process that we started.
+struct Process {
+    member: Member,
+    child: Child,
+    input: Option<ChildStdin>,
+    done: bool,
+    summary: Option<(Option<Outcome>, Traffic)>,
+    error: Option<String>,
+    ended: bool,
+    stuck: bool,
+}
+
+/// How a process that failed came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    /// Someone or something else killed it: that is what the others' errors come from.
+    Killed,
+    /// It found an error.
+    Error,
+    /// It did not end, so we ended it.
+    Stuck,
+}
+
+/// What went wrong in a process.
+struct Failed {
+    member: Member,
+    end: End,
+    line: String,
+}
+
+/// All of them. Dropping it ends those that still run.
+#[derive(Default)]
+struct Crew {
+    processes: Vec<Process>,
+    /// What went wrong, in the order in which it was found.
+    failures: Vec<Failed>,
+}
+
+impl Crew {
+    fn start(options: &Options, events: &Sender<Event>) -> Result<Crew> {
+        let plan = options.plan();
+        let members = Member::all(&plan);
+        let addresses = free_addresses(members.len())?;
+        let (servers, workers) = addresses.split_at(plan.servers);
+        let mut crew = Crew::default();
+        for (index, member) in members.into_iter().enumerate() {
+            let assignment = Assignment {
+                member,
+                plan: plan.clone(),
+                servers: servers.to_vec(),
+                workers: workers.to_vec(),
+                pool_bytes: options.pool_bytes(),
+                core: options.cores.as_ref().map(|cores| cores.of(index)),
+                parent: std::process::id(),
+            };
+            let (process, output) = Process::start(&assignment)?;
+            crew.processes.push(process);
+            let events = events.clone();
+            std::thread::spawn(move || forward(index, output, &events));
+        }
+        Ok(crew)
+    }
+
+    /// Handles what the processes say until all have ended.
+    fn listen(
+        &mut self,
+        news: &Receiver<Event>,
+        mut show: impl FnMut(Progress),
+    ) -> std::result::Result<(), Failure> {
+        let mut deadline = None;
+        while self.processes.iter().any(|process| !process.ended) {
+            match next(news, deadline) {
+                Some(Event::Message(_, Message::Progress(progress))) => show(progress),
+                Some(Event::Message(from, message)) => self.take(from, message),
+                Some(Event::Noise(from, line)) => eprintln!("{}: {line}", self.processes[from].member),
+                Some(Event::Closed(from)) => self.end(from)?,
+                Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
+                None => self.give_up(),
+            }
+            if !self.failures.is_empty() || self.processes.iter().any(|process| process.ended) {
+                deadline = deadline.or_else(|| Some(Instant::now() + GRACE));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, from: usize, message: Message) {
+        let process = &mut self.processes[from];
+        match message {
+            Message::Progress(_) => {}
+            Message::Done => process.done = true,
+            Message::Summary { outcome, traffic } => process.summary = Some((outcome, traffic)),
+            Message::Failed { error } => process.error = Some(error),
+        }
+        if self.processes.iter().all(|process| process.done) {
+            for process in &mut self.processes {
+                process.finish();
+            }
+        }
+    }
+
+    /// A process has closed its output, so it ends, and its status tells how.
+    fn end(&mut self, index: usize) -> Result<()> {
+        let process = &mut self.processes[index];
+        let status = process.child.wait()?;
+        process.ended = true;
+        self.failures.extend(process.failure(status));
+        Ok(())
+    }
+
+    /// Ends those that did not end by themselves when others had.
+    fn give_up(&mut self) {
+        for process in self.processes.iter_mut().filter(|process| !process.ended) {
+            process.stuck = true;
+            // It fails only for a process that has ended, which is what we want.
+            let _ = process.child.kill();
+        }
+    }
+
+    fn results(mut self) -> std::result::Result<Results, Failure> {
+        if !self.failures.is_empty() {
+            return Err(Failure::Failed(self.failure_lines()));
+        }
+        let mut results = Results::default();
+        for process in &mut self.processes {
+            let (outcome, traffic) = process.summary.take().unwrap_or_default();
+            results.outcomes.extend(outcome);
+            results.traffic.push(traffic);
+        }
+        Ok(results)
+    }
+
+    /// A line for each process that failed, those that were killed first. The others' errors should name one of
+    /// those; where the news did not get through, their line does.
+    fn failure_lines(&self) -> Vec<String> {
+        let mut failures: Vec<_> = self.failures.iter().collect();
+        failures.sort_by_key(|failure| failure.end);
+        let killed =
+            failures.first().filter(|failure| failure.end == End::Killed).map(|failure| failure.member);
+        let line = |failure: &Failed| match killed.map(|member| member.to_string()) {
+            Some(member) if !failure.line.contains(&member) => {
+                format!("{} [after the loss of {member}]", failure.line)
+            }
+            _ => failure.line.clone(),
+        };
+        failures.into_iter().map(line).collect()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for process in self.processes.iter_mut().filter(|process| !process.ended) {
+            // The kernel frees all that a process has, also the memory that it shares: there is nothing to tidy up.
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+    }
+}
+
+impl Process {
+    fn start(assignment: &Assignment) -> Result<(Process, BufReader<ChildStdout>)> {
+        let member = assignment.member;
+        let started = Command::new(std::env::current_exe()?)
+            .args([ASSIGNED, &member.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C goes to a whole process group; this way it comes to the parent alone, which ends the rest.
+            .process_group(0)
+            .spawn();
+        let mut child = started.map_err(|e| format!("{member} could not be started: {e}"))?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let mut process = Process {
+            member,
+            child,
+            input,
+            done: false,
+            summary: None,
+            error: None,
+            ended: false,
+            stuck: false,
+        };
+        process.write(&serde_json::to_string(assignment)?);
+        let output = output.ok_or_else(|| format!("{member} has no output"))?;
+        Ok((process, BufReader::new(output)))
+    }
+
+    /// A process that can't be written to has ended; its end is told through its output.
+    fn write(&mut self, line: &str) {
+        if let Some(input) = &mut self.input {
+            let _ = writeln!(input, "{line}");
+        }
+    }
+
+    /// Tells it, once, that everyone is done.
+    fn finish(&mut self) {
+        self.write(FINISH);
+        self.input = None;
+    }
+
+    /// What went wrong in a process that ended like this, if anything did.
+    fn failure(&self, status: ExitStatus) -> Option<Failed> {
+        let error = self.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        let (end, what) = match (status.signal(), status.code()) {
+            (Some(_), _) if self.stuck => {
+                (End::Stuck, format!("did not end within {GRACE:?} after another had"))
+            }
+            (Some(signal), _) => (End::Killed, format!("was killed by signal {}", signals::name(signal))),
+            (None, Some(0)) if self.is_complete() => return None,
+            (None, Some(0)) => (End::Error, "ended without a summary".to_owned()),
+            (None, code) => (End::Error, format!("ended with status {}", code.unwrap_or(-1))),
+        };
+        let (member, pid) = (self.member, self.child.id());
+        Some(Failed { member, end, line: format!("{member} (process {pid}) {what}{error}") })
+    }
+
+    fn is_complete(&self) -> bool {
+        let is_worker = self.member.job == Job::Worker;
+        self.summary.as_ref().is_some_and(|(outcome, _)| outcome.is_some() == is_worker)
+    }
+}
+
+/// The next event; `None` at the deadline.
+fn next(news: &Receiver<Event>, deadline: Option<Instant>) -> Option<Event> {
+    let left = match deadline {
+        Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+        None => Duration::MAX,
+    };
+    match news.recv_timeout(left) {
+        Ok(event) => Some(event),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => unreachable!("`run` holds a sender"),
+    }
+}
+
+/// Turns the output of a process into events.
+fn forward(from: usize, output: impl BufRead, events: &Sender<Event>) {
+    for line in output.lines() {
+        let Ok(line) = line else { break };
+        let event = match serde_json::from_str(&line) {
+            Ok(message) => Event::Message(from, message),
+            Err(_) => Event::Noise(from, line),
+        };
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+    // Not received by anyone if the run was given up.
+    let _ = events.send(Event::Closed(from));
+}
+
+/// Addresses at which nobody listens now, as `address:port`.
+///
+/// Another program could take one before our process does. To make that unlikely, each run has a loopback address
+/// of its own (all of 127.0.0.0/8 is loopback), where nobody else has a reason to listen.
+fn free_addresses(count: usize) -> Result<Vec<String>> {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, 64 | a & 63, b, c);
+    // All are held until the last is known, or the same port could be given twice.
+    let bound: std::io::Result<Vec<TcpListener>> =
+        (0..count).map(|_| TcpListener::bind((address, 0))).collect();
+    let bound = bound.map_err(|e| format!("no free port at {address}: {e}"))?;
+    bound.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}

@@ -1,0 +1,126 @@
+//! Runs of several processes: every tensor goes through the engine.
+
+use crate::program::{Running, Train, send};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Ten times as long as it takes everyone to notice, on a busy machine.
+const SOON: Duration = Duration::from_secs(30);
+
+#[test]
+fn processes_end_with_the_weights_of_a_single_run_bit_for_bit() {
+    for (servers, workers) in [(1, 1), (2, 3), (2, 6)] {
+        let args = format!("--servers {servers} --workers {workers} --steps 10 --seed 9");
+        let (apart, alone) = (Train::new(&args).summary(), Train::new(&format!("{args} --single")).summary());
+        assert_eq!(apart["weights_digest"], alone["weights_digest"], "{args}");
+        assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]), "{args}");
+    }
+}
+
+#[test]
+fn tensors_and_bytes_are_those_of_the_formula_and_go_through_shared_memory() {
+    let summary = Train::new("--servers 2 --workers 3 --steps 20").summary();
+    let moves = (2 * 20 + 1) * 3;
+    let numbers = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10;
+    assert_eq!(summary["tensors_moved"], moves * 6);
+    assert_eq!(summary["bytes_moved"], moves * 4 * numbers);
+    // Whatever the protocol, no tensor moves without at least one operation.
+    assert!(summary["fabric_ops"].as_u64().expect("operations") >= moves * 6, "{summary}");
+    assert_eq!(summary["fabric"], "shm");
+    assert_ne!(summary["pages"], "none");
+    let (p50, p99) = (summary["receive_p50_ns"].as_u64(), summary["receive_p99_ns"].as_u64());
+    assert!(p50.expect("p50") > 0 && p99 >= p50, "{summary}");
+    let share = summary["comm_share"].as_f64().expect("share");
+    assert!(share > 0.0 && share < 1.0, "{summary}");
+}
+
+#[test]
+fn a_worker_killed_in_the_middle_ends_all_others_with_an_error_that_names_it() {
+    let (run, members) = training();
+    let victim = members.iter().find(|member| member.name == "worker/1").expect("worker 1");
+    let killed = Instant::now();
+    send("KILL", victim.pid);
+    let output = run.end();
+    let took = killed.elapsed();
+    println!("all had ended {took:?} after the kill");
+    assert!(took < SOON, "{took:?}");
+    assert_eq!(output.status.code(), Some(1));
+    let lines: Vec<&str> = output.stderr.lines().filter(|line| line.starts_with("train: ")).collect();
+    let cause = format!("worker/1 (process {}) was killed by signal 9 (SIGKILL)", victim.pid);
+    assert_eq!(lines.len(), members.len(), "one for each process: {lines:?}");
+    assert!(lines[0].contains(&cause) && lines.iter().all(|line| line.contains("worker/1")), "{lines:?}");
+    // Each from an error of its own: nobody had to be ended, and nobody had to be told by the program.
+    for line in &lines[1..] {
+        assert!(line.contains("ended with status 1: ") && !line.contains("[after"), "{line}");
+    }
+    assert_gone(&members);
+}
+
+#[test]
+fn ctrl_c_ends_every_process_with_status_130() {
+    let (run, members) = training();
+    send("INT", run.id());
+    let output = run.end();
+    assert_eq!(output.status.code(), Some(130), "{}", output.stderr);
+    assert!(output.stderr.ends_with("train: ended by SIGINT\n"), "{}", output.stderr);
+    assert_gone(&members);
+}
+
+#[test]
+fn the_processes_end_when_the_one_that_started_them_is_killed() {
+    let (run, members) = training();
+    send("KILL", run.id());
+    run.end();
+    let deadline = Instant::now() + SOON;
+    while members.iter().any(Member::lives) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_gone(&members);
+}
+
+/// A process that the program started.
+#[derive(Debug)]
+struct Member {
+    name: String,
+    pid: u32,
+}
+
+impl Member {
+    fn lives(&self) -> bool {
+        // A zombie has ended: it only waits for its parent, and its command line is empty.
+        command_line(self.pid).is_some_and(|words| words.contains(&self.name))
+    }
+}
+
+/// A run of 2 servers and 3 workers that goes on until it is ended, in the middle of its steps.
+fn training() -> (Running, Vec<Member>) {
+    let mut run = Train::new("--servers 2 --workers 3 --steps 16000000").start();
+    run.wait_for_line();
+    let members = children(run.id());
+    assert_eq!(members.len(), 5, "{members:?}");
+    (run, members)
+}
+
+fn children(parent: u32) -> Vec<Member> {
+    let pids = std::fs::read_dir("/proc").expect("/proc").filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse::<u32>().ok()
+    });
+    let ours = pids.filter(|pid| parent_of(*pid) == Some(parent));
+    ours.filter_map(|pid| Some(Member { name: command_line(pid)?.get(2)?.clone(), pid })).collect()
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+fn command_line(pid: u32) -> Option<Vec<String>> {
+    let line = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("cmdline")).ok()?;
+    Some(line.split('\0').map(str::to_owned).collect())
+}
+
+fn assert_gone(members: &[Member]) {
+    let alive: Vec<_> = members.iter().filter(|member| member.lives()).collect();
+    assert!(alive.is_empty(), "still there: {alive:?}");
+}

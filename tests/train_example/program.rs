@@ -1,0 +1,139 @@
+//! Runs the example `train`.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// No run of these tests takes longer; the machine may be busy.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A call of the program, with a folder of its own.
+pub struct Train {
+    args: Vec<String>,
+    folder: TempDir,
+}
+
+/// What became of it.
+pub struct Output {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Train {
+    /// The program with these arguments.
+    pub fn new(args: &str) -> Train {
+        let args = args.split_whitespace().map(str::to_owned).collect();
+        Train { args, folder: tempfile::tempdir().expect("folder") }
+    }
+
+    /// Where [`Train::summary`] has the summary written.
+    pub fn json_file(&self) -> PathBuf {
+        self.folder.path().join("summary.json")
+    }
+
+    /// Runs it to its end.
+    pub fn output(&self) -> Output {
+        self.start().end()
+    }
+
+    /// Runs it to its end, which must be a good one, and returns the summary that it wrote.
+    pub fn summary(mut self) -> Value {
+        self.args.extend(["--json".to_owned(), self.json_file().display().to_string()]);
+        let output = self.output();
+        assert!(output.status.success(), "{:?}: {}", self.args, output.stderr);
+        let text = std::fs::read_to_string(self.json_file()).expect("summary");
+        serde_json::from_str(&text).expect("json")
+    }
+
+    /// Starts it. It may stand anywhere: it must not need the folder of the sources.
+    pub fn start(&self) -> Running {
+        let mut command = Command::new(program());
+        command.args(&self.args).current_dir(self.folder.path());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+        let stderr = BufReader::new(child.stderr.take().expect("stderr"));
+        let over = watch(child.id());
+        Running { child, stderr, told: String::new(), _over: over }
+    }
+}
+
+/// The program, up to date. Cargo builds examples for `cargo test`, but not for `cargo test --test ...`; and only
+/// Cargo knows where they are.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--example", "train", "--message-format=json"]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let messages = String::from_utf8(output.stdout).expect("text");
+        let mut messages = messages.lines().map(|line| serde_json::from_str(line).expect("json"));
+        let built = messages.find_map(|message: Value| {
+            let is_ours = message["target"]["name"] == "train" && message["target"]["kind"][0] == "example";
+            is_ours.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
+        });
+        built.expect("cargo built the example")
+    })
+}
+
+/// A run that has not ended.
+pub struct Running {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    told: String,
+    /// Dropped with the run: then nobody watches any more.
+    _over: Sender<()>,
+}
+
+/// Kills a run that takes too long, so that a test fails rather than hangs.
+fn watch(process: u32) -> Sender<()> {
+    let (over, is_over) = mpsc::channel();
+    std::thread::spawn(move || {
+        if is_over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+            send("KILL", process);
+        }
+    });
+    over
+}
+
+impl Running {
+    /// Waits until it has told how far it is, and sends it a signal.
+    pub fn after_first_line(mut self, signal: &str) -> Running {
+        self.wait_for_line();
+        send(signal, self.child.id());
+        self
+    }
+
+    /// Waits until it has told something.
+    pub fn wait_for_line(&mut self) {
+        let read = self.stderr.read_line(&mut self.told).expect("stderr");
+        assert!(read > 0, "it ended before it told anything");
+    }
+
+    /// The process itself.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> Output {
+        let mut stdout = String::new();
+        self.stderr.read_to_string(&mut self.told).expect("stderr");
+        self.child.stdout.take().expect("stdout").read_to_string(&mut stdout).expect("stdout");
+        Output { status: self.child.wait().expect("status"), stdout, stderr: std::mem::take(&mut self.told) }
+    }
+}
+
+/// Sends a signal by its short name.
+pub fn send(signal: &str, process: u32) {
+    let sent = Command::new("kill").args([format!("-{signal}"), process.to_string()]).status().expect("kill");
+    assert!(sent.success(), "kill -{signal} {process}");
+}
