@@ -46,7 +46,7 @@ struct Long {
 
 impl Long {
     fn start(test: &str) -> Self {
-        let first = program(&format!("perf {test} --local -s 8 --duration 60"))
+        let first = program(&format!("perf {test} --local -s 8 --duration 20"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
