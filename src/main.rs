@@ -1,9 +1,7 @@
-//! The `tensorwire` program: benchmarks and diagnostics.
+//! The `tensorwire` program.
 
 mod cli;
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    cli::run()
+fn main() -> std::process::ExitCode {
+    cli::main()
 }

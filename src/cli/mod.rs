@@ -1,7 +1,7 @@
-//! The `tensorwire` program: reads the command line, runs a command, prints what went wrong in one line.
+//! The `tensorwire` program: what it understands, and how it ends.
 //!
-//! It uses the library as anybody would. Bare measurements that the library is compared with are in `reference`,
-//! which alone may touch raw memory.
+//! Exit codes: 0 when it did what was asked, 1 when that failed, 2 when the command line asks for something
+//! that can't be. These modules belong to the program alone; the library shows nothing of them.
 
 mod perf;
 mod reference;
@@ -9,64 +9,97 @@ mod reference;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Measures and explains tensorwire on this host.
-#[derive(Parser)]
-#[command(name = "tensorwire", version, about)]
+/// Moves tensors between the processes of a trainer: benchmarks and diagnostics.
+#[derive(Parser, Debug)]
+#[command(name = "tensorwire", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Subcommand)]
+#[derive(Subcommand, Debug)]
 enum Command {
-    /// Measures latency between two processes, beside bare references in the same run
-    Perf(perf::PerfOptions),
-    /// Prints every setting: key, variable, default, what is allowed
+    /// Measures latency between two pinned processes, beside bare references, in turns.
+    Perf(perf::Args),
+    /// Prints every setting: key, variable, default, what is allowed.
     Config,
-    /// The second process of `perf --local`
+    /// The second process of `perf --local`; only that one starts it.
     #[command(hide = true)]
-    PerfPeer(perf::PeerOptions),
+    PerfResponder(perf::ResponderArgs),
 }
 
-/// Runs the program. Exit status: 0 done, 1 failed, 2 wrong command line.
-pub fn run() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Perf(options) => perf::run(&options),
-        Command::PerfPeer(options) => perf::run_peer(&options),
-        Command::Config => {
-            print!("{}", tensorwire::config::reference());
-            Ok(())
+/// Why the program did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    /// The command line asks for something that can't be: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// It was tried and failed: exit code 1.
+    #[error("{0}")]
+    Failed(String),
+    /// It failed, and another process has been told and says so: exit code 1.
+    #[error("reported by the first process")]
+    Reported,
+}
+
+impl CliError {
+    /// A failed attempt: what was tried, and the error that it ended in.
+    fn failed(tried: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
+        CliError::Failed(format!("{tried}: {error}"))
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            CliError::Usage(_) => 2,
+            CliError::Failed(_) | CliError::Reported => 1,
+        })
+    }
+}
+
+/// Prints text. A reader that has seen enough and closed the pipe is no failure.
+fn print(text: &str) -> Result<(), CliError> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(CliError::failed("writing to stdout", error))
         }
+        _ => Ok(()),
+    }
+}
+
+/// Runs the program on this process's command line.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse(); // prints help, version and mistakes itself, and exits with 2 on a mistake
+    let outcome = match cli.command {
+        Command::Perf(args) => perf::run(args),
+        Command::Config => print(&tensorwire::config::reference()),
+        Command::PerfResponder(args) => perf::respond(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        Err(CliError::Reported) => CliError::Reported.exit_code(),
         Err(error) => {
-            eprintln!("tensorwire: {error}");
+            eprintln!("error: {error}");
             error.exit_code()
         }
     }
 }
 
-/// Why a command failed.
-#[derive(Debug, thiserror::Error)]
-enum CliError {
-    /// The command line makes no sense.
-    #[error("{0}")]
-    Usage(String),
-    /// The work failed.
-    #[error("{0}")]
-    Failed(String),
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
 
-impl CliError {
-    fn failed(error: impl std::fmt::Display) -> Self {
-        CliError::Failed(error.to_string())
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
     }
 
-    fn exit_code(&self) -> ExitCode {
-        match self {
-            CliError::Usage(_) => ExitCode::from(2),
-            CliError::Failed(_) => ExitCode::FAILURE,
-        }
+    #[test]
+    fn a_flag_that_does_not_exist_is_named() {
+        let error = Cli::try_parse_from(["tensorwire", "perf", "cache_line", "--locall"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--locall"));
     }
 }

@@ -1,155 +1,334 @@
-//! What is printed and written.
+//! What a run says: a header, perftest's latency table, the references beside it, and the same as JSON.
 
-use super::options::PerfOptions;
-use super::stats::Samples;
+use super::cores::siblings;
+use super::machine;
+use super::measure::{Comparison, SizeResult};
+use super::options::Plan;
+use super::recorder::Summary;
+use super::workload::Facts;
 use crate::cli::CliError;
-use serde_json::{Value, json};
-use std::fs::File;
-use std::io::Write;
-use std::path::PathBuf;
-use std::process::Command;
+use crate::cli::reference::Clock;
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
-/// The figures of one size.
-pub struct Sized {
-    pub bytes: usize,
-    pub samples: Samples,
-    pub references: Vec<Reference>,
-}
-
-/// A bare measurement beside ours.
-pub struct Reference {
-    pub name: &'static str,
-    pub bytes: usize,
-    pub p50_ns: f64,
-    /// Ours over it: the median of the turns, the least and the most.
-    pub ratio: f64,
-    pub least: f64,
-    pub most: f64,
-}
-
-/// A report in the making.
+/// The whole report. Field names are the keys of the JSON.
+#[derive(Debug, Serialize)]
 pub struct Report {
-    head: Value,
-    title: String,
-    sizes: Vec<Sized>,
-    file: Option<(PathBuf, PathBuf, File)>,
+    test: &'static str,
+    fabric: String,
+    device: Option<String>,
+    pages: String,
+    cores: [usize; 2],
+    /// Both are threads of one physical core.
+    cores_are_siblings: bool,
+    poll_mode: String,
+    inline_bytes: u64,
+    depth: u64,
+    mtu: Option<u64>,
+    mode: String,
+    turns: u32,
+    clock: String,
+    kernel: String,
+    cpu: String,
+    commit: String,
+    version: &'static str,
+    results: Vec<Row>,
+    references: Vec<Reference>,
+}
+
+/// One size.
+#[derive(Debug, Serialize)]
+struct Row {
+    bytes: usize,
+    iterations: u64,
+    min_ns: f64,
+    p50_ns: f64,
+    p90_ns: f64,
+    p99_ns: f64,
+    p999_ns: f64,
+    p9999_ns: f64,
+    max_ns: f64,
+    mean_ns: f64,
+    stdev_ns: f64,
+}
+
+/// One size beside one reference.
+#[derive(Debug, Serialize)]
+struct Reference {
+    name: &'static str,
+    bytes: usize,
+    p50_ns: f64,
+    ours_p50_ns: f64,
+    ratio: f64,
+    ratio_min: f64,
+    ratio_max: f64,
 }
 
 impl Report {
-    /// Opens the file, so that one that can't be written fails before anything is measured.
-    pub fn open(options: &PerfOptions, cores: [usize; 2]) -> Result<Self, CliError> {
-        let file = match &options.json {
-            None => None,
-            Some(path) => {
-                let mut name = path.clone().into_os_string();
-                name.push(".part");
-                let part = PathBuf::from(name);
-                let file = File::create(&part).map_err(|error| {
-                    CliError::Failed(format!("--json {}: can't be written: {error}", path.display()))
-                })?;
-                Some((path.clone(), part, file))
-            }
+    /// A report without results.
+    pub fn new(plan: &Plan, facts: Facts, clock: &Clock) -> Self {
+        Report {
+            test: plan.test.name(),
+            fabric: facts.fabric,
+            device: facts.device,
+            pages: facts.pages,
+            cores: [plan.cores.initiator, plan.cores.responder],
+            cores_are_siblings: plan.cores.share_a_core(siblings),
+            poll_mode: facts.poll_mode,
+            inline_bytes: facts.inline_bytes,
+            depth: facts.depth,
+            mtu: facts.mtu,
+            mode: plan.mode(),
+            turns: plan.turns,
+            clock: clock.to_string(),
+            kernel: machine::kernel(),
+            cpu: machine::cpu(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            commit: machine::commit(),
+            version: env!("CARGO_PKG_VERSION"),
+            results: Vec::new(),
+            references: Vec::new(),
+        }
+    }
+
+    /// Adds what one size came to.
+    pub fn add(&mut self, result: &SizeResult) {
+        let Summary { count, min_ns, p50_ns, p90_ns, p99_ns, p999_ns, p9999_ns, max_ns, mean_ns, stdev_ns } =
+            result.summary;
+        let (bytes, iterations) = (result.bytes, count);
+        let row = Row {
+            bytes,
+            iterations,
+            min_ns,
+            p50_ns,
+            p90_ns,
+            p99_ns,
+            p999_ns,
+            p9999_ns,
+            max_ns,
+            mean_ns,
+            stdev_ns,
         };
-        let head = json!({
-            "test": options.test.name(),
-            "fabric": "shm",
-            "cores": cores,
-            "poll": "inline",
-            "depth": options.depth,
-            "turns": options.turns,
-            "kernel": first_line("/proc/sys/kernel/osrelease"),
-            "cpu": cpu_model(),
-            "commit": commit(),
-            "version": env!("CARGO_PKG_VERSION"),
-        });
-        let title = format!("{} between two processes through shared memory, one way", options.test.name());
-        Ok(Report { head, title, sizes: Vec::new(), file })
+        self.results.push(row);
+        self.references.extend(result.references.iter().map(|comparison| {
+            let &Comparison { name, bytes, ours_p50_ns, p50_ns, ratio, ratio_min, ratio_max } = comparison;
+            Reference { name, bytes, p50_ns, ours_p50_ns, ratio, ratio_min, ratio_max }
+        }));
     }
 
-    /// Prints the head.
-    pub fn begin(&mut self, pages: &str, clock: &str) {
-        // What was not got, and why, is for `tensorwire`'s log.
-        self.head["pages"] = pages.split(';').next().unwrap_or(pages).into();
-        self.head["clock"] = clock.into();
-        println!("{}", self.title);
-        for key in ["fabric", "pages", "cores", "poll", "depth", "clock", "kernel", "cpu", "commit"] {
-            println!("  {key:<8} {}", plain(&self.head[key]));
-        }
-        println!("{}", Samples::head());
-    }
-
-    /// Prints the row of one size.
-    pub fn add(&mut self, sized: Sized) {
-        println!("{}", sized.samples.row(sized.bytes));
-        self.sizes.push(sized);
-    }
-
-    /// Prints the references and writes the file.
-    pub fn finish(self) -> Result<(), CliError> {
-        println!("\nbeside it, in turns in the same run (p50, one way; a copy: whole):");
-        println!(
-            " {:<10} {:<12} {:<14} {:<14} {:<10} spread over turns",
-            "#bytes", "reference", "its[nsec]", "ours[nsec]", "ratio"
-        );
-        for sized in &self.sizes {
-            for reference in &sized.references {
-                println!(
-                    " {:<10} {:<12} {:<14.1} {:<14.1} {:<10.2} {:.2} to {:.2}",
-                    reference.bytes,
-                    reference.name,
-                    reference.p50_ns,
-                    sized.samples.quantile(0.5),
-                    reference.ratio,
-                    reference.least,
-                    reference.most
-                );
+    /// The lines above the table, and the table's head.
+    pub fn header(&self) -> String {
+        let cores = format!(
+            "{} (measures), {} (answers){}",
+            self.cores[0],
+            self.cores[1],
+            if self.cores_are_siblings {
+                "; threads of ONE physical core: not comparable with two"
+            } else {
+                ""
             }
+        );
+        let none = || "none".to_owned();
+        let rule = "-".repeat(132);
+        let mut text = format!("{rule}\n {} latency, one way (half of the round trip)\n", self.test);
+        for (name, value) in [
+            ("fabric", self.fabric.clone()),
+            ("device", self.device.clone().unwrap_or_else(none)),
+            ("pages", self.pages.clone()),
+            ("cores", cores),
+            ("poll mode", self.poll_mode.clone()),
+            ("inline size", format!("{} bytes", self.inline_bytes)),
+            ("depth", self.depth.to_string()),
+            ("mtu", self.mtu.map_or_else(none, |mtu| mtu.to_string())),
+            ("length", self.mode.clone()),
+            ("clock", self.clock.clone()),
+            ("kernel", self.kernel.clone()),
+            ("cpu", self.cpu.clone()),
+            ("commit", format!("{} (tensorwire {})", self.commit, self.version)),
+        ] {
+            // Writing to a String does not fail.
+            let _ = writeln!(text, " {name:<12}: {value}");
         }
-        self.write()
+        let _ = writeln!(
+            text,
+            "{rule}\n {:<10} {:<12} {:<13} {:<13} {:<16} {:<13} {:<15} {:<21} {:<22}",
+            "#bytes",
+            "#iterations",
+            "t_min[usec]",
+            "t_max[usec]",
+            "t_typical[usec]",
+            "t_avg[usec]",
+            "t_stdev[usec]",
+            "99% percentile[usec]",
+            "99.9% percentile[usec]"
+        );
+        text
     }
 
-    fn write(self) -> Result<(), CliError> {
-        let mut json = self.head;
-        json["results"] = self.sizes.iter().map(|sized| sized.samples.json(sized.bytes)).collect();
-        let references = self.sizes.iter().flat_map(|sized| &sized.references);
-        json["references"] = references
-            .map(|reference| {
-                json!({
-                    "name": reference.name,
-                    "bytes": reference.bytes,
-                    "p50_ns": reference.p50_ns,
-                    "ratio": reference.ratio,
-                    "ratio_min": reference.least,
-                    "ratio_max": reference.most,
-                })
-            })
-            .collect();
-        let Some((path, part, mut file)) = self.file else { return Ok(()) };
-        let written = writeln!(file, "{json:#}").and_then(|()| std::fs::rename(&part, &path));
-        written.map_err(|error| CliError::Failed(format!("--json {}: {error}", path.display())))
+    /// The table's newest row.
+    pub fn newest_row(&self) -> String {
+        let Some(row) = self.results.last() else { return String::new() };
+        let [min, max, typical, mean, stdev, p99, p999] =
+            [row.min_ns, row.max_ns, row.p50_ns, row.mean_ns, row.stdev_ns, row.p99_ns, row.p999_ns]
+                .map(|nanos| format!("{:.3}", nanos / 1e3));
+        format!(
+            " {:<10} {:<12} {min:<13} {max:<13} {typical:<16} {mean:<13} {stdev:<15} {p99:<21} {p999:<22}\n",
+            row.bytes, row.iterations
+        )
+    }
+
+    /// The references, with both absolute figures.
+    pub fn reference_table(&self) -> String {
+        let rule = "-".repeat(132);
+        let mut text = format!(
+            "{rule}\n beside it in turns, medians of {} turns\n {:<12} {:<10} {:<14} {:<18} {:<8} {}\n",
+            self.turns, "reference", "#bytes", "ours[usec]", "reference[usec]", "ratio", "over the turns"
+        );
+        for reference in &self.references {
+            let _ = writeln!(
+                text,
+                " {:<12} {:<10} {:<14.4} {:<18.4} {:<8.3} {:.3} to {:.3}",
+                reference.name,
+                reference.bytes,
+                reference.ours_p50_ns / 1e3,
+                reference.p50_ns / 1e3,
+                reference.ratio,
+                reference.ratio_min,
+                reference.ratio_max
+            );
+        }
+        text + &rule + "\n"
+    }
+
+    /// The report as JSON.
+    pub fn to_json(&self) -> Result<String, CliError> {
+        let text = serde_json::to_string_pretty(self);
+        Ok(text.map_err(|error| CliError::failed("making the JSON report", error))? + "\n")
     }
 }
 
-fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// A file that is there as a whole or not at all.
+#[derive(Debug)]
+pub struct JsonFile {
+    path: PathBuf,
+    temporary: PathBuf,
 }
 
-fn first_line(path: &str) -> String {
-    std::fs::read_to_string(path).unwrap_or_default().lines().next().unwrap_or("unknown").to_owned()
+impl JsonFile {
+    /// Makes sure that the file can be written, and leaves nothing behind.
+    pub fn probe(path: &Path) -> Result<Self, CliError> {
+        let refused =
+            |why: String| Err(CliError::Usage(format!("--json: {} can't be written: {why}", path.display())));
+        let Some(name) = path.file_name() else { return refused("it names no file".into()) };
+        if path.is_dir() {
+            return refused("it is a directory".into());
+        }
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}", std::process::id()));
+        let file = JsonFile { path: path.to_owned(), temporary: path.with_file_name(hidden) };
+        let tried =
+            std::fs::File::create_new(&file.temporary).and_then(|_| std::fs::remove_file(&file.temporary));
+        match tried {
+            Ok(()) => Ok(file),
+            Err(error) => refused(error.to_string()),
+        }
+    }
+
+    /// Writes the text beside the file and moves it there.
+    pub fn write(&self, text: &str) -> Result<(), CliError> {
+        let written =
+            std::fs::write(&self.temporary, text).and_then(|()| std::fs::rename(&self.temporary, &self.path));
+        written.map_err(|error| {
+            let _ = std::fs::remove_file(&self.temporary); // it may not be there
+            CliError::failed(format!("writing {}", self.path.display()), error)
+        })
+    }
 }
 
-fn cpu_model() -> String {
-    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or("unknown", |(_, model)| model).to_owned()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::perf::options::Args;
+    use clap::Parser;
 
-/// The commit that the program was built from, where that can be found out.
-fn commit() -> String {
-    let git = Command::new("git")
-        .args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "--short", "HEAD"])
-        .output()
-        .ok()
-        .filter(|output| output.status.success());
-    git.map_or("unknown".into(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    fn report() -> Report {
+        let args = Args::try_parse_from(["perf", "cache_line", "--local"]).unwrap();
+        let plan = Plan::check(args, &[0, 1]).unwrap();
+        let facts = Facts {
+            fabric: "shm".into(),
+            device: None,
+            pages: "2 MiB".into(),
+            poll_mode: "inline".into(),
+            inline_bytes: 40,
+            depth: 64,
+            mtu: None,
+        };
+        let mut report = Report::new(&plan, facts, &Clock::new());
+        let mut recorder = crate::cli::perf::recorder::Recorder::new();
+        [100, 300, 500].iter().for_each(|&nanos| recorder.record(nanos));
+        report.add(&SizeResult {
+            bytes: 8,
+            summary: recorder.summary(0.5),
+            references: vec![Comparison::new("cache_line", 8, &[150.0], &[120.0])],
+        });
+        report
+    }
+
+    #[test]
+    fn the_json_has_the_keys_that_readers_rely_on() {
+        let json: serde_json::Value = serde_json::from_str(&report().to_json().unwrap()).unwrap();
+        for key in
+            ["pages", "cores", "poll_mode", "inline_bytes", "depth", "kernel", "cpu", "commit", "turns"]
+        {
+            assert!(!json[key].is_null(), "{key}");
+        }
+        assert_eq!((&json["test"], &json["fabric"]), (&"cache_line".into(), &"shm".into()));
+        let result = &json["results"][0];
+        for (key, value) in [
+            ("bytes", 8.0),
+            ("iterations", 3.0),
+            ("min_ns", 50.0),
+            ("p50_ns", 150.0),
+            ("p90_ns", 250.0),
+            ("p99_ns", 250.0),
+            ("p999_ns", 250.0),
+            ("max_ns", 250.0),
+            ("mean_ns", 150.0),
+            ("stdev_ns", 100.0),
+        ] {
+            assert_eq!(result[key].as_f64(), Some(value), "{key}");
+        }
+        let reference = &json["references"][0];
+        assert_eq!((&reference["name"], &reference["bytes"]), (&"cache_line".into(), &8.into()));
+        assert_eq!((reference["p50_ns"].as_f64(), reference["ratio"].as_f64()), (Some(120.0), Some(1.25)));
+    }
+
+    #[test]
+    fn the_tables_have_perftests_columns_and_both_absolute_figures() {
+        let report = report();
+        let head = report.header();
+        let columns: Vec<&str> = head.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(columns[..5], ["#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]"]);
+        let row = report.newest_row();
+        let row: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(row, ["8", "3", "0.050", "0.250", "0.150", "0.150", "0.100", "0.250", "0.250"]);
+        let table = report.reference_table();
+        assert!(table.contains("0.1500") && table.contains("0.1200") && table.contains("1.250"), "{table}");
+    }
+
+    #[test]
+    fn a_path_that_cant_be_written_is_refused_and_one_that_can_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        let file = JsonFile::probe(&path).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the probe left something");
+        file.write("{}").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        for wrong in [folder.path().to_owned(), folder.path().join("no/such.json"), PathBuf::from("/")] {
+            let error = JsonFile::probe(&wrong).unwrap_err();
+            assert!(matches!(&error, CliError::Usage(why) if why.contains("can't be written")), "{error}");
+        }
+    }
 }

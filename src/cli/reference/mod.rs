@@ -1,38 +1,38 @@
-//! What the hardware can do, without tensorwire: the time stamp counter, one cache line, one copy.
+//! What the hardware allows, with nothing of ours in between: the figures that ours are divided by.
+//!
+//! The lines and rings lie in the mapping that both processes share ([`Shared`]), one set for a reference and one for
+//! the same thing measured as a test, so that neither disturbs the other's count. The only room of the program
+//! that touches raw memory, so the processor's own clock is here too.
 
-mod line;
-mod ticks;
+mod cache_line;
+mod clock;
+mod memcpy;
+mod ring_64;
+mod shared;
 
-pub use line::{CacheLine, Side};
-pub use ticks::Ticks;
+pub use cache_line::CacheLine;
+pub use clock::Clock;
+pub use memcpy::Memcpy;
+pub use ring_64::{PAYLOAD as RING_PAYLOAD, Ring64};
+pub use shared::Shared;
 
-use std::hint::black_box;
-use std::time::Instant;
+use super::perf::Subject;
 
-/// One thread's memcpy between two buffers of its own.
-pub struct Copy {
-    from: Vec<u8>,
-    to: Vec<u8>,
-}
+/// Slots of a ring at most.
+pub const MAX_RING_SLOTS: u32 = 1024;
+/// Slots of the ring that runs as a reference.
+pub const RING_SLOTS: u32 = 64;
 
-impl Copy {
-    /// Buffers of `bytes` each, both touched.
-    pub fn new(bytes: usize) -> Self {
-        Copy { from: vec![1; bytes], to: vec![2; bytes] }
-    }
+/// Distance between two cache lines: the prefetcher pulls pairs.
+const LINE_APART: usize = 256;
+/// Where the rings begin.
+const RINGS: usize = 4096;
+/// Bytes of one ring at its largest.
+const RING_BYTES: usize = MAX_RING_SLOTS as usize * 64;
+/// Bytes of the shared mapping that the references need.
+pub const ROOM: usize = RINGS + 4 * RING_BYTES;
 
-    /// Nanoseconds of one copy, the median of `count`. The source is freshly written before each.
-    pub fn median_ns(&mut self, count: usize) -> f64 {
-        let mut samples: Vec<f64> = (0..count.max(1))
-            .map(|round| {
-                black_box(&mut self.from).fill(round as u8);
-                let start = Instant::now();
-                self.to.copy_from_slice(black_box(&self.from));
-                black_box(&mut self.to);
-                start.elapsed().as_nanos() as f64
-            })
-            .collect();
-        samples.sort_by(f64::total_cmp);
-        samples[samples.len() / 2]
-    }
+/// Which set of lines and rings a subject uses.
+fn set(subject: Subject) -> usize {
+    usize::from(subject == Subject::Test)
 }

@@ -1,0 +1,177 @@
+//! The whole engine: a tensor sent and received by step and key into a given buffer, answered by another.
+//!
+//! Each tensor is freshly written by its producer, between the round trips and not measured.
+
+use super::channel::Channel;
+use super::options::Settings;
+use super::workload::{Facts, Halt, Initiator, PATIENCE, Responder, Watch};
+use crate::cli::CliError;
+use std::net::TcpListener;
+use tensorwire::memory::{BufferRing, Tensor, TensorMut};
+use tensorwire::node::Node;
+use tensorwire::rendezvous::{Edge, Step};
+use tensorwire::wire::DType;
+
+/// The step that every tensor belongs to: several values under one key go through in order.
+const STEP: u64 = 1;
+/// Buffers that tensors are produced into: one may still be on its way while the next is written.
+const BUFFERS: usize = 3;
+
+/// One side: a node of a cluster of two.
+pub struct RendezvousLat {
+    node: Node,
+    step: Step,
+    to: Edge,
+    from: Edge,
+    depth: u32,
+    inline: u32,
+    bytes: usize,
+    ring: BufferRing,
+    /// The tensor to send next.
+    produced: Option<Tensor>,
+    /// Where the next one is received; gone if a receive failed.
+    into: Option<TensorMut>,
+    rounds: u64,
+}
+
+impl RendezvousLat {
+    /// Joins the other side as task `me` of two.
+    pub fn open(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+        let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
+        let mut builder = Node::builder()
+            .member("perf", me)
+            .set("cluster", cluster(me, channel)?)
+            .set("pool_size", settings.pool.to_string())
+            .set("queue_depth", settings.depth.to_string())
+            .set("fabric", "shm")
+            .set("wait", "spin")
+            .set("join_timeout", "20s");
+        let inline = settings.inline.unwrap_or(128);
+        builder = builder.set("small_tensor_bytes", inline.to_string());
+        let node = builder.start().map_err(|error| failed(&error))?;
+        node.join().map_err(|error| failed(&error))?;
+        let step = node.step(STEP).map_err(|error| failed(&error))?;
+        let to = node.edge_to("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
+        let from = node.edge_from("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
+        let ring = node.ring(DType::U8, &[1], BUFFERS).map_err(|error| failed(&error))?;
+        let depth = settings.depth;
+        Ok(RendezvousLat {
+            node,
+            step,
+            to,
+            from,
+            depth,
+            inline,
+            bytes: 0,
+            ring,
+            produced: None,
+            into: None,
+            rounds: 0,
+        })
+    }
+
+    fn resize(&mut self, bytes: usize) -> Result<(), CliError> {
+        if self.bytes == bytes {
+            return Ok(());
+        }
+        let tried = || format!("buffers of {bytes} bytes");
+        // The last size's go back to the pool first.
+        (self.produced, self.into) = (None, None);
+        let dims = [bytes as u64];
+        self.ring =
+            self.node.ring(DType::U8, &dims, BUFFERS).map_err(|error| CliError::failed(tried(), error))?;
+        self.into =
+            Some(self.node.tensor(DType::U8, &dims).map_err(|error| CliError::failed(tried(), error))?);
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Writes the tensor that is sent next, in a buffer that nobody reads any more.
+    fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
+        let mut wait = watch.wait();
+        self.rounds += 1;
+        loop {
+            if let Ok(mut buffer) = self.ring.next() {
+                buffer.bytes_mut().fill(self.rounds as u8);
+                self.produced = Some(buffer.freeze());
+                return Ok(());
+            }
+            self.progress()?;
+            wait.again()?;
+        }
+    }
+
+    fn send(&mut self) -> Result<(), Halt> {
+        let Some(tensor) = self.produced.take() else {
+            return Err(Halt::Failed("nothing was produced for this round".into()));
+        };
+        self.step.send(&self.to, tensor).map_err(|error| Halt::Failed(error.to_string()))
+    }
+
+    fn receive(&mut self) -> Result<(), Halt> {
+        let Some(into) = self.into.take() else {
+            return Err(Halt::Failed("the last receive failed".into()));
+        };
+        let received =
+            self.step.recv_into(&self.from, into).and_then(|pending| pending.wait_timeout(PATIENCE));
+        self.into = Some(received.map_err(|error| Halt::Failed(error.to_string()))?.tensor);
+        Ok(())
+    }
+
+    fn progress(&self) -> Result<(), Halt> {
+        self.node.progress().map(drop).map_err(|error| Halt::Failed(error.to_string()))
+    }
+}
+
+impl Initiator for RendezvousLat {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes)
+    }
+
+    fn produce(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.fill(watch)
+    }
+
+    fn round_trip(&mut self, _watch: &Watch) -> Result<(), Halt> {
+        self.send()?;
+        self.receive()
+    }
+
+    fn facts(&self) -> Facts {
+        Facts {
+            fabric: "shm".into(),
+            device: None,
+            pages: self.node.pool_report().pages.to_string(),
+            poll_mode: "inline, spin".into(),
+            inline_bytes: u64::from(self.inline),
+            depth: u64::from(self.depth),
+            mtu: None,
+        }
+    }
+}
+
+impl Responder for RendezvousLat {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes)
+    }
+
+    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.fill(watch)?;
+        self.receive()?;
+        self.send()
+    }
+
+    /// What was sent last is served when this side makes progress.
+    fn linger(&mut self) -> Result<(), Halt> {
+        self.progress()
+    }
+}
+
+/// The cluster of the two: each finds a free port of its own and tells the other.
+fn cluster(me: u32, channel: &mut Channel) -> Result<String, CliError> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let own = free.map_err(|error| CliError::failed("looking for a free port", error))?.to_string();
+    let theirs = String::from_utf8_lossy(&channel.swap(own.as_bytes())?).into_owned();
+    let (first, second) = if me == 0 { (own, theirs) } else { (theirs, own) };
+    Ok(format!("perf={first},{second}"))
+}
