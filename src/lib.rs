@@ -43,7 +43,7 @@
 //!         assert_eq!(gradient.as_slice::<f32>()?, [0.5; 6]);
 //!         step.send(&node.edge_to("worker", 0, "done")?, gradient)?;
 //!     }
-//!     node.cleanup(1);
+//!     // Serves what was sent and not asked for yet, then ends.
 //!     node.stop()?;
 //!     Ok(())
 //! }

@@ -272,7 +272,8 @@ impl Node {
     }
 
     /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it does not
-    /// come back.
+    /// come back. For when every member is done with the step: a synchronous trainer knows that step n is done
+    /// everywhere when something of step n + 1 has come from everybody.
     pub fn cleanup(&self, step: u64) {
         self.rendezvous.cleanup(step);
     }

@@ -47,7 +47,8 @@ impl Remote {
         };
         let timeout_ms = match waiter.deadline {
             Time::NEVER => u32::MAX,
-            deadline => u32::try_from(deadline.since(now).as_millis()).unwrap_or(u32::MAX),
+            // Rounded up: the sender must not give up before the waiter does.
+            deadline => u32::try_from(deadline.since(now).as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
         };
         self.next_deadline = self.next_deadline.min(waiter.deadline);
         if let Err((refused, waiter)) = links.request(link, key.clone(), want, timeout_ms, waiter) {
