@@ -135,7 +135,7 @@ impl<C> Link<C> {
                 served.machine.matched(SenderValue::DEAD);
                 self.served.remove(&request.slot.index());
                 self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
-                return Served::Answered;
+                return Served::Copied;
             }
         };
         let side = side_of(&tensor);
@@ -170,6 +170,7 @@ impl<C> Link<C> {
                 cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
                 self.send(cx, &response);
+                return Served::Copied;
             }
             (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
             (Answer::Lend { meta_first }, _) => {
@@ -182,7 +183,7 @@ impl<C> Link<C> {
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::Dead | Answer::Meta, _) => {}
         }
-        Served::Answered
+        Served::Posted
     }
 
     fn meta<P: Port>(

@@ -286,8 +286,12 @@ impl<C> Link<C> {
                 self.inbox.consumed();
                 self.lent(cx, immediate, bytes)
             }
-            // The port has released the sources; a failure is followed by the link's end.
-            Event::Done { .. } | Event::Failed { .. } => Ok(()),
+            // The port has released the source; a failure is followed by the link's end.
+            Event::Done { .. } | Event::Failed { .. } => {
+                self.out.finished();
+                cx.events.push_back(LinkEvent::Finished);
+                Ok(())
+            }
             Event::ReadDone { .. } | Event::Down(_) => Ok(()),
         }
     }
@@ -388,6 +392,8 @@ impl<C> Link<C> {
 
     fn down<P: Port>(mut self, cx: &mut Context<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
+        // What was queued will never be posted.
+        cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
         let waiters = self.requests.drain().filter_map(|request| request.waiter).collect();
         cx.port.detach(self.id);
         cx.events.push_back(LinkEvent::Down { link: self.id, failure, waiters });

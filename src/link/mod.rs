@@ -63,8 +63,10 @@ pub struct Incoming {
 /// What became of a value that was handed to a request.
 #[derive(Debug)]
 pub enum Served {
-    /// It is on its way.
-    Answered,
+    /// It was copied into its answer.
+    Copied,
+    /// It is on its way: [`LinkEvent::Finished`] follows.
+    Posted,
     /// It is kept until the peer asks again: [`LinkEvent::Answered`] or [`LinkEvent::PutBack`] follows.
     Kept,
     /// The request is not there any more.
@@ -162,11 +164,13 @@ pub enum LinkEvent<C> {
         /// What it had asked for.
         key: TensorKey,
     },
-    /// A peer has asked again, and the value that was kept for it is on its way.
+    /// A peer has asked again, and the value that was kept for it is on its way: [`LinkEvent::Finished`] follows.
     Answered {
         /// Bytes of the value.
         bytes: u64,
     },
+    /// A value that was on its way has left this side for good: its memory may be reused.
+    Finished,
     /// A value that had been matched comes back and must be first in line again.
     PutBack {
         /// Its name.

@@ -26,6 +26,7 @@ pub(super) struct Outbox {
     sent: u32,
     returned: u32,
     next_op: u64,
+    values: usize,
     queue: VecDeque<Item>,
     scratch: Vec<u8>,
 }
@@ -33,7 +34,17 @@ pub(super) struct Outbox {
 impl Outbox {
     pub fn new(link: LinkId, depth: u32) -> Self {
         let scratch = Vec::with_capacity(MAX_MESSAGE);
-        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, queue: VecDeque::new(), scratch }
+        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, values: 0, queue: VecDeque::new(), scratch }
+    }
+
+    /// Tensors that are queued or posted and not done.
+    pub fn values(&self) -> usize {
+        self.values
+    }
+
+    /// An operation with a tensor is done, or has failed.
+    pub fn finished(&mut self) {
+        self.values = self.values.saturating_sub(1);
     }
 
     /// How many things wait to be posted.
@@ -56,6 +67,7 @@ impl Outbox {
 
     /// Writes a tensor to a grant, with an immediate.
     pub fn write<P: Port>(&mut self, port: &mut P, source: Tensor, target: Grant, immediate: Immediate) {
+        self.values += 1;
         self.push(port, Item::Write { source, target, immediate });
     }
 
@@ -66,6 +78,7 @@ impl Outbox {
 
     /// Lends a tensor.
     pub fn lend<P: Port>(&mut self, port: &mut P, source: Tensor, immediate: Immediate) {
+        self.values += 1;
         self.push(port, Item::Lend { source, immediate });
     }
 

@@ -188,6 +188,9 @@ impl FabricPeering {
     }
 }
 
+/// Why a peer is reached as it is.
+const WHY: &str = "same host: shared memory";
+
 /// How long the thread that tries a link rests between two looks.
 const PROBE: Duration = Duration::from_micros(50);
 
@@ -223,7 +226,11 @@ impl Peering for FabricPeering {
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
         let link = half.connect(role, offer, timeout).map_err(unavailable)?;
-        self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))
+        self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
+        // Known before `ready`, which the bootstrap service may call after it has let a join return.
+        let (incarnation, generation) = (peer.incarnation.get(), peer.generation);
+        self.lives.chosen().insert(self.index(&peer.name)?, Chosen { incarnation, generation, why: WHY });
+        Ok(())
     }
 
     fn abandon(&self, peer: &PeerInfo, ticket: u64) {
@@ -234,11 +241,8 @@ impl Peering for FabricPeering {
     }
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
-        let Ok(index) = self.index(&peer.name) else { return };
-        let why = "same host: shared memory";
-        tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %FabricKind::Shm, why, "connected");
-        let chosen = Chosen { incarnation: peer.incarnation.get(), generation: peer.generation, why };
-        self.lives.chosen().insert(index, chosen);
+        let (name, life) = (&peer.name, peer.incarnation);
+        tracing::info!(peer = %name, incarnation = %life, fabric = %FabricKind::Shm, why = WHY, "connected");
     }
 
     fn lost(&self, peer: &PeerInfo, cause: Gone) {

@@ -3,7 +3,7 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 use tensorwire::{DType, Node, NodeBuilder, Tensor};
 
@@ -12,10 +12,22 @@ pub const SOON: Duration = Duration::from_secs(20);
 
 /// A cluster of `workers` tasks of job `w`, in the form of the `cluster` setting, on free ports.
 pub fn cluster(workers: usize) -> String {
-    let listeners: Vec<_> = (0..workers).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    let addresses: Vec<_> =
-        listeners.iter().map(|listener| listener.local_addr().expect("an address").to_string()).collect();
+    let addresses: Vec<_> = (0..workers).map(|_| format!("127.0.0.1:{}", free_port())).collect();
     format!("w={}", addresses.join(","))
+}
+
+/// A port that nobody has, and that no other test of this process is given: from below the range that the
+/// system itself hands out.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id() * 131;
+    loop {
+        let port = 10_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        let port = u16::try_from(port).expect("below 30,000");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Settings of one member of a small, quick cluster.

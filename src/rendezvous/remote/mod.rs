@@ -245,7 +245,8 @@ impl<P: Port> Handler<P> for Remote {
                     self.outstanding.fetch_sub(1, Ordering::Relaxed);
                 }
             }
-            LinkEvent::Answered { bytes } => self.answered(links, bytes),
+            LinkEvent::Answered { bytes } => serving::sent(links, bytes),
+            LinkEvent::Finished => self.finished(),
             LinkEvent::Up { link } => self.up(link),
             LinkEvent::Down { link, failure, waiters } => self.down(links, link, failure, waiters),
         }

@@ -8,6 +8,9 @@ use crate::rendezvous::waiter::Waiter;
 use crate::rendezvous::{Error, LossCause};
 use crate::telemetry::Counter;
 
+/// How often a link is looked at before it is failed: enough for whatever its queues can hold.
+const LAST_POLLS: u32 = 10_000;
+
 impl Remote {
     pub(super) fn attach<P: Port>(
         &mut self,
@@ -107,6 +110,9 @@ impl Remote {
         if let Some(link) = peer.state.link() {
             let why = LinkFailure::Local(cause.to_string());
             peer.verdict = Some(cause);
+            // The news came by another way than the peer's last tensors, which may still be unread. Bounded,
+            // as other peers may never be silent.
+            let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0);
             links.fail(link, why);
         }
     }

@@ -47,7 +47,6 @@ impl Remote {
         };
         let timeout_ms = match waiter.deadline {
             Time::NEVER => u32::MAX,
-            // Rounded up: the sender must not give up before the waiter does.
             deadline => u32::try_from(deadline.since(now).as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
         };
         self.next_deadline = self.next_deadline.min(waiter.deadline);

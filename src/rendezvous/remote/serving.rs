@@ -11,6 +11,10 @@ use crate::wire::{Code, Status, Time};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// How much longer than its peer a request waits. The peer says itself when it gives up; this end is for
+/// requests of peers that can't any more, and must not come before theirs.
+const SLACK: Duration = Duration::from_millis(50);
+
 /// [`Table::offer`] or [`Table::put_back`].
 type Offer = fn(&mut Table<Value, Asking>, &TensorKey, Value) -> Offered<Value, Asking>;
 
@@ -49,18 +53,20 @@ impl Remote {
             Value::Dead => 0,
         };
         match links.serve(incoming, value) {
-            Served::Answered => self.answered(links, bytes),
+            Served::Copied => {
+                sent(links, bytes);
+                self.finished();
+            }
+            Served::Posted => sent(links, bytes),
             Served::Kept => {}
             Served::Gone(back) => return Some(back),
         }
         None
     }
 
-    /// A value is on its way to its peer.
-    pub(super) fn answered<P: Port>(&self, links: &Links<P, Waiter>, bytes: u64) {
+    /// A value has left this side for good.
+    pub(super) fn finished(&self) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
-        links.counters().increment(Counter::TensorsSent);
-        links.counters().add(Counter::BytesSent, bytes);
     }
 
     pub(super) fn asked<P: Port>(
@@ -93,7 +99,7 @@ impl Remote {
         }
         let deadline = match timeout_ms {
             u32::MAX => Time::NEVER,
-            ms => now + Duration::from_millis(ms.into()),
+            ms => now + Duration::from_millis(ms.into()) + SLACK,
         };
         match self.outgoing.ask(key, Asking { incoming, peer, deadline, deferred }) {
             Asked::Matched(asking, value) => {
@@ -118,4 +124,10 @@ impl Remote {
             peer.deferred = peer.deferred.saturating_sub(1);
         }
     }
+}
+
+/// Counts a value that is on its way to its peer.
+pub(super) fn sent<P: Port>(links: &Links<P, Waiter>, bytes: u64) {
+    links.counters().increment(Counter::TensorsSent);
+    links.counters().add(Counter::BytesSent, bytes);
 }
