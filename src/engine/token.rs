@@ -141,21 +141,31 @@ mod loom_tests {
         )
     }
 
+    /// Every interleaving of two threads, one of which submits twice; and of three with up to two preemptions.
     #[test]
     fn loom_whatever_is_queued_is_done_by_some_owner() {
-        loom::model(|| {
+        submits(1, 2, None);
+        submits(2, 1, Some(2));
+    }
+
+    fn submits(others: usize, own: usize, preemptions: Option<usize>) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = preemptions;
+        model.check(move || {
             let shared = Arc::new(Shared {
                 token: OwnerToken::new(),
                 queued: AtomicUsize::new(0),
                 done: UnsafeCell::new(0),
             });
-            let threads: Vec<_> = (0..2)
+            let threads: Vec<_> = (0..others)
                 .map(|_| {
                     let shared = shared.clone();
                     loom::thread::spawn(move || submit(&shared))
                 })
                 .collect();
-            submit(&shared);
+            for _ in 0..own {
+                submit(&shared);
+            }
             for thread in threads {
                 thread.join().expect("no panic");
             }
@@ -163,7 +173,7 @@ mod loom_tests {
             // SAFETY: every other thread has ended.
             #[allow(unsafe_code)]
             let done = shared.done.with(|done| unsafe { *done });
-            assert_eq!(done, 3);
+            assert_eq!(done, others + own);
         });
     }
 }
