@@ -242,10 +242,7 @@ fn a_receive_that_gets_nothing_ends_at_its_deadline_and_the_value_stays() {
         let started = Instant::now();
         let error = step.recv(&edge, SHORT).expect_err("nothing was sent");
         let waited = started.elapsed();
-        assert!(
-            matches!(error, Error::DeadlineExceeded { .. }) || error.code() == Code::DeadlineExceeded,
-            "{error}"
-        );
+        assert!(matches!(error, Error::DeadlineExceeded { .. }), "{error}");
         println!("a deadline of {SHORT:?} was kept after {waited:?}");
         assert!(waited >= SHORT && waited < SHORT * 5);
         step.send(&node.edge_to("w", 0, "now").expect("edge"), counting(node, 0.0, 1)).expect("sent");
@@ -292,8 +289,6 @@ fn a_cancelled_receive_brings_its_value_or_the_cancellation_and_never_both() {
                 other => panic!("outcomes {other:?}"),
             }
             step.send(&node.edge_to("w", 0, "done").expect("edge"), counting(node, 0.0, 1)).expect("sent");
-            until(node, "the end of the step at the peer", || true);
-            node.step(id).expect("live");
         }
         if task == 1 {
             println!("{brought} receives brought their value, {cancelled} were cancelled");
@@ -726,5 +721,66 @@ fn threads_of_one_process_share_a_node() {
                 });
             }
         });
+    });
+}
+
+#[test]
+fn a_tensor_of_another_pool_is_copied_and_arrives() {
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("new");
+        if task == 0 {
+            let options = tensorwire::memory::RegionOptions::new(1 << 20);
+            let region = tensorwire::memory::Region::create(0, &options).expect("1 MiB");
+            let elsewhere = tensorwire::Pool::new(region, Default::default()).expect("a pool");
+            let meta = counting(node, 0.0, 1000).meta().clone();
+            let mut tensor = elsewhere.tensor(meta).expect("room");
+            tensor.as_mut_slice::<f32>().expect("f32").fill(6.0);
+            step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor.freeze()).expect("sent");
+        } else {
+            let got = step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
+            assert!(values(&got.tensor).iter().all(|value| *value == 6.0));
+        }
+    });
+}
+
+#[test]
+fn loans_that_are_held_do_not_stop_other_tensors() {
+    run(
+        2,
+        &[("bulk_receive", "borrow"), ("queue_depth", "16"), ("small_tensor_bytes", "0")],
+        |node, task| {
+            let step = node.step(1).expect("new");
+            let mut held = Vec::new();
+            for number in 0..50 {
+                let name = format!("x/{number}");
+                if task == 0 {
+                    step.send(&node.edge_to("w", 1, &name).expect("edge"), counting(node, 0.0, 100))
+                        .expect("sent");
+                } else {
+                    held.push(
+                        step.recv(&node.edge_from("w", 0, &name).expect("edge"), SOON).expect("received"),
+                    );
+                }
+            }
+            assert!(task == 0 || held[0].tensor.is_lent() && !held[49].tensor.is_lent());
+        },
+    );
+}
+
+#[test]
+fn a_callback_for_a_wrong_edge_is_refused_and_not_called() {
+    run(2, &[], |node, task| {
+        if task == 1 {
+            return;
+        }
+        let calls = Arc::new(AtomicU32::new(0));
+        let called = calls.clone();
+        let step = node.step(1).expect("new");
+        let begun = step.recv_async(&node.edge_to("w", 1, "x").expect("edge"), SOON, move |_| {
+            called.fetch_add(1, Ordering::SeqCst);
+        });
+        assert!(matches!(begun.map(|_| ()), Err(Error::WrongEnd { .. })));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
     });
 }

@@ -203,7 +203,8 @@ settings! {
     fabric: Fabric, OneOf<Fabric>, default("auto"), "auto or shm", Some;
     /// Who drives progress: inline means the calls themselves.
     poll: Poll, OneOf<Poll>, default("inline"), "inline", Some;
-    /// What a waiting call does with its CPU.
+    /// What a waiting call does with its CPU. With `cores`, auto means yield, as another member may be pinned to
+    /// the same CPU: say spin where each has its own.
     wait: Wait, OneOf<Wait>, default("auto"), "auto, spin or yield", Some;
     /// The CPUs that polling threads are pinned to, one each; without it they are not pinned. Inline mode has one
     /// such thread: the one that starts the node.

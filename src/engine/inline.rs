@@ -99,7 +99,7 @@ impl<P: Port, H: Handler<P>> Inline<P, H> {
     pub fn progress(&self) -> Result<usize, Unusable> {
         let now = self.clock.now();
         let mut count = 0;
-        self.own(|poller| count = poller.step(now))?;
+        self.own(|poller| count += poller.step(now))?;
         Ok(count)
     }
 

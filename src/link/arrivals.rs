@@ -194,6 +194,9 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         let id = RequestId { slot: immediate.slot, generation: immediate.generation };
         let Some(request) = self.current(cx, id) else { return Ok(()) };
+        if request.into {
+            return Err("a loan came for a request that did not ask to borrow".into());
+        }
         let action = request.machine.arrive(Arrival::Loan).map_err(|v| v.to_string())?;
         let Some(meta) = request.meta.clone() else {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));

@@ -153,7 +153,9 @@ impl<C> Link<C> {
             meta_version: version,
             fits_response: bytes <= u64::from(self.settings.small_tensor_bytes)
                 && meta.response_len(bytes as usize) <= MAX_MESSAGE,
+            // Loans may be held for long, and must never fill the queue that everything else leaves by.
             lendable: cx.port.limits(self.id).lends
+                && self.out.values() < self.depth as usize / 2
                 && tensor.span().is_some()
                 && tensor.dtype() != DType::Bool,
         };

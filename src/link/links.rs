@@ -145,6 +145,10 @@ impl<P: Port, C> Links<P, C> {
             if link.out.backlog() > 0 {
                 link.out.flush(&mut self.port);
             }
+            if link.out.backlog() > link.max_backlog() {
+                let why = format!("it takes nothing and asks for more: {} answers wait", link.out.backlog());
+                self.port.fail(link.id, LinkFailure::Protocol(why));
+            }
         }
         count
     }
@@ -294,6 +298,11 @@ impl<C> Link<C> {
             }
             Event::ReadDone { .. } | Event::Down(_) => Ok(()),
         }
+    }
+
+    /// What can wait to leave: requests and cancels of ours, answers and acknowledgements to the peer's, and some.
+    fn max_backlog(&self) -> usize {
+        4 * self.settings.max_requests as usize + 4096
     }
 
     /// Sends a control message.

@@ -418,3 +418,22 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
         assert!(scene.links.pool().is_empty(), "{part}: nothing leaked");
     }
 }
+
+#[test]
+fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
+    let mut scene = scene();
+    let mut bytes = Vec::new();
+    Message::Ping { version: VERSION, nonce: 0 }.encode(&mut bytes);
+    for _ in 0..100_000 {
+        if scene.peer.port.send(scene.peer.link, Lane::CONTROL, &bytes).is_err() {
+            scene.peer.port.poll(&mut scene.peer.completions);
+            scene.peer.completions.clear();
+        }
+        scene.links.poll();
+        if let Some(LinkEvent::Down { failure: LinkFailure::Protocol(why), .. }) = scene.links.next_event() {
+            assert!(why.contains("takes nothing"), "{why}");
+            return;
+        }
+    }
+    panic!("the link is still up");
+}

@@ -142,7 +142,8 @@ impl Node {
         let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
         watch.report_to(&bootstrap);
         bootstrap.start()?;
-        // Last, so that no other thread inherits the pin.
+        // Last, so that no other thread inherits the pin; the callback thread would start only later.
+        executor.run(|| {});
         if let Some(core) = core {
             pin_current_thread(core)?;
         }
@@ -349,7 +350,11 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
+        let ended = match std::thread::panicking() {
+            true => self.fail("a thread of it panicked"),
+            false => self.stop(),
+        };
+        if let Err(error) = ended {
             tracing::warn!(%error, "the node did not stop cleanly");
         }
     }
@@ -416,6 +421,8 @@ fn waiting(config: &Config, members: usize) -> Waiting {
     match config.wait {
         Wait::Spin => Waiting::Spin,
         Wait::Yield => Waiting::Yield,
+        // Who is pinned does not know whether another member is pinned to the same CPU.
+        Wait::Auto if config.cores.is_some() && members > 1 => Waiting::Yield,
         // Every member is on this host: shared memory is the only fabric of this version.
         Wait::Auto => Waiting::choose(members, process_cpus().len()),
     }

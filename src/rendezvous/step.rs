@@ -88,7 +88,7 @@ impl Step {
         if !tensor.dtype().is_dma_able() {
             return Err(Error::NotMovable { key: key.to_string(), dtype: tensor.dtype() });
         }
-        if tensor.span().is_some() || tensor.meta().bytes() == 0 {
+        if tensor.meta().bytes() == 0 || self.is_ours(&tensor) {
             return Ok(tensor);
         }
         let copy = self.shared.pool.tensor(tensor.meta().clone());
@@ -96,6 +96,14 @@ impl Step {
             copy.map_err(|error| Error::NoRoom { key: key.to_string(), source: Arc::new(error) })?;
         copy.bytes_mut().copy_from_slice(tensor.bytes());
         Ok(copy.freeze())
+    }
+
+    /// Whether the bytes lie in this node's pool, which alone its peers have mapped.
+    fn is_ours(&self, tensor: &Tensor) -> bool {
+        let region = self.shared.pool.region();
+        let start = region.base().as_ptr().addr();
+        let bytes = tensor.as_ptr().addr();
+        tensor.span().is_some() && (start..start + region.len() as usize).contains(&bytes)
     }
 
     /// Waits for a tensor, for `timeout` at most.
@@ -128,7 +136,8 @@ impl Step {
     /// [`Rendezvous::progress`](super::Rendezvous::progress).
     ///
     /// # Errors
-    /// If the edge does not end here or the step is gone; `done` is not called then.
+    /// If the edge does not end here or the step is gone. A step that ends at this very moment may have both
+    /// this error returned and `done` called with one.
     pub fn recv_async(
         &self,
         edge: &Edge,
@@ -136,6 +145,7 @@ impl Step {
         done: impl FnOnce(Result<Delivery<Tensor>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         self.check()?;
+        self.check_destination(edge)?;
         let completer = Calls::callback(&self.shared.executor, move |Outcome(result)| {
             done(result.and_then(|delivery| match delivery.tensor {
                 Payload::Tensor(tensor) => Ok(Delivery {
@@ -148,7 +158,6 @@ impl Step {
                 Payload::Into(_) => Err(Error::Stopped),
             }));
         });
-        self.check_destination(edge)?;
         self.ask(edge, None, timeout, completer).map(|(token, _)| token)
     }
 

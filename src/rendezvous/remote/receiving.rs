@@ -34,15 +34,15 @@ impl Remote {
         {
             return self.deliver_unclaimed(links, key, want, waiter, unclaimed);
         }
-        let peer = self.members.task(index).clone();
+        let peer = || self.members.task(index).clone();
         let link = match &self.peers[index.0 as usize].state {
             PeerState::Up { link, .. } => *link,
             PeerState::Absent | PeerState::Connecting { .. } => {
-                return waiter.complete(Err(Error::NotConnected { peer }));
+                return waiter.complete(Err(Error::NotConnected { peer: peer() }));
             }
             PeerState::Lost { incarnation, cause } => {
                 let (incarnation, cause) = (*incarnation, cause.clone());
-                return waiter.complete(Err(Error::PeerLost { peer, incarnation, cause }));
+                return waiter.complete(Err(Error::PeerLost { peer: peer(), incarnation, cause }));
             }
         };
         let timeout_ms = match waiter.deadline {
