@@ -784,3 +784,23 @@ fn a_callback_for_a_wrong_edge_is_refused_and_not_called() {
         assert_eq!(calls.load(Ordering::SeqCst), 0);
     });
 }
+
+#[test]
+fn a_local_deadline_holds_while_another_call_blocks() {
+    run(1, &[], |node, _| {
+        let edge = node.edge_to("w", 0, "self").expect("edge");
+        let step = node.step(1).expect("new");
+        let started = Instant::now();
+        let ended = Arc::new(Mutex::new(None));
+        let told = ended.clone();
+        step.recv_async(&edge, SHORT, move |result| {
+            assert!(matches!(result, Err(Error::DeadlineExceeded { .. })));
+            *told.lock().expect("no panic") = Some(started.elapsed());
+        })
+        .expect("begun");
+        step.recv(&edge.at(1, 1), SHORT * 20).expect_err("nothing is sent");
+        let ended = ended.lock().expect("no panic").expect("it was told");
+        println!("a deadline of {SHORT:?} was kept after {ended:?}");
+        assert!(ended >= SHORT && ended < SHORT * 5);
+    });
+}

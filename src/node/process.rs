@@ -267,7 +267,8 @@ impl Node {
         self.rendezvous.step(id, &worker.into())
     }
 
-    /// Declares a run of steps base, base + 1, ... whose ends are remembered without limit.
+    /// Declares a run of steps base, base + 1, ... whose ends are remembered without limit. It goes on until the next
+    /// declared base: choose bases above all step ids that belong to none.
     pub fn sequence(&self, base: u64) -> Sequence {
         self.rendezvous.sequence(base)
     }

@@ -306,9 +306,15 @@ impl Shared {
     /// Waits for a call. Returns whether it is done.
     pub(super) fn wait(&self, deadline: Time, ticket: &Ticket<Outcome>) -> Result<bool, Error> {
         let done = || ticket.is_done() || self.losses.broken.get().is_some();
-        let is_done = self.path.wait(deadline, &done)?;
-        self.sweep();
-        Ok(is_done)
+        loop {
+            // Others wait in the local table, and their time may be over first.
+            let next = Time::from_nanos(self.next_expiry.load(Ordering::Relaxed));
+            let is_done = self.path.wait(deadline.min(next), &done)?;
+            self.sweep();
+            if is_done || done() || self.path.now() >= deadline {
+                return Ok(done());
+            }
+        }
     }
 
     /// Ends what the local table holds beyond its time, or beyond everything's end. Takes no lock while there

@@ -164,7 +164,8 @@ impl Step {
     /// Waits for the tensors of all these edges, for `timeout` at most.
     ///
     /// # Errors
-    /// Like [`Step::recv`]; and a dead tensor among them is an error that names it.
+    /// Like [`Step::recv`]; and a dead tensor among them is an error that names it. What had come for the other edges
+    /// is dropped then.
     pub fn fetch(&self, edges: &[&Edge], timeout: Duration) -> Result<Vec<Tensor>, Error> {
         let pending: Result<Vec<_>, _> =
             edges.iter().map(|edge| self.begin::<Tensor>(edge, None, timeout)).collect();
