@@ -33,6 +33,8 @@ impl Engine {
             .set("pool_size", assignment.pool_bytes.to_string())
             // No process can go on without the others, so one that is lost ends all calls of all, by its name.
             .set("peer_loss", "fail_all")
+            // A pinned process does not know whether another is pinned to the same core.
+            .set("wait", if assignment.core.is_some() { "yield" } else { "auto" })
             .start()?;
         node.join()?;
         Ok(Engine { node, receives: RefCell::default() })
