@@ -69,8 +69,7 @@ mod tests {
     }
 }
 
-/// Every interleaving, under loom. This file and `sync.rs` need nothing else of the crate: tokio, on which the
-/// rest depends, does not build with `--cfg tensorwire_loom`.
+/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for it.
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;

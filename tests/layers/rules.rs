@@ -79,13 +79,10 @@ const UNSAFE: &[&str] =
     &["src/memory", "src/fabric/shm", "src/fabric/verbs", "src/engine", "src/cli/reference"];
 
 /// Files with injected time that ask the system for it all the same, and why.
-const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[
-    (
-        "src/fabric/shm/connect",
-        "setting up a link blocks the caller in system calls, under a timeout of its own",
-    ),
-    ("src/fabric/shm/socket", "each read and write of the set-up dialogue counts against that timeout"),
-];
+const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[(
+    "src/fabric/shm/socket",
+    "each read and write of a link's set-up counts against the caller's timeout",
+)];
 
 /// What is re-exported at the crate's root.
 const FACE: &str = "the crate's face";
