@@ -153,6 +153,16 @@ pub trait Half: Send + 'static {
 pub trait Port: Send + 'static {
     /// A connected link, as [`Half::connect`] makes it.
     type Link: Send + 'static;
+    /// What threads block on while nothing comes.
+    type Sleeper: Sleeper;
+
+    /// What threads block on while nothing comes on this port's links.
+    fn sleeper(&self) -> Self::Sleeper;
+
+    /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]. It holds
+    /// until the next [`Port::poll`] that brings something. Returns `false` if something is there already:
+    /// poll, and don't sleep. May enter the kernel.
+    fn arm(&mut self) -> bool;
 
     /// Takes a connected link in. No receive is posted on it yet.
     ///
@@ -270,6 +280,31 @@ pub trait Port: Send + 'static {
 
     /// Takes a grant for reading back.
     fn withdraw(&mut self, link: LinkId, grant: &Grant);
+}
+
+/// Who sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// A thread that waits for something in particular: what comes wakes these first.
+    Waiter,
+    /// The thread that sees to everything else: what comes wakes it only while no waiter sleeps.
+    Keeper,
+}
+
+/// What threads block on while nothing comes on a port's links. Clones are the same.
+///
+/// The order that loses no wake-up: draw [`seen`](Sleeper::seen), let go of everything others may need,
+/// [`arm`](Port::arm) the port, look again, then sleep. A waiter that stops waiting must see to it that the port is
+/// armed (and nothing came meanwhile), as the keeper is not woken while a waiter sleeps.
+pub trait Sleeper: Clone + Send + Sync + 'static {
+    /// A number that changes with every wake-up.
+    fn seen(&self) -> u32;
+
+    /// Blocks until there was a wake-up since `seen` was drawn, or for `timeout`. May return early.
+    fn sleep(&self, who: Sleep, seen: u32, timeout: Duration);
+
+    /// Ends the sleep of every thread of that kind.
+    fn wake(&self, who: Sleep);
 }
 
 /// Why an operation was not posted.

@@ -47,7 +47,7 @@ mod testing;
 mod watch;
 mod words;
 
-pub use port::{ShmLink, ShmPort};
+pub use port::{ShmLink, ShmPort, ShmSleeper};
 
 use super::{Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, Role};
 use crate::memory::Pool;

@@ -2,13 +2,19 @@
 
 use super::Shared;
 use super::link::Link;
-use crate::fabric::{Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError};
+use crate::fabric::{
+    Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError, Sleep, Sleeper,
+};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Polls between two looks at loans that outlived their links.
 const SWEEP_EVERY: u32 = 1024;
+
+/// How long a sleeper naps.
+const NAP: Duration = Duration::from_micros(100);
 
 /// What a link that is not there can do.
 static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false };
@@ -63,8 +69,33 @@ impl ShmPort {
     }
 }
 
+/// Sleeps in naps, until the fabric has a doorbell.
+#[derive(Clone, Debug)]
+pub struct ShmSleeper;
+
+impl Sleeper for ShmSleeper {
+    fn seen(&self) -> u32 {
+        0
+    }
+
+    fn sleep(&self, _who: Sleep, _seen: u32, timeout: Duration) {
+        std::thread::sleep(timeout.min(NAP));
+    }
+
+    fn wake(&self, _who: Sleep) {}
+}
+
 impl Port for ShmPort {
     type Link = ShmLink;
+    type Sleeper = ShmSleeper;
+
+    fn sleeper(&self) -> ShmSleeper {
+        ShmSleeper
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
 
     fn attach(&mut self, link: ShmLink) -> Result<LinkId, FabricError> {
         if self.links.iter().all(Option::is_some) {
