@@ -285,17 +285,17 @@ pub trait Port: Send + 'static {
 /// Who sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
-    /// A thread that waits for something in particular: what comes wakes these first.
+    /// A thread that waits for something in particular.
     Waiter,
-    /// The thread that sees to everything else: what comes wakes it only while no waiter sleeps.
+    /// The thread that sees to everything else: what comes wakes it only while nobody [attends](Sleeper::attend).
     Keeper,
 }
 
 /// What threads block on while nothing comes on a port's links. Clones are the same.
 ///
-/// The order that loses no wake-up: draw [`seen`](Sleeper::seen), let go of everything others may need,
-/// [`arm`](Port::arm) the port, look again, then sleep. A waiter that stops waiting must see to it that the port is
-/// armed (and nothing came meanwhile), as the keeper is not woken while a waiter sleeps.
+/// The order that loses no wake-up: draw [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, look again, then
+/// sleep. Whoever stops attending must arm the port *after* that, and see to what came meanwhile, as the keeper was not
+/// woken for it.
 pub trait Sleeper: Clone + Send + Sync + 'static {
     /// A number that changes with every wake-up.
     fn seen(&self) -> u32;
@@ -305,6 +305,12 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
 
     /// Ends the sleep of every thread of that kind.
     fn wake(&self, who: Sleep);
+
+    /// A waiter polls, or sleeps, from now on.
+    fn attend(&self);
+
+    /// A waiter that attended does no more.
+    fn leave(&self);
 }
 
 /// Why an operation was not posted.

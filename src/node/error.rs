@@ -24,15 +24,10 @@ pub enum NodeError {
     /// The bootstrap service failed, or a member did not come.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// More CPUs than polling threads were named.
-    #[error("cores names {given} CPUs ({cores:?}), but inline mode has one polling thread: name one")]
-    Cores {
-        /// How many were named.
-        given: usize,
-        /// Which.
-        cores: Vec<usize>,
-    },
-    /// The polling thread could not be pinned.
+    /// A polling thread could not be started.
+    #[error(transparent)]
+    Start(#[from] crate::engine::StartError),
+    /// The thread that starts the node could not be pinned.
     #[error(transparent)]
     Pin(#[from] crate::engine::PinError),
 }

@@ -8,6 +8,7 @@ mod clock;
 mod error;
 mod host;
 mod peering;
+mod pollers;
 mod process;
 
 pub use builder::NodeBuilder;

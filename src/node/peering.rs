@@ -1,20 +1,19 @@
 //! Makes links with peers when the bootstrap service brings their addresses.
 
+use super::pollers::Pollers;
 use super::process::{PeerReport, PeerState};
 use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
-use crate::engine::Inline;
+use crate::engine::{Executor, Unusable};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{Fabric, FabricKind, Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LossCause, Losses, Members, PeerIndex, PeerWatch, Remote, RemoteOp, RemotePath, Rendezvous,
+    Error, LossCause, Losses, Members, PeerIndex, PeerWatch, RemoteOp, RemotePath, Rendezvous,
 };
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
-
-type ShmEngine = Inline<<ShmFabric as Fabric>::Port, Remote>;
 
 /// Which life of each member is linked, and how.
 pub(super) struct Lives {
@@ -25,6 +24,7 @@ pub(super) struct Lives {
 struct Chosen {
     incarnation: u64,
     generation: u64,
+    spinners: u32,
     why: &'static str,
 }
 
@@ -79,16 +79,31 @@ pub(super) struct Watch {
     losses: Arc<Losses>,
     lives: Arc<Lives>,
     bootstrap: OnceLock<Weak<Bootstrap>>,
+    pollers: OnceLock<(Weak<Pollers>, Executor)>,
 }
 
 impl Watch {
     pub fn new(losses: Arc<Losses>, lives: Arc<Lives>) -> Self {
-        Watch { losses, lives, bootstrap: OnceLock::new() }
+        Watch { losses, lives, bootstrap: OnceLock::new(), pollers: OnceLock::new() }
     }
 
-    /// From now on the bootstrap service hears of links that the fabric loses.
-    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>) {
+    /// From now on the bootstrap service hears of links that the fabric loses, and all pollers of what ends everything.
+    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<Pollers>, executor: &Executor) {
         let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
+        let _ = self.pollers.set((Arc::downgrade(pollers), executor.clone()));
+    }
+
+    /// Has every poller end its calls, if this loss ended those of the one that saw it. Not from here: this is called
+    /// by a poller.
+    fn end_all(&self) {
+        let Some(error) = self.losses.ended() else { return };
+        let Some((pollers, executor)) = self.pollers.get() else { return };
+        let pollers = pollers.clone();
+        executor.run(move || {
+            if let Some(pollers) = pollers.upgrade() {
+                pollers.paths().all().for_each(|path| path.end(error.clone()));
+            }
+        });
     }
 }
 
@@ -100,6 +115,7 @@ impl PeerWatch for Watch {
     fn down(&self, peer: PeerIndex, error: Error) {
         let why = error.to_string();
         self.losses.down(peer, error);
+        self.end_all();
         let generation = self.lives.chosen().get(&peer).map(|chosen| chosen.generation);
         if let Some(generation) = generation
             && let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade)
@@ -113,7 +129,7 @@ impl PeerWatch for Watch {
 /// The bootstrap service's hands: they make halves, connect them, and give the links to the poller.
 pub(super) struct FabricPeering {
     fabric: ShmFabric,
-    engine: Arc<ShmEngine>,
+    pollers: Arc<Pollers>,
     lives: Arc<Lives>,
     host: String,
     options: LinkOptions,
@@ -129,12 +145,12 @@ struct Halves {
 impl FabricPeering {
     pub fn new(
         fabric: ShmFabric,
-        engine: Arc<ShmEngine>,
+        pollers: Arc<Pollers>,
         lives: Arc<Lives>,
         host: String,
         options: LinkOptions,
     ) -> Self {
-        FabricPeering { fabric, engine, lives, host, options, halves: Mutex::default() }
+        FabricPeering { fabric, pollers, lives, host, options, halves: Mutex::default() }
     }
 
     fn halves(&self) -> MutexGuard<'_, Halves> {
@@ -155,18 +171,20 @@ impl FabricPeering {
         timeout: Duration,
     ) -> Result<(), Status> {
         let (done, outcome) = channel();
+        let index = self.index(&peer.name)?;
+        let engine = self.pollers.of(index);
         let attach = RemoteOp::Attach {
-            peer: self.index(&peer.name)?,
+            peer: index,
             incarnation: peer.incarnation.get(),
             link,
             // Nobody listens any more if the time was over.
             done: Box::new(move |result| drop(done.send(result))),
         };
-        let unusable = |error: crate::engine::Unusable| Status::new(Code::Unavailable, error.to_string());
-        self.engine.submit(attach).map_err(unusable)?;
+        let unusable = |error: Unusable| Status::new(Code::Unavailable, error.to_string());
+        engine.submit(attach).map_err(unusable)?;
         let end = Instant::now() + timeout;
         while Instant::now() < end {
-            self.engine.progress().map_err(unusable)?;
+            engine.progress().map_err(unusable)?;
             match outcome.recv_timeout(PROBE) {
                 Ok(result) => return result.map_err(|why| Status::new(Code::Unavailable, why)),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -183,7 +201,7 @@ impl FabricPeering {
 
     fn lose(&self, name: &TaskName, cause: LossCause) {
         if let Ok(index) = self.index(name) {
-            RemotePath::lose(&*self.engine, index, cause);
+            RemotePath::lose(&**self.pollers.of(index), index, cause);
         }
     }
 }
@@ -229,7 +247,14 @@ impl Peering for FabricPeering {
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         // Known before `ready`, which the bootstrap service may call after it has let a join return.
         let (incarnation, generation) = (peer.incarnation.get(), peer.generation);
-        self.lives.chosen().insert(self.index(&peer.name)?, Chosen { incarnation, generation, why: WHY });
+        let chosen = Chosen { incarnation, generation, spinners: peer.spinners, why: WHY };
+        let spinners = {
+            let mut all = self.lives.chosen();
+            all.insert(self.index(&peer.name)?, chosen);
+            all.values().map(|chosen| chosen.spinners).sum()
+        };
+        // All peers of this version are on this host.
+        self.pollers.others_spin(spinners);
         Ok(())
     }
 

@@ -1,30 +1,31 @@
 //! The node itself.
 
 use super::builder::NodeBuilder;
-use super::clock::MonotonicClock;
 use super::error::NodeError;
 use super::host;
 use super::peering::{FabricPeering, Lives, Watch};
+use super::pollers::{Pollers, Polling};
 use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
-use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages, Wait};
-use crate::engine::{Executor, Inline, InlineOptions, Poller, Waiting, pin_current_thread, process_cpus};
+use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
+use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
-use crate::fabric::{Fabric, FabricKind, LinkOptions};
-use crate::link::{LinkSettings, Links};
+use crate::fabric::{FabricKind, LinkOptions};
+use crate::link::LinkSettings;
 use crate::memory::{
     BufferRing, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions, RegionReport,
     RingError, TensorMut,
 };
 use crate::rendezvous::{
-    Edge, Error, LossCause, Losses, Members, Remote, RemotePath, RemoteSettings, Rendezvous,
-    RendezvousSettings, Sequence, Step,
+    Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings, Sequence,
+    Step,
 };
-use crate::telemetry::{Counters, CountersWriter, Snapshot};
+use crate::telemetry::Snapshot;
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// One process of the cluster.
 ///
@@ -38,9 +39,8 @@ pub struct Node {
     stop_timeout: Duration,
     pool: Pool,
     rendezvous: Rendezvous,
-    path: Arc<dyn RemotePath>,
+    pollers: Arc<Pollers>,
     executor: Executor,
-    counters: Arc<Counters>,
     lives: Arc<Lives>,
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
@@ -98,38 +98,35 @@ impl Node {
     /// # Errors
     /// If what the configuration asks for can't be had.
     pub fn start(config: &Config) -> Result<Node, NodeError> {
-        let core = polling_core(config)?;
+        // Read before anything is pinned.
+        let cpus = process_cpus().len();
         let me = TaskId { job: config.job.clone(), task: config.task };
         let incarnation = Incarnation::random()?;
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
         let fabric = ShmFabric::new(&pool, ShmOptions::default())?;
-        let writer = CountersWriter::new();
-        let counters = writer.counters();
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let lives = Arc::new(Lives::new(members.clone()));
         let watch = Arc::new(Watch::new(losses.clone(), lives.clone()));
-        let remote = Remote::new(
-            me.clone(),
-            incarnation.get(),
-            members.clone(),
-            remote_settings(config),
-            outstanding.clone(),
-            watch.clone(),
-        );
-        let links = Links::new(fabric.port()?, pool.clone(), writer);
-        let waiting = waiting(config, members.all().len());
-        let options = InlineOptions { waiting, queue: 4096 };
-        let engine =
-            Arc::new(Inline::new(Poller::new(links, remote), Arc::new(MonotonicClock::start()), &options));
-        let path: Arc<dyn RemotePath> = engine.clone();
+        let remote = || {
+            Remote::new(
+                me.clone(),
+                incarnation.get(),
+                members.clone(),
+                remote_settings(config),
+                outstanding.clone(),
+                watch.clone(),
+            )
+        };
+        let polling = Polling::new(config, members.all().len(), cpus);
+        let pollers = Arc::new(Pollers::new(polling.clone(), config, &fabric, &pool, remote)?);
         let executor = Executor::default();
         let rendezvous = Rendezvous::new(
             me.clone(),
             members.clone(),
-            path.clone(),
+            pollers.paths(),
             pool.clone(),
             executor.clone(),
             outstanding.clone(),
@@ -137,14 +134,15 @@ impl Node {
             rendezvous_settings(config),
         );
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
-        let peering = FabricPeering::new(fabric, engine, lives.clone(), host::identity(), link);
-        let options = bootstrap_options(config, incarnation)?;
+        let peering = FabricPeering::new(fabric, pollers.clone(), lives.clone(), host::identity(), link);
+        let options = bootstrap_options(config, incarnation, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
-        watch.report_to(&bootstrap);
+        watch.report_to(&bootstrap, &pollers, &executor);
+        pollers.start()?;
         bootstrap.start()?;
         // Last, so that no other thread inherits the pin; the callback thread would start only later.
         executor.run(|| {});
-        if let Some(core) = core {
+        if let Some(core) = polling.caller_core() {
             pin_current_thread(core)?;
         }
         let worker = me.to_string().into();
@@ -157,9 +155,8 @@ impl Node {
             stop_timeout,
             pool,
             rendezvous,
-            path,
+            pollers,
             executor,
-            counters,
             lives,
             outstanding,
             bootstrap,
@@ -217,6 +214,38 @@ impl Node {
     /// If the shape is none, or the pool has no room.
     pub fn tensor(&self, dtype: DType, dims: &[u64]) -> Result<TensorMut, TensorError> {
         Ok(self.pool.tensor(TensorMeta::new(dtype, Shape::new(dims)?)?)?)
+    }
+
+    /// A writable tensor with unspecified contents; if the pool has no room, waits for it, for `timeout` at most, and
+    /// makes progress meanwhile. This is the back-pressure for who makes tensors faster than peers take them.
+    ///
+    /// # Errors
+    /// If the shape is none, the pool could never hold it, there was no room in time, or the node has stopped.
+    pub fn tensor_within(
+        &self,
+        dtype: DType,
+        dims: &[u64],
+        timeout: Duration,
+    ) -> Result<TensorMut, TensorError> {
+        let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
+        let (tensor, refused) = (Cell::new(None), Cell::new(None));
+        let try_once = || match self.pool.tensor(meta.clone()) {
+            Err(error @ (PoolError::Exhausted { .. } | PoolError::TableFull { .. })) => {
+                refused.set(Some(error));
+                false
+            }
+            result => {
+                tensor.set(Some(result));
+                true
+            }
+        };
+        let deadline = self.rendezvous.now() + timeout;
+        self.rendezvous.wait_until(deadline, &try_once)?;
+        match (tensor.take(), refused.take()) {
+            (Some(result), _) => Ok(result?),
+            (None, Some(source)) => Err(TensorError::NoRoomInTime { timeout, source }),
+            (None, None) => unreachable!("it was tried at least once"),
+        }
     }
 
     /// A ring of buffers of one type and shape, for an edge that is used each step.
@@ -294,9 +323,14 @@ impl Node {
         self.rendezvous.progress()
     }
 
-    /// Counters of this process.
+    /// Who makes progress: what `poll` says, or what auto has chosen so far.
+    pub fn mode(&self) -> Mode {
+        self.pollers.mode()
+    }
+
+    /// Counters of this process, over all its pollers.
     pub fn counters(&self) -> Snapshot {
-        self.counters.snapshot()
+        self.pollers.counted()
     }
 
     /// What is known of the other members, in the order of their names.
@@ -315,16 +349,17 @@ impl Node {
         self.stop_because(LossCause::STOPPED)
     }
 
-    /// Serves what was sent and not asked for yet.
+    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask.
     fn drain(&self) {
+        const LOOK: Duration = Duration::from_millis(1);
         let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
-        let end = Instant::now() + self.stop_timeout;
-        while self.outstanding.load(Ordering::Relaxed) > 0
-            && Instant::now() < end
-            && self.peers().iter().any(connected)
-            && self.rendezvous.progress().is_ok()
-        {
-            std::thread::yield_now();
+        let served = || self.outstanding.load(Ordering::Relaxed) == 0;
+        let end = self.rendezvous.now() + self.stop_timeout;
+        while !served() && self.rendezvous.now() < end && self.peers().iter().any(connected) {
+            let next = end.min(self.rendezvous.now() + LOOK);
+            if self.rendezvous.wait_until(next, &served).is_err() {
+                return;
+            }
         }
     }
 
@@ -343,7 +378,7 @@ impl Node {
         }
         self.rendezvous.end(Error::Stopped);
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
-        self.path.close();
+        self.pollers.close();
         self.executor.stop();
         Ok(ended?)
     }
@@ -374,21 +409,22 @@ pub enum TensorError {
     /// The ring could not be made.
     #[error(transparent)]
     Ring(#[from] RingError),
+    /// The pool had no room all the time.
+    #[error("there was no room within {timeout:?}: {source}")]
+    NoRoomInTime {
+        /// How long it was waited for.
+        timeout: Duration,
+        /// What was in the way at last.
+        source: PoolError,
+    },
+    /// The node came to its end.
+    #[error(transparent)]
+    Ended(#[from] Error),
 }
 
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
     format!("/job:{job}/replica:0/task:{task}/device:CPU:0")
-}
-
-/// The CPU for the polling thread. Also reads the process's CPUs before anything is pinned.
-fn polling_core(config: &Config) -> Result<Option<usize>, NodeError> {
-    process_cpus();
-    match config.cores.as_deref() {
-        None => Ok(None),
-        Some([core]) => Ok(Some(*core)),
-        Some(cores) => Err(NodeError::Cores { given: cores.len(), cores: cores.to_vec() }),
-    }
 }
 
 fn members(config: &Config) -> Members {
@@ -418,17 +454,6 @@ fn region_options(config: &Config) -> RegionOptions {
     }
 }
 
-fn waiting(config: &Config, members: usize) -> Waiting {
-    match config.wait {
-        Wait::Spin => Waiting::Spin,
-        Wait::Yield => Waiting::Yield,
-        // Who is pinned does not know whether another member is pinned to the same CPU.
-        Wait::Auto if config.cores.is_some() && members > 1 => Waiting::Yield,
-        // Every member is on this host: shared memory is the only fabric of this version.
-        Wait::Auto => Waiting::choose(members, process_cpus().len()),
-    }
-}
-
 fn remote_settings(config: &Config) -> RemoteSettings {
     RemoteSettings {
         link: LinkSettings {
@@ -451,7 +476,11 @@ fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     }
 }
 
-fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<BootstrapOptions, NodeError> {
+fn bootstrap_options(
+    config: &Config,
+    incarnation: Incarnation,
+    spinners: u32,
+) -> Result<BootstrapOptions, NodeError> {
     let me = TaskName::new(&config.job, config.task)?;
     let addresses = |list: &[HostPort]| list.iter().map(HostPort::to_string).collect::<Vec<_>>();
     let cluster = ClusterSpec::new(config.cluster.iter().map(|(job, list)| (job.as_str(), addresses(list))))?;
@@ -460,6 +489,7 @@ fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<Bootst
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,
+        spinners,
         ..BootstrapOptions::new(me, cluster, incarnation, host::identity())
     })
 }

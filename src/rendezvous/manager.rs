@@ -2,7 +2,7 @@
 
 use super::edge::{Edge, End};
 use super::local::{Local, Told};
-use super::path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+use super::path::{Cancel, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
 use super::step::Step;
 use super::steps::{BeginError, Steps};
@@ -15,6 +15,9 @@ use foldhash::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+
+/// How long a wait for something that nobody announces sleeps at most.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// How the rendezvous behaves.
 #[derive(Clone, Debug)]
@@ -38,7 +41,7 @@ pub struct Rendezvous {
 pub struct Shared {
     pub(super) me: TaskId,
     pub(super) members: Members,
-    pub(super) path: Arc<dyn RemotePath>,
+    pub(super) paths: Paths,
     pub(super) settings: RendezvousSettings,
     pub(super) calls: Calls<Outcome>,
     pub(super) executor: Executor,
@@ -88,6 +91,11 @@ impl Losses {
         loss.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What ended everything, if something has.
+    pub fn ended(&self) -> Option<Error> {
+        self.broken.get().cloned()
+    }
+
     /// Ends everything with this error, unless something else has.
     pub fn end(&self, error: Error) {
         let _ = self.broken.set(error);
@@ -127,12 +135,12 @@ impl Sequence {
 }
 
 impl Rendezvous {
-    /// The rendezvous of `me`, with a path to the other members.
+    /// The rendezvous of `me`, with paths to the other members.
     #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
     pub fn new(
         me: TaskId,
         members: Members,
-        path: Arc<dyn RemotePath>,
+        paths: impl Into<Paths>,
         pool: Pool,
         executor: Executor,
         outstanding: Arc<AtomicUsize>,
@@ -142,7 +150,7 @@ impl Rendezvous {
         let shared = Shared {
             me,
             members,
-            path,
+            paths: paths.into(),
             settings,
             calls: Calls::new(4096),
             executor,
@@ -198,7 +206,7 @@ impl Rendezvous {
             (is_new, tables.ended.entry(id).or_default().clone())
         };
         if is_new {
-            self.shared.path.step(StepChange::Begun { step: id, worker: worker.clone() });
+            self.shared.change(&StepChange::Begun { step: id, worker: worker.clone() });
         }
         Ok(Step { id, shared: self.shared.clone(), ended })
     }
@@ -206,7 +214,7 @@ impl Rendezvous {
     /// Declares a run of steps.
     pub fn sequence(&self, base: u64) -> Sequence {
         self.shared.tables().steps.sequence(base);
-        self.shared.path.step(StepChange::Sequence { base });
+        self.shared.change(&StepChange::Sequence { base });
         Sequence { base }
     }
 
@@ -225,7 +233,7 @@ impl Rendezvous {
             tables.local.end_step(step, &error)
         };
         self.shared.tell(told);
-        self.shared.path.step(StepChange::CleanedUp { step });
+        self.shared.change(&StepChange::CleanedUp { step });
     }
 
     /// The steps that have begun and were not cleaned up, in no order.
@@ -240,13 +248,38 @@ impl Rendezvous {
     pub fn progress(&self) -> Result<usize, Error> {
         self.shared.sweep();
         self.shared.check_usable()?;
-        self.shared.path.progress()
+        self.shared.paths.all().map(RemotePath::progress).sum()
+    }
+
+    /// Makes progress, or lets a thread make it, until `done` or until `deadline`; `done` may become true by anything.
+    /// Returns whether it is done.
+    ///
+    /// # Errors
+    /// If everything has ended, with what ended it.
+    pub fn wait_until(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        loop {
+            self.shared.sweep();
+            self.shared.check_usable()?;
+            let now = self.shared.now();
+            if self.shared.paths.first().wait(deadline.min(now + SLICE), done)? {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// The time now, on the clock of the deadlines.
+    pub fn now(&self) -> Time {
+        self.shared.now()
     }
 
     /// Ends every call, pending and future, with this error.
     pub fn end(&self, error: Error) {
         self.shared.losses.end(error);
         self.shared.sweep();
+        self.shared.nudge();
     }
 
     /// The peers that are lost, with the reason.
@@ -256,7 +289,7 @@ impl Rendezvous {
 
     /// Tells the path that a peer is gone.
     pub fn lose(&self, peer: PeerIndex, cause: LossCause) {
-        self.shared.path.lose(peer, cause);
+        self.shared.paths.of(peer).lose(peer, cause);
     }
 }
 
@@ -272,7 +305,7 @@ impl Shared {
         loop {
             let misfits = told.tell();
             if misfits.is_empty() {
-                return;
+                return self.nudge();
             }
             let mut tables = self.tables();
             told = Told::default();
@@ -300,18 +333,38 @@ impl Shared {
             tables.local.end_step(step, &error)
         };
         self.tell(told);
-        self.path.step(StepChange::Aborted { step, status });
+        self.change(&StepChange::Aborted { step, status });
     }
 
-    /// Waits for a call. Returns whether it is done.
-    pub(super) fn wait(&self, deadline: Time, ticket: &Ticket<Outcome>) -> Result<bool, Error> {
+    /// Tells every poller what has become of a step.
+    fn change(&self, change: &StepChange) {
+        for path in self.paths.all() {
+            path.step(change.clone());
+        }
+    }
+
+    fn nudge(&self) {
+        self.paths.all().for_each(RemotePath::nudge);
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.paths.first().now()
+    }
+
+    /// Waits for a call on this path. Returns whether it is done.
+    pub(super) fn wait(
+        &self,
+        path: &dyn RemotePath,
+        deadline: Time,
+        ticket: &Ticket<Outcome>,
+    ) -> Result<bool, Error> {
         let done = || ticket.is_done() || self.losses.broken.get().is_some();
         loop {
             // Others wait in the local table, and their time may be over first.
             let next = Time::from_nanos(self.next_expiry.load(Ordering::Relaxed));
-            let is_done = self.path.wait(deadline.min(next), &done)?;
+            let is_done = path.wait(deadline.min(next), &done)?;
             self.sweep();
-            if is_done || done() || self.path.now() >= deadline {
+            if is_done || done() || self.now() >= deadline {
                 return Ok(done());
             }
         }
@@ -323,11 +376,11 @@ impl Shared {
         let told = match self.losses.broken.get() {
             None => {
                 let next = self.next_expiry.load(Ordering::Relaxed);
-                if next == Time::NEVER.as_nanos() || self.path.now() < Time::from_nanos(next) {
+                if next == Time::NEVER.as_nanos() || self.now() < Time::from_nanos(next) {
                     return;
                 }
                 let mut tables = self.tables();
-                let told = tables.local.expire(self.path.now());
+                let told = tables.local.expire(self.now());
                 self.expiry_changed(&tables);
                 told
             }

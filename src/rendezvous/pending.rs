@@ -2,7 +2,7 @@
 
 use super::Error;
 use super::manager::Shared;
-use super::path::Cancel;
+use super::path::{Cancel, PeerIndex, RemotePath};
 use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
 use crate::engine::Ticket;
 use crate::memory::{Tensor, TensorMut};
@@ -15,7 +15,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Local,
-    Remote,
+    Remote(PeerIndex),
 }
 
 /// The right to cancel one receive. It may outlive the receive, and is then without effect.
@@ -37,7 +37,15 @@ impl CancelToken {
         let cancel = Cancel { id: self.id, why };
         match self.place {
             Place::Local => self.shared.cancel_local(&cancel),
-            Place::Remote => self.shared.path.cancel(cancel),
+            Place::Remote(peer) => self.shared.paths.of(peer).cancel(cancel),
+        }
+    }
+
+    /// The path whose progress the receive needs.
+    fn path(&self) -> &dyn RemotePath {
+        match self.place {
+            Place::Local => self.shared.paths.first(),
+            Place::Remote(peer) => self.shared.paths.of(peer),
         }
     }
 }
@@ -104,7 +112,7 @@ impl<T: Receivable> Pending<T> {
     /// # Errors
     /// Whatever ended the receive without a value.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Delivery<T>, Error> {
-        let deadline = self.token.shared.path.now() + timeout;
+        let deadline = self.token.shared.now() + timeout;
         if deadline >= self.deadline {
             return self.wait();
         }
@@ -113,12 +121,12 @@ impl<T: Receivable> Pending<T> {
 
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let shared = &self.token.shared;
-        if !shared.wait(deadline, &self.ticket)? {
+        if !shared.wait(self.token.path(), deadline, &self.ticket)? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
             self.token.give_up(GiveUp::Deadline(given));
-            let grace = shared.path.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
-            shared.wait(grace, &self.ticket)?;
+            let grace = shared.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
+            shared.wait(self.token.path(), grace, &self.ticket)?;
         }
         let Some(Outcome(result)) = self.ticket.take() else {
             return Err(shared.broken().unwrap_or(Error::Stopped));

@@ -80,7 +80,7 @@ impl Step {
                 remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
             });
         }
-        self.shared.path.send(key, value)
+        self.shared.paths.of(peer).send(key, value)
     }
 
     /// The tensor, in this process's pool.
@@ -212,7 +212,7 @@ impl Step {
         completer: Completer<Outcome>,
     ) -> Result<(CancelToken, Time), Error> {
         let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
-        let deadline = self.shared.path.now() + timeout;
+        let deadline = self.shared.now() + timeout;
         let waiter = Waiter { id, completer, deadline, patience: timeout, gave_up: None };
         let key = edge.key(self.id);
         let place = match edge.source {
@@ -226,8 +226,8 @@ impl Step {
                     None if self.shared.settings.borrow => Want::Borrow,
                     None => Want::Fresh,
                 };
-                self.shared.path.receive(peer, key, want, waiter)?;
-                Place::Remote
+                self.shared.paths.of(peer).receive(peer, key, want, waiter)?;
+                Place::Remote(peer)
             }
         };
         Ok((CancelToken { shared: self.shared.clone(), id, place }, deadline))

@@ -83,6 +83,10 @@ impl Sleeper for ShmSleeper {
     }
 
     fn wake(&self, _who: Sleep) {}
+
+    fn attend(&self) {}
+
+    fn leave(&self) {}
 }
 
 impl Port for ShmPort {

@@ -57,6 +57,11 @@ pub enum RemoteOp<L> {
         /// Why.
         cause: LossCause,
     },
+    /// Everything has ended, as another poller found out.
+    End {
+        /// With what.
+        error: Error,
+    },
     /// A value for a peer.
     Send {
         /// Its name.
@@ -217,6 +222,7 @@ impl<P: Port> Handler<P> for Remote {
                 self.attach(links, peer, incarnation, link, done);
             }
             RemoteOp::Lose { peer, cause } => self.lose(links, peer, cause),
+            RemoteOp::End { error } => self.end(links, &error),
         }
     }
 

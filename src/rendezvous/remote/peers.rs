@@ -86,11 +86,18 @@ impl Remote {
         for waiter in waiters {
             waiter.complete(Err(error.clone()));
         }
-        if self.settings.peer_loss_is_fatal && !cause.is_clean() && self.broken.is_none() {
-            self.broken = Some(error.clone());
-            self.fail_waiters(links, &error);
+        if self.settings.peer_loss_is_fatal && !cause.is_clean() {
+            self.end(links, &error);
         }
         self.watch.down(index, error);
+    }
+
+    /// Ends every call, pending and future, with this error, unless another has.
+    pub(super) fn end<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
+        if self.broken.is_none() {
+            self.broken = Some(error.clone());
+            self.fail_waiters(links, error);
+        }
     }
 
     /// Every call on every link ends with this error.
