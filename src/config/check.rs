@@ -95,17 +95,20 @@ fn polling(config: &Config) -> Result<(), Conflict> {
             return Err(("cores", why.to_string()));
         }
         Some(cores) if cores != pollers => {
-            let why = format!("it names {cores} CPUs for {pollers} pollers: name as many, or leave pollers out");
+            let why =
+                format!("it names {cores} CPUs for {pollers} pollers: name as many, or leave pollers out");
             return Err(("cores", why));
         }
         _ => {}
     }
     if one && pollers != 1 {
-        let why = "the inline and auto modes have one poller: set poll to adaptive or dedicated, or pollers to 1";
+        let why =
+            "the inline and auto modes have one poller: set poll to adaptive or dedicated, or pollers to 1";
         return Err(("pollers", why.to_string()));
     }
     if config.poll == Poll::Adaptive && config.wait != Wait::Auto {
-        let why = "waiting calls sleep in the adaptive mode: set wait to auto, or poll to inline or dedicated";
+        let why =
+            "waiting calls sleep in the adaptive mode: set wait to auto, or poll to inline or dedicated";
         return Err(("wait", why.to_string()));
     }
     Ok(())
@@ -116,7 +119,9 @@ impl Config {
     pub fn poller_count(&self) -> usize {
         match (self.pollers, &self.cores) {
             (Some(pollers), _) => pollers as usize,
-            (None, Some(cores)) if matches!(self.poll, Poll::Adaptive | Poll::Dedicated) => cores.len().max(1),
+            (None, Some(cores)) if matches!(self.poll, Poll::Adaptive | Poll::Dedicated) => {
+                cores.len().max(1)
+            }
             (None, _) => 1,
         }
     }

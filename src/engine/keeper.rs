@@ -119,7 +119,8 @@ pub fn start<P: Port, H: Handler<P>>(
 impl Drop for PollingThread {
     fn drop(&mut self) {
         (self.close)();
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
         {
             // Panics of the handler are caught where it runs.
             let _ = thread.join();

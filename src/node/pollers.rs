@@ -87,8 +87,12 @@ impl Pollers {
         pool: &Pool,
         remote: impl Fn() -> Remote,
     ) -> Result<Pollers, NodeError> {
-        let options =
-            EngineOptions { mode: Mode::Inline, waiting: polling.waiting, spin: config.spin_budget, queue: QUEUE };
+        let options = EngineOptions {
+            mode: Mode::Inline,
+            waiting: polling.waiting,
+            spin: config.spin_budget,
+            queue: QUEUE,
+        };
         let clock = Arc::new(MonotonicClock::start());
         let (mut engines, mut counters) = (Vec::new(), Vec::new());
         for _ in 0..polling.count {

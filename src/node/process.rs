@@ -16,8 +16,8 @@ use crate::memory::{
     RingError, TensorMut,
 };
 use crate::rendezvous::{
-    Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings, Sequence,
-    Step,
+    Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
+    Sequence, Step,
 };
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
@@ -304,7 +304,8 @@ impl Node {
 
     /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it does not
     /// come back. For when every member is done with the step: a synchronous trainer knows that step n is done
-    /// everywhere when something of step n + 1 has come from everybody.
+    /// everywhere when something of step n + 1 has come from everybody. In the dedicated mode the polling thread drops the
+    /// values, soon after this has returned.
     pub fn cleanup(&self, step: u64) {
         self.rendezvous.cleanup(step);
     }

@@ -277,8 +277,10 @@ impl Rendezvous {
 
     /// Ends every call, pending and future, with this error.
     pub fn end(&self, error: Error) {
-        self.shared.losses.end(error);
+        self.shared.losses.end(error.clone());
         self.shared.sweep();
+        // The first to end everything gives the reason, here as in the pollers.
+        self.shared.paths.all().for_each(|path| path.end(error.clone()));
         self.shared.nudge();
     }
 

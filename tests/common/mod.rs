@@ -30,9 +30,15 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small, quick cluster.
+/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says, so that the same tests
+/// hold in every mode.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
-    Node::builder()
+    let builder = Node::builder();
+    let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
+        Ok(mode) => builder.set("poll", mode),
+        Err(_) => builder,
+    };
+    builder
         .member("w", task)
         .set("cluster", cluster)
         .set("pool_size", "8MiB")
