@@ -228,22 +228,45 @@ impl Node {
         timeout: Duration,
     ) -> Result<TensorMut, TensorError> {
         let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
-        let (tensor, refused) = (Cell::new(None), Cell::new(None));
-        let try_once = || match self.pool.tensor(meta.clone()) {
+        self.try_until(timeout, || match self.pool.tensor(meta.clone()) {
             Err(error @ (PoolError::Exhausted { .. } | PoolError::TableFull { .. })) => {
-                refused.set(Some(error));
+                Attempt::Again(TensorError::NoRoomInTime { timeout, source: error })
+            }
+            result => Attempt::Over(result.map_err(TensorError::Pool)),
+        })
+    }
+
+    /// The next buffer of a ring; if all are still being read, waits for one, for `timeout` at most, and makes progress
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// If none was given back in time, or the node has stopped.
+    pub fn next_buffer(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
+        self.try_until(timeout, || match ring.next() {
+            Err(error @ RingError::Busy { .. }) => Attempt::Again(TensorError::Ring(error)),
+            result => Attempt::Over(result.map_err(TensorError::Ring)),
+        })
+    }
+
+    /// Tries again and again while progress is made.
+    fn try_until<T>(&self, timeout: Duration, attempt: impl Fn() -> Attempt<T>) -> Result<T, TensorError> {
+        let (over, failed) = (Cell::new(None), Cell::new(None));
+        let is_over = || match attempt() {
+            Attempt::Again(error) => {
+                failed.set(Some(error));
                 false
             }
-            result => {
-                tensor.set(Some(result));
+            Attempt::Over(result) => {
+                over.set(Some(result));
                 true
             }
         };
-        let deadline = self.rendezvous.now() + timeout;
-        self.rendezvous.wait_until(deadline, &try_once)?;
-        match (tensor.take(), refused.take()) {
-            (Some(result), _) => Ok(result?),
-            (None, Some(source)) => Err(TensorError::NoRoomInTime { timeout, source }),
+        if !is_over() {
+            self.rendezvous.wait_until(self.rendezvous.now() + timeout, &is_over)?;
+        }
+        match (over.take(), failed.take()) {
+            (Some(result), _) => result,
+            (None, Some(error)) => Err(error),
             (None, None) => unreachable!("it was tried at least once"),
         }
     }
@@ -395,6 +418,14 @@ impl Drop for Node {
             tracing::warn!(%error, "the node did not stop cleanly");
         }
     }
+}
+
+/// How one of several tries went.
+enum Attempt<T> {
+    /// It may work later.
+    Again(TensorError),
+    /// It worked, or never will.
+    Over(Result<T, TensorError>),
 }
 
 /// Why a tensor or a ring could not be made.
