@@ -9,7 +9,6 @@ use super::token::Owned;
 use super::{Handler, Mode, Poller};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::wire::Time;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Steps between two looks at the clock.
@@ -64,12 +63,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         if !armed {
             return Ok(());
         }
-        self.asleep.fetch_add(1, Ordering::SeqCst);
-        // After the increment: whoever completes something now sees that somebody sleeps.
-        if !done() && self.check().is_ok() {
-            self.sleeper.sleep(Sleep::Waiter, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
-        }
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.sleep_unless(
+            || done() || self.check().is_err(),
+            || self.sleeper.sleep(Sleep::Waiter, seen, until.since(self.clock.now()).min(LONGEST_SLEEP)),
+        );
         self.check()
     }
 

@@ -24,6 +24,7 @@ mod mode;
 mod pin;
 mod poller;
 mod shared;
+mod sleepers;
 mod sync;
 mod token;
 mod wait;

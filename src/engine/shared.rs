@@ -2,6 +2,7 @@
 
 use super::handover::HandOver;
 use super::keeper::KeeperState;
+use super::sleepers::Sleepers;
 use super::token::{Owned, OwnerToken};
 use super::{Clock, EngineOptions, Handler, Mode, Poller, Waiting};
 use crate::fabric::{Port, Sleep, Sleeper};
@@ -10,7 +11,7 @@ use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 /// A poller shared by the threads of a process. One of them owns it at a time.
@@ -27,8 +28,7 @@ pub struct Engine<P: Port, H: Handler<P>> {
     pub(super) waiting: Waiting,
     pub(super) spin: Duration,
     pub(super) sleeper: P::Sleeper,
-    /// Threads that wait and sleep.
-    pub(super) asleep: CachePadded<AtomicU32>,
+    pub(super) sleepers: CachePadded<Sleepers>,
     pub(super) keeper: KeeperState,
 }
 
@@ -61,7 +61,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             mode: AtomicU8::new(options.mode as u8),
             waiting: options.waiting,
             spin: options.spin,
-            asleep: CachePadded::default(),
+            sleepers: CachePadded::new(Sleepers::new()),
             keeper: KeeperState::default(),
         }
     }
@@ -200,9 +200,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Lets sleeping waiters look whether they are done, after something outside the poller has happened.
     #[inline]
     pub fn nudge(&self) {
-        if self.asleep.load(Ordering::SeqCst) > 0 {
-            self.sleeper.wake(Sleep::Waiter);
-        }
+        self.sleepers.wake(|| self.sleeper.wake(Sleep::Waiter));
     }
 
     /// Ends the poller: its links are closed and everybody who waits is told. Does nothing the second time.
