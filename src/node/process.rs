@@ -4,8 +4,8 @@ use super::builder::NodeBuilder;
 use super::clock::MonotonicClock;
 use super::error::NodeError;
 use super::host;
-use super::peering::{FabricPeering, Lives, Watch};
-use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
+use super::peering::{FabricPeering, Names, Watch};
+use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
 use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages, Wait};
 use crate::engine::{Executor, Inline, InlineOptions, Poller, Waiting, pin_current_thread, process_cpus};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
@@ -41,7 +41,7 @@ pub struct Node {
     path: Arc<dyn RemotePath>,
     executor: Executor,
     counters: Arc<Counters>,
-    lives: Arc<Lives>,
+    names: Names,
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
@@ -57,6 +57,8 @@ pub struct PeerReport {
     pub task: TaskId,
     /// Its present life; 0 if it was never there.
     pub incarnation: u64,
+    /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if there was none.
+    pub generation: u64,
     /// How it is reached.
     pub fabric: Option<FabricKind>,
     /// Why it is reached that way.
@@ -109,8 +111,8 @@ impl Node {
         let counters = writer.counters();
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
-        let lives = Arc::new(Lives::new(members.clone()));
-        let watch = Arc::new(Watch::new(losses.clone(), lives.clone()));
+        let names = Names::new(members.clone());
+        let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
         let remote = Remote::new(
             me.clone(),
             incarnation.get(),
@@ -137,8 +139,10 @@ impl Node {
             rendezvous_settings(config),
         );
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
-        let peering = FabricPeering::new(fabric, engine, lives.clone(), host::identity(), link);
-        let options = bootstrap_options(config, incarnation)?;
+        let host = host::identity()?;
+        let peering =
+            FabricPeering::new(fabric, engine, names.clone(), host.clone(), link, config.silence_bound);
+        let options = bootstrap_options(config, incarnation, host)?;
         let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
         watch.report_to(&bootstrap);
         bootstrap.start()?;
@@ -160,20 +164,49 @@ impl Node {
             path,
             executor,
             counters,
-            lives,
+            names,
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
         })
     }
 
-    /// Waits until every member of the cluster is connected, for the configured time at most. A second call
-    /// returns at once.
+    /// Waits until every member of the cluster is connected, for the configured time at most, and makes progress
+    /// meanwhile. A second call returns at once if all are still there.
     ///
     /// # Errors
-    /// Names the members that are missing, and what was last heard of each.
+    /// Names the members that are missing, and what was last heard of each. Where a loss is fatal (`peer_loss`)
+    /// the death of a member ends the wait at once, linked or not: [`NodeError::Lost`].
     pub fn join(&self) -> Result<(), NodeError> {
-        Ok(self.bootstrap.join(self.join_timeout)?)
+        let end = Instant::now() + self.join_timeout;
+        loop {
+            if self.rendezvous.progress().is_err() {
+                return self.unjoined();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.bootstrap.join(left.min(JOIN_LOOK)) {
+                Ok(()) if self.peers().iter().all(|peer| matches!(peer.state, PeerState::Connected)) => {
+                    return Ok(());
+                }
+                // The news that both sides are ready has not come round to the poller yet.
+                Ok(()) if !left.is_zero() => std::thread::yield_now(),
+                Ok(()) => return Ok(self.bootstrap.missing(self.join_timeout)?),
+                Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
+                Err(BootstrapError::Missing { .. }) => {
+                    return Ok(self.bootstrap.missing(self.join_timeout)?);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Why nobody can join any more.
+    fn unjoined(&self) -> Result<(), NodeError> {
+        match self.rendezvous.progress() {
+            Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
+            // The bootstrap service has the words for a node that was stopped.
+            _ => Ok(self.bootstrap.join(Duration::ZERO)?),
+        }
     }
 
     /// How far the node is in its life.
@@ -301,7 +334,7 @@ impl Node {
 
     /// What is known of the other members, in the order of their names.
     pub fn peers(&self) -> Vec<PeerReport> {
-        self.lives.reports(&self.me, &self.rendezvous)
+        self.names.reports(&self.me, &self.rendezvous)
     }
 
     /// Stops: what was sent is served to peers that are connected until nothing is left or the configured time is
@@ -375,6 +408,9 @@ pub enum TensorError {
     #[error(transparent)]
     Ring(#[from] RingError),
 }
+
+/// How long a join waits between two looks at the links.
+const JOIN_LOOK: Duration = Duration::from_millis(2);
 
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
@@ -451,7 +487,11 @@ fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     }
 }
 
-fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<BootstrapOptions, NodeError> {
+fn bootstrap_options(
+    config: &Config,
+    incarnation: Incarnation,
+    host: String,
+) -> Result<BootstrapOptions, NodeError> {
     let me = TaskName::new(&config.job, config.task)?;
     let addresses = |list: &[HostPort]| list.iter().map(HostPort::to_string).collect::<Vec<_>>();
     let cluster = ClusterSpec::new(config.cluster.iter().map(|(job, list)| (job.as_str(), addresses(list))))?;
@@ -460,6 +500,6 @@ fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<Bootst
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,
-        ..BootstrapOptions::new(me, cluster, incarnation, host::identity())
+        ..BootstrapOptions::new(me, cluster, incarnation, host)
     })
 }
