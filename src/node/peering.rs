@@ -274,3 +274,7 @@ impl Peering for FabricPeering {
 fn unavailable(error: crate::fabric::FabricError) -> Status {
     Status::new(Code::Unavailable, error.to_string())
 }
+
+#[cfg(test)]
+#[path = "peering_tests.rs"]
+mod tests;

@@ -369,6 +369,15 @@ impl Node {
         self.stop_because(reason)
     }
 
+    /// Cuts the links of this generation with everybody, as if the fabric had lost them.
+    #[cfg(test)]
+    pub(super) fn cut(&self, generation: u64) {
+        for peer in self.peers() {
+            let name = TaskName::new(peer.task.job, peer.task.task).expect("a member");
+            assert!(self.bootstrap.report_lost(&name, generation, "cut by a test"), "it was not up");
+        }
+    }
+
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *stopped, true) {
