@@ -261,10 +261,22 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             // finds the token taken.
             #[allow(unsafe_code)]
             let slot = unsafe { &mut *self.poller.get() };
-            catch_unwind(AssertUnwindSafe(|| body(slot))).is_ok()
+            let ran = catch_unwind(AssertUnwindSafe(|| body(slot))).is_ok();
+            if !ran {
+                // What the panic has left half done is never used again, only taken apart: links are closed, and
+                // whoever waits is told by the end of its call.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(slot.take())));
+            }
+            ran
         };
         match self.token.run(run, || !self.wishes.is_empty()) {
-            Owned::Poisoned => Err(Unusable::Poisoned),
+            Owned::Poisoned => {
+                while let Some(op) = self.wishes.pop() {
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(op)));
+                }
+                self.sleeper.wake(Sleep::Waiter);
+                Err(Unusable::Poisoned)
+            }
             owned => Ok(owned),
         }
     }
@@ -277,5 +289,89 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             let Some(op) = self.wishes.pop() else { return };
             poller.op(op, now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Abandoned, Calls, Completer, Executor};
+    use crate::fabric::Fabric;
+    use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
+    use crate::link::{LinkEvent, Links};
+    use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+    use crate::telemetry::CountersWriter;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[derive(Debug)]
+    struct Ended;
+
+    impl Abandoned for Ended {
+        fn abandoned() -> Self {
+            Ended
+        }
+    }
+
+    /// Keeps whoever waits, and panics when told to.
+    struct Keeper(Vec<Completer<Ended>>);
+
+    enum Wish {
+        Keep(Completer<Ended>),
+        Panic,
+    }
+
+    impl Handler<ShmPort> for Keeper {
+        type Waiter = ();
+        type Op = Wish;
+
+        fn op(&mut self, _: &mut Links<ShmPort, ()>, op: Wish, _: Time) {
+            match op {
+                Wish::Keep(waiter) => self.0.push(waiter),
+                Wish::Panic => panic!("on purpose"),
+            }
+        }
+
+        fn event(&mut self, _: &mut Links<ShmPort, ()>, _: LinkEvent<()>, _: Time) {}
+
+        fn next_deadline(&self) -> Time {
+            Time::NEVER
+        }
+
+        fn expire(&mut self, _: &mut Links<ShmPort, ()>, _: Time) {}
+    }
+
+    struct Still;
+
+    impl Clock for Still {
+        fn now(&self) -> Time {
+            Time::from_nanos(0)
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_every_call_at_once_and_the_poller_with_it() {
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
+        let region = Region::create(0, &region).expect("a region");
+        let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
+        let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
+        let links = Links::new(fabric.port().expect("a port"), pool, writer);
+        let options =
+            EngineOptions { mode: Mode::Inline, waiting: Waiting::Yield, spin: Duration::ZERO, queue: 4 };
+        let engine = Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options);
+        let executor = Executor::default();
+        let (told, ended) = channel();
+        let waiter = Calls::callback(&executor, move |Ended| told.send(()).expect("open"));
+        engine.submit(Wish::Keep(waiter)).expect("usable");
+        assert_eq!(engine.submit(Wish::Panic), Err(Unusable::Poisoned));
+        ended
+            .recv_timeout(Duration::from_secs(10))
+            .expect("the callback is called though the engine is held");
+        assert_eq!(Arc::strong_count(&counters), 1, "the poller's own half is gone");
+        assert_eq!(engine.progress(), Err(Unusable::Poisoned));
+        engine.close();
+        executor.stop();
     }
 }

@@ -24,6 +24,17 @@ pub enum NodeError {
     /// The bootstrap service failed, or a member did not come.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
+    /// A member was lost, where such a loss ends everything.
+    #[error("the cluster can't be joined any more, as peer_loss is fail_all: {0}")]
+    Lost(crate::rendezvous::Error),
+    /// Which host this is can't be found out.
+    #[error("reading {path}, which tells this host from others, failed: {source}; mount /proc")]
+    Host {
+        /// What was read.
+        path: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// A polling thread could not be started.
     #[error(transparent)]
     Start(#[from] crate::engine::StartError),

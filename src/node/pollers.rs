@@ -12,7 +12,9 @@ use crate::link::Links;
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, PeerIndex, Remote, RemotePath};
 use crate::telemetry::{Counters, CountersWriter, Snapshot};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Wishes that wait for the owner of a poller.
 const QUEUE: usize = 4096;
@@ -24,6 +26,8 @@ pub(super) struct Pollers {
     engines: Vec<Arc<ShmEngine>>,
     counters: Vec<Arc<Counters>>,
     polling: Polling,
+    /// Threads of each peer's process that would spin.
+    spinners: Mutex<HashMap<PeerIndex, u32>>,
     threads: Mutex<Vec<PollingThread>>,
 }
 
@@ -35,6 +39,7 @@ pub(super) struct Polling {
     /// Whether it becomes adaptive where more threads would spin than there are CPUs.
     auto: bool,
     waiting: Waiting,
+    spin: Duration,
     /// Where each polling thread is pinned, if it is.
     cores: Vec<usize>,
     count: usize,
@@ -60,7 +65,15 @@ impl Polling {
             Poll::Auto | Poll::Inline => Mode::Inline,
         };
         let cores = config.cores.clone().unwrap_or_default();
-        Polling { mode, auto, waiting, cores, count: config.poller_count() }
+        let (spin, count) = (config.spin_budget, config.poller_count());
+        Polling { mode, auto, waiting, spin, cores, count }
+    }
+
+    /// One poller that callers move on.
+    #[cfg(test)]
+    pub fn inline() -> Polling {
+        let (mode, waiting, spin) = (Mode::Inline, Waiting::Yield, Duration::ZERO);
+        Polling { mode, auto: false, waiting, spin, cores: Vec::new(), count: 1 }
     }
 
     /// Threads of this process that would spin: in the dedicated mode the pollers and a caller.
@@ -82,17 +95,12 @@ impl Pollers {
     /// The pollers, without their threads. `remote` makes the upper half of each.
     pub fn new(
         polling: Polling,
-        config: &Config,
         fabric: &ShmFabric,
         pool: &Pool,
         remote: impl Fn() -> Remote,
     ) -> Result<Pollers, NodeError> {
-        let options = EngineOptions {
-            mode: Mode::Inline,
-            waiting: polling.waiting,
-            spin: config.spin_budget,
-            queue: QUEUE,
-        };
+        let Polling { waiting, spin, .. } = polling;
+        let options = EngineOptions { mode: Mode::Inline, waiting, spin, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
         let (mut engines, mut counters) = (Vec::new(), Vec::new());
         for _ in 0..polling.count {
@@ -101,7 +109,7 @@ impl Pollers {
             let links = Links::new(fabric.port()?, pool.clone(), writer);
             engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
         }
-        Ok(Pollers { engines, counters, polling, threads: Mutex::default() })
+        Ok(Pollers { engines, counters, polling, spinners: Mutex::default(), threads: Mutex::default() })
     }
 
     /// Starts the polling threads, if there are to be any from the beginning.
@@ -122,8 +130,13 @@ impl Pollers {
         Ok(())
     }
 
-    /// Tells how many threads of other members on this host would spin.
-    pub fn others_spin(&self, others: u32) {
+    /// Tells how many threads of a peer on this host would spin.
+    pub fn peer_spins(&self, peer: PeerIndex, spinners: u32) {
+        let others: u32 = {
+            let mut all = self.spinners.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(peer, spinners);
+            all.values().sum()
+        };
         let spinners = (others + self.polling.spinners()) as usize;
         if !self.polling.auto || choose_mode(spinners, process_cpus().len()) != Mode::Adaptive {
             return;

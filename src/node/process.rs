@@ -3,9 +3,9 @@
 use super::builder::NodeBuilder;
 use super::error::NodeError;
 use super::host;
-use super::peering::{FabricPeering, Lives, Watch};
+use super::peering::{FabricPeering, Names, Watch};
 use super::pollers::{Pollers, Polling};
-use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
+use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
 use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
 use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
@@ -25,7 +25,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One process of the cluster.
 ///
@@ -41,7 +41,7 @@ pub struct Node {
     rendezvous: Rendezvous,
     pollers: Arc<Pollers>,
     executor: Executor,
-    lives: Arc<Lives>,
+    names: Names,
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
@@ -57,6 +57,8 @@ pub struct PeerReport {
     pub task: TaskId,
     /// Its present life; 0 if it was never there.
     pub incarnation: u64,
+    /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if there was none.
+    pub generation: u64,
     /// How it is reached.
     pub fabric: Option<FabricKind>,
     /// Why it is reached that way.
@@ -108,8 +110,8 @@ impl Node {
         let fabric = ShmFabric::new(&pool, ShmOptions::default())?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
-        let lives = Arc::new(Lives::new(members.clone()));
-        let watch = Arc::new(Watch::new(losses.clone(), lives.clone()));
+        let names = Names::new(members.clone());
+        let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
         let remote = || {
             Remote::new(
                 me.clone(),
@@ -121,7 +123,7 @@ impl Node {
             )
         };
         let polling = Polling::new(config, members.all().len(), cpus);
-        let pollers = Arc::new(Pollers::new(polling.clone(), config, &fabric, &pool, remote)?);
+        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, &pool, remote)?);
         let executor = Executor::default();
         let rendezvous = Rendezvous::new(
             me.clone(),
@@ -134,8 +136,10 @@ impl Node {
             rendezvous_settings(config),
         );
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
-        let peering = FabricPeering::new(fabric, pollers.clone(), lives.clone(), host::identity(), link);
-        let options = bootstrap_options(config, incarnation, polling.spinners())?;
+        let host = host::identity()?;
+        let silence = config.silence_bound;
+        let peering = FabricPeering::new(fabric, pollers.clone(), names.clone(), host.clone(), link, silence);
+        let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
         watch.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
@@ -157,20 +161,49 @@ impl Node {
             rendezvous,
             pollers,
             executor,
-            lives,
+            names,
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
         })
     }
 
-    /// Waits until every member of the cluster is connected, for the configured time at most. A second call
-    /// returns at once.
+    /// Waits until every member of the cluster is connected, for the configured time at most, and makes progress
+    /// meanwhile. A second call returns at once if all are still there.
     ///
     /// # Errors
-    /// Names the members that are missing, and what was last heard of each.
+    /// Names the members that are missing, and what was last heard of each. Where a loss is fatal (`peer_loss`)
+    /// the death of a member ends the wait at once, linked or not: [`NodeError::Lost`].
     pub fn join(&self) -> Result<(), NodeError> {
-        Ok(self.bootstrap.join(self.join_timeout)?)
+        let end = Instant::now() + self.join_timeout;
+        loop {
+            if self.rendezvous.progress().is_err() {
+                return self.unjoined();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.bootstrap.join(left.min(JOIN_LOOK)) {
+                Ok(()) if self.peers().iter().all(|peer| matches!(peer.state, PeerState::Connected)) => {
+                    return Ok(());
+                }
+                // The news that both sides are ready has not come round to the poller yet.
+                Ok(()) if !left.is_zero() => std::thread::yield_now(),
+                Ok(()) => return Ok(self.bootstrap.missing(self.join_timeout)?),
+                Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
+                Err(BootstrapError::Missing { .. }) => {
+                    return Ok(self.bootstrap.missing(self.join_timeout)?);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Why nobody can join any more.
+    fn unjoined(&self) -> Result<(), NodeError> {
+        match self.rendezvous.progress() {
+            Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
+            // The bootstrap service has the words for a node that was stopped.
+            _ => Ok(self.bootstrap.join(Duration::ZERO)?),
+        }
     }
 
     /// How far the node is in its life.
@@ -359,7 +392,7 @@ impl Node {
 
     /// What is known of the other members, in the order of their names.
     pub fn peers(&self) -> Vec<PeerReport> {
-        self.lives.reports(&self.me, &self.rendezvous)
+        self.names.reports(&self.me, &self.rendezvous)
     }
 
     /// Stops: what was sent is served to peers that are connected until nothing is left or the configured time is
@@ -393,6 +426,15 @@ impl Node {
     /// If the bootstrap service could not be ended in time.
     pub fn fail(&self, reason: &str) -> Result<(), NodeError> {
         self.stop_because(reason)
+    }
+
+    /// Cuts the links of this generation with everybody, as if the fabric had lost them.
+    #[cfg(test)]
+    pub(super) fn cut(&self, generation: u64) {
+        for peer in self.peers() {
+            let name = TaskName::new(peer.task.job, peer.task.task).expect("a member");
+            assert!(self.bootstrap.report_lost(&name, generation, "cut by a test"), "it was not up");
+        }
     }
 
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
@@ -454,6 +496,9 @@ pub enum TensorError {
     Ended(#[from] Error),
 }
 
+/// How long a join waits between two looks at the links.
+const JOIN_LOOK: Duration = Duration::from_millis(2);
+
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
     format!("/job:{job}/replica:0/task:{task}/device:CPU:0")
@@ -511,6 +556,7 @@ fn rendezvous_settings(config: &Config) -> RendezvousSettings {
 fn bootstrap_options(
     config: &Config,
     incarnation: Incarnation,
+    host: String,
     spinners: u32,
 ) -> Result<BootstrapOptions, NodeError> {
     let me = TaskName::new(&config.job, config.task)?;
@@ -522,6 +568,6 @@ fn bootstrap_options(
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,
         spinners,
-        ..BootstrapOptions::new(me, cluster, incarnation, host::identity())
+        ..BootstrapOptions::new(me, cluster, incarnation, host)
     })
 }

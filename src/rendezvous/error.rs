@@ -16,9 +16,16 @@ pub enum LossCause {
     /// It left, in its own words.
     #[error("{0}")]
     Left(String),
-    /// It has not answered for too long.
-    #[error("it has been silent for {0:?}")]
-    Silent(Duration),
+    /// It has not answered for too long. Its process may still be there.
+    #[error(
+        "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, swapped out or starved"
+    )]
+    Silent {
+        /// For how long nothing was heard.
+        after: Duration,
+        /// How long is tolerated.
+        bound: Duration,
+    },
     /// It broke the protocol.
     #[error("{0}")]
     Protocol(String),

@@ -1,13 +1,13 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
 
+use super::Error;
 use super::edge::{Edge, End};
 use super::local::{Local, Told};
-use super::path::{Cancel, Members, Paths, PeerIndex, RemotePath, StepChange};
+use super::path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
 use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
-use super::{Error, LossCause};
 use crate::engine::{Calls, Executor, Ticket};
 use crate::memory::Pool;
 use crate::wire::{EdgeName, Status, TaskId, Time};
@@ -61,7 +61,7 @@ pub(super) struct Tables {
     ended: HashMap<u64, Arc<OnceLock<Error>>>,
 }
 
-/// Which peers are lost, for calls that never reach the poller.
+/// Which peers are there and which are lost, for calls that never reach the poller.
 pub struct Losses {
     peers: Vec<Loss>,
     fatal: bool,
@@ -71,8 +71,21 @@ pub struct Losses {
 
 #[derive(Default)]
 struct Loss {
+    /// So that a send to a peer that is there takes no lock.
     is_lost: AtomicBool,
-    error: Mutex<Option<Error>>,
+    standing: Mutex<PeerStanding>,
+}
+
+/// How it stands with a peer.
+#[derive(Clone, Debug, Default)]
+pub enum PeerStanding {
+    /// It was never linked.
+    #[default]
+    Absent,
+    /// This link with it is up.
+    Up(LinkTag),
+    /// It was lost with this link, or before it, and has not come back.
+    Lost(LinkTag, Error),
 }
 
 impl Losses {
@@ -88,7 +101,24 @@ impl Losses {
         if !loss.is_lost.load(Ordering::Acquire) {
             return None;
         }
-        loss.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        match self.standing(peer) {
+            PeerStanding::Lost(_, error) => Some(error),
+            PeerStanding::Absent | PeerStanding::Up(_) => None,
+        }
+    }
+
+    /// How it stands with a peer.
+    pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
+        self.peers[peer.0 as usize].standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn stands(&self, peer: PeerIndex, standing: PeerStanding) {
+        let loss = &self.peers[peer.0 as usize];
+        let is_lost = matches!(standing, PeerStanding::Lost(..));
+        let mut present = loss.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        *present = standing;
+        // Under the lock, so that both change in the same order.
+        loss.is_lost.store(is_lost, Ordering::Release);
     }
 
     /// What ended everything, if something has.
@@ -103,14 +133,14 @@ impl Losses {
 }
 
 impl PeerWatch for Losses {
-    fn up(&self, peer: PeerIndex, _incarnation: u64) {
-        self.peers[peer.0 as usize].is_lost.store(false, Ordering::Release);
+    fn up(&self, peer: PeerIndex, tag: LinkTag) {
+        self.stands(peer, PeerStanding::Up(tag));
     }
 
-    fn down(&self, peer: PeerIndex, error: Error) {
-        let loss = &self.peers[peer.0 as usize];
-        *loss.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
-        loss.is_lost.store(true, Ordering::Release);
+    fn stillborn(&self, _peer: PeerIndex, _tag: LinkTag) {}
+
+    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
+        self.stands(peer, PeerStanding::Lost(tag, error.clone()));
         let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
         if self.fatal && !clean {
             self.end(error);
@@ -284,14 +314,9 @@ impl Rendezvous {
         self.shared.nudge();
     }
 
-    /// The peers that are lost, with the reason.
-    pub fn lost(&self, peer: PeerIndex) -> Option<Error> {
-        self.shared.losses.of(peer)
-    }
-
-    /// Tells the path that a peer is gone.
-    pub fn lose(&self, peer: PeerIndex, cause: LossCause) {
-        self.shared.paths.of(peer).lose(peer, cause);
+    /// How it stands with a peer.
+    pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
+        self.shared.losses.standing(peer)
     }
 }
 

@@ -1,7 +1,7 @@
 //! How tensors of other processes are reached.
 
 use super::waiter::{CallId, GiveUp, Waiter};
-use super::{Error, LossCause, Remote, RemoteOp};
+use super::{Error, Remote, RemoteOp};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
@@ -11,6 +11,15 @@ use std::sync::Arc;
 /// A task of the cluster: its index in the sorted list of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerIndex(pub u32);
+
+/// Which of the links that there ever were with a peer: news of one says nothing of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkTag {
+    /// Which life of the peer.
+    pub incarnation: u64,
+    /// Which link of the pair of tasks; grows with each new one, over all lives.
+    pub generation: u64,
+}
 
 /// The tasks of the cluster, sorted.
 #[derive(Clone, Debug)]
@@ -106,9 +115,6 @@ pub trait RemotePath: Send + Sync {
     /// A step changed its state.
     fn step(&self, change: StepChange);
 
-    /// A peer is gone, as somebody else found out.
-    fn lose(&self, peer: PeerIndex, cause: LossCause);
-
     /// Makes progress once. Returns how much there was.
     ///
     /// # Errors
@@ -185,10 +191,6 @@ impl<P: Port> RemotePath for Engine<P, Remote> {
 
     fn step(&self, change: StepChange) {
         ignore_end(self.submit(RemoteOp::Step(change)));
-    }
-
-    fn lose(&self, peer: PeerIndex, cause: LossCause) {
-        ignore_end(self.submit(RemoteOp::Lose { peer, cause }));
     }
 
     fn progress(&self) -> Result<usize, Error> {
