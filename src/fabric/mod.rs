@@ -159,9 +159,10 @@ pub trait Port: Send + 'static {
     /// What threads block on while nothing comes on this port's links.
     fn sleeper(&self) -> Self::Sleeper;
 
-    /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]. It holds
-    /// until the next [`Port::poll`] that brings something. Returns `false` if something is there already:
-    /// poll, and don't sleep. May enter the kernel.
+    /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]: what a poll
+    /// would bring, and credits and room for what waits to be posted. It holds until the next [`Port::poll`] that
+    /// brings something, and costs little while it does. Returns `false` if something is there already: poll, and
+    /// don't sleep. May enter the kernel.
     fn arm(&mut self) -> bool;
 
     /// Takes a connected link in. No receive is posted on it yet.
