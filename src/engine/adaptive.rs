@@ -1,8 +1,10 @@
 //! The adaptive mode: calls make progress, and sleep while nothing comes; a thread, the keeper, does while no call
 //! is under way.
 //!
-//! A thread in a call *attends*: what comes does not wake the keeper then. Whoever stops attending leaves the port armed,
-//! so that what comes later wakes the keeper, or wakes it at once.
+//! A thread in a call *attends*: what comes does not wake the keeper then. To sleep, a thread arms the port, which
+//! costs a barrier in all threads of all peers; that is worth it for who sleeps, but not for who leaves a call and will
+//! soon be back in the next. So a call that leaves the port unarmed has the keeper *watch*: the keeper looks now and
+//! then whether calls go on, and takes over, arms the port and sleeps as soon as they do not.
 
 use super::shared::{Engine, Unusable};
 use super::token::Owned;
@@ -13,8 +15,10 @@ use std::time::Duration;
 
 /// Steps between two looks at the clock.
 const LOOKS: u32 = 4;
-/// Steps that a leaving call makes to get the port armed before it leaves that to the keeper.
-const LAST_LOOKS: u32 = 4;
+/// How often who finds nothing gives its CPU away, at least, before it sleeps.
+const YIELDS: u32 = 16;
+/// How long no call must have been under way for the keeper to take over.
+const WATCH: Duration = Duration::from_millis(1);
 /// The longest sleep. Nothing depends on it: it bounds what a peer could gain that takes back its rings.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
@@ -31,7 +35,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     pub(super) fn wait_adaptive(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
         let _attendance = self.attend();
-        let mut quiet_since = self.clock.now();
+        let (mut quiet_since, mut idle) = (self.clock.now(), 0);
         loop {
             let now = self.clock.now();
             let count = self.look(now, LOOKS, done)?;
@@ -42,12 +46,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 return Ok(false);
             }
             if count > 0 {
-                quiet_since = now;
-            } else if now.since(quiet_since) >= self.spin {
-                self.sleep_as_waiter(deadline, done)?;
-                quiet_since = self.clock.now();
+                (quiet_since, idle) = (now, 0);
+            } else if idle < YIELDS || now.since(quiet_since) < self.spin {
+                // Whoever brings what this waits for may need this CPU.
+                std::thread::yield_now();
+                idle += 1;
             } else {
-                std::hint::spin_loop();
+                self.sleep_as_waiter(deadline, done)?;
+                (quiet_since, idle) = (self.clock.now(), 0);
             }
         }
     }
@@ -84,60 +90,62 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     fn leave(&self) {
         self.sleeper.leave();
         let mut armed = false;
-        for _ in 0..LAST_LOOKS {
-            let now = self.clock.now();
-            let owned = self.own(|poller| {
-                armed = poller.arm();
-                if !armed {
-                    poller.step(now);
-                }
-            });
-            match owned {
-                Ok(Owned::Ran) if armed => return,
-                Ok(_) => std::hint::spin_loop(),
-                Err(_) => return,
-            }
+        // A port that is armed already only looks whether anybody has rung.
+        let owned = self.own(|poller| armed = poller.is_armed() && poller.arm());
+        let settled = matches!(owned, Ok(Owned::Ran)) && armed;
+        if !settled && self.keeper.watch() {
+            self.sleeper.wake(Sleep::Keeper);
         }
-        self.sleeper.wake(Sleep::Keeper);
     }
 
     /// What the keeper does until the engine is closed or unusable.
     pub(super) fn keep(&self) {
-        let mut quiet_since = self.clock.now();
         while self.check().is_ok() {
             let seen = self.sleeper.seen();
+            let until = match self.keeper.calls_go_on() {
+                true => self.clock.now() + WATCH,
+                false => match self.take_over() {
+                    Some(until) => until,
+                    // Calls are under way again.
+                    None => continue,
+                },
+            };
+            self.sleeper.sleep(Sleep::Keeper, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
+            self.keeper.is_awake();
+        }
+    }
+
+    /// Makes progress until nothing comes any more and the port is armed; says when to look again. `None` if a call
+    /// came in between.
+    fn take_over(&self) -> Option<Time> {
+        let mut quiet_since = self.clock.now();
+        loop {
             let now = self.clock.now();
-            let (mut count, mut until, mut armed) = (0, Time::NEVER, true);
+            let (mut count, mut until) = (0, None);
             let owned = self.own(|poller| {
                 for _ in 0..LOOKS {
                     count += poller.step(now);
                 }
-                if count == 0 && now.since(quiet_since) >= self.spin {
-                    armed = poller.arm();
-                    until = poller.next_deadline();
-                    self.keeper.sleeps_until(until);
-                } else {
-                    armed = false;
+                if count == 0 && now.since(quiet_since) >= self.spin && poller.arm() {
+                    // Known before another owner can bring an earlier deadline.
+                    self.keeper.sleeps_until(poller.next_deadline());
+                    until = Some(poller.next_deadline());
                 }
             });
             match owned {
-                // A call is under way, and arms the port or wakes this thread when it leaves.
-                Ok(Owned::Busy) => self.keeper.sleeps_until(Time::NEVER),
-                Ok(_) if !armed => {
+                Ok(Owned::Ran) if until.is_some() => return until,
+                Ok(Owned::Ran) => {
                     if count > 0 {
                         quiet_since = now;
                     }
-                    continue;
+                    std::thread::yield_now();
                 }
-                Ok(_) => {}
-                Err(_) => return,
+                Ok(_) => {
+                    self.keeper.watch();
+                    return None;
+                }
+                Err(_) => return Some(Time::NEVER),
             }
-            if self.keeper.is_closing() {
-                return;
-            }
-            self.sleeper.sleep(Sleep::Keeper, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
-            self.keeper.is_awake();
-            quiet_since = self.clock.now();
         }
     }
 }

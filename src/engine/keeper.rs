@@ -10,17 +10,16 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 /// What others must know of the thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct KeeperState {
     closing: AtomicBool,
     /// Until when it sleeps at most, in ns of the engine's clock; 0 while it does not.
     asleep_until: AtomicU64,
-}
-
-impl Default for KeeperState {
-    fn default() -> Self {
-        KeeperState { closing: AtomicBool::new(false), asleep_until: AtomicU64::new(0) }
-    }
+    /// Whether it looks now and then whether calls go on.
+    watching: AtomicBool,
+    /// Calls that left the port unarmed; how many of them it has seen.
+    calls: AtomicU64,
+    seen_calls: AtomicU64,
 }
 
 impl KeeperState {
@@ -31,6 +30,26 @@ impl KeeperState {
     #[inline]
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
+    }
+
+    /// A call has left the port unarmed. Returns whether the thread must be woken to watch.
+    pub fn watch(&self) -> bool {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        !self.watching.swap(true, Ordering::SeqCst)
+    }
+
+    /// For the thread: whether there were such calls since it asked last. If not, it watches no more and takes over:
+    /// what the last of them left is behind it then, and the next one wakes it.
+    pub fn calls_go_on(&self) -> bool {
+        if !self.watching.load(Ordering::SeqCst) {
+            return false;
+        }
+        let calls = self.calls.load(Ordering::SeqCst);
+        let go_on = self.seen_calls.swap(calls, Ordering::Relaxed) != calls;
+        if !go_on {
+            self.watching.store(false, Ordering::SeqCst);
+        }
+        go_on
     }
 
     pub fn sleeps_until(&self, time: Time) {

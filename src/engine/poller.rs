@@ -33,12 +33,14 @@ pub struct Poller<P: Port, H: Handler<P>> {
     handler: H,
     /// Whether anything was done since [`Poller::take_active`] was asked.
     active: bool,
+    /// Whether the port was armed and nothing came since.
+    armed: bool,
 }
 
 impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// A poller over these links.
     pub fn new(links: Links<P, H::Waiter>, handler: H) -> Self {
-        Poller { links, handler, active: false }
+        Poller { links, handler, active: false, armed: false }
     }
 
     /// Does what a user wants, and what follows from it at once.
@@ -54,7 +56,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         let count = self.links.poll();
         self.links.counters().increment(Counter::Polls);
         if count > 0 {
-            self.active = true;
+            (self.active, self.armed) = (true, false);
             self.events(now);
         } else {
             self.links.counters().increment(Counter::IdlePolls);
@@ -74,7 +76,13 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
 
     /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
     pub fn arm(&mut self) -> bool {
-        self.links.arm()
+        self.armed = self.links.arm();
+        self.armed
+    }
+
+    /// Whether the port was armed and nothing came since.
+    pub fn is_armed(&self) -> bool {
+        self.armed
     }
 
     /// When [`Poller::step`] has something to do even if nothing comes.
