@@ -23,6 +23,7 @@
 
 mod completion;
 pub mod shm;
+pub mod sim;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 
@@ -42,12 +43,15 @@ pub const MAX_MESSAGE: usize = 224;
 pub enum FabricKind {
     /// Shared memory between processes of one host.
     Shm,
+    /// A virtual network inside one process, for tests.
+    Sim,
 }
 
 impl fmt::Display for FabricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FabricKind::Shm => "shm",
+            FabricKind::Sim => "sim",
         })
     }
 }
