@@ -35,6 +35,9 @@ pub enum NodeError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// This process was forked from the node's.
+    #[error("{}", crate::rendezvous::Error::Forked)]
+    Forked,
     /// More CPUs than polling threads were named.
     #[error("cores names {given} CPUs ({cores:?}), but inline mode has one polling thread: name one")]
     Cores {

@@ -12,8 +12,8 @@ use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::{Fabric, FabricKind, LinkOptions};
 use crate::link::{LinkSettings, Links};
 use crate::memory::{
-    BufferRing, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions, RegionReport,
-    RingError, TensorMut,
+    BufferRing, Home, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions,
+    RegionReport, RingError, TensorMut,
 };
 use crate::rendezvous::{
     Edge, Error, LossCause, Losses, Members, Remote, RemotePath, RemoteSettings, Rendezvous,
@@ -45,6 +45,7 @@ pub struct Node {
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
+    home: Home,
 }
 
 /// How far a node is in its life: started, connected with every member, stopping, stopped.
@@ -168,6 +169,7 @@ impl Node {
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
+            home: Home::here(),
         })
     }
 
@@ -204,6 +206,7 @@ impl Node {
     fn unjoined(&self) -> Result<(), NodeError> {
         match self.rendezvous.progress() {
             Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
+            Err(Error::Forked) => Err(NodeError::Forked),
             // The bootstrap service has the words for a node that was stopped.
             _ => Ok(self.bootstrap.join(Duration::ZERO)?),
         }
@@ -211,11 +214,17 @@ impl Node {
 
     /// How far the node is in its life.
     pub fn state(&self) -> NodeState {
+        if self.home.is_left() {
+            return NodeState::Stopped;
+        }
         self.bootstrap.state()
     }
 
     /// Where its bootstrap service listens; `None` once it has stopped.
     pub fn address(&self) -> Option<SocketAddr> {
+        if self.home.is_left() {
+            return None;
+        }
         self.bootstrap.local_addr()
     }
 
@@ -344,6 +353,7 @@ impl Node {
     /// # Errors
     /// If the bootstrap service could not be ended in time.
     pub fn stop(&self) -> Result<(), NodeError> {
+        self.check_home()?;
         self.drain();
         self.stop_because(LossCause::STOPPED)
     }
@@ -378,7 +388,12 @@ impl Node {
         }
     }
 
+    fn check_home(&self) -> Result<(), NodeError> {
+        if self.home.is_left() { Err(NodeError::Forked) } else { Ok(()) }
+    }
+
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
+        self.check_home()?;
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *stopped, true) {
             return Ok(());
@@ -393,6 +408,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.home.is_left() {
+            // The threads are not here, their locks may be held for ever, and the descriptors are the parent's too:
+            // nothing may be taken apart.
+            self.rendezvous.abandon();
+            std::mem::forget((self.path.clone(), self.bootstrap.clone(), self.executor.clone()));
+            return;
+        }
         let ended = match std::thread::panicking() {
             true => self.fail("a thread of it panicked"),
             false => self.stop(),

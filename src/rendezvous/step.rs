@@ -187,6 +187,7 @@ impl Step {
         if status.code == Code::Ok {
             return Err(Error::AbortWithOk { step: self.id });
         }
+        self.shared.check_home()?;
         self.shared.abort(self.id, status);
         Ok(())
     }
@@ -246,6 +247,7 @@ impl Step {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.shared.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }

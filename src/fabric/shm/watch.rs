@@ -4,6 +4,7 @@
 //! no system call for it. (The end of a socket would be no proof: a forked child keeps sockets open.)
 
 use crate::fabric::{FabricError, FabricKind};
+use crate::memory::Home;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
@@ -22,6 +23,8 @@ pub(super) struct Watcher {
 }
 
 struct Shared {
+    /// A forked child has the same epoll and eventfd, and must not touch them.
+    home: Home,
     epoll: OwnedFd,
     stop: OwnedFd,
     watched: Mutex<Watched>,
@@ -59,7 +62,7 @@ impl Watcher {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
             .map_err(os("watching an eventfd"))?;
-        let shared = Arc::new(Shared { epoll, stop, watched: Mutex::default() });
+        let shared = Arc::new(Shared { home: Home::here(), epoll, stop, watched: Mutex::default() });
         let thread = std::thread::Builder::new()
             .name("tw-shm-watch".into())
             .spawn({
@@ -129,6 +132,9 @@ impl Shared {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
+        if self.shared.home.is_left() {
+            return std::mem::forget(self.thread.take()); // it is the parent's
+        }
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there has been reported by its hook
@@ -147,6 +153,9 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let shared = &self.watcher.shared;
+        if shared.home.is_left() {
+            return;
+        }
         if let Some((process, _)) = shared.watched().processes.remove(&self.id) {
             let _ = epoll::delete(&shared.epoll, &process); // closing it would do as well
         }
