@@ -253,7 +253,14 @@ impl Client {
     async fn watch(&self, info: &PeerInfo, heard: Instant) -> bool {
         let options = &self.shared.options;
         let left = options.silence.saturating_sub(heard.elapsed());
-        drop(timeout(options.heartbeat.min(left), self.shared.nudges[self.peer].notified()).await);
+        let (pause, began) = (options.heartbeat.min(left), Instant::now());
+        drop(timeout(pause, self.shared.nudges[self.peer].notified()).await);
+        let mut heard = heard;
+        if began.elapsed() > pause + options.silence / 2 {
+            // This process itself was stopped or starved, and what the peer said meanwhile may still be unread.
+            heard = Instant::now();
+            self.shared.step(|members| (drop(members.heard(self.peer, info.incarnation, heard)), Vec::new()));
+        }
         let still = self.shared.see(|members| members.link(self.peer));
         if still.is_none_or(|(present, _)| present.generation != info.generation) {
             return false;

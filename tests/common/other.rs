@@ -41,6 +41,15 @@ impl Other {
         writeln!(self.child.stdin.as_mut().expect("piped"), "{line}").expect("it listens");
     }
 
+    /// Runs a test's role in a process of its own, whose threads, files and mappings nobody else changes.
+    pub fn run_alone(role: &str, cluster: &str, environment: &[(&str, &str)]) {
+        let mut alone = Self::start_with(role, cluster, environment);
+        for line in alone.lines.by_ref().map_while(Result::ok) {
+            println!("{line}");
+        }
+        assert!(alone.ends_well(), "role_{role} failed");
+    }
+
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
@@ -54,6 +63,19 @@ impl Other {
     /// Waits for its end; whether all was well there.
     pub fn ends_well(&mut self) -> bool {
         self.child.wait().expect("reaped").success()
+    }
+
+    /// SIGSTOP; returns when every thread has stopped.
+    pub fn suspend(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.pid());
+        let has_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        };
+        while !std::fs::read_dir(&tasks).expect("procfs").flatten().all(has_stopped) {
+            std::thread::yield_now();
+        }
     }
 
     /// Sends a signal, by its name as kill(1) has it.
