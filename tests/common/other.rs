@@ -11,7 +11,7 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts the test `role_{role}` for this cluster.
+    /// Starts the test `role_{role}` for this cluster; `module::role_{role}` if it is not at the root.
     pub fn start(role: &str, cluster: &str) -> Self {
         Self::start_with(role, cluster, &[])
     }
@@ -19,7 +19,7 @@ impl Other {
     /// The same with more in its environment.
     pub fn start_with(role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("own path"))
-            .args([&format!("role_{role}"), "--exact", "--ignored", "--nocapture"])
+            .args([&named(role), "--exact", "--ignored", "--nocapture"])
             .env("TEST_CLUSTER", cluster)
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
@@ -60,6 +60,11 @@ impl Other {
         self.child.wait().expect("reaped");
     }
 
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
     /// Waits for its end; whether all was well there.
     pub fn ends_well(&mut self) -> bool {
         self.child.wait().expect("reaped").success()
@@ -83,6 +88,11 @@ impl Other {
         let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
         assert!(sent.expect("kill(1)").success(), "it is gone");
     }
+}
+
+/// The test's name, with its module if the role has one.
+fn named(role: &str) -> String {
+    if role.contains("::") { role.to_owned() } else { format!("role_{role}") }
 }
 
 impl Drop for Other {
