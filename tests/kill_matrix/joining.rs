@@ -7,10 +7,10 @@ use crate::{NEWS, Row, rounds};
 use std::time::{Duration, Instant};
 use tensorwire::{Node, PeerState};
 
-/// Tries until each phase was hit.
-const MOST: u32 = 400;
+/// Times are drawn from this range: about as long as a join takes.
+const WHOLE: Duration = Duration::from_millis(20);
 
-/// How far the victim was.
+/// How far the victim was, by what this side has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reached {
     /// This side has not heard of it.
@@ -22,13 +22,6 @@ enum Reached {
     Up,
 }
 
-const REACHED: [(Reached, &str); 4] = [
-    (Reached::Nothing, "join, before Hello"),
-    (Reached::Hello, "join, from Hello until the link is made"),
-    (Reached::Attached, "join, from attach until ready"),
-    (Reached::Up, "join, up"),
-];
-
 fn variable(name: &str) -> String {
     std::env::var(name).expect("started by a test")
 }
@@ -37,104 +30,100 @@ fn variable(name: &str) -> String {
 #[ignore = "a role, not a test"]
 fn role_join_survivor() {
     let cluster = variable("TEST_CLUSTER");
-    let me: u32 = variable("TEST_ME").parse().expect("a number");
+    let (me, other) = (variable("TEST_ME").parse().expect("a number"), variable("TEST_VICTIM"));
     let node = member(&cluster, me).set("join_timeout", "100ms").start().expect("the node starts");
-    let mut rows = REACHED.map(|(_, name)| Row::new(format!("{name}, w/{} killed", 1 - me)));
-    // How long a whole join takes here tells what times to draw from.
-    let mut whole = Duration::ZERO;
-    for _ in 0..3 {
-        let mut victim = victim(&cluster, 1_000_000);
-        let began = Instant::now();
-        join(&node);
-        whole = whole.max(began.elapsed());
-        victim.kill();
-        settle(&node);
-    }
-    let settled = counts();
-    let wanted = rounds() * 2;
-    let mut tried = 0;
+    let places = [
+        ("before", Reached::Nothing, "before Hello"),
+        ("linking", Reached::Hello, "while the link is made"),
+        ("attached", Reached::Attached, "between attach and ready"),
+        ("up", Reached::Up, "just up"),
+    ];
+    let mut rows = places.map(|(_, _, name)| Row::new(format!("Join, {name}, w/{other} killed")));
+    let mut drawn = Row::new(format!("Join, at a time that is drawn, w/{other} killed"));
+    let mut settled = None;
     let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(me);
-    while tried < wanted || rows[1].hits == 0 || rows[2].hits == 0 {
-        assert!(tried < MOST, "after {tried} kills: {rows:?}");
-        tried += 1;
+    for _ in 0..rounds().max(3) {
+        for ((place, aim, _), row) in places.iter().zip(&mut rows) {
+            let (reached, news) = die_at(&node, &cluster, place);
+            row.add(reached == *aim, news);
+        }
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        let delay = 1 + random % (whole.as_micros() as u64 + 2000);
-        let (reached, news) = die_after(&node, &cluster, delay);
-        let row = REACHED.iter().position(|(known, _)| *known == reached).expect("one of them");
-        rows[row].add(true, news);
+        let delay = random % WHOLE.as_micros() as u64;
+        drawn.add(true, die_at(&node, &cluster, &delay.to_string()).1);
+        settled.get_or_insert_with(counts);
     }
-    for _ in 0..rounds() {
-        let (reached, news) = die_after(&node, &cluster, 0);
-        assert_eq!(reached, Reached::Nothing);
-        rows[0].add(true, news);
-    }
+    let settled = settled.expect("a round");
     let end = Instant::now() + NEWS * 5;
     while counts() > settled {
         assert!(Instant::now() < end, "(threads, files, mappings) {:?}, {settled:?} before", counts());
         let _ = node.progress();
     }
-    println!("a whole join takes {whole:?}, of which the process's start is most");
-    rows.iter().filter(|row| row.kills > 0).for_each(Row::print);
-    let kills: u32 = rows.iter().map(|row| row.kills).sum();
-    println!("{kills} kills; (threads, files, mappings) {:?}, {settled:?} before", counts());
+    rows.iter().chain([&drawn]).for_each(Row::print);
+    let kills: u32 = rows.iter().chain([&drawn]).map(|row| row.kills).sum();
+    println!("{kills} kills; (threads, files, mappings) {:?}, {settled:?} after the first round", counts());
     node.stop().expect("stopped");
 }
 
-fn victim(cluster: &str, delay: u64) -> Other {
-    let (delay, task) = (delay.to_string(), variable("TEST_VICTIM"));
-    let environment = [("TEST_DELAY_US", delay.as_str()), ("TEST_VICTIM", &task)];
-    Other::start_with("victim::role_joiner", cluster, &environment)
-}
-
-/// Until the loss of the present life is known.
-fn settle(node: &Node) {
-    let began = Instant::now();
-    while !is_lost(node) {
-        assert!(began.elapsed() < NEWS * 5, "{:?}", node.peers());
-        let _ = node.progress();
-    }
-}
-
-/// Starts a victim that dies by itself, and watches. Says how far it came, and how long after its death this side's
-/// calls had ended.
-fn die_after(node: &Node, cluster: &str, delay: u64) -> (Reached, Duration) {
+/// Starts a victim that dies there, and watches. Says how far it came, and how long after its death a join had ended.
+fn die_at(node: &Node, cluster: &str, place: &str) -> (Reached, Duration) {
     let before = node.peers()[0].clone();
-    let mut victim = victim(cluster, delay);
+    let environment = [("TEST_PLACE", place), ("TEST_VICTIM", &variable("TEST_VICTIM"))];
+    let mut victim = Other::start_with("victim::role_joiner", cluster, &environment);
     let mut was_up = false;
-    if delay == 0 {
-        victim.wait_for("there");
+    match place {
+        "before" => victim.wait_for("there"),
+        "up" => {
+            join(node);
+            victim.wait_for("ready")
+        }
+        _ => String::new(),
+    };
+    if matches!(place, "before" | "up") {
         victim.kill();
+        was_up = place == "up";
     }
     while !victim.has_ended() {
         let _ = node.progress();
         was_up |= matches!(node.peers()[0].state, PeerState::Connected);
     }
     let died = Instant::now();
-    // What it was takes a moment to come round; a call that needs it must end meanwhile.
-    let error = node.join().expect_err("it is dead").to_string();
-    let news = died.elapsed();
-    assert!(news < NEWS * 5, "{news:?}: {error}");
+    // The kernel's news takes a moment; a join that begins later ends with an error, in time.
+    let (error, news) = loop {
+        let result = node.join();
+        let news = died.elapsed();
+        assert!(news < NEWS * 5, "{news:?}: {result:?}");
+        if let Err(error) = result {
+            break (error.to_string(), news);
+        }
+    };
     let name = format!("w/{}", variable("TEST_VICTIM"));
     assert!(error.contains(&name), "{error}");
-    if was_up {
-        settle(node);
-        return (Reached::Up, news);
-    }
-    let heard = Instant::now();
+    (reached(node, before.incarnation, place, was_up), news)
+}
+
+/// How far a dead victim had come, where the life before it was `earlier`.
+fn reached(node: &Node, earlier: u64, place: &str, was_up: bool) -> Reached {
+    let began = Instant::now();
     loop {
         let now = node.peers()[0].clone();
-        let is_news = now.incarnation != before.incarnation;
-        if is_news && let PeerState::Lost(loss) = &now.state {
-            assert!(loss.to_string().contains("has ended"), "{loss}");
-            let by_the_kernel = loss.to_string().contains("pid");
-            return (if by_the_kernel { Reached::Attached } else { Reached::Hello }, news);
+        let is_news = now.incarnation != earlier;
+        if is_news && is_lost(node) {
+            let loss = now.state.error().expect("lost").to_string();
+            assert!(loss.contains("has ended"), "{loss}");
+            return match (was_up, loss.contains("pid")) {
+                (true, _) => Reached::Up,
+                (false, true) => Reached::Attached,
+                (false, false) => Reached::Hello,
+            };
         }
         // The pauses between two tries to reach a peer are half a second at most.
-        if !is_news && heard.elapsed() > Duration::from_millis(700) {
-            return (Reached::Nothing, news);
+        let is_over = place == "before" || began.elapsed() > Duration::from_millis(700);
+        if !is_news && !was_up && is_over {
+            return Reached::Nothing;
         }
+        assert!(began.elapsed() < NEWS * 5, "{now:?}");
         let _ = node.progress();
         std::thread::sleep(Duration::from_millis(1));
     }

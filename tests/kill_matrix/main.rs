@@ -17,14 +17,14 @@ use common::other::Other;
 use std::time::Duration;
 
 /// How long the news of a death may take: the kernel tells it.
-pub const NEWS: Duration = Duration::from_secs(1);
+pub(crate) const NEWS: Duration = Duration::from_secs(1);
 
 /// Bytes of a tensor that one poll does not pull whole.
-pub const BULK: usize = 6 << 20;
+pub(crate) const BULK: usize = 6 << 20;
 
 /// Where in an exchange the victim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// The request was sent, and there is no value for it.
     Request,
     /// The meta-data was sent, and the value is kept.
@@ -41,7 +41,7 @@ pub enum Phase {
     Stop,
 }
 
-pub const PHASES: [Phase; 7] = [
+pub(crate) const PHASES: [Phase; 7] = [
     Phase::Request,
     Phase::MetaData,
     Phase::ReRequest,
@@ -53,34 +53,34 @@ pub const PHASES: [Phase; 7] = [
 
 /// Which side is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Killed {
+pub(crate) enum Killed {
     Sender,
     Receiver,
 }
 
 /// One row of the table.
 #[derive(Clone, Debug)]
-pub struct Row {
-    pub name: String,
-    pub kills: u32,
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) kills: u32,
     /// Kills of which it is certain that the victim was in that phase.
-    pub hits: u32,
+    pub(crate) hits: u32,
     /// The longest time from a kill until the survivor's call had ended.
-    pub longest: Duration,
+    pub(crate) longest: Duration,
 }
 
 impl Row {
-    pub fn new(name: impl Into<String>) -> Self {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
         Row { name: name.into(), kills: 0, hits: 0, longest: Duration::ZERO }
     }
 
-    pub fn add(&mut self, hit: bool, news: Duration) {
+    pub(crate) fn add(&mut self, hit: bool, news: Duration) {
         self.kills += 1;
         self.hits += u32::from(hit);
         self.longest = self.longest.max(news);
     }
 
-    pub fn print(&self) {
+    pub(crate) fn print(&self) {
         println!(
             "{:<42} {:>5} kills {:>5} hits   {:>8.1} ms at most",
             self.name,
@@ -94,7 +94,7 @@ impl Row {
 }
 
 /// How often each cell of the matrix is killed.
-pub fn rounds() -> u32 {
+pub(crate) fn rounds() -> u32 {
     let kills: u32 = std::env::var("TENSORWIRE_KILLS").map_or(60, |text| text.parse().expect("a number"));
     // 14 cells, 2 deaths before the start and 4 at a time that is drawn.
     kills.div_ceil(20).max(1)

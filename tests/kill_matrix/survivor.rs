@@ -4,7 +4,7 @@ use crate::common::other::{Other, counts};
 use crate::common::{SOON, cluster, member, until};
 use crate::{BULK, Killed, NEWS, PHASES, Phase, Row, rounds};
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::Counter;
+use tensorwire::telemetry::{Counter, Snapshot};
 use tensorwire::{DType, Error, LossCause, Node, Pending, Tensor};
 
 fn count(node: &Node, counter: Counter) -> u64 {
@@ -84,17 +84,20 @@ struct Round<'a> {
     killed: Killed,
     phase: Phase,
     id: u64,
+    /// As they were before the victim came.
+    before: Snapshot,
 }
 
 impl<'a> Round<'a> {
     fn new(node: &'a Node, cluster: &str, killed: Killed, phase: Phase, id: u64) -> Self {
+        let before = node.counters();
         let role = format!("{killed:?}").to_lowercase();
         let environment = [("TEST_PHASE", format!("{phase:?}")), ("TEST_STEP", id.to_string())];
         let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
         let mut victim = Other::start_with(&format!("victim::role_{role}"), cluster, &environment);
         join(node);
         victim.wait_for("ready");
-        Round { node, victim, killed, phase, id }
+        Round { node, victim, killed, phase, id, before }
     }
 
     /// Whether the phase was hit, and how long after the kill everything that needed the victim had ended.
@@ -208,7 +211,7 @@ impl<'a> Round<'a> {
     fn receiver(&mut self) -> (bool, Duration) {
         let node = self.node;
         let edge = node.edge_to("w", 1, "t").expect("edge");
-        let before = node.counters();
+        let before = self.before.clone();
         let more = |counter| count(node, counter) > before.get(counter);
         if matches!(self.phase, Phase::Request | Phase::Cancel) {
             self.victim.wait_for("there");

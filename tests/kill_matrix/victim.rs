@@ -3,6 +3,7 @@
 use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, until};
 use crate::{BULK, Phase};
+use std::time::Duration;
 use tensorwire::telemetry::Counter;
 use tensorwire::{DType, Node};
 
@@ -112,22 +113,55 @@ fn role_sender() {
     stay();
 }
 
-/// Dies at a time of its own choice, counted from its start, wherever its join is by then.
+/// Whether a thread of this name is there.
+fn has_thread(name: &str) -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
+    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|comm| comm.trim() == name)
+}
+
+fn die() -> ! {
+    let me = rustix::process::getpid();
+    rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("allowed");
+    unreachable!("killed");
+}
+
+/// Dies while it joins: where it is told to, or at a time counted from the beginning.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_joiner() {
-    let delay: u64 = variable("TEST_DELAY_US").parse().expect("a number");
-    let task: u32 = variable("TEST_VICTIM").parse().expect("a number");
-    if delay == 0 {
-        return stay();
+    let (task, place): (u32, _) =
+        (variable("TEST_VICTIM").parse().expect("a number"), variable("TEST_PLACE"));
+    match place.as_str() {
+        "before" => return stay(),
+        // The thread that makes the link.
+        "linking" => drop(std::thread::spawn(|| {
+            while !has_thread("tw-boot-block") {
+                std::thread::yield_now();
+            }
+            die();
+        })),
+        "attached" | "up" => {}
+        microseconds => {
+            let delay = Duration::from_micros(microseconds.parse().expect("a place or a number"));
+            std::thread::spawn(move || {
+                while !has_thread("tw-bootstrap") {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(delay);
+                die();
+            });
+        }
     }
-    std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_micros(delay));
-        let me = rustix::process::getpid();
-        rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("allowed");
-    });
     let node = member(&variable("TEST_CLUSTER"), task).start().expect("the node starts");
+    // The ping that tries the link goes out with the attach.
+    while place == "attached" {
+        if count(&node, Counter::MessagesSent) > 0 {
+            die();
+        }
+    }
     let _ = node.join();
+    println!("ready");
     loop {
         let _ = node.progress();
     }
