@@ -357,3 +357,85 @@ impl JoinWithin for Node {
         self.peers()[0].state.error().map(ToString::to_string).unwrap_or_default()
     }
 }
+
+/// Sends the number of its life, small enough to ride in the answer.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_teller() {
+    let node = start(&cluster_of_the_test(), 1);
+    node.join().expect("joined");
+    let life: f32 = std::env::var("TEST_LIFE").expect("started by a test").parse().expect("a number");
+    let edge = node.edge_to("w", 0, "life").expect("edge");
+    node.step(0).expect("new").send(&edge, counting(&node, life, 4)).expect("sent");
+    println!("ready");
+    loop {
+        let _ = node.progress();
+    }
+}
+
+#[test]
+fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
+    let cluster = cluster(2);
+    let mut teller = Other::start_with("teller", &cluster, &[("TEST_LIFE", "1")]);
+    let node = start(&cluster, 0);
+    join(&node);
+    let step = node.step(0).expect("new");
+    let edge = node.edge_from("w", 1, "life").expect("edge");
+    let given = node.tensor(tensorwire::DType::F32, &[5]).expect("room");
+    let misfit = step.recv_into(&edge, given).expect("begun").wait().map(|_| ());
+    assert!(
+        matches!(misfit, Err(Error::Misfit { .. })),
+        "the value is kept for the next receive: {misfit:?}"
+    );
+    teller.kill();
+    until(&node, "the news", || node.peers()[0].state.error().is_some());
+    let _teller = Other::start_with("teller", &cluster, &[("TEST_LIFE", "2")]);
+    join(&node);
+    let got = step.recv(&edge, SOON).expect("the new life sends").tensor;
+    assert_eq!(values(&got)[0], 2.0, "of the life that the call was bound to");
+    drop(got);
+    node.cleanup(0);
+    assert!(node.pool().is_empty());
+}
+
+#[test]
+fn a_death_ends_every_kind_of_call_that_waits_for_the_peer() {
+    let cluster = cluster(2);
+    let mut echo = Other::start("echo", &cluster);
+    let node = start(&cluster, 0);
+    join(&node);
+    echo.wait_for("ready");
+    let step = node.step(0).expect("new");
+    let never = node.edge_from("w", 1, "never").expect("edge");
+    let given = node.tensor(tensorwire::DType::F32, &[5]).expect("room");
+    let into = step.recv_into(&never, given).expect("begun");
+    let (told, called_back) = std::sync::mpsc::channel();
+    let _token = step
+        .recv_async(&never, SOON, move |result| told.send(result.map(|_| ())).expect("open"))
+        .expect("begun");
+    let pending = step.recv_pending(&never).expect("begun");
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| step.recv(&never, SOON).map(|_| ()));
+        let fetched = scope.spawn(|| step.fetch(&[&never, &never], SOON).map(|_| ()));
+        std::thread::sleep(Duration::from_millis(50));
+        let killed = Instant::now();
+        echo.kill();
+        let results = [
+            pending.wait().map(|_| ()),
+            into.wait().map(|_| ()),
+            received.join().expect("no panic"),
+            fetched.join().expect("no panic"),
+            called_back.recv_timeout(SOON).expect("called back"),
+            step.recv(&never, SOON).map(|_| ()),
+            step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(&node, 0.0, 1)),
+            step.send_dead(&node.edge_to("w", 1, "x").expect("edge")),
+        ];
+        println!("{} calls had ended {:?} after the kill", results.len(), killed.elapsed());
+        assert!(killed.elapsed() < BOUND * 5);
+        for (at, result) in results.into_iter().enumerate() {
+            let died = matches!(&result, Err(Error::PeerLost { cause: LossCause::Died(_), .. }));
+            assert!(died, "call {at}: {result:?}");
+        }
+    });
+    assert!(node.pool().is_empty());
+}
