@@ -1,11 +1,11 @@
 //! Kills while a member joins.
 
-use crate::common::member;
 use crate::common::other::{Other, counts};
+use crate::common::{cluster, member};
 use crate::survivor::{is_lost, join};
 use crate::{NEWS, Row, rounds};
 use std::time::{Duration, Instant};
-use tensorwire::{Node, PeerState};
+use tensorwire::{Error, LossCause, Node, NodeError, PeerState};
 
 /// Times are drawn from this range: about as long as a join takes.
 const WHOLE: Duration = Duration::from_millis(20);
@@ -127,4 +127,25 @@ fn reached(node: &Node, earlier: u64, place: &str, was_up: bool) -> Reached {
         let _ = node.progress();
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Joins with one that dies before its link is up, where that is fatal. The timeout of the join is 20 s.
+pub(crate) fn join_with_the_doomed(me: u32, other: &str) {
+    let cluster = cluster(2);
+    let node = member(&cluster, me).set("peer_loss", "fail_all").start().expect("the node starts");
+    let environment = [("TEST_PLACE", "attached"), ("TEST_VICTIM", other)];
+    let mut victim = Other::start_with("victim::role_joiner", &cluster, &environment);
+    let (error, ended) = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| (node.join().expect_err("the other dies"), Instant::now()));
+        assert!(!victim.ends_well(), "it was killed");
+        let died = Instant::now();
+        let (error, ended) = joining.join().expect("no panic");
+        (error, ended.saturating_duration_since(died))
+    });
+    println!("the join ended {ended:?} after the death: {error}");
+    assert!(ended < NEWS * 5);
+    let NodeError::Lost(Error::PeerLost { peer, cause: LossCause::Died(_), .. }) = error else {
+        panic!("expected a death: {error}")
+    };
+    assert_eq!(peer.to_string(), format!("w/{other}"));
 }
