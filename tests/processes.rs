@@ -83,6 +83,7 @@ fn role_tidy() {
         let during = holdings();
         assert!(during.0.len() > before.0.len() && during.1.len() > before.1.len() && during.2 > before.2);
         node.stop().expect("stopped");
+        assert_eq!(holdings().0, before.0, "a thread has outlived the stop");
     }
     assert_eq!(holdings(), before, "something of the node is left");
     println!("tidy");

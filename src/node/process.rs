@@ -192,7 +192,13 @@ impl Node {
                 }
                 // The news that both sides are ready has not come round to the poller yet.
                 Ok(()) if !left.is_zero() => std::thread::yield_now(),
-                Ok(()) => return Ok(self.bootstrap.missing(self.join_timeout)?),
+                Ok(()) => {
+                    return self
+                        .peers()
+                        .iter()
+                        .find_map(|peer| peer.state.error().cloned())
+                        .map_or(Ok(()), |error| Err(NodeError::Lost(error)));
+                }
                 Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
                 Err(BootstrapError::Missing { .. }) => {
                     return Ok(self.bootstrap.missing(self.join_timeout)?);

@@ -7,7 +7,7 @@ use crate::fabric::{
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Polls between two looks at loans that outlived their links.
@@ -83,6 +83,13 @@ impl Sleeper for ShmSleeper {
     }
 
     fn wake(&self, _who: Sleep) {}
+}
+
+impl Drop for ShmPort {
+    /// The watcher ends with the links that need it; a later port's links start another.
+    fn drop(&mut self) {
+        *self.shared.watcher.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 impl Port for ShmPort {
