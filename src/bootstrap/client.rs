@@ -253,7 +253,12 @@ impl Client {
     async fn watch(&self, info: &PeerInfo, heard: Instant) -> bool {
         let options = &self.shared.options;
         let left = options.silence.saturating_sub(heard.elapsed());
-        drop(timeout(options.heartbeat.min(left), self.shared.nudges[self.peer].notified()).await);
+        let (pause, began) = (options.heartbeat.min(left), Instant::now());
+        drop(timeout(pause, self.shared.nudges[self.peer].notified()).await);
+        let mut heard = heard;
+        if began.elapsed() > pause + options.silence / 2 {
+            heard = self.excuse(info);
+        }
         let still = self.shared.see(|members| members.link(self.peer));
         if still.is_none_or(|(present, _)| present.generation != info.generation) {
             return false;
@@ -262,7 +267,11 @@ impl Client {
         let request =
             grpc::HeartbeatRequest { caller: self.shared.caller(self.peer), generation: info.generation };
         let mut grpc = self.grpc.clone();
+        let asked = Instant::now();
         let answer = self.call(left, grpc.heartbeat(request)).await;
+        if asked.elapsed() > left + options.silence / 2 {
+            self.excuse(info);
+        }
         let confirmed = match answer {
             Ok(answer) => self.digest_heartbeat(info, &answer),
             Err(error) => {
@@ -272,6 +281,15 @@ impl Client {
         };
         self.shared.step(|members| ((), members.silent(self.peer, Instant::now())));
         confirmed
+    }
+
+    /// This process itself was stopped or starved: what the peer said meanwhile may still be unread, so its silence
+    /// counts from now.
+    fn excuse(&self, info: &PeerInfo) -> Instant {
+        let now = Instant::now();
+        // A life that is not the present one any more needs no excuse.
+        self.shared.step(|members| (drop(members.heard(self.peer, info.incarnation, now)), Vec::new()));
+        now
     }
 
     /// Takes in what the peer says of the link. Returns whether it has it up, too.

@@ -3,6 +3,7 @@
 use super::shared::Engine;
 use super::{Handler, Mode, PinError, pin_current_thread};
 use crate::fabric::Port;
+use crate::memory::Home;
 use crate::wire::Time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,6 +71,7 @@ impl KeeperState {
 pub struct PollingThread {
     close: Box<dyn Fn() + Send + Sync>,
     thread: Option<JoinHandle<()>>,
+    home: Home,
 }
 
 /// Why a polling thread did not start.
@@ -132,11 +134,16 @@ pub fn start<P: Port, H: Handler<P>>(
     }
     engine.set_mode(mode);
     let engine = Arc::clone(engine);
-    Ok(PollingThread { close: Box::new(move || engine.close()), thread: Some(thread) })
+    Ok(PollingThread { close: Box::new(move || engine.close()), thread: Some(thread), home: Home::here() })
 }
 
 impl Drop for PollingThread {
     fn drop(&mut self) {
+        if self.home.is_left() {
+            // The thread, and whatever it holds, is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         (self.close)();
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())

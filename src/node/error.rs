@@ -24,8 +24,8 @@ pub enum NodeError {
     /// The bootstrap service failed, or a member did not come.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// A member was lost, where such a loss ends everything.
-    #[error("the cluster can't be joined any more, as peer_loss is fail_all: {0}")]
+    /// A member was lost: where such a loss ends everything (`peer_loss` is `fail_all`), or as the join's time ended.
+    #[error("the cluster can't be joined: {0}")]
     Lost(crate::rendezvous::Error),
     /// Which host this is can't be found out.
     #[error("reading {path}, which tells this host from others, failed: {source}; mount /proc")]
@@ -35,6 +35,9 @@ pub enum NodeError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// This process was forked from the node's.
+    #[error("{}", crate::rendezvous::Error::Forked)]
+    Forked,
     /// A polling thread could not be started.
     #[error(transparent)]
     Start(#[from] crate::engine::StartError),

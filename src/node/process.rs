@@ -12,8 +12,8 @@ use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
 use crate::memory::{
-    BufferRing, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions, RegionReport,
-    RingError, TensorMut,
+    BufferRing, Home, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions,
+    RegionReport, RingError, TensorMut,
 };
 use crate::rendezvous::{
     Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
@@ -45,6 +45,7 @@ pub struct Node {
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
+    home: Home,
 }
 
 /// How far a node is in its life: started, connected with every member, stopping, stopped.
@@ -165,6 +166,7 @@ impl Node {
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
+            home: Home::here(),
         })
     }
 
@@ -187,7 +189,13 @@ impl Node {
                 }
                 // The news that both sides are ready has not come round to the poller yet.
                 Ok(()) if !left.is_zero() => std::thread::yield_now(),
-                Ok(()) => return Ok(self.bootstrap.missing(self.join_timeout)?),
+                Ok(()) => {
+                    return self
+                        .peers()
+                        .iter()
+                        .find_map(|peer| peer.state.error().cloned())
+                        .map_or(Ok(()), |error| Err(NodeError::Lost(error)));
+                }
                 Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
                 Err(BootstrapError::Missing { .. }) => {
                     return Ok(self.bootstrap.missing(self.join_timeout)?);
@@ -201,6 +209,7 @@ impl Node {
     fn unjoined(&self) -> Result<(), NodeError> {
         match self.rendezvous.progress() {
             Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
+            Err(Error::Forked) => Err(NodeError::Forked),
             // The bootstrap service has the words for a node that was stopped.
             _ => Ok(self.bootstrap.join(Duration::ZERO)?),
         }
@@ -208,11 +217,17 @@ impl Node {
 
     /// How far the node is in its life.
     pub fn state(&self) -> NodeState {
+        if self.home.is_left() {
+            return NodeState::Stopped;
+        }
         self.bootstrap.state()
     }
 
     /// Where its bootstrap service listens; `None` once it has stopped.
     pub fn address(&self) -> Option<SocketAddr> {
+        if self.home.is_left() {
+            return None;
+        }
         self.bootstrap.local_addr()
     }
 
@@ -402,6 +417,7 @@ impl Node {
     /// # Errors
     /// If the bootstrap service could not be ended in time.
     pub fn stop(&self) -> Result<(), NodeError> {
+        self.check_home()?;
         self.drain();
         self.stop_because(LossCause::STOPPED)
     }
@@ -437,7 +453,12 @@ impl Node {
         }
     }
 
+    fn check_home(&self) -> Result<(), NodeError> {
+        if self.home.is_left() { Err(NodeError::Forked) } else { Ok(()) }
+    }
+
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
+        self.check_home()?;
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *stopped, true) {
             return Ok(());
@@ -452,6 +473,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.home.is_left() {
+            // The threads are not here, their locks may be held for ever, and the descriptors are the parent's too:
+            // nothing may be taken apart.
+            self.rendezvous.abandon();
+            std::mem::forget((self.pollers.clone(), self.bootstrap.clone(), self.executor.clone()));
+            return;
+        }
         let ended = match std::thread::panicking() {
             true => self.fail("a thread of it panicked"),
             false => self.stop(),

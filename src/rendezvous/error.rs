@@ -192,6 +192,11 @@ pub enum Error {
     /// The node has stopped.
     #[error("the node has stopped")]
     Stopped,
+    /// This process was forked from the node's.
+    #[error(
+        "this process was forked from the one that the node runs in, and has no part in it: exec in the child, or fork before the node is started"
+    )]
+    Forked,
     /// A thread panicked while it made progress.
     #[error("a thread panicked while it made progress: every call fails from now on")]
     Poisoned,
@@ -216,6 +221,7 @@ impl Error {
             Error::StepGone { .. } => Code::NotFound,
             Error::StepTaken { .. } => Code::AlreadyExists,
             Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped => Code::Unavailable,
+            Error::Forked => Code::FailedPrecondition,
             Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::NotMovable { .. } => Code::Unimplemented,
             Error::Poisoned => Code::Internal,

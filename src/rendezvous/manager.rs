@@ -9,7 +9,7 @@ use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
 use crate::engine::{Calls, Executor, Ticket};
-use crate::memory::Pool;
+use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -46,6 +46,7 @@ pub struct Shared {
     pub(super) calls: Calls<Outcome>,
     pub(super) executor: Executor,
     pub(super) pool: Pool,
+    home: Home,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) next_call: AtomicU64,
     next_expiry: AtomicU64,
@@ -185,6 +186,7 @@ impl Rendezvous {
             calls: Calls::new(4096),
             executor,
             pool,
+            home: Home::here(),
             outstanding,
             next_call: AtomicU64::new(0),
             next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
@@ -199,6 +201,7 @@ impl Rendezvous {
     /// # Errors
     /// If a name is not well-formed (SPEC 2.2), or a device is of a task that the cluster does not have.
     pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
+        self.shared.check_home()?;
         let name = EdgeName::new(source, destination, name)?;
         let source = self.end_of(&name, name.source_task())?;
         let destination = self.end_of(&name, name.destination_task())?;
@@ -243,13 +246,18 @@ impl Rendezvous {
 
     /// Declares a run of steps.
     pub fn sequence(&self, base: u64) -> Sequence {
-        self.shared.tables().steps.sequence(base);
-        self.shared.change(&StepChange::Sequence { base });
+        if self.shared.check_home().is_ok() {
+            self.shared.tables().steps.sequence(base);
+            self.shared.change(&StepChange::Sequence { base });
+        }
         Sequence { base }
     }
 
     /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
     pub fn cleanup(&self, step: u64) {
+        if self.shared.check_home().is_err() {
+            return;
+        }
         let error = Error::StepGone { step };
         let told = {
             let mut tables = self.shared.tables();
@@ -268,7 +276,10 @@ impl Rendezvous {
 
     /// The steps that have begun and were not cleaned up, in no order.
     pub fn live_steps(&self) -> Vec<u64> {
-        self.shared.tables().steps.live().collect()
+        match self.shared.check_home() {
+            Ok(()) => self.shared.tables().steps.live().collect(),
+            Err(_) => Vec::new(),
+        }
     }
 
     /// Makes progress once. Returns how many completions there were.
@@ -276,6 +287,7 @@ impl Rendezvous {
     /// # Errors
     /// If everything has ended, with what ended it.
     pub fn progress(&self) -> Result<usize, Error> {
+        self.shared.check_home()?;
         self.shared.sweep();
         self.shared.check_usable()?;
         self.shared.paths.all().map(RemotePath::progress).sum()
@@ -287,6 +299,7 @@ impl Rendezvous {
     /// # Errors
     /// If everything has ended, with what ended it.
     pub fn wait_until(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        self.shared.check_home()?;
         loop {
             self.shared.sweep();
             self.shared.check_usable()?;
@@ -316,7 +329,15 @@ impl Rendezvous {
 
     /// How it stands with a peer.
     pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
-        self.shared.losses.standing(peer)
+        match self.shared.check_home() {
+            Ok(()) => self.shared.losses.standing(peer),
+            Err(error) => PeerStanding::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
+        }
+    }
+
+    /// Keeps everything as it is for good: for a forked child, in which nothing of it may be taken apart.
+    pub fn abandon(&self) {
+        std::mem::forget(self.shared.clone());
     }
 }
 
@@ -428,7 +449,14 @@ impl Shared {
         self.losses.broken.get().cloned()
     }
 
+    /// Whether this is the process that it was made in. To be asked before any lock is taken: in a forked child
+    /// the thread that holds it may not be there.
+    pub(super) fn check_home(&self) -> Result<(), Error> {
+        if self.home.is_left() { Err(Error::Forked) } else { Ok(()) }
+    }
+
     pub(super) fn check_usable(&self) -> Result<(), Error> {
+        self.check_home()?;
         match self.losses.broken.get() {
             Some(error) => Err(error.clone()),
             None => Ok(()),

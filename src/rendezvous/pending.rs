@@ -34,6 +34,9 @@ impl CancelToken {
     }
 
     fn give_up(&self, why: GiveUp) {
+        if self.shared.check_home().is_err() {
+            return;
+        }
         let cancel = Cancel { id: self.id, why };
         match self.place {
             Place::Local => self.shared.cancel_local(&cancel),
@@ -121,6 +124,7 @@ impl<T: Receivable> Pending<T> {
 
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let shared = &self.token.shared;
+        shared.check_home()?;
         if !shared.wait(self.token.path(), deadline, &self.ticket)? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.

@@ -33,6 +33,10 @@ impl Step {
     ///
     /// A tensor that lies outside this process's pool (borrowed from a peer) is copied into it first.
     ///
+    /// A value is for a task and a step, not for one life of the task's process. What a receiver that dies had not
+    /// asked for, or had not begun to get, stays for its next life until the step is cleaned up; what was on its way is
+    /// not sent again. While the receiver is gone a send is an error.
+    ///
     /// # Errors
     /// If the edge does not start here, the step or the peer is gone, the tensor can't be moved, or too many
     /// values wait already.
@@ -187,6 +191,7 @@ impl Step {
         if status.code == Code::Ok {
             return Err(Error::AbortWithOk { step: self.id });
         }
+        self.shared.check_home()?;
         self.shared.abort(self.id, status);
         Ok(())
     }
@@ -246,6 +251,7 @@ impl Step {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.shared.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }

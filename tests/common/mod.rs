@@ -1,6 +1,8 @@
 //! Clusters inside one process: each member is a node with a thread of its own.
 #![allow(dead_code)] // each test file uses a part of it
 
+pub mod other;
+
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Peers that may be between knocking and their last message, at most.
 const MAX_GUESTS: usize = 8;
@@ -122,14 +123,17 @@ pub(super) fn accept(
 ) -> Result<Peer, FabricError> {
     let mut guests: Vec<Guest> = Vec::new();
     let mut turned_away = None;
+    let process = process_of(address);
     loop {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN)));
+        fds.extend(process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
         let wait = os("waiting for the peer", "report this: the sockets are valid");
         if !deadline.wait(&mut fds).map_err(wait)? {
             return Err(nobody_came(turned_away, deadline));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let has_died = process.is_some() && ready.last() == Some(&true);
         // Backwards, so that those still to be looked at stay in their places.
         for k in (0..guests.len()).rev().filter(|k| ready[k + 1]) {
             match guests.swap_remove(k).listen_to(side, address) {
@@ -149,8 +153,16 @@ pub(super) fn accept(
             if guests.len() > MAX_GUESTS {
                 guests.remove(0);
             }
+        } else if has_died {
+            return Err(refused(format!("its process {} has ended", address.pid)));
         }
     }
+}
+
+/// The process that is to come, if it can be seen from here: seen from another PID namespace it can't.
+fn process_of(address: &Address) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(address.pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 fn nobody_came(turned_away: Option<String>, deadline: Deadline) -> FabricError {

@@ -99,7 +99,7 @@ impl Default for ShmOptions {
 /// A process's access to its peers on the same host.
 ///
 /// All tensors that go through it are of one pool, which the peers map read-only. Its thread, the watcher of
-/// the peers' processes, starts with the first link and ends when the fabric, its links and its ports are gone.
+/// the peers' processes, starts with the first link and ends with the port and its links.
 pub struct ShmFabric {
     shared: Arc<Shared>,
 }

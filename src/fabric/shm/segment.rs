@@ -4,6 +4,7 @@
 use super::layout::Layout;
 use super::words::{Load, Share, Store};
 use crate::fabric::{FabricError, FabricKind};
+use crate::memory::SharedMapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -18,6 +19,8 @@ use std::time::Duration;
 struct Mapping {
     base: NonNull<u64>,
     words: usize,
+    /// Keeps a forked child from what it could write to.
+    unforked: Option<SharedMapping>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and is only ever accessed atomically.
@@ -32,7 +35,10 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, flags, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Mapping { base, words: bytes / 8 })
+        // The file need not stay open for as long as the mapping, so a child sees zeros: it has no use for a link.
+        let writable = access.contains(ProtFlags::WRITE);
+        let unforked = writable.then(|| SharedMapping::register(base.cast(), bytes, None));
+        Ok(Mapping { base, words: bytes / 8, unforked })
     }
 
     /// The address of the first word of a range, once that is known to be inside.
@@ -45,6 +51,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.unforked = None;
         // SAFETY: mapped in `new` with this length, and whoever has a pointer into it holds it by `Arc`.
         // It can only fail for an address that is not a mapping's; then there is nothing to give back.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * 8) };

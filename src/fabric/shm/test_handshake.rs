@@ -230,3 +230,21 @@ fn an_address_that_makes_no_sense_is_refused_at_once() {
     foreign[12] ^= 1; // the boot id
     assert!(why(half(&OPTIONS).connect(Role::Acceptor, &foreign, PATIENCE)).contains("another host"));
 }
+
+#[test]
+fn an_acceptor_whose_peer_dies_on_the_way_does_not_wait_for_it() {
+    let acceptor = half(&OPTIONS);
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep(1)");
+    let peer = Address { pid: child.id(), token: [7; 16], ..address(&acceptor) }.to_bytes();
+    std::thread::scope(|scope| {
+        let began = Instant::now();
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &peer, PATIENCE));
+        std::thread::sleep(SOON);
+        assert!(!accepted.is_finished(), "it may still come");
+        child.kill().expect("killed");
+        let why = why(accepted.join().expect("no panic"));
+        assert!(why.contains(&format!("process {} has ended", child.id())), "{why}");
+        assert!(began.elapsed() < PATIENCE / 2);
+    });
+    child.wait().expect("reaped");
+}

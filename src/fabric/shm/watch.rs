@@ -6,6 +6,7 @@
 
 use super::doorbells::OwnDoorbell;
 use crate::fabric::{FabricError, FabricKind};
+use crate::memory::Home;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
@@ -24,6 +25,8 @@ pub(super) struct Watcher {
 }
 
 struct Shared {
+    /// A forked child has the same epoll and eventfd, and must not touch them.
+    home: Home,
     epoll: OwnedFd,
     stop: OwnedFd,
     watched: Mutex<Watched>,
@@ -75,7 +78,7 @@ impl Watcher {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
             .map_err(os("watching an eventfd"))?;
-        let shared = Arc::new(Shared { epoll, stop, watched: Mutex::default() });
+        let shared = Arc::new(Shared { home: Home::here(), epoll, stop, watched: Mutex::default() });
         let thread = std::thread::Builder::new()
             .name("tw-shm-watch".into())
             .spawn({
@@ -170,6 +173,9 @@ impl Shared {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
+        if self.shared.home.is_left() {
+            return std::mem::forget(self.thread.take()); // it is the parent's
+        }
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there has been reported by its hook
@@ -199,6 +205,9 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let shared = &self.watcher.shared;
+        if shared.home.is_left() {
+            return;
+        }
         let mut watched = shared.watched();
         let Some(process) = watched.processes.get_mut(&self.process) else { return };
         process.watches.remove(&self.id);
@@ -278,6 +287,7 @@ mod tests {
             assert!(Instant::now() < deadline, "no ring within 5 s");
             bell.bell.answer(|place| places.push(place));
         }
+        places.sort_unstable();
         assert!(watches.iter().all(Watch::is_dead));
         // Too late to be told by the thread.
         watches[0].ring(Arc::clone(&bell), 7);

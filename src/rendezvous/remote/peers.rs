@@ -129,13 +129,13 @@ impl Remote {
         tag: LinkTag,
         cause: LossCause,
     ) {
-        links.counters().increment(Counter::PeersLost);
         // Of each life one loss is told; older ones are no news.
         if let Some((lost, _)) = &self.peer(index).lost
             && (lost.incarnation == tag.incarnation || lost.generation > tag.generation)
         {
             return;
         }
+        links.counters().increment(Counter::PeersLost);
         let error = self.lost_error(index, tag, &cause);
         let is_fatal = self.settings.peer_loss_is_fatal && !cause.is_clean();
         self.peer(index).lost = Some((tag, cause));
