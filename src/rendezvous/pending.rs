@@ -80,8 +80,8 @@ impl Receivable for TensorMut {
     }
 }
 
-/// A receive that has begun. Dropping it cancels it, without waiting; a destination that was given stays
-/// allocated until the peer can't write to it any more.
+/// A receive that has begun. Dropping it cancels it, without waiting; a value that comes all the same is for whoever
+/// asks next, and a destination that was given stays allocated until the peer can't write to it any more.
 #[must_use = "dropping a pending receive cancels it"]
 pub struct Pending<T> {
     token: CancelToken,
@@ -99,6 +99,11 @@ impl<T: Receivable> Pending<T> {
     /// [`Rendezvous::progress`](super::Rendezvous::progress).
     pub fn is_done(&self) -> bool {
         self.ticket.is_done()
+    }
+
+    /// The right to cancel this receive, for another thread than the one that waits for it.
+    pub fn cancel_token(&self) -> CancelToken {
+        self.token.clone()
     }
 
     /// Waits until the tensor is there or the deadline that the receive began with has passed.
@@ -145,7 +150,7 @@ impl<T: Receivable> Pending<T> {
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         if !self.ticket.is_done() {
-            self.token.cancel();
+            self.token.give_up(GiveUp::Dropped);
         }
     }
 }

@@ -126,6 +126,14 @@ impl Step {
         self.begin(edge, None, self.shared.settings.recv_timeout)
     }
 
+    /// Begins to receive a tensor and goes on; it has come within `timeout`, or it has failed.
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone.
+    pub fn recv_pending_within(&self, edge: &Edge, timeout: Duration) -> Result<Pending<Tensor>, Error> {
+        self.begin(edge, None, timeout)
+    }
+
     /// Begins to receive into a tensor, which comes back when it is filled. The tensor that is sent must have
     /// the same element type and shape. The default deadline of the configuration holds.
     ///
