@@ -95,9 +95,10 @@ impl Client {
 
     /// One try to meet the peer and, on the side that starts, to make the link.
     async fn approach(&self) {
+        let asked = Instant::now();
         let met = match self.hello().await {
             Ok(met) => met,
-            Err(error) => return self.not_met(error),
+            Err(error) => return self.not_met(error, asked.elapsed()),
         };
         self.note(None);
         if !self.shared.starts(self.peer) {
@@ -118,12 +119,14 @@ impl Client {
     }
 
     /// Nobody has answered, or nobody to talk to: what that says of the life that was there before.
-    fn not_met(&self, error: CallError) {
+    fn not_met(&self, error: CallError, took: Duration) {
+        // Or this process itself was stopped or starved, and that says nothing.
+        let held_up = took > CALL_LIMIT + self.shared.options.silence / 2;
         self.shared.step(|members| {
             let acts = match &error {
                 CallError::Unattended(why) => members.unattended(self.peer, why),
-                CallError::Unreachable(_) => members.unanswered(self.peer, Instant::now()),
-                CallError::Refused(_) => Vec::new(),
+                CallError::Unreachable(_) if !held_up => members.unanswered(self.peer, Instant::now()),
+                CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
             };
             ((), acts)
         });

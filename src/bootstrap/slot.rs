@@ -141,14 +141,15 @@ impl Slot {
         }
     }
 
-    /// Ends the present life for good, which nobody follows yet: that is told also if there was no link.
+    /// Ends the present life for good. Nobody has followed it yet, so that is told also if there was no link.
     pub(super) fn lay_out(&mut self, cause: &LossCause) -> Vec<Act> {
         let Some(life) = &self.life else { return Vec::new() };
         let gone = Act::Gone(self.info(&life.who, self.generation), cause.clone());
-        let linked = matches!(life.stage, Stage::Linked(_));
+        // What ends the link tells of it, and that of a life held for dead has ended.
+        let is_news = matches!(life.stage, Stage::Apart | Stage::Linking(_));
         self.lost = Some(cause.to_string());
         let mut acts = self.bury(cause);
-        if !linked {
+        if is_news {
             acts.push(gone);
         }
         acts

@@ -10,6 +10,9 @@ use tensorwire::{Error, LossCause, Node, NodeError, PeerState};
 /// Times are drawn from this range: about as long as a join takes.
 const WHOLE: Duration = Duration::from_millis(20);
 
+/// Rounds in which places that were missed are tried again.
+const MORE: u32 = 30;
+
 /// How far the victim was, by what this side has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reached {
@@ -42,8 +45,15 @@ fn role_join_survivor() {
     let mut drawn = Row::new(format!("Join, at a time that is drawn, w/{other} killed"));
     let mut settled = None;
     let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(me);
-    for _ in 0..rounds() {
+    let mut tried = 0;
+    // On a busy machine some places are missed now and then.
+    while tried < rounds() || rows.iter().any(|row| row.hits == 0) {
+        assert!(tried < rounds() + MORE, "{rows:?}");
+        tried += 1;
         for ((place, aim, _), row) in places.iter().zip(&mut rows) {
+            if tried > rounds() && row.hits > 0 {
+                continue;
+            }
             let (reached, news) = die_at(&node, &cluster, place);
             row.add(reached == *aim, news);
         }
@@ -129,23 +139,26 @@ fn reached(node: &Node, earlier: u64, place: &str, was_up: bool) -> Reached {
     }
 }
 
-/// Joins with one that dies before its link is up, where that is fatal. The timeout of the join is 20 s.
-pub(crate) fn join_with_the_doomed(me: u32, other: &str) {
+/// Joins with one that dies before its link is up, where that is fatal. The timeout of the join is 20 s. Whether the
+/// joins ended so: a link that is up before the kill lands is not what this is about.
+pub(crate) fn join_with_the_doomed(me: u32, other: &str) -> bool {
     let cluster = cluster(2);
     let node = member(&cluster, me).set("peer_loss", "fail_all").start().expect("the node starts");
     let environment = [("TEST_PLACE", "attached"), ("TEST_VICTIM", other)];
     let mut victim = Other::start_with("victim::role_joiner", &cluster, &environment);
-    let (error, ended) = std::thread::scope(|scope| {
-        let joining = scope.spawn(|| (node.join().expect_err("the other dies"), Instant::now()));
+    let (result, ended) = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| (node.join(), Instant::now()));
         assert!(!victim.ends_well(), "it was killed");
         let died = Instant::now();
-        let (error, ended) = joining.join().expect("no panic");
-        (error, ended.saturating_duration_since(died))
+        let (result, ended) = joining.join().expect("no panic");
+        (result, ended.saturating_duration_since(died))
     });
+    assert!(ended < NEWS * 5, "{ended:?}: {result:?}");
+    let Err(error) = result else { return false };
     println!("the join ended {ended:?} after the death: {error}");
-    assert!(ended < NEWS * 5);
     let NodeError::Lost(Error::PeerLost { peer, cause: LossCause::Died(_), .. }) = error else {
         panic!("expected a death: {error}")
     };
     assert_eq!(peer.to_string(), format!("w/{other}"));
+    true
 }

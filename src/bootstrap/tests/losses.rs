@@ -198,6 +198,7 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     members.meet(0, &who, true, now + Duration::from_secs(10)).unwrap();
     assert!(members.start(0, who.incarnation, 0).is_some(), "it may come back");
     let acts = members.unattended(0, "nobody");
+    members.idle(0);
     assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Died { .. })]), "{acts:?}");
     assert_eq!(members.meet(0, &who, true, now), Err(Refusal::Over), "the dead stay dead");
 }

@@ -40,10 +40,10 @@ impl Remote {
     /// Ends the link that another one takes the place of.
     fn replace<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, by: LinkTag) {
         let Some(old) = self.peer(index).tie.take() else { return };
-        let cause = match old.tag.incarnation == by.incarnation {
+        let cause = old.verdict.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
             true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
             false => LossCause::Died(format!("it was started again, as incarnation {:016x}", by.incarnation)),
-        };
+        });
         let error = self.lost_error(index, old.tag, &cause);
         links.give_up(old.link, &mut |_, waiter| {
             if let Some(waiter) = waiter.take() {
