@@ -96,6 +96,8 @@ pub struct Remote {
     members: Members,
     settings: RemoteSettings,
     peers: Vec<Peer>,
+    /// Whose each link is, or was in an earlier life.
+    by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
     outgoing: Table<Value, Asking>,
     outstanding: Arc<AtomicUsize>,
@@ -175,6 +177,7 @@ impl Remote {
             members,
             settings,
             peers,
+            by_link: HashMap::default(),
             steps: Steps::default(),
             outgoing: Table::default(),
             outstanding,
@@ -190,8 +193,8 @@ impl Remote {
     }
 
     fn peer_of(&self, link: LinkId) -> Option<PeerIndex> {
-        let at = self.peers.iter().position(|peer| peer.state.link() == Some(link))?;
-        Some(PeerIndex(at as u32))
+        let index = *self.by_link.get(&link)?;
+        (self.peers[index.0 as usize].state.link() == Some(link)).then_some(index)
     }
 }
 
@@ -215,6 +218,9 @@ impl<P: Port> Handler<P> for Remote {
             RemoteOp::Step(change) => self.step_changed(links, change),
             RemoteOp::Attach { peer, incarnation, link, done } => {
                 self.attach(links, peer, incarnation, link, done);
+                if let Some(link) = self.peer(peer).state.link() {
+                    self.by_link.insert(link, peer);
+                }
             }
             RemoteOp::Lose { peer, cause } => self.lose(links, peer, cause),
         }
@@ -248,7 +254,10 @@ impl<P: Port> Handler<P> for Remote {
             LinkEvent::Answered { bytes } => serving::sent(links, bytes),
             LinkEvent::Finished => self.finished(),
             LinkEvent::Up { link } => self.up(link),
-            LinkEvent::Down { link, failure, waiters } => self.down(links, link, failure, waiters),
+            LinkEvent::Down { link, failure, waiters } => {
+                self.down(links, link, failure, waiters);
+                self.by_link.remove(&link);
+            }
         }
     }
 
