@@ -22,16 +22,26 @@ impl<T> Fifo<T> {
         }
     }
 
-    pub fn push_front(&mut self, first: T) {
-        if let Some(second) = self.first.replace(first) {
-            self.rest.push_front(second);
+    /// Puts a thing before the first that is `later` than it, or last.
+    pub fn insert_before(&mut self, thing: T, mut later: impl FnMut(&T) -> bool) {
+        if self.first.as_ref().is_none_or(&mut later) {
+            if let Some(second) = self.first.replace(thing) {
+                self.rest.push_front(second);
+            }
+            return;
         }
+        let at = self.rest.iter().position(later).unwrap_or(self.rest.len());
+        self.rest.insert(at, thing);
     }
 
     pub fn pop(&mut self) -> Option<T> {
         let first = self.first.take();
         self.first = self.rest.pop_front();
         first
+    }
+
+    pub fn last(&self) -> Option<&T> {
+        self.rest.back().or(self.first.as_ref())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -63,9 +73,11 @@ mod tests {
     #[test]
     fn things_leave_in_the_order_in_which_they_came() {
         let mut fifo = Fifo::one(2);
-        fifo.push(3);
-        fifo.push_front(1);
         fifo.push(4);
+        for thing in [1, 3, 5] {
+            fifo.insert_before(thing, |other| *other > thing);
+        }
+        assert_eq!(fifo.remove(|thing| *thing == 5), Some(5));
         assert_eq!(fifo.iter().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
         assert_eq!(fifo.remove(|thing| *thing == 3), Some(3));
         assert_eq!(fifo.remove(|thing| *thing == 1), Some(1));

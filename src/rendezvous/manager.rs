@@ -9,6 +9,7 @@ use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
 use crate::engine::{Calls, Executor, Ticket};
+use crate::link::TensorKey;
 use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashMap;
@@ -347,24 +348,14 @@ impl Shared {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells waiters what they get, outside the lock. Values that do not fit go back into the table.
+    /// Tells waiters what they get, outside the lock.
     pub(super) fn tell(&self, told: Told) {
-        let mut told = told;
-        loop {
-            let misfits = told.tell();
-            if misfits.is_empty() {
-                return self.nudge();
-            }
-            let mut tables = self.tables();
-            told = Told::default();
-            for (key, value) in misfits {
-                told.append(tables.local.put_back(key, value));
-            }
-        }
+        told.tell();
+        self.nudge();
     }
 
-    pub(super) fn cancel_local(&self, cancel: &Cancel) {
-        let told = self.tables().local.cancel(cancel);
+    pub(super) fn cancel_local(&self, key: &TensorKey, cancel: &Cancel) {
+        let told = self.tables().local.cancel(key, cancel);
         self.tell(told);
     }
 

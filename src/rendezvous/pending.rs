@@ -5,6 +5,7 @@ use super::manager::Shared;
 use super::path::{Cancel, PeerIndex, RemotePath};
 use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
 use crate::engine::Ticket;
+use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Time;
 use std::marker::PhantomData;
@@ -12,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Where a call waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    Local,
+    Local(TensorKey),
     Remote(PeerIndex),
 }
 
@@ -38,16 +39,16 @@ impl CancelToken {
             return;
         }
         let cancel = Cancel { id: self.id, why };
-        match self.place {
-            Place::Local => self.shared.cancel_local(&cancel),
-            Place::Remote(peer) => self.shared.paths.of(peer).cancel(cancel),
+        match &self.place {
+            Place::Local(key) => self.shared.cancel_local(key, &cancel),
+            Place::Remote(peer) => self.shared.paths.of(*peer).cancel(cancel),
         }
     }
 
     /// The path whose progress the receive needs.
     fn path(&self) -> &dyn RemotePath {
         match self.place {
-            Place::Local => self.shared.paths.first(),
+            Place::Local(_) => self.shared.paths.first(),
             Place::Remote(peer) => self.shared.paths.of(peer),
         }
     }

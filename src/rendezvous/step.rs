@@ -64,7 +64,7 @@ impl Step {
         }
         let key = edge.key(self.id);
         match edge.destination {
-            End::Here => self.shared.send_local(key, value),
+            End::Here => self.shared.send_local(&key, value),
             End::Peer(peer) => self.send_remote(peer, key, value),
         }
     }
@@ -230,8 +230,8 @@ impl Step {
         let key = edge.key(self.id);
         let place = match edge.source {
             End::Here => {
-                self.shared.receive_local(key, LocalWaiter { waiter, into })?;
-                Place::Local
+                self.shared.receive_local(&key, LocalWaiter { waiter, into })?;
+                Place::Local(key)
             }
             End::Peer(peer) => {
                 let want = match into {
@@ -268,7 +268,7 @@ impl Step {
 }
 
 impl Shared {
-    fn send_local(&self, key: TensorKey, value: Value) -> Result<(), Error> {
+    fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {
         let told = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;
@@ -278,7 +278,7 @@ impl Shared {
         Ok(())
     }
 
-    fn receive_local(&self, key: TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
+    fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
         let told = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;
