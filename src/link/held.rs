@@ -125,11 +125,21 @@ impl HeldTable {
         self.values.remove(&name)
     }
 
-    /// The value of that key that was asked for first.
-    pub fn take_any(&mut self, key: &TensorKey) -> Option<Held> {
+    /// Whether there is a value with this name for that key.
+    pub fn has(&self, name: u32, key: &TensorKey) -> bool {
+        self.values.get(&name).is_some_and(|held| held.key == *key)
+    }
+
+    /// The value of that key that was asked for first, with its name.
+    pub fn take_any(&mut self, key: &TensorKey) -> Option<(u32, Held)> {
         let of_key = self.values.iter().filter(|(_, held)| held.key == *key);
         let name = of_key.min_by_key(|(_, held)| held.asked).map(|(name, _)| *name)?;
-        self.values.remove(&name)
+        self.values.remove(&name).map(|held| (name, held))
+    }
+
+    /// Keeps a value under the name that it had.
+    pub fn put_back(&mut self, name: u32, held: Held) {
+        self.values.insert(name, held);
     }
 
     /// Drops what belongs to a step.
@@ -162,6 +172,7 @@ mod tests {
         let mut table = HeldTable::default();
         let (first, second) = (table.keep(held(1, 7)), table.keep(held(1, 3)));
         assert!(table.take(first, &held(2, 0).key).is_none(), "another key");
+        assert!(table.has(first, &held(1, 0).key) && !table.has(first, &held(2, 0).key));
         assert!(table.take(first + 10, &held(1, 0).key).is_none());
         assert_eq!(table.take(first, &held(1, 0).key).map(|held| held.asked), Some(7));
         assert!(table.take(first, &held(1, 0).key).is_none(), "twice");
@@ -175,7 +186,7 @@ mod tests {
             table.keep(held(1, asked));
         }
         table.keep(held(2, 0));
-        assert_eq!(table.take_any(&held(1, 0).key).map(|held| held.asked), Some(1));
+        assert_eq!(table.take_any(&held(1, 0).key).map(|(_, held)| held.asked), Some(1));
         table.end_step(2);
         assert_eq!(table.drain().iter().map(|held| held.asked).collect::<Vec<_>>(), [2, 5, 9]);
     }

@@ -55,6 +55,8 @@ pub(super) struct Link<C> {
     pub answered: Answered,
     pub held: HeldTable,
     pub unsettled: Unsettled,
+    /// Requests made so far.
+    pub asked: u64,
     pub routes_out: OutRoutes,
     pub routes_in: InRoutes,
     assembler: Assembler,
@@ -212,11 +214,7 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// Looks at every waiter of a link's requests.
-    pub fn give_up(
-        &mut self,
-        link: LinkId,
-        judge: &mut dyn FnMut(RequestId, &TensorKey, &mut Option<C>) -> Verdict,
-    ) {
+    pub fn give_up(&mut self, link: LinkId, judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict) {
         if let Some((found, mut cx)) = self.with(link) {
             found.give_up(&mut cx, judge);
             self.links.note_backlog(link);
@@ -228,7 +226,7 @@ impl<P: Port, C> Links<P, C> {
         &mut self,
         link: LinkId,
         request: RequestId,
-        judge: &mut dyn FnMut(RequestId, &TensorKey, &mut Option<C>) -> Verdict,
+        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
     ) {
         if let Some((found, mut cx)) = self.with(link) {
             found.give_up_one(&mut cx, request, judge);
@@ -326,6 +324,7 @@ impl<C> Link<C> {
             answered: Answered::default(),
             held: HeldTable::default(),
             unsettled: Unsettled::default(),
+            asked: 0,
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
             assembler: Assembler::default(),

@@ -21,7 +21,7 @@ mod tests;
 pub use held::HeldValue;
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 
-use crate::fabric::{LinkFailure, LinkId, PostError};
+use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
 use crate::wire::message::{RequestId, Side};
 use crate::wire::{EdgeName, Status, TensorMeta};
@@ -134,8 +134,11 @@ pub enum RequestError {
     GivenUp,
     /// There was no room for it here; the value is in line again.
     NoRoom(PoolError),
-    /// No more can be granted on this link; the value is still with the sender.
-    NoGrant(PostError),
+    /// No more can be granted on this link; the value is in line again.
+    NoGrant {
+        /// How much can be granted at a time.
+        limit: u32,
+    },
     /// It does not fit the tensor that was given; the value is in line again.
     Misfit {
         /// What the sender has.

@@ -26,6 +26,8 @@ pub(super) struct Request<C> {
     pub meta: Option<VersionedMeta>,
     /// Why it was given up from this side, if it was not the waiter's wish.
     pub failure: Option<super::RequestError>,
+    /// The number of its edge's route.
+    pub route: u32,
     /// When it was made, counted in requests.
     pub asked: u64,
     /// How long its waiter waits, as the peer is told.
@@ -81,6 +83,30 @@ impl Unsettled {
             return Vec::new();
         }
         self.keys.remove(key).map(|waiting| waiting.held_back).unwrap_or_default()
+    }
+}
+
+impl<C> Request<C> {
+    /// A request that is not sent yet.
+    pub fn held_back(key: TensorKey, waiter: C, route: u32, asked: u64, timeout_ms: u32) -> Self {
+        Request {
+            machine: Receiver::held_back(),
+            key,
+            waiter: Some(waiter),
+            grant: None,
+            given: None,
+            into: false,
+            meta: None,
+            failure: None,
+            route,
+            asked,
+            timeout_ms,
+            borrow: false,
+            want: None,
+            quarantined: 0,
+            is_unsettled: false,
+            is_abandoned: false,
+        }
     }
 }
 
@@ -179,23 +205,8 @@ mod tests {
     fn request(waiter: u32) -> Request<u32> {
         let device = "/job:a/replica:0/task:0/device:CPU:0";
         let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
-        Request {
-            machine: Receiver::new(None),
-            key: TensorKey { edge, step: 1, frame: 0, iteration: 0 },
-            waiter: Some(waiter),
-            grant: None,
-            given: None,
-            into: false,
-            meta: None,
-            failure: None,
-            asked: 0,
-            timeout_ms: 0,
-            borrow: false,
-            want: None,
-            quarantined: 0,
-            is_unsettled: false,
-            is_abandoned: false,
-        }
+        let key = TensorKey { edge, step: 1, frame: 0, iteration: 0 };
+        Request::held_back(key, waiter, 0, 0, 0)
     }
 
     #[test]

@@ -91,6 +91,11 @@ impl OutRoutes {
         }
     }
 
+    /// The newest meta-data of an edge that has a route.
+    pub fn cached(&self, edge: &Arc<EdgeName>) -> Option<VersionedMeta> {
+        self.by_edge.get(edge)?.meta.clone()
+    }
+
     /// The sender told its meta-data: kept unless a newer one is known.
     pub fn learn(&mut self, edge: &Arc<EdgeName>, meta: &VersionedMeta) {
         let Some(route) = self.by_edge.get_mut(edge) else { return };

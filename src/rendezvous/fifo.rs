@@ -48,10 +48,6 @@ impl<T> Fifo<T> {
         self.first.is_none()
     }
 
-    pub fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.len()
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
     }
@@ -84,6 +80,6 @@ mod tests {
         assert_eq!((fifo.pop(), fifo.pop(), fifo.pop()), (Some(2), Some(4), None));
         assert!(fifo.is_empty());
         fifo.push(5);
-        assert_eq!((fifo.len(), fifo.pop()), (1, Some(5)));
+        assert_eq!((fifo.last().copied(), fifo.pop(), fifo.last()), (Some(5), Some(5), None));
     }
 }

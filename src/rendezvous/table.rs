@@ -227,9 +227,8 @@ mod tests {
             return vec![Vec::new()];
         }
         let without = |at: usize| [&of[..at], &of[at + 1..]].concat();
-        let each = (0..of.len()).flat_map(|at| {
-            orders(&without(at)).into_iter().map(move |rest| [vec![of[at]], rest].concat())
-        });
+        let each = (0..of.len())
+            .flat_map(|at| orders(&without(at)).into_iter().map(move |rest| [vec![of[at]], rest].concat()));
         each.collect()
     }
 

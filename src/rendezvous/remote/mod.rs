@@ -7,16 +7,15 @@ mod receiving;
 mod serving;
 mod unclaimed;
 
-use self::unclaimed::Unclaimed;
-
 use super::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
 use super::steps::Steps;
-use super::table::Table;
-use super::waiter::Waiter;
+use super::table::{Numbered, Table};
+use super::waiter::{CallId, Waiter};
 use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
-use crate::link::{Incoming, LinkEvent, LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{HeldValue, Incoming, LinkEvent, LinkSettings, Links, TensorKey, Value, Want};
+use crate::wire::message::RequestId;
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
@@ -127,9 +126,11 @@ pub struct Remote {
     /// Whose each link is, or was in an earlier life.
     by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
-    outgoing: Table<Value, Asking>,
+    outgoing: Table<Outgoing, Asking>,
+    /// The requests of the calls that wait on a link.
+    calls: HashMap<CallId, (LinkId, RequestId)>,
     outstanding: Arc<AtomicUsize>,
-    unclaimed: HashMap<TensorKey, VecDeque<Unclaimed>>,
+    unclaimed: HashMap<TensorKey, VecDeque<HeldValue>>,
     next_deadline: Time,
     watch: Arc<dyn PeerWatch>,
     /// The loss that ended everything, where such losses do.
@@ -167,6 +168,15 @@ impl Peer {
     }
 }
 
+/// Something in line for a peer.
+#[derive(Debug)]
+enum Outgoing {
+    /// A value. It counts as outstanding.
+    Value(Value),
+    /// The place of a value that the peer holds itself, by its name on that link.
+    Held { link: LinkId, held: u32 },
+}
+
 /// A peer's request that waits for its value.
 #[derive(Debug)]
 struct Asking {
@@ -197,6 +207,7 @@ impl Remote {
             by_link: HashMap::default(),
             steps: Steps::default(),
             outgoing: Table::default(),
+            calls: HashMap::default(),
             outstanding,
             unclaimed: HashMap::default(),
             next_deadline: Time::NEVER,
@@ -224,7 +235,8 @@ impl<P: Port> Handler<P> for Remote {
         match op {
             RemoteOp::Send { key, value } => {
                 if self.steps.is_live(key.step) {
-                    self.offer(links, &key, value, Table::offer);
+                    let offered = self.outgoing.offer(&key, Outgoing::Value(value));
+                    self.match_up(links, &key, offered);
                 } else {
                     self.outstanding.fetch_sub(1, Ordering::Relaxed);
                 }
@@ -252,24 +264,31 @@ impl<P: Port> Handler<P> for Remote {
             LinkEvent::Asked { incoming, key, timeout_ms } => {
                 self.asked(links, incoming, &key, timeout_ms, now);
             }
-            LinkEvent::Arrived { waiter, key, received, sender } => {
-                self.arrived(links, waiter, key, received, sender);
+            LinkEvent::Arrived { waiter, received, sender, .. } => {
+                self.calls.remove(&waiter.id);
+                Self::arrived(links.counters(), waiter, received, sender);
             }
-            LinkEvent::Failed { waiter: Some(waiter), key, error } => {
-                self.failed(links.counters(), waiter, &key, error)
+            LinkEvent::Failed { waiter, key, error } => {
+                self.calls.remove(&waiter.id);
+                self.failed(links.counters(), waiter, &key, error);
             }
-            LinkEvent::Failed { waiter: None, .. } => {}
+            LinkEvent::Orphaned { key, value } => self.keep_unclaimed(key, value),
             LinkEvent::Withdrawn { incoming, key } => {
                 let withdrawn = self.outgoing.remove_waiter(&key, |asking| asking.incoming == incoming);
                 if let Some(asking) = withdrawn {
                     self.leave(&asking);
                 }
             }
-            LinkEvent::PutBack { key, value } => {
+            LinkEvent::PutBack { key, value, number } => {
                 if self.steps.is_live(key.step) {
-                    self.offer(links, &key, value, Table::put_back);
+                    self.put_back(links, &key, Numbered { number, value: Outgoing::Value(value) });
                 } else {
-                    self.outstanding.fetch_sub(1, Ordering::Relaxed);
+                    self.finished();
+                }
+            }
+            LinkEvent::Returned { link, key, held, number } => {
+                if self.steps.is_live(key.step) {
+                    self.put_back(links, &key, Numbered { number, value: Outgoing::Held { link, held } });
                 }
             }
             LinkEvent::Answered { bytes } => serving::sent(links, bytes),
