@@ -7,9 +7,6 @@ use std::time::Duration;
 use tensorwire::wire::Time;
 use tensorwire::{Code, Error};
 
-/// Whether values of a key come in the order in which they were sent also where calls for it were given up.
-pub const ORDER_SURVIVES_GIVING_UP: bool = false;
-
 /// A value that was sent.
 struct Sent {
     bytes: Option<usize>,
@@ -26,7 +23,16 @@ pub struct Asked {
     pub cancelled: bool,
     pub dropped: bool,
     got: Option<usize>,
+    failed: bool,
+    /// Whether every earlier call for its key had ended when it began.
+    alone: bool,
     no_room: bool,
+}
+
+impl Asked {
+    fn has_ended(&self) -> bool {
+        self.got.is_some() || self.failed || self.dropped
+    }
 }
 
 /// What a call brought.
@@ -81,6 +87,7 @@ impl Model {
     }
 
     pub fn asked(&mut self, key: Key, want: Want, at: Time, patience: Duration) -> usize {
+        let alone = self.calls.iter().all(|call| call.key != key || call.has_ended());
         self.calls.push(Asked {
             key,
             want,
@@ -89,6 +96,8 @@ impl Model {
             cancelled: false,
             dropped: false,
             got: None,
+            failed: false,
+            alone,
             no_room: false,
         });
         self.calls.len() - 1
@@ -128,8 +137,15 @@ impl Model {
             };
             return Err(format!("call {call} for {key:?} got {what} that was not sent, or came before"));
         };
+        let earlier = values[..number].iter().position(|value| value.to.is_none());
         values[number].to = Some(call);
         self.calls[call].got = Some(number);
+        let is_whole = !self.is_troubled(key) && !self.ended_steps.contains(&key.step);
+        if let Some(earlier) = earlier.filter(|_| is_whole && self.calls[call].alone) {
+            return Err(format!(
+                "call {call} for {key:?}, before which all others had ended, got value {number} while {earlier} was left"
+            ));
+        }
         if let (Want::Into(len), Seen::Bytes(bytes)) = (self.calls[call].want, seen)
             && bytes.len() != len
         {
@@ -160,6 +176,7 @@ impl Model {
             _ => false,
         };
         self.disturbed.insert(key);
+        self.calls[call].failed = true;
         self.calls[call].no_room = matches!(error, Error::NoRoom { .. });
         match is_allowed {
             true => Ok(()),
@@ -207,9 +224,10 @@ impl Model {
         self.calls.last().is_some_and(|call| call.no_room)
     }
 
-    /// The values of a key came in the order in which they were sent, as far as that is promised.
+    /// The values of a key came in the order in which they were sent. Where calls were given up while others waited,
+    /// what the former had been given is back in its place, behind what the latter got: see [`Model::arrived`].
     pub fn check_drained(&self, key: Key) -> Result<(), String> {
-        if self.disturbed.contains(&key) && !ORDER_SURVIVES_GIVING_UP {
+        if self.disturbed.contains(&key) {
             return Ok(());
         }
         let got: Vec<usize> =
