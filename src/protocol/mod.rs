@@ -21,6 +21,8 @@
 //! A value whose receiver is gone when it comes, or does not want it as it is, stays where it has come to; what goes back is
 //! its place in line. So there is one line for a key, at the sender, and whoever is next in it gets the value that was sent first.
 
+#[cfg(test)]
+mod explore;
 mod receiver;
 mod sender;
 
