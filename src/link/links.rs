@@ -280,6 +280,22 @@ impl<P: Port, C> Links<P, C> {
         self.links.has_backlog()
     }
 
+    /// Whether no request of either side is under way on any link, and no value is held.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.links.iter().all(|link| {
+            link.requests.len() == 0 && link.served.is_empty() && link.held.is_empty() && link.unsettled.is_empty()
+        })
+    }
+
+    /// Takes note of the credits that have come, which is done otherwise only when those that are known are used up.
+    #[cfg(test)]
+    pub(crate) fn look_at_credits(&mut self) {
+        for link in self.links.ids() {
+            self.port.peer_credits(link, Lane::CONTROL);
+        }
+    }
+
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {
         let link = self.links.get_mut(id)?;
         let cx = Context {

@@ -58,6 +58,11 @@ struct Waiting {
 }
 
 impl Unsettled {
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
     /// One more request for a key is not settled.
     pub fn add(&mut self, key: &TensorKey) {
         self.keys.entry(key.clone()).or_default().unsettled += 1;

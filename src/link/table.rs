@@ -65,6 +65,11 @@ impl<C> LinkTable<C> {
         (0..ids.len()).map(move |at| ids[at])
     }
 
+    #[cfg(test)]
+    pub fn iter(&self) -> impl Iterator<Item = &Link<C>> {
+        self.links.iter()
+    }
+
     /// Takes note of a link's backlog, after anything was sent on it.
     #[inline]
     pub fn note_backlog(&mut self, id: LinkId) {

@@ -2,6 +2,8 @@
 //! brings what peers send to whoever waits here. Owned by its poller, so nothing in it takes a lock.
 
 mod ending;
+#[cfg(test)]
+mod explore;
 mod peers;
 mod receiving;
 mod serving;
