@@ -284,16 +284,11 @@ impl<P: Port, C> Links<P, C> {
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.links.iter().all(|link| {
-            link.requests.len() == 0 && link.served.is_empty() && link.held.is_empty() && link.unsettled.is_empty()
+            link.requests.len() == 0
+                && link.served.is_empty()
+                && link.held.is_empty()
+                && link.unsettled.is_empty()
         })
-    }
-
-    /// Takes note of the credits that have come, which is done otherwise only when those that are known are used up.
-    #[cfg(test)]
-    pub(crate) fn look_at_credits(&mut self) {
-        for link in self.links.ids() {
-            self.port.peer_credits(link, Lane::CONTROL);
-        }
     }
 
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {

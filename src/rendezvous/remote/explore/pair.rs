@@ -1,5 +1,6 @@
 //! A sender and a receiver with a link between them, moved by hand.
 
+use crate::engine::Handler;
 use crate::engine::{Calls, Ticket};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
@@ -10,7 +11,6 @@ use crate::rendezvous::manager::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
 use crate::rendezvous::remote::{Remote, RemoteOp, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
-use crate::engine::Handler;
 use crate::telemetry::{CountersWriter, Gauge};
 use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time};
 use std::sync::Arc;
@@ -19,9 +19,6 @@ use std::time::Duration;
 
 pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
-
-/// Edges of which each side keeps the route.
-pub const MAX_ROUTES: u32 = 8;
 
 /// How long a call that gave up waits for its peer.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -44,8 +41,9 @@ pub struct Pair<P: Port> {
     settle: Box<dyn Fn()>,
     /// Whether a port knows, without a poll, that there is nothing.
     tells_news: bool,
-    /// Sides that may have news, as something happened since they polled in vain.
-    awake: [bool; 2],
+    /// How often each side must poll in vain before it has no news for sure: what a side has taken it tells with its
+    /// next poll.
+    awake: [u8; 2],
     calls: Calls<Outcome>,
     next_call: u64,
     next_edge: u64,
@@ -62,11 +60,8 @@ pub fn meta(bytes: u64) -> TensorMeta {
 }
 
 fn pool() -> Pool {
-    let options = RegionOptions {
-        lock: LockPolicy::No,
-        pages: PagePolicy::Plain,
-        ..RegionOptions::new(1 << 20)
-    };
+    let options =
+        RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
 }
 
@@ -87,50 +82,51 @@ pub fn over_sim(lends: bool) -> Pair<<SimFabric as Fabric>::Port> {
             network.advance_to(next);
         }
     };
-    pair(fabrics, pools, Box::new(settle), true)
+    // No credits are published in so short a life.
+    pair(fabrics, pools, Box::new(settle), 1 << 24, true)
 }
 
 /// A pair over shared memory.
 pub fn over_shm() -> Pair<<ShmFabric as Fabric>::Port> {
     let pools = [pool(), pool()];
-    let fabrics = [0, 1].map(|side: usize| ShmFabric::new(&pools[side], ShmOptions::default()).expect("a fabric"));
-    pair(fabrics, pools, Box::new(|| ()), false)
+    let fabrics =
+        [0, 1].map(|side: usize| ShmFabric::new(&pools[side], ShmOptions::default()).expect("a fabric"));
+    pair(fabrics, pools, Box::new(|| ()), 64, false)
 }
 
-fn pair<F: Fabric>(fabrics: [F; 2], pools: [Pool; 2], settle: Box<dyn Fn()>, tells_news: bool) -> Pair<F::Port> {
-    let options = LinkOptions { lanes: 1, depth: 64, generation: 0 };
+fn pair<F: Fabric>(
+    fabrics: [F; 2],
+    pools: [Pool; 2],
+    settle: Box<dyn Fn()>,
+    depth: u32,
+    tells_news: bool,
+) -> Pair<F::Port> {
+    let options = LinkOptions { lanes: 1, depth, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let patience = Duration::from_secs(5);
-    let thread = std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
+    let thread =
+        std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
     let first = first.connect(Role::Initiator, &address, patience).expect("connected");
     let second = thread.join().expect("no panic");
     let tasks = Members::new(["a", "b"].map(|job| TaskId { job: job.into(), task: 0 }).to_vec());
     let mut both = fabrics.iter().zip(pools).enumerate().map(|(side, (fabric, pool))| {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let settings = RemoteSettings {
-            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: MAX_ROUTES },
+            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16 },
             max_deferred: 16,
             cancel_grace: GRACE,
             peer_loss_is_fatal: false,
         };
         let me = tasks.task(PeerIndex(side as u32)).clone();
         let watch = Arc::new(Losses::new(&tasks, false));
-        let remote =
-            Remote::new(me, side as u64 + 1, tasks.clone(), settings, outstanding.clone(), watch);
+        let remote = Remote::new(me, side as u64 + 1, tasks.clone(), settings, outstanding.clone(), watch);
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
         Side { links, remote, pool, outstanding, now: Time::ZERO }
     });
     let sides = [both.next().expect("two"), both.next().expect("two")];
-    let mut pair = Pair {
-        sides,
-        settle,
-        tells_news,
-        awake: [true; 2],
-        calls: Calls::new(16),
-        next_call: 0,
-        next_edge: 0,
-    };
+    let mut pair =
+        Pair { sides, settle, tells_news, awake: [2; 2], calls: Calls::new(16), next_call: 0, next_edge: 0 };
     for (side, link) in [first, second].into_iter().enumerate() {
         let peer = PeerIndex(1 - side as u32);
         let tag = LinkTag { incarnation: 2 - side as u64, generation: 0 };
@@ -152,7 +148,7 @@ impl<P: Port> Pair<P> {
         let Side { links, remote, now, .. } = &mut self.sides[side];
         remote.op(links, op, *now);
         self.events(side);
-        self.awake[1 - side] = true;
+        self.awake = [2; 2];
     }
 
     fn events(&mut self, side: usize) {
@@ -165,19 +161,20 @@ impl<P: Port> Pair<P> {
 
     /// Whether a poll of that side would bring something.
     pub fn has_news(&mut self, side: usize) -> bool {
-        let links = &mut self.sides[side].links;
-        links.look_at_credits();
-        self.awake[side] && !(self.tells_news && links.arm())
+        self.awake[side] > 0 && !(self.tells_news && self.sides[side].links.arm())
     }
 
     pub fn poll(&mut self, side: usize) {
         let came = self.sides[side].links.poll();
         self.events(side);
         if came > 0 {
-            self.awake = [true; 2];
-        } else {
-            self.awake[side] = false;
+            self.awake = [2; 2];
+            return;
         }
+        if self.awake[side] == 2 {
+            self.awake[1 - side] = self.awake[1 - side].max(1);
+        }
+        self.awake[side] -= 1;
     }
 
     /// Both poll until nothing comes any more.
@@ -189,7 +186,7 @@ impl<P: Port> Pair<P> {
             if news == [false; 2] {
                 return;
             }
-            for side in [SENDER, RECEIVER] {
+            for side in [SENDER, RECEIVER].into_iter().filter(|side| news[*side]) {
                 self.poll(side);
             }
             rounds += 1;
@@ -205,7 +202,7 @@ impl<P: Port> Pair<P> {
             remote.expire(links, *now);
         }
         self.events(side);
-        self.awake[1 - side] = true;
+        self.awake = [2; 2];
     }
 
     /// An edge that was never used.
