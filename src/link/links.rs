@@ -14,6 +14,11 @@ use crate::wire::{EdgeName, Status, TaskId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Requests in each direction of a link that find room before anything is allocated.
+pub(super) const IN_FLIGHT: usize = 64;
+/// Events and completions that find room before anything is allocated.
+const EVENTS: usize = 256;
+
 /// Who is at the two ends of a link.
 #[derive(Clone, Debug)]
 pub struct LinkIdentity {
@@ -77,8 +82,9 @@ pub struct Links<P: Port, C> {
 impl<P: Port, C> Links<P, C> {
     /// No links yet.
     pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
-        let completions = Completions::with_capacity(64);
-        Links { port, pool, counters, links: Vec::new(), events: VecDeque::new(), completions }
+        let completions = Completions::with_capacity(EVENTS);
+        let events = VecDeque::with_capacity(EVENTS);
+        Links { port, pool, counters, links: Vec::new(), events, completions }
     }
 
     /// The pool that tensors are received into.
@@ -115,7 +121,7 @@ impl<P: Port, C> Links<P, C> {
             inbox: Inbox::default(),
             depth,
             requests: Requests::new(settings.max_requests),
-            served: ServedTable::default(),
+            served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
             assembler: Assembler::default(),
@@ -223,9 +229,22 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    /// The links that are there, up or not.
-    pub fn ids(&self) -> Vec<LinkId> {
-        self.links.iter().map(|link| link.id).collect()
+    /// How many links are there, up or not.
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Whether there is no link.
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// The link in this place, in no order. None comes or goes but in [`Links::attach`] and [`Links::poll`].
+    ///
+    /// # Panics
+    /// If there are not so many links.
+    pub fn id(&self, at: usize) -> LinkId {
+        self.links[at].id
     }
 
     /// Whether anything still waits to leave on any link.

@@ -3,6 +3,10 @@
 use super::fifo::Fifo;
 use crate::link::TensorKey;
 use foldhash::HashMap;
+use foldhash::fast::RandomState;
+
+/// Channels that find room before anything is allocated. A hash table that is less than half full never grows.
+const CHANNELS: usize = 256;
 
 /// Values and waiters by whole key. A key has values or waiters, never both.
 #[derive(Debug)]
@@ -18,7 +22,7 @@ enum Channel<V, W> {
 
 impl<V, W> Default for Table<V, W> {
     fn default() -> Self {
-        Table { channels: HashMap::default() }
+        Table { channels: HashMap::with_capacity_and_hasher(CHANNELS, RandomState::default()) }
     }
 }
 
@@ -146,6 +150,17 @@ impl<V, W> Table<V, W> {
         self.channels.iter().flat_map(|(key, channel)| {
             let waiters = match channel {
                 Channel::Waiters(waiters) => Some(waiters.iter()),
+                Channel::Values(_) => None,
+            };
+            waiters.into_iter().flatten().map(move |waiter| (key, waiter))
+        })
+    }
+
+    /// The waiters, in no order, to be changed where they are.
+    pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
+        self.channels.iter_mut().flat_map(|(key, channel)| {
+            let waiters = match channel {
+                Channel::Waiters(waiters) => Some(waiters.iter_mut()),
                 Channel::Values(_) => None,
             };
             waiters.into_iter().flatten().map(move |waiter| (key, waiter))

@@ -95,7 +95,8 @@ impl Remote {
 
     /// Every call on every link ends with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
-        for link in links.ids() {
+        for at in 0..links.len() {
+            let link = links.id(at);
             links.give_up(link, &mut |_, waiter| {
                 if let Some(waiter) = waiter.take() {
                     waiter.complete(Err(error.clone()));
