@@ -8,6 +8,7 @@
 //! What may not be done here: touch a fabric, or call user code while a table is held.
 
 mod edge;
+mod ended;
 mod error;
 mod fifo;
 mod local;
