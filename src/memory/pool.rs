@@ -1,4 +1,5 @@
 //! Carves tensors out of a region.
+#![allow(clippy::disallowed_types)] // the central allocator, on refill
 
 use super::central::{Block, Central};
 use super::class::Class;

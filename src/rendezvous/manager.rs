@@ -1,4 +1,5 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
+#![allow(clippy::disallowed_types)] // the process's own tables, once per step; what is said of a lost peer
 
 use super::edge::{Edge, End};
 use super::ended::Ends;
@@ -31,7 +32,7 @@ pub struct RendezvousSettings {
 
 /// The rendezvous of a process.
 pub struct Rendezvous {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What all steps, edges and calls share.

@@ -13,16 +13,20 @@ struct Row {
     last_call: AtomicI64,
 }
 
-const EMPTY: Row = Row {
-    tid: AtomicI32::new(0),
-    allocations: AtomicU64::new(0),
-    frees: AtomicU64::new(0),
-    calls: AtomicU64::new(0),
-    last_call: AtomicI64::new(-1),
-};
+impl Row {
+    const fn free() -> Row {
+        Row {
+            tid: AtomicI32::new(0),
+            allocations: AtomicU64::new(0),
+            frees: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            last_call: AtomicI64::new(-1),
+        }
+    }
+}
 
 /// A fixed table, so that counting neither allocates nor asks the kernel for anything.
-static ROWS: [Row; 256] = [EMPTY; 256];
+static ROWS: [Row; 256] = [const { Row::free() }; 256];
 
 thread_local! {
     static MINE: Cell<Option<&'static Row>> = const { Cell::new(None) };

@@ -60,9 +60,9 @@ use link::{Link, Parts};
 use rustix::fd::{AsFd, OwnedFd};
 use segment::{OwnSegment, PeerSegment};
 use socket::Deadline;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use watch::Watcher;
+use watch::OneWatcher;
 
 /// What a fabric is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ struct Shared {
     host: Host,
     uid: u32,
     limbo: Arc<Limbo>,
-    watcher: Mutex<Option<Arc<Watcher>>>,
+    watcher: OneWatcher,
 }
 
 impl ShmFabric {
@@ -115,7 +115,7 @@ impl ShmFabric {
             host: Host::here()?,
             uid: rustix::process::geteuid().as_raw(),
             limbo: Arc::default(),
-            watcher: Mutex::default(),
+            watcher: OneWatcher::default(),
         };
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
@@ -127,19 +127,6 @@ impl ShmFabric {
     /// [`FabricError::Peer`] with the reason why not.
     pub fn check_reachable(&self, peer: &[u8]) -> Result<(), FabricError> {
         Address::from_bytes(peer)?.check_reachable(self.shared.host, self.shared.uid)
-    }
-}
-
-impl Shared {
-    /// The watcher, started if there is none yet.
-    fn watcher(&self) -> Result<Arc<Watcher>, FabricError> {
-        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = &*watcher {
-            return Ok(Arc::clone(watcher));
-        }
-        let started = Arc::new(Watcher::start()?);
-        *watcher = Some(Arc::clone(&started));
-        Ok(started)
     }
 }
 
@@ -224,7 +211,7 @@ impl ShmHalf {
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
             memory: PeerPool::new(peer.regions),
-            watch: self.shared.watcher()?.watch(peer.process)?,
+            watch: self.shared.watcher.get()?.watch(peer.process)?,
             pid: peer.pid,
             limbo: Arc::clone(&self.shared.limbo),
             poll_bytes: self.shared.options.poll_bytes,

@@ -2,6 +2,7 @@
 //!
 //! It waits on the peers' pidfds. A poller only looks at a word in this process's memory, so the data path makes
 //! no system call for it. (The end of a socket would be no proof: a forked child keeps sockets open.)
+#![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
 use crate::fabric::{FabricError, FabricKind};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -20,6 +21,10 @@ pub(super) struct Watcher {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// The watcher of a fabric, which the first link starts.
+#[derive(Default)]
+pub(super) struct OneWatcher(Mutex<Option<Arc<Watcher>>>);
 
 struct Shared {
     epoll: OwnedFd,
@@ -46,6 +51,19 @@ fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
         tried: tried.into(),
         remedy: "raise the limits of open files, threads and epoll watches",
         source: error.into(),
+    }
+}
+
+impl OneWatcher {
+    /// The watcher, started if there is none yet.
+    pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
+        let mut watcher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = &*watcher {
+            return Ok(Arc::clone(watcher));
+        }
+        let started = Arc::new(Watcher::start()?);
+        *watcher = Some(Arc::clone(&started));
+        Ok(started)
     }
 }
 
