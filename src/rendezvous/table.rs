@@ -178,6 +178,7 @@ impl<V, W> Table<V, W> {
 mod tests {
     use super::*;
     use crate::wire::EdgeName;
+    use std::hash::BuildHasher;
     use std::sync::Arc;
 
     fn key(name: &str, step: u64) -> TensorKey {
@@ -225,6 +226,24 @@ mod tests {
             assert_eq!(table.ask(other, 'x'), Asked::Kept);
         }
         assert_eq!(table.ask(&key("a", 1), 'y'), Asked::Matched('y', 1), "equal, not the same");
+    }
+
+    #[test]
+    fn keys_of_equal_hashes_are_kept_apart() {
+        let mut table = Table::<i32, char>::default();
+        let colliding = |name: &str| {
+            let TensorKey { edge, .. } = key(name, 1);
+            let edge = Arc::new(EdgeName::clone(&edge).with_hash(7));
+            TensorKey { edge, step: 1, frame: 0, iteration: 0 }
+        };
+        let (one, other) = (colliding("a"), colliding("b"));
+        let hasher = RandomState::default();
+        assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "they do collide");
+        assert_eq!(table.offer(&one, 1), Offered::Kept);
+        assert_eq!(table.ask(&other, 'x'), Asked::Kept, "the value is not its own");
+        assert_eq!(table.offer(&other, 2), Offered::Matched('x', 2));
+        assert_eq!(table.ask(&colliding("a"), 'y'), Asked::Matched('y', 1));
+        assert!(table.is_empty());
     }
 
     #[test]
