@@ -47,6 +47,11 @@ pub struct Node {
     stopped: Mutex<bool>,
 }
 
+/// How often a stopping node looks in vain before it naps between looks.
+const IDLE_DRAINS: u32 = 100;
+/// How long it naps then.
+const DRAIN_NAP: Duration = Duration::from_micros(200);
+
 /// How far a node is in its life: started, connected with every member, stopping, stopped.
 pub use crate::bootstrap::State as NodeState;
 
@@ -319,12 +324,21 @@ impl Node {
     fn drain(&self) {
         let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
         let end = Instant::now() + self.stop_timeout;
+        let mut idle = 0;
         while self.outstanding.load(Ordering::Relaxed) > 0
             && Instant::now() < end
             && self.peers().iter().any(connected)
-            && self.rendezvous.progress().is_ok()
         {
-            std::thread::yield_now();
+            match self.rendezvous.progress() {
+                Ok(0) => idle += 1,
+                Ok(_) => idle = 0,
+                Err(_) => return,
+            }
+            // Perhaps nobody will ever ask: what remains is no reason to keep a CPU busy.
+            match idle {
+                ..IDLE_DRAINS => std::thread::yield_now(),
+                _ => std::thread::sleep(DRAIN_NAP),
+            }
         }
     }
 
