@@ -39,9 +39,12 @@ impl Key {
     }
 }
 
+/// What the names of this crate's variables begin with.
+pub(super) const PREFIX: &str = "TENSORWIRE_";
+
 /// The environment variable that sets the key with this name.
 pub(super) fn variable(key: &str) -> String {
-    format!("TENSORWIRE_{}", key.to_ascii_uppercase())
+    format!("{PREFIX}{}", key.to_ascii_uppercase())
 }
 
 macro_rules! field {

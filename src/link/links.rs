@@ -15,6 +15,11 @@ use crate::wire::{EdgeName, Status, TaskId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Requests in each direction of a link that find room before anything is allocated.
+pub(super) const IN_FLIGHT: usize = 64;
+/// Events and completions that find room before anything is allocated.
+const EVENTS: usize = 256;
+
 /// Who is at the two ends of a link.
 #[derive(Clone, Debug)]
 pub struct LinkIdentity {
@@ -82,8 +87,9 @@ pub struct Links<P: Port, C> {
 impl<P: Port, C> Links<P, C> {
     /// No links yet.
     pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
-        let completions = Completions::with_capacity(64);
-        Links { port, pool, counters, links: LinkTable::new(), events: VecDeque::new(), completions }
+        let completions = Completions::with_capacity(EVENTS);
+        let events = VecDeque::with_capacity(EVENTS);
+        Links { port, pool, counters, links: LinkTable::new(), events, completions }
     }
 
     /// The pool that tensors are received into.
@@ -281,7 +287,7 @@ impl<C> Link<C> {
             inbox: Inbox::default(),
             depth,
             requests: Requests::new(settings.max_requests),
-            served: ServedTable::default(),
+            served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
             assembler: Assembler::default(),

@@ -108,6 +108,12 @@ impl EdgeName {
         &self.destination_task
     }
 
+    /// The same edge with this hash: two edges can be made to collide.
+    #[cfg(test)]
+    pub(crate) fn with_hash(self, hash: u64) -> Self {
+        EdgeName { hash, ..self }
+    }
+
     /// The hash of the three names; differs from process to process.
     pub fn hash_value(&self) -> u64 {
         self.hash

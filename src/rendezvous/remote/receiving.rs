@@ -3,7 +3,6 @@
 use super::{Remote, Unclaimed};
 use crate::fabric::Port;
 use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want};
-use crate::memory::Tensor;
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
 use crate::rendezvous::path::PeerIndex;
@@ -91,7 +90,7 @@ impl Remote {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender)
             }
             Received::Dead(None) => {
-                Self::deliver(links.counters(), waiter, Payload::Tensor(Tensor::empty()), true, sender)
+                Self::deliver(links.counters(), waiter, Payload::Tensor(links.pool().empty()), true, sender)
             }
             Received::Dead(Some(given)) => {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), true, sender)
