@@ -1,0 +1,209 @@
+//! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
+
+use crate::model::{Call, End, Model, Violation};
+use crate::program::{Form, Key, Program};
+use crate::world::World;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Known, and to be fixed: a value that comes back after its receive was given up can be overtaken by others that
+/// came back, and one that came after its receive's end is not offered to a receiver that waits already.
+pub const ORDER_AFTER_CANCEL_IS_STRICT: bool = false;
+
+/// What a run was like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Everything that happened, in one number.
+    pub digest: u64,
+    pub delivered: usize,
+    pub failed: usize,
+}
+
+/// How long a receive waits for a value that must be there.
+const DRAIN: Duration = Duration::from_secs(1);
+/// Rounds until a network must be quiet.
+const MANY: u32 = 20_000;
+
+/// Runs a program.
+pub fn run(program: &Program) -> Result<Report, Violation> {
+    let mut world = World::new(program)?;
+    for (at, action) in program.actions.iter().enumerate() {
+        world.act(action).map_err(|why| format!("action {at}, {action}: {why}"))?;
+    }
+    settle(&mut world).map_err(|why| format!("after the program: {why}"))?;
+    nobody_waits_beside_a_value(&world)?;
+    every_call_ends(&mut world)?;
+    world.processes.iter().flatten().flat_map(|process| &process.held).try_for_each(|held| held.check())?;
+    world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
+    settle(&mut world)?;
+    every_value_is_there(&mut world)?;
+    order_is_kept(&world.model)?;
+    nothing_is_left(&mut world)?;
+    let ended = |fits: fn(&End) -> bool| {
+        world.model.calls.iter().filter(|call| call.end.as_ref().is_some_and(fits)).count()
+    };
+    Ok(Report {
+        digest: world.digest(),
+        delivered: ended(|end| matches!(end, End::Got { .. })),
+        failed: ended(|end| matches!(end, End::Failed { .. })),
+    })
+}
+
+/// Everybody makes progress until nothing comes any more.
+fn settle(world: &mut World) -> Result<(), Violation> {
+    let mut idle = 0;
+    for _ in 0..MANY {
+        let mut busy = false;
+        for at in 0..world.settings.processes {
+            busy |= world.progress(at)? > 0;
+        }
+        let next = world.network.next_event();
+        busy |= next.is_some() || world.has_backlog();
+        idle = if busy { 0 } else { idle + 1 };
+        if idle == 3 {
+            return Ok(());
+        }
+        let now = world.network.now();
+        world.network.advance_to(next.unwrap_or(now + Duration::from_nanos(100)));
+    }
+    Err(format!("it is not quiet after {MANY} rounds"))
+}
+
+/// A value and a receiver that could have it must not both wait.
+fn nobody_waits_beside_a_value(world: &World) -> Result<(), Violation> {
+    let (model, now) = (&world.model, world.network.now());
+    for (key, channel) in &model.channels {
+        let open = |call: &&usize| {
+            let Call { end, cancelled, deadline, .. } = &model.calls[**call];
+            end.is_none() && cancelled.is_none() && *deadline > now
+        };
+        let waiting = channel.calls.iter().filter(open).count();
+        let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
+        let gave_up = channel.calls.iter().any(|call| failed(&model.calls[*call]));
+        let excused = gave_up && !ORDER_AFTER_CANCEL_IS_STRICT;
+        if waiting > 0 && values > 0 && !model.is_closed(key) && world.is_connected(key) && !excused {
+            return Err(format!("{waiting} receivers and {values} values of {key} wait for each other"));
+        }
+    }
+    Ok(())
+}
+
+fn every_call_ends(world: &mut World) -> Result<(), Violation> {
+    for _ in 0..8 {
+        let open = world.processes.iter().flatten().flat_map(|process| &process.open);
+        let calls = &world.model.calls;
+        let Some(last) = open.map(|open| calls[open.call].deadline).max() else { return Ok(()) };
+        let now = world.network.now();
+        let grace = Duration::from_micros(2 * world.settings.cancel_grace);
+        world.network.advance_to(last.max(now) + grace);
+        settle(world)?;
+    }
+    let open = world.processes.iter().flatten().find_map(|process| process.open.first());
+    match open {
+        Some(open) => {
+            let Call { key, began, deadline, .. } = &world.model.calls[open.call];
+            let (began, deadline) = (began.as_nanos(), deadline.as_nanos());
+            Err(format!("a receive of {key}, begun at {began} ns until {deadline} ns, never ended"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Asks for whatever must still be there, and for one more of each key.
+fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
+    let keys: Vec<Key> = world.model.channels.keys().copied().collect();
+    for key in keys {
+        let mut last = None;
+        while !world.model.is_closed(&key) && world.is_connected(&key) {
+            let left = world.model.left(&key);
+            let lost = world.model.may_be_missing(&key);
+            match receive_now(world, key)? {
+                Some(End::Got { value, .. }) => {
+                    let first = left.first().copied().unwrap_or(value);
+                    let excused = !ORDER_AFTER_CANCEL_IS_STRICT && gave_up(&world.model, &key) > 1;
+                    let ascends = last.is_none_or(|last| last < value);
+                    if !excused && (!ascends || (value > first && lost == 0)) {
+                        return Err(format!("value {value} of {key} came before value {first}"));
+                    }
+                    last = Some(value);
+                }
+                _ if left.len() > lost && world.settings.is_roomy() => {
+                    return Err(format!("values {left:?} of {key} are lost ({lost} may be)"));
+                }
+                _ => break,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Receives once. How it ended, or `None` if it was refused.
+fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
+    let call = world.model.calls.len();
+    let into: Option<Form> = None;
+    let timeout = DRAIN.as_micros() as u64;
+    world.act(&crate::program::Action::Receive { key, into, timeout: Some(timeout) })?;
+    settle(world)?;
+    if world.model.calls[call].end.is_none() {
+        every_call_ends(world)?;
+    }
+    world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
+    settle(world)?;
+    Ok(world.model.calls[call].end)
+}
+
+fn failed(call: &Call) -> bool {
+    call.cancelled.is_some() || matches!(call.end, Some(End::Failed { .. } | End::Unheard))
+}
+
+fn gave_up(model: &Model, key: &Key) -> usize {
+    model.channels[key].calls.iter().filter(|call| failed(&model.calls[**call])).count()
+}
+
+/// Receives get values in the order of both. One that is handed out late was with an earlier receive that failed.
+fn order_is_kept(model: &Model) -> Result<(), Violation> {
+    for (key, channel) in &model.channels {
+        let mut failures = 0;
+        let got: Vec<(usize, usize)> = channel
+            .calls
+            .iter()
+            .filter_map(|call| match model.calls[*call].end {
+                Some(End::Got { value, .. }) => Some((value, failures)),
+                _ => {
+                    failures += 1;
+                    None
+                }
+            })
+            .collect();
+        let overtaken = |at: usize| {
+            let (value, _) = got[at];
+            got[..at].iter().find(|(earlier, _)| *earlier > value).map(|(_, failures)| (*failures, value))
+        };
+        let mut late: Vec<(usize, usize)> = (0..got.len()).filter_map(overtaken).collect();
+        late.sort_unstable();
+        if let Some((_, (_, value))) = late.iter().enumerate().find(|(at, (failures, _))| at >= failures) {
+            let order: Vec<usize> = got.iter().map(|(value, _)| *value).collect();
+            return Err(format!("receives of {key} got values {order:?}, and nothing excuses {value}"));
+        }
+    }
+    Ok(())
+}
+
+fn nothing_is_left(world: &mut World) -> Result<(), Violation> {
+    for at in 0..world.settings.processes {
+        for step in 0..crate::program::STEPS {
+            world.act(&crate::program::Action::Cleanup { at, step })?;
+        }
+    }
+    settle(world)?;
+    for process in world.processes.iter().flatten() {
+        let outstanding = process.outstanding.load(Ordering::Relaxed);
+        if outstanding != 0 {
+            return Err(format!("{} still counts {outstanding} values that wait", process.at));
+        }
+        if !process.pool.is_empty() {
+            return Err(format!("{} still has tensors: {:?}", process.at, process.pool.stats()));
+        }
+    }
+    Ok(())
+}

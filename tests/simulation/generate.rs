@@ -1,0 +1,151 @@
+//! Programs from seeds.
+
+use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, STEPS, Settings, UNLIMITED};
+use crate::random::Random;
+use tensorwire::wire::DType;
+
+const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DType::Bf16, DType::Complex128];
+
+/// The program of a seed.
+pub fn program(seed: u64) -> Program {
+    let mut random = Random::new(seed);
+    let settings = settings(&mut random);
+    let mut from = Generator { deaths: random.one_in(3), busy: random.below(3), settings, random };
+    let length = 20 + from.random.below(120);
+    let actions = (0..length).map(|_| from.action()).collect();
+    Program { seed, settings: from.settings, actions }
+}
+
+fn settings(random: &mut Random) -> Settings {
+    let tiny = random.one_in(3);
+    let limit = |random: &mut Random, least: u64| match tiny && random.one_in(2) {
+        true => (least + random.below(4)) as u32,
+        false => UNLIMITED,
+    };
+    Settings {
+        processes: 2 + random.below(4).saturating_sub(1) as usize,
+        depth: random.pick(&[16, 16, 32, 64]),
+        small_tensor_bytes: random.pick(&[0, 16, 100, 190]),
+        max_requests: limit(random, 1),
+        max_routes: limit(random, 1),
+        max_deferred: limit(random, 0),
+        max_outstanding_sends: limit(random, 2),
+        pool_bytes: random.pick(&[32 << 10, ROOMY, ROOMY]),
+        borrow: random.one_in(2),
+        lends: !random.one_in(3),
+        recv_timeout: random.pick(&[300, 5_000, 1_000_000, 60_000_000]),
+        cancel_grace: random.pick(&[200, 100_000]),
+        delay: random.pick(&[0, 3, 20, 500]),
+        poll_batch: random.pick(&[1, 4, 64]),
+        full_chance: random.pick(&[0, 0, 5, 40]),
+    }
+}
+
+struct Generator {
+    random: Random,
+    settings: Settings,
+    /// Whether processes die and links break.
+    deaths: bool,
+    /// How much more is asked of the engine than it gets time for.
+    busy: u64,
+}
+
+impl Generator {
+    fn action(&mut self) -> Action {
+        let processes = self.settings.processes as u64;
+        let at = self.random.below(processes) as usize;
+        let step = self.step();
+        let nth = self.random.below(8) as usize;
+        match self.random.below(100 - 10 * self.busy) {
+            0..20 => Action::Send { key: self.key(), form: self.value() },
+            20..40 => self.receive(),
+            40..44 => Action::Cancel { nth },
+            44..47 => Action::DropPending { nth },
+            47..52 => Action::Release { nth },
+            52..54 => Action::Begin { at, step },
+            54 => Action::Abort { at, step },
+            55..57 => Action::Cleanup { at, step },
+            57 | 58 if self.deaths => self.disaster(at),
+            59 => Action::Stall { at, time: 1 + self.random.below(2 * self.settings.delay.max(100)) },
+            57..66 => Action::Advance { time: self.duration() },
+            66..78 => Action::Progress { at, times: 1 + self.random.below(3) as u32 },
+            _ => Action::Run { rounds: 1 + self.random.below(12) as u32 },
+        }
+    }
+
+    fn disaster(&mut self, at: usize) -> Action {
+        let told = self.random.one_in(2).then(|| self.random.below(2_000));
+        match self.random.below(6) {
+            0 | 1 => Action::Kill { at, told },
+            2..5 => Action::Return { at },
+            _ => {
+                let other = 1 + self.random.below(self.settings.processes as u64 - 1) as usize;
+                Action::Cut { a: at, b: (at + other) % self.settings.processes }
+            }
+        }
+    }
+
+    /// Mostly the first: a key must have several values and receivers.
+    fn step(&mut self) -> u64 {
+        match self.random.one_in(2) {
+            true => 0,
+            false => self.random.below(STEPS),
+        }
+    }
+
+    fn key(&mut self) -> Key {
+        let processes = self.settings.processes as u64;
+        let (name, frame) = match self.random.one_in(2) {
+            true => (0, 0),
+            false => (self.random.below(NAMES), self.random.below(2)),
+        };
+        let from = self.random.below(processes) as usize;
+        let to = match self.random.one_in(8) {
+            true => from,
+            false => (from + 1 + self.random.below(processes - 1) as usize) % processes as usize,
+        };
+        Key { from, to, name, step: self.step(), frame }
+    }
+
+    fn receive(&mut self) -> Action {
+        let key = self.key();
+        let kind = self.random.below(10);
+        let into = (kind < 3).then(|| self.form());
+        let timeout = (kind > 6).then(|| self.duration());
+        Action::Receive { key, into, timeout }
+    }
+
+    fn value(&mut self) -> Option<Form> {
+        (!self.random.one_in(10)).then(|| self.form())
+    }
+
+    /// From a handful, so that receivers often have the right one.
+    fn form(&mut self) -> Form {
+        let dtype = match self.random.one_in(3) {
+            true => self.random.pick(&DTYPES),
+            false => DType::U8,
+        };
+        let dims = match self.random.below(12) {
+            0 => vec![],
+            1 => vec![0],
+            2 => vec![3, 0, 2],
+            3 => vec![16],
+            4 | 5 => vec![100],
+            6 => vec![2, 2, 2, 2, 2],
+            7 => vec![1; 20],
+            8 | 9 => vec![40, 10],
+            10 => vec![1 + self.random.below(1000)],
+            _ => vec![1000],
+        };
+        Form { dtype, dims }
+    }
+
+    fn duration(&mut self) -> u64 {
+        match self.random.below(4) {
+            0 => self.random.below(3),
+            1 => self.random.below(100),
+            2 => self.random.below(5_000),
+            _ => self.random.below(2_000_000),
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! What should come out: the values of each key in their order, and what each receive may get.
+
+use crate::program::{At, Form, Key, Settings, UNLIMITED};
+use crate::random::mix;
+use std::collections::{BTreeMap, BTreeSet};
+use tensorwire::wire::{Code, DType, Time};
+use tensorwire::{Error, Tensor};
+
+/// What is wrong, in words.
+pub type Violation = String;
+
+/// A call, by its number.
+pub type CallNo = usize;
+
+/// What a program did, and what came of it.
+pub struct Model {
+    settings: Settings,
+    lives: Vec<u64>,
+    pub channels: BTreeMap<Key, Channel>,
+    pub calls: Vec<Call>,
+    /// Pairs, the lesser first, whose link was cut, or of which one died.
+    disturbed: BTreeSet<(At, At)>,
+    aborted: BTreeSet<Place>,
+    cleaned: BTreeSet<Place>,
+}
+
+/// A process, its life, a step.
+type Place = (At, u64, u64);
+
+#[derive(Default)]
+pub struct Channel {
+    pub values: Vec<Sent>,
+    pub calls: Vec<CallNo>,
+}
+
+/// A value that was sent.
+pub struct Sent {
+    pub form: Option<Form>,
+    pub got_by: Option<CallNo>,
+    /// Its sender has died or ended its step: it may still come, and need not.
+    pub orphan: bool,
+}
+
+/// A receive.
+pub struct Call {
+    pub key: Key,
+    pub life: u64,
+    pub into: Option<Form>,
+    pub began: Time,
+    pub deadline: Time,
+    pub cancelled: Option<Time>,
+    pub end: Option<End>,
+}
+
+/// How a receive ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With this value.
+    Got { at: Time, value: usize },
+    /// With an error.
+    Failed { at: Time },
+    /// Nobody listens any more, so nobody knows.
+    Unheard,
+}
+
+impl Model {
+    pub fn new(settings: &Settings) -> Self {
+        Model {
+            settings: settings.clone(),
+            lives: vec![0; settings.processes],
+            channels: BTreeMap::new(),
+            calls: Vec::new(),
+            disturbed: BTreeSet::new(),
+            aborted: BTreeSet::new(),
+            cleaned: BTreeSet::new(),
+        }
+    }
+
+    pub fn sent(&mut self, key: Key, form: Option<Form>) {
+        let orphan = self.is_over(key.from, self.lives[key.from], key.step);
+        self.channel(key).values.push(Sent { form, got_by: None, orphan });
+    }
+
+    /// The last send was refused.
+    pub fn unsent(&mut self, key: Key) {
+        self.channel(key).values.pop();
+    }
+
+    /// The last receive was refused.
+    pub fn unreceived(&mut self, call: CallNo) {
+        let key = self.calls[call].key;
+        self.channel(key).calls.retain(|other| *other != call);
+        self.calls[call].end = Some(End::Unheard);
+    }
+
+    /// The number that the next value of a key has.
+    pub fn next_value(&mut self, key: Key) -> usize {
+        self.channel(key).values.len()
+    }
+
+    pub fn received(&mut self, key: Key, into: Option<Form>, began: Time, deadline: Time) -> CallNo {
+        let call = self.calls.len();
+        let life = self.lives[key.to];
+        self.calls.push(Call { key, life, into, began, deadline, cancelled: None, end: None });
+        self.channel(key).calls.push(call);
+        call
+    }
+
+    pub fn cancelled(&mut self, call: CallNo, now: Time) {
+        self.calls[call].cancelled.get_or_insert(now);
+    }
+
+    /// Cancelled, and nobody will know how it ended.
+    pub fn dropped(&mut self, call: CallNo, now: Time) {
+        self.cancelled(call, now);
+        self.calls[call].end = Some(End::Unheard);
+    }
+
+    pub fn aborted(&mut self, at: At, step: u64) {
+        self.aborted.insert((at, self.lives[at], step));
+        self.orphan(|key| key.from == at && key.step == step);
+    }
+
+    pub fn cleaned(&mut self, at: At, step: u64) {
+        self.cleaned.insert((at, self.lives[at], step));
+        self.orphan(|key| key.from == at && key.step == step);
+    }
+
+    pub fn cut(&mut self, a: At, b: At) {
+        self.disturbed.insert((a.min(b), a.max(b)));
+    }
+
+    pub fn died(&mut self, at: At) {
+        for other in (0..self.settings.processes).filter(|other| *other != at) {
+            self.cut(at, other);
+        }
+        self.lives[at] += 1;
+        self.orphan(|key| key.from == at);
+        for call in self.calls.iter_mut().filter(|call| call.key.to == at) {
+            call.end.get_or_insert(End::Unheard);
+        }
+    }
+
+    /// A receive brought a value. Returns its number.
+    pub fn got(
+        &mut self,
+        call: CallNo,
+        now: Time,
+        tensor: &Tensor,
+        is_dead: bool,
+    ) -> Result<usize, Violation> {
+        let Call { key, into, end, .. } = &self.calls[call];
+        let (key, into) = (*key, into.clone());
+        if end.is_some() {
+            return Err(format!("the receive of {key} ended twice"));
+        }
+        let fits = |(number, sent): (usize, &Sent)| match &sent.form {
+            None => is_dead,
+            Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
+        };
+        let values = &self.channels[&key].values;
+        let open = (0..values.len()).find(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
+        let Some(value) = open else {
+            let again = (0..values.len()).rev().find(|at| fits((*at, &values[*at])));
+            let what = match (again, is_dead) {
+                (Some(value), _) => format!("value {value}, which another had got"),
+                (None, true) => "a dead value, which nobody sent".to_owned(),
+                (None, false) => format!("{}, and no value of it has these bytes", tensor.meta()),
+            };
+            return Err(format!("a receive of {key} got {what}"));
+        };
+        if let Some(into) = into
+            && !is_dead
+            && into.meta() != *tensor.meta()
+        {
+            return Err(format!("{key}: {} came into a tensor that was {into}", tensor.meta()));
+        }
+        self.channel(key).values[value].got_by = Some(call);
+        self.calls[call].end = Some(End::Got { at: now, value });
+        Ok(value)
+    }
+
+    /// A receive ended with an error.
+    pub fn failed(&mut self, call: CallNo, now: Time, error: &Error) -> Result<(), Violation> {
+        if self.calls[call].end.is_some() {
+            return Err(format!("the receive of {} ended twice", self.calls[call].key));
+        }
+        if let Err(why) = self.allows(&self.calls[call], now, error) {
+            return Err(format!("a receive of {} failed ({why}): {error}", self.calls[call].key));
+        }
+        self.calls[call].end = Some(End::Failed { at: now });
+        Ok(())
+    }
+
+    /// A receive, or a send, could not begin.
+    pub fn refused(&self, key: Key, at: At, error: &Error) -> Result<(), Violation> {
+        let place = (at, self.lives[at], key.step);
+        let allowed = match error {
+            Error::Aborted { .. } => self.aborted.contains(&place),
+            Error::StepGone { .. } => self.cleaned.contains(&place),
+            Error::PeerLost { .. } => self.is_disturbed(&key),
+            Error::ResourceExhausted { .. } => self.settings.max_outstanding_sends < UNLIMITED,
+            Error::NoRoom { .. } => !self.settings.is_roomy(),
+            _ => false,
+        };
+        if allowed { Ok(()) } else { Err(format!("{at} was refused {key} for no reason: {error}")) }
+    }
+
+    fn allows(&self, call: &Call, now: Time, error: &Error) -> Result<(), &'static str> {
+        let Call { key, life, .. } = call;
+        let here = (key.to, *life, key.step);
+        let ok = |allowed: bool, why| if allowed { Ok(()) } else { Err(why) };
+        match error {
+            Error::Cancelled { .. } => ok(call.cancelled.is_some(), "nobody cancelled it"),
+            Error::DeadlineExceeded { .. } => ok(now >= call.deadline, "before its deadline"),
+            Error::Aborted { .. } => ok(self.aborted.contains(&here), "nobody aborted the step"),
+            Error::StepGone { .. } => ok(self.cleaned.contains(&here), "nobody cleaned the step up"),
+            Error::PeerLost { .. } | Error::NotConnected { .. } => {
+                ok(self.is_disturbed(key), "nothing happened to the peer or the link")
+            }
+            Error::NoRoom { .. } => ok(!self.settings.is_roomy(), "there is room"),
+            Error::ResourceExhausted { .. } => ok(!self.settings.is_unlimited(), "there is no such limit"),
+            Error::Misfit { sent, .. } => {
+                let values = &self.channels[key].values;
+                let fits = call.into.as_ref().is_none_or(|into| into.meta() == **sent);
+                let any = values.iter().any(|value| value.form.as_ref().is_some_and(|f| f.meta() == **sent));
+                ok(!fits && any, "no such value misfits")
+            }
+            Error::Remote { status, .. } => {
+                let there = |ended: &BTreeSet<Place>| {
+                    ended.iter().any(|(at, _, step)| *at == key.from && *step == key.step)
+                };
+                match status.code {
+                    Code::Internal => ok(there(&self.aborted), "nobody aborted the step there"),
+                    Code::NotFound => ok(there(&self.cleaned), "nobody cleaned the step up there"),
+                    Code::DeadlineExceeded => ok(now >= call.deadline, "before its deadline"),
+                    Code::ResourceExhausted => {
+                        let limited = self.settings.max_deferred < UNLIMITED || !self.settings.is_unlimited();
+                        ok(limited, "there is no such limit")
+                    }
+                    _ => Err("no sender says this"),
+                }
+            }
+            _ => Err("never"),
+        }
+    }
+
+    /// How many of a key's values may have gone to receives of which nobody knows what they got.
+    pub fn may_be_missing(&self, key: &Key) -> usize {
+        let Some(channel) = self.channels.get(key) else { return 0 };
+        let lost = |call: &Call| match call.end {
+            Some(End::Got { .. }) => false,
+            Some(End::Unheard) => true,
+            Some(End::Failed { .. }) | None => {
+                self.is_disturbed(key)
+                    || self.is_over(key.to, call.life, key.step)
+                    || self.lives[key.to] != call.life
+            }
+        };
+        channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()
+    }
+
+    /// The values of a key that must still be somewhere, and those of them that may be missing.
+    pub fn left(&self, key: &Key) -> Vec<usize> {
+        let Some(channel) = self.channels.get(key) else { return Vec::new() };
+        let is_left = |sent: &Sent| sent.got_by.is_none() && !sent.orphan;
+        (0..channel.values.len()).filter(|at| is_left(&channel.values[*at])).collect()
+    }
+
+    /// Whether the step of a key is over at one of its ends.
+    pub fn is_closed(&self, key: &Key) -> bool {
+        [key.from, key.to].into_iter().any(|at| self.is_over(at, self.lives[at], key.step))
+    }
+
+    pub fn is_disturbed(&self, key: &Key) -> bool {
+        self.disturbed.contains(&(key.from.min(key.to), key.from.max(key.to)))
+    }
+
+    fn is_over(&self, at: At, life: u64, step: u64) -> bool {
+        let place = (at, life, step);
+        self.aborted.contains(&place) || self.cleaned.contains(&place)
+    }
+
+    pub fn is_step_over(&self, at: At, step: u64) -> bool {
+        self.is_over(at, self.lives[at], step)
+    }
+
+    fn orphan(&mut self, of: impl Fn(&Key) -> bool) {
+        let channels = self.channels.iter_mut().filter(|(key, _)| of(key));
+        channels.flat_map(|(_, channel)| &mut channel.values).for_each(|value| value.orphan = true);
+    }
+
+    fn channel(&mut self, key: Key) -> &mut Channel {
+        self.channels.entry(key).or_default()
+    }
+}
+
+/// The bytes of a key's `number`th value.
+pub fn pattern(key: Key, number: usize, dtype: DType) -> impl Iterator<Item = u8> {
+    let place = key.from as u64 | (key.to as u64) << 8 | key.name << 16 | key.step << 24 | key.frame << 32;
+    let start = mix(place | (number as u64) << 40);
+    let mask = if dtype == DType::Bool { 1 } else { 0xFF };
+    (0u64..).flat_map(move |word| mix(start.wrapping_add(word)).to_le_bytes()).map(move |byte| byte & mask)
+}
+
+pub fn is_pattern(tensor: &Tensor, key: Key, number: usize) -> bool {
+    tensor.bytes().iter().copied().eq(pattern(key, number, tensor.dtype()).take(tensor.bytes().len()))
+}

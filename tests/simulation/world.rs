@@ -1,0 +1,394 @@
+//! A cluster in one thread: processes, the network between them, and the bootstrap service's part.
+
+use crate::model::{Model, Violation, pattern};
+use crate::network::{Network, connect};
+use crate::process::{Held, Outcome, Process, Wait};
+use crate::program::{Action, At, Form, Key, Program, Settings};
+use crate::random::Random;
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+use tensorwire::Status;
+use tensorwire::fabric::LinkOptions;
+use tensorwire::rendezvous::{LossCause, PeerIndex, RemoteOp, RemotePath};
+use tensorwire::wire::{Code, Time};
+
+/// How long a test of a new link may take, in rounds.
+const ROUNDS_TO_CONNECT: u32 = 10_000;
+
+pub struct World {
+    pub settings: Settings,
+    pub network: Network,
+    pub model: Model,
+    pub processes: Vec<Option<Process>>,
+    lives: Vec<u64>,
+    /// Of each process's view of each other: whether the newest link was tried and works.
+    ups: BTreeMap<(At, At), Arc<AtomicU8>>,
+    generations: BTreeMap<(At, At), u8>,
+    news: Vec<News>,
+    random: Random,
+    digest: DefaultHasher,
+}
+
+const TRYING: u8 = 0;
+const UP: u8 = 1;
+const FAILED: u8 = 2;
+
+/// What the bootstrap service will tell a process.
+struct News {
+    when: Time,
+    to: At,
+    to_life: u64,
+    about: At,
+    about_life: u64,
+}
+
+impl World {
+    /// Everybody is there and connected.
+    pub fn new(program: &Program) -> Result<World, Violation> {
+        let settings = program.settings.clone();
+        let mut network = Network::new(program);
+        let processes =
+            (0..settings.processes).map(|at| Some(Process::start(at, 0, &settings, &mut network))).collect();
+        let mut world = World {
+            model: Model::new(&settings),
+            lives: vec![0; settings.processes],
+            settings,
+            network,
+            processes,
+            ups: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            news: Vec::new(),
+            random: Random::new(program.seed ^ 1),
+            digest: DefaultHasher::new(),
+        };
+        for a in 0..world.settings.processes {
+            for b in a + 1..world.settings.processes {
+                world.link(a, b);
+            }
+        }
+        for _ in 0..ROUNDS_TO_CONNECT {
+            if world.ups.values().all(|up| up.load(Ordering::Relaxed) == UP) {
+                return Ok(world);
+            }
+            world.round()?;
+        }
+        Err("the links did not come up".into())
+    }
+
+    /// Does one action of a program.
+    pub fn act(&mut self, action: &Action) -> Result<(), Violation> {
+        match *action {
+            Action::Begin { at, step } => self.begin(at, step)?,
+            Action::Send { key, ref form } => self.send(key, form.as_ref())?,
+            Action::Receive { key, ref into, timeout } => self.receive(key, into.as_ref(), timeout)?,
+            Action::Cancel { nth } => self.cancel(nth),
+            Action::DropPending { nth } => self.drop_pending(nth)?,
+            Action::Release { nth } => self.release(nth)?,
+            Action::Abort { at, step } => self.abort(at, step),
+            Action::Cleanup { at, step } => self.cleanup(at, step),
+            Action::Progress { at, times } => (0..times).try_for_each(|_| self.progress(at).map(drop))?,
+            Action::Run { rounds } => (0..rounds).try_for_each(|_| self.round())?,
+            Action::Advance { time } => {
+                self.network.advance_to(self.network.now() + Duration::from_micros(time))
+            }
+            Action::Kill { at, told } => self.kill(at, told),
+            Action::Return { at } => self.come_back(at),
+            Action::Cut { a, b } => {
+                self.model.cut(a, b);
+                self.network.cut(a, b);
+            }
+            Action::Stall { at, time } => {
+                self.network.stall(at, self.network.now() + Duration::from_micros(time))
+            }
+        }
+        self.collect()
+    }
+
+    fn begin(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        match process.step(step) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let key = Key { from: at, to: at, name: 0, step, frame: 0 };
+                self.model.refused(key, at, &error)
+            }
+        }
+    }
+
+    fn send(&mut self, key: Key, form: Option<&Form>) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[key.from] else { return Ok(()) };
+        let number = self.model.next_value(key);
+        let tensor = match form {
+            None => None,
+            Some(form) => match process.tensor(form) {
+                Some(mut tensor) => {
+                    let bytes = tensor.bytes_mut();
+                    bytes.iter_mut().zip(pattern(key, number, form.dtype)).for_each(|(to, from)| *to = from);
+                    Some(tensor.freeze())
+                }
+                None if self.settings.is_roomy() => return Err("a roomy pool has no room".into()),
+                None => return Ok(()),
+            },
+        };
+        // Before it is sent, as somebody may get it within the call.
+        self.model.sent(key, form.cloned());
+        match process.send(key, tensor) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.model.unsent(key);
+                self.model.refused(key, key.from, &error)
+            }
+        }
+    }
+
+    fn receive(&mut self, key: Key, into: Option<&Form>, timeout: Option<u64>) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
+        let given = match into {
+            None => None,
+            Some(form) => match process.tensor(form) {
+                Some(tensor) => Some(tensor),
+                None if self.settings.is_roomy() => return Err("a roomy pool has no room".into()),
+                None => return Ok(()),
+            },
+        };
+        let now = self.network.now();
+        let time = Duration::from_micros(timeout.unwrap_or(self.settings.recv_timeout));
+        let (into, timeout) = match given {
+            Some(_) => (into, None),
+            None => (None, timeout.map(|_| time)),
+        };
+        let patience = if timeout.is_some() { time } else { Duration::from_micros(self.settings.recv_timeout) };
+        let call = self.model.received(key, into.cloned(), now, now + patience);
+        match process.receive(key, call, given, timeout) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.model.unreceived(call);
+                self.model.refused(key, key.to, &error)
+            }
+        }
+    }
+
+    /// Of all open calls, those that have (or have not) a callback; the `nth` of them, around the end.
+    fn nth_open(&self, nth: usize, called_back: bool) -> Option<(At, usize)> {
+        let living = self.processes.iter().flatten();
+        let open: Vec<_> = living
+            .flat_map(|process| {
+                let open = process.open.iter().enumerate();
+                open.filter(|(_, open)| matches!(open.wait, Wait::CalledBack(_)) == called_back)
+                    .map(|(at, _)| (process.at, at))
+            })
+            .collect();
+        (!open.is_empty()).then(|| open[nth % open.len()])
+    }
+
+    fn cancel(&mut self, nth: usize) {
+        let Some((at, place)) = self.nth_open(nth, true) else { return };
+        let Some(process) = &self.processes[at] else { return };
+        let open = &process.open[place];
+        if let Wait::CalledBack(token) = &open.wait {
+            self.model.cancelled(open.call, self.network.now());
+            token.cancel();
+        }
+    }
+
+    fn drop_pending(&mut self, nth: usize) -> Result<(), Violation> {
+        // Those that are done have a result that counts.
+        self.collect()?;
+        let Some((at, place)) = self.nth_open(nth, false) else { return Ok(()) };
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        let open = process.open.remove(place);
+        self.model.dropped(open.call, self.network.now());
+        drop(open);
+        Ok(())
+    }
+
+    fn release(&mut self, nth: usize) -> Result<(), Violation> {
+        let count: usize = self.processes.iter().flatten().map(|process| process.held.len()).sum();
+        if count == 0 {
+            return Ok(());
+        }
+        let mut nth = nth % count;
+        for process in self.processes.iter_mut().flatten() {
+            if nth < process.held.len() {
+                return process.held.remove(nth).check();
+            }
+            nth -= process.held.len();
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, at: At, step: u64) {
+        let Some(process) = &mut self.processes[at] else { return };
+        if let Ok(handle) = process.step(step) {
+            self.model.aborted(at, step);
+            let status = Status::new(Code::Internal, format!("the program aborts step {step}"));
+            handle.abort(status).expect("not OK");
+        }
+    }
+
+    fn cleanup(&mut self, at: At, step: u64) {
+        if let Some(process) = &mut self.processes[at] {
+            self.model.cleaned(at, step);
+            process.cleanup(step);
+        }
+    }
+
+    /// One process makes progress once.
+    pub fn progress(&mut self, at: At) -> Result<usize, Violation> {
+        self.tell_news(at);
+        let Some(process) = &mut self.processes[at] else { return Ok(0) };
+        let count = process.progress().map_err(|error| format!("{at} can't make progress: {error}"))?;
+        (at, count).hash(&mut self.digest);
+        self.collect()?;
+        Ok(count)
+    }
+
+    /// Some make progress, in any order, and the time goes on to the next event.
+    pub fn round(&mut self) -> Result<(), Violation> {
+        for _ in 0..self.settings.processes {
+            let at = self.random.below(self.settings.processes as u64) as usize;
+            self.progress(at)?;
+        }
+        let now = self.network.now();
+        let next = self.network.next_event().unwrap_or(now + Duration::from_micros(1));
+        self.network.advance_to(next);
+        Ok(())
+    }
+
+    /// Takes what has come to its receivers.
+    fn collect(&mut self) -> Result<(), Violation> {
+        let now = self.network.now();
+        for process in self.processes.iter_mut().flatten() {
+            for (call, outcome) in process.ended() {
+                (call, now.as_nanos(), brief(&outcome)).hash(&mut self.digest);
+                match outcome {
+                    Err(error) => self.model.failed(call, now, &error)?,
+                    Ok((tensor, is_dead)) => {
+                        let value = self.model.got(call, now, &tensor, is_dead)?;
+                        let key = self.model.calls[call].key;
+                        if !is_dead {
+                            process.held.push(Held { key, value, tensor });
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, at: At, told: Option<u64>) {
+        let Some(process) = self.processes[at].take() else { return };
+        self.network.kill(at);
+        self.model.died(at);
+        let about_life = self.lives[at];
+        self.lives[at] += 1;
+        for to in self.others(at) {
+            self.ups.remove(&(at, to));
+            if let Some(told) = told {
+                let when = self.network.now() + Duration::from_micros(told);
+                self.news.push(News { when, to, to_life: self.lives[to], about: at, about_life });
+            }
+        }
+        drop(process);
+    }
+
+    fn come_back(&mut self, at: At) {
+        self.kill(at, None);
+        let process = Process::start(at, self.lives[at], &self.settings, &mut self.network);
+        self.processes[at] = Some(process);
+        for other in self.others(at) {
+            if self.processes[other].is_some() {
+                self.link(at.min(other), at.max(other));
+            }
+        }
+    }
+
+    fn others(&self, at: At) -> Vec<At> {
+        (0..self.settings.processes).filter(|other| *other != at).collect()
+    }
+
+    /// What the bootstrap services of two members do when they meet.
+    fn link(&mut self, a: At, b: At) {
+        let generation = self.generations.entry((a, b)).or_default();
+        *generation = generation.wrapping_add(1);
+        let options = LinkOptions { lanes: 1, depth: self.settings.depth, generation: *generation };
+        let (Some(at_a), Some(at_b)) = (&self.processes[a], &self.processes[b]) else { return };
+        let (to_b, to_a) = connect(&at_a.fabric, &at_b.fabric, &options);
+        for (own, peer, link) in [(at_a, at_b, to_b), (at_b, at_a, to_a)] {
+            let state = Arc::new(AtomicU8::new(TRYING));
+            self.ups.insert((own.at, peer.at), state.clone());
+            let done = move |result: Result<(), String>| {
+                state.store(if result.is_ok() { UP } else { FAILED }, Ordering::Relaxed);
+            };
+            let attach = RemoteOp::Attach {
+                peer: PeerIndex(peer.at as u32),
+                incarnation: peer.incarnation,
+                link,
+                done: Box::new(done),
+            };
+            own.engine.submit(attach).expect("usable");
+        }
+    }
+
+    fn tell_news(&mut self, to: At) {
+        let now = self.network.now();
+        let due = |news: &mut News| news.to == to && news.when <= now;
+        let due: Vec<News> = self.news.extract_if(.., due).collect();
+        for news in due {
+            let is_current = news.to_life == self.lives[to] && self.lives[news.about] == news.about_life + 1;
+            let came_back = self.processes[news.about].is_some();
+            if let Some(process) = &self.processes[to]
+                && is_current
+                && !came_back
+            {
+                let cause = LossCause::Silent(Duration::from_secs(1));
+                process.engine.lose(PeerIndex(news.about as u32), cause);
+            }
+        }
+    }
+
+    /// Whether both ends of a key are alive and have a link that works.
+    pub fn is_connected(&self, key: &Key) -> bool {
+        let view = |own: At, peer: At| {
+            let lost = self.processes[own].as_ref().is_none_or(|process| process.has_lost(peer));
+            !lost && self.ups.get(&(own, peer)).is_some_and(|up| up.load(Ordering::Relaxed) == UP)
+        };
+        match key.is_local() {
+            true => self.processes[key.from].is_some(),
+            false => view(key.from, key.to) && view(key.to, key.from),
+        }
+    }
+
+    /// Whether anybody has something that can't leave yet.
+    pub fn has_backlog(&self) -> bool {
+        false
+    }
+
+    /// Everything that happened, in one number.
+    pub fn digest(&self) -> u64 {
+        let mut digest = self.digest.clone();
+        self.network.digest().hash(&mut digest);
+        digest.finish()
+    }
+}
+
+fn brief(outcome: &Outcome) -> String {
+    match outcome {
+        Ok((tensor, is_dead)) => format!("{} {is_dead}", tensor.meta()),
+        Err(error) => error.to_string(),
+    }
+}
+
+impl Held {
+    /// What is held must not change.
+    pub fn check(&self) -> Result<(), Violation> {
+        let Held { key, value, tensor } = self;
+        match crate::model::is_pattern(tensor, *key, *value) {
+            true => Ok(()),
+            false => Err(format!("value {value} of {key} changed while it was held")),
+        }
+    }
+}
