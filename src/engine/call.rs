@@ -96,6 +96,12 @@ impl<R> Ticket<R> {
 
 impl<R> Drop for Ticket<R> {
     fn drop(&mut self) {
+        // Only an empty cell is kept: a result that nobody took would live on in the store, with its tensor. One
+        // that is still to come goes with its completer, and takes the cell along.
+        if !self.is_done() {
+            return;
+        }
+        drop(self.take());
         if let Some(cell) = self.cell.take() {
             // If the store is full the cell is simply freed.
             let _ = self.free.push(cell);
@@ -180,6 +186,33 @@ mod tests {
         assert!(!second.is_done(), "the first call's result is not the second's");
         other.complete(Answer(2));
         assert_eq!(second.take(), Some(Answer(2)));
+    }
+
+    #[test]
+    fn a_result_that_nobody_takes_is_dropped() {
+        struct Held(Arc<()>);
+        impl Abandoned for Held {
+            fn abandoned() -> Self {
+                Held(Arc::new(()))
+            }
+        }
+        let (calls, counted) = (Calls::new(4), Arc::new(()));
+        for taken_before in [true, false] {
+            let (ticket, completer) = calls.call();
+            let result = Held(counted.clone());
+            match taken_before {
+                true => {
+                    drop(ticket);
+                    completer.complete(result);
+                }
+                false => {
+                    completer.complete(result);
+                    drop(ticket);
+                }
+            }
+            assert_eq!(Arc::strong_count(&counted), 1);
+        }
+        drop(Held::abandoned().0);
     }
 
     #[test]
