@@ -3,6 +3,8 @@
 use crate::model::{Call, End, Model, Violation};
 use crate::program::{Form, Key, Program};
 use crate::world::World;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -24,8 +26,28 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// Rounds until a network must be quiet.
 const MANY: u32 = 20_000;
 
+/// How a run went.
+#[derive(Debug)]
+pub enum Outcome {
+    Passes(Report),
+    Fails(Violation),
+}
+
+/// Runs a program; a panic is a failure too.
+pub fn attempt(program: &Program) -> Outcome {
+    match catch_unwind(AssertUnwindSafe(|| run(program))) {
+        Ok(Ok(report)) => Outcome::Passes(report),
+        Ok(Err(why)) => Outcome::Fails(why),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            Outcome::Fails(format!("a panic: {}", text.unwrap_or_default()))
+        }
+    }
+}
+
 /// Runs a program.
-pub fn run(program: &Program) -> Result<Report, Violation> {
+fn run(program: &Program) -> Result<Report, Violation> {
     let mut world = World::new(program)?;
     for (at, action) in program.actions.iter().enumerate() {
         world.act(action).map_err(|why| format!("action {at}, {action}: {why}"))?;
@@ -163,18 +185,24 @@ fn gave_up(model: &Model, key: &Key) -> usize {
 /// Receives get values in the order of both. One that is handed out late was with an earlier receive that failed.
 fn order_is_kept(model: &Model) -> Result<(), Violation> {
     for (key, channel) in &model.channels {
-        let mut failures = 0;
-        let got: Vec<(usize, usize)> = channel
-            .calls
-            .iter()
-            .filter_map(|call| match model.calls[*call].end {
-                Some(End::Got { value, .. }) => Some((value, failures)),
-                _ => {
-                    failures += 1;
-                    None
-                }
-            })
-            .collect();
+        // Of each receive that got a value: which, and how many before it had failed.
+        let (mut got, mut failures) = (Vec::new(), 0);
+        for call in &channel.calls {
+            match model.calls[*call].end {
+                Some(End::Got { value, .. }) => got.push((value, failures)),
+                _ => failures += 1,
+            }
+        }
+        // Nobody can tell which of several equal values is which.
+        let mut equals: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        for (value, _) in &got {
+            equals.entry(model.content(*key, *value)).or_default().push(*value);
+        }
+        equals.values_mut().for_each(|values| values.sort_unstable_by(|a, b| b.cmp(a)));
+        for (value, _) in &mut got {
+            let equal = equals.get_mut(&model.content(*key, *value));
+            *value = equal.and_then(Vec::pop).unwrap_or(*value);
+        }
         let overtaken = |at: usize| {
             let (value, _) = got[at];
             got[..at].iter().find(|(earlier, _)| *earlier > value).map(|(_, failures)| (*failures, value))

@@ -10,7 +10,7 @@ const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DTyp
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
     let settings = settings(&mut random);
-    let mut from = Generator { deaths: random.one_in(3), busy: random.below(3), settings, random };
+    let mut from = Generator { deaths: random.one_in(3), busy: random.below(3), recent: Vec::new(), settings, random };
     let length = 20 + from.random.below(120);
     let actions = (0..length).map(|_| from.action()).collect();
     Program { seed, settings: from.settings, actions }
@@ -41,6 +41,9 @@ fn settings(random: &mut Random) -> Settings {
     }
 }
 
+/// How many keys are used at once.
+const RECENT: usize = 4;
+
 struct Generator {
     random: Random,
     settings: Settings,
@@ -48,6 +51,8 @@ struct Generator {
     deaths: bool,
     /// How much more is asked of the engine than it gets time for.
     busy: u64,
+    /// What was sent and asked for last, so that the other side does its part.
+    recent: Vec<(Key, Option<Form>)>,
 }
 
 impl Generator {
@@ -57,17 +62,17 @@ impl Generator {
         let step = self.step();
         let nth = self.random.below(8) as usize;
         match self.random.below(100 - 10 * self.busy) {
-            0..20 => Action::Send { key: self.key(), form: self.value() },
+            0..20 => self.send(),
             20..40 => self.receive(),
             40..44 => Action::Cancel { nth },
             44..47 => Action::DropPending { nth },
             47..52 => Action::Release { nth },
             52..54 => Action::Begin { at, step },
-            54 => Action::Abort { at, step },
-            55..57 => Action::Cleanup { at, step },
+            54 if self.random.one_in(2) => Action::Abort { at, step },
+            55 if self.random.one_in(2) => Action::Cleanup { at, step },
             57 | 58 if self.deaths => self.disaster(at),
             59 => Action::Stall { at, time: 1 + self.random.below(2 * self.settings.delay.max(100)) },
-            57..66 => Action::Advance { time: self.duration() },
+            54..66 => Action::Advance { time: self.duration() },
             66..78 => Action::Progress { at, times: 1 + self.random.below(3) as u32 },
             _ => Action::Run { rounds: 1 + self.random.below(12) as u32 },
         }
@@ -87,9 +92,9 @@ impl Generator {
 
     /// Mostly the first: a key must have several values and receivers.
     fn step(&mut self) -> u64 {
-        match self.random.one_in(2) {
-            true => 0,
-            false => self.random.below(STEPS),
+        match self.random.one_in(3) {
+            true => self.random.below(STEPS),
+            false => 0,
         }
     }
 
@@ -107,11 +112,35 @@ impl Generator {
         Key { from, to, name, step: self.step(), frame }
     }
 
+    /// Often one of the last.
+    fn key_and_form(&mut self) -> (Key, Option<Form>) {
+        if !self.recent.is_empty() && !self.random.one_in(3) {
+            let nth = self.random.below(self.recent.len() as u64) as usize;
+            return self.recent[nth].clone();
+        }
+        let fresh = (self.key(), self.value());
+        if self.recent.len() == RECENT {
+            self.recent.remove(0);
+        }
+        self.recent.push(fresh.clone());
+        fresh
+    }
+
+    fn send(&mut self) -> Action {
+        let (key, form) = self.key_and_form();
+        let form = if self.random.one_in(3) { self.value() } else { form };
+        Action::Send { key, form }
+    }
+
     fn receive(&mut self) -> Action {
-        let key = self.key();
-        let kind = self.random.below(10);
-        let into = (kind < 3).then(|| self.form());
-        let timeout = (kind > 6).then(|| self.duration());
+        let (key, form) = self.key_and_form();
+        let into = match self.random.below(10) {
+            0..3 => form,
+            3 => Some(self.form()),
+            _ => None,
+        };
+        let timeout = self.random.one_in(3).then(|| self.duration());
+        let timeout = if into.is_some() { None } else { timeout };
         Action::Receive { key, into, timeout }
     }
 

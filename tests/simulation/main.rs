@@ -1,4 +1,7 @@
 //! Simulation of the whole engine: random programs in virtual time, against a model of what should come out.
+//!
+//! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_SIM_SECONDS` says how long,
+//! `TENSORWIRE_SIM_SEED` where to start; `replay` runs that one seed, and prints it.
 
 mod check;
 mod generate;
@@ -7,17 +10,58 @@ mod network;
 mod process;
 mod program;
 mod random;
+mod shrink;
 mod world;
 
-use check::run;
+use check::{Outcome, attempt};
 use generate::program;
+use std::time::{Duration, Instant};
+
+/// What the environment says, in whole numbers.
+fn setting(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is '{text}': give a whole number")))
+}
+
+/// Prints a failing seed's program, made small, and how to see it again.
+fn fail(seed: u64, why: &str) -> ! {
+    let (small, small_why) = shrink::shrink(program(seed), why.to_owned());
+    panic!(
+        "seed {seed} fails: {why}\n\nthe smallest program that does: {small_why}\n{small}\n\
+         again: TENSORWIRE_SIM_SEED={seed} cargo test --test simulation replay -- --nocapture\n"
+    );
+}
 
 #[test]
-fn random_programs() {
-    let from: u64 = std::env::var("TENSORWIRE_SIM_SEED").map_or(0, |seed| seed.parse().expect("a seed"));
-    for seed in from..from + 200 {
-        if let Err(why) = run(&program(seed)) {
-            panic!("seed {seed}: {why}\n{}", program(seed));
+fn random_programs_do_what_the_model_says() {
+    let time = Duration::from_secs(setting("TENSORWIRE_SIM_SECONDS").unwrap_or(3));
+    let first = setting("TENSORWIRE_SIM_SEED").unwrap_or(0);
+    let start = Instant::now();
+    let (mut seed, mut delivered, mut failed) = (first, 0, 0);
+    while start.elapsed() < time {
+        match attempt(&program(seed)) {
+            Outcome::Passes(report) => {
+                delivered += report.delivered;
+                failed += report.failed;
+            }
+            Outcome::Fails(why) => fail(seed, &why),
         }
+        seed += 1;
+    }
+    let rate = (seed - first) as f64 / start.elapsed().as_secs_f64();
+    println!("seeds {first} to {}: {rate:.0} programs a second", seed - 1);
+    println!("{delivered} receives got a value, {failed} an error");
+    assert!(delivered > 0 && failed > 0, "the programs do nothing");
+}
+
+#[test]
+fn replay() {
+    let Some(seed) = setting("TENSORWIRE_SIM_SEED") else {
+        return println!("skipped: TENSORWIRE_SIM_SEED names no seed to replay");
+    };
+    println!("{}", program(seed));
+    match attempt(&program(seed)) {
+        Outcome::Passes(report) => println!("{report:?}"),
+        Outcome::Fails(why) => fail(seed, &why),
     }
 }

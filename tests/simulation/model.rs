@@ -267,6 +267,13 @@ impl Model {
         (0..channel.values.len()).filter(|at| is_left(&channel.values[*at])).collect()
     }
 
+    /// What tells a value from others of its key: its type, its shape, and its first bytes.
+    pub fn content(&self, key: Key, value: usize) -> (String, Vec<u8>) {
+        let Some(form) = &self.channels[&key].values[value].form else { return ("dead".into(), Vec::new()) };
+        let bytes = form.meta().bytes().min(8) as usize;
+        (form.to_string(), pattern(key, value, form.dtype).take(bytes).collect())
+    }
+
     /// Whether the step of a key is over at one of its ends.
     pub fn is_closed(&self, key: &Key) -> bool {
         [key.from, key.to].into_iter().any(|at| self.is_over(at, self.lives[at], key.step))
@@ -279,10 +286,6 @@ impl Model {
     fn is_over(&self, at: At, life: u64, step: u64) -> bool {
         let place = (at, life, step);
         self.aborted.contains(&place) || self.cleaned.contains(&place)
-    }
-
-    pub fn is_step_over(&self, at: At, step: u64) -> bool {
-        self.is_over(at, self.lives[at], step)
     }
 
     fn orphan(&mut self, of: impl Fn(&Key) -> bool) {

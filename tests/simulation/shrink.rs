@@ -1,0 +1,180 @@
+//! Makes a failing program as small as it can be while it still fails.
+
+use crate::check::{Outcome, attempt};
+use crate::program::{Action, Form, Key, Program, ROOMY, UNLIMITED};
+
+/// Programs that may be tried.
+const TRIES: usize = 3_000;
+
+/// The smallest program found that fails, and how it fails.
+pub fn shrink(program: Program, why: String) -> (Program, String) {
+    let mut shrinker = Shrinker { best: program, why, tries: 0 };
+    loop {
+        let before = (shrinker.best.actions.len(), weight(&shrinker.best));
+        shrinker.delete_actions();
+        shrinker.fewer_processes();
+        shrinker.plainer_settings();
+        shrinker.smaller_actions();
+        if (shrinker.best.actions.len(), weight(&shrinker.best)) == before || shrinker.tries >= TRIES {
+            return (shrinker.best, shrinker.why);
+        }
+    }
+}
+
+struct Shrinker {
+    best: Program,
+    why: String,
+    tries: usize,
+}
+
+impl Shrinker {
+    /// Takes a smaller program if it fails too.
+    fn offer(&mut self, smaller: Program) -> bool {
+        if self.tries >= TRIES {
+            return false;
+        }
+        self.tries += 1;
+        match attempt(&smaller) {
+            Outcome::Fails(why) => {
+                (self.best, self.why) = (smaller, why);
+                true
+            }
+            Outcome::Passes(_) => false,
+        }
+    }
+
+    fn delete_actions(&mut self) {
+        let mut size = self.best.actions.len().div_ceil(2).max(1);
+        loop {
+            let mut at = 0;
+            while at < self.best.actions.len() {
+                let mut smaller = self.best.clone();
+                let end = (at + size).min(smaller.actions.len());
+                smaller.actions.drain(at..end);
+                if !self.offer(smaller) {
+                    at += size;
+                }
+            }
+            if size == 1 {
+                return;
+            }
+            size /= 2;
+        }
+    }
+
+    fn fewer_processes(&mut self) {
+        while self.best.settings.processes > 2 {
+            let last = self.best.settings.processes - 1;
+            let mut smaller = self.best.clone();
+            smaller.settings.processes = last;
+            smaller.actions.retain(|action| !names(action, last));
+            if !self.offer(smaller) {
+                return;
+            }
+        }
+    }
+
+    fn plainer_settings(&mut self) {
+        let plainer: [fn(&mut Program); 9] = [
+            |program| program.settings.pool_bytes = ROOMY,
+            |program| program.settings.full_chance = 0,
+            |program| program.settings.poll_batch = 64,
+            |program| program.settings.max_requests = UNLIMITED,
+            |program| program.settings.max_routes = UNLIMITED,
+            |program| program.settings.max_deferred = UNLIMITED,
+            |program| program.settings.max_outstanding_sends = UNLIMITED,
+            |program| program.settings.borrow = false,
+            |program| program.settings.delay = 0,
+        ];
+        for change in plainer {
+            let mut smaller = self.best.clone();
+            change(&mut smaller);
+            if weight(&smaller) < weight(&self.best) {
+                self.offer(smaller);
+            }
+        }
+    }
+
+    fn smaller_actions(&mut self) {
+        for at in 0..self.best.actions.len() {
+            for action in halves(&self.best.actions[at]) {
+                let mut smaller = self.best.clone();
+                smaller.actions[at] = action;
+                self.offer(smaller);
+            }
+        }
+    }
+}
+
+/// What gets less while the number of actions stays.
+fn weight(program: &Program) -> u64 {
+    let settings = &program.settings;
+    let limits = [
+        settings.max_requests,
+        settings.max_routes,
+        settings.max_deferred,
+        settings.max_outstanding_sends,
+    ];
+    let set = limits.iter().filter(|limit| **limit < UNLIMITED).count() as u64
+        + u64::from(settings.pool_bytes < ROOMY)
+        + u64::from(settings.full_chance > 0)
+        + u64::from(settings.poll_batch < 64)
+        + u64::from(settings.borrow)
+        + u64::from(settings.delay > 0);
+    let sizes: u64 = program.actions.iter().map(size).sum();
+    1_000 * settings.processes as u64 + set + sizes
+}
+
+fn size(action: &Action) -> u64 {
+    let bytes = |form: &Option<Form>| form.as_ref().map_or(0, |form| form.meta().bytes());
+    match action {
+        Action::Send { form, .. } => bytes(form),
+        Action::Receive { into, timeout, .. } => bytes(into) + timeout.unwrap_or(0),
+        Action::Progress { times, .. } => u64::from(*times),
+        Action::Run { rounds } => u64::from(*rounds),
+        Action::Advance { time } | Action::Stall { time, .. } => *time,
+        _ => 0,
+    }
+}
+
+fn halves(action: &Action) -> Vec<Action> {
+    let half = |form: &Form| {
+        let mut smaller = form.clone();
+        smaller.dims.iter_mut().for_each(|dim| *dim = dim.div_ceil(2));
+        smaller
+    };
+    let halved: Vec<Action> = match action {
+        Action::Send { key, form: Some(form) } => {
+            vec![Action::Send { key: *key, form: Some(half(form)) }]
+        }
+        Action::Receive { key, into, timeout } => vec![
+            Action::Receive { key: *key, into: None, timeout: *timeout },
+            Action::Receive { key: *key, into: into.as_ref().map(half), timeout: timeout.map(|t| t / 2) },
+        ],
+        Action::Progress { at, times } => vec![Action::Progress { at: *at, times: times / 2 }],
+        Action::Run { rounds } => {
+            vec![Action::Run { rounds: rounds / 2 }, Action::Run { rounds: rounds.saturating_sub(1) }]
+        }
+        Action::Advance { time } => vec![Action::Advance { time: time / 2 }],
+        Action::Stall { at, time } => vec![Action::Stall { at: *at, time: time / 2 }],
+        _ => Vec::new(),
+    };
+    halved.into_iter().filter(|smaller| size(smaller) < size(action)).collect()
+}
+
+/// Whether an action has to do with a process.
+fn names(action: &Action, process: usize) -> bool {
+    let of = |key: &Key| key.from == process || key.to == process;
+    match action {
+        Action::Send { key, .. } | Action::Receive { key, .. } => of(key),
+        Action::Cut { a, b } => *a == process || *b == process,
+        Action::Begin { at, .. }
+        | Action::Abort { at, .. }
+        | Action::Cleanup { at, .. }
+        | Action::Progress { at, .. }
+        | Action::Kill { at, .. }
+        | Action::Return { at }
+        | Action::Stall { at, .. } => *at == process,
+        _ => false,
+    }
+}
