@@ -4,7 +4,7 @@ use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
 use super::requests::Requests;
 use super::routes::{InRoutes, OutRoutes};
-use super::{Incoming, LinkEvent, Served, TensorKey, Value, Want};
+use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::telemetry::{Counter, CountersWriter};
@@ -231,6 +231,18 @@ impl<P: Port, C> Links<P, C> {
     /// Whether anything still waits to leave on any link.
     pub fn has_backlog(&self) -> bool {
         self.links.iter().any(|link| link.out.backlog() > 0)
+    }
+
+    /// How much there is to do on all links.
+    pub fn load(&self) -> LinkLoad {
+        let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
+        LinkLoad {
+            requests: sum(|link| link.requests.len()),
+            served: sum(|link| link.served.len()),
+            busy_routes: sum(|link| link.routes_out.busy()),
+            backlog: sum(|link| link.out.backlog()),
+            leaving: sum(|link| link.out.values()),
+        }
     }
 
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {

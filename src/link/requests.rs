@@ -48,7 +48,6 @@ impl<C> Requests<C> {
     }
 
     /// Requests in use.
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }

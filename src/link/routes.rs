@@ -91,6 +91,11 @@ impl OutRoutes {
         }
     }
 
+    /// Routes with a request in flight.
+    pub fn busy(&self) -> usize {
+        self.by_edge.values().filter(|route| route.in_flight > 0).count()
+    }
+
     /// The sender told its meta-data: kept unless a newer one is known.
     pub fn learn(&mut self, edge: &Arc<EdgeName>, meta: &VersionedMeta) {
         let Some(route) = self.by_edge.get_mut(edge) else { return };

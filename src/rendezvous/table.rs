@@ -152,6 +152,18 @@ impl<V, W> Table<V, W> {
         })
     }
 
+    /// How many values and waiters there are.
+    pub fn len(&self) -> (usize, usize) {
+        let (mut values, mut waiters) = (0, 0);
+        for channel in self.channels.values() {
+            match channel {
+                Channel::Values(kept) => values += kept.len(),
+                Channel::Waiters(kept) => waiters += kept.len(),
+            }
+        }
+        (values, waiters)
+    }
+
     /// Whether there is neither a value nor a waiter.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {

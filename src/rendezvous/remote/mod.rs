@@ -16,7 +16,7 @@ use super::waiter::Waiter;
 use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
-use crate::link::{Incoming, LinkEvent, LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{Incoming, LinkEvent, LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
@@ -79,6 +79,23 @@ pub enum RemoteOp<L> {
     Cancel(Cancel),
     /// A step changed its state.
     Step(StepChange),
+    /// How much is there to do?
+    Load(Box<dyn FnOnce(Load) + Send>),
+}
+
+/// How much a poller keeps for the rendezvous, to see what a program waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Of its links.
+    pub links: LinkLoad,
+    /// Values that no peer has asked for yet.
+    pub values: usize,
+    /// Requests of peers that wait for their value.
+    pub asking: usize,
+    /// Those of them that wait for their step to begin.
+    pub deferred: usize,
+    /// Values that came when nobody waited for them any more.
+    pub unclaimed: usize,
 }
 
 /// Told when a peer came or went.
@@ -185,6 +202,13 @@ impl Remote {
         }
     }
 
+    fn load(&self, links: LinkLoad) -> Load {
+        let (values, asking) = self.outgoing.len();
+        let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
+        let unclaimed = self.unclaimed.values().map(VecDeque::len).sum();
+        Load { links, values, asking, deferred, unclaimed }
+    }
+
     fn peer(&mut self, index: PeerIndex) -> &mut Peer {
         &mut self.peers[index.0 as usize]
     }
@@ -217,6 +241,7 @@ impl<P: Port> Handler<P> for Remote {
                 self.attach(links, peer, incarnation, link, done);
             }
             RemoteOp::Lose { peer, cause } => self.lose(links, peer, cause),
+            RemoteOp::Load(done) => done(self.load(links.load())),
         }
     }
 
