@@ -1,12 +1,13 @@
 //! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
 
 use crate::model::{Call, End, Model, Violation};
+use crate::network;
 use crate::program::{Form, Key, Program};
 use crate::world::World;
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tensorwire::rendezvous::Load;
 
 /// Known, and to be fixed: a value that comes back after its receive was given up can be overtaken by others that
 /// came back, and one that came after its receive's end is not offered to a receiver that waits already.
@@ -82,7 +83,7 @@ fn settle(world: &mut World) -> Result<(), Violation> {
         let next = world.network.next_event();
         busy |= next.is_some() || world.has_backlog();
         idle = if busy { 0 } else { idle + 1 };
-        if idle == 3 {
+        if idle == network::QUIET_ROUNDS {
             return Ok(());
         }
         let now = world.network.now();
@@ -135,7 +136,7 @@ fn every_call_ends(world: &mut World) -> Result<(), Violation> {
 fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
     let keys: Vec<Key> = world.model.channels.keys().copied().collect();
     for key in keys {
-        let mut last = None;
+        let mut last: Option<usize> = None;
         while !world.model.is_closed(&key) && world.is_connected(&key) {
             let left = world.model.left(&key);
             let lost = world.model.may_be_missing(&key);
@@ -143,8 +144,8 @@ fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
                 Some(End::Got { value, .. }) => {
                     let first = left.first().copied().unwrap_or(value);
                     let excused = !ORDER_AFTER_CANCEL_IS_STRICT && gave_up(&world.model, &key) > 1;
-                    let ascends = last.is_none_or(|last| last < value);
-                    if !excused && (!ascends || (value > first && lost == 0)) {
+                    let in_order = last < Some(value) && (value == first || lost > 0);
+                    if !excused && !in_order && can_tell(&world.model, key, &[value, first]) {
                         return Err(format!("value {value} of {key} came before value {first}"));
                     }
                     last = Some(value);
@@ -174,6 +175,11 @@ fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
     Ok(world.model.calls[call].end)
 }
 
+/// Whether each of these differs from all other values of its key.
+fn can_tell(model: &Model, key: Key, values: &[usize]) -> bool {
+    values.iter().all(|value| model.is_unique(key, *value))
+}
+
 fn failed(call: &Call) -> bool {
     call.cancelled.is_some() || matches!(call.end, Some(End::Failed { .. } | End::Unheard))
 }
@@ -193,16 +199,7 @@ fn order_is_kept(model: &Model) -> Result<(), Violation> {
                 _ => failures += 1,
             }
         }
-        // Nobody can tell which of several equal values is which.
-        let mut equals: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-        for (value, _) in &got {
-            equals.entry(model.content(*key, *value)).or_default().push(*value);
-        }
-        equals.values_mut().for_each(|values| values.sort_unstable_by(|a, b| b.cmp(a)));
-        for (value, _) in &mut got {
-            let equal = equals.get_mut(&model.content(*key, *value));
-            *value = equal.and_then(Vec::pop).unwrap_or(*value);
-        }
+        got.retain(|(value, _)| can_tell(model, *key, &[*value]));
         let overtaken = |at: usize| {
             let (value, _) = got[at];
             got[..at].iter().find(|(earlier, _)| *earlier > value).map(|(_, failures)| (*failures, value))
@@ -228,6 +225,9 @@ fn nothing_is_left(world: &mut World) -> Result<(), Violation> {
         let outstanding = process.outstanding.load(Ordering::Relaxed);
         if outstanding != 0 {
             return Err(format!("{} still counts {outstanding} values that wait", process.at));
+        }
+        if process.load() != Load::default() {
+            return Err(format!("{} still has something to do: {:?}", process.at, process.load()));
         }
         if !process.pool.is_empty() {
             return Err(format!("{} still has tensors: {:?}", process.at, process.pool.stats()));

@@ -10,7 +10,8 @@ const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DTyp
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
     let settings = settings(&mut random);
-    let mut from = Generator { deaths: random.one_in(3), busy: random.below(3), recent: Vec::new(), settings, random };
+    let mut from =
+        Generator { deaths: random.one_in(3), busy: random.below(3), recent: Vec::new(), settings, random };
     let length = 20 + from.random.below(120);
     let actions = (0..length).map(|_| from.action()).collect();
     Program { seed, settings: from.settings, actions }

@@ -159,8 +159,9 @@ impl Model {
             Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
         };
         let values = &self.channels[&key].values;
-        let open = (0..values.len()).find(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
-        let Some(value) = open else {
+        let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
+        // Of equal ones, that which must come.
+        let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
             let again = (0..values.len()).rev().find(|at| fits((*at, &values[*at])));
             let what = match (again, is_dead) {
                 (Some(value), _) => format!("value {value}, which another had got"),
@@ -267,8 +268,15 @@ impl Model {
         (0..channel.values.len()).filter(|at| is_left(&channel.values[*at])).collect()
     }
 
+    /// Whether a value can be told from all others of its key.
+    pub fn is_unique(&self, key: Key, value: usize) -> bool {
+        let content = self.content(key, value);
+        (0..self.channels[&key].values.len())
+            .all(|other| other == value || self.content(key, other) != content)
+    }
+
     /// What tells a value from others of its key: its type, its shape, and its first bytes.
-    pub fn content(&self, key: Key, value: usize) -> (String, Vec<u8>) {
+    fn content(&self, key: Key, value: usize) -> (String, Vec<u8>) {
         let Some(form) = &self.channels[&key].values[value].form else { return ("dead".into(), Vec::new()) };
         let bytes = form.meta().bytes().min(8) as usize;
         (form.to_string(), pattern(key, value, form.dtype).take(bytes).collect())

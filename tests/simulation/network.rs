@@ -74,3 +74,6 @@ pub fn connect(a: &TheFabric, b: &TheFabric, options: &LinkOptions) -> (Link, Li
         (acceptor.join().expect("no panic"), b)
     })
 }
+
+/// After how many rounds without anything new there is nothing to come.
+pub const QUIET_ROUNDS: u32 = 70;

@@ -12,7 +12,8 @@ use tensorwire::fabric::Fabric;
 use tensorwire::link::{LinkSettings, Links};
 use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use tensorwire::rendezvous::{
-    Losses, Members, PeerIndex, Remote, RemotePath, RemoteSettings, Rendezvous, RendezvousSettings,
+    Load, Losses, Members, PeerIndex, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
+    RendezvousSettings,
 };
 use tensorwire::telemetry::CountersWriter;
 use tensorwire::wire::TaskId;
@@ -208,6 +209,15 @@ impl Process {
 
     pub fn progress(&mut self) -> Result<usize, Error> {
         self.rendezvous.progress()
+    }
+
+    /// How much the engine has to do.
+    pub fn load(&self) -> Load {
+        let load = Arc::new(Mutex::new(Load::default()));
+        let told = load.clone();
+        let tell = RemoteOp::Load(Box::new(move |load| *told.lock().expect("no panic") = load));
+        self.engine.submit(tell).expect("usable");
+        *load.lock().expect("no panic")
     }
 
     /// The receives that have ended since the last time, with how.

@@ -109,12 +109,8 @@ impl Shrinker {
 /// What gets less while the number of actions stays.
 fn weight(program: &Program) -> u64 {
     let settings = &program.settings;
-    let limits = [
-        settings.max_requests,
-        settings.max_routes,
-        settings.max_deferred,
-        settings.max_outstanding_sends,
-    ];
+    let limits =
+        [settings.max_requests, settings.max_routes, settings.max_deferred, settings.max_outstanding_sends];
     let set = limits.iter().filter(|limit| **limit < UNLIMITED).count() as u64
         + u64::from(settings.pool_bytes < ROOMY)
         + u64::from(settings.full_chance > 0)

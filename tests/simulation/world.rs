@@ -160,7 +160,8 @@ impl World {
             Some(_) => (into, None),
             None => (None, timeout.map(|_| time)),
         };
-        let patience = if timeout.is_some() { time } else { Duration::from_micros(self.settings.recv_timeout) };
+        let patience =
+            if timeout.is_some() { time } else { Duration::from_micros(self.settings.recv_timeout) };
         let call = self.model.received(key, into.cloned(), now, now + patience);
         match process.receive(key, call, given, timeout) {
             Ok(()) => Ok(()),
@@ -364,7 +365,7 @@ impl World {
 
     /// Whether anybody has something that can't leave yet.
     pub fn has_backlog(&self) -> bool {
-        false
+        self.processes.iter().flatten().any(|process| process.load().links.backlog > 0)
     }
 
     /// Everything that happened, in one number.
