@@ -7,6 +7,7 @@ use super::routes::{InRoutes, OutRoutes};
 use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
+use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::{Assembler, is_fragment};
 use crate::wire::message::{Message, VERSION};
@@ -414,7 +415,9 @@ impl<C> Link<C> {
     fn down<P: Port>(mut self, cx: &mut Context<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
         // What was queued will never be posted.
-        cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+        if !is_on(Mutant::OutstandingLeak) {
+            cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+        }
         let waiters = self.requests.drain().filter_map(|request| request.waiter).collect();
         cx.port.detach(self.id);
         cx.events.push_back(LinkEvent::Down { link: self.id, failure, waiters });

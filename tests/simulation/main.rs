@@ -6,6 +6,8 @@
 mod check;
 mod generate;
 mod model;
+#[cfg(tensorwire_mutants)]
+mod mutants;
 mod network;
 mod process;
 mod program;

@@ -3,6 +3,7 @@
 use super::{Asking, Remote};
 use crate::fabric::Port;
 use crate::link::Links;
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
 use crate::rendezvous::waiter::{GiveUp, Waiter};
@@ -59,6 +60,9 @@ impl Remote {
         let waiting = self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred);
         for (key, asking) in waiting {
             self.leave(&asking);
+            if is_on(Mutant::DeferredDropped) {
+                continue;
+            }
             // Nothing was offered for a step that had not begun, so the waiter is kept.
             let _ = self.outgoing.ask(&key, Asking { deferred: false, ..asking });
         }
@@ -80,7 +84,7 @@ impl Remote {
         self.unclaimed.retain(|key, _| key.step != step);
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
-                if key.step != step {
+                if key.step != step || is_on(Mutant::AbortMissesWaiter) {
                     return false;
                 }
                 if let Some(waiter) = waiter.take() {
@@ -98,7 +102,7 @@ impl Remote {
         for link in links.ids() {
             links.give_up(link, &mut |key, slot| {
                 let Some(waiter) = slot else { return false };
-                if now < waiter.deadline {
+                if now < waiter.deadline || is_on(Mutant::DeadlineNeverFires) {
                     next = next.min(waiter.deadline);
                     return false;
                 }

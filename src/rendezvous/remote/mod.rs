@@ -17,6 +17,7 @@ use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
 use crate::link::{Incoming, LinkEvent, LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
@@ -265,7 +266,8 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::PutBack { key, value } => {
                 if self.steps.is_live(key.step) {
-                    self.offer(links, &key, value, Table::put_back);
+                    let offer = if is_on(Mutant::PutBackLast) { Table::offer } else { Table::put_back };
+                    self.offer(links, &key, value, offer);
                 } else {
                     self.outstanding.fetch_sub(1, Ordering::Relaxed);
                 }

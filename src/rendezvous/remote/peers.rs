@@ -3,6 +3,7 @@
 use super::{PeerState, Remote};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, Links};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::path::PeerIndex;
 use crate::rendezvous::waiter::Waiter;
 use crate::rendezvous::{Error, LossCause};
@@ -83,7 +84,7 @@ impl Remote {
         links.counters().increment(Counter::PeersLost);
         let peer = self.members.task(index).clone();
         let error = Error::PeerLost { peer, incarnation, cause: cause.clone() };
-        for waiter in waiters {
+        for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
             waiter.complete(Err(error.clone()));
         }
         if self.settings.peer_loss_is_fatal && !cause.is_clean() && self.broken.is_none() {
