@@ -54,7 +54,7 @@ fn run(program: &Program) -> Result<Report, Violation> {
         world.act(action).map_err(|why| format!("action {at}, {action}: {why}"))?;
     }
     settle(&mut world).map_err(|why| format!("after the program: {why}"))?;
-    nobody_waits_beside_a_value(&world)?;
+    nobody_waits_in_vain(&world)?;
     every_call_ends(&mut world)?;
     world.processes.iter().flatten().flat_map(|process| &process.held).try_for_each(|held| held.check())?;
     world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
@@ -92,8 +92,8 @@ fn settle(world: &mut World) -> Result<(), Violation> {
     Err(format!("it is not quiet after {MANY} rounds"))
 }
 
-/// A value and a receiver that could have it must not both wait.
-fn nobody_waits_beside_a_value(world: &World) -> Result<(), Violation> {
+/// With nothing on its way any more, nobody waits for what can't come, nor beside what is there.
+fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
     let (model, now) = (&world.model, world.network.now());
     for (key, channel) in &model.channels {
         let open = |call: &&usize| {
@@ -101,11 +101,20 @@ fn nobody_waits_beside_a_value(world: &World) -> Result<(), Violation> {
             end.is_none() && cancelled.is_none() && *deadline > now
         };
         let waiting = channel.calls.iter().filter(open).count();
+        if waiting == 0 {
+            continue;
+        }
+        let who = format!("{waiting} receivers of {key} wait");
+        if !world.is_connected(key) {
+            return Err(format!("{who}, and the peer is lost"));
+        }
+        if model.is_closed(key) {
+            return Err(format!("{who}, and the step is over"));
+        }
         let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
         let gave_up = channel.calls.iter().any(|call| failed(&model.calls[*call]));
-        let excused = gave_up && !ORDER_AFTER_CANCEL_IS_STRICT;
-        if waiting > 0 && values > 0 && !model.is_closed(key) && world.is_connected(key) && !excused {
-            return Err(format!("{waiting} receivers and {values} values of {key} wait for each other"));
+        if values > 0 && !(gave_up && !ORDER_AFTER_CANCEL_IS_STRICT) {
+            return Err(format!("{who}, and {values} values wait too"));
         }
     }
     Ok(())

@@ -13,7 +13,15 @@ pub fn program(seed: u64) -> Program {
     let mut from =
         Generator { deaths: random.one_in(3), busy: random.below(3), recent: Vec::new(), settings, random };
     let length = 20 + from.random.below(120);
-    let actions = (0..length).map(|_| from.action()).collect();
+    let bursts = from.random.one_in(4);
+    let mut actions = Vec::new();
+    while actions.len() < length as usize {
+        let action = from.action();
+        let repeats = bursts
+            && from.random.one_in(12)
+            && matches!(action, Action::Send { .. } | Action::Receive { .. });
+        actions.extend(vec![action; if repeats { 10 + from.random.below(30) as usize } else { 1 }]);
+    }
     Program { seed, settings: from.settings, actions }
 }
 

@@ -12,10 +12,11 @@ const BOUND: Duration = Duration::from_secs(15);
 fn find(mutant: Mutant) -> Option<(u64, String)> {
     let start = Instant::now();
     switch(Some(mutant));
-    let found = (0..).take_while(|_| start.elapsed() < BOUND).find_map(|seed| match attempt(&program(seed)) {
-        Outcome::Passes(_) => None,
-        Outcome::Fails(why) => Some((seed, why)),
-    });
+    let found =
+        (0..).take_while(|_| start.elapsed() < BOUND).find_map(|seed| match attempt(&program(seed)) {
+            Outcome::Passes(_) => None,
+            Outcome::Fails(why) => Some((seed, why)),
+        });
     switch(None);
     found
 }

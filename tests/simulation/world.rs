@@ -87,8 +87,8 @@ impl World {
             Action::Cancel { nth } => self.cancel(nth),
             Action::DropPending { nth } => self.drop_pending(nth)?,
             Action::Release { nth } => self.release(nth)?,
-            Action::Abort { at, step } => self.abort(at, step),
-            Action::Cleanup { at, step } => self.cleanup(at, step),
+            Action::Abort { at, step } => self.abort(at, step)?,
+            Action::Cleanup { at, step } => self.cleanup(at, step)?,
             Action::Progress { at, times } => (0..times).try_for_each(|_| self.progress(at).map(drop))?,
             Action::Run { rounds } => (0..rounds).try_for_each(|_| self.round())?,
             Action::Advance { time } => {
@@ -221,19 +221,30 @@ impl World {
         Ok(())
     }
 
-    fn abort(&mut self, at: At, step: u64) {
-        let Some(process) = &mut self.processes[at] else { return };
-        if let Ok(handle) = process.step(step) {
-            self.model.aborted(at, step);
-            let status = Status::new(Code::Internal, format!("the program aborts step {step}"));
-            handle.abort(status).expect("not OK");
-        }
+    fn abort(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        let Ok(handle) = process.step(step) else { return Ok(()) };
+        self.model.aborted(at, step);
+        let status = Status::new(Code::Internal, format!("the program aborts step {step}"));
+        handle.abort(status).expect("not OK");
+        self.no_call_is_left(at, step)
     }
 
-    fn cleanup(&mut self, at: At, step: u64) {
-        if let Some(process) = &mut self.processes[at] {
-            self.model.cleaned(at, step);
-            process.cleanup(step);
+    fn cleanup(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        self.model.cleaned(at, step);
+        process.cleanup(step);
+        self.no_call_is_left(at, step)
+    }
+
+    /// The end of a step ends its receives at once.
+    fn no_call_is_left(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        self.collect()?;
+        let key = |call: usize| self.model.calls[call].key;
+        let mut open = self.processes[at].iter().flat_map(|process| &process.open);
+        match open.find(|open| key(open.call).step == step) {
+            Some(open) => Err(format!("a receive of {} outlives its step", key(open.call))),
+            None => Ok(()),
         }
     }
 
