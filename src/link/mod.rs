@@ -24,7 +24,7 @@ use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
 /// A tensor's name without its incarnations: what a table is keyed by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey {
     /// Source, destination, name.
     pub edge: Arc<EdgeName>,

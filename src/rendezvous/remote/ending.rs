@@ -81,7 +81,10 @@ impl Remote {
             self.leave(&asking);
             links.refuse(asking.incoming, status.clone());
         }
-        self.unclaimed.retain(|key, _| key.step != step);
+        let mut unclaimed: Vec<_> = self.unclaimed.extract_if(|key, _| key.step == step).collect();
+        // The pool gets its blocks back in the same order in every run.
+        unclaimed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        drop(unclaimed);
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
                 if key.step != step || is_on(Mutant::AbortMissesWaiter) {
