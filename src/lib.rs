@@ -114,6 +114,8 @@ pub mod engine;
 pub mod fabric;
 pub mod link;
 pub mod memory;
+#[doc(hidden)]
+pub mod mutants;
 pub mod node;
 pub mod protocol;
 pub mod rendezvous;

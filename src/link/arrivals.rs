@@ -6,6 +6,7 @@ use super::routes::Announce;
 use super::{LinkEvent, Received, RequestError, TensorKey, Want};
 use crate::fabric::Port;
 use crate::memory::{LentBytes, Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, Receiver, ReceiverAction};
 use crate::telemetry::Counter;
 use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
@@ -141,6 +142,9 @@ impl<C> Link<C> {
             if judge(&request.key, &mut request.waiter)
                 && request.machine.give_up() == ReceiverAction::SendCancel
             {
+                if is_on(Mutant::GrantFreedBeforeAck) {
+                    drop(take_back(request, cx.port, self.id));
+                }
                 self.send_cancel(cx, id);
             }
         }
@@ -261,6 +265,9 @@ impl<C> Link<C> {
 
     fn send_cancel<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         cx.counters.increment(Counter::CancelsSent);
+        if is_on(Mutant::CancelDropped) {
+            return;
+        }
         self.send(cx, &Message::Cancel { request: id });
     }
 
@@ -385,14 +392,16 @@ impl<C> Link<C> {
         id: RequestId,
         action: ReceiverAction,
     ) -> Option<(Option<C>, TensorKey)> {
-        if action == ReceiverAction::DeliverAndKeep {
+        if action == ReceiverAction::DeliverAndKeep && !is_on(Mutant::StaleGeneration) {
             let request = self.requests.get(id)?;
             return Some((request.waiter.take(), request.key.clone()));
         }
         let mut request = self.requests.remove(id)?;
         // The tensor goes back to the pool: nothing can be written to it any more.
         drop(take_back(&mut request, cx.port, self.id));
-        self.routes_out.release(&request.key.edge);
+        if !is_on(Mutant::RouteNotReleased) {
+            self.routes_out.release(&request.key.edge);
+        }
         Some((request.waiter.take(), request.key))
     }
 }

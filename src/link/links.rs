@@ -5,9 +5,10 @@ use super::outbox::{Inbox, Outbox};
 use super::requests::Requests;
 use super::routes::{InRoutes, OutRoutes};
 use super::table::LinkTable;
-use super::{Incoming, LinkEvent, Served, TensorKey, Value, Want};
+use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
+use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::{Assembler, is_fragment};
 use crate::wire::message::{Message, VERSION};
@@ -247,6 +248,18 @@ impl<P: Port, C> Links<P, C> {
         self.links.has_backlog()
     }
 
+    /// How much there is to do on all links.
+    pub fn load(&self) -> LinkLoad {
+        let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
+        LinkLoad {
+            requests: sum(|link| link.requests.len()),
+            served: sum(|link| link.served.len()),
+            busy_routes: sum(|link| link.routes_out.busy()),
+            backlog: sum(|link| link.out.backlog()),
+            leaving: sum(|link| link.out.values()),
+        }
+    }
+
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {
         let link = self.links.get_mut(id)?;
         let cx = Context {
@@ -437,7 +450,9 @@ impl<C> Link<C> {
     fn down<P: Port>(mut self, cx: &mut Context<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
         // What was queued will never be posted.
-        cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+        if !is_on(Mutant::OutstandingLeak) {
+            cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+        }
         let waiters = self.requests.drain().filter_map(|request| request.waiter).collect();
         cx.port.detach(self.id);
         cx.events.push_back(LinkEvent::Down { link: self.id, failure, waiters });

@@ -25,7 +25,7 @@ use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
 /// A tensor's name without its incarnations: what a table is keyed by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey {
     /// Source, destination, name.
     pub edge: Arc<EdgeName>,
@@ -50,6 +50,21 @@ pub enum Value {
     Tensor(Tensor),
     /// The value of a branch not taken.
     Dead,
+}
+
+/// How much the links of a poller have to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkLoad {
+    /// Requests of this side that the peers may still answer, those that were given up included.
+    pub requests: usize,
+    /// Requests of the peers that have not been answered whole.
+    pub served: usize,
+    /// Routes with a request of this side.
+    pub busy_routes: usize,
+    /// What waits for credits or room in a queue.
+    pub backlog: usize,
+    /// Tensors on their way to a peer.
+    pub leaving: usize,
 }
 
 /// A request that a peer sent, as the serving side names it.

@@ -1,5 +1,6 @@
 //! A queue that holds one thing without allocating: most keys have one value or one waiter.
 
+use crate::mutants::{Mutant, is_on};
 use std::collections::VecDeque;
 
 /// First in, first out; never empty while it is in a table.
@@ -29,6 +30,9 @@ impl<T> Fifo<T> {
     }
 
     pub fn pop(&mut self) -> Option<T> {
+        if is_on(Mutant::LastValueFirst) && !self.rest.is_empty() {
+            return self.rest.pop_back();
+        }
         let first = self.first.take();
         self.first = self.rest.pop_front();
         first

@@ -6,6 +6,7 @@ use super::waiter::{Delivery, GiveUp, Payload, Waiter};
 use super::{Error, path::Cancel};
 use crate::link::{TensorKey, Value};
 use crate::memory::{Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
 use crate::wire::message::Side;
 
@@ -145,7 +146,7 @@ fn deliver(key: TensorKey, local: LocalWaiter, value: Value) -> Option<(TensorKe
         (Value::Tensor(tensor), Some(given)) => {
             let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
             waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
-            return Some((key, Value::Tensor(tensor)));
+            return (!is_on(Mutant::LocalMisfitLost)).then_some((key, Value::Tensor(tensor)));
         }
         (Value::Dead, None) => (Payload::Tensor(Tensor::empty()), true),
         (Value::Dead, Some(given)) => (Payload::Into(given), true),

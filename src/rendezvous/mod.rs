@@ -31,6 +31,6 @@ pub use error::{Error, LossCause};
 pub use manager::{Losses, PeerStanding, Rendezvous, RendezvousSettings, Sequence};
 pub use path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 pub use pending::{CancelToken, Pending, Receivable};
-pub use remote::{PeerWatch, Remote, RemoteOp, RemoteSettings};
+pub use remote::{Load, PeerWatch, Remote, RemoteOp, RemoteSettings};
 pub use step::Step;
 pub use waiter::{Delivery, Waiter};

@@ -1,5 +1,6 @@
 //! Which steps have begun, were aborted, or are gone for good.
 
+use crate::mutants::{Mutant, is_on};
 use crate::wire::Status;
 use foldhash::fast::RandomState;
 use foldhash::{HashMap, HashSet};
@@ -134,6 +135,9 @@ impl Steps {
     }
 
     fn is_gone(&self, step: u64) -> bool {
+        if is_on(Mutant::CleanedStepReturns) {
+            return false;
+        }
         let run = self.sequences.iter().rfind(|run| run.base <= step);
         run.is_some_and(|run| step < run.watermark || run.early.contains(&step))
             || self.buried.contains(&step)

@@ -114,7 +114,7 @@ impl<V, W> Table<V, W> {
         waiter
     }
 
-    /// Takes out every waiter that fits, whatever its key.
+    /// Takes out every waiter that fits, whatever its key: in the order of the keys, and of each key's line.
     pub fn remove_waiters(&mut self, mut fits: impl FnMut(&TensorKey, &W) -> bool) -> Vec<(TensorKey, W)> {
         let mut removed = Vec::new();
         self.channels.retain(|key, channel| {
@@ -124,24 +124,24 @@ impl<V, W> Table<V, W> {
             }
             !waiters.is_empty()
         });
+        removed.sort_by(|(a, _), (b, _)| a.cmp(b));
         removed
     }
 
-    /// Takes out everything of the steps that fit: how many values were dropped, and the waiters.
+    /// Takes out everything of the steps that fit: how many values were dropped, and the waiters. In the order of the
+    /// keys, so that neither the waiters nor the pool's blocks come back in an order that the hashes make.
     pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (usize, Vec<(TensorKey, W)>) {
+        let mut channels: Vec<_> = self.channels.extract_if(|key, _| fits(key.step)).collect();
+        channels.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let (mut values, mut waiters) = (0, Vec::new());
-        self.channels.retain(|key, channel| {
-            if !fits(key.step) {
-                return true;
-            }
+        for (key, channel) in channels {
             match channel {
                 Channel::Values(kept) => values += kept.len(),
-                Channel::Waiters(kept) => {
+                Channel::Waiters(mut kept) => {
                     waiters.extend(std::iter::from_fn(|| kept.pop()).map(|waiter| (key.clone(), waiter)));
                 }
             }
-            false
-        });
+        }
         (values, waiters)
     }
 
@@ -165,6 +165,18 @@ impl<V, W> Table<V, W> {
             };
             waiters.into_iter().flatten().map(move |waiter| (key, waiter))
         })
+    }
+
+    /// How many values and waiters there are.
+    pub fn len(&self) -> (usize, usize) {
+        let (mut values, mut waiters) = (0, 0);
+        for channel in self.channels.values() {
+            match channel {
+                Channel::Values(kept) => values += kept.len(),
+                Channel::Waiters(kept) => waiters += kept.len(),
+            }
+        }
+        (values, waiters)
     }
 
     /// Whether there is neither a value nor a waiter.

@@ -144,6 +144,19 @@ impl PartialEq for EdgeName {
 
 impl Eq for EdgeName {}
 
+/// By source, destination and name.
+impl Ord for EdgeName {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (&self.source, &self.destination, &self.name).cmp(&(&other.source, &other.destination, &other.name))
+    }
+}
+
+impl PartialOrd for EdgeName {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 impl Hash for EdgeName {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);

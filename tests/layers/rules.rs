@@ -28,6 +28,8 @@ const fn own_clock(name: &'static str, knows: &'static [&'static str]) -> Room {
 /// `bootstrap`, `config` and `telemetry` are leaves that `node` wires in; the counters of `telemetry` are
 /// plain data that every room from `link` upward counts into.
 pub const ROOMS: &[Room] = &[
+    // Switchable bugs: a constant `false` in every ordinary build, so that every room may have some.
+    own_clock(MUTANTS, &[]),
     engine_room("wire", &[]),
     engine_room("memory", &["wire"]),
     engine_room("fabric", &["memory", "wire"]),
@@ -73,6 +75,8 @@ pub const ROOMS: &[Room] = &[
         ],
     ),
 ];
+
+const MUTANTS: &str = "mutants";
 
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] =
@@ -128,7 +132,7 @@ pub fn check_file(path: &Path, text: &str, whole_file_is_test: bool) -> Vec<Stri
         for (line, known) in edges(&code, &scope, depth_of(path)) {
             // The program uses the library as anybody would: by its face.
             let as_a_user = room == "cli" && known.starts_with(FACE);
-            if known == room || as_a_user || may_know(&room, &known) {
+            if known == room || known == MUTANTS || as_a_user || may_know(&room, &known) {
                 continue;
             }
             say(line, format!("{room} may not know {known}: see the layers in tests/layers/rules.rs"));

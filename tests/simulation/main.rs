@@ -10,6 +10,8 @@
 //! `TENSORWIRE_SIM_SECONDS` says how long new programs are tried, `TENSORWIRE_SIM_FIRST` with which seed that begins.
 
 mod model;
+#[cfg(tensorwire_mutants)]
+mod mutants;
 mod program;
 mod run;
 mod shrink;

@@ -3,6 +3,7 @@
 use super::Remote;
 use crate::fabric::Port;
 use crate::link::Links;
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
 use crate::rendezvous::waiter::{GiveUp, Waiter};
@@ -60,6 +61,9 @@ impl Remote {
         if self.peers.iter().all(|peer| peer.deferred == 0) {
             return;
         }
+        if is_on(Mutant::DeferredDropped) {
+            drop(self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred));
+        }
         let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
         for (_, asking) in waiting {
             if std::mem::take(&mut asking.deferred) {
@@ -82,10 +86,13 @@ impl Remote {
             self.leave(&asking);
             links.refuse(asking.incoming, status(&self.me));
         }
-        self.unclaimed.retain(|key, _| key.step != step);
+        let mut unclaimed: Vec<_> = self.unclaimed.extract_if(|key, _| key.step == step).collect();
+        // The pool gets its blocks back in the same order in every run.
+        unclaimed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        drop(unclaimed);
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
-                if key.step != step {
+                if key.step != step || is_on(Mutant::AbortMissesWaiter) {
                     return false;
                 }
                 if let Some(waiter) = waiter.take() {
@@ -103,7 +110,7 @@ impl Remote {
         for link in links.ids() {
             links.give_up(link, &mut |key, slot| {
                 let Some(waiter) = slot else { return false };
-                if now < waiter.deadline {
+                if now < waiter.deadline || is_on(Mutant::DeadlineNeverFires) {
                     next = next.min(waiter.deadline);
                     return false;
                 }

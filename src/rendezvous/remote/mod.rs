@@ -16,7 +16,8 @@ use super::waiter::Waiter;
 use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
-use crate::link::{Incoming, LinkEvent, LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{Incoming, LinkEvent, LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
@@ -105,6 +106,23 @@ pub enum RemoteOp<L> {
     Cancel(Cancel),
     /// A step changed its state.
     Step(StepChange),
+    /// How much is there to do?
+    Load(Box<dyn FnOnce(Load) + Send>),
+}
+
+/// How much a poller keeps for the rendezvous, to see what a program waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Of its links.
+    pub links: LinkLoad,
+    /// Values that no peer has asked for yet.
+    pub values: usize,
+    /// Requests of peers that wait for their value.
+    pub asking: usize,
+    /// Those of them that wait for their step to begin.
+    pub deferred: usize,
+    /// Values that came when nobody waited for them any more.
+    pub unclaimed: usize,
 }
 
 /// Told when a peer came or went. Nothing in it may block.
@@ -205,6 +223,13 @@ impl Remote {
         }
     }
 
+    fn load(&self, links: LinkLoad) -> Load {
+        let (values, asking) = self.outgoing.len();
+        let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
+        let unclaimed = self.unclaimed.values().map(VecDeque::len).sum();
+        Load { links, values, asking, deferred, unclaimed }
+    }
+
     fn peer(&mut self, index: PeerIndex) -> &mut Peer {
         &mut self.peers[index.0 as usize]
     }
@@ -244,6 +269,7 @@ impl<P: Port> Handler<P> for Remote {
             RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
             RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
             RemoteOp::End { error } => self.end(links, &error),
+            RemoteOp::Load(done) => done(self.load(links.load())),
         }
     }
 
@@ -267,7 +293,8 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::PutBack { key, value } => {
                 if self.steps.is_live(key.step) {
-                    self.offer(links, &key, value, Table::put_back);
+                    let offer = if is_on(Mutant::PutBackLast) { Table::offer } else { Table::put_back };
+                    self.offer(links, &key, value, offer);
                 } else {
                     self.outstanding.fetch_sub(1, Ordering::Relaxed);
                 }

@@ -3,6 +3,7 @@
 use super::{Remote, Unclaimed};
 use crate::fabric::Port;
 use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
 use crate::rendezvous::path::PeerIndex;
@@ -82,6 +83,12 @@ impl Remote {
             };
             return self.keep_unclaimed(key, unclaimed);
         };
+        if is_on(Mutant::DeliveredTwice)
+            && waiter.gave_up.is_some()
+            && let Received::Tensor(tensor) = &received
+        {
+            self.keep_unclaimed(key.clone(), Unclaimed::Tensor { tensor: tensor.clone(), sender });
+        }
         match received {
             Received::Tensor(tensor) => {
                 Self::deliver(links.counters(), waiter, Payload::Tensor(tensor), false, sender)
@@ -90,7 +97,8 @@ impl Remote {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender)
             }
             Received::Dead(None) => {
-                Self::deliver(links.counters(), waiter, Payload::Tensor(links.pool().empty()), true, sender)
+                let empty = Payload::Tensor(links.pool().empty());
+                Self::deliver(links.counters(), waiter, empty, !is_on(Mutant::DeadFlagLost), sender)
             }
             Received::Dead(Some(given)) => {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), true, sender)

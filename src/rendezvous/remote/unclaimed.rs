@@ -4,6 +4,7 @@ use super::Remote;
 use crate::fabric::Port;
 use crate::link::{Links, TensorKey, Want};
 use crate::memory::{Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::waiter::{Payload, Waiter};
 use crate::wire::TensorMeta;
@@ -20,7 +21,7 @@ pub(super) enum Unclaimed {
 
 impl Remote {
     pub(super) fn keep_unclaimed(&mut self, key: TensorKey, unclaimed: Unclaimed) {
-        if self.steps.is_live(key.step) {
+        if self.steps.is_live(key.step) && !is_on(Mutant::UnclaimedDropped) {
             self.unclaimed.entry(key).or_default().push_back(unclaimed);
         }
     }
