@@ -97,6 +97,16 @@ impl<P: Port, C> Links<P, C> {
         &self.counters
     }
 
+    /// What threads sleep on while nothing comes.
+    pub fn sleeper(&self) -> P::Sleeper {
+        self.port.sleeper()
+    }
+
+    /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
+    pub fn arm(&mut self) -> bool {
+        self.port.arm()
+    }
+
     /// Takes a connected link in and tries it in both directions; [`LinkEvent::Up`] tells when it works.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod clock;
 mod error;
 mod host;
 mod peering;
+mod pollers;
 mod process;
 
 pub use builder::NodeBuilder;

@@ -28,8 +28,8 @@ mod waiter;
 
 pub use edge::Edge;
 pub use error::{Error, LossCause};
-pub use manager::{Losses, Rendezvous, RendezvousSettings, Sequence};
-pub use path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+pub use manager::{Losses, PeerStanding, Rendezvous, RendezvousSettings, Sequence};
+pub use path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 pub use pending::{CancelToken, Pending, Receivable};
 pub use remote::{PeerWatch, Remote, RemoteOp, RemoteSettings};
 pub use step::Step;

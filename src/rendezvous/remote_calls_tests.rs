@@ -2,7 +2,7 @@
 
 use super::path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
 use super::waiter::{Delivery, Payload, Waiter};
-use super::{Edge, Error, LossCause, Losses, Rendezvous, RendezvousSettings, Step};
+use super::{Edge, Error, Losses, Rendezvous, RendezvousSettings, Step};
 use crate::engine::Executor;
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
@@ -33,7 +33,9 @@ impl RemotePath for Generous {
 
     fn step(&self, _change: StepChange) {}
 
-    fn lose(&self, _peer: PeerIndex, _cause: LossCause) {}
+    fn nudge(&self) {}
+
+    fn end(&self, _error: Error) {}
 
     fn progress(&self) -> Result<usize, Error> {
         Ok(0)
@@ -63,7 +65,8 @@ fn rendezvous() -> Rendezvous {
     };
     let losses = Arc::new(Losses::new(&members, false));
     let executor = Executor::default();
-    Rendezvous::new(task(0), members, Arc::new(Generous), pool, executor, Arc::default(), losses, settings)
+    let path: Arc<dyn RemotePath> = Arc::new(Generous);
+    Rendezvous::new(task(0), members, path, pool, executor, Arc::default(), losses, settings)
 }
 
 fn exchange(step: &Step, out: &Edge, back: &Edge) {

@@ -8,7 +8,9 @@ mod processes;
 mod rules;
 
 use harness::Harness;
+use std::time::Duration;
 use tensorwire::fabric::shm::{ShmFabric, ShmOptions};
+use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use tensorwire::memory::Pool;
 
 struct ShmOneLane;
@@ -34,5 +36,45 @@ impl Harness for ShmTwoLanes {
     }
 }
 
+/// A virtual network in which time passes by polling.
+fn sim(pools: [&Pool; 2], options: SimOptions) -> [SimFabric; 2] {
+    let network = SimNetwork::new(7, SimOptions { auto_advance: true, ..options });
+    pools.map(|pool| network.process(pool))
+}
+
+struct SimOneLane;
+
+impl Harness for SimOneLane {
+    type Fabric = SimFabric;
+    const LANES: u8 = 1;
+
+    fn fabric(pool: &Pool) -> SimFabric {
+        SimNetwork::new(7, SimOptions::default()).process(pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [SimFabric; 2] {
+        sim(pools, SimOptions::default())
+    }
+}
+
+/// Slow, late and narrow.
+struct SimThreeLanes;
+
+impl Harness for SimThreeLanes {
+    type Fabric = SimFabric;
+    const LANES: u8 = 3;
+
+    fn fabric(pool: &Pool) -> SimFabric {
+        SimNetwork::new(7, SimOptions::default()).process(pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [SimFabric; 2] {
+        let completion_delay = Duration::ZERO..=Duration::from_millis(1);
+        sim(pools, SimOptions { completion_delay, poll_batch: 1, ..SimOptions::default() })
+    }
+}
+
+conformance!(sim_with_one_lane, SimOneLane);
+conformance!(sim_with_three_lanes, SimThreeLanes);
 conformance!(shm_with_one_lane, ShmOneLane);
 conformance!(shm_with_two_lanes, ShmTwoLanes);

@@ -6,6 +6,9 @@
 //! a slot in the ring that names the sender's bytes; the target's `poll` checks its own grant and copies
 //! once, or, for a loan, hands the bytes out where they lie.
 //!
+//! The one exception is the doorbells: a few words per port in which peers say that a link has something, if the
+//! port does not look at it. What they write there is trusted with nothing but time.
+//!
 //! What a peer writes is copied before it is judged, judged before anything is done, and a peer that breaks
 //! a rule costs it the link and this process nothing. In steady state there is no system call, lock,
 //! allocation or log on the way of a byte.
@@ -14,17 +17,28 @@
 //! |---|---|
 //! | `words`, `segment`, `layout` | shared memory as words, and where things are in it |
 //! | `ring`, `slot`, `lease`, `state` | what is said through it |
+//! | `cold`, `doorbell`, `doorbells`, `announcer`, `fence`, `sleeper` | what is said to those who don't look |
 //! | `grants`, `bulk`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
-//! | `lane`, `incoming`, `post`, `link`, `limbo`, `port` | what is done |
-//! | `address`, `hello`, `socket`, `handshake`, `watch` | how a link is made, and how a death is told |
+//! | `lane`, `incoming`, `post`, `link`, `limbo`, `attached`, `port` | what is done |
+//! | `address`, `hello`, `socket`, `handshake`, `known`, `watch` | how a link is made, and how a death is told |
+//!
+//! A connected link has no file descriptor; a peer's process has at most two (its pidfd, and its pool's until that
+//! is mapped), however many links there are to it. While two halves shake hands, each has about eight.
 
 mod address;
+mod announcer;
+mod attached;
 mod borrow;
 mod bulk;
+mod cold;
+mod doorbell;
+mod doorbells;
+mod fence;
 mod grants;
 mod handshake;
 mod hello;
 mod incoming;
+mod known;
 mod lane;
 mod layout;
 mod lease;
@@ -35,6 +49,7 @@ mod post;
 mod reads;
 mod ring;
 mod segment;
+mod sleeper;
 mod slot;
 mod socket;
 mod state;
@@ -47,13 +62,16 @@ mod testing;
 mod watch;
 mod words;
 
-pub use port::{ShmLink, ShmPort, ShmSleeper};
+pub use port::{ShmLink, ShmPort};
+pub use sleeper::ShmSleeper;
 
 use super::{Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, Role};
 use crate::memory::Pool;
 use address::{Address, Host, Token};
-use bulk::PeerPool;
+use bulk::{LazyRegion, PeerPool};
+use doorbells::{Doorbells, PeerDoorbells};
 use handshake::{Peer, Side};
+use known::Known;
 use layout::Layout;
 use limbo::Limbo;
 use link::{Link, Parts};
@@ -81,7 +99,7 @@ impl Default for ShmOptions {
 /// A process's access to its peers on the same host.
 ///
 /// All tensors that go through it are of one pool, which the peers map read-only. Its thread, the watcher of
-/// the peers' processes, starts with the first link and ends when the fabric, its links and its ports are gone.
+/// the peers' processes, starts with the first link and ends with the port and its links.
 pub struct ShmFabric {
     shared: Arc<Shared>,
 }
@@ -93,13 +111,19 @@ struct Shared {
     uid: u32,
     limbo: Arc<Limbo>,
     watcher: OneWatcher,
+    doorbells: Arc<Doorbells>,
+    /// This process takes part in heavy barriers.
+    fenced: bool,
+    peer_doorbells: Known<PeerDoorbells>,
+    peer_regions: Known<LazyRegion>,
 }
 
 impl ShmFabric {
     /// A fabric for the tensors of `pool`.
     ///
     /// # Errors
-    /// If an option is out of range, or `/proc` does not tell which host this is.
+    /// If an option is out of range, `/proc` does not tell which host this is, or there is no memory or descriptor for
+    /// the doorbells.
     pub fn new(pool: &Pool, options: ShmOptions) -> Result<Self, FabricError> {
         if options.poll_bytes < 4096 {
             return Err(FabricError::Option {
@@ -116,6 +140,10 @@ impl ShmFabric {
             uid: rustix::process::geteuid().as_raw(),
             limbo: Arc::default(),
             watcher: OneWatcher::default(),
+            doorbells: Arc::new(Doorbells::new()?),
+            fenced: fence::join(),
+            peer_doorbells: Known::default(),
+            peer_regions: Known::default(),
         };
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
@@ -137,7 +165,7 @@ impl Fabric for ShmFabric {
     const KIND: FabricKind = FabricKind::Shm;
 
     fn port(&self) -> Result<ShmPort, FabricError> {
-        Ok(ShmPort::new(Arc::clone(&self.shared)))
+        ShmPort::new(Arc::clone(&self.shared))
     }
 
     fn half(&self, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
@@ -197,6 +225,8 @@ impl ShmHalf {
             token: self.token,
             uid: self.shared.uid,
             segment: self.segment.file(),
+            doorbells: self.shared.doorbells.file(),
+            fenced: self.shared.fenced,
             regions: vec![(region.id(), region.len(), region.fd())],
         };
         match role {
@@ -206,15 +236,24 @@ impl ShmHalf {
     }
 
     fn link(self, peer: Peer) -> Result<ShmLink, FabricError> {
+        let shared = &self.shared;
+        let mut regions = Vec::with_capacity(peer.regions.len());
+        for (id, len, file) in peer.regions {
+            let region = shared.peer_regions.get(file, len, |file| Ok(LazyRegion::new(file, len)))?;
+            regions.push((id, region));
+        }
+        let map = |file: OwnedFd| PeerDoorbells::map(file.as_fd());
         let parts = Parts {
-            pool: self.shared.pool.clone(),
+            pool: shared.pool.clone(),
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
-            memory: PeerPool::new(peer.regions),
-            watch: self.shared.watcher.get()?.watch(peer.process)?,
+            memory: PeerPool::new(regions),
+            watch: shared.watcher.get()?.watch(peer.process, peer.pid)?,
             pid: peer.pid,
-            limbo: Arc::clone(&self.shared.limbo),
-            poll_bytes: self.shared.options.poll_bytes,
+            limbo: Arc::clone(&shared.limbo),
+            poll_bytes: shared.options.poll_bytes,
+            doorbells: shared.peer_doorbells.get(peer.doorbells, doorbells::BYTES as u64, map)?,
+            fenced: shared.fenced && peer.fenced,
         };
         Ok(ShmLink(Box::new(Link::new(&self.options, &self.layout, parts))))
     }

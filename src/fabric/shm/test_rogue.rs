@@ -57,6 +57,8 @@ fn besieged() -> (Victim, Rogue) {
         token,
         uid,
         segment: segment.file(),
+        doorbells: fabric.shared.doorbells.file(),
+        fenced: true,
         regions: vec![(0, rogue_pool.region().len(), rogue_pool.region_fd())],
     };
     let victim = Address::from_bytes(half.address()).expect("an address");

@@ -15,10 +15,14 @@ impl Remote {
         let mut next = self.next_deadline;
         for at in 0..links.len() {
             let link = links.id(at);
-            links.give_up(link, &mut |_, waiter| {
-                let Some(waiter) = waiter.as_mut().filter(|waiter| waiter.id == cancel.id) else {
+            links.give_up(link, &mut |_, slot| {
+                let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
                     return false;
                 };
+                if matches!(cancel.why, GiveUp::Dropped) {
+                    *slot = None;
+                    return true;
+                }
                 if waiter.gave_up.is_none() {
                     waiter.gave_up = Some(cancel.why.clone());
                     waiter.deadline = grace;
