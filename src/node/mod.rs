@@ -11,8 +11,10 @@ mod host;
 mod peering;
 mod pollers;
 mod process;
+mod room;
 
 pub use builder::NodeBuilder;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
-pub use process::{Node, NodeState, PeerReport, PeerState, TensorError};
+pub use process::{Node, NodeState, PeerReport, PeerState};
+pub use room::TensorError;

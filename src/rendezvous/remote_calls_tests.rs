@@ -33,10 +33,6 @@ impl RemotePath for Generous {
 
     fn step(&self, _change: StepChange) {}
 
-    fn nudge(&self) {}
-
-    fn end(&self, _error: Error) {}
-
     fn progress(&self) -> Result<usize, Error> {
         Ok(0)
     }
@@ -44,6 +40,10 @@ impl RemotePath for Generous {
     fn wait(&self, _deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
         Ok(done())
     }
+
+    fn nudge(&self) {}
+
+    fn end(&self, _error: Error) {}
 
     fn now(&self) -> Time {
         Time::from_nanos(1)
@@ -65,8 +65,16 @@ fn rendezvous() -> Rendezvous {
     };
     let losses = Arc::new(Losses::new(&members, false));
     let executor = Executor::default();
-    let path: Arc<dyn RemotePath> = Arc::new(Generous);
-    Rendezvous::new(task(0), members, path, pool, executor, Arc::default(), losses, settings)
+    Rendezvous::new(
+        task(0),
+        members,
+        Arc::new(Generous) as Arc<dyn RemotePath>,
+        pool,
+        executor,
+        Arc::default(),
+        losses,
+        settings,
+    )
 }
 
 fn exchange(step: &Step, out: &Edge, back: &Edge) {

@@ -1,11 +1,13 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
-//! `rules` holds the tests, generic over the fabric; a fabric is added by implementing `Harness` and one line of
-//! `conformance!`. `processes` holds what only two real processes can show.
+//! `rules` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
+//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show.
 
 mod harness;
+mod many;
 mod processes;
 mod rules;
+mod sleeping;
 
 use harness::Harness;
 use std::time::Duration;

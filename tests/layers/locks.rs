@@ -11,11 +11,11 @@ use std::path::Path;
 pub const LOCKS: &[(&str, &str)] = &[
     ("src/node", "starts, stops and joins; a poller of its own never comes here"),
     ("src/bootstrap", "a thread of its own that moves no tensor"),
-    ("src/engine/keeper", "the start of a poller's thread waits until it is pinned"),
     ("src/engine/executor", "the queue of the thread that runs callbacks"),
-    ("src/fabric/shm/doorbells", "set-up: each port takes a doorbell"),
-    ("src/fabric/shm/known", "set-up: what the links to one process have in common"),
-    ("src/fabric/shm/bulk", "a peer's region is mapped when it is first used; from then on it is a load"),
+    ("src/engine/keeper", "the start of a polling thread waits until it is pinned"),
+    ("src/fabric/shm/doorbells", "a port takes a doorbell when it is made"),
+    ("src/fabric/shm/known", "what links to one process share, when one is made"),
+    ("src/fabric/shm/lazy", "a peer's region until it is mapped; later only a pointer is loaded"),
     ("src/fabric/shm/watch", "the watcher's thread; a poller only loads a word"),
     (
         "src/fabric/shm/limbo",

@@ -18,12 +18,14 @@
 //! | `words`, `segment`, `layout` | shared memory as words, and where things are in it |
 //! | `ring`, `slot`, `lease`, `state` | what is said through it |
 //! | `cold`, `doorbell`, `doorbells`, `announcer`, `fence`, `sleeper` | what is said to those who don't look |
-//! | `grants`, `bulk`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
+//! | `grants`, `bulk`, `lazy`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
 //! | `lane`, `incoming`, `post`, `link`, `limbo`, `attached`, `port` | what is done |
 //! | `address`, `hello`, `socket`, `handshake`, `known`, `watch` | how a link is made, and how a death is told |
 //!
-//! A connected link has no file descriptor; a peer's process has at most two (its pidfd, and its pool's until that
-//! is mapped), however many links there are to it. While two halves shake hands, each has about eight.
+//! What a link costs: no file descriptor once it is connected; two mappings; on each side two segments of 4 KiB and
+//! 256 bytes for each slot of each lane, its own and the peer's. What a peer's process costs, however many links there
+//! are to it: its pidfd, its pool's descriptor until that is mapped, and 64 KiB for its doorbells. While two
+//! halves shake hands, each has about eight descriptors. A port takes 4096 links, a fabric has 64 ports.
 
 mod address;
 mod announcer;
@@ -41,6 +43,7 @@ mod incoming;
 mod known;
 mod lane;
 mod layout;
+mod lazy;
 mod lease;
 mod limbo;
 mod link;
@@ -68,11 +71,12 @@ pub use sleeper::ShmSleeper;
 use super::{Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, Role};
 use crate::memory::Pool;
 use address::{Address, Host, Token};
-use bulk::{LazyRegion, PeerPool};
+use bulk::PeerPool;
 use doorbells::{Doorbells, PeerDoorbells};
 use handshake::{Peer, Side};
 use known::Known;
 use layout::Layout;
+use lazy::LazyRegion;
 use limbo::Limbo;
 use link::{Link, Parts};
 use rustix::fd::{AsFd, OwnedFd};

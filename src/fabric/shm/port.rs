@@ -59,7 +59,7 @@ impl ShmPort {
 impl Drop for ShmPort {
     /// The watcher ends with the links that need it; a later port's links start another.
     fn drop(&mut self) {
-        self.shared.watcher.forget();
+        self.shared.watcher.let_go();
     }
 }
 

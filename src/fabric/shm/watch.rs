@@ -85,8 +85,8 @@ impl OneWatcher {
         Ok(started)
     }
 
-    /// Lets go of the watcher: its thread ends with the last link.
-    pub(super) fn forget(&self) {
+    /// Lets go of it: it ends with the links that need it, and a later link starts another.
+    pub(super) fn let_go(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

@@ -13,7 +13,7 @@
 //! | `random` | the seeded generator |
 //!
 //! This room may lock and allocate: it is for tests. It has no unsafe code.
-#![allow(clippy::disallowed_types)] // for tests
+#![allow(clippy::disallowed_types)] // one lock around the whole network
 
 mod network;
 mod port;

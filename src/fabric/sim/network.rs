@@ -348,9 +348,12 @@ impl State {
             Happening::Done { side, operation, read } => self.done(side, operation, read),
             Happening::Credits { from, lane, number, returned } => {
                 let Some(to) = self.sides[from].peer else { return };
-                let credits = &mut self.sides[to].lanes[usize::from(lane.0)].credits;
+                let side = &mut self.sides[to];
+                let credits = &mut side.lanes[usize::from(lane.0)].credits;
                 if number > credits.0 {
                     *credits = (number, returned);
+                    side.credits_came = true;
+                    side.ring();
                 }
             }
             Happening::News { side, failure } => self.go_down(side, failure),
@@ -384,7 +387,7 @@ impl State {
         match load {
             Load::Message(bytes) => {
                 self.consume(to, lane)?;
-                self.sides[to].inbox.push_back((lane, Arrived::Message(bytes)));
+                self.sides[to].bring(lane, Arrived::Message(bytes));
             }
             Load::Inline { bytes, target, immediate } => self.write(to, lane, &bytes, &target, immediate)?,
             Load::Write { source, skip, target, immediate } => {
@@ -432,7 +435,7 @@ impl State {
         }
         if let Some(immediate) = immediate {
             let event = Arrived::Immediate(immediate, bytes.len() as u64);
-            self.sides[to].inbox.push_back((lane, event));
+            self.sides[to].bring(lane, event);
         }
         Ok(())
     }
@@ -456,7 +459,7 @@ impl State {
         let bytes = LentBytes::new(region, offset, len, lease)
             .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?;
         entry.is_out = true;
-        self.sides[to].inbox.push_back((lane, Arrived::Lent(immediate, bytes)));
+        self.sides[to].bring(lane, Arrived::Lent(immediate, bytes));
         Ok(Landed::Lent)
     }
 
@@ -484,7 +487,7 @@ impl State {
             }
             _ => Arrived::Done(id),
         };
-        side.inbox.push_back((lane, event));
+        side.bring(lane, event);
         self.note("done", side_number, operation);
     }
 
@@ -513,10 +516,10 @@ impl State {
         for (_, Operation { id, lane, held }) in operations {
             self.release(&held);
             if let Some(id) = id {
-                self.sides[side].inbox.push_back((lane, Arrived::Failed(id)));
+                self.sides[side].bring(lane, Arrived::Failed(id));
             }
         }
-        self.sides[side].inbox.push_back((Lane::CONTROL, Arrived::Down(failure)));
+        self.sides[side].bring(Lane::CONTROL, Arrived::Down(failure));
     }
 
     /// A loan that is out stays until it comes back; anything else goes with its operation.

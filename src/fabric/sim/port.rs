@@ -9,6 +9,8 @@ use crate::fabric::{
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Bytes that an inline write carries.
@@ -30,11 +32,13 @@ pub struct SimPort {
     next: u32,
     /// The link that the next poll begins with.
     turn: usize,
+    sleeper: SimSleeper,
 }
 
 impl SimPort {
     pub(super) fn new(network: SimNetwork) -> Self {
-        SimPort { network, links: Vec::new(), next: 0, turn: 0 }
+        let sleeper = SimSleeper { network: network.clone(), ring: Arc::default() };
+        SimPort { network, links: Vec::new(), next: 0, turn: 0, sleeper }
     }
 
     fn find(&self, link: LinkId) -> Option<&Attached> {
@@ -60,18 +64,20 @@ impl Port for SimPort {
     type Sleeper = SimSleeper;
 
     fn sleeper(&self) -> SimSleeper {
-        SimSleeper
+        self.sleeper.clone()
     }
 
     fn arm(&mut self) -> bool {
-        self.network.with(|state| self.links.iter().all(|link| state.sides[link.side].inbox.is_empty()))
+        self.network.with(|state| self.links.iter().all(|link| !state.sides[link.side].has_news()))
     }
 
     fn attach(&mut self, mut link: SimLink) -> Result<LinkId, FabricError> {
         let Some(side) = link.side.take() else { unreachable!("only this takes it") };
         let id = LinkId(self.next);
         self.next += 1;
+        let ring = self.sleeper.ring.clone();
         let limits = self.network.with(|state| {
+            state.sides[side].rung_by(ring);
             let options = &state.sides[side].options;
             let lends = state.options.lends;
             LinkLimits { lanes: options.lanes, depth: options.depth, max_inline: MAX_INLINE, lends }
@@ -282,18 +288,25 @@ fn complete(completions: &mut Completions, link: LinkId, lane: Lane, arrived: Ar
     completions.push(link, lane, event);
 }
 
-/// Nobody sleeps in virtual time: a sleep ends at once.
-#[derive(Clone, Copy, Debug)]
-pub struct SimSleeper;
+/// Sleeping in virtual time: it ends at once, and where time passes by polling it passes by sleeping too.
+#[derive(Clone)]
+pub struct SimSleeper {
+    network: SimNetwork,
+    ring: Arc<AtomicU32>,
+}
 
 impl Sleeper for SimSleeper {
     fn seen(&self) -> u32 {
-        0
+        self.ring.load(Ordering::SeqCst)
     }
 
-    fn sleep(&self, _who: Sleep, _seen: u32, _timeout: Duration) {}
+    fn sleep(&self, _who: Sleep, _seen: u32, _timeout: Duration) {
+        self.network.polled(|_| 0);
+    }
 
-    fn wake(&self, _who: Sleep) {}
+    fn wake(&self, _who: Sleep) {
+        self.ring.fetch_add(1, Ordering::SeqCst);
+    }
 
     fn attend(&self) {}
 

@@ -5,6 +5,8 @@ use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId};
 use crate::memory::{LentBytes, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, Time};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Grants that a link can have at a time.
 const MAX_GRANTS: usize = 1 << 14;
@@ -79,6 +81,9 @@ pub(super) struct Side {
     pub is_up: bool,
     pub lanes: Vec<LaneState>,
     pub inbox: VecDeque<(Lane, Arrived)>,
+    /// Whether the peer's credits have changed since the last poll.
+    pub credits_came: bool,
+    ring: Option<Arc<AtomicU32>>,
     /// By the order of posting.
     pub operations: BTreeMap<u64, Operation>,
     next_operation: u64,
@@ -96,11 +101,36 @@ impl Side {
             is_up: true,
             lanes,
             inbox: VecDeque::new(),
+            credits_came: false,
+            ring: None,
             operations: BTreeMap::new(),
             next_operation: 0,
             grants: BTreeMap::new(),
             next_key: 0,
         }
+    }
+
+    /// What comes from now on moves this number.
+    pub fn rung_by(&mut self, ring: Arc<AtomicU32>) {
+        self.ring = Some(ring);
+        self.ring();
+    }
+
+    pub fn ring(&self) {
+        if let Some(ring) = &self.ring {
+            ring.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Brings the port something.
+    pub fn bring(&mut self, lane: Lane, arrived: Arrived) {
+        self.inbox.push_back((lane, arrived));
+        self.ring();
+    }
+
+    /// Whether a poll would change anything.
+    pub fn has_news(&self) -> bool {
+        self.credits_came || !self.inbox.is_empty()
     }
 
     /// Puts an operation into its lane's queue.

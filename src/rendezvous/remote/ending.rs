@@ -13,8 +13,7 @@ impl Remote {
     pub(super) fn cancel<P: Port>(&mut self, links: &mut Links<P, Waiter>, cancel: &Cancel, now: Time) {
         let grace = now + self.settings.cancel_grace;
         let mut next = self.next_deadline;
-        for at in 0..links.len() {
-            let link = links.id(at);
+        for link in links.ids() {
             links.give_up(link, &mut |_, slot| {
                 let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
                     return false;
@@ -84,8 +83,7 @@ impl Remote {
             links.refuse(asking.incoming, status(&self.me));
         }
         self.unclaimed.retain(|key, _| key.step != step);
-        for at in 0..links.len() {
-            let link = links.id(at);
+        for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
                 if key.step != step {
                     return false;
@@ -102,8 +100,7 @@ impl Remote {
     pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
         let mut next = Time::NEVER;
         let grace = now + self.settings.cancel_grace;
-        for at in 0..links.len() {
-            let link = links.id(at);
+        for link in links.ids() {
             links.give_up(link, &mut |key, slot| {
                 let Some(waiter) = slot else { return false };
                 if now < waiter.deadline {

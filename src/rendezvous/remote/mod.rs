@@ -124,6 +124,8 @@ pub struct Remote {
     members: Members,
     settings: RemoteSettings,
     peers: Vec<Peer>,
+    /// Whose each link is, or was in an earlier life.
+    by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
     outgoing: Table<Value, Asking>,
     outstanding: Arc<AtomicUsize>,
@@ -192,6 +194,7 @@ impl Remote {
             members,
             settings,
             peers,
+            by_link: HashMap::default(),
             steps: Steps::default(),
             outgoing: Table::default(),
             outstanding,
@@ -207,8 +210,9 @@ impl Remote {
     }
 
     fn peer_of(&self, link: LinkId) -> Option<PeerIndex> {
-        let at = self.peers.iter().position(|peer| peer.tie.as_ref().is_some_and(|tie| tie.link == link))?;
-        Some(PeerIndex(at as u32))
+        let index = *self.by_link.get(&link)?;
+        let tie = self.peers[index.0 as usize].tie.as_ref()?;
+        (tie.link == link).then_some(index)
     }
 }
 
@@ -230,7 +234,12 @@ impl<P: Port> Handler<P> for Remote {
             }
             RemoteOp::Cancel(cancel) => self.cancel(links, &cancel, now),
             RemoteOp::Step(change) => self.step_changed(links, change),
-            RemoteOp::Attach { peer, tag, link, done } => self.attach(links, peer, tag, link, done),
+            RemoteOp::Attach { peer, tag, link, done } => {
+                self.attach(links, peer, tag, link, done);
+                if let Some(link) = self.peer(peer).tie.as_ref().map(|tie| tie.link) {
+                    self.by_link.insert(link, peer);
+                }
+            }
             RemoteOp::Ready { peer, tag } => self.ready(peer, tag),
             RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
             RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
@@ -266,7 +275,10 @@ impl<P: Port> Handler<P> for Remote {
             LinkEvent::Answered { bytes } => serving::sent(links, bytes),
             LinkEvent::Finished => self.finished(),
             LinkEvent::Up { link } => self.tried(link),
-            LinkEvent::Down { link, failure, waiters } => self.down(links, link, failure, waiters),
+            LinkEvent::Down { link, failure, waiters } => {
+                self.down(links, link, failure, waiters);
+                self.by_link.remove(&link);
+            }
         }
     }
 

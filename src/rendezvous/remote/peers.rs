@@ -168,8 +168,7 @@ impl Remote {
 
     /// Every call on every link ends with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
-        for at in 0..links.len() {
-            let link = links.id(at);
+        for link in links.ids() {
             links.give_up(link, &mut |_, waiter| {
                 if let Some(waiter) = waiter.take() {
                     waiter.complete(Err(error.clone()));
