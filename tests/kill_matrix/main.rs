@@ -95,7 +95,8 @@ impl Row {
 
 /// How often each cell of the matrix is killed.
 pub(crate) fn rounds() -> u32 {
-    let kills: u32 = std::env::var("TENSORWIRE_TEST_KILLS").map_or(60, |text| text.parse().expect("a number"));
+    let kills: u32 =
+        std::env::var("TENSORWIRE_TEST_KILLS").map_or(60, |text| text.parse().expect("a number"));
     // 14 places in an exchange, and 5 in a join of each of two sides.
     kills.div_ceil(24).max(1)
 }
