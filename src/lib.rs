@@ -67,11 +67,12 @@
 //!
 //! # Threads and progress
 //!
-//! Nothing runs in the background on the data path: progress happens inside calls, by whichever thread
-//! calls. A process that computes for long without a call stalls those who read from it; [`Node::progress`]
-//! is there for it. Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one more
-//! thread, which never touches a tensor.
-
+//! Who makes progress is the setting `poll`. In the inline mode the calls do, by whichever thread calls, and nothing runs in
+//! the background: a process that computes for long without a call stalls those who read from it; [`Node::progress`] is there for
+//! it. In the adaptive mode a thread does while no call is under way, and everybody sleeps while nothing comes. In the
+//! dedicated mode a thread that never sleeps does. The default, auto, is inline as long as all members of the host together
+//! have no more spinning threads than it has CPUs, and adaptive from then on; [`Node::mode`] tells. Callbacks run on a
+//! thread of their own. Addresses, liveness and errors travel over gRPC on one more thread, which never touches a tensor.
 //!
 //! # Peers that die and come back
 //!
@@ -105,6 +106,8 @@
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
 
 #![warn(missing_docs)]
+// Nothing waits for another thread on the data path: see tests/layers/locks.rs.
+#![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
 mod bootstrap;
 pub mod config;
@@ -112,6 +115,8 @@ pub mod engine;
 pub mod fabric;
 pub mod link;
 pub mod memory;
+#[doc(hidden)]
+pub mod mutants;
 pub mod node;
 pub mod protocol;
 pub mod rendezvous;

@@ -710,6 +710,28 @@ fn a_stopped_node_fails_every_call_and_stops_again_without_effect() {
 }
 
 #[test]
+fn a_stop_that_waits_in_vain_leaves_the_cpu_to_others() {
+    run(2, &[("stop_timeout", "1s")], |node, task| {
+        if task == 1 {
+            // Connected, and never asks.
+            return until(node, "the stop of the sender", || node.peers()[0].state.error().is_some());
+        }
+        let step = node.step(1).expect("new");
+        step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
+        let on_cpu = || {
+            let text =
+                std::fs::read_to_string("/proc/thread-self/schedstat").expect("the scheduler's figures");
+            Duration::from_nanos(text.split(' ').next().expect("a first one").parse().expect("a number"))
+        };
+        let (began, before) = (Instant::now(), on_cpu());
+        node.stop().expect("stopped");
+        let (took, used) = (began.elapsed(), on_cpu() - before);
+        println!("{used:?} on the CPU in {took:?}");
+        assert!(took >= Duration::from_secs(1) && used < took / 2, "{used:?} on the CPU in {took:?}");
+    });
+}
+
+#[test]
 fn a_peer_that_stops_fails_the_calls_that_need_it_and_is_named() {
     run(3, &[], |node, task| {
         if task == 0 {

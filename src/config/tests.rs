@@ -373,6 +373,24 @@ fn an_unknown_key_is_named_with_the_nearest_one() {
 }
 
 #[test]
+fn a_variable_of_no_key_is_named_with_the_nearest_one() {
+    let with = |name: &str| base().env_names([name.into(), "PATH".into()]).build().map(drop);
+    let error = with("TENSORWIRE_POOL_SIZ").expect_err("a slip");
+    let told = "unknown key \"TENSORWIRE_POOL_SIZ\" (environment variable TENSORWIRE_POOL_SIZ): did you mean \
+                TENSORWIRE_POOL_SIZE?";
+    assert_eq!(error.to_string(), told);
+    let error = with("TENSORWIRE_RENDEZVOUS_BACKEND").expect_err("nothing like it");
+    assert_names(&error, &["TENSORWIRE_RENDEZVOUS_BACKEND", "unset it"]);
+    let error = with("TENSORWIRE_pool_size").expect_err("another case is another variable");
+    assert_names(&error, &["did you mean TENSORWIRE_POOL_SIZE?"]);
+    for fine in
+        ["TENSORWIRE_POOL_SIZE", "TENSORWIRE_TEST_SEED", "TENSORWIRE_BUILD_COMMIT", "TENSORWIRES", "RUST_LOG"]
+    {
+        with(fine).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
 fn what_is_planned_is_refused_by_name() {
     let why = |key: &str, text: &str| base().set(key, text).build().expect_err("refused").to_string();
     assert_eq!(

@@ -1,4 +1,5 @@
 //! The thread of a poller: started, pinned, ended.
+#![allow(clippy::disallowed_methods)] // starting a thread waits until it is pinned
 
 use super::shared::Engine;
 use super::{Handler, Mode, PinError, pin_current_thread};

@@ -5,7 +5,7 @@ use crate::wire::message::RequestId;
 /// For each slot of the peer's table, the place of the value that it was last answered with.
 ///
 /// A peer can use 2^20 slots at most, so this is bounded by 24 MiB, whatever the peer does.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Answered {
     slots: Vec<Option<Answer>>,
 }
@@ -17,6 +17,11 @@ struct Answer {
 }
 
 impl Answered {
+    /// Nothing was answered yet. Allocates nothing more for the first `slots` of the peer's table.
+    pub fn with_capacity(slots: usize) -> Self {
+        Answered { slots: Vec::with_capacity(slots) }
+    }
+
     /// A request was answered with the value that has this number.
     #[inline]
     pub fn note(&mut self, request: RequestId, number: u64) {
@@ -45,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_value_can_come_back_once_and_only_for_the_last_use_of_its_slot() {
-        let mut answered = Answered::default();
+        let mut answered = Answered::with_capacity(2);
         answered.note(request(5, 1), 70);
         answered.note(request(0, 1), 71);
         assert_eq!(answered.take(request(5, 0)), None, "an earlier use");

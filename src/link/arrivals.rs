@@ -7,6 +7,7 @@ use super::routes::Announce;
 use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::fabric::{LinkId, Port};
 use crate::memory::{LentBytes, Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
@@ -161,9 +162,10 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
     ) {
-        let ids: Vec<RequestId> = self.requests.ids().collect();
-        for id in ids {
-            self.give_up_one(cx, id, judge);
+        for slot in 0..self.requests.slots() {
+            if let Some((id, _)) = self.requests.in_slot(slot) {
+                self.give_up_one(cx, id, judge);
+            }
         }
     }
 
@@ -315,6 +317,12 @@ impl<C> Link<C> {
         {
             request.quarantined = grant.len;
             cx.counters.raise(Gauge::QuarantinedBytes, grant.len);
+            if is_on(Mutant::GrantFreedBeforeAck) {
+                drop(take_back(request, cx.port, cx.counters, self.id));
+            }
+        }
+        if is_on(Mutant::CancelDropped) {
+            return;
         }
         self.send(cx, &Message::Cancel { request: id });
     }
@@ -470,7 +478,9 @@ impl<C> Link<C> {
         value: HeldValue,
     ) {
         cx.counters.increment(Counter::LateValues);
-        if self.requests.get(id).is_some_and(|request| !request.is_abandoned) {
+        if self.requests.get(id).is_some_and(|request| !request.is_abandoned)
+            && !is_on(Mutant::UnclaimedDropped)
+        {
             self.hold(cx, id, value);
         }
         self.finish(cx, id, action);
@@ -520,14 +530,16 @@ impl<C> Link<C> {
         id: RequestId,
         action: ReceiverAction,
     ) -> Option<(Option<C>, TensorKey)> {
-        if action == ReceiverAction::DeliverAndKeep {
+        if action == ReceiverAction::DeliverAndKeep && !is_on(Mutant::StaleGeneration) {
             let request = self.requests.get(id)?;
             return Some((request.waiter.take(), request.key.clone()));
         }
         let mut request = self.requests.remove(id)?;
         // The tensor goes back to the pool: nothing can be written to it any more.
         drop(take_back(&mut request, cx.port, cx.counters, self.id));
-        self.routes_out.release(&request.key.edge);
+        if !is_on(Mutant::RouteNotReleased) {
+            self.routes_out.release(&request.key.edge);
+        }
         if request.is_unsettled {
             for held_back in self.unsettled.settle(&request.key) {
                 self.release(cx, held_back);

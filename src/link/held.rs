@@ -6,7 +6,7 @@ use super::{Received, RequestError, TensorKey};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::TensorMeta;
 use crate::wire::message::Side;
-use foldhash::HashMap;
+use std::collections::BTreeMap;
 
 /// A value that nobody took.
 #[derive(Debug)]
@@ -99,13 +99,17 @@ pub(super) struct Held {
 /// The values of one link that nobody took.
 #[derive(Debug, Default)]
 pub(super) struct HeldTable {
-    values: HashMap<u32, Held>,
+    values: BTreeMap<u32, Held>,
     next: u32,
 }
 
 impl HeldTable {
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.values.len()
     }
 
     /// Keeps a value, under a name that no other has.
@@ -149,7 +153,7 @@ impl HeldTable {
 
     /// Takes everything out, what was asked for first first.
     pub fn drain(&mut self) -> Vec<Held> {
-        let mut all: Vec<_> = self.values.drain().map(|(_, held)| held).collect();
+        let mut all: Vec<_> = std::mem::take(&mut self.values).into_values().collect();
         all.sort_by_key(|held| held.asked);
         all
     }
@@ -193,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_name_in_use_is_not_given_again() {
-        let mut table = HeldTable { values: HashMap::default(), next: u32::MAX };
+        let mut table = HeldTable { values: BTreeMap::new(), next: u32::MAX };
         assert_eq!(table.keep(held(1, 1)), u32::MAX);
         assert_eq!(table.keep(held(1, 2)), 0);
         table.next = u32::MAX;

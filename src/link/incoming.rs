@@ -125,7 +125,10 @@ impl<C> Link<C> {
     /// The link is gone: every request of the peer is undone.
     pub(super) fn undo_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
         let link = self.id;
-        for (slot, served) in self.served.drain() {
+        // In an order that does not depend on the table's hashes: the same events make the same run.
+        let mut served: Vec<(u32, Asking)> = self.served.drain().collect();
+        served.sort_unstable_by_key(|(slot, _)| *slot);
+        for (slot, served) in served {
             let Some(slot) = crate::wire::Slot::new(slot) else { continue };
             let request = RequestId { slot, generation: served.generation };
             cx.events.push_back(undo(link, request, served));

@@ -7,15 +7,21 @@ use super::outbox::{Inbox, Outbox};
 use super::requests::{Requests, Unsettled};
 use super::routes::{InRoutes, OutRoutes};
 use super::table::LinkTable;
-use super::{Incoming, LinkEvent, Served, TensorKey, Value, Verdict, Want};
+use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Verdict, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
+use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::message::fragment::{Assembler, is_fragment};
 use crate::wire::message::{Message, RequestId, VERSION};
 use crate::wire::{EdgeName, Status, TaskId};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Requests in each direction of a link that find room before anything is allocated.
+pub(super) const IN_FLIGHT: usize = 64;
+/// Events and completions that find room before anything is allocated.
+const EVENTS: usize = 256;
 
 /// Who is at the two ends of a link.
 #[derive(Clone, Debug)]
@@ -89,8 +95,9 @@ pub struct Links<P: Port, C> {
 impl<P: Port, C> Links<P, C> {
     /// No links yet.
     pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
-        let completions = Completions::with_capacity(64);
-        Links { port, pool, counters, links: LinkTable::new(), events: VecDeque::new(), completions }
+        let completions = Completions::with_capacity(EVENTS);
+        let events = VecDeque::with_capacity(EVENTS);
+        Links { port, pool, counters, links: LinkTable::new(), events, completions }
     }
 
     /// The pool that tensors are received into.
@@ -280,15 +287,18 @@ impl<P: Port, C> Links<P, C> {
         self.links.has_backlog()
     }
 
-    /// Whether no request of either side is under way on any link, and no value is held.
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.links.iter().all(|link| {
-            link.requests.len() == 0
-                && link.served.is_empty()
-                && link.held.is_empty()
-                && link.unsettled.is_empty()
-        })
+    /// How much there is to do on all links.
+    pub fn load(&self) -> LinkLoad {
+        let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
+        LinkLoad {
+            requests: sum(|link| link.requests.len()),
+            served: sum(|link| link.served.len()),
+            busy_routes: sum(|link| link.routes_out.busy()),
+            backlog: sum(|link| link.out.backlog()),
+            leaving: sum(|link| link.out.values()),
+            held: sum(|link| link.held.len()),
+            unsettled: sum(|link| link.unsettled.len()),
+        }
     }
 
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {
@@ -331,8 +341,8 @@ impl<C> Link<C> {
             inbox: Inbox::default(),
             depth,
             requests: Requests::new(settings.max_requests),
-            served: ServedTable::default(),
-            answered: Answered::default(),
+            served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
+            answered: Answered::with_capacity(IN_FLIGHT),
             held: HeldTable::default(),
             unsettled: Unsettled::default(),
             asked: 0,
@@ -489,7 +499,9 @@ impl<C> Link<C> {
     fn down<P: Port>(mut self, cx: &mut Context<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
         // What was queued will never be posted.
-        cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+        if !is_on(Mutant::OutstandingLeak) {
+            cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+        }
         for held in self.held.drain() {
             cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value });
         }

@@ -28,7 +28,7 @@ use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
 /// A tensor's name without its incarnations: what a table is keyed by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey {
     /// Source, destination, name.
     pub edge: Arc<EdgeName>,
@@ -67,6 +67,25 @@ pub fn side_of(tensor: &Tensor) -> Side {
 /// Where a tensor that can be written lies.
 pub fn side_of_mut(tensor: &TensorMut) -> Side {
     if tensor.span().is_some() { Side::POOL } else { Side::HEAP }
+}
+
+/// How much the links of a poller have to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkLoad {
+    /// Requests of this side that the peers may still answer, those that were given up included.
+    pub requests: usize,
+    /// Requests of the peers that have not been answered whole.
+    pub served: usize,
+    /// Routes with a request of this side.
+    pub busy_routes: usize,
+    /// What waits for credits or room in a queue.
+    pub backlog: usize,
+    /// Tensors on their way to a peer.
+    pub leaving: usize,
+    /// Values that have come and that nobody took.
+    pub held: usize,
+    /// Keys with a receive of which it is not known yet whether it got a value, after its waiter had left.
+    pub unsettled: usize,
 }
 
 /// A request that a peer sent, as the serving side names it.

@@ -2,6 +2,7 @@
 
 use crate::fabric::{Lane, LinkId, MAX_MESSAGE, OpId, Port, PostError};
 use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Message, fragment};
 use crate::wire::{Grant, Immediate};
 use std::collections::VecDeque;
@@ -87,7 +88,7 @@ impl Outbox {
         while !self.queue.is_empty() && self.has_credit(port) {
             let Some(item) = self.queue.front() else { return };
             match post(port, self.link, &mut self.next_op, item) {
-                Ok(()) => self.sent = self.sent.wrapping_add(1),
+                Ok(()) => self.sent = self.sent.wrapping_add(1 + u32::from(is_on(Mutant::LostCredit))),
                 Err(PostError::Full) => return,
                 // The link's failure is reported by the port; nothing queued can leave any more.
                 Err(PostError::Down | PostError::Refused(_)) => return self.queue.clear(),
@@ -98,7 +99,7 @@ impl Outbox {
 
     /// The fast path of a message: straight from the encoder's buffer into the port.
     fn slot<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
-        if self.queue.is_empty() && self.has_credit(port) {
+        if (self.queue.is_empty() || is_on(Mutant::MessageOvertakesQueue)) && self.has_credit(port) {
             match port.send(self.link, Lane::CONTROL, bytes) {
                 Ok(()) => {
                     self.sent = self.sent.wrapping_add(1);
@@ -180,7 +181,8 @@ impl Inbox {
             return false;
         }
         self.published = self.posted;
-        port.publish_credits(link, Lane::CONTROL, self.published);
+        let promised = self.published.wrapping_add(u32::from(is_on(Mutant::CreditTooMany)));
+        port.publish_credits(link, Lane::CONTROL, promised);
         true
     }
 }

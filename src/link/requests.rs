@@ -1,7 +1,9 @@
 //! The slot table: every request of ours that the peer may still answer.
 
+use super::links::IN_FLIGHT;
 use super::{TensorKey, Want};
 use crate::memory::TensorMut;
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::Receiver;
 use crate::wire::message::{RequestId, VersionedMeta};
 use crate::wire::{Grant, Slot};
@@ -58,9 +60,9 @@ struct Waiting {
 }
 
 impl Unsettled {
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+    /// Keys with such a request.
+    pub fn len(&self) -> usize {
+        self.keys.len()
     }
 
     /// One more request for a key is not settled.
@@ -132,11 +134,11 @@ pub(super) struct Requests<C> {
 
 impl<C> Requests<C> {
     pub fn new(max: u32) -> Self {
-        Requests { entries: Vec::new(), free: Vec::new(), max: max.min(Slot::COUNT) }
+        let (entries, free) = (Vec::with_capacity(IN_FLIGHT), Vec::with_capacity(IN_FLIGHT));
+        Requests { entries, free, max: max.min(Slot::COUNT) }
     }
 
     /// Requests in use.
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -169,7 +171,11 @@ impl<C> Requests<C> {
     /// The request with this id; `None` if the slot is free or has been used again since.
     pub fn get(&mut self, id: RequestId) -> Option<&mut Request<C>> {
         let entry = self.entries.get_mut(id.slot.index() as usize)?;
-        if entry.generation == id.generation { entry.request.as_mut() } else { None }
+        if entry.generation == id.generation || is_on(Mutant::StaleGeneration) {
+            entry.request.as_mut()
+        } else {
+            None
+        }
     }
 
     /// Takes the request out and frees its slot for the next generation.
@@ -182,11 +188,16 @@ impl<C> Requests<C> {
         entry.request.take()
     }
 
-    /// The ids in use.
-    pub fn ids(&self) -> impl Iterator<Item = RequestId> {
-        self.entries.iter().enumerate().filter(|(_, entry)| entry.request.is_some()).filter_map(
-            |(index, entry)| Some(RequestId { slot: Slot::new(index as u32)?, generation: entry.generation }),
-        )
+    /// Slots that have ever been used, from 0 on.
+    pub fn slots(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// The request in a slot, if there is one.
+    pub fn in_slot(&mut self, index: u32) -> Option<(RequestId, &mut Request<C>)> {
+        let Entry { generation, request } = self.entries.get_mut(index as usize)?;
+        let id = RequestId { slot: Slot::new(index)?, generation: *generation };
+        Some((id, request.as_mut()?))
     }
 
     /// Every request.
@@ -236,7 +247,8 @@ mod tests {
             requests.remove(id).expect("there");
         }
         assert_eq!(requests.len(), 1);
-        assert_eq!(requests.ids().collect::<Vec<_>>(), [held]);
+        let ids: Vec<_> = (0..requests.slots()).filter_map(|slot| Some(requests.in_slot(slot)?.0)).collect();
+        assert_eq!(ids, [held]);
     }
 
     #[test]

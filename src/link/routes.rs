@@ -1,5 +1,6 @@
 //! Numbers for edges, so that a request need not carry their names.
 
+use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Side, VersionedMeta};
 use crate::wire::{EdgeName, Status, TensorMeta};
 use foldhash::HashMap;
@@ -96,6 +97,11 @@ impl OutRoutes {
         self.by_edge.get(edge)?.meta.clone()
     }
 
+    /// Routes with a request in flight.
+    pub fn busy(&self) -> usize {
+        self.by_edge.values().filter(|route| route.in_flight > 0).count()
+    }
+
     /// The sender told its meta-data: kept unless a newer one is known.
     pub fn learn(&mut self, edge: &Arc<EdgeName>, meta: &VersionedMeta) {
         let Some(route) = self.by_edge.get_mut(edge) else { return };
@@ -132,6 +138,9 @@ impl InRoute {
             return self.version;
         }
         self.meta = Some((meta.clone(), side));
+        if is_on(Mutant::MetaVersionKept) && self.version > 0 {
+            return self.version;
+        }
         self.version = self.version.checked_add(1).unwrap_or(1);
         self.version
     }

@@ -59,15 +59,15 @@ impl<C> LinkTable<C> {
         self.links.get_mut(place)
     }
 
+    /// The links, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Link<C>> {
+        self.links.iter()
+    }
+
     /// The links that are there now, whatever becomes of them later.
     pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<C> {
         let ids = Arc::clone(&self.ids);
         (0..ids.len()).map(move |at| ids[at])
-    }
-
-    #[cfg(test)]
-    pub fn iter(&self) -> impl Iterator<Item = &Link<C>> {
-        self.links.iter()
     }
 
     /// Takes note of a link's backlog, after anything was sent on it.

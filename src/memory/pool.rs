@@ -1,4 +1,5 @@
 //! Carves tensors out of a region.
+#![allow(clippy::disallowed_types)] // the central allocator, on refill
 
 use super::central::{Block, Central};
 use super::class::Class;
@@ -8,6 +9,7 @@ use super::magazine::{Magazines, Refused};
 use super::pool_error::PoolError;
 use super::region::Region;
 use super::report::RegionReport;
+use super::tensor::Tensor;
 use super::tensor_mut::TensorMut;
 use crate::wire::{DType, TensorMeta};
 use rustix::fd::BorrowedFd;
@@ -157,6 +159,11 @@ impl Pool {
         let mut tensor = self.tensor(meta)?;
         tensor.bytes_mut().fill(0);
         Ok(tensor)
+    }
+
+    /// A tensor without elements, as [`Tensor::empty`].
+    pub fn empty(&self) -> Tensor {
+        Tensor::without_elements(self.bare())
     }
 
     /// A header without bytes that returns to this pool's caches.

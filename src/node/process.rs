@@ -5,6 +5,7 @@ use super::error::NodeError;
 use super::host;
 use super::peering::{FabricPeering, Names, Watch};
 use super::pollers::{Pollers, Polling};
+use super::room::TensorError;
 use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
 use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
 use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
@@ -12,8 +13,8 @@ use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
 use crate::memory::{
-    BufferRing, Home, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions,
-    RegionReport, RingError, TensorMut,
+    BufferRing, Home, LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, RegionReport,
+    TensorMut,
 };
 use crate::rendezvous::{
     Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
@@ -21,7 +22,6 @@ use crate::rendezvous::{
 };
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
-use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,8 +37,8 @@ pub struct Node {
     worker: Arc<str>,
     join_timeout: Duration,
     stop_timeout: Duration,
-    pool: Pool,
-    rendezvous: Rendezvous,
+    pub(super) pool: Pool,
+    pub(super) rendezvous: Rendezvous,
     pollers: Arc<Pollers>,
     executor: Executor,
     names: Names,
@@ -264,61 +264,6 @@ impl Node {
         Ok(self.pool.tensor(TensorMeta::new(dtype, Shape::new(dims)?)?)?)
     }
 
-    /// A writable tensor with unspecified contents; if the pool has no room, waits for it, for `timeout` at most, and
-    /// makes progress meanwhile. This is the back-pressure for who makes tensors faster than peers take them.
-    ///
-    /// # Errors
-    /// If the shape is none, the pool could never hold it, there was no room in time, or the node has stopped.
-    pub fn tensor_within(
-        &self,
-        dtype: DType,
-        dims: &[u64],
-        timeout: Duration,
-    ) -> Result<TensorMut, TensorError> {
-        let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
-        self.try_until(timeout, || match self.pool.tensor(meta.clone()) {
-            Err(error @ (PoolError::Exhausted { .. } | PoolError::TableFull { .. })) => {
-                Attempt::Again(TensorError::NoRoomInTime { timeout, source: error })
-            }
-            result => Attempt::Over(result.map_err(TensorError::Pool)),
-        })
-    }
-
-    /// The next buffer of a ring; if all are still being read, waits for one, for `timeout` at most, and makes progress
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// If none was given back in time, or the node has stopped.
-    pub fn next_buffer(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
-        self.try_until(timeout, || match ring.next() {
-            Err(error @ RingError::Busy { .. }) => Attempt::Again(TensorError::Ring(error)),
-            result => Attempt::Over(result.map_err(TensorError::Ring)),
-        })
-    }
-
-    /// Tries again and again while progress is made.
-    fn try_until<T>(&self, timeout: Duration, attempt: impl Fn() -> Attempt<T>) -> Result<T, TensorError> {
-        let (over, failed) = (Cell::new(None), Cell::new(None));
-        let is_over = || match attempt() {
-            Attempt::Again(error) => {
-                failed.set(Some(error));
-                false
-            }
-            Attempt::Over(result) => {
-                over.set(Some(result));
-                true
-            }
-        };
-        if !is_over() {
-            self.rendezvous.wait_until(self.rendezvous.now() + timeout, &is_over)?;
-        }
-        match (over.take(), failed.take()) {
-            (Some(result), _) => result,
-            (None, Some(error)) => Err(error),
-            (None, None) => unreachable!("it was tried at least once"),
-        }
-    }
-
     /// A ring of buffers of one type and shape, for an edge that is used each step.
     ///
     /// # Errors
@@ -488,40 +433,6 @@ impl Drop for Node {
             tracing::warn!(%error, "the node did not stop cleanly");
         }
     }
-}
-
-/// How one of several tries went.
-enum Attempt<T> {
-    /// It may work later.
-    Again(TensorError),
-    /// It worked, or never will.
-    Over(Result<T, TensorError>),
-}
-
-/// Why a tensor or a ring could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TensorError {
-    /// The shape is none.
-    #[error(transparent)]
-    Shape(#[from] crate::wire::ShapeError),
-    /// The pool has no room.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The ring could not be made.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// The pool had no room all the time.
-    #[error("there was no room within {timeout:?}: {source}")]
-    NoRoomInTime {
-        /// How long it was waited for.
-        timeout: Duration,
-        /// What was in the way at last.
-        source: PoolError,
-    },
-    /// The node came to its end.
-    #[error(transparent)]
-    Ended(#[from] Error),
 }
 
 /// How long a join waits between two looks at the links.

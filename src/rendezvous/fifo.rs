@@ -1,5 +1,6 @@
 //! A queue that holds one thing without allocating: most keys have one value or one waiter.
 
+use crate::mutants::{Mutant, is_on};
 use std::collections::VecDeque;
 
 /// First in, first out; never empty while it is in a table.
@@ -35,6 +36,9 @@ impl<T> Fifo<T> {
     }
 
     pub fn pop(&mut self) -> Option<T> {
+        if is_on(Mutant::LastValueFirst) && !self.rest.is_empty() {
+            return self.rest.pop_back();
+        }
         let first = self.first.take();
         self.first = self.rest.pop_front();
         first
@@ -44,12 +48,20 @@ impl<T> Fifo<T> {
         self.rest.back().or(self.first.as_ref())
     }
 
+    pub fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.first.iter_mut().chain(&mut self.rest)
     }
 
     /// Takes out the first that fits.

@@ -1,7 +1,9 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
+#![allow(clippy::disallowed_types)] // the process's own tables, once per step; what is said of a lost peer
 
 use super::Error;
 use super::edge::{Edge, End};
+use super::ended::Ends;
 use super::local::{Local, Told};
 use super::path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
@@ -12,7 +14,6 @@ use crate::engine::{Calls, Executor, Ticket};
 use crate::link::TensorKey;
 use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
-use foldhash::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub struct RendezvousSettings {
 
 /// The rendezvous of a process.
 pub struct Rendezvous {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What all steps, edges and calls share.
@@ -60,7 +61,7 @@ pub struct Shared {
 pub(super) struct Tables {
     pub steps: Steps,
     pub local: Local,
-    ended: HashMap<u64, Arc<OnceLock<Error>>>,
+    ends: Ends,
 }
 
 /// Which peers are there and which are lost, for calls that never reach the poller.
@@ -237,7 +238,7 @@ impl Rendezvous {
                     Error::StepTaken { step: id, owner: owner.to_string(), other: worker.to_string() }
                 }
             })?;
-            (is_new, tables.ended.entry(id).or_default().clone())
+            (is_new, tables.ends.of(id))
         };
         if is_new {
             self.shared.change(&StepChange::Begun { step: id, worker: worker.clone() });
@@ -265,10 +266,8 @@ impl Rendezvous {
             if !tables.steps.cleanup(step) {
                 return;
             }
-            if let Some(ended) = tables.ended.remove(&step) {
-                // An abort before it is the better reason.
-                let _ = ended.set(error.clone());
-            }
+            // An abort before it is the better reason.
+            tables.ends.bury(step, error.clone());
             tables.local.end_step(step, &error)
         };
         self.shared.tell(told);
@@ -366,9 +365,7 @@ impl Shared {
             if !tables.steps.abort(step, status.clone()) {
                 return;
             }
-            if let Some(ended) = tables.ended.get(&step) {
-                let _ = ended.set(error.clone());
-            }
+            tables.ends.end(step, error.clone());
             tables.local.end_step(step, &error)
         };
         self.tell(told);

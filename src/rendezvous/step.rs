@@ -1,6 +1,7 @@
 //! One step's rendezvous: the calls that trainers make.
 
 use super::edge::{Edge, End};
+use super::ended::Ended;
 use super::local::{LocalWaiter, check_live};
 use super::manager::Shared;
 use super::pending::{CancelToken, Pending, Place, Receivable};
@@ -10,8 +11,8 @@ use crate::engine::{Calls, Completer};
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Code, Status, Time};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The rendezvous of one training step. Cheap to clone; usable from any thread.
@@ -19,7 +20,7 @@ use std::time::Duration;
 pub struct Step {
     pub(super) id: u64,
     pub(super) shared: Arc<Shared>,
-    pub(super) ended: Arc<OnceLock<Error>>,
+    pub(super) ended: Ended,
 }
 
 impl Step {

@@ -3,6 +3,10 @@
 use super::fifo::Fifo;
 use crate::link::TensorKey;
 use foldhash::HashMap;
+use foldhash::fast::RandomState;
+
+/// Channels that find room before anything is allocated. A hash table that is less than half full never grows.
+const CHANNELS: usize = 256;
 
 /// Values and waiters by whole key. A key has values or waiters, never both.
 ///
@@ -31,7 +35,8 @@ enum Channel<V, W> {
 
 impl<V, W> Default for Table<V, W> {
     fn default() -> Self {
-        Table { channels: HashMap::default(), next_number: 0 }
+        let channels = HashMap::with_capacity_and_hasher(CHANNELS, RandomState::default());
+        Table { channels, next_number: 0 }
     }
 }
 
@@ -130,7 +135,7 @@ impl<V, W> Table<V, W> {
         waiter
     }
 
-    /// Takes out every waiter that fits, whatever its key.
+    /// Takes out every waiter that fits, whatever its key: in the order of the keys, and of each key's line.
     pub fn remove_waiters(&mut self, mut fits: impl FnMut(&TensorKey, &W) -> bool) -> Vec<(TensorKey, W)> {
         let mut removed = Vec::new();
         self.channels.retain(|key, channel| {
@@ -140,6 +145,7 @@ impl<V, W> Table<V, W> {
             }
             !waiters.is_empty()
         });
+        removed.sort_by(|(a, _), (b, _)| a.cmp(b));
         removed
     }
 
@@ -152,23 +158,22 @@ impl<V, W> Table<V, W> {
         });
     }
 
-    /// Takes out everything of the steps that fit: the values, and the waiters.
+    /// Takes out everything of the steps that fit: the values, and the waiters. In the order of the keys, so that
+    /// neither the waiters nor the pool's blocks come back in an order that the hashes make.
     pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (Vec<V>, Vec<(TensorKey, W)>) {
+        let mut channels: Vec<_> = self.channels.extract_if(|key, _| fits(key.step)).collect();
+        channels.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let (mut values, mut waiters) = (Vec::new(), Vec::new());
-        self.channels.retain(|key, channel| {
-            if !fits(key.step) {
-                return true;
-            }
+        for (key, channel) in channels {
             match channel {
-                Channel::Values(kept) => {
+                Channel::Values(mut kept) => {
                     values.extend(std::iter::from_fn(|| kept.pop()).map(|kept| kept.value));
                 }
-                Channel::Waiters(kept) => {
+                Channel::Waiters(mut kept) => {
                     waiters.extend(std::iter::from_fn(|| kept.pop()).map(|waiter| (key.clone(), waiter)));
                 }
             }
-            false
-        });
+        }
         (values, waiters)
     }
 
@@ -183,6 +188,29 @@ impl<V, W> Table<V, W> {
         })
     }
 
+    /// The waiters, in no order, to be changed where they are.
+    pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
+        self.channels.iter_mut().flat_map(|(key, channel)| {
+            let waiters = match channel {
+                Channel::Waiters(waiters) => Some(waiters.iter_mut()),
+                Channel::Values(_) => None,
+            };
+            waiters.into_iter().flatten().map(move |waiter| (key, waiter))
+        })
+    }
+
+    /// How many values and waiters there are.
+    pub fn len(&self) -> (usize, usize) {
+        let (mut values, mut waiters) = (0, 0);
+        for channel in self.channels.values() {
+            match channel {
+                Channel::Values(kept) => values += kept.len(),
+                Channel::Waiters(kept) => waiters += kept.len(),
+            }
+        }
+        (values, waiters)
+    }
+
     /// Whether there is neither a value nor a waiter.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
@@ -194,6 +222,7 @@ impl<V, W> Table<V, W> {
 mod tests {
     use super::*;
     use crate::wire::EdgeName;
+    use std::hash::BuildHasher;
     use std::sync::Arc;
 
     fn key(name: &str, step: u64) -> TensorKey {
@@ -293,6 +322,24 @@ mod tests {
             assert_eq!(table.ask(other, 'x'), Asked::Kept);
         }
         assert_eq!(table.ask(&key("a", 1), 'y'), given('y', 0, 1), "equal, not the same");
+    }
+
+    #[test]
+    fn keys_of_equal_hashes_are_kept_apart() {
+        let mut table = Table::<i32, char>::default();
+        let colliding = |name: &str| {
+            let TensorKey { edge, .. } = key(name, 1);
+            let edge = Arc::new(EdgeName::clone(&edge).with_hash(7));
+            TensorKey { edge, step: 1, frame: 0, iteration: 0 }
+        };
+        let (one, other) = (colliding("a"), colliding("b"));
+        let hasher = RandomState::default();
+        assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "they do collide");
+        assert_eq!(table.offer(&one, 1), Offered::Kept);
+        assert_eq!(table.ask(&other, 'x'), Asked::Kept, "the value is not its own");
+        assert_eq!(table.offer(&other, 2), Offered::Matched('x', Numbered { number: 1, value: 2 }));
+        assert_eq!(table.ask(&colliding("a"), 'y'), given('y', 0, 1));
+        assert!(table.is_empty());
     }
 
     #[test]

@@ -28,6 +28,8 @@ const fn own_clock(name: &'static str, knows: &'static [&'static str]) -> Room {
 /// `bootstrap`, `config` and `telemetry` are leaves that `node` wires in; the counters of `telemetry` are
 /// plain data that every room from `link` upward counts into.
 pub const ROOMS: &[Room] = &[
+    // Switchable bugs: a constant `false` in every ordinary build, so that every room may have some.
+    own_clock(MUTANTS, &[]),
     engine_room("wire", &[]),
     engine_room("memory", &["wire"]),
     engine_room("fabric", &["memory", "wire"]),
@@ -74,6 +76,8 @@ pub const ROOMS: &[Room] = &[
     ),
 ];
 
+const MUTANTS: &str = "mutants";
+
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] =
     &["src/memory", "src/fabric/shm", "src/fabric/verbs", "src/engine", "src/cli/reference"];
@@ -90,7 +94,7 @@ const FACE: &str = "the crate's face";
 /// Packages of the RPC stack; they stay behind the bootstrap and never show in the API.
 const RPC: &[&str] = &["tokio", "tonic", "tonic_prost", "prost", "hyper", "tower"];
 
-fn is_under(path: &Path, prefixes: &[&str]) -> bool {
+pub fn is_under(path: &Path, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|p| path.starts_with(p) || path == Path::new(&format!("{p}.rs")))
 }
 
@@ -128,7 +132,7 @@ pub fn check_file(path: &Path, text: &str, whole_file_is_test: bool) -> Vec<Stri
         for (line, known) in edges(&code, &scope, depth_of(path)) {
             // The program uses the library as anybody would: by its face.
             let as_a_user = room == "cli" && known.starts_with(FACE);
-            if known == room || as_a_user || may_know(&room, &known) {
+            if known == room || known == MUTANTS || as_a_user || may_know(&room, &known) {
                 continue;
             }
             say(line, format!("{room} may not know {known}: see the layers in tests/layers/rules.rs"));
@@ -177,7 +181,7 @@ fn time_is_injected(path: &Path) -> bool {
 }
 
 /// The lint named next is inside `allow(`, `expect(` or `warn(`.
-fn lint_is_relaxed(before: &[Token]) -> bool {
+pub fn lint_is_relaxed(before: &[Token]) -> bool {
     let open = before.iter().rposition(|t| t.is_mark('('));
     open.and_then(|at| before[..at].last())
         .is_some_and(|t| matches!(t.word(), Some("allow" | "expect" | "warn")))
@@ -213,13 +217,13 @@ fn is_crate_path(code: &[Token], at: usize) -> bool {
 }
 
 /// What surrounds each token: inline modules opened so far, and whether one of them is for tests only.
-struct Scope {
+pub struct Scope {
     modules: Vec<usize>,
-    in_test: Vec<bool>,
+    pub in_test: Vec<bool>,
 }
 
 impl Scope {
-    fn of(code: &[Token]) -> Scope {
+    pub fn of(code: &[Token]) -> Scope {
         let mut scope = Scope { modules: Vec::new(), in_test: Vec::new() };
         // One entry for each open brace: (it opened a module, what it holds is for tests).
         let mut open: Vec<(bool, bool)> = Vec::new();

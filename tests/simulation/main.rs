@@ -4,12 +4,14 @@
 //! and runs the same again:
 //!
 //! ```text
-//! TENSORWIRE_SIM_SEED=1234 cargo test --test simulation -- a_seed --nocapture
+//! TENSORWIRE_TEST_SIM_SEED=1234 cargo test --test simulation -- a_seed --nocapture
 //! ```
 //!
-//! `TENSORWIRE_SIM_SECONDS` says how long new programs are tried, `TENSORWIRE_SIM_FIRST` with which seed that begins.
+//! `TENSORWIRE_TEST_SIM_SECONDS` says how long new programs are tried, `TENSORWIRE_TEST_SIM_FIRST` with which seed that begins.
 
 mod model;
+#[cfg(tensorwire_mutants)]
+mod mutants;
 mod program;
 mod run;
 mod shrink;
@@ -45,7 +47,7 @@ fn try_seed(seed: u64) -> u64 {
         Err(why) => {
             let (program, shrunk_why) = shrink::shrink(program, why.clone());
             panic!(
-                "seed {seed}: {why}\nshrunk: {shrunk_why}\n{:#?}\n{}\nagain: TENSORWIRE_SIM_SEED={seed} cargo test \
+                "seed {seed}: {why}\nshrunk: {shrunk_why}\n{:#?}\n{}\nagain: TENSORWIRE_TEST_SIM_SEED={seed} cargo test \
                  --test simulation -- a_seed --nocapture",
                 program.setup,
                 program.actions.iter().map(|action| format!("    {action:?}\n")).collect::<String>(),
@@ -56,8 +58,8 @@ fn try_seed(seed: u64) -> u64 {
 
 #[test]
 fn random_programs_do_what_the_reference_allows() {
-    let span = Duration::from_secs(variable("TENSORWIRE_SIM_SECONDS").unwrap_or(5));
-    let first = variable("TENSORWIRE_SIM_FIRST").unwrap_or(0);
+    let span = Duration::from_secs(variable("TENSORWIRE_TEST_SIM_SECONDS").unwrap_or(5));
+    let first = variable("TENSORWIRE_TEST_SIM_FIRST").unwrap_or(0);
     let start = Instant::now();
     let mut seed = first;
     while start.elapsed() < span {
@@ -77,8 +79,8 @@ fn the_same_seed_has_the_same_history() {
 
 #[test]
 fn a_seed() {
-    let Some(seed) = variable("TENSORWIRE_SIM_SEED") else {
-        println!("skipped: TENSORWIRE_SIM_SEED names no seed");
+    let Some(seed) = variable("TENSORWIRE_TEST_SIM_SEED") else {
+        println!("skipped: TENSORWIRE_TEST_SIM_SEED names no seed");
         return;
     };
     let program = Program::random(seed);

@@ -5,6 +5,7 @@ use crate::program::{Action, Key, PATIENCE, Program, Want};
 use crate::world::World;
 use std::time::Duration;
 use tensorwire::memory::{Tensor, TensorMut};
+use tensorwire::rendezvous::Load;
 use tensorwire::wire::{DType, Shape, TensorMeta, Time};
 use tensorwire::{CancelToken, Delivery, Error, Pending};
 
@@ -326,6 +327,10 @@ impl Run {
             let Some(member) = member else { continue };
             if !member.pool.is_empty() {
                 return Err(format!("the pool of member {at} is not empty: {:?}", member.pool.stats()));
+            }
+            let load = self.world.load(at).unwrap_or_default();
+            if load != Load::default() {
+                return Err(format!("the tables of member {at} are not empty: {load:?}"));
             }
             if self.world.outstanding(at) != 0 {
                 return Err(format!("member {at} still counts {} values", self.world.outstanding(at)));

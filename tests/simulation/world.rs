@@ -12,7 +12,7 @@ use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
 use tensorwire::link::{LinkSettings, Links};
 use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use tensorwire::rendezvous::{
-    Edge, LinkTag, Losses, Members, PeerIndex, PeerWatch, Remote, RemoteOp, RemotePath, RemoteSettings,
+    Edge, LinkTag, Load, Losses, Members, PeerIndex, PeerWatch, Remote, RemoteOp, RemotePath, RemoteSettings,
     Rendezvous, RendezvousSettings, Step,
 };
 use tensorwire::telemetry::CountersWriter;
@@ -295,6 +295,15 @@ impl World {
                 }
             }
         }
+    }
+
+    /// What the tables of a member hold.
+    pub fn load(&self, member: usize) -> Option<Load> {
+        let told = Arc::new(Mutex::new(None));
+        let tell = told.clone();
+        let done = Box::new(move |load| *tell.lock().expect("unpoisoned") = Some(load));
+        self.members[member].as_ref()?.engine.submit(RemoteOp::Load(done)).expect("usable");
+        told.lock().expect("unpoisoned").take()
     }
 
     /// Values that wait to be asked for at a member.

@@ -1,36 +1,12 @@
 //! Bulk: where a tensor of ours lies for the peer, and how the peer's bytes are pulled in.
 #![allow(unsafe_code)]
 
+use super::lazy::LazyRegion;
 use super::slot::Source;
 use crate::fabric::PostError;
 use crate::memory::{PeerRegion, Pool, Tensor};
-use rustix::fd::OwnedFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// A region of a peer's pool, mapped when it is first used. The links to one process have it in common.
-pub(super) struct LazyRegion {
-    len: u64,
-    /// Until it is mapped.
-    file: Mutex<Option<OwnedFd>>,
-    mapped: OnceLock<Result<Arc<PeerRegion>, String>>,
-}
-
-impl LazyRegion {
-    /// A region whose file has so many bytes.
-    pub(super) fn new(file: OwnedFd, len: u64) -> Self {
-        LazyRegion { len, file: Mutex::new(Some(file)), mapped: OnceLock::new() }
-    }
-
-    fn region(&self) -> Result<&Arc<PeerRegion>, String> {
-        let mapped = self.mapped.get_or_init(|| {
-            let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let file = file.ok_or("its file is gone")?;
-            PeerRegion::map(file, self.len).map(Arc::new).map_err(|error| error.to_string())
-        });
-        mapped.as_ref().map_err(Clone::clone)
-    }
-}
+use std::sync::Arc;
 
 /// The peer's pool, as far as this process may see it.
 pub(super) struct PeerPool {

@@ -1,4 +1,5 @@
 //! What is mapped once for all links to a process: its doorbells and the regions of its pool.
+#![allow(clippy::disallowed_types)] // making a link
 
 use crate::fabric::{FabricError, FabricKind};
 use rustix::fd::OwnedFd;

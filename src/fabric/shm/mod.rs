@@ -18,7 +18,7 @@
 //! | `words`, `segment`, `layout` | shared memory as words, and where things are in it |
 //! | `ring`, `slot`, `lease`, `state` | what is said through it |
 //! | `cold`, `doorbell`, `doorbells`, `announcer`, `fence`, `sleeper` | what is said to those who don't look |
-//! | `grants`, `bulk`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
+//! | `grants`, `bulk`, `lazy`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
 //! | `lane`, `incoming`, `post`, `link`, `limbo`, `attached`, `port` | what is done |
 //! | `address`, `hello`, `socket`, `handshake`, `known`, `watch` | how a link is made, and how a death is told |
 //!
@@ -43,6 +43,7 @@ mod incoming;
 mod known;
 mod lane;
 mod layout;
+mod lazy;
 mod lease;
 mod limbo;
 mod link;
@@ -70,19 +71,20 @@ pub use sleeper::ShmSleeper;
 use super::{Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, Role};
 use crate::memory::Pool;
 use address::{Address, Host, Token};
-use bulk::{LazyRegion, PeerPool};
+use bulk::PeerPool;
 use doorbells::{Doorbells, PeerDoorbells};
 use handshake::{Peer, Side};
 use known::Known;
 use layout::Layout;
+use lazy::LazyRegion;
 use limbo::Limbo;
 use link::{Link, Parts};
 use rustix::fd::{AsFd, OwnedFd};
 use segment::{OwnSegment, PeerSegment};
 use socket::Deadline;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use watch::Watcher;
+use watch::OneWatcher;
 
 /// What a fabric is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +114,7 @@ struct Shared {
     host: Host,
     uid: u32,
     limbo: Arc<Limbo>,
-    watcher: Mutex<Option<Arc<Watcher>>>,
+    watcher: OneWatcher,
     doorbells: Arc<Doorbells>,
     /// This process takes part in heavy barriers.
     fenced: bool,
@@ -141,7 +143,7 @@ impl ShmFabric {
             host: Host::here()?,
             uid: rustix::process::geteuid().as_raw(),
             limbo: Arc::default(),
-            watcher: Mutex::default(),
+            watcher: OneWatcher::default(),
             doorbells: Arc::new(Doorbells::new()?),
             fenced: fence::join(),
             peer_doorbells: Known::default(),
@@ -157,19 +159,6 @@ impl ShmFabric {
     /// [`FabricError::Peer`] with the reason why not.
     pub fn check_reachable(&self, peer: &[u8]) -> Result<(), FabricError> {
         Address::from_bytes(peer)?.check_reachable(self.shared.host, self.shared.uid)
-    }
-}
-
-impl Shared {
-    /// The watcher, started if there is none yet.
-    fn watcher(&self) -> Result<Arc<Watcher>, FabricError> {
-        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = &*watcher {
-            return Ok(Arc::clone(watcher));
-        }
-        let started = Arc::new(Watcher::start()?);
-        *watcher = Some(Arc::clone(&started));
-        Ok(started)
     }
 }
 
@@ -263,7 +252,7 @@ impl ShmHalf {
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
             memory: PeerPool::new(regions),
-            watch: shared.watcher()?.watch(peer.process, peer.pid)?,
+            watch: shared.watcher.get()?.watch(peer.process, peer.pid)?,
             pid: peer.pid,
             limbo: Arc::clone(&shared.limbo),
             poll_bytes: shared.options.poll_bytes,

@@ -8,7 +8,7 @@ use super::sleeper::ShmSleeper;
 use crate::fabric::{Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// Polls between two looks at loans that outlived their links.
 const SWEEP_EVERY: u32 = 1024;
@@ -59,7 +59,7 @@ impl ShmPort {
 impl Drop for ShmPort {
     /// The watcher ends with the links that need it; a later port's links start another.
     fn drop(&mut self) {
-        *self.shared.watcher.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.shared.watcher.let_go();
     }
 }
 

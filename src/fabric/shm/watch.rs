@@ -3,6 +3,7 @@
 //! It waits on the peers' pidfds, one for each process, however many links there are to it. A poller only looks at a
 //! word in this process's memory, so the data path makes no system call for it; for one that does not look it
 //! rings the doorbell. (The end of a socket would be no proof: a forked child keeps sockets open.)
+#![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
 use super::doorbells::OwnDoorbell;
 use crate::fabric::{FabricError, FabricKind};
@@ -23,6 +24,10 @@ pub(super) struct Watcher {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// The watcher of a fabric, which the first link starts.
+#[derive(Default)]
+pub(super) struct OneWatcher(Mutex<Option<Arc<Watcher>>>);
 
 struct Shared {
     /// A forked child has the same epoll and eventfd, and must not touch them.
@@ -65,6 +70,24 @@ fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
         tried: tried.into(),
         remedy: "raise the limits of open files, threads and epoll watches",
         source: error.into(),
+    }
+}
+
+impl OneWatcher {
+    /// The watcher, started if there is none yet.
+    pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
+        let mut watcher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = &*watcher {
+            return Ok(Arc::clone(watcher));
+        }
+        let started = Arc::new(Watcher::start()?);
+        *watcher = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// Lets go of it: it ends with the links that need it, and a later link starts another.
+    pub(super) fn let_go(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

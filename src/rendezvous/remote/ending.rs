@@ -1,12 +1,13 @@
 //! The end of calls and steps.
 
-use super::{Asking, Outgoing, Remote};
+use super::{Outgoing, Remote};
 use crate::fabric::Port;
 use crate::link::{Links, Verdict};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
 use crate::rendezvous::waiter::{GiveUp, Waiter};
-use crate::wire::{Code, Status, Time};
+use crate::wire::{Code, Status, TaskId, Time};
 use std::sync::atomic::Ordering;
 
 impl Remote {
@@ -43,13 +44,13 @@ impl Remote {
             StepChange::Aborted { step, status } => {
                 self.steps.abort(step, status.clone());
                 let error = Error::Aborted { step, status: status.clone() };
-                self.end_step(links, step, &error, &status.into_derived());
+                self.end_step(links, step, &error, |_| status.clone().into_derived());
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
                 let status =
-                    Status::new(Code::NotFound, format!("step {step} was cleaned up at {}", self.me));
-                self.end_step(links, step, &Error::StepGone { step }, &status);
+                    |me: &TaskId| Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"));
+                self.end_step(links, step, &Error::StepGone { step }, status);
             }
         }
     }
@@ -59,11 +60,15 @@ impl Remote {
         if self.peers.iter().all(|peer| peer.deferred == 0) {
             return;
         }
-        let waiting = self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred);
-        for (key, asking) in waiting {
-            self.leave(&asking);
-            // Nothing was offered for a step that had not begun, so the waiter is kept.
-            let _ = self.outgoing.ask(&key, Asking { deferred: false, ..asking });
+        if is_on(Mutant::DeferredDropped) {
+            drop(self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred));
+        }
+        let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
+        for (_, asking) in waiting {
+            if std::mem::take(&mut asking.deferred) {
+                let peer = &mut self.peers[asking.peer.0 as usize];
+                peer.deferred = peer.deferred.saturating_sub(1);
+            }
         }
     }
 
@@ -72,21 +77,24 @@ impl Remote {
         links: &mut Links<P, Waiter>,
         step: u64,
         error: &Error,
-        status: &Status,
+        status: impl Fn(&TaskId) -> Status,
     ) {
         let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
         let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
         self.outstanding.fetch_sub(ours, Ordering::Relaxed);
         for (_, asking) in asking {
             self.leave(&asking);
-            links.refuse(asking.incoming, status.clone());
+            links.refuse(asking.incoming, status(&self.me));
         }
-        self.unclaimed.retain(|key, _| key.step != step);
+        let mut unclaimed: Vec<_> = self.unclaimed.extract_if(|key, _| key.step == step).collect();
+        // The pool gets its blocks back in the same order in every run.
+        unclaimed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        drop(unclaimed);
         links.drop_held(step);
         let calls = &mut self.calls;
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
-                if key.step != step {
+                if key.step != step || is_on(Mutant::AbortMissesWaiter) {
                     return Verdict::GoOn;
                 }
                 if let Some(waiter) = waiter.take() {
@@ -106,7 +114,7 @@ impl Remote {
         for link in links.ids() {
             links.give_up(link, &mut |key, slot| {
                 let Some(waiter) = slot else { return Verdict::GoOn };
-                if now < waiter.deadline {
+                if now < waiter.deadline || is_on(Mutant::DeadlineNeverFires) {
                     next = next.min(waiter.deadline);
                     return Verdict::GoOn;
                 }

@@ -16,7 +16,10 @@ use super::waiter::{CallId, Waiter};
 use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
-use crate::link::{HeldValue, Incoming, LinkEvent, LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{
+    HeldValue, Incoming, LinkEvent, LinkLoad, LinkSettings, Links, Received, TensorKey, Value, Want,
+};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::message::RequestId;
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
@@ -24,6 +27,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// Calls that find room before anything is allocated.
+const CALLS: usize = 256;
 
 /// How the remote half behaves.
 #[derive(Clone, Debug)]
@@ -106,6 +112,23 @@ pub enum RemoteOp<L> {
     Cancel(Cancel),
     /// A step changed its state.
     Step(StepChange),
+    /// How much is there to do?
+    Load(Box<dyn FnOnce(Load) + Send>),
+}
+
+/// How much a poller keeps for the rendezvous, to see what a program waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Of its links.
+    pub links: LinkLoad,
+    /// Values that no peer has asked for yet.
+    pub values: usize,
+    /// Requests of peers that wait for their value.
+    pub asking: usize,
+    /// Those of them that wait for their step to begin.
+    pub deferred: usize,
+    /// Values that came when nobody waited for them any more.
+    pub unclaimed: usize,
 }
 
 /// Told when a peer came or went. Nothing in it may block.
@@ -209,13 +232,21 @@ impl Remote {
             by_link: HashMap::default(),
             steps: Steps::default(),
             outgoing: Table::default(),
-            calls: HashMap::default(),
+            calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             outstanding,
             unclaimed: HashMap::default(),
             next_deadline: Time::NEVER,
             watch,
             broken: None,
         }
+    }
+
+    fn load(&self, links: LinkLoad) -> Load {
+        let (values, asking) = self.outgoing.len();
+        let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
+        let orphans = self.unclaimed.values().map(VecDeque::len).sum::<usize>();
+        let unclaimed = orphans + links.held;
+        Load { links, values, asking, deferred, unclaimed }
     }
 
     fn peer(&mut self, index: PeerIndex) -> &mut Peer {
@@ -258,6 +289,7 @@ impl<P: Port> Handler<P> for Remote {
             RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
             RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
             RemoteOp::End { error } => self.end(links, &error),
+            RemoteOp::Load(done) => done(self.load(links.load())),
         }
     }
 
@@ -266,9 +298,15 @@ impl<P: Port> Handler<P> for Remote {
             LinkEvent::Asked { incoming, key, timeout_ms } => {
                 self.asked(links, incoming, &key, timeout_ms, now);
             }
-            LinkEvent::Arrived { waiter, received, sender, .. } => {
+            LinkEvent::Arrived { waiter, key, received, sender } => {
                 self.calls.remove(&waiter.id);
-                Self::arrived(links.counters(), waiter, received, sender);
+                if is_on(Mutant::DeliveredTwice)
+                    && waiter.gave_up.is_some()
+                    && let Received::Tensor(tensor) = &received
+                {
+                    self.keep_unclaimed(key, HeldValue::Tensor { tensor: tensor.clone(), sender });
+                }
+                Self::arrived(links, waiter, received, sender);
             }
             LinkEvent::Failed { waiter, key, error } => {
                 self.calls.remove(&waiter.id);
@@ -283,6 +321,7 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::PutBack { key, value, number } => {
                 if self.steps.is_live(key.step) {
+                    let number = if is_on(Mutant::PutBackLast) { u64::MAX } else { number };
                     self.put_back(links, &key, Numbered { number, value: Outgoing::Value(value) });
                 } else {
                     self.finished();

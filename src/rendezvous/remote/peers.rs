@@ -3,6 +3,7 @@
 use super::{Outgoing, Remote, Stage, Tie, Tried};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, Links, Verdict};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
 use crate::rendezvous::{Error, LossCause};
@@ -104,7 +105,7 @@ impl Remote {
         let Some(tie) = self.peer(index).tie.take() else { return };
         let cause = tie.verdict.unwrap_or_else(|| cause_of(failure));
         let error = self.lost_error(index, tie.tag, &cause);
-        for waiter in waiters {
+        for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
             waiter.complete(Err(error.clone()));
         }
         self.ended(links, index, tie.tag, tie.stage, cause);

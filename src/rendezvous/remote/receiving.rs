@@ -3,7 +3,7 @@
 use super::Remote;
 use crate::fabric::Port;
 use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want, side_of, side_of_mut};
-use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
 use crate::rendezvous::path::PeerIndex;
@@ -68,14 +68,19 @@ impl Remote {
         }
     }
 
-    pub(super) fn arrived(counters: &CountersWriter, waiter: Waiter, received: Received, sender: Side) {
+    pub(super) fn arrived<P: Port>(
+        links: &Links<P, Waiter>,
+        waiter: Waiter,
+        received: Received,
+        sender: Side,
+    ) {
         let (payload, is_dead) = match received {
             Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
             Received::Into(given) => (Payload::Into(given), false),
-            Received::Dead(None) => (Payload::Tensor(Tensor::empty()), true),
+            Received::Dead(None) => (Payload::Tensor(links.pool().empty()), !is_on(Mutant::DeadFlagLost)),
             Received::Dead(Some(given)) => (Payload::Into(given), true),
         };
-        Self::deliver(counters, waiter, payload, is_dead, sender);
+        Self::deliver(links.counters(), waiter, payload, is_dead, sender);
     }
 
     pub(super) fn deliver(

@@ -3,6 +3,7 @@
 use super::{Asking, Outgoing, Remote};
 use crate::fabric::Port;
 use crate::link::{Incoming, Links, Served, TensorKey, Value};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::steps::StepState;
 use crate::rendezvous::table::{Asked, Numbered, Offered};
 use crate::rendezvous::waiter::Waiter;
@@ -121,6 +122,7 @@ impl Remote {
         }
         let deadline = match timeout_ms {
             u32::MAX => Time::NEVER,
+            ms if is_on(Mutant::DeadlineTooEarly) => now + Duration::from_millis(u64::from(ms) / 2),
             ms => now + Duration::from_millis(ms.into()) + SLACK,
         };
         match self.outgoing.ask(key, Asking { incoming, peer, deadline, deferred }) {

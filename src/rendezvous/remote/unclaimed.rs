@@ -6,11 +6,12 @@
 use super::Remote;
 use crate::fabric::Port;
 use crate::link::{HeldValue, Links, TensorKey, Want};
+use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::waiter::Waiter;
 
 impl Remote {
     pub(super) fn keep_unclaimed(&mut self, key: TensorKey, unclaimed: HeldValue) {
-        if self.steps.is_live(key.step) {
+        if self.steps.is_live(key.step) && !is_on(Mutant::UnclaimedDropped) {
             self.unclaimed.entry(key).or_default().push_back(unclaimed);
         }
     }
@@ -37,7 +38,7 @@ impl Remote {
             Want::Fresh | Want::Borrow => (None, false),
         };
         match unclaimed.place(links.pool(), given, into) {
-            Ok((received, sender)) => Self::arrived(links.counters(), waiter, received, sender),
+            Ok((received, sender)) => Self::arrived(links, waiter, received, sender),
             Err((value, error)) => {
                 self.failed(links.counters(), waiter, &key, error);
                 self.unclaimed.entry(key).or_default().push_front(value);

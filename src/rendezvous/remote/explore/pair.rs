@@ -5,7 +5,7 @@ use crate::engine::{Calls, Ticket};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
-use crate::link::{LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::rendezvous::manager::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
@@ -272,7 +272,7 @@ impl<P: Port> Pair<P> {
             assert!(side.remote.outgoing.is_empty(), "something is in line at the {name}");
             assert!(side.remote.calls.is_empty(), "a call is left at the {name}");
             assert!(side.remote.unclaimed.is_empty(), "a value is left at the {name}");
-            assert!(side.links.is_idle(), "a request or a value is left on the {name}'s link");
+            assert_eq!(side.links.load(), LinkLoad::default(), "something is left on the {name}'s link");
             assert_eq!(side.outstanding.load(Ordering::Relaxed), 0, "values are outstanding at the {name}");
             assert_eq!(self.quarantined_on(side), 0, "bytes are in quarantine at the {name}");
             assert!(side.pool.is_empty(), "a tensor of the {name}'s pool is left");

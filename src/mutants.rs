@@ -1,0 +1,96 @@
+//! Bugs that can be switched on, to prove that the simulation finds them.
+//!
+//! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/all` makes for that one step; in any other
+//! [`is_on`] is a constant, and the compiler takes it and what depends on it out.
+
+macro_rules! mutants {
+    ($($(#[$doc:meta])+ $mutant:ident,)+) => {
+        /// A bug.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        #[non_exhaustive]
+        pub enum Mutant {
+            $($(#[$doc])+ $mutant,)+
+        }
+
+        impl Mutant {
+            /// Every bug.
+            pub const ALL: &[Mutant] = &[$(Mutant::$mutant),+];
+        }
+    };
+}
+
+mutants! {
+    /// A message that had to wait uses up two credits.
+    LostCredit,
+    /// One receive more than was posted is promised to the peer.
+    CreditTooMany,
+    /// A message does not queue behind writes that wait: a CANCEL_ACK comes ahead of the write.
+    MessageOvertakesQueue,
+    /// A destination goes back to the pool when its request is given up, not when that is acknowledged.
+    GrantFreedBeforeAck,
+    /// The slot of a cancelled request that was answered is used again before the acknowledgement, whose generation
+    /// nobody looks at.
+    StaleGeneration,
+    /// CANCEL is not sent.
+    CancelDropped,
+    /// A request that has ended still counts on its route.
+    RouteNotReleased,
+    /// Meta-data keeps its version when it changes.
+    MetaVersionKept,
+    /// A value that comes back is put behind the others.
+    PutBackLast,
+    /// A value that overtook a cancel goes to its waiter, and to the next as well.
+    DeliveredTwice,
+    /// A dead value comes as a tensor.
+    DeadFlagLost,
+    /// A value that came too late is thrown away.
+    UnclaimedDropped,
+    /// A receive waits for ever.
+    DeadlineNeverFires,
+    /// The sender's side lets a request go long before its time.
+    DeadlineTooEarly,
+    /// The end of a step does not end the receives that wait for peers.
+    AbortMissesWaiter,
+    /// A request that waits for its step is forgotten when the step begins.
+    DeferredDropped,
+    /// A step that was cleaned up can begin again.
+    CleanedStepReturns,
+    /// One of those who wait for a lost peer is not told.
+    LossNotTold,
+    /// Values that never left are still counted when their link is gone.
+    OutstandingLeak,
+    /// The last value of a key is the first to leave.
+    LastValueFirst,
+    /// A local value that misfits is lost.
+    LocalMisfitLost,
+}
+
+/// Whether a bug is switched on.
+#[cfg(not(tensorwire_mutants))]
+#[inline(always)]
+pub const fn is_on(_mutant: Mutant) -> bool {
+    false
+}
+
+#[cfg(tensorwire_mutants)]
+pub use switched::{is_on, switch};
+
+#[cfg(tensorwire_mutants)]
+mod switched {
+    use super::Mutant;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    const NONE: u8 = u8::MAX;
+    static ON: AtomicU8 = AtomicU8::new(NONE);
+
+    /// Whether a bug is switched on.
+    pub fn is_on(mutant: Mutant) -> bool {
+        ON.load(Ordering::Relaxed) == mutant as u8
+    }
+
+    /// Switches one bug on, and every other off.
+    pub fn switch(mutant: Option<Mutant>) {
+        ON.store(mutant.map_or(NONE, |mutant| mutant as u8), Ordering::Relaxed);
+    }
+}
