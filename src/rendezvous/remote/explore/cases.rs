@@ -513,3 +513,32 @@ fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everyth
 fn on_shm_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everything() {
     every_exchange(&mut over_shm(), "shm", 1_000, 0);
 }
+
+/// Several values of a key, and as many receives, any of which may be given up at any time.
+fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random: u64) {
+    let mut steps = 0;
+    let cases = [("first request", PLAIN), ("known", Case { warm: true, ..PLAIN }), ("small", Case { sent: Sent::Bytes(8), ..PLAIN })];
+    for (name, case) in cases {
+        for how in [How::Cancel, How::Drop] {
+            let case = Case { how, count, sent_early: true, ..case };
+            let seen = explore(pair, case, &mut steps, all, random);
+            let of = if seen.runs < all { "all" } else { "the first and random ones" };
+            println!("{over}: {count} values, {name}, {how:?}: {} interleavings, {of}", seen.runs);
+            assert!(seen.got > 0 && seen.gave_up > 0);
+        }
+    }
+}
+
+#[test]
+fn on_sim_values_keep_their_order_whoever_gives_up_when() {
+    let mut pair = over_sim(true);
+    order(&mut pair, "sim", 2, 2_000, 2_000);
+    order(&mut pair, "sim", 3, 500, 2_000);
+}
+
+#[test]
+fn on_shm_values_keep_their_order_whoever_gives_up_when() {
+    let mut pair = over_shm();
+    order(&mut pair, "shm", 2, 0, 1_500);
+    order(&mut pair, "shm", 3, 0, 1_500);
+}
