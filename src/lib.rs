@@ -73,6 +73,24 @@
 //! thread, which never touches a tensor.
 
 //!
+//! # Peers that die and come back
+//!
+//! A process that ends, as the kernel tells it, that stops, or that is not heard for `silence_bound` is lost: every call
+//! that waits for it, and every later one, ends with [`Error::PeerLost`], which names the task, the life of it
+//! (incarnation) and the [`LossCause`]. With `peer_loss` at `fail_all` every other call ends with that too, also [`Node::join`].
+//!
+//! Without it the node goes on. When the task is there again, as a new process or as one that was only held up, the
+//! two link again by themselves ([`PeerReport::generation`] grows); [`Node::join`] waits for that. Calls that begin
+//! then reach the new life, in new steps or in those that have begun. A tensor borrowed from a life that is over can
+//! be read for as long as it is held. [`Step::send`] says what becomes of values that were sent to it.
+//!
+//! # fork
+//!
+//! A node stays in the process that started it. In a child of `fork` every call on it returns [`Error::Forked`],
+//! [`NodeError::Forked`] or [`PoolError::Forked`], dropping things does nothing, tensors can be read as they were or as their
+//! owner makes them since, and nothing that the child does reaches the parent or its peers. To use tensorwire in the child, `exec`
+//! there, or fork before the node is started. A child keeps the parent's sockets open.
+//!
 //! # Deadlines
 //!
 //! Every wait has one:
@@ -87,6 +105,8 @@
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
 
 #![warn(missing_docs)]
+// Nothing waits for another thread on the data path: see tests/layers/locks.rs.
+#![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
 mod bootstrap;
 pub mod config;

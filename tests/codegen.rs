@@ -1,6 +1,6 @@
 //! The checked-in gRPC code is what `proto/` says.
 //!
-//! After a change of the .proto, `TENSORWIRE_BLESS=1 cargo test --test codegen` writes the code anew. Nothing
+//! After a change of the .proto, `TENSORWIRE_TEST_BLESS=1 cargo test --test codegen` writes the code anew. Nothing
 //! here needs protoc, and building the crate needs no code generation.
 
 use std::path::Path;
@@ -21,14 +21,14 @@ fn the_checked_in_grpc_code_is_what_the_proto_file_says() {
     let fresh = std::fs::read_to_string(out.path().join("tensorwire.v1.rs")).expect("the generated file");
 
     let target = root.join(GENERATED);
-    if std::env::var_os("TENSORWIRE_BLESS").is_some_and(|value| value == "1") {
+    if std::env::var_os("TENSORWIRE_TEST_BLESS").is_some_and(|value| value == "1") {
         std::fs::write(&target, &fresh).expect("the checked-in file can be written");
     }
     let kept = std::fs::read_to_string(&target).unwrap_or_default();
     if let Some(line) = first_difference(&kept, &fresh) {
         panic!(
             "{GENERATED} differs from what proto/ generates, first in line {line}; \
-             run `TENSORWIRE_BLESS=1 cargo test --test codegen` and commit the result"
+             run `TENSORWIRE_TEST_BLESS=1 cargo test --test codegen` and commit the result"
         );
     }
 }

@@ -6,6 +6,8 @@
 
 #[path = "layers/lexer.rs"]
 mod lexer;
+#[path = "layers/locks.rs"]
+mod locks;
 #[path = "layers/rules.rs"]
 mod rules;
 
@@ -50,8 +52,14 @@ fn every_source_file_keeps_the_rules_of_its_room() {
     let tests: BTreeSet<PathBuf> =
         files.iter().flat_map(|(path, text)| rules::test_files_named_in(path, text)).collect();
     let is_test = |path: &Path| tests.iter().any(|t| path == t || path.starts_with(t.with_extension("")));
-    let broken: Vec<String> =
-        files.iter().flat_map(|(path, text)| check_file(path, text, is_test(path))).collect();
+    let broken: Vec<String> = files
+        .iter()
+        .flat_map(|(path, text)| {
+            let mut broken = check_file(path, text, is_test(path));
+            broken.extend(locks::check(path, text, is_test(path)));
+            broken
+        })
+        .collect();
     assert!(broken.is_empty(), "{} rules broken:\n{}", broken.len(), broken.join("\n"));
 }
 
@@ -153,6 +161,45 @@ fn unsafe_code_outside_its_rooms_is_found() {
         assert!(says(path, code).is_empty(), "{path}: {}", says(path, code));
     }
     assert!(says("src/link/x.rs", "#![deny(unsafe_code)] // unsafe").is_empty());
+}
+
+#[test]
+fn a_lock_on_the_data_path_is_found_and_so_is_leave_to_have_one() {
+    let said = |path: &str, text: &str| locks::check(Path::new(path), text, false).join("\n");
+    for text in [
+        "use std::sync::Mutex;",
+        "use std::sync::{Arc, RwLock};",
+        "static S: std::sync::Condvar = std::sync::Condvar::new();",
+        "use std::sync::mpsc::channel;",
+        "#![allow(clippy::disallowed_types)]",
+        "#[expect(clippy::disallowed_methods)] fn f() {}",
+    ] {
+        for path in [
+            "src/link/x.rs",
+            "src/rendezvous/remote/mod.rs",
+            "src/memory/magazine.rs",
+            "src/fabric/shm/ring.rs",
+        ] {
+            assert!(said(path, text).contains("locks.rs"), "{text} passed in {path}");
+        }
+        assert!(
+            said("src/bootstrap/x.rs", text).is_empty() && said("src/engine/executor.rs", text).is_empty()
+        );
+    }
+    assert!(said("src/link/x.rs", "#[cfg(test)] mod tests { use std::sync::Mutex; } // Mutex").is_empty());
+}
+
+#[test]
+fn clippy_denies_locks_in_the_whole_library() {
+    let face = std::fs::read_to_string(root().join("src/lib.rs")).expect("the crate's face");
+    assert!(
+        face.contains("#![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]")
+    );
+    let lints = std::fs::read_to_string(root().join("clippy.toml")).expect("clippy's settings");
+    for denied in ["std::sync::Mutex", "std::sync::RwLock", "std::sync::Condvar", "std::sync::mpsc::channel"]
+    {
+        assert!(lints.contains(&format!("\"{denied}\"")), "{denied} is not denied");
+    }
 }
 
 #[test]

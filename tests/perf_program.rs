@@ -108,6 +108,25 @@ fn ends_soon(pid: u32) -> bool {
 }
 
 #[test]
+fn a_link_among_idle_ones_is_measured_beside_one_alone() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let options = "perf write_lat --local -s 8 -n 500 --warmup 10 --pool 8MiB --links 50 --json";
+    let output = run(&format!("{options} {}", path.display()));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("idle links  : 50"));
+    let report = std::fs::read_to_string(&path).expect("the report");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["idle_links"], 50);
+    assert_eq!(report["references"][0]["name"], "alone");
+    assert!(report["references"][0]["ratio"].as_f64().expect("a number") > 0.0);
+}
+
+#[test]
 fn two_processes_measure_each_test_and_report_it() {
     let _alone = alone();
     if !two_cores() {

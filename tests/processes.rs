@@ -2,53 +2,13 @@
 
 mod common;
 
+use common::other::{Other, holdings};
 use common::{SOON, cluster, counting, member, until};
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Lines};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Error, LossCause, Node};
 
 /// How long the news of a death may take. Death is told by the kernel, so this is generous.
 const NEWS: Duration = Duration::from_secs(1);
-
-/// A process in a role; killed when dropped.
-struct Other {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Other {
-    /// Starts `role` as task 1 of the cluster and waits until it says that it is ready.
-    fn start(role: &str, cluster: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("own path"))
-            .args([&format!("role_{role}"), "--exact", "--ignored", "--nocapture"])
-            .env("TEST_CLUSTER", cluster)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the other process");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        Other { child, lines }
-    }
-
-    /// Waits for a line.
-    fn wait_for(&mut self, line: &str) {
-        let found = self.lines.by_ref().map_while(Result::ok).any(|read| read.contains(line));
-        assert!(found, "the other process ended without saying '{line}'");
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().expect("alive");
-        self.child.wait().expect("reaped");
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// The node of a role. Only what a test has started gets here.
 fn other_node() -> Node {
@@ -111,25 +71,6 @@ fn role_borrower() {
     }
 }
 
-/// What a process holds: threads and file descriptors that are not the test harness's, and mappings of memfds.
-fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
-    let names =
-        |dir: &str| std::fs::read_dir(dir).expect("procfs").filter_map(Result::ok).map(|entry| entry.path());
-    let threads = names("/proc/self/task")
-        .filter_map(|path| std::fs::read_to_string(path.join("comm")).ok())
-        .filter(|name| name.starts_with("tw-"))
-        .collect();
-    let files = names("/proc/self/fd")
-        .filter_map(|path| std::fs::read_link(path).ok())
-        .map(|target| target.display().to_string())
-        .filter(|target| {
-            target.contains("memfd:") || target.contains("socket:") || target.contains("anon_inode")
-        })
-        .collect();
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-    (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
-}
-
 #[test]
 #[ignore = "a role, not a test"]
 fn role_tidy() {
@@ -142,6 +83,7 @@ fn role_tidy() {
         let during = holdings();
         assert!(during.0.len() > before.0.len() && during.1.len() > before.1.len() && during.2 > before.2);
         node.stop().expect("stopped");
+        assert_eq!(holdings().0, before.0, "a thread has outlived the stop");
     }
     assert_eq!(holdings(), before, "something of the node is left");
     println!("tidy");
@@ -240,7 +182,7 @@ fn a_receiver_that_is_killed_in_a_transfer_gives_the_senders_memory_back() {
         until(&node, "the news", || node.peers()[0].state.error().is_some());
         expect_death(&node, killed, || node.peers()[0].state.error().cloned().expect("lost"));
         node.live_steps().into_iter().for_each(|id| node.cleanup(id));
-        assert!(node.pool().is_empty(), "{:?}", node.pool().stats());
+        until(&node, "the end of all steps", || node.pool().is_empty());
     }
 }
 

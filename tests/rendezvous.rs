@@ -364,7 +364,7 @@ fn a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error() {
                 gone.send_dead(&node.edge_to("w", 1, "x").expect("edge")),
                 Err(Error::StepGone { .. })
             ));
-            assert!(node.pool().is_empty(), "the value went with its step");
+            until(node, "the end of the value with its step", || node.pool().is_empty());
             next.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
             return;
         }
@@ -613,6 +613,38 @@ fn a_link_has_a_limit_of_requests_and_says_so() {
 }
 
 #[test]
+fn who_waits_for_room_in_the_pool_gets_it_when_peers_have_taken_what_was_sent() {
+    // The pool of 8 MiB holds three or four of them.
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("new");
+        let dims = [1 << 19];
+        if task == 1 {
+            for _ in 0..12 {
+                step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
+            }
+            return;
+        }
+        for number in 0..12 {
+            let mut tensor = node.tensor_within(DType::F32, &dims, SOON).expect("room in time");
+            tensor.as_mut_slice::<f32>().expect("f32").fill(number as f32);
+            step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor.freeze()).expect("sent");
+        }
+        until(node, "an empty pool", || node.pool().is_empty());
+        let held: Vec<_> = std::iter::from_fn(|| node.tensor(DType::F32, &dims).ok()).collect();
+        assert!(held.len() > 1);
+        let brief = Duration::from_millis(20);
+        let error = node.tensor_within(DType::F32, &dims, brief).expect_err("nobody gives any back");
+        assert!(
+            error.to_string().starts_with("there was no room within 20ms: the pool is exhausted"),
+            "{error}"
+        );
+        let error = node.tensor_within(DType::F32, &[1 << 30], SOON).expect_err("never");
+        assert!(error.to_string().contains("make the pool larger"), "{error}");
+        drop(held);
+    });
+}
+
+#[test]
 fn sends_that_nobody_asks_for_are_limited() {
     run(2, &[("max_outstanding_sends", "5"), ("stop_timeout", "10ms")], |node, task| {
         if task == 1 {
@@ -626,6 +658,7 @@ fn sends_that_nobody_asks_for_are_limited() {
         let error = step.send(&edge, counting(node, 0.0, 1)).expect_err("one too many");
         assert!(error.to_string().contains("max_outstanding_sends"), "{error}");
         node.cleanup(1);
+        until(node, "the end of the values with their step", || node.pool().is_empty());
         node.step(2).expect("new").send(&edge, counting(node, 0.0, 1)).expect("room again");
     });
 }
@@ -673,6 +706,28 @@ fn a_stopped_node_fails_every_call_and_stops_again_without_effect() {
         assert!(matches!(node.step(2), Err(Error::Stopped)));
         assert!(matches!(step.send_dead(&node.edge_to("w", 0, "x").expect("edge")), Err(Error::Stopped)));
         assert!(node.progress().is_err());
+    });
+}
+
+#[test]
+fn a_stop_that_waits_in_vain_leaves_the_cpu_to_others() {
+    run(2, &[("stop_timeout", "1s")], |node, task| {
+        if task == 1 {
+            // Connected, and never asks.
+            return until(node, "the stop of the sender", || node.peers()[0].state.error().is_some());
+        }
+        let step = node.step(1).expect("new");
+        step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
+        let on_cpu = || {
+            let text =
+                std::fs::read_to_string("/proc/thread-self/schedstat").expect("the scheduler's figures");
+            Duration::from_nanos(text.split(' ').next().expect("a first one").parse().expect("a number"))
+        };
+        let (began, before) = (Instant::now(), on_cpu());
+        node.stop().expect("stopped");
+        let (took, used) = (began.elapsed(), on_cpu() - before);
+        println!("{used:?} on the CPU in {took:?}");
+        assert!(took >= Duration::from_secs(1) && used < took / 2, "{used:?} on the CPU in {took:?}");
     });
 }
 

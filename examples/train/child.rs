@@ -29,7 +29,8 @@ fn train(digits: &Digits) -> Result<(Option<Outcome>, Traffic)> {
     signals::unblock()?;
     let assignment: Assignment = serde_json::from_str(&read_line()?)?;
     die_with_parent(&assignment)?;
-    if let Some(core) = assignment.core {
+    // A dedicated poller has the core to itself.
+    if let Some(core) = assignment.core.filter(|_| assignment.poll != "dedicated") {
         tensorwire::pin_current_thread(core)?;
     }
     let engine = Engine::join(&assignment)?;

@@ -9,7 +9,6 @@ use crate::plan::Plan;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
-use tensorwire::memory::RingError;
 use tensorwire::telemetry::Counter;
 use tensorwire::{BufferRing, DType, Edge, Node, Pending, Step, TensorMut};
 
@@ -33,9 +32,12 @@ impl Engine {
             .set("pool_size", assignment.pool_bytes.to_string())
             // No process can go on without the others, so one that is lost ends all calls of all, by its name.
             .set("peer_loss", "fail_all")
-            // A pinned process does not know whether another is pinned to the same core.
-            .set("wait", if assignment.core.is_some() { "yield" } else { "auto" })
-            .start()?;
+            .set("poll", assignment.poll.as_str());
+        let node = match assignment.core {
+            Some(core) => node.set("cores", core.to_string()),
+            None => node,
+        };
+        let node = node.start()?;
         node.join()?;
         Ok(Engine { node, receives: RefCell::default() })
     }
@@ -114,18 +116,7 @@ impl Engine {
     /// The next free buffer of each ring. All are in use only as long as a reader is slow, so it waits for that.
     fn next_buffers(&self, rings: &[BufferRing], buffers: &mut Vec<Buffer>) -> Result<()> {
         for ring in rings {
-            let deadline = Instant::now() + BUFFER_TIMEOUT;
-            let buffer = loop {
-                match ring.next() {
-                    Ok(buffer) => break buffer,
-                    Err(RingError::Busy { .. }) if Instant::now() < deadline => {}
-                    Err(error) => return Err(error.into()),
-                }
-                if self.node.progress()? == 0 {
-                    std::thread::yield_now();
-                }
-            };
-            buffers.push(Buffer(buffer));
+            buffers.push(Buffer(self.node.next_buffer(ring, BUFFER_TIMEOUT)?));
         }
         Ok(())
     }

@@ -118,6 +118,7 @@ impl Crew {
                 workers: workers.to_vec(),
                 pool_bytes: options.pool_bytes(),
                 core: options.cores.as_ref().map(|cores| cores.of(index)),
+                poll: options.poll.clone(),
                 parent: std::process::id(),
             };
             let (process, output) = Process::start(&assignment)?;

@@ -65,6 +65,8 @@ pub struct Assignment {
     pub pool_bytes: u64,
     /// The core to run on.
     pub core: Option<usize>,
+    /// Who makes progress.
+    pub poll: String,
     /// The process that started it: without that it must not live on.
     pub parent: u32,
 }

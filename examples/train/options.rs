@@ -37,6 +37,9 @@ pub struct Options {
     /// CPU cores such as 0,2-3, dealt out to the servers, then to the workers
     #[arg(long, value_name = "LIST", value_parser = cores)]
     pub cores: Option<CoreList>,
+    /// Who makes progress: auto, inline, adaptive or dedicated
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = ["auto", "inline", "adaptive", "dedicated"], hide_possible_values = true)]
+    pub poll: String,
     /// Memory that each process registers: bytes or KiB, MiB, GiB [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
@@ -213,11 +216,11 @@ mod tests {
 
     #[test]
     fn every_option_arrives_where_it_is_used() {
-        let line =
-            "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --pool 3M --seed 8 --json a.json";
+        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --poll adaptive --pool 3M --seed 8 --json a.json";
         let options = read_line(line).expect("options");
         assert_eq!(options.plan(), Plan { servers: 2, workers: 6, steps: 9, batch: 60, seed: 8 });
         assert_eq!(options.pool_bytes(), 3 << 20);
+        assert_eq!(options.poll, "adaptive");
         let cores = options.cores.as_ref().expect("cores");
         assert_eq!([0, 1, 2, 3].map(|process| cores.of(process)), [0, 1, 5, 0]);
         assert_eq!((options.single, options.json), (false, Some(PathBuf::from("a.json"))));
@@ -238,6 +241,7 @@ mod tests {
             ("--cores 0-", ["--cores", "0-"]),
             ("--cores 1,0-5", ["core 2", "[0, 1, 5]"]),
             ("--cores 99999", ["--cores", "99999"]),
+            ("--poll sometimes", ["--poll", "sometimes"]),
             ("--pool 4KiB", ["--pool", "1 MiB"]),
             ("--pool 99999999999G", ["--pool", "GiB"]),
             ("--pool 3MB", ["--pool", "3MB"]),
@@ -257,7 +261,9 @@ mod tests {
     fn help_names_every_option_and_is_no_error() {
         let stop = read_line("--help").expect_err("help");
         assert_eq!(stop.status, 0);
-        for option in ["servers", "workers", "steps", "batch", "cores", "pool", "seed", "single", "json"] {
+        for option in
+            ["servers", "workers", "steps", "batch", "cores", "poll", "pool", "seed", "single", "json"]
+        {
             assert!(stop.text.contains(&format!("--{option}")), "{option}: {}", stop.text);
         }
         assert!(stop.text.lines().all(|line| line.len() <= 100), "{}", stop.text);

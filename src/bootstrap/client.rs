@@ -38,12 +38,14 @@ enum CallError {
     Refused(String),
     /// No answer.
     Unreachable(String),
+    /// Nobody listens at the peer's address.
+    Unattended(String),
 }
 
 impl CallError {
     fn into_text(self) -> String {
         match self {
-            CallError::Refused(what) | CallError::Unreachable(what) => what,
+            CallError::Refused(what) | CallError::Unreachable(what) | CallError::Unattended(what) => what,
         }
     }
 }
@@ -75,9 +77,8 @@ impl Client {
                 }
                 continue;
             }
-            if !self.shared.see(|members| members.is_linking(self.peer)) {
-                self.approach().await;
-            }
+            // Also while a link is made, if the peer has started that: it may have died since.
+            self.approach().await;
             if self.shared.see(|members| members.link(self.peer).is_none()) {
                 self.rest(pause).await;
                 pause = PAUSES.1.min(pause * 2);
@@ -94,9 +95,10 @@ impl Client {
 
     /// One try to meet the peer and, on the side that starts, to make the link.
     async fn approach(&self) {
+        let asked = Instant::now();
         let met = match self.hello().await {
             Ok(met) => met,
-            Err(why) => return self.note(Some(why)),
+            Err(error) => return self.not_met(error, asked.elapsed()),
         };
         self.note(None);
         if !self.shared.starts(self.peer) {
@@ -116,24 +118,40 @@ impl Client {
         self.shared.step(|members| (members.note(self.peer, why), Vec::new()));
     }
 
+    /// Nobody has answered, or nobody to talk to: what that says of the life that was there before.
+    fn not_met(&self, error: CallError, took: Duration) {
+        // Or this process itself was stopped or starved, and that says nothing.
+        let held_up = took > CALL_LIMIT + self.shared.options.silence / 2;
+        self.shared.step(|members| {
+            let acts = match &error {
+                CallError::Unattended(why) => members.unattended(self.peer, why),
+                CallError::Unreachable(_) if !held_up => members.unanswered(self.peer, Instant::now()),
+                CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
+            };
+            ((), acts)
+        });
+        self.note(Some(error.into_text()));
+    }
+
     /// Learns who answers at the peer's address, and which generations it has seen.
-    async fn hello(&self) -> Result<(Incarnation, u64), String> {
+    async fn hello(&self) -> Result<(Incarnation, u64), CallError> {
         let request = grpc::HelloRequest {
             caller: self.shared.caller(self.peer),
             member: self.shared.member(),
             cluster: self.shared.options.cluster.to_string(),
         };
         let mut grpc = self.grpc.clone();
-        let answer = self.call(CALL_LIMIT, grpc.hello(request)).await.map_err(CallError::into_text)?;
+        let answer = self.call(CALL_LIMIT, grpc.hello(request)).await?;
         let name = &self.shared.peers[self.peer];
-        let who =
-            who(answer.member).map_err(|why| format!("{name} gave an answer that is refused: {why}"))?;
+        let who = who(answer.member)
+            .map_err(|why| CallError::Refused(format!("{name} gave an answer that is refused: {why}")))?;
         let met = self.shared.step(|members| match members.meet(self.peer, &who, true, Instant::now()) {
             Ok(acts) => (Ok(()), acts),
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal: Refusal| {
-            format!("{name} answers as incarnation {}, which is refused: {refusal:?}", who.incarnation)
+            let life = who.incarnation;
+            CallError::Refused(format!("{name} answers as incarnation {life}, which is refused: {refusal:?}"))
         })?;
         Ok((who.incarnation, answer.generation))
     }
@@ -175,7 +193,9 @@ impl Client {
                     ));
                 }
                 Ok(answer) => return Ok(answer.offer),
-                Err(CallError::Unreachable(_)) if left > 0 => sleep(PAUSES.0).await,
+                Err(CallError::Unreachable(_) | CallError::Unattended(_)) if left > 0 => {
+                    sleep(PAUSES.0).await
+                }
                 Err(error) => return Err(error.into_text()),
             }
         }
@@ -190,7 +210,7 @@ impl Client {
                 Ok((grpc::Progress::Connecting, _)) => format!("{} is still connecting", info.name),
                 Ok((_, why)) => return Err(why),
                 Err(CallError::Refused(why)) => return Err(why),
-                Err(CallError::Unreachable(why)) => {
+                Err(CallError::Unreachable(why) | CallError::Unattended(why)) => {
                     sleep(PAUSES.0).await;
                     why
                 }
@@ -236,7 +256,12 @@ impl Client {
     async fn watch(&self, info: &PeerInfo, heard: Instant) -> bool {
         let options = &self.shared.options;
         let left = options.silence.saturating_sub(heard.elapsed());
-        drop(timeout(options.heartbeat.min(left), self.shared.nudges[self.peer].notified()).await);
+        let (pause, began) = (options.heartbeat.min(left), Instant::now());
+        drop(timeout(pause, self.shared.nudges[self.peer].notified()).await);
+        let mut heard = heard;
+        if began.elapsed() > pause + options.silence / 2 {
+            heard = self.excuse(info);
+        }
         let still = self.shared.see(|members| members.link(self.peer));
         if still.is_none_or(|(present, _)| present.generation != info.generation) {
             return false;
@@ -245,7 +270,11 @@ impl Client {
         let request =
             grpc::HeartbeatRequest { caller: self.shared.caller(self.peer), generation: info.generation };
         let mut grpc = self.grpc.clone();
+        let asked = Instant::now();
         let answer = self.call(left, grpc.heartbeat(request)).await;
+        if asked.elapsed() > left + options.silence / 2 {
+            self.excuse(info);
+        }
         let confirmed = match answer {
             Ok(answer) => self.digest_heartbeat(info, &answer),
             Err(error) => {
@@ -255,6 +284,15 @@ impl Client {
         };
         self.shared.step(|members| ((), members.silent(self.peer, Instant::now())));
         confirmed
+    }
+
+    /// This process itself was stopped or starved: what the peer said meanwhile may still be unread, so its silence
+    /// counts from now.
+    fn excuse(&self, info: &PeerInfo) -> Instant {
+        let now = Instant::now();
+        // A life that is not the present one any more needs no excuse.
+        self.shared.step(|members| (drop(members.heard(self.peer, info.incarnation, now)), Vec::new()));
+        now
     }
 
     /// Takes in what the peer says of the link. Returns whether it has it up, too.
@@ -293,9 +331,7 @@ impl Client {
         let name = &self.shared.peers[self.peer];
         match timeout(limit, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) if status.source().is_some() => {
-                Err(CallError::Unreachable(describe(&status, &self.address)))
-            }
+            Ok(Err(status)) if status.source().is_some() => Err(unanswered(&status, &self.address)),
             Ok(Err(status)) => {
                 let what = shorten(status.message(), 2 * MAX_REASON);
                 Err(CallError::Refused(format!("{name} refused this process: {what}")))
@@ -308,14 +344,15 @@ impl Client {
 }
 
 /// Why a peer could not be reached, in words.
-fn describe(status: &Status, address: &str) -> String {
+fn unanswered(status: &Status, address: &str) -> CallError {
     let mut innermost: &dyn Error = status;
     while let Some(source) = innermost.source() {
         innermost = source;
         let kind = innermost.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         if kind == Some(ErrorKind::ConnectionRefused) {
-            return format!("nobody listens at {address} (connection refused): is the process running?");
+            let why = format!("nobody listens at {address} (connection refused): is the process running?");
+            return CallError::Unattended(why);
         }
     }
-    format!("{address} could not be reached: {innermost}")
+    CallError::Unreachable(format!("{address} could not be reached: {innermost}"))
 }

@@ -21,6 +21,7 @@ pub(super) enum Act {
     Ready(PeerInfo, u64),
     Lost(PeerInfo, LossCause),
     Abandon(PeerInfo, u64),
+    Gone(PeerInfo, LossCause),
 }
 
 /// Why a caller is not taken for who it says it is.
@@ -152,6 +153,7 @@ impl Members {
         match &mut slot.life {
             Some(life) if life.who.incarnation == who.incarnation => {
                 life.heard = now;
+                life.dialed |= dialed;
                 if matches!(life.stage, Stage::Gone) {
                     life.stage = Stage::Apart;
                 }
@@ -166,7 +168,7 @@ impl Members {
             }
             None => {}
         }
-        slot.life = Some(Life { who: who.clone(), heard: now, stage: Stage::Apart });
+        slot.life = Some(Life { who: who.clone(), heard: now, dialed, stage: Stage::Apart });
         Ok(acts)
     }
 
@@ -428,8 +430,34 @@ impl Members {
         if slot.known(life).is_none() {
             return Vec::new();
         }
+        slot.lay_out(cause)
+    }
+
+    /// Nobody listens at the peer's address. If a life of it has answered there before, its process has ended.
+    pub(super) fn unattended(&mut self, index: usize, why: &str) -> Vec<Act> {
+        let slot = &mut self.slots[index];
+        match &slot.life {
+            Some(life) if life.dialed => slot.lay_out(&LossCause::Died { why: why.to_owned() }),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The peer did not answer. Holds it for dead if it has no link, and nothing has been heard from it for too
+    /// long: whoever is up calls often.
+    pub(super) fn unanswered(&mut self, index: usize, now: Instant) -> Vec<Act> {
+        let silence = self.silence;
+        let slot = &mut self.slots[index];
+        let Some(life) = &slot.life else { return Vec::new() };
+        let after = now.duration_since(life.heard);
+        if after < silence || !matches!(life.stage, Stage::Apart) {
+            return Vec::new();
+        }
+        let cause = LossCause::Silent { after };
+        let gone = Act::Gone(slot.info(&life.who, slot.generation), cause.clone());
         slot.lost = Some(cause.to_string());
-        slot.bury(cause)
+        let mut acts = slot.end(&cause, Stage::Gone);
+        acts.push(gone);
+        acts
     }
 
     /// Gives up every attempt, and forgets every link without a word: this process stops.

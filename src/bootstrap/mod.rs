@@ -16,6 +16,7 @@
 //! | `server`, `client` | the calls that come in and go out |
 //! | `shared` | what ties them together, and calls into the [`Peering`] |
 //! | `thread`, `incoming` | the runtime and its connections |
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // a thread of its own, which moves no tensor
 
 mod client;
 mod cluster;

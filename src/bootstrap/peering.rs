@@ -36,9 +36,10 @@ pub struct Prepared {
 ///
 /// Each ticket that [`Peering::prepare`] gave out ends in exactly one of these ways: `connect` fails,
 /// `abandon` is called, or `ready` is called. Each `ready` is followed by one `lost` at most; a link that is
-/// still up when the service stops, or that was reported with `report_lost`, gets none.
+/// still up when the service stops, or that was reported with `report_lost`, gets none. `gone` is for lives that
+/// end without a link that is up.
 ///
-/// `prepare` and `connect` run on threads of their own and may block. `ready`, `lost` and `abandon` must
+/// `prepare` and `connect` run on threads of their own and may block. `ready`, `lost`, `gone` and `abandon` must
 /// not block: liveness depends on it. A panic in any of them is caught and logged, and counts as a failure.
 pub trait Peering: Send + Sync + 'static {
     /// Makes this side's half of a link with `peer`, and the offer that takes the peer to it.
@@ -69,6 +70,9 @@ pub trait Peering: Send + Sync + 'static {
 
     /// A link that was ready is not to be used any more.
     fn lost(&self, peer: &PeerInfo, cause: LossCause);
+
+    /// A life of the peer is over that had no link which was ready: it never had one, or that was lost before.
+    fn gone(&self, peer: &PeerInfo, cause: LossCause);
 }
 
 /// Why a peer was lost.
@@ -84,6 +88,11 @@ pub enum LossCause {
     Silent {
         /// For how long.
         after: Duration,
+    },
+    /// Its process has ended.
+    Died {
+        /// How that is known.
+        why: String,
     },
     /// It has been started again; the life that we knew is over.
     Replaced {
@@ -102,6 +111,7 @@ impl fmt::Display for LossCause {
         match self {
             LossCause::Left { reason } => write!(f, "it left: {reason}"),
             LossCause::Silent { after } => write!(f, "nothing was heard from it for {after:?}"),
+            LossCause::Died { why } => write!(f, "its process has ended: {why}"),
             LossCause::Replaced { by } => write!(f, "it was started again, as incarnation {by}"),
             LossCause::Dropped { reason } => write!(f, "it gave up the link: {reason}"),
         }

@@ -135,7 +135,11 @@ impl Bootstrap {
         if over { Ok(()) } else { self.missing(begin.elapsed()) }
     }
 
-    fn missing(&self, waited: Duration) -> Result<(), BootstrapError> {
+    /// Who is missing now, and why, in the words of a [`Bootstrap::join`] that has waited for so long.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Missing`], unless nobody is.
+    pub fn missing(&self, waited: Duration) -> Result<(), BootstrapError> {
         let options = &self.shared.options;
         let missing: Vec<MissingPeer> = self.shared.see(|members| {
             let absent = (0..self.shared.peers.len()).filter(|peer| members.link(*peer).is_none());

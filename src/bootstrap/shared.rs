@@ -124,6 +124,10 @@ impl Shared {
                 tracing::warn!("{}: lost {} ({}): {cause}", self.options.me, peer.name, peer.incarnation);
                 guarded("lost", || self.peering.lost(peer, cause.clone()))
             }
+            Act::Gone(peer, cause) => {
+                tracing::warn!("{}: {} ({}) is gone: {cause}", self.options.me, peer.name, peer.incarnation);
+                guarded("gone", || self.peering.gone(peer, cause.clone()))
+            }
             Act::Abandon(peer, ticket) => guarded("abandon", || self.peering.abandon(peer, *ticket)),
         };
         if let Err(status) = told {

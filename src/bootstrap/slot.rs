@@ -31,6 +31,8 @@ pub(super) struct Life {
     pub(super) who: Who,
     /// When it last gave a sign of life.
     pub(super) heard: Instant,
+    /// It has answered at its address in the cluster, so that who answers there tells of it.
+    pub(super) dialed: bool,
     pub(super) stage: Stage,
 }
 
@@ -137,6 +139,20 @@ impl Slot {
             }
             Stage::Apart | Stage::Gone => Vec::new(),
         }
+    }
+
+    /// Ends the present life for good. Nobody has followed it yet, so that is told also if there was no link.
+    pub(super) fn lay_out(&mut self, cause: &LossCause) -> Vec<Act> {
+        let Some(life) = &self.life else { return Vec::new() };
+        let gone = Act::Gone(self.info(&life.who, self.generation), cause.clone());
+        // What ends the link tells of it, and that of a life held for dead has ended.
+        let is_news = matches!(life.stage, Stage::Apart | Stage::Linking(_));
+        self.lost = Some(cause.to_string());
+        let mut acts = self.bury(cause);
+        if is_news {
+            acts.push(gone);
+        }
+        acts
     }
 
     /// Ends the present life for good.

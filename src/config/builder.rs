@@ -5,12 +5,15 @@ use super::error::{ConfigError, Origin, quote};
 use super::file;
 use super::format::Refusal;
 use super::reference::nearest;
-use super::table::{Config, KEYS, Key, variable};
+use super::table::{Config, KEYS, Key, PREFIX, variable};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 type Lookup = Box<dyn Fn(&str) -> Option<OsString>>;
+
+/// What the names of variables that are no settings begin with: those of tests, and those that a build is told.
+const NO_SETTINGS: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 
 /// Collects settings; [`Builder::build`] checks them all.
 ///
@@ -20,6 +23,8 @@ type Lookup = Box<dyn Fn(&str) -> Option<OsString>>;
 pub struct Builder {
     file: Option<PathBuf>,
     lookup: Option<Lookup>,
+    /// Names of variables, of which those of this crate must be known.
+    variables: Vec<OsString>,
     set: Vec<(String, String)>,
 }
 
@@ -55,12 +60,20 @@ impl Builder {
 
     /// Reads the environment of this process: for each key a variable, for example `TENSORWIRE_POOL_SIZE`.
     ///
-    /// Only the variables of known keys are looked up; other variables are not touched.
+    /// A variable that begins with `TENSORWIRE_` and is no key's is an error, so that a slip does not go unnoticed.
+    /// `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*` are not for settings and are left alone, as are all others.
     pub fn env(self) -> Self {
-        self.env_from(|name| std::env::var_os(name))
+        self.env_from(|name| std::env::var_os(name)).env_names(std::env::vars_os().map(|(name, _)| name))
     }
 
-    /// As [`Builder::env`], with `lookup` in the place of the process environment.
+    /// These variables are set.
+    pub(super) fn env_names(mut self, names: impl IntoIterator<Item = OsString>) -> Self {
+        self.variables = names.into_iter().collect();
+        self
+    }
+
+    /// As [`Builder::env`], with `lookup` in the place of the process environment. Only the variables of known keys are
+    /// looked up.
     pub fn env_from(mut self, lookup: impl Fn(&str) -> Option<OsString> + 'static) -> Self {
         self.lookup = Some(Box::new(lookup));
         self
@@ -80,7 +93,7 @@ impl Builder {
     /// Reads the file and the environment, and checks every value and how they fit together.
     ///
     /// # Errors
-    /// The first of: a file that can't be read or is no TOML, an unknown key, a value that is not allowed,
+    /// The first of: a file that can't be read or is no TOML, an unknown key or variable, a value that is not allowed,
     /// a required key that nobody set, settings that contradict each other. Each message is one line with
     /// the origin, the value and what is allowed.
     pub fn build(self) -> Result<Config, ConfigError> {
@@ -95,6 +108,7 @@ impl Builder {
                 settings.put(key, text, origin)?;
             }
         }
+        self.variables.iter().try_for_each(|name| check_variable(&name.to_string_lossy()))?;
         if let Some(lookup) = &self.lookup {
             settings.put_environment(lookup)?;
         }
@@ -115,6 +129,21 @@ pub(super) fn unknown(name: &str, origin: Origin) -> ConfigError {
         None => format!("the keys are {}", KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")),
     };
     ConfigError::UnknownKey { origin, key: name.chars().take(80).collect(), hint }
+}
+
+/// Refuses a variable that looks like a setting and is none.
+fn check_variable(name: &str) -> Result<(), ConfigError> {
+    let Some(key) = name.strip_prefix(PREFIX) else { return Ok(()) };
+    let is_no_setting = NO_SETTINGS.iter().any(|prefix| name.starts_with(prefix));
+    if is_no_setting || KEYS.iter().any(|key| key.variable() == name) {
+        return Ok(());
+    }
+    let hint = match nearest(key) {
+        Some(key) => format!("did you mean {}?", variable(key)),
+        None => "unset it, or see `tensorwire config` for those that there are".into(),
+    };
+    let name: String = name.chars().take(80).collect();
+    Err(ConfigError::UnknownKey { origin: Origin::Variable { name: name.clone() }, key: name, hint })
 }
 
 /// The error for `text` as the value of `key`.

@@ -1,7 +1,7 @@
 //! How the settings fit together.
 
 use super::builder::Settings;
-use super::choice::PoolPages;
+use super::choice::{Poll, PoolPages, Wait};
 use super::error::ConfigError;
 use super::format::{Format, Span};
 use super::table::Config;
@@ -14,6 +14,7 @@ pub(super) fn whole(config: &Config, settings: &Settings) -> Result<(), ConfigEr
         .map_err(|(key, why)| settings.conflict(key, why))?;
     exposure(config).map_err(|(key, why)| settings.conflict(key, why))?;
     required_pages(config).map_err(|(key, why)| settings.conflict(key, why))?;
+    polling(config).map_err(|(key, why)| settings.conflict(key, why))?;
     if config.silence_bound > config.heartbeat_interval {
         return Ok(());
     }
@@ -81,4 +82,47 @@ fn required_pages(config: &Config) -> Result<(), Conflict> {
         return Err(("pool_require", why.to_string()));
     }
     Ok(())
+}
+
+/// As many CPUs as pollers, as many pollers as the mode can have, and no way of waiting for who sleeps.
+fn polling(config: &Config) -> Result<(), Conflict> {
+    let pollers = config.poller_count();
+    let one = matches!(config.poll, Poll::Auto | Poll::Inline);
+    let cores = config.cores.as_ref().map(Vec::len);
+    match cores {
+        Some(cores) if one && cores != 1 => {
+            let why = "the inline and auto modes pin one thread: name one CPU, or set poll to adaptive or dedicated";
+            return Err(("cores", why.to_string()));
+        }
+        Some(cores) if cores != pollers => {
+            let why =
+                format!("it names {cores} CPUs for {pollers} pollers: name as many, or leave pollers out");
+            return Err(("cores", why));
+        }
+        _ => {}
+    }
+    if one && pollers != 1 {
+        let why =
+            "the inline and auto modes have one poller: set poll to adaptive or dedicated, or pollers to 1";
+        return Err(("pollers", why.to_string()));
+    }
+    if config.poll == Poll::Adaptive && config.wait != Wait::Auto {
+        let why =
+            "waiting calls sleep in the adaptive mode: set wait to auto, or poll to inline or dedicated";
+        return Err(("wait", why.to_string()));
+    }
+    Ok(())
+}
+
+impl Config {
+    /// How many pollers the process has.
+    pub fn poller_count(&self) -> usize {
+        match (self.pollers, &self.cores) {
+            (Some(pollers), _) => pollers as usize,
+            (None, Some(cores)) if matches!(self.poll, Poll::Adaptive | Poll::Dedicated) => {
+                cores.len().max(1)
+            }
+            (None, _) => 1,
+        }
+    }
 }

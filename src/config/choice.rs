@@ -62,9 +62,15 @@ choices! {
 
     /// Who drives progress.
     Poll {
-        /// the calls themselves; there is no poller thread.
+        /// inline where all members of this host together have no more spinning threads than it has CPUs, else adaptive.
+        Auto = "auto",
+        /// the calls themselves; there is no polling thread.
         Inline = "inline",
-    } planned ["dedicated", "adaptive", "auto"]
+        /// the calls themselves, and a thread while there are none; whoever finds nothing to do sleeps.
+        Adaptive = "adaptive",
+        /// a thread that never sleeps.
+        Dedicated = "dedicated",
+    } planned []
 
     /// What a waiting call does with its CPU.
     Wait {

@@ -39,9 +39,12 @@ impl Key {
     }
 }
 
+/// What the names of this crate's variables begin with.
+pub(super) const PREFIX: &str = "TENSORWIRE_";
+
 /// The environment variable that sets the key with this name.
 pub(super) fn variable(key: &str) -> String {
-    format!("TENSORWIRE_{}", key.to_ascii_uppercase())
+    format!("{PREFIX}{}", key.to_ascii_uppercase())
 }
 
 macro_rules! field {
@@ -201,13 +204,21 @@ settings! {
 
     /// The fabric that reaches the peers.
     fabric: Fabric, OneOf<Fabric>, default("auto"), "auto or shm", Some;
-    /// Who drives progress: inline means the calls themselves.
-    poll: Poll, OneOf<Poll>, default("inline"), "inline", Some;
-    /// What a waiting call does with its CPU. With `cores`, auto means yield, as another member may be pinned to
-    /// the same CPU: say spin where each has its own.
+    /// Who drives progress: the calls themselves (inline), the calls and a thread, both of which sleep while nothing
+    /// comes (adaptive), or a thread that never sleeps (dedicated).
+    poll: Poll, OneOf<Poll>, default("auto"), "auto, inline, adaptive or dedicated", Some;
+    /// Pollers of this process, among which its peers are dealt out; without it as many as `cores`. More than one
+    /// needs the adaptive or the dedicated mode.
+    pollers: u32, Number<u32>, optional, "1 to 64", |count| (1..=64).contains(&count).then_some(count);
+    /// What a waiting call does with its CPU in the inline and dedicated modes, and a dedicated poller between two
+    /// polls. With `cores`, auto means yield, as another member may be pinned to the same CPU: say spin where each
+    /// has its own. With `poll` = auto, spin or yield means inline; in the adaptive mode it must be auto.
     wait: Wait, OneOf<Wait>, default("auto"), "auto, spin or yield", Some;
-    /// The CPUs that polling threads are pinned to, one each; without it they are not pinned. Inline mode has one
-    /// such thread: the one that starts the node.
+    /// How long who may sleep looks for something before it does, in the adaptive mode.
+    spin_budget: Duration, Span, default("20us"), "0s to 1s",
+        |span| (span <= Duration::from_secs(1)).then_some(span);
+    /// The CPUs that polling threads are pinned to, one each; without it they are not pinned. In the inline and auto
+    /// modes there is one: the thread that starts the node.
     cores: Vec<usize>, Cpus, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 

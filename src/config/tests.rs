@@ -118,7 +118,14 @@ const SAMPLES: &[Sample] = &[
     ),
     sample("numa_node", &[("0", "0"), ("1023", "1023")], &["", "-1", "1024", "a"], NO_NUMBER),
     sample("fabric", &[("auto", "auto"), ("shm", "shm")], &["", "SHM", "verbs", "tcp", "grpc"], NO_STRING),
-    sample("poll", &[("inline", "inline")], &["", "dedicated", "adaptive", "auto", "threads"], NO_STRING),
+    sample(
+        "poll",
+        &[("auto", "auto"), ("inline", "inline"), ("adaptive", "adaptive"), ("dedicated", "dedicated")],
+        &["", "threads", "Inline"],
+        NO_STRING,
+    ),
+    sample("pollers", &[("1", "1")], BAD_COUNT, NO_NUMBER),
+    sample("spin_budget", &[("0s", "0s"), ("50us", "50us"), ("1s", "1s")], &["", "5", "2s", "-1s"], NO_SPAN),
     sample("wait", &[("auto", "auto"), ("spin", "spin"), ("yield", "yield")], &["", "sleep"], NO_STRING),
     sample(
         "cores",
@@ -184,8 +191,17 @@ fn file(text: &str) -> NamedTempFile {
 
 /// Builds from a file that has `lines` besides the base settings.
 fn build_file(lines: &str) -> Result<Config, ConfigError> {
+    build_file_with(base(), lines)
+}
+
+fn build_file_with(base: Builder, lines: &str) -> Result<Config, ConfigError> {
     let file = file(lines);
-    base().file(file.path()).build()
+    base.file(file.path()).build()
+}
+
+/// What a key's good values need besides the base settings: several CPUs are for modes with polling threads.
+fn needed(key: &str, builder: Builder) -> Builder {
+    if key == "cores" { builder.set("poll", "dedicated") } else { builder }
 }
 
 fn entry(config: &Config, key: &str) -> Option<String> {
@@ -243,20 +259,22 @@ fn every_good_value_is_taken_from_each_source() {
                 entry(&config, sample.key)
             };
             let expected = Some(expected.to_string());
+            let base = || needed(sample.key, base());
             assert_eq!(get(base().set(sample.key, *text).build()), expected, "builder: {what}");
 
             let variable = Key::named(sample.key).expect("key").variable();
             let lookup = environment(&[(variable.as_str(), *text)]);
-            let built = Config::builder().file(base_file.path()).env_from(lookup).build();
+            let built = needed(sample.key, Config::builder()).file(base_file.path()).env_from(lookup).build();
             assert_eq!(get(built), expected, "environment: {what}");
 
             if ["job", "task", "cluster"].contains(&sample.key) {
                 continue; // in the file they are part of the base
             }
             let toml = if ["true", "false"].contains(text) { text.to_string() } else { format!("'{text}'") };
-            assert_eq!(get(build_file(&format!("{} = {toml}", sample.key))), expected, "file: {what}");
+            let from_file = |value: &str| get(build_file_with(base(), &format!("{} = {value}", sample.key)));
+            assert_eq!(from_file(&toml), expected, "file: {what}");
             if text.bytes().all(|byte| byte.is_ascii_digit()) {
-                assert_eq!(get(build_file(&format!("{} = {text}", sample.key))), expected, "number: {what}");
+                assert_eq!(from_file(text), expected, "number: {what}");
             }
         }
     }
@@ -303,6 +321,7 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
     let config = base()
         .pool_size(3 << 20)
         .recv_timeout(Duration::from_micros(1500))
+        .poll(Poll::Dedicated)
         .cores(vec![4, 2])
         .bind("127.0.0.1:9".parse().expect("address"))
         .pool_pages(PoolPages::Huge2M)
@@ -354,6 +373,24 @@ fn an_unknown_key_is_named_with_the_nearest_one() {
 }
 
 #[test]
+fn a_variable_of_no_key_is_named_with_the_nearest_one() {
+    let with = |name: &str| base().env_names([name.into(), "PATH".into()]).build().map(drop);
+    let error = with("TENSORWIRE_POOL_SIZ").expect_err("a slip");
+    let told = "unknown key \"TENSORWIRE_POOL_SIZ\" (environment variable TENSORWIRE_POOL_SIZ): did you mean \
+                TENSORWIRE_POOL_SIZE?";
+    assert_eq!(error.to_string(), told);
+    let error = with("TENSORWIRE_RENDEZVOUS_BACKEND").expect_err("nothing like it");
+    assert_names(&error, &["TENSORWIRE_RENDEZVOUS_BACKEND", "unset it"]);
+    let error = with("TENSORWIRE_pool_size").expect_err("another case is another variable");
+    assert_names(&error, &["did you mean TENSORWIRE_POOL_SIZE?"]);
+    for fine in
+        ["TENSORWIRE_POOL_SIZE", "TENSORWIRE_TEST_SEED", "TENSORWIRE_BUILD_COMMIT", "TENSORWIRES", "RUST_LOG"]
+    {
+        with(fine).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
 fn what_is_planned_is_refused_by_name() {
     let why = |key: &str, text: &str| base().set(key, text).build().expect_err("refused").to_string();
     assert_eq!(
@@ -363,10 +400,6 @@ fn what_is_planned_is_refused_by_name() {
     assert!(
         why("fabric", "tcp").ends_with(": tcp is not available in this build yet; there is auto and shm")
     );
-    for mode in ["dedicated", "adaptive", "auto"] {
-        let expected = format!(": {mode} is not available in this build yet; there is inline");
-        assert!(why("poll", mode).ends_with(&expected), "{mode}");
-    }
 }
 
 #[test]
@@ -393,7 +426,7 @@ fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
 
 #[test]
 fn a_file_may_spell_lists_and_numbers_as_toml_does() {
-    let text = "job = 'ps'\ntask = 1\ncores = [0, 2]\nqueue_depth = 65_536\npool_size = 2097152\n\
+    let text = "job = 'ps'\ntask = 1\npoll = 'adaptive'\ncores = [0, 2]\nqueue_depth = 65_536\npool_size = 2097152\n\
                 [cluster]\nps = ['127.0.0.1:1', '[::1]:2']\nworker = ['localhost:3']\n";
     let config = Config::from_file(file(text).path()).expect("config");
     assert_eq!(entry(&config, "cluster").as_deref(), Some("ps=127.0.0.1:1,[::1]:2;worker=localhost:3"));
@@ -448,7 +481,38 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
         "pool_require is \"true\" (the builder): pool_pages is auto, which names no pages: set pool_pages to 1g, 2m, \
          transparent or plain",
     ),
+    (
+        &[("cores", "0,1")],
+        "cores is \"0,1\" (the builder): the inline and auto modes pin one thread: name one CPU, or set poll to \
+         adaptive or dedicated",
+    ),
+    (
+        &[("poll", "dedicated"), ("pollers", "3"), ("cores", "0,1")],
+        "cores is \"0,1\" (the builder): it names 2 CPUs for 3 pollers: name as many, or leave pollers out",
+    ),
+    (
+        &[("pollers", "2")],
+        "pollers is \"2\" (the builder): the inline and auto modes have one poller: set poll to adaptive or \
+         dedicated, or pollers to 1",
+    ),
+    (
+        &[("poll", "adaptive"), ("wait", "spin")],
+        "wait is \"spin\" (the builder): waiting calls sleep in the adaptive mode: set wait to auto, or poll to \
+         inline or dedicated",
+    ),
 ];
+
+#[test]
+fn there_are_as_many_pollers_as_are_said_or_as_cpus_for_them() {
+    let count = |settings: &[(&str, &str)]| {
+        let builder = settings.iter().fold(base(), |builder, (key, text)| builder.set(*key, *text));
+        builder.build().expect("config").poller_count()
+    };
+    assert_eq!(count(&[]), 1);
+    assert_eq!(count(&[("cores", "3")]), 1);
+    assert_eq!(count(&[("poll", "dedicated"), ("cores", "1,3")]), 2);
+    assert_eq!(count(&[("poll", "adaptive"), ("pollers", "3")]), 3);
+}
 
 #[test]
 fn settings_that_contradict_each_other_are_refused() {

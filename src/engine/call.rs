@@ -43,17 +43,31 @@ enum To<R> {
     Callback(Box<dyn FnOnce(R) + Send>, Executor),
 }
 
+/// Calls that are there from the start: so many must follow each other before one is used again.
+const MADE: usize = 64;
+/// How many of those that were used are looked at for one that neither side holds any more.
+const LOOKS: usize = 8;
+
+impl<R> Cell<R> {
+    fn new() -> Arc<Self> {
+        Arc::new(Cell { done: AtomicBool::new(false), result: UnsafeCell::new(None) })
+    }
+}
+
 impl<R: Abandoned> Calls<R> {
     /// Room for `keep` calls to be used again.
     pub fn new(keep: usize) -> Self {
-        Calls { free: Arc::new(ArrayQueue::new(keep.max(1))) }
+        let free = ArrayQueue::new(keep.max(1));
+        for _ in 0..keep.min(MADE) {
+            // There is room.
+            let _ = free.push(Cell::new());
+        }
+        Calls { free: Arc::new(free) }
     }
 
     /// Both sides of a new call.
     pub fn call(&self) -> (Ticket<R>, Completer<R>) {
-        let cell = self.unused().unwrap_or_else(|| {
-            Arc::new(Cell { done: AtomicBool::new(false), result: UnsafeCell::new(None) })
-        });
+        let cell = self.unused().unwrap_or_else(Cell::new);
         let completer = Completer { to: Some(To::Cell(cell.clone())) };
         (Ticket { cell: Some(cell), free: self.free.clone() }, completer)
     }
@@ -64,12 +78,18 @@ impl<R: Abandoned> Calls<R> {
     }
 
     fn unused(&self) -> Option<Arc<Cell<R>>> {
-        let mut cell = self.free.pop()?;
-        // Unique: neither side of its last use is left, so it can be made as new.
-        let inner = Arc::get_mut(&mut cell)?;
-        *inner.done.get_mut() = false;
-        *inner.result.get_mut() = None;
-        Some(cell)
+        for _ in 0..LOOKS {
+            let mut cell = self.free.pop()?;
+            // Unique: neither side of its last use is left, so it can be made as new.
+            if let Some(inner) = Arc::get_mut(&mut cell) {
+                *inner.done.get_mut() = false;
+                *inner.result.get_mut() = None;
+                return Some(cell);
+            }
+            // Its completer is still at it, on another thread or for a waiter that has left: its turn comes again.
+            let _ = self.free.push(cell);
+        }
+        None
     }
 }
 
@@ -96,12 +116,6 @@ impl<R> Ticket<R> {
 
 impl<R> Drop for Ticket<R> {
     fn drop(&mut self) {
-        // Only an empty cell is kept: a result that nobody took would live on in the store, with its tensor. One
-        // that is still to come goes with its completer, and takes the cell along.
-        if !self.is_done() {
-            return;
-        }
-        drop(self.take());
         if let Some(cell) = self.cell.take() {
             // If the store is full the cell is simply freed.
             let _ = self.free.push(cell);
@@ -189,30 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_nobody_takes_is_dropped() {
-        struct Held(Arc<()>);
-        impl Abandoned for Held {
-            fn abandoned() -> Self {
-                Held(Arc::new(()))
-            }
+    fn a_cell_that_is_still_held_is_passed_over_and_not_lost() {
+        let calls = Calls::<Answer>::new(2);
+        let (ticket, held) = calls.call();
+        drop(ticket);
+        assert_eq!(calls.free.len(), 2);
+        for _ in 0..10 {
+            let (mut ticket, completer) = calls.call();
+            completer.complete(Answer(1));
+            assert_eq!(ticket.take(), Some(Answer(1)));
         }
-        let (calls, counted) = (Calls::new(4), Arc::new(()));
-        for taken_before in [true, false] {
-            let (ticket, completer) = calls.call();
-            let result = Held(counted.clone());
-            match taken_before {
-                true => {
-                    drop(ticket);
-                    completer.complete(result);
-                }
-                false => {
-                    completer.complete(result);
-                    drop(ticket);
-                }
-            }
-            assert_eq!(Arc::strong_count(&counted), 1);
-        }
-        drop(Held::abandoned().0);
+        assert_eq!(calls.free.len(), 2, "both are kept: the one in use by nobody served every call");
+        drop(held);
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! The one thread that runs callbacks: never a poller, never the caller.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // the queue of a thread of its own
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};

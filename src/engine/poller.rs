@@ -31,16 +31,21 @@ pub trait Handler<P: Port>: Send + 'static {
 pub struct Poller<P: Port, H: Handler<P>> {
     links: Links<P, H::Waiter>,
     handler: H,
+    /// Whether anything was done since [`Poller::take_active`] was asked.
+    active: bool,
+    /// Whether the port was armed and nothing came since.
+    armed: bool,
 }
 
 impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// A poller over these links.
     pub fn new(links: Links<P, H::Waiter>, handler: H) -> Self {
-        Poller { links, handler }
+        Poller { links, handler, active: false, armed: false }
     }
 
     /// Does what a user wants, and what follows from it at once.
     pub fn op(&mut self, op: H::Op, now: Time) {
+        self.active = true;
         self.handler.op(&mut self.links, op, now);
         self.events(now);
     }
@@ -51,15 +56,43 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         let count = self.links.poll();
         self.links.counters().increment(Counter::Polls);
         if count > 0 {
+            (self.active, self.armed) = (true, false);
             self.events(now);
         } else {
             self.links.counters().increment(Counter::IdlePolls);
         }
         if now >= self.handler.next_deadline() {
+            self.active = true;
             self.handler.expire(&mut self.links, now);
             self.events(now);
         }
         count
+    }
+
+    /// What threads sleep on while nothing comes.
+    pub fn sleeper(&self) -> P::Sleeper {
+        self.links.sleeper()
+    }
+
+    /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
+    pub fn arm(&mut self) -> bool {
+        self.armed = self.links.arm();
+        self.armed
+    }
+
+    /// Whether the port was armed and nothing came since.
+    pub fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// When [`Poller::step`] has something to do even if nothing comes.
+    pub fn next_deadline(&self) -> Time {
+        self.handler.next_deadline()
+    }
+
+    /// Whether anything was done since this was last asked: then somebody who waits may be done.
+    pub fn take_active(&mut self) -> bool {
+        std::mem::take(&mut self.active)
     }
 
     fn events(&mut self, now: Time) {

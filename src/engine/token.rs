@@ -57,6 +57,12 @@ impl OwnerToken {
         }
     }
 
+    /// Whether an owner has failed.
+    #[inline]
+    pub fn is_poisoned(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == POISONED
+    }
+
     fn try_acquire(&self) -> Owned {
         // SeqCst also on failure: this load must come after the caller's push to the queue.
         match self.state.compare_exchange(FREE, HELD, Ordering::SeqCst, Ordering::SeqCst) {

@@ -23,6 +23,7 @@
 
 mod completion;
 pub mod shm;
+pub mod sim;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 
@@ -42,12 +43,15 @@ pub const MAX_MESSAGE: usize = 224;
 pub enum FabricKind {
     /// Shared memory between processes of one host.
     Shm,
+    /// A virtual network inside one process, for tests.
+    Sim,
 }
 
 impl fmt::Display for FabricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FabricKind::Shm => "shm",
+            FabricKind::Sim => "sim",
         })
     }
 }
@@ -159,9 +163,10 @@ pub trait Port: Send + 'static {
     /// What threads block on while nothing comes on this port's links.
     fn sleeper(&self) -> Self::Sleeper;
 
-    /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]. It holds
-    /// until the next [`Port::poll`] that brings something. Returns `false` if something is there already:
-    /// poll, and don't sleep. May enter the kernel.
+    /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]: what a poll
+    /// would bring, and credits and room for what waits to be posted. It holds until the next [`Port::poll`] that
+    /// brings something, and costs little while it does. Returns `false` if something is there already: poll, and
+    /// don't sleep. May enter the kernel.
     fn arm(&mut self) -> bool;
 
     /// Takes a connected link in. No receive is posted on it yet.
@@ -285,17 +290,17 @@ pub trait Port: Send + 'static {
 /// Who sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
-    /// A thread that waits for something in particular: what comes wakes these first.
+    /// A thread that waits for something in particular.
     Waiter,
-    /// The thread that sees to everything else: what comes wakes it only while no waiter sleeps.
+    /// The thread that sees to everything else: what comes wakes it only while nobody [attends](Sleeper::attend).
     Keeper,
 }
 
 /// What threads block on while nothing comes on a port's links. Clones are the same.
 ///
-/// The order that loses no wake-up: draw [`seen`](Sleeper::seen), let go of everything others may need,
-/// [`arm`](Port::arm) the port, look again, then sleep. A waiter that stops waiting must see to it that the port is
-/// armed (and nothing came meanwhile), as the keeper is not woken while a waiter sleeps.
+/// The order that loses no wake-up: draw [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, look again, then
+/// sleep. Whoever stops attending must arm the port *after* that, and see to what came meanwhile, as the keeper was not
+/// woken for it.
 pub trait Sleeper: Clone + Send + Sync + 'static {
     /// A number that changes with every wake-up.
     fn seen(&self) -> u32;
@@ -305,6 +310,12 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
 
     /// Ends the sleep of every thread of that kind.
     fn wake(&self, who: Sleep);
+
+    /// A waiter polls, or sleeps, from now on.
+    fn attend(&self);
+
+    /// A waiter that attended does no more.
+    fn leave(&self);
 }
 
 /// Why an operation was not posted.

@@ -137,9 +137,8 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> bool,
     ) {
-        let ids: Vec<RequestId> = self.requests.ids().collect();
-        for id in ids {
-            let Some(request) = self.requests.get(id) else { continue };
+        for slot in 0..self.requests.slots() {
+            let Some((id, request)) = self.requests.in_slot(slot) else { continue };
             if judge(&request.key, &mut request.waiter)
                 && request.machine.give_up() == ReceiverAction::SendCancel
             {

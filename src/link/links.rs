@@ -4,6 +4,7 @@ use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
 use super::requests::Requests;
 use super::routes::{InRoutes, OutRoutes};
+use super::table::LinkTable;
 use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
@@ -14,6 +15,11 @@ use crate::wire::message::{Message, VERSION};
 use crate::wire::{EdgeName, Status, TaskId};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Requests in each direction of a link that find room before anything is allocated.
+pub(super) const IN_FLIGHT: usize = 64;
+/// Events and completions that find room before anything is allocated.
+const EVENTS: usize = 256;
 
 /// Who is at the two ends of a link.
 #[derive(Clone, Debug)]
@@ -55,6 +61,10 @@ pub(super) struct Link<C> {
     assembler: Assembler,
     nonce: u64,
     up: bool,
+    /// The table has it among those with a backlog.
+    pub is_backlogged: bool,
+    /// The table has it among those on which something came.
+    pub is_used: bool,
 }
 
 /// What a link works with while it handles one thing.
@@ -70,7 +80,7 @@ pub struct Links<P: Port, C> {
     port: P,
     pool: Pool,
     counters: CountersWriter,
-    links: Vec<Link<C>>,
+    links: LinkTable<C>,
     events: VecDeque<LinkEvent<C>>,
     completions: Completions,
 }
@@ -78,8 +88,9 @@ pub struct Links<P: Port, C> {
 impl<P: Port, C> Links<P, C> {
     /// No links yet.
     pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
-        let completions = Completions::with_capacity(64);
-        Links { port, pool, counters, links: Vec::new(), events: VecDeque::new(), completions }
+        let completions = Completions::with_capacity(EVENTS);
+        let events = VecDeque::with_capacity(EVENTS);
+        Links { port, pool, counters, links: LinkTable::new(), events, completions }
     }
 
     /// The pool that tensors are received into.
@@ -90,6 +101,16 @@ impl<P: Port, C> Links<P, C> {
     /// This poller's counters.
     pub fn counters(&self) -> &CountersWriter {
         &self.counters
+    }
+
+    /// What threads sleep on while nothing comes.
+    pub fn sleeper(&self) -> P::Sleeper {
+        self.port.sleeper()
+    }
+
+    /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
+    pub fn arm(&mut self) -> bool {
+        self.port.arm()
     }
 
     /// Takes a connected link in and tries it in both directions; [`LinkEvent::Up`] tells when it works.
@@ -108,25 +129,12 @@ impl<P: Port, C> Links<P, C> {
         for lane in 0..lanes {
             self.port.post_receives(id, Lane(lane), depth);
         }
-        let nonce = identity.local_incarnation ^ identity.peer_incarnation.rotate_left(32);
-        let mut link = Link {
-            id,
-            identity,
-            out: Outbox::new(id, depth),
-            inbox: Inbox::default(),
-            depth,
-            requests: Requests::new(settings.max_requests),
-            served: ServedTable::default(),
-            routes_out: OutRoutes::new(settings.max_routes),
-            routes_in: InRoutes::new(settings.max_routes),
-            assembler: Assembler::default(),
-            nonce,
-            up: false,
-            settings,
-        };
+        let mut link = Link::new(id, identity, settings, depth);
+        let nonce = link.nonce;
         self.counters.increment(Counter::MessagesSent);
         link.out.message(&mut self.port, &Message::Ping { version: VERSION, nonce });
-        self.links.push(link);
+        self.links.insert(link);
+        self.links.note_backlog(id);
         Ok(id)
     }
 
@@ -142,21 +150,19 @@ impl<P: Port, C> Links<P, C> {
         if count > 0 {
             self.handle_completions();
         }
-        for link in &mut self.links {
-            if link.out.backlog() > 0 {
-                link.out.flush(&mut self.port);
-            }
+        self.links.for_each_backlogged(|link| {
+            link.out.flush(&mut self.port);
             if link.out.backlog() > link.max_backlog() {
                 let why = format!("it takes nothing and asks for more: {} answers wait", link.out.backlog());
                 self.port.fail(link.id, LinkFailure::Protocol(why));
             }
-        }
+        });
         count
     }
 
     fn handle_completions(&mut self) {
         for (completion, message) in self.completions.drain() {
-            let Some(at) = self.links.iter().position(|link| link.id == completion.link) else { continue };
+            let id = completion.link;
             let mut cx = Context {
                 port: &mut self.port,
                 pool: &self.pool,
@@ -164,18 +170,24 @@ impl<P: Port, C> Links<P, C> {
                 events: &mut self.events,
             };
             if let Event::Down(failure) = completion.event {
-                let link = self.links.swap_remove(at);
-                link.down(&mut cx, failure);
-            } else if let Err(why) = self.links[at].completed(&mut cx, completion.event, message) {
-                cx.port.fail(completion.link, LinkFailure::Protocol(why));
+                if let Some(link) = self.links.remove(id) {
+                    link.down(&mut cx, failure);
+                }
+                continue;
             }
+            let Some(link) = self.links.get_mut(id) else { continue };
+            if let Err(why) = link.completed(&mut cx, completion.event, message) {
+                cx.port.fail(id, LinkFailure::Protocol(why));
+            }
+            self.links.note_use(id);
+            self.links.note_backlog(id);
         }
         self.completions.clear();
-        for link in &mut self.links {
+        self.links.for_each_used(|link| {
             if link.inbox.replenish(&mut self.port, link.id, link.depth) {
                 self.counters.increment(Counter::CreditsPublished);
             }
-        }
+        });
     }
 
     /// The next event, oldest first.
@@ -195,48 +207,50 @@ impl<P: Port, C> Links<P, C> {
         timeout_ms: u32,
         waiter: C,
     ) -> Result<(), (RequestRefused, C)> {
-        match self.with(link) {
-            Some((link, mut cx)) => link.request(&mut cx, key, want, timeout_ms, waiter),
-            None => Err((RequestRefused::NoLink, waiter)),
-        }
+        let Some((found, mut cx)) = self.with(link) else { return Err((RequestRefused::NoLink, waiter)) };
+        let asked = found.request(&mut cx, key, want, timeout_ms, waiter);
+        self.links.note_backlog(link);
+        asked
     }
 
     /// Looks at every waiter of a link's requests. `judge` may take the waiter away, having told it something,
     /// and says whether the request is given up; a waiter that was left hears of the request's end later.
     pub fn give_up(&mut self, link: LinkId, judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> bool) {
-        if let Some((link, mut cx)) = self.with(link) {
-            link.give_up(&mut cx, judge);
+        if let Some((found, mut cx)) = self.with(link) {
+            found.give_up(&mut cx, judge);
+            self.links.note_backlog(link);
         }
     }
 
     /// Answers a peer's request.
     pub fn serve(&mut self, incoming: Incoming, value: Value) -> Served {
-        match self.with(incoming.link) {
-            Some((link, mut cx)) => link.serve(&mut cx, incoming.request, value),
-            None => Served::Gone(value),
-        }
+        let Some((link, mut cx)) = self.with(incoming.link) else { return Served::Gone(value) };
+        let served = link.serve(&mut cx, incoming.request, value);
+        self.links.note_backlog(incoming.link);
+        served
     }
 
     /// Answers a peer's request with an error.
     pub fn refuse(&mut self, incoming: Incoming, status: Status) {
         if let Some((link, mut cx)) = self.with(incoming.link) {
             link.refuse(&mut cx, incoming.request, status);
+            self.links.note_backlog(incoming.link);
         }
     }
 
-    /// The links that are there, up or not.
-    pub fn ids(&self) -> Vec<LinkId> {
-        self.links.iter().map(|link| link.id).collect()
+    /// The links that are there now, up or not.
+    pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<P, C> {
+        self.links.ids()
     }
 
     /// Whether anything still waits to leave on any link.
     pub fn has_backlog(&self) -> bool {
-        self.links.iter().any(|link| link.out.backlog() > 0)
+        self.links.has_backlog()
     }
 
     /// How much there is to do on all links.
     pub fn load(&self) -> LinkLoad {
-        let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
+        let sum = |part: fn(&Link<C>) -> usize| self.links.all().iter().map(part).sum();
         LinkLoad {
             requests: sum(|link| link.requests.len()),
             served: sum(|link| link.served.len()),
@@ -247,7 +261,7 @@ impl<P: Port, C> Links<P, C> {
     }
 
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {
-        let link = self.links.iter_mut().find(|link| link.id == id)?;
+        let link = self.links.get_mut(id)?;
         let cx = Context {
             port: &mut self.port,
             pool: &self.pool,
@@ -278,6 +292,27 @@ pub enum RequestRefused {
 }
 
 impl<C> Link<C> {
+    /// A link on which nothing has been said yet.
+    pub(super) fn new(id: LinkId, identity: LinkIdentity, settings: LinkSettings, depth: u32) -> Self {
+        Link {
+            id,
+            out: Outbox::new(id, depth),
+            inbox: Inbox::default(),
+            depth,
+            requests: Requests::new(settings.max_requests),
+            served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
+            routes_out: OutRoutes::new(settings.max_routes),
+            routes_in: InRoutes::new(settings.max_routes),
+            assembler: Assembler::default(),
+            nonce: identity.local_incarnation ^ identity.peer_incarnation.rotate_left(32),
+            up: false,
+            is_backlogged: false,
+            is_used: false,
+            identity,
+            settings,
+        }
+    }
+
     /// Something completed.
     ///
     /// # Errors

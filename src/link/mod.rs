@@ -12,6 +12,7 @@ mod links;
 mod outbox;
 mod requests;
 mod routes;
+mod table;
 #[cfg(test)]
 mod tests;
 

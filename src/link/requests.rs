@@ -1,6 +1,7 @@
 //! The slot table: every request of ours that the peer may still answer.
 
 use super::TensorKey;
+use super::links::IN_FLIGHT;
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Receiver;
@@ -45,7 +46,8 @@ pub(super) struct Requests<C> {
 
 impl<C> Requests<C> {
     pub fn new(max: u32) -> Self {
-        Requests { entries: Vec::new(), free: Vec::new(), max: max.min(Slot::COUNT) }
+        let (entries, free) = (Vec::with_capacity(IN_FLIGHT), Vec::with_capacity(IN_FLIGHT));
+        Requests { entries, free, max: max.min(Slot::COUNT) }
     }
 
     /// Requests in use.
@@ -98,11 +100,16 @@ impl<C> Requests<C> {
         entry.request.take()
     }
 
-    /// The ids in use.
-    pub fn ids(&self) -> impl Iterator<Item = RequestId> {
-        self.entries.iter().enumerate().filter(|(_, entry)| entry.request.is_some()).filter_map(
-            |(index, entry)| Some(RequestId { slot: Slot::new(index as u32)?, generation: entry.generation }),
-        )
+    /// Slots that have ever been used, from 0 on.
+    pub fn slots(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// The request in a slot, if there is one.
+    pub fn in_slot(&mut self, index: u32) -> Option<(RequestId, &mut Request<C>)> {
+        let Entry { generation, request } = self.entries.get_mut(index as usize)?;
+        let id = RequestId { slot: Slot::new(index)?, generation: *generation };
+        Some((id, request.as_mut()?))
     }
 
     /// Takes every request out.
@@ -155,7 +162,8 @@ mod tests {
             requests.remove(id).expect("there");
         }
         assert_eq!(requests.len(), 1);
-        assert_eq!(requests.ids().collect::<Vec<_>>(), [held]);
+        let ids: Vec<_> = (0..requests.slots()).filter_map(|slot| Some(requests.in_slot(slot)?.0)).collect();
+        assert_eq!(ids, [held]);
     }
 
     #[test]

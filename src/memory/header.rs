@@ -89,6 +89,11 @@ impl Header {
     /// the block.
     pub(super) fn release(mut self: Box<Self>) {
         debug_assert!(self.refs.is_one());
+        if self.anchor.as_ref().is_some_and(|anchor| anchor.is_left()) {
+            // A forked child: the pool and the lender are the parent's, whose own handle is still there.
+            std::mem::forget(self);
+            return;
+        }
         match self.ring.take() {
             Some(ring) => ring.put_back(self),
             None => self.release_to_pool(),

@@ -27,6 +27,7 @@
 mod bytes;
 mod central;
 mod class;
+mod fork;
 mod header;
 mod lent;
 mod limits;
@@ -49,6 +50,7 @@ mod tensor_mut;
 mod tests;
 mod view;
 
+pub use fork::{Home, SharedMapping};
 pub use lent::{Lease, LeaseSink, LentBytes, LentError};
 pub use pages::{PageKind, PagePolicy};
 pub use peer::{PeerRegion, PeerRegionError, verify_seals};

@@ -1,12 +1,15 @@
 //! Carves tensors out of a region.
+#![allow(clippy::disallowed_types)] // the central allocator, on refill
 
 use super::central::{Block, Central};
 use super::class::Class;
+use super::fork::Home;
 use super::header::{ALIGN, Header, Storage};
 use super::magazine::{Magazines, Refused};
 use super::pool_error::PoolError;
 use super::region::Region;
 use super::report::RegionReport;
+use super::tensor::Tensor;
 use super::tensor_mut::TensorMut;
 use crate::wire::{DType, TensorMeta};
 use rustix::fd::BorrowedFd;
@@ -94,6 +97,7 @@ struct Shared {
     units: u32,
     max_blocks: u32,
     poison: bool,
+    home: Home,
     region: Region,
 }
 
@@ -117,6 +121,7 @@ impl Pool {
             units,
             max_blocks: options.max_blocks,
             poison: options.poison,
+            home: Home::here(),
             region,
         });
         let anchor = |shard| Arc::new(Anchor { shared: Arc::clone(&shared), shard });
@@ -132,6 +137,9 @@ impl Pool {
     pub fn tensor(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
         if meta.dtype() == DType::String {
             return Err(PoolError::NotFlat { meta });
+        }
+        if self.shared().home.is_left() {
+            return Err(PoolError::Forked);
         }
         let anchor = &self.anchors[self.shared().magazines.mine()];
         let mut header = match meta.bytes() {
@@ -153,6 +161,11 @@ impl Pool {
         Ok(tensor)
     }
 
+    /// A tensor without elements, as [`Tensor::empty`].
+    pub fn empty(&self) -> Tensor {
+        Tensor::without_elements(self.bare())
+    }
+
     /// A header without bytes that returns to this pool's caches.
     pub(super) fn bare(&self) -> Box<Header> {
         let anchor = &self.anchors[self.shared().magazines.mine()];
@@ -161,9 +174,21 @@ impl Pool {
         header
     }
 
-    /// Its figures now.
+    /// Its figures now; all 0 but the capacity in a forked child, which has no part in it.
     pub fn stats(&self) -> PoolStats {
         let shared = self.shared();
+        if shared.home.is_left() {
+            let capacity = u64::from(shared.units) * shared.unit;
+            return PoolStats {
+                capacity,
+                allocated: 0,
+                cached: 0,
+                free: 0,
+                largest_free: 0,
+                peak: 0,
+                live_tensors: 0,
+            };
+        }
         let room = shared.central().room();
         let cached = shared.magazines.cached();
         let bytes = |units: u32| u64::from(units) * shared.unit;
@@ -218,7 +243,21 @@ fn check(
     if (least..=most).contains(&value) { Ok(()) } else { Err(PoolError::Option { option, value, allowed }) }
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.shared().home.is_left() {
+            // A forked child: another thread of the parent may have been at the caches, which are not taken apart.
+            std::mem::forget(Arc::clone(&self.anchors));
+        }
+    }
+}
+
 impl Anchor {
+    /// Whether this process is a forked child of the pool's.
+    pub(super) fn is_left(&self) -> bool {
+        self.shared.home.is_left()
+    }
+
     /// Takes back a header whose last handle is gone.
     pub(super) fn put_back(&self, mut header: Box<Header>) {
         let Shared { magazines, poison, .. } = &*self.shared;

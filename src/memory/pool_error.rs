@@ -55,6 +55,11 @@ pub enum PoolError {
         /// Bytes that are free.
         free: u64,
     },
+    /// This process is a forked child of the one that made the pool.
+    #[error(
+        "the pool belongs to the process that this one was forked from: exec in the child, or fork before the pool is made"
+    )]
+    Forked,
     /// Strings have no flat memory.
     #[error("a tensor {meta} has no flat memory to take from a pool: make it with `Tensor::strings`")]
     NotFlat {

@@ -1,6 +1,7 @@
 //! A large piece of memory that peers on the same host can map for reading.
 
 use super::bytes::Bytes;
+use super::fork::SharedMapping;
 use super::limits;
 use super::lock::{self, Shortfall};
 use super::mapping::Mapping;
@@ -142,6 +143,8 @@ const MAX_SIZE: u64 = 1 << 46;
 /// all can change its size.
 #[derive(Debug)]
 pub struct Region {
+    // First: a forked child is kept from the memory for as long as the file and the mapping are there.
+    _unforked: SharedMapping,
     id: u16,
     file: OwnedFd,
     mapping: Mapping,
@@ -175,7 +178,9 @@ impl Region {
         let shortfall = lock_pages(&pages.mapping, kind, options.lock)?;
         let report = RegionReport::read(&pages.mapping, shortfall, ladder.attempts)
             .map_err(os("reading /proc/self/smaps"))?;
-        Ok(Region { id, file: pages.file, mapping: pages.mapping, report })
+        let Pages { file, mapping } = pages;
+        let _unforked = SharedMapping::register(mapping.base(), mapping.len(), Some(file.as_fd()));
+        Ok(Region { _unforked, id, file, mapping, report })
     }
 
     /// The number that the region was made with.

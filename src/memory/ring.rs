@@ -1,5 +1,6 @@
 //! A fixed set of buffers that are used again and again.
 
+use super::fork::Home;
 use super::header::{Header, Storage};
 use super::pool::Pool;
 use super::pool_error::PoolError;
@@ -40,6 +41,7 @@ pub(super) struct RingHome {
     free: ArrayQueue<Box<Header>>,
     /// Whether there is still a ring to take buffers out.
     open: AtomicBool,
+    process: Home,
 }
 
 /// Why a ring gave no buffer.
@@ -78,7 +80,11 @@ impl BufferRing {
         for _ in 0..buffers {
             tensors.push(pool.tensor(meta.clone())?);
         }
-        let home = Arc::new(RingHome { free: ArrayQueue::new(buffers), open: AtomicBool::new(true) });
+        let home = Arc::new(RingHome {
+            free: ArrayQueue::new(buffers),
+            open: AtomicBool::new(true),
+            process: Home::here(),
+        });
         for mut tensor in tensors {
             tensor.header_mut().ring = Some(Arc::clone(&home));
             drop(tensor);
@@ -91,6 +97,9 @@ impl BufferRing {
     /// # Errors
     /// [`RingError::Busy`] if there is none.
     pub fn next(&self) -> Result<TensorMut, RingError> {
+        if self.home.process.is_left() {
+            return Err(RingError::Pool(PoolError::Forked));
+        }
         let Some(mut header) = self.home.free.pop() else {
             return Err(RingError::Busy { buffers: self.buffers, meta: self.meta.clone() });
         };
@@ -117,6 +126,10 @@ impl BufferRing {
 
 impl Drop for BufferRing {
     fn drop(&mut self) {
+        if self.home.process.is_left() {
+            // The buffers are the parent's, and another thread of it may have been at the queue.
+            return std::mem::forget(Arc::clone(&self.home));
+        }
         // Release and acquire with `put_back`, though nothing depends on it: a buffer that comes back at this
         // moment and is still put into the queue is found when the last buffer in use drops the queue.
         self.home.open.store(false, Ordering::Release);

@@ -83,9 +83,16 @@ impl Tensor {
         Tensor { header: NonNull::from(Box::leak(header)) }
     }
 
-    /// A tensor without elements: what stands for the value of a branch not taken.
+    /// A tensor without elements: what stands for the value of a branch not taken. [`Pool::empty`] takes its
+    /// heap memory from a pool's caches.
+    ///
+    /// [`Pool::empty`]: super::Pool::empty
     pub fn empty() -> Tensor {
-        let mut header = Header::empty();
+        Tensor::without_elements(Header::empty())
+    }
+
+    /// Makes a header without bytes one of a tensor without elements.
+    pub(super) fn without_elements(mut header: Box<Header>) -> Tensor {
         // A shape with a 0 in it has a byte count.
         if let Ok(meta) = Shape::new(&[0]).and_then(|shape| TensorMeta::new(DType::U8, shape)) {
             header.meta = meta;

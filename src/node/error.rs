@@ -24,15 +24,24 @@ pub enum NodeError {
     /// The bootstrap service failed, or a member did not come.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// More CPUs than polling threads were named.
-    #[error("cores names {given} CPUs ({cores:?}), but inline mode has one polling thread: name one")]
-    Cores {
-        /// How many were named.
-        given: usize,
-        /// Which.
-        cores: Vec<usize>,
+    /// A member was lost: where such a loss ends everything (`peer_loss` is `fail_all`), or as the join's time ended.
+    #[error("the cluster can't be joined: {0}")]
+    Lost(crate::rendezvous::Error),
+    /// Which host this is can't be found out.
+    #[error("reading {path}, which tells this host from others, failed: {source}; mount /proc")]
+    Host {
+        /// What was read.
+        path: &'static str,
+        /// The system's error.
+        source: std::io::Error,
     },
-    /// The polling thread could not be pinned.
+    /// This process was forked from the node's.
+    #[error("{}", crate::rendezvous::Error::Forked)]
+    Forked,
+    /// A polling thread could not be started.
+    #[error(transparent)]
+    Start(#[from] crate::engine::StartError),
+    /// The thread that starts the node could not be pinned.
     #[error(transparent)]
     Pin(#[from] crate::engine::PinError),
 }

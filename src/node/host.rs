@@ -1,12 +1,40 @@
 //! Which host this is, as far as shared memory goes.
 
+use super::error::NodeError;
 use std::fs;
 
 /// Two processes with the same identity can pass memory to each other: same boot of the same kernel, same
 /// network namespace (which abstract sockets are in).
-pub(super) fn identity() -> String {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let network =
-        fs::read_link("/proc/self/ns/net").map(|link| link.display().to_string()).unwrap_or_default();
-    format!("{} {network}", boot.trim())
+///
+/// # Errors
+/// If `/proc` does not tell: a host without an identity would be taken for every other such host.
+pub(super) fn identity() -> Result<String, NodeError> {
+    identity_from("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net")
+}
+
+fn identity_from(boot: &'static str, network: &'static str) -> Result<String, NodeError> {
+    let failed = |path| move |source| NodeError::Host { path, source };
+    let boot_id = fs::read_to_string(boot).map_err(failed(boot))?;
+    if boot_id.trim().is_empty() {
+        return Err(failed(boot)(std::io::ErrorKind::UnexpectedEof.into()));
+    }
+    let namespace = fs::read_link(network).map_err(failed(network))?;
+    Ok(format!("{} {}", boot_id.trim(), namespace.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_can_not_be_told_from_others_is_an_error_that_names_what_was_read() {
+        let good = identity().expect("/proc is mounted");
+        assert_eq!(good, identity().expect("/proc is mounted"));
+        for (boot, network) in [("/nowhere/boot", "/proc/self/ns/net"), ("/proc/version", "/nowhere/net")] {
+            let error = identity_from(boot, network).expect_err("not there").to_string();
+            assert!(error.contains("/nowhere/") && error.contains("mount /proc"), "{error}");
+        }
+        let error = identity_from("/dev/null", "/proc/self/ns/net").expect_err("empty").to_string();
+        assert!(error.contains("/dev/null"), "{error}");
+    }
 }

@@ -2,15 +2,19 @@
 //!
 //! Everything that asks the system for the time, the host or the network comes together here; the rooms below are
 //! handed what they need. Nothing here is on the data path.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // starting, stopping and joining may wait
 
 mod builder;
 mod clock;
 mod error;
 mod host;
 mod peering;
+mod pollers;
 mod process;
+mod room;
 
 pub use builder::NodeBuilder;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
-pub use process::{Node, NodeState, PeerReport, PeerState, TensorError};
+pub use process::{Node, NodeState, PeerReport, PeerState};
+pub use room::TensorError;

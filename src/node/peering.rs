@@ -1,12 +1,13 @@
 //! Makes links with peers when the bootstrap service brings their addresses.
 
+use super::pollers::Pollers;
 use super::process::{PeerReport, PeerState};
 use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
-use crate::engine::Inline;
+use crate::engine::{Executor, Unusable};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{Fabric, FabricKind, Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LossCause, Losses, Members, PeerIndex, PeerWatch, Remote, RemoteOp, RemotePath, Rendezvous,
+    Error, LinkTag, LossCause, Losses, Members, PeerIndex, PeerStanding, PeerWatch, RemoteOp, Rendezvous,
 };
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
@@ -14,23 +15,17 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-type ShmEngine = Inline<<ShmFabric as Fabric>::Port, Remote>;
+type ShmOp = RemoteOp<<ShmFabric as Fabric>::Link>;
 
-/// Which life of each member is linked, and how.
-pub(super) struct Lives {
+/// The members under the two names that the rooms have for them.
+#[derive(Clone)]
+pub(super) struct Names {
     members: Members,
-    chosen: Mutex<HashMap<PeerIndex, Chosen>>,
 }
 
-struct Chosen {
-    incarnation: u64,
-    generation: u64,
-    why: &'static str,
-}
-
-impl Lives {
+impl Names {
     pub fn new(members: Members) -> Self {
-        Lives { members, chosen: Mutex::default() }
+        Names { members }
     }
 
     fn index(&self, name: &TaskName) -> Option<PeerIndex> {
@@ -42,34 +37,25 @@ impl Lives {
         TaskName::new(task.job.as_str(), task.task).ok()
     }
 
-    fn chosen(&self) -> MutexGuard<'_, HashMap<PeerIndex, Chosen>> {
-        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// What is known of everybody but this task.
     pub fn reports(&self, me: &TaskId, rendezvous: &Rendezvous) -> Vec<PeerReport> {
-        let chosen = self.chosen();
         let others = self.members.all().iter().filter(|task| *task != me);
-        others.filter_map(|task| Some(report(task, self.members.index(task)?, &chosen, rendezvous))).collect()
+        others.filter_map(|task| Some(report(task, rendezvous.standing(self.members.index(task)?)))).collect()
     }
 }
 
-fn report(
-    task: &TaskId,
-    peer: PeerIndex,
-    chosen: &HashMap<PeerIndex, Chosen>,
-    rendezvous: &Rendezvous,
-) -> PeerReport {
-    let chosen = chosen.get(&peer);
-    let state = match (rendezvous.lost(peer), chosen) {
-        (Some(error), _) => PeerState::Lost(error),
-        (None, Some(_)) => PeerState::Connected,
-        (None, None) => PeerState::Absent,
+fn report(task: &TaskId, standing: PeerStanding) -> PeerReport {
+    let (tag, state) = match standing {
+        PeerStanding::Absent => (None, PeerState::Absent),
+        PeerStanding::Up(tag) => (Some(tag), PeerState::Connected),
+        PeerStanding::Lost(tag, error) => (Some(tag), PeerState::Lost(error)),
     };
     PeerReport {
         task: task.clone(),
-        incarnation: chosen.map_or(0, |chosen| chosen.incarnation),
-        fabric: chosen.map(|_| FabricKind::Shm),
-        why: chosen.map_or("", |chosen| chosen.why),
+        incarnation: tag.map_or(0, |tag| tag.incarnation),
+        generation: tag.map_or(0, |tag| tag.generation),
+        fabric: tag.map(|_| FabricKind::Shm),
+        why: tag.map_or("", |_| WHY),
         state,
     }
 }
@@ -77,46 +63,72 @@ fn report(
 /// Tells the rendezvous and the bootstrap service what becomes of links.
 pub(super) struct Watch {
     losses: Arc<Losses>,
-    lives: Arc<Lives>,
+    names: Names,
     bootstrap: OnceLock<Weak<Bootstrap>>,
+    pollers: OnceLock<(Weak<Pollers>, Executor)>,
 }
 
 impl Watch {
-    pub fn new(losses: Arc<Losses>, lives: Arc<Lives>) -> Self {
-        Watch { losses, lives, bootstrap: OnceLock::new() }
+    pub fn new(losses: Arc<Losses>, names: Names) -> Self {
+        Watch { losses, names, bootstrap: OnceLock::new(), pollers: OnceLock::new() }
     }
 
-    /// From now on the bootstrap service hears of links that the fabric loses.
-    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>) {
+    /// From now on the bootstrap service hears of links that the fabric loses, and all pollers of what ends everything.
+    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<Pollers>, executor: &Executor) {
         let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
+        let _ = self.pollers.set((Arc::downgrade(pollers), executor.clone()));
+    }
+
+    /// Has every poller end its calls, if this loss ended those of the one that saw it. Not from here: this is called
+    /// by a poller.
+    fn end_all(&self) {
+        let Some(error) = self.losses.ended() else { return };
+        let Some((pollers, executor)) = self.pollers.get() else { return };
+        let pollers = pollers.clone();
+        executor.run(move || {
+            if let Some(pollers) = pollers.upgrade() {
+                pollers.paths().all().for_each(|path| path.end(error.clone()));
+            }
+        });
+    }
+
+    /// The bootstrap service makes a new link if it held this one for up.
+    fn report(&self, peer: PeerIndex, tag: LinkTag, why: &str) {
+        if let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade)
+            && let Some(name) = self.names.name(peer)
+        {
+            bootstrap.report_lost(&name, tag.generation, why);
+        }
     }
 }
 
 impl PeerWatch for Watch {
-    fn up(&self, peer: PeerIndex, incarnation: u64) {
-        self.losses.up(peer, incarnation);
+    fn up(&self, peer: PeerIndex, tag: LinkTag) {
+        self.losses.up(peer, tag);
     }
 
-    fn down(&self, peer: PeerIndex, error: Error) {
+    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
         let why = error.to_string();
-        self.losses.down(peer, error);
-        let generation = self.lives.chosen().get(&peer).map(|chosen| chosen.generation);
-        if let Some(generation) = generation
-            && let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade)
-            && let Some(name) = self.lives.name(peer)
-        {
-            bootstrap.report_lost(&name, generation, &why);
-        }
+        self.losses.down(peer, tag, error);
+        self.end_all();
+        self.report(peer, tag, &why);
+    }
+
+    fn stillborn(&self, peer: PeerIndex, tag: LinkTag) {
+        self.losses.stillborn(peer, tag);
+        self.report(peer, tag, "it had failed before both sides knew that it was up");
     }
 }
 
 /// The bootstrap service's hands: they make halves, connect them, and give the links to the poller.
 pub(super) struct FabricPeering {
     fabric: ShmFabric,
-    engine: Arc<ShmEngine>,
-    lives: Arc<Lives>,
+    pollers: Arc<Pollers>,
+    names: Names,
     host: String,
     options: LinkOptions,
+    /// After how long without a sign of life the bootstrap service holds a peer for dead.
+    silence: Duration,
     halves: Mutex<Halves>,
 }
 
@@ -129,12 +141,13 @@ struct Halves {
 impl FabricPeering {
     pub fn new(
         fabric: ShmFabric,
-        engine: Arc<ShmEngine>,
-        lives: Arc<Lives>,
+        pollers: Arc<Pollers>,
+        names: Names,
         host: String,
         options: LinkOptions,
+        silence: Duration,
     ) -> Self {
-        FabricPeering { fabric, engine, lives, host, options, halves: Mutex::default() }
+        FabricPeering { fabric, pollers, names, host, options, silence, halves: Mutex::default() }
     }
 
     fn halves(&self) -> MutexGuard<'_, Halves> {
@@ -142,7 +155,7 @@ impl FabricPeering {
     }
 
     fn index(&self, name: &TaskName) -> Result<PeerIndex, Status> {
-        self.lives.index(name).ok_or_else(|| {
+        self.names.index(name).ok_or_else(|| {
             Status::new(Code::NotFound, format!("{name} is not a member of the cluster that this node knows"))
         })
     }
@@ -155,18 +168,20 @@ impl FabricPeering {
         timeout: Duration,
     ) -> Result<(), Status> {
         let (done, outcome) = channel();
+        let index = self.index(&peer.name)?;
+        let engine = self.pollers.of(index);
         let attach = RemoteOp::Attach {
-            peer: self.index(&peer.name)?,
-            incarnation: peer.incarnation.get(),
+            peer: index,
+            tag: tag_of(peer),
             link,
             // Nobody listens any more if the time was over.
             done: Box::new(move |result| drop(done.send(result))),
         };
-        let unusable = |error: crate::engine::Unusable| Status::new(Code::Unavailable, error.to_string());
-        self.engine.submit(attach).map_err(unusable)?;
+        let unusable = |error: Unusable| Status::new(Code::Unavailable, error.to_string());
+        engine.submit(attach).map_err(unusable)?;
         let end = Instant::now() + timeout;
         while Instant::now() < end {
-            self.engine.progress().map_err(unusable)?;
+            engine.progress().map_err(unusable)?;
             match outcome.recv_timeout(PROBE) {
                 Ok(result) => return result.map_err(|why| Status::new(Code::Unavailable, why)),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -177,15 +192,36 @@ impl FabricPeering {
             "the new link did not answer a ping within {timeout:?}: does {} make progress?",
             peer.name
         );
-        self.lose(&peer.name, LossCause::Closed(message.clone()));
+        self.lose(peer, LossCause::Closed(message.clone()));
         Err(Status::new(Code::DeadlineExceeded, message))
     }
 
-    fn lose(&self, name: &TaskName, cause: LossCause) {
-        if let Ok(index) = self.index(name) {
-            RemotePath::lose(&*self.engine, index, cause);
+    /// This link with the peer, and no other, is not to be used any more.
+    fn lose(&self, peer: &PeerInfo, cause: LossCause) {
+        self.tell(peer, |peer, tag| RemoteOp::Lose { peer, tag, cause });
+    }
+
+    fn tell(&self, peer: &PeerInfo, op: impl FnOnce(PeerIndex, LinkTag) -> ShmOp) {
+        if let Ok(index) = self.index(&peer.name) {
+            // On a poller that is not usable any more every link and call has ended already.
+            let _ = self.pollers.of(index).submit(op(index, tag_of(peer)));
         }
     }
+
+    fn cause(&self, cause: Gone) -> LossCause {
+        match cause {
+            Gone::Left { reason } => LossCause::Left(reason),
+            Gone::Silent { after } => LossCause::Silent { after, bound: self.silence },
+            Gone::Died { why } => LossCause::Died(why),
+            // Another process has its name and its address, so its own is over.
+            replaced @ Gone::Replaced { .. } => LossCause::Died(replaced.to_string()),
+            dropped @ Gone::Dropped { .. } => LossCause::Closed(dropped.to_string()),
+        }
+    }
+}
+
+fn tag_of(peer: &PeerInfo) -> LinkTag {
+    LinkTag { incarnation: peer.incarnation.get(), generation: peer.generation }
 }
 
 /// Why a peer is reached as it is.
@@ -227,34 +263,38 @@ impl Peering for FabricPeering {
         let started = Instant::now();
         let link = half.connect(role, offer, timeout).map_err(unavailable)?;
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
-        // Known before `ready`, which the bootstrap service may call after it has let a join return.
-        let (incarnation, generation) = (peer.incarnation.get(), peer.generation);
-        self.lives.chosen().insert(self.index(&peer.name)?, Chosen { incarnation, generation, why: WHY });
+        // All peers of this version are on this host.
+        self.pollers.peer_spins(self.index(&peer.name)?, peer.spinners);
         Ok(())
     }
 
     fn abandon(&self, peer: &PeerInfo, ticket: u64) {
         // A half that waits is dropped; a link that was made goes down.
         if self.halves().waiting.remove(&ticket).is_none() {
-            self.lose(&peer.name, LossCause::Closed("the link was given up before it was ready".into()));
+            self.lose(peer, LossCause::Closed("the link was given up before it was ready".into()));
         }
     }
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
+        self.tell(peer, |peer, tag| RemoteOp::Ready { peer, tag });
         let (name, life) = (&peer.name, peer.incarnation);
         tracing::info!(peer = %name, incarnation = %life, fabric = %FabricKind::Shm, why = WHY, "connected");
     }
 
     fn lost(&self, peer: &PeerInfo, cause: Gone) {
-        let cause = match cause {
-            Gone::Left { reason } => LossCause::Left(reason),
-            Gone::Silent { after } => LossCause::Silent(after),
-            other => LossCause::Closed(other.to_string()),
-        };
-        self.lose(&peer.name, cause);
+        self.lose(peer, self.cause(cause));
+    }
+
+    fn gone(&self, peer: &PeerInfo, cause: Gone) {
+        let cause = self.cause(cause);
+        self.tell(peer, |peer, tag| RemoteOp::Gone { peer, tag, cause });
     }
 }
 
 fn unavailable(error: crate::fabric::FabricError) -> Status {
     Status::new(Code::Unavailable, error.to_string())
 }
+
+#[cfg(test)]
+#[path = "peering_tests.rs"]
+mod tests;

@@ -1,25 +1,26 @@
 //! The node itself.
 
 use super::builder::NodeBuilder;
-use super::clock::MonotonicClock;
 use super::error::NodeError;
 use super::host;
-use super::peering::{FabricPeering, Lives, Watch};
-use crate::bootstrap::{Bootstrap, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
-use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages, Wait};
-use crate::engine::{Executor, Inline, InlineOptions, Poller, Waiting, pin_current_thread, process_cpus};
+use super::peering::{FabricPeering, Names, Watch};
+use super::pollers::{Pollers, Polling};
+use super::room::TensorError;
+use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
+use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
+use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
-use crate::fabric::{Fabric, FabricKind, LinkOptions};
-use crate::link::{LinkSettings, Links};
+use crate::fabric::{FabricKind, LinkOptions};
+use crate::link::LinkSettings;
 use crate::memory::{
-    BufferRing, LockPolicy, PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions, RegionReport,
-    RingError, TensorMut,
+    BufferRing, Home, LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, RegionReport,
+    TensorMut,
 };
 use crate::rendezvous::{
-    Edge, Error, LossCause, Losses, Members, Remote, RemotePath, RemoteSettings, Rendezvous,
-    RendezvousSettings, Sequence, Step,
+    Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
+    Sequence, Step,
 };
-use crate::telemetry::{Counters, CountersWriter, Snapshot};
+use crate::telemetry::Snapshot;
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,15 +37,15 @@ pub struct Node {
     worker: Arc<str>,
     join_timeout: Duration,
     stop_timeout: Duration,
-    pool: Pool,
-    rendezvous: Rendezvous,
-    path: Arc<dyn RemotePath>,
+    pub(super) pool: Pool,
+    pub(super) rendezvous: Rendezvous,
+    pollers: Arc<Pollers>,
     executor: Executor,
-    counters: Arc<Counters>,
-    lives: Arc<Lives>,
+    names: Names,
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
+    home: Home,
 }
 
 /// How far a node is in its life: started, connected with every member, stopping, stopped.
@@ -57,6 +58,8 @@ pub struct PeerReport {
     pub task: TaskId,
     /// Its present life; 0 if it was never there.
     pub incarnation: u64,
+    /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if there was none.
+    pub generation: u64,
     /// How it is reached.
     pub fabric: Option<FabricKind>,
     /// Why it is reached that way.
@@ -98,38 +101,35 @@ impl Node {
     /// # Errors
     /// If what the configuration asks for can't be had.
     pub fn start(config: &Config) -> Result<Node, NodeError> {
-        let core = polling_core(config)?;
+        // Read before anything is pinned.
+        let cpus = process_cpus().len();
         let me = TaskId { job: config.job.clone(), task: config.task };
         let incarnation = Incarnation::random()?;
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
         let fabric = ShmFabric::new(&pool, ShmOptions::default())?;
-        let writer = CountersWriter::new();
-        let counters = writer.counters();
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
-        let lives = Arc::new(Lives::new(members.clone()));
-        let watch = Arc::new(Watch::new(losses.clone(), lives.clone()));
-        let remote = Remote::new(
-            me.clone(),
-            incarnation.get(),
-            members.clone(),
-            remote_settings(config),
-            outstanding.clone(),
-            watch.clone(),
-        );
-        let links = Links::new(fabric.port()?, pool.clone(), writer);
-        let waiting = waiting(config, members.all().len());
-        let options = InlineOptions { waiting, queue: 4096 };
-        let engine =
-            Arc::new(Inline::new(Poller::new(links, remote), Arc::new(MonotonicClock::start()), &options));
-        let path: Arc<dyn RemotePath> = engine.clone();
+        let names = Names::new(members.clone());
+        let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
+        let remote = || {
+            Remote::new(
+                me.clone(),
+                incarnation.get(),
+                members.clone(),
+                remote_settings(config),
+                outstanding.clone(),
+                watch.clone(),
+            )
+        };
+        let polling = Polling::new(config, members.all().len(), cpus);
+        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, &pool, remote)?);
         let executor = Executor::default();
         let rendezvous = Rendezvous::new(
             me.clone(),
             members.clone(),
-            path.clone(),
+            pollers.paths(),
             pool.clone(),
             executor.clone(),
             outstanding.clone(),
@@ -137,14 +137,17 @@ impl Node {
             rendezvous_settings(config),
         );
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
-        let peering = FabricPeering::new(fabric, engine, lives.clone(), host::identity(), link);
-        let options = bootstrap_options(config, incarnation)?;
+        let host = host::identity()?;
+        let silence = config.silence_bound;
+        let peering = FabricPeering::new(fabric, pollers.clone(), names.clone(), host.clone(), link, silence);
+        let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
-        watch.report_to(&bootstrap);
+        watch.report_to(&bootstrap, &pollers, &executor);
+        pollers.start()?;
         bootstrap.start()?;
         // Last, so that no other thread inherits the pin; the callback thread would start only later.
         executor.run(|| {});
-        if let Some(core) = core {
+        if let Some(core) = polling.caller_core() {
             pin_current_thread(core)?;
         }
         let worker = me.to_string().into();
@@ -157,32 +160,74 @@ impl Node {
             stop_timeout,
             pool,
             rendezvous,
-            path,
+            pollers,
             executor,
-            counters,
-            lives,
+            names,
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
+            home: Home::here(),
         })
     }
 
-    /// Waits until every member of the cluster is connected, for the configured time at most. A second call
-    /// returns at once.
+    /// Waits until every member of the cluster is connected, for the configured time at most, and makes progress
+    /// meanwhile. A second call returns at once if all are still there.
     ///
     /// # Errors
-    /// Names the members that are missing, and what was last heard of each.
+    /// Names the members that are missing, and what was last heard of each. Where a loss is fatal (`peer_loss`)
+    /// the death of a member ends the wait at once, linked or not: [`NodeError::Lost`].
     pub fn join(&self) -> Result<(), NodeError> {
-        Ok(self.bootstrap.join(self.join_timeout)?)
+        let end = Instant::now() + self.join_timeout;
+        loop {
+            if self.rendezvous.progress().is_err() {
+                return self.unjoined();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.bootstrap.join(left.min(JOIN_LOOK)) {
+                Ok(()) if self.peers().iter().all(|peer| matches!(peer.state, PeerState::Connected)) => {
+                    return Ok(());
+                }
+                // The news that both sides are ready has not come round to the poller yet.
+                Ok(()) if !left.is_zero() => std::thread::yield_now(),
+                Ok(()) => {
+                    return self
+                        .peers()
+                        .iter()
+                        .find_map(|peer| peer.state.error().cloned())
+                        .map_or(Ok(()), |error| Err(NodeError::Lost(error)));
+                }
+                Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
+                Err(BootstrapError::Missing { .. }) => {
+                    return Ok(self.bootstrap.missing(self.join_timeout)?);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Why nobody can join any more.
+    fn unjoined(&self) -> Result<(), NodeError> {
+        match self.rendezvous.progress() {
+            Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
+            Err(Error::Forked) => Err(NodeError::Forked),
+            // The bootstrap service has the words for a node that was stopped.
+            _ => Ok(self.bootstrap.join(Duration::ZERO)?),
+        }
     }
 
     /// How far the node is in its life.
     pub fn state(&self) -> NodeState {
+        if self.home.is_left() {
+            return NodeState::Stopped;
+        }
         self.bootstrap.state()
     }
 
     /// Where its bootstrap service listens; `None` once it has stopped.
     pub fn address(&self) -> Option<SocketAddr> {
+        if self.home.is_left() {
+            return None;
+        }
         self.bootstrap.local_addr()
     }
 
@@ -275,7 +320,8 @@ impl Node {
 
     /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it does not
     /// come back. For when every member is done with the step: a synchronous trainer knows that step n is done
-    /// everywhere when something of step n + 1 has come from everybody.
+    /// everywhere when something of step n + 1 has come from everybody. In the dedicated mode the polling thread drops the
+    /// values, soon after this has returned.
     pub fn cleanup(&self, step: u64) {
         self.rendezvous.cleanup(step);
     }
@@ -294,14 +340,19 @@ impl Node {
         self.rendezvous.progress()
     }
 
-    /// Counters of this process.
+    /// Who makes progress: what `poll` says, or what auto has chosen so far.
+    pub fn mode(&self) -> Mode {
+        self.pollers.mode()
+    }
+
+    /// Counters of this process, over all its pollers.
     pub fn counters(&self) -> Snapshot {
-        self.counters.snapshot()
+        self.pollers.counted()
     }
 
     /// What is known of the other members, in the order of their names.
     pub fn peers(&self) -> Vec<PeerReport> {
-        self.lives.reports(&self.me, &self.rendezvous)
+        self.names.reports(&self.me, &self.rendezvous)
     }
 
     /// Stops: what was sent is served to peers that are connected until nothing is left or the configured time is
@@ -311,20 +362,22 @@ impl Node {
     /// # Errors
     /// If the bootstrap service could not be ended in time.
     pub fn stop(&self) -> Result<(), NodeError> {
+        self.check_home()?;
         self.drain();
         self.stop_because(LossCause::STOPPED)
     }
 
-    /// Serves what was sent and not asked for yet.
+    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask.
     fn drain(&self) {
+        const LOOK: Duration = Duration::from_millis(1);
         let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
-        let end = Instant::now() + self.stop_timeout;
-        while self.outstanding.load(Ordering::Relaxed) > 0
-            && Instant::now() < end
-            && self.peers().iter().any(connected)
-            && self.rendezvous.progress().is_ok()
-        {
-            std::thread::yield_now();
+        let served = || self.outstanding.load(Ordering::Relaxed) == 0;
+        let end = self.rendezvous.now() + self.stop_timeout;
+        while !served() && self.rendezvous.now() < end && self.peers().iter().any(connected) {
+            let next = end.min(self.rendezvous.now() + LOOK);
+            if self.rendezvous.wait_until(next, &served).is_err() {
+                return;
+            }
         }
     }
 
@@ -336,14 +389,28 @@ impl Node {
         self.stop_because(reason)
     }
 
+    /// Cuts the links of this generation with everybody, as if the fabric had lost them.
+    #[cfg(test)]
+    pub(super) fn cut(&self, generation: u64) {
+        for peer in self.peers() {
+            let name = TaskName::new(peer.task.job, peer.task.task).expect("a member");
+            assert!(self.bootstrap.report_lost(&name, generation, "cut by a test"), "it was not up");
+        }
+    }
+
+    fn check_home(&self) -> Result<(), NodeError> {
+        if self.home.is_left() { Err(NodeError::Forked) } else { Ok(()) }
+    }
+
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
+        self.check_home()?;
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *stopped, true) {
             return Ok(());
         }
         self.rendezvous.end(Error::Stopped);
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
-        self.path.close();
+        self.pollers.close();
         self.executor.stop();
         Ok(ended?)
     }
@@ -351,6 +418,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.home.is_left() {
+            // The threads are not here, their locks may be held for ever, and the descriptors are the parent's too:
+            // nothing may be taken apart.
+            self.rendezvous.abandon();
+            std::mem::forget((self.pollers.clone(), self.bootstrap.clone(), self.executor.clone()));
+            return;
+        }
         let ended = match std::thread::panicking() {
             true => self.fail("a thread of it panicked"),
             false => self.stop(),
@@ -361,34 +435,12 @@ impl Drop for Node {
     }
 }
 
-/// Why a tensor or a ring could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TensorError {
-    /// The shape is none.
-    #[error(transparent)]
-    Shape(#[from] crate::wire::ShapeError),
-    /// The pool has no room.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The ring could not be made.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-}
+/// How long a join waits between two looks at the links.
+const JOIN_LOOK: Duration = Duration::from_millis(2);
 
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
     format!("/job:{job}/replica:0/task:{task}/device:CPU:0")
-}
-
-/// The CPU for the polling thread. Also reads the process's CPUs before anything is pinned.
-fn polling_core(config: &Config) -> Result<Option<usize>, NodeError> {
-    process_cpus();
-    match config.cores.as_deref() {
-        None => Ok(None),
-        Some([core]) => Ok(Some(*core)),
-        Some(cores) => Err(NodeError::Cores { given: cores.len(), cores: cores.to_vec() }),
-    }
 }
 
 fn members(config: &Config) -> Members {
@@ -418,17 +470,6 @@ fn region_options(config: &Config) -> RegionOptions {
     }
 }
 
-fn waiting(config: &Config, members: usize) -> Waiting {
-    match config.wait {
-        Wait::Spin => Waiting::Spin,
-        Wait::Yield => Waiting::Yield,
-        // Who is pinned does not know whether another member is pinned to the same CPU.
-        Wait::Auto if config.cores.is_some() && members > 1 => Waiting::Yield,
-        // Every member is on this host: shared memory is the only fabric of this version.
-        Wait::Auto => Waiting::choose(members, process_cpus().len()),
-    }
-}
-
 fn remote_settings(config: &Config) -> RemoteSettings {
     RemoteSettings {
         link: LinkSettings {
@@ -451,7 +492,12 @@ fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     }
 }
 
-fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<BootstrapOptions, NodeError> {
+fn bootstrap_options(
+    config: &Config,
+    incarnation: Incarnation,
+    host: String,
+    spinners: u32,
+) -> Result<BootstrapOptions, NodeError> {
     let me = TaskName::new(&config.job, config.task)?;
     let addresses = |list: &[HostPort]| list.iter().map(HostPort::to_string).collect::<Vec<_>>();
     let cluster = ClusterSpec::new(config.cluster.iter().map(|(job, list)| (job.as_str(), addresses(list))))?;
@@ -460,6 +506,7 @@ fn bootstrap_options(config: &Config, incarnation: Incarnation) -> Result<Bootst
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,
-        ..BootstrapOptions::new(me, cluster, incarnation, host::identity())
+        spinners,
+        ..BootstrapOptions::new(me, cluster, incarnation, host)
     })
 }

@@ -16,9 +16,16 @@ pub enum LossCause {
     /// It left, in its own words.
     #[error("{0}")]
     Left(String),
-    /// It has not answered for too long.
-    #[error("it has been silent for {0:?}")]
-    Silent(Duration),
+    /// It has not answered for too long. Its process may still be there.
+    #[error(
+        "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, swapped out or starved"
+    )]
+    Silent {
+        /// For how long nothing was heard.
+        after: Duration,
+        /// How long is tolerated.
+        bound: Duration,
+    },
     /// It broke the protocol.
     #[error("{0}")]
     Protocol(String),
@@ -185,6 +192,11 @@ pub enum Error {
     /// The node has stopped.
     #[error("the node has stopped")]
     Stopped,
+    /// This process was forked from the node's.
+    #[error(
+        "this process was forked from the one that the node runs in, and has no part in it: exec in the child, or fork before the node is started"
+    )]
+    Forked,
     /// A thread panicked while it made progress.
     #[error("a thread panicked while it made progress: every call fails from now on")]
     Poisoned,
@@ -209,6 +221,7 @@ impl Error {
             Error::StepGone { .. } => Code::NotFound,
             Error::StepTaken { .. } => Code::AlreadyExists,
             Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped => Code::Unavailable,
+            Error::Forked => Code::FailedPrecondition,
             Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::NotMovable { .. } => Code::Unimplemented,
             Error::Poisoned => Code::Internal,

@@ -50,6 +50,10 @@ impl<T> Fifo<T> {
         self.first.iter().chain(&self.rest)
     }
 
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.first.iter_mut().chain(&mut self.rest)
+    }
+
     /// Takes out the first that fits.
     pub fn remove(&mut self, mut fits: impl FnMut(&T) -> bool) -> Option<T> {
         if self.first.as_ref().is_some_and(&mut fits) {

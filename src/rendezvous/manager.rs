@@ -1,20 +1,24 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
+#![allow(clippy::disallowed_types)] // the process's own tables, once per step; what is said of a lost peer
 
+use super::Error;
 use super::edge::{Edge, End};
+use super::ended::Ends;
 use super::local::{Local, Told};
-use super::path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+use super::path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
 use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
-use super::{Error, LossCause};
 use crate::engine::{Calls, Executor, Ticket};
-use crate::memory::Pool;
+use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
-use foldhash::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+
+/// How long a wait for something that nobody announces sleeps at most.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// How the rendezvous behaves.
 #[derive(Clone, Debug)]
@@ -31,18 +35,19 @@ pub struct RendezvousSettings {
 
 /// The rendezvous of a process.
 pub struct Rendezvous {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What all steps, edges and calls share.
 pub struct Shared {
     pub(super) me: TaskId,
     pub(super) members: Members,
-    pub(super) path: Arc<dyn RemotePath>,
+    pub(super) paths: Paths,
     pub(super) settings: RendezvousSettings,
     pub(super) calls: Calls<Outcome>,
     pub(super) executor: Executor,
     pub(super) pool: Pool,
+    home: Home,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) next_call: AtomicU64,
     next_expiry: AtomicU64,
@@ -55,10 +60,10 @@ pub struct Shared {
 pub(super) struct Tables {
     pub steps: Steps,
     pub local: Local,
-    ended: HashMap<u64, Arc<OnceLock<Error>>>,
+    ends: Ends,
 }
 
-/// Which peers are lost, for calls that never reach the poller.
+/// Which peers are there and which are lost, for calls that never reach the poller.
 pub struct Losses {
     peers: Vec<Loss>,
     fatal: bool,
@@ -68,8 +73,21 @@ pub struct Losses {
 
 #[derive(Default)]
 struct Loss {
+    /// So that a send to a peer that is there takes no lock.
     is_lost: AtomicBool,
-    error: Mutex<Option<Error>>,
+    standing: Mutex<PeerStanding>,
+}
+
+/// How it stands with a peer.
+#[derive(Clone, Debug, Default)]
+pub enum PeerStanding {
+    /// It was never linked.
+    #[default]
+    Absent,
+    /// This link with it is up.
+    Up(LinkTag),
+    /// It was lost with this link, or before it, and has not come back.
+    Lost(LinkTag, Error),
 }
 
 impl Losses {
@@ -85,7 +103,29 @@ impl Losses {
         if !loss.is_lost.load(Ordering::Acquire) {
             return None;
         }
-        loss.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        match self.standing(peer) {
+            PeerStanding::Lost(_, error) => Some(error),
+            PeerStanding::Absent | PeerStanding::Up(_) => None,
+        }
+    }
+
+    /// How it stands with a peer.
+    pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
+        self.peers[peer.0 as usize].standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn stands(&self, peer: PeerIndex, standing: PeerStanding) {
+        let loss = &self.peers[peer.0 as usize];
+        let is_lost = matches!(standing, PeerStanding::Lost(..));
+        let mut present = loss.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        *present = standing;
+        // Under the lock, so that both change in the same order.
+        loss.is_lost.store(is_lost, Ordering::Release);
+    }
+
+    /// What ended everything, if something has.
+    pub fn ended(&self) -> Option<Error> {
+        self.broken.get().cloned()
     }
 
     /// Ends everything with this error, unless something else has.
@@ -95,14 +135,14 @@ impl Losses {
 }
 
 impl PeerWatch for Losses {
-    fn up(&self, peer: PeerIndex, _incarnation: u64) {
-        self.peers[peer.0 as usize].is_lost.store(false, Ordering::Release);
+    fn up(&self, peer: PeerIndex, tag: LinkTag) {
+        self.stands(peer, PeerStanding::Up(tag));
     }
 
-    fn down(&self, peer: PeerIndex, error: Error) {
-        let loss = &self.peers[peer.0 as usize];
-        *loss.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
-        loss.is_lost.store(true, Ordering::Release);
+    fn stillborn(&self, _peer: PeerIndex, _tag: LinkTag) {}
+
+    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
+        self.stands(peer, PeerStanding::Lost(tag, error.clone()));
         let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
         if self.fatal && !clean {
             self.end(error);
@@ -127,12 +167,12 @@ impl Sequence {
 }
 
 impl Rendezvous {
-    /// The rendezvous of `me`, with a path to the other members.
+    /// The rendezvous of `me`, with paths to the other members.
     #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
     pub fn new(
         me: TaskId,
         members: Members,
-        path: Arc<dyn RemotePath>,
+        paths: impl Into<Paths>,
         pool: Pool,
         executor: Executor,
         outstanding: Arc<AtomicUsize>,
@@ -142,11 +182,12 @@ impl Rendezvous {
         let shared = Shared {
             me,
             members,
-            path,
+            paths: paths.into(),
             settings,
             calls: Calls::new(4096),
             executor,
             pool,
+            home: Home::here(),
             outstanding,
             next_call: AtomicU64::new(0),
             next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
@@ -161,6 +202,7 @@ impl Rendezvous {
     /// # Errors
     /// If a name is not well-formed (SPEC 2.2), or a device is of a task that the cluster does not have.
     pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
+        self.shared.check_home()?;
         let name = EdgeName::new(source, destination, name)?;
         let source = self.end_of(&name, name.source_task())?;
         let destination = self.end_of(&name, name.destination_task())?;
@@ -195,42 +237,48 @@ impl Rendezvous {
                     Error::StepTaken { step: id, owner: owner.to_string(), other: worker.to_string() }
                 }
             })?;
-            (is_new, tables.ended.entry(id).or_default().clone())
+            (is_new, tables.ends.of(id))
         };
         if is_new {
-            self.shared.path.step(StepChange::Begun { step: id, worker: worker.clone() });
+            self.shared.change(&StepChange::Begun { step: id, worker: worker.clone() });
         }
         Ok(Step { id, shared: self.shared.clone(), ended })
     }
 
     /// Declares a run of steps.
     pub fn sequence(&self, base: u64) -> Sequence {
-        self.shared.tables().steps.sequence(base);
-        self.shared.path.step(StepChange::Sequence { base });
+        if self.shared.check_home().is_ok() {
+            self.shared.tables().steps.sequence(base);
+            self.shared.change(&StepChange::Sequence { base });
+        }
         Sequence { base }
     }
 
     /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
     pub fn cleanup(&self, step: u64) {
+        if self.shared.check_home().is_err() {
+            return;
+        }
         let error = Error::StepGone { step };
         let told = {
             let mut tables = self.shared.tables();
             if !tables.steps.cleanup(step) {
                 return;
             }
-            if let Some(ended) = tables.ended.remove(&step) {
-                // An abort before it is the better reason.
-                let _ = ended.set(error.clone());
-            }
+            // An abort before it is the better reason.
+            tables.ends.bury(step, error.clone());
             tables.local.end_step(step, &error)
         };
         self.shared.tell(told);
-        self.shared.path.step(StepChange::CleanedUp { step });
+        self.shared.change(&StepChange::CleanedUp { step });
     }
 
     /// The steps that have begun and were not cleaned up, in no order.
     pub fn live_steps(&self) -> Vec<u64> {
-        self.shared.tables().steps.live().collect()
+        match self.shared.check_home() {
+            Ok(()) => self.shared.tables().steps.live().collect(),
+            Err(_) => Vec::new(),
+        }
     }
 
     /// Makes progress once. Returns how many completions there were.
@@ -238,25 +286,57 @@ impl Rendezvous {
     /// # Errors
     /// If everything has ended, with what ended it.
     pub fn progress(&self) -> Result<usize, Error> {
+        self.shared.check_home()?;
         self.shared.sweep();
         self.shared.check_usable()?;
-        self.shared.path.progress()
+        self.shared.paths.all().map(RemotePath::progress).sum()
+    }
+
+    /// Makes progress, or lets a thread make it, until `done` or until `deadline`; `done` may become true by anything.
+    /// Returns whether it is done.
+    ///
+    /// # Errors
+    /// If everything has ended, with what ended it.
+    pub fn wait_until(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        self.shared.check_home()?;
+        loop {
+            self.shared.sweep();
+            self.shared.check_usable()?;
+            let now = self.shared.now();
+            if self.shared.paths.first().wait(deadline.min(now + SLICE), done)? {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// The time now, on the clock of the deadlines.
+    pub fn now(&self) -> Time {
+        self.shared.now()
     }
 
     /// Ends every call, pending and future, with this error.
     pub fn end(&self, error: Error) {
-        self.shared.losses.end(error);
+        self.shared.losses.end(error.clone());
         self.shared.sweep();
+        // The first to end everything gives the reason, here as in the pollers.
+        self.shared.paths.all().for_each(|path| path.end(error.clone()));
+        self.shared.nudge();
     }
 
-    /// The peers that are lost, with the reason.
-    pub fn lost(&self, peer: PeerIndex) -> Option<Error> {
-        self.shared.losses.of(peer)
+    /// How it stands with a peer.
+    pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
+        match self.shared.check_home() {
+            Ok(()) => self.shared.losses.standing(peer),
+            Err(error) => PeerStanding::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
+        }
     }
 
-    /// Tells the path that a peer is gone.
-    pub fn lose(&self, peer: PeerIndex, cause: LossCause) {
-        self.shared.path.lose(peer, cause);
+    /// Keeps everything as it is for good: for a forked child, in which nothing of it may be taken apart.
+    pub fn abandon(&self) {
+        std::mem::forget(self.shared.clone());
     }
 }
 
@@ -272,7 +352,7 @@ impl Shared {
         loop {
             let misfits = told.tell();
             if misfits.is_empty() {
-                return;
+                return self.nudge();
             }
             let mut tables = self.tables();
             told = Told::default();
@@ -294,24 +374,42 @@ impl Shared {
             if !tables.steps.abort(step, status.clone()) {
                 return;
             }
-            if let Some(ended) = tables.ended.get(&step) {
-                let _ = ended.set(error.clone());
-            }
+            tables.ends.end(step, error.clone());
             tables.local.end_step(step, &error)
         };
         self.tell(told);
-        self.path.step(StepChange::Aborted { step, status });
+        self.change(&StepChange::Aborted { step, status });
     }
 
-    /// Waits for a call. Returns whether it is done.
-    pub(super) fn wait(&self, deadline: Time, ticket: &Ticket<Outcome>) -> Result<bool, Error> {
+    /// Tells every poller what has become of a step.
+    fn change(&self, change: &StepChange) {
+        for path in self.paths.all() {
+            path.step(change.clone());
+        }
+    }
+
+    fn nudge(&self) {
+        self.paths.all().for_each(RemotePath::nudge);
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.paths.first().now()
+    }
+
+    /// Waits for a call on this path. Returns whether it is done.
+    pub(super) fn wait(
+        &self,
+        path: &dyn RemotePath,
+        deadline: Time,
+        ticket: &Ticket<Outcome>,
+    ) -> Result<bool, Error> {
         let done = || ticket.is_done() || self.losses.broken.get().is_some();
         loop {
             // Others wait in the local table, and their time may be over first.
             let next = Time::from_nanos(self.next_expiry.load(Ordering::Relaxed));
-            let is_done = self.path.wait(deadline.min(next), &done)?;
+            let is_done = path.wait(deadline.min(next), &done)?;
             self.sweep();
-            if is_done || done() || self.path.now() >= deadline {
+            if is_done || done() || self.now() >= deadline {
                 return Ok(done());
             }
         }
@@ -323,11 +421,11 @@ impl Shared {
         let told = match self.losses.broken.get() {
             None => {
                 let next = self.next_expiry.load(Ordering::Relaxed);
-                if next == Time::NEVER.as_nanos() || self.path.now() < Time::from_nanos(next) {
+                if next == Time::NEVER.as_nanos() || self.now() < Time::from_nanos(next) {
                     return;
                 }
                 let mut tables = self.tables();
-                let told = tables.local.expire(self.path.now());
+                let told = tables.local.expire(self.now());
                 self.expiry_changed(&tables);
                 told
             }
@@ -348,7 +446,14 @@ impl Shared {
         self.losses.broken.get().cloned()
     }
 
+    /// Whether this is the process that it was made in. To be asked before any lock is taken: in a forked child
+    /// the thread that holds it may not be there.
+    pub(super) fn check_home(&self) -> Result<(), Error> {
+        if self.home.is_left() { Err(Error::Forked) } else { Ok(()) }
+    }
+
     pub(super) fn check_usable(&self) -> Result<(), Error> {
+        self.check_home()?;
         match self.losses.broken.get() {
             Some(error) => Err(error.clone()),
             None => Ok(()),

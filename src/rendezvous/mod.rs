@@ -5,9 +5,13 @@
 //! process the local table serves both; otherwise the sender's poller keeps the tensor and a receive asks for
 //! it over a [`RemotePath`].
 //!
+//! Beginning, aborting and cleaning up a step take a lock, once per step, as do sends and receives within the process.
+//! Sends to peers and receives from them take none.
+//!
 //! What may not be done here: touch a fabric, or call user code while a table is held.
 
 mod edge;
+mod ended;
 mod error;
 mod fifo;
 mod local;
@@ -15,6 +19,8 @@ mod manager;
 mod path;
 mod pending;
 mod remote;
+#[cfg(test)]
+mod remote_calls_tests;
 mod step;
 mod steps;
 mod table;
@@ -22,8 +28,8 @@ mod waiter;
 
 pub use edge::Edge;
 pub use error::{Error, LossCause};
-pub use manager::{Losses, Rendezvous, RendezvousSettings, Sequence};
-pub use path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+pub use manager::{Losses, PeerStanding, Rendezvous, RendezvousSettings, Sequence};
+pub use path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 pub use pending::{CancelToken, Pending, Receivable};
 pub use remote::{Load, PeerWatch, Remote, RemoteOp, RemoteSettings};
 pub use step::Step;

@@ -1,8 +1,8 @@
 //! How tensors of other processes are reached.
 
 use super::waiter::{CallId, GiveUp, Waiter};
-use super::{Error, LossCause, Remote, RemoteOp};
-use crate::engine::{Inline, Unusable};
+use super::{Error, Remote, RemoteOp};
+use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
 use crate::wire::{Status, TaskId, Time};
@@ -11,6 +11,15 @@ use std::sync::Arc;
 /// A task of the cluster: its index in the sorted list of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerIndex(pub u32);
+
+/// Which of the links that there ever were with a peer: news of one says nothing of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkTag {
+    /// Which life of the peer.
+    pub incarnation: u64,
+    /// Which link of the pair of tasks; grows with each new one, over all lives.
+    pub generation: u64,
+}
 
 /// The tasks of the cluster, sorted.
 #[derive(Clone, Debug)]
@@ -43,6 +52,49 @@ impl Members {
     }
 }
 
+/// The ways to all peers: one for each poller, which serves the peers that are dealt out to it.
+#[derive(Clone)]
+pub struct Paths(Arc<[Arc<dyn RemotePath>]>);
+
+impl Paths {
+    /// These, in this order.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn new(paths: Vec<Arc<dyn RemotePath>>) -> Self {
+        assert!(!paths.is_empty(), "a rendezvous needs a path");
+        Paths(paths.into())
+    }
+
+    /// Which of `count` paths serves a peer.
+    pub fn place(peer: PeerIndex, count: usize) -> usize {
+        peer.0 as usize % count
+    }
+
+    /// The path that serves a peer.
+    #[inline]
+    pub fn of(&self, peer: PeerIndex) -> &dyn RemotePath {
+        &*self.0[Self::place(peer, self.0.len())]
+    }
+
+    /// The path for what concerns no peer.
+    #[inline]
+    pub fn first(&self) -> &dyn RemotePath {
+        &*self.0[0]
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &dyn RemotePath> {
+        self.0.iter().map(|path| &**path)
+    }
+}
+
+impl From<Arc<dyn RemotePath>> for Paths {
+    fn from(path: Arc<dyn RemotePath>) -> Self {
+        Paths::new(vec![path])
+    }
+}
+
 /// A way to the tensors of other processes. One exists per poller.
 pub trait RemotePath: Send + Sync {
     /// Offers a value for a peer's request.
@@ -63,9 +115,6 @@ pub trait RemotePath: Send + Sync {
     /// A step changed its state.
     fn step(&self, change: StepChange);
 
-    /// A peer is gone, as somebody else found out.
-    fn lose(&self, peer: PeerIndex, cause: LossCause);
-
     /// Makes progress once. Returns how much there was.
     ///
     /// # Errors
@@ -77,6 +126,12 @@ pub trait RemotePath: Send + Sync {
     /// # Errors
     /// If the path is not usable any more.
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error>;
+
+    /// Lets those who wait look whether they are done, after something outside this path has happened.
+    fn nudge(&self);
+
+    /// Ends every call with this error, if the loss of any peer is to end everything.
+    fn end(&self, error: Error);
 
     /// The time now, on this path's clock.
     fn now(&self) -> Time;
@@ -121,7 +176,7 @@ pub enum StepChange {
     },
 }
 
-impl<P: Port> RemotePath for Inline<P, Remote> {
+impl<P: Port> RemotePath for Engine<P, Remote> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
         Ok(self.submit(RemoteOp::Send { key, value })?)
     }
@@ -138,24 +193,28 @@ impl<P: Port> RemotePath for Inline<P, Remote> {
         ignore_end(self.submit(RemoteOp::Step(change)));
     }
 
-    fn lose(&self, peer: PeerIndex, cause: LossCause) {
-        ignore_end(self.submit(RemoteOp::Lose { peer, cause }));
-    }
-
     fn progress(&self) -> Result<usize, Error> {
-        Ok(Inline::progress(self)?)
+        Ok(Engine::progress(self)?)
     }
 
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
-        Ok(Inline::wait(self, deadline, done)?)
+        Ok(Engine::wait(self, deadline, done)?)
+    }
+
+    fn nudge(&self) {
+        Engine::nudge(self);
+    }
+
+    fn end(&self, error: Error) {
+        ignore_end(self.submit(RemoteOp::End { error }));
     }
 
     fn now(&self) -> Time {
-        Inline::now(self)
+        Engine::now(self)
     }
 
     fn close(&self) {
-        Inline::close(self);
+        Engine::close(self);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Error;
 use super::manager::Shared;
-use super::path::Cancel;
+use super::path::{Cancel, PeerIndex, RemotePath};
 use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
 use crate::engine::Ticket;
 use crate::memory::{Tensor, TensorMut};
@@ -15,7 +15,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Local,
-    Remote,
+    Remote(PeerIndex),
 }
 
 /// The right to cancel one receive. It may outlive the receive, and is then without effect.
@@ -34,10 +34,21 @@ impl CancelToken {
     }
 
     fn give_up(&self, why: GiveUp) {
+        if self.shared.check_home().is_err() {
+            return;
+        }
         let cancel = Cancel { id: self.id, why };
         match self.place {
             Place::Local => self.shared.cancel_local(&cancel),
-            Place::Remote => self.shared.path.cancel(cancel),
+            Place::Remote(peer) => self.shared.paths.of(peer).cancel(cancel),
+        }
+    }
+
+    /// The path whose progress the receive needs.
+    fn path(&self) -> &dyn RemotePath {
+        match self.place {
+            Place::Local => self.shared.paths.first(),
+            Place::Remote(peer) => self.shared.paths.of(peer),
         }
     }
 }
@@ -69,8 +80,8 @@ impl Receivable for TensorMut {
     }
 }
 
-/// A receive that has begun. Dropping it cancels it, without waiting; a destination that was given stays
-/// allocated until the peer can't write to it any more.
+/// A receive that has begun. Dropping it cancels it, without waiting; a value that comes all the same is for whoever
+/// asks next, and a destination that was given stays allocated until the peer can't write to it any more.
 #[must_use = "dropping a pending receive cancels it"]
 pub struct Pending<T> {
     token: CancelToken,
@@ -90,6 +101,11 @@ impl<T: Receivable> Pending<T> {
         self.ticket.is_done()
     }
 
+    /// The right to cancel this receive, for another thread than the one that waits for it.
+    pub fn cancel_token(&self) -> CancelToken {
+        self.token.clone()
+    }
+
     /// Waits until the tensor is there or the deadline that the receive began with has passed.
     ///
     /// # Errors
@@ -104,7 +120,7 @@ impl<T: Receivable> Pending<T> {
     /// # Errors
     /// Whatever ended the receive without a value.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Delivery<T>, Error> {
-        let deadline = self.token.shared.path.now() + timeout;
+        let deadline = self.token.shared.now() + timeout;
         if deadline >= self.deadline {
             return self.wait();
         }
@@ -113,12 +129,13 @@ impl<T: Receivable> Pending<T> {
 
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let shared = &self.token.shared;
-        if !shared.wait(deadline, &self.ticket)? {
+        shared.check_home()?;
+        if !shared.wait(self.token.path(), deadline, &self.ticket)? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
             self.token.give_up(GiveUp::Deadline(given));
-            let grace = shared.path.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
-            shared.wait(grace, &self.ticket)?;
+            let grace = shared.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
+            shared.wait(self.token.path(), grace, &self.ticket)?;
         }
         let Some(Outcome(result)) = self.ticket.take() else {
             return Err(shared.broken().unwrap_or(Error::Stopped));
@@ -133,7 +150,7 @@ impl<T: Receivable> Pending<T> {
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         if !self.ticket.is_done() {
-            self.token.cancel();
+            self.token.give_up(GiveUp::Dropped);
         }
     }
 }

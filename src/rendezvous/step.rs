@@ -1,6 +1,7 @@
 //! One step's rendezvous: the calls that trainers make.
 
 use super::edge::{Edge, End};
+use super::ended::Ended;
 use super::local::{LocalWaiter, check_live};
 use super::manager::Shared;
 use super::pending::{CancelToken, Pending, Place, Receivable};
@@ -10,8 +11,8 @@ use crate::engine::{Calls, Completer};
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Code, Status, Time};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The rendezvous of one training step. Cheap to clone; usable from any thread.
@@ -19,7 +20,7 @@ use std::time::Duration;
 pub struct Step {
     pub(super) id: u64,
     pub(super) shared: Arc<Shared>,
-    pub(super) ended: Arc<OnceLock<Error>>,
+    pub(super) ended: Ended,
 }
 
 impl Step {
@@ -32,6 +33,10 @@ impl Step {
     /// until it is asked for or the step is cleaned up. Several values of one edge are handed out in order.
     ///
     /// A tensor that lies outside this process's pool (borrowed from a peer) is copied into it first.
+    ///
+    /// A value is for a task and a step, not for one life of the task's process. What a receiver that dies had not
+    /// asked for, or had not begun to get, stays for its next life until the step is cleaned up; what was on its way is
+    /// not sent again. While the receiver is gone a send is an error.
     ///
     /// # Errors
     /// If the edge does not start here, the step or the peer is gone, the tensor can't be moved, or too many
@@ -80,7 +85,7 @@ impl Step {
                 remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
             });
         }
-        self.shared.path.send(key, value)
+        self.shared.paths.of(peer).send(key, value)
     }
 
     /// The tensor, in this process's pool.
@@ -120,6 +125,14 @@ impl Step {
     /// If the edge does not end here or the step is gone.
     pub fn recv_pending(&self, edge: &Edge) -> Result<Pending<Tensor>, Error> {
         self.begin(edge, None, self.shared.settings.recv_timeout)
+    }
+
+    /// Begins to receive a tensor and goes on; it has come within `timeout`, or it has failed.
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone.
+    pub fn recv_pending_within(&self, edge: &Edge, timeout: Duration) -> Result<Pending<Tensor>, Error> {
+        self.begin(edge, None, timeout)
     }
 
     /// Begins to receive into a tensor, which comes back when it is filled. The tensor that is sent must have
@@ -187,6 +200,7 @@ impl Step {
         if status.code == Code::Ok {
             return Err(Error::AbortWithOk { step: self.id });
         }
+        self.shared.check_home()?;
         self.shared.abort(self.id, status);
         Ok(())
     }
@@ -212,7 +226,7 @@ impl Step {
         completer: Completer<Outcome>,
     ) -> Result<(CancelToken, Time), Error> {
         let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
-        let deadline = self.shared.path.now() + timeout;
+        let deadline = self.shared.now() + timeout;
         let waiter = Waiter { id, completer, deadline, patience: timeout, gave_up: None };
         let key = edge.key(self.id);
         let place = match edge.source {
@@ -226,8 +240,8 @@ impl Step {
                     None if self.shared.settings.borrow => Want::Borrow,
                     None => Want::Fresh,
                 };
-                self.shared.path.receive(peer, key, want, waiter)?;
-                Place::Remote
+                self.shared.paths.of(peer).receive(peer, key, want, waiter)?;
+                Place::Remote(peer)
             }
         };
         Ok((CancelToken { shared: self.shared.clone(), id, place }, deadline))
@@ -246,6 +260,7 @@ impl Step {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.shared.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }

@@ -2,15 +2,18 @@
 
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Status;
+use foldhash::fast::RandomState;
 use foldhash::{HashMap, HashSet};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+/// Live steps that find room before anything is allocated.
+const LIVE: usize = 64;
 /// How many cleaned steps are remembered one by one.
 const TOMBSTONES: usize = 4096;
 
-/// The life of every step.
-#[derive(Debug, Default)]
+/// The life of every step. Its tables are made as large as they get at once, as each step passes through them.
+#[derive(Debug)]
 pub(super) struct Steps {
     live: HashMap<u64, Live>,
     sequences: Vec<Run>,
@@ -50,6 +53,16 @@ pub(super) enum StepState {
 pub(super) enum BeginError {
     Gone,
     Taken { owner: Arc<str> },
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        // Twice the room: a hash table that is more than half full is made anew now and then, not swept in place.
+        let buried = HashSet::with_capacity_and_hasher(2 * TOMBSTONES + 2, RandomState::default());
+        let order = VecDeque::with_capacity(TOMBSTONES);
+        let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
+        Steps { live, sequences: Vec::new(), buried, order }
+    }
 }
 
 impl Steps {
@@ -148,7 +161,13 @@ impl Steps {
 
 impl Run {
     fn bury(&mut self, step: u64) {
-        self.early.insert(step);
+        if step == self.watermark
+            && let Some(next) = step.checked_add(1)
+        {
+            self.watermark = next;
+        } else {
+            self.early.insert(step);
+        }
         while let Some(next) = self.watermark.checked_add(1)
             && self.early.remove(&self.watermark)
         {

@@ -3,6 +3,10 @@
 use super::fifo::Fifo;
 use crate::link::TensorKey;
 use foldhash::HashMap;
+use foldhash::fast::RandomState;
+
+/// Channels that find room before anything is allocated. A hash table that is less than half full never grows.
+const CHANNELS: usize = 256;
 
 /// Values and waiters by whole key. A key has values or waiters, never both.
 #[derive(Debug)]
@@ -18,7 +22,7 @@ enum Channel<V, W> {
 
 impl<V, W> Default for Table<V, W> {
     fn default() -> Self {
-        Table { channels: HashMap::default() }
+        Table { channels: HashMap::with_capacity_and_hasher(CHANNELS, RandomState::default()) }
     }
 }
 
@@ -164,6 +168,17 @@ impl<V, W> Table<V, W> {
         (values, waiters)
     }
 
+    /// The waiters, in no order, to be changed where they are.
+    pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
+        self.channels.iter_mut().flat_map(|(key, channel)| {
+            let waiters = match channel {
+                Channel::Waiters(waiters) => Some(waiters.iter_mut()),
+                Channel::Values(_) => None,
+            };
+            waiters.into_iter().flatten().map(move |waiter| (key, waiter))
+        })
+    }
+
     /// Whether there is neither a value nor a waiter.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
@@ -175,6 +190,7 @@ impl<V, W> Table<V, W> {
 mod tests {
     use super::*;
     use crate::wire::EdgeName;
+    use std::hash::BuildHasher;
     use std::sync::Arc;
 
     fn key(name: &str, step: u64) -> TensorKey {
@@ -222,6 +238,24 @@ mod tests {
             assert_eq!(table.ask(other, 'x'), Asked::Kept);
         }
         assert_eq!(table.ask(&key("a", 1), 'y'), Asked::Matched('y', 1), "equal, not the same");
+    }
+
+    #[test]
+    fn keys_of_equal_hashes_are_kept_apart() {
+        let mut table = Table::<i32, char>::default();
+        let colliding = |name: &str| {
+            let TensorKey { edge, .. } = key(name, 1);
+            let edge = Arc::new(EdgeName::clone(&edge).with_hash(7));
+            TensorKey { edge, step: 1, frame: 0, iteration: 0 }
+        };
+        let (one, other) = (colliding("a"), colliding("b"));
+        let hasher = RandomState::default();
+        assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "they do collide");
+        assert_eq!(table.offer(&one, 1), Offered::Kept);
+        assert_eq!(table.ask(&other, 'x'), Asked::Kept, "the value is not its own");
+        assert_eq!(table.offer(&other, 2), Offered::Matched('x', 2));
+        assert_eq!(table.ask(&colliding("a"), 'y'), Asked::Matched('y', 1));
+        assert!(table.is_empty());
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) enum GiveUp {
     Cancelled,
     /// Its time is over, after so long; `None` for the time that it began with.
     Deadline(Option<Duration>),
+    /// Nobody is there any more to take a value: one that comes all the same is for whoever asks next.
+    Dropped,
 }
 
 /// Whoever waits for a tensor.
@@ -76,7 +78,7 @@ impl Waiter {
             Some(GiveUp::Deadline(after)) => {
                 Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.patience) }
             }
-            Some(GiveUp::Cancelled) | None => Error::Cancelled { key: key.to_string() },
+            Some(GiveUp::Cancelled | GiveUp::Dropped) | None => Error::Cancelled { key: key.to_string() },
         };
         self.complete(Err(error));
     }

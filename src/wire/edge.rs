@@ -108,6 +108,12 @@ impl EdgeName {
         &self.destination_task
     }
 
+    /// The same edge with this hash: two edges can be made to collide.
+    #[cfg(test)]
+    pub(crate) fn with_hash(self, hash: u64) -> Self {
+        EdgeName { hash, ..self }
+    }
+
     /// The hash of the three names; differs from process to process.
     pub fn hash_value(&self) -> u64 {
         self.hash
@@ -137,6 +143,19 @@ impl PartialEq for EdgeName {
 }
 
 impl Eq for EdgeName {}
+
+impl Ord for EdgeName {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let ours = (&self.source, &self.destination, &self.name);
+        ours.cmp(&(&other.source, &other.destination, &other.name))
+    }
+}
+
+impl PartialOrd for EdgeName {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Hash for EdgeName {
     fn hash<H: Hasher>(&self, state: &mut H) {

@@ -1,6 +1,8 @@
 //! Clusters inside one process: each member is a node with a thread of its own.
 #![allow(dead_code)] // each test file uses a part of it
 
+pub mod other;
+
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -30,9 +32,15 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small, quick cluster.
+/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says, so that the same tests
+/// hold in every mode.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
-    Node::builder()
+    let builder = Node::builder();
+    let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
+        Ok(mode) => builder.set("poll", mode),
+        Err(_) => builder,
+    };
+    builder
         .member("w", task)
         .set("cluster", cluster)
         .set("pool_size", "8MiB")

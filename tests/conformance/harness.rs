@@ -19,6 +19,11 @@ pub trait Harness {
     const LANES: u8;
 
     fn fabric(pool: &Pool) -> Self::Fabric;
+
+    /// Two processes that can reach each other.
+    fn fabrics(pools: [&Pool; 2]) -> [Self::Fabric; 2] {
+        pools.map(Self::fabric)
+    }
 }
 
 /// What came out of a port.
@@ -86,9 +91,9 @@ pub fn options<H: Harness>(depth: u32) -> LinkOptions {
 /// Two ends, connected, with no receive posted.
 pub fn pair<H: Harness>(depth: u32) -> (End<H::Fabric>, End<H::Fabric>) {
     let pools = (pool(8 << 20), pool(8 << 20));
-    let fabrics = (H::fabric(&pools.0), H::fabric(&pools.1));
-    let links = connect(&fabrics.0, &fabrics.1, &options::<H>(depth));
-    (End::new(pools.0, fabrics.0, links.0), End::new(pools.1, fabrics.1, links.1))
+    let [a, b] = H::fabrics([&pools.0, &pools.1]);
+    let links = connect(&a, &b, &options::<H>(depth));
+    (End::new(pools.0, a, links.0), End::new(pools.1, b, links.1))
 }
 
 impl<F: Fabric> End<F> {

@@ -1,14 +1,18 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
-//! `rules` holds the tests, generic over the fabric; a fabric is added by implementing `Harness` and one line of
-//! `conformance!`. `processes` holds what only two real processes can show.
+//! `rules` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
+//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show.
 
 mod harness;
+mod many;
 mod processes;
 mod rules;
+mod sleeping;
 
 use harness::Harness;
+use std::time::Duration;
 use tensorwire::fabric::shm::{ShmFabric, ShmOptions};
+use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use tensorwire::memory::Pool;
 
 struct ShmOneLane;
@@ -34,5 +38,45 @@ impl Harness for ShmTwoLanes {
     }
 }
 
+/// A virtual network in which time passes by polling.
+fn sim(pools: [&Pool; 2], options: SimOptions) -> [SimFabric; 2] {
+    let network = SimNetwork::new(7, SimOptions { auto_advance: true, ..options });
+    pools.map(|pool| network.process(pool))
+}
+
+struct SimOneLane;
+
+impl Harness for SimOneLane {
+    type Fabric = SimFabric;
+    const LANES: u8 = 1;
+
+    fn fabric(pool: &Pool) -> SimFabric {
+        SimNetwork::new(7, SimOptions::default()).process(pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [SimFabric; 2] {
+        sim(pools, SimOptions::default())
+    }
+}
+
+/// Slow, late and narrow.
+struct SimThreeLanes;
+
+impl Harness for SimThreeLanes {
+    type Fabric = SimFabric;
+    const LANES: u8 = 3;
+
+    fn fabric(pool: &Pool) -> SimFabric {
+        SimNetwork::new(7, SimOptions::default()).process(pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [SimFabric; 2] {
+        let completion_delay = Duration::ZERO..=Duration::from_millis(1);
+        sim(pools, SimOptions { completion_delay, poll_batch: 1, ..SimOptions::default() })
+    }
+}
+
+conformance!(sim_with_one_lane, SimOneLane);
+conformance!(sim_with_three_lanes, SimThreeLanes);
 conformance!(shm_with_one_lane, ShmOneLane);
 conformance!(shm_with_two_lanes, ShmTwoLanes);

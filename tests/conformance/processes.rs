@@ -5,6 +5,7 @@
 use crate::ShmOneLane;
 use crate::expect;
 use crate::harness::{End, Got, Harness, PATIENCE, connect, immediate, pattern, pool, tensor, tensor_mut};
+use crate::many;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,14 +25,14 @@ fn options() -> LinkOptions {
 }
 
 /// The peer's process, seen from its parent. Killed on drop.
-struct Peer {
-    process: Child,
+pub struct Peer {
+    pub process: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn start(scenario: &str) -> Peer {
+    pub fn start(scenario: &str) -> Peer {
         let mut process = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "processes::child", "--ignored", "--nocapture"])
             .env(SCENARIO, scenario)
@@ -58,12 +59,12 @@ impl Peer {
         (peer, end)
     }
 
-    fn say(&mut self, bytes: &[u8]) {
+    pub fn say(&mut self, bytes: &[u8]) {
         writeln!(self.stdin, "{}", hex(bytes)).expect("the peer listens");
     }
 
     /// The next thing that the peer says; the test framework's own output is passed over.
-    fn hear(&mut self) -> Vec<u8> {
+    pub fn hear(&mut self) -> Vec<u8> {
         loop {
             let mut line = String::new();
             let read = self.stdout.read_line(&mut line).expect("readable");
@@ -91,7 +92,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+pub fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).expect("hex")).collect()
 }
 
@@ -115,7 +116,7 @@ fn grant_from_bytes(bytes: &[u8]) -> Grant {
 // What runs in the child.
 
 /// Says something to the parent.
-fn tell(bytes: &[u8]) {
+pub fn tell(bytes: &[u8]) {
     println!("@{}", hex(bytes));
 }
 
@@ -143,7 +144,11 @@ fn child() {
         "flood" => child_floods(),
         "last words" => child_says_last_words(),
         "survivor" => child_survives(),
-        other => panic!("no scenario {other}"),
+        "few files" => many::child_has_few_files(),
+        other => match other.strip_prefix("sleep on ").and_then(|links| links.parse().ok()) {
+            Some(links) => many::child_sleeps(links),
+            None => panic!("no scenario {other}"),
+        },
     }
 }
 

@@ -4,6 +4,7 @@ use crate::expect;
 use crate::harness::{
     End, Got, Harness, PATIENCE, connect, immediate, options, pair, pattern, tensor, tensor_mut,
 };
+pub use crate::sleeping::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use tensorwire::fabric::{Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError};
@@ -43,6 +44,11 @@ macro_rules! conformance {
                 credits_are_cumulative_and_consume_nothing
                 operands_that_make_no_sense_are_refused_and_cost_nothing
                 a_revoked_tensor_comes_back_with_what_was_written
+                what_comes_on_an_armed_port_ends_the_sleep
+                a_local_completion_ends_the_sleep
+                credits_end_the_sleep_of_one_who_waits_for_them
+                arming_while_something_comes_loses_nothing
+                a_thread_wakes_the_sleepers_of_its_process
             }
         }
     };

@@ -94,7 +94,7 @@ const FACE: &str = "the crate's face";
 /// Packages of the RPC stack; they stay behind the bootstrap and never show in the API.
 const RPC: &[&str] = &["tokio", "tonic", "tonic_prost", "prost", "hyper", "tower"];
 
-fn is_under(path: &Path, prefixes: &[&str]) -> bool {
+pub fn is_under(path: &Path, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|p| path.starts_with(p) || path == Path::new(&format!("{p}.rs")))
 }
 
@@ -181,7 +181,7 @@ fn time_is_injected(path: &Path) -> bool {
 }
 
 /// The lint named next is inside `allow(`, `expect(` or `warn(`.
-fn lint_is_relaxed(before: &[Token]) -> bool {
+pub fn lint_is_relaxed(before: &[Token]) -> bool {
     let open = before.iter().rposition(|t| t.is_mark('('));
     open.and_then(|at| before[..at].last())
         .is_some_and(|t| matches!(t.word(), Some("allow" | "expect" | "warn")))
@@ -217,13 +217,13 @@ fn is_crate_path(code: &[Token], at: usize) -> bool {
 }
 
 /// What surrounds each token: inline modules opened so far, and whether one of them is for tests only.
-struct Scope {
+pub struct Scope {
     modules: Vec<usize>,
-    in_test: Vec<bool>,
+    pub in_test: Vec<bool>,
 }
 
 impl Scope {
-    fn of(code: &[Token]) -> Scope {
+    pub fn of(code: &[Token]) -> Scope {
         let mut scope = Scope { modules: Vec::new(), in_test: Vec::new() };
         // One entry for each open brace: (it opened a module, what it holds is for tests).
         let mut open: Vec<(bool, bool)> = Vec::new();

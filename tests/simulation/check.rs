@@ -1,7 +1,6 @@
 //! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
 
 use crate::model::{Call, End, Model, Violation};
-use crate::network;
 use crate::program::{Form, Key, Program};
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,19 +74,18 @@ fn run(program: &Program) -> Result<Report, Violation> {
 /// Everybody makes progress until nothing comes any more.
 fn settle(world: &mut World) -> Result<(), Violation> {
     let mut idle = 0;
+    world.network.wake();
     for _ in 0..MANY {
         let mut busy = false;
         for at in 0..world.settings.processes {
             busy |= world.progress(at)? > 0;
         }
-        let next = world.network.next_event();
-        busy |= next.is_some() || world.has_backlog();
+        busy |= world.network.next_event().is_some() || world.has_backlog() || world.is_linking();
         idle = if busy { 0 } else { idle + 1 };
-        if idle == network::QUIET_ROUNDS {
+        if idle == 3 {
             return Ok(());
         }
-        let now = world.network.now();
-        world.network.advance_to(next.unwrap_or(now + Duration::from_nanos(100)));
+        world.pass();
     }
     Err(format!("it is not quiet after {MANY} rounds"))
 }

@@ -46,7 +46,8 @@ fn settings(random: &mut Random) -> Settings {
         cancel_grace: random.pick(&[200, 100_000]),
         delay: random.pick(&[0, 3, 20, 500]),
         poll_batch: random.pick(&[1, 4, 64]),
-        full_chance: random.pick(&[0, 0, 5, 40]),
+        completion_delay: random.pick(&[0, 20, 1000]),
+        full_per_mille: random.pick(&[0, 0, 50, 400]),
     }
 }
 

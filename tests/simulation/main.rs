@@ -3,6 +3,7 @@
 //! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_SIM_SECONDS` says how long,
 //! `TENSORWIRE_SIM_SEED` where to start; `replay` runs that one seed, and prints it.
 
+mod bootstrap;
 mod check;
 mod generate;
 mod model;

@@ -1,79 +1,93 @@
-//! The network, while there is no simulated one: shared memory, and a clock.
+//! The virtual network, with processes by their numbers in the cluster.
 
 use crate::program::{At, Program};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tensorwire::engine::Clock;
-use tensorwire::fabric::shm::{ShmFabric, ShmOptions};
-use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::fabric::Fabric;
+use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions, SimProcess};
 use tensorwire::memory::Pool;
 use tensorwire::wire::Time;
 
-pub type TheFabric = ShmFabric;
-pub type Link = <TheFabric as Fabric>::Link;
-pub type Port = <TheFabric as Fabric>::Port;
+pub type Port = <SimFabric as Fabric>::Port;
 
 pub struct Network {
-    clock: Arc<VirtualClock>,
+    sim: SimNetwork,
+    /// Of each number the present life.
+    processes: Vec<Option<SimProcess>>,
 }
 
-#[derive(Default)]
-pub struct VirtualClock(AtomicU64);
+struct VirtualClock(SimNetwork);
 
 impl Clock for VirtualClock {
     fn now(&self) -> Time {
-        Time::from_nanos(self.0.load(Ordering::Relaxed))
+        self.0.now()
     }
 }
 
 impl Network {
-    pub fn new(_program: &Program) -> Self {
-        Network { clock: Arc::default() }
+    pub fn new(program: &Program) -> Self {
+        let settings = &program.settings;
+        let options = SimOptions {
+            delay: Duration::ZERO..=Duration::from_micros(settings.delay),
+            completion_delay: Duration::ZERO..=Duration::from_micros(settings.completion_delay),
+            poll_batch: settings.poll_batch,
+            full_per_mille: settings.full_per_mille,
+            lends: settings.lends,
+            auto_advance: false,
+            trace: false,
+        };
+        let sim = SimNetwork::new(program.seed, options);
+        Network { sim, processes: vec![None; settings.processes] }
     }
 
     pub fn clock(&self) -> Arc<dyn Clock> {
-        self.clock.clone()
+        Arc::new(VirtualClock(self.sim.clone()))
     }
 
     pub fn now(&self) -> Time {
-        self.clock.now()
+        self.sim.now()
     }
 
-    pub fn fabric(&self, _at: At, pool: &Pool) -> TheFabric {
-        ShmFabric::new(pool, ShmOptions::default()).expect("a fabric")
+    /// A new life.
+    pub fn fabric(&mut self, at: At, pool: &Pool) -> SimFabric {
+        let fabric = self.sim.process(pool);
+        self.processes[at] = Some(fabric.process());
+        fabric
     }
 
     pub fn next_event(&self) -> Option<Time> {
-        None
+        self.sim.next_event()
     }
 
-    pub fn advance_to(&mut self, time: Time) {
-        self.clock.0.fetch_max(time.as_nanos(), Ordering::Relaxed);
+    pub fn advance_to(&self, time: Time) {
+        self.sim.advance_to(time);
     }
 
-    pub fn kill(&mut self, _at: At) {}
+    pub fn kill(&mut self, at: At) {
+        if let Some(process) = self.processes[at].take() {
+            self.sim.kill(process);
+        }
+    }
 
-    pub fn cut(&mut self, _a: At, _b: At) {}
+    pub fn cut(&self, a: At, b: At) {
+        if let (Some(a), Some(b)) = (self.processes[a], self.processes[b]) {
+            self.sim.cut(a, b);
+        }
+    }
 
-    pub fn stall(&mut self, _at: At, _until: Time) {}
+    pub fn stall(&self, at: At, until: Time) {
+        if let Some(process) = self.processes[at] {
+            self.sim.stall(process, until);
+        }
+    }
+
+    /// Nobody is stalled any more.
+    pub fn wake(&self) {
+        (0..self.processes.len()).for_each(|at| self.stall(at, Time::ZERO));
+    }
 
     pub fn digest(&self) -> u64 {
-        0
+        self.sim.digest()
     }
 }
-
-/// Connects two processes.
-pub fn connect(a: &TheFabric, b: &TheFabric, options: &LinkOptions) -> (Link, Link) {
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let (a, b) = (a.half(options).expect("a half"), b.half(options).expect("a half"));
-    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
-    std::thread::scope(|scope| {
-        let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
-        let b = b.connect(Role::Initiator, &to_a, PATIENCE).expect("connected");
-        (acceptor.join().expect("no panic"), b)
-    })
-}
-
-/// After how many rounds without anything new there is nothing to come.
-pub const QUIET_ROUNDS: u32 = 70;

@@ -1,25 +1,27 @@
 //! One life of one process: pool, fabric, engine, rendezvous, and what its user holds.
 
+use crate::bootstrap::{Ends, Watch};
 use crate::model::CallNo;
-use crate::network::{Network, Port, TheFabric};
+use crate::network::{Network, Port};
 use crate::program::{At, Form, Key, Settings};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::engine::{Executor, Inline, InlineOptions, Poller, Waiting};
+use tensorwire::engine::{Engine, EngineOptions, Executor, Mode, Poller, Waiting};
 use tensorwire::fabric::Fabric;
+use tensorwire::fabric::sim::SimFabric;
 use tensorwire::link::{LinkSettings, Links};
 use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use tensorwire::rendezvous::{
-    Load, Losses, Members, PeerIndex, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
+    Load, Losses, Members, PeerIndex, PeerStanding, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
     RendezvousSettings,
 };
 use tensorwire::telemetry::CountersWriter;
 use tensorwire::wire::TaskId;
 use tensorwire::{CancelToken, Delivery, Edge, Error, Pending, Step, Tensor, TensorMut};
 
-pub type Engine = Inline<Port, Remote>;
+pub type SimEngine = Engine<Port, Remote>;
 
 /// How a receive ended, as its user sees it: the tensor, and whether it is dead.
 pub type Outcome = Result<(Tensor, bool), Error>;
@@ -28,8 +30,9 @@ pub struct Process {
     pub at: At,
     pub incarnation: u64,
     pub pool: Pool,
-    pub fabric: TheFabric,
-    pub engine: Arc<Engine>,
+    pub fabric: SimFabric,
+    pub engine: Arc<SimEngine>,
+    pub ends: Ends,
     pub outstanding: Arc<AtomicUsize>,
     pub open: Vec<Open>,
     pub held: Vec<Held>,
@@ -91,6 +94,8 @@ impl Process {
         let incarnation = (at as u64 + 1) << 32 | (life + 1);
         let losses = Arc::new(Losses::new(&members, false));
         let outstanding = Arc::new(AtomicUsize::new(0));
+        let ends = Ends::default();
+        let watch = Arc::new(Watch { losses: losses.clone(), ends: ends.clone() });
         let (me, grace) = (task(at), Duration::from_micros(settings.cancel_grace));
         let remote_settings = RemoteSettings {
             link: LinkSettings {
@@ -108,11 +113,12 @@ impl Process {
             members.clone(),
             remote_settings,
             outstanding.clone(),
-            losses.clone(),
+            watch,
         );
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
-        let inline = InlineOptions { waiting: Waiting::Spin, queue: 64 };
-        let engine = Arc::new(Inline::new(Poller::new(links, remote), network.clock(), &inline));
+        let options =
+            EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
+        let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
         let executor = Executor::default();
         // A stopped one runs callbacks where they are called, so that nothing depends on a thread.
         executor.stop();
@@ -140,6 +146,7 @@ impl Process {
             pool,
             fabric,
             engine,
+            ends,
             outstanding,
             open: Vec::new(),
             held: Vec::new(),
@@ -202,9 +209,9 @@ impl Process {
         self.pool.tensor(form.meta()).ok()
     }
 
-    /// Whether calls that need this peer fail at once.
-    pub fn has_lost(&self, peer: At) -> bool {
-        self.rendezvous.lost(PeerIndex(peer as u32)).is_some()
+    /// Whether calls that need this peer can go on.
+    pub fn is_up(&self, peer: At) -> bool {
+        matches!(self.rendezvous.standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
     }
 
     pub fn progress(&mut self) -> Result<usize, Error> {
@@ -238,6 +245,12 @@ impl Process {
         let edge = self.rendezvous.edge(&device(key.from), &device(key.to), &format!("e{}", key.name))?;
         self.edges.insert((key.from, key.to, key.name), edge.clone());
         Ok(edge.at(key.frame, 0))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.engine.close();
     }
 }
 

@@ -39,8 +39,10 @@ pub struct Settings {
     pub delay: u64,
     /// How much a poll brings at most.
     pub poll_batch: usize,
-    /// How often posting finds the queue full, in percent.
-    pub full_chance: u32,
+    /// How long after its arrival an operation completes at most, in us.
+    pub completion_delay: u64,
+    /// How often posting finds the queue full, in a thousand.
+    pub full_per_mille: u32,
 }
 
 impl Settings {

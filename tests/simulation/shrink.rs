@@ -75,9 +75,9 @@ impl Shrinker {
     }
 
     fn plainer_settings(&mut self) {
-        let plainer: [fn(&mut Program); 9] = [
+        let plainer: [fn(&mut Program); 10] = [
             |program| program.settings.pool_bytes = ROOMY,
-            |program| program.settings.full_chance = 0,
+            |program| program.settings.full_per_mille = 0,
             |program| program.settings.poll_batch = 64,
             |program| program.settings.max_requests = UNLIMITED,
             |program| program.settings.max_routes = UNLIMITED,
@@ -85,6 +85,7 @@ impl Shrinker {
             |program| program.settings.max_outstanding_sends = UNLIMITED,
             |program| program.settings.borrow = false,
             |program| program.settings.delay = 0,
+            |program| program.settings.completion_delay = 0,
         ];
         for change in plainer {
             let mut smaller = self.best.clone();
@@ -113,10 +114,11 @@ fn weight(program: &Program) -> u64 {
         [settings.max_requests, settings.max_routes, settings.max_deferred, settings.max_outstanding_sends];
     let set = limits.iter().filter(|limit| **limit < UNLIMITED).count() as u64
         + u64::from(settings.pool_bytes < ROOMY)
-        + u64::from(settings.full_chance > 0)
+        + u64::from(settings.full_per_mille > 0)
         + u64::from(settings.poll_batch < 64)
         + u64::from(settings.borrow)
-        + u64::from(settings.delay > 0);
+        + u64::from(settings.delay > 0)
+        + u64::from(settings.completion_delay > 0);
     let sizes: u64 = program.actions.iter().map(size).sum();
     1_000 * settings.processes as u64 + set + sizes
 }

@@ -1,22 +1,23 @@
 //! A cluster in one thread: processes, the network between them, and the bootstrap service's part.
 
+use crate::bootstrap::Bootstrap;
 use crate::model::{Model, Violation, pattern};
-use crate::network::{Network, connect};
+use crate::network::Network;
 use crate::process::{Held, Outcome, Process, Wait};
 use crate::program::{Action, At, Form, Key, Program, Settings};
 use crate::random::Random;
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 use tensorwire::Status;
-use tensorwire::fabric::LinkOptions;
-use tensorwire::rendezvous::{LossCause, PeerIndex, RemoteOp, RemotePath};
 use tensorwire::wire::{Code, Time};
 
 /// How long a test of a new link may take, in rounds.
 const ROUNDS_TO_CONNECT: u32 = 10_000;
+
+/// After how long the bootstrap service tells of a death that the fabric tells as well, in us.
+const TOLD_LATE: u64 = 1_000_000;
+/// The same of the old life of a member that comes back at once.
+const RETURN_IS_TOLD: u64 = 10;
 
 pub struct World {
     pub settings: Settings,
@@ -24,25 +25,9 @@ pub struct World {
     pub model: Model,
     pub processes: Vec<Option<Process>>,
     lives: Vec<u64>,
-    /// Of each process's view of each other: whether the newest link was tried and works.
-    ups: BTreeMap<(At, At), Arc<AtomicU8>>,
-    generations: BTreeMap<(At, At), u8>,
-    news: Vec<News>,
+    bootstrap: Bootstrap,
     random: Random,
     digest: DefaultHasher,
-}
-
-const TRYING: u8 = 0;
-const UP: u8 = 1;
-const FAILED: u8 = 2;
-
-/// What the bootstrap service will tell a process.
-struct News {
-    when: Time,
-    to: At,
-    to_life: u64,
-    about: At,
-    about_life: u64,
 }
 
 impl World {
@@ -58,22 +43,18 @@ impl World {
             settings,
             network,
             processes,
-            ups: BTreeMap::new(),
-            generations: BTreeMap::new(),
-            news: Vec::new(),
+            bootstrap: Bootstrap::new(program.settings.depth),
             random: Random::new(program.seed ^ 1),
             digest: DefaultHasher::new(),
         };
-        for a in 0..world.settings.processes {
-            for b in a + 1..world.settings.processes {
-                world.link(a, b);
-            }
+        for at in 0..world.settings.processes {
+            world.bootstrap.joins(at, world.settings.processes, Time::ZERO);
         }
         for _ in 0..ROUNDS_TO_CONNECT {
-            if world.ups.values().all(|up| up.load(Ordering::Relaxed) == UP) {
+            world.round()?;
+            if !world.bootstrap.is_busy(&world.processes) {
                 return Ok(world);
             }
-            world.round()?;
         }
         Err("the links did not come up".into())
     }
@@ -94,7 +75,7 @@ impl World {
             Action::Advance { time } => {
                 self.network.advance_to(self.network.now() + Duration::from_micros(time))
             }
-            Action::Kill { at, told } => self.kill(at, told),
+            Action::Kill { at, told } => self.kill(at, told.unwrap_or(TOLD_LATE)),
             Action::Return { at } => self.come_back(at),
             Action::Cut { a, b } => {
                 self.model.cut(a, b);
@@ -250,7 +231,7 @@ impl World {
 
     /// One process makes progress once.
     pub fn progress(&mut self, at: At) -> Result<usize, Violation> {
-        self.tell_news(at);
+        self.bootstrap.work(&self.processes, &self.network);
         let Some(process) = &mut self.processes[at] else { return Ok(0) };
         let count = process.progress().map_err(|error| format!("{at} can't make progress: {error}"))?;
         (at, count).hash(&mut self.digest);
@@ -264,10 +245,15 @@ impl World {
             let at = self.random.below(self.settings.processes as u64) as usize;
             self.progress(at)?;
         }
-        let now = self.network.now();
-        let next = self.network.next_event().unwrap_or(now + Duration::from_micros(1));
-        self.network.advance_to(next);
+        self.pass();
         Ok(())
+    }
+
+    /// The time goes on to the next thing that happens by itself, or a little if there is none.
+    pub fn pass(&self) {
+        let now = self.network.now();
+        let next = [self.network.next_event(), self.bootstrap.next_event(now)].into_iter().flatten().min();
+        self.network.advance_to(next.unwrap_or(now + Duration::from_micros(1)));
     }
 
     /// Takes what has come to its receivers.
@@ -291,86 +277,35 @@ impl World {
         Ok(())
     }
 
-    fn kill(&mut self, at: At, told: Option<u64>) {
+    fn kill(&mut self, at: At, told: u64) {
         let Some(process) = self.processes[at].take() else { return };
         self.network.kill(at);
         self.model.died(at);
-        let about_life = self.lives[at];
         self.lives[at] += 1;
-        for to in self.others(at) {
-            self.ups.remove(&(at, to));
-            if let Some(told) = told {
-                let when = self.network.now() + Duration::from_micros(told);
-                self.news.push(News { when, to, to_life: self.lives[to], about: at, about_life });
-            }
-        }
-        drop(process);
+        let told = Duration::from_micros(told);
+        self.bootstrap.dies(&process, &self.processes, self.network.now(), told);
     }
 
     fn come_back(&mut self, at: At) {
-        self.kill(at, None);
+        self.kill(at, RETURN_IS_TOLD);
         let process = Process::start(at, self.lives[at], &self.settings, &mut self.network);
         self.processes[at] = Some(process);
-        for other in self.others(at) {
-            if self.processes[other].is_some() {
-                self.link(at.min(other), at.max(other));
-            }
-        }
+        self.bootstrap.joins(at, self.settings.processes, self.network.now());
     }
 
-    fn others(&self, at: At) -> Vec<At> {
-        (0..self.settings.processes).filter(|other| *other != at).collect()
-    }
-
-    /// What the bootstrap services of two members do when they meet.
-    fn link(&mut self, a: At, b: At) {
-        let generation = self.generations.entry((a, b)).or_default();
-        *generation = generation.wrapping_add(1);
-        let options = LinkOptions { lanes: 1, depth: self.settings.depth, generation: *generation };
-        let (Some(at_a), Some(at_b)) = (&self.processes[a], &self.processes[b]) else { return };
-        let (to_b, to_a) = connect(&at_a.fabric, &at_b.fabric, &options);
-        for (own, peer, link) in [(at_a, at_b, to_b), (at_b, at_a, to_a)] {
-            let state = Arc::new(AtomicU8::new(TRYING));
-            self.ups.insert((own.at, peer.at), state.clone());
-            let done = move |result: Result<(), String>| {
-                state.store(if result.is_ok() { UP } else { FAILED }, Ordering::Relaxed);
-            };
-            let attach = RemoteOp::Attach {
-                peer: PeerIndex(peer.at as u32),
-                incarnation: peer.incarnation,
-                link,
-                done: Box::new(done),
-            };
-            own.engine.submit(attach).expect("usable");
-        }
-    }
-
-    fn tell_news(&mut self, to: At) {
-        let now = self.network.now();
-        let due = |news: &mut News| news.to == to && news.when <= now;
-        let due: Vec<News> = self.news.extract_if(.., due).collect();
-        for news in due {
-            let is_current = news.to_life == self.lives[to] && self.lives[news.about] == news.about_life + 1;
-            let came_back = self.processes[news.about].is_some();
-            if let Some(process) = &self.processes[to]
-                && is_current
-                && !came_back
-            {
-                let cause = LossCause::Silent(Duration::from_secs(1));
-                process.engine.lose(PeerIndex(news.about as u32), cause);
-            }
-        }
+    /// Whether the bootstrap service has something to do.
+    pub fn is_linking(&self) -> bool {
+        self.bootstrap.is_busy(&self.processes)
     }
 
     /// Whether both ends of a key are alive and have a link that works.
     pub fn is_connected(&self, key: &Key) -> bool {
-        let view = |own: At, peer: At| {
-            let lost = self.processes[own].as_ref().is_none_or(|process| process.has_lost(peer));
-            !lost && self.ups.get(&(own, peer)).is_some_and(|up| up.load(Ordering::Relaxed) == UP)
-        };
+        let view = |own: At, peer: At| self.processes[own].as_ref().is_some_and(|own| own.is_up(peer));
         match key.is_local() {
             true => self.processes[key.from].is_some(),
-            false => view(key.from, key.to) && view(key.to, key.from),
+            false => {
+                view(key.from, key.to) && view(key.to, key.from) && self.bootstrap.is_linked(key.from, key.to)
+            }
         }
     }
 

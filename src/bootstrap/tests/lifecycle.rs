@@ -118,7 +118,8 @@ fn a_stop_while_a_link_is_being_made_says_so_and_the_half_is_given_up() {
     members[1].stop();
     for member in &members {
         member.peering.assert_no_half_is_left();
-        assert!(member.peering.told().iter().all(|told| matches!(told, Told::Abandoned(..))));
+        let told = member.peering.told();
+        assert!(told.iter().all(|told| matches!(told, Told::Abandoned(..) | Told::Gone(..))), "{told:?}");
     }
 }
 
@@ -145,6 +146,8 @@ impl Peering for Suicide {
             *self.outcome.lock().unwrap() = Some(error.to_string());
         }
     }
+
+    fn gone(&self, _: &PeerInfo, _: LossCause) {}
 
     fn lost(&self, _: &PeerInfo, _: LossCause) {}
 }

@@ -1,6 +1,7 @@
 //! Peers leave, die, fall silent, come back, and lose single links.
 
 use super::*;
+use crate::bootstrap::members::{Act, Members, Refusal, Who};
 
 #[test]
 fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
@@ -123,4 +124,81 @@ fn a_link_that_is_reported_dead_is_lost_for_the_peer_and_made_again() {
         assert!(!members[reporter].service.report_lost(&name("worker", 9), 1, "nobody"));
         members.iter().for_each(Member::stop);
     }
+}
+
+#[test]
+fn a_life_that_dies_before_it_is_linked_is_told_at_once_and_named_by_the_join() {
+    let cluster = workers(2);
+    for victim in [0usize, 1] {
+        let members: Vec<Member> = (0..2).map(|task| Member::new(options(&cluster, task))).collect();
+        // Both have met and neither link can come up.
+        members.iter().for_each(|member| member.peering.failing.store(u32::MAX, Ordering::SeqCst));
+        members.iter().for_each(|member| member.service.start().expect("it starts"));
+        let survivor = &members[1 - victim];
+        survivor.await_missing("the cable is cut");
+        let killed = Instant::now();
+        members[victim].service.kill();
+        let (who, cause) = survivor.peering.await_told(|told| match told {
+            Told::Gone(name, cause) => Some((name.clone(), cause.clone())),
+            _ => None,
+        });
+        let took = killed.elapsed();
+        println!("known after {took:?}: {cause}");
+        assert_eq!(who, name("worker", victim as u32));
+        assert!(matches!(&cause, LossCause::Died { why } if why.contains("nobody listens")), "{cause}");
+        assert!(took < Duration::from_millis(500) * 5, "pauses are 500 ms at most: {took:?}");
+        let error = survivor.await_missing("its process has ended");
+        assert!(error.contains(&format!("worker/{victim} at")), "{error}");
+        assert!(!survivor.peering.told().iter().any(|told| matches!(told, Told::Lost(..))), "no link was up");
+    }
+}
+
+#[test]
+fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on() {
+    let cluster = workers(2);
+    for victim in [0usize, 1] {
+        let members: Vec<Member> = (0..2).map(|task| Member::new(options(&cluster, task))).collect();
+        let survivor = &members[1 - victim];
+        *survivor.peering.delay.lock().unwrap() = Duration::from_millis(1500);
+        members.iter().for_each(|member| member.service.start().expect("it starts"));
+        let begin = Instant::now();
+        while survivor.peering.connected.lock().unwrap().is_empty() {
+            assert!(begin.elapsed() < LONG);
+            std::thread::yield_now();
+        }
+        let killed = Instant::now();
+        members[victim].service.kill();
+        let cause = survivor.peering.await_told(|told| match told {
+            Told::Gone(_, cause) => Some(cause.clone()),
+            _ => None,
+        });
+        println!("known after {:?}: {cause}", killed.elapsed());
+        assert!(matches!(cause, LossCause::Died { .. }), "{cause}");
+        let again = Member::start(options(&cluster, victim as u32));
+        survivor.join();
+        again.join();
+        survivor.stop();
+        survivor.peering.assert_no_half_is_left();
+    }
+}
+
+#[test]
+fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
+    let now = Instant::now();
+    let mut members = Members::new([name("worker", 1)], Duration::from_secs(5));
+    let who = Who { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into(), spinners: 0 };
+    assert!(members.unattended(0, "nobody").is_empty(), "nobody was ever there");
+    members.meet(0, &who, false, now).unwrap();
+    assert!(members.unattended(0, "nobody").is_empty(), "it has only called: its address may be wrong");
+    assert!(members.unanswered(0, now + Duration::from_secs(4)).is_empty());
+    let acts = members.unanswered(0, now + Duration::from_secs(5));
+    let after = Duration::from_secs(5);
+    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Silent { after: told })] if *told == after));
+    assert!(members.unanswered(0, now + Duration::from_secs(9)).is_empty(), "once");
+    members.meet(0, &who, true, now + Duration::from_secs(10)).unwrap();
+    assert!(members.start(0, who.incarnation, 0).is_some(), "it may come back");
+    let acts = members.unattended(0, "nobody");
+    members.idle(0);
+    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Died { .. })]), "{acts:?}");
+    assert_eq!(members.meet(0, &who, true, now), Err(Refusal::Over), "the dead stay dead");
 }

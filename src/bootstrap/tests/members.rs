@@ -132,7 +132,9 @@ fn a_half_is_given_up_exactly_once_wherever_its_generation_ends() {
             continue;
         }
         members.connected(0, &info, 5, Ok(())).0.unwrap();
-        assert_eq!(members.over(0, info.incarnation, &LossCause::Left { reason: "bye".into() }), abandon);
+        let left = LossCause::Left { reason: "bye".into() };
+        let gone = [Act::Abandon(info.clone(), 5), Act::Gone(info.clone(), left.clone())];
+        assert_eq!(members.over(0, info.incarnation, &left), gone);
         assert!(members.close().is_empty());
     }
 }

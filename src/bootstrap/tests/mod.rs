@@ -54,6 +54,7 @@ enum Told {
     Ready(TaskName, u64),
     Lost(TaskName, LossCause),
     Abandoned(TaskName, u64),
+    Gone(TaskName, LossCause),
 }
 
 /// What has become of a half.
@@ -180,6 +181,10 @@ impl Peering for Pretender {
 
     fn lost(&self, peer: &PeerInfo, cause: LossCause) {
         self.tell(Told::Lost(peer.name.clone(), cause));
+    }
+
+    fn gone(&self, peer: &PeerInfo, cause: LossCause) {
+        self.tell(Told::Gone(peer.name.clone(), cause));
     }
 }
 

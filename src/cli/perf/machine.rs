@@ -18,10 +18,13 @@ pub fn cpu(cpuinfo: &str) -> String {
     line.map_or_else(|| format!("{UNKNOWN} {}", std::env::consts::ARCH), |(_, model)| model.trim().into())
 }
 
-/// The commit of the program: what the build was told in `TENSORWIRE_COMMIT`, else that of the checkout it was built in,
+/// The commit of the program: what the build was told in `TENSORWIRE_BUILD_COMMIT`, else that of the checkout it was built in,
 /// if that is still there.
 pub fn commit() -> String {
-    option_env!("TENSORWIRE_COMMIT").map(str::to_owned).or_else(checked_out).unwrap_or_else(|| UNKNOWN.into())
+    option_env!("TENSORWIRE_BUILD_COMMIT")
+        .map(str::to_owned)
+        .or_else(checked_out)
+        .unwrap_or_else(|| UNKNOWN.into())
 }
 
 fn checked_out() -> Option<String> {

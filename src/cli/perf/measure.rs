@@ -65,6 +65,7 @@ pub struct Run<'a> {
     shared: Arc<Shared>,
     watch: Watch,
     test: Box<dyn Initiator>,
+    alone: Option<Box<dyn Initiator>>,
     cache_line: CacheLine,
     ring: Ring64,
     /// Round trips of the whole run so far, with all subjects.
@@ -92,14 +93,21 @@ impl Series {
 }
 
 impl<'a> Run<'a> {
-    /// A run of the plan with this workload.
-    pub fn new(plan: &'a Plan, clock: Clock, shared: &Arc<Shared>, test: Box<dyn Initiator>) -> Self {
+    /// A run of the plan with this workload, and the same without idle links if it has some.
+    pub fn new(
+        plan: &'a Plan,
+        clock: Clock,
+        shared: &Arc<Shared>,
+        test: Box<dyn Initiator>,
+        alone: Option<Box<dyn Initiator>>,
+    ) -> Self {
         Run {
             plan,
             clock,
             shared: Arc::clone(shared),
             watch: Watch::new(Arc::clone(shared)),
             test,
+            alone,
             cache_line: CacheLine::new(shared, Subject::CacheLine),
             ring: Ring64::initiator(shared, Subject::Ring64, RING_SLOTS),
             rounds: 0,
@@ -110,6 +118,7 @@ impl<'a> Run<'a> {
     pub fn size(&mut self, bytes: usize, channel: &mut Channel) -> Result<SizeResult, CliError> {
         let mut ours = Series::new("", 0.5);
         let mut line = Series::new("cache_line", 0.5);
+        let mut alone = self.alone.is_some().then(|| Series::new("alone", 0.5));
         let mut ring = (bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
         let mut copy = (bytes >= COPY_FROM).then(|| Series::new("memcpy", 1.0));
         let mut memory = Memcpy::new(if copy.is_some() { bytes } else { 0 })?;
@@ -117,6 +126,10 @@ impl<'a> Run<'a> {
         for _ in 0..self.plan.turns {
             self.turn(Subject::Test, bytes, channel, &mut turn)?;
             ours.add(&turn);
+            if let Some(alone) = &mut alone {
+                self.turn(Subject::Alone, bytes, channel, &mut turn)?;
+                alone.add(&turn);
+            }
             self.turn(Subject::CacheLine, bytes, channel, &mut turn)?;
             line.add(&turn);
             if let Some(ring) = &mut ring {
@@ -129,7 +142,7 @@ impl<'a> Run<'a> {
                 copy.add(&turn);
             }
         }
-        let references = [Some(line), ring, copy]
+        let references = [alone, Some(line), ring, copy]
             .into_iter()
             .flatten()
             .map(|series| Comparison::new(series.name, bytes, &ours.medians, &series.medians))
@@ -174,6 +187,7 @@ impl<'a> Run<'a> {
     fn subject(&mut self, subject: Subject) -> &mut dyn Initiator {
         match subject {
             Subject::Test => &mut *self.test,
+            Subject::Alone => self.alone.as_deref_mut().unwrap_or(&mut *self.test),
             Subject::CacheLine => &mut self.cache_line,
             Subject::Ring64 => &mut self.ring,
         }
@@ -254,6 +268,7 @@ pub fn answer(
     channel: &mut Channel,
     shared: &Arc<Shared>,
     mut test: Box<dyn Responder>,
+    mut alone: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {
     let watch = Watch::new(Arc::clone(shared));
     let mut cache_line = CacheLine::new(shared, Subject::CacheLine);
@@ -270,6 +285,7 @@ pub fn answer(
         };
         let workload: &mut dyn Responder = match subject {
             Subject::Test => &mut *test,
+            Subject::Alone => alone.as_deref_mut().unwrap_or(&mut *test),
             Subject::CacheLine => &mut cache_line,
             Subject::Ring64 => &mut ring,
         };

@@ -58,13 +58,17 @@ fn measure(plan: &Plan, shared: &Arc<Shared>, channel: &mut Channel) -> Result<R
     let (test, settings) = (plan.test, plan.settings.clone());
     channel.send(&Message::Open { test, settings, core: plan.cores.responder })?;
     let workload = workload::initiator(test, &plan.settings, shared, channel)?;
+    let alone = match plan.settings.without_links() {
+        Some(settings) => Some(workload::initiator(test, &settings, shared, channel)?),
+        None => None,
+    };
     // Only now: a thread that the workload has started must not share the core that measures.
     pin(plan.cores.initiator)?;
     let clock = Clock::new();
     channel.expect(&Message::Ready)?;
     let mut report = Report::new(plan, workload.facts(), &clock);
     super::print(&report.header())?;
-    let mut run = measure::Run::new(plan, clock, shared, workload);
+    let mut run = measure::Run::new(plan, clock, shared, workload, alone);
     for &bytes in &plan.sizes {
         report.add(&run.size(bytes, channel)?);
         super::print(&report.newest_row())?;
@@ -109,9 +113,13 @@ fn serve(shared: &Arc<Shared>, channel: &mut Channel) -> Result<(), CliError> {
         other => return Err(CliError::Failed(format!("{other:?} came first"))),
     };
     let workload = workload::responder(test, &settings, shared, channel)?;
+    let alone = match settings.without_links() {
+        Some(settings) => Some(workload::responder(test, &settings, shared, channel)?),
+        None => None,
+    };
     pin(core)?;
     channel.send(&Message::Ready)?;
-    measure::answer(channel, shared, workload)
+    measure::answer(channel, shared, workload, alone)
 }
 
 fn pin(core: usize) -> Result<(), CliError> {

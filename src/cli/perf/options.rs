@@ -22,6 +22,8 @@ const DEFAULT_POOL: usize = 256 << 20;
 const POOL_SHARE: usize = 8;
 /// Operations that can be outstanding at most, on any fabric.
 const MAX_DEPTH: u32 = 65_536;
+/// Idle links at most: a poller has room for 4096 links.
+const MAX_LINKS: i64 = 4095;
 /// What `small_tensor_bytes` may be at most.
 const MAX_SMALL: u32 = 160;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
@@ -68,6 +70,10 @@ pub struct Args {
     /// Payload up to this many bytes travels inside a slot [default: the fabric's most; of rendezvous_lat: 128]
     #[arg(long, value_name = "BYTES")]
     pub inline: Option<u32>,
+    /// Idle links between the two processes beside the one that write_lat measures; it is then also measured alone,
+    /// in turns [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_LINKS))]
+    pub links: Option<u32>,
     /// What carries the bytes [default: shm]
     #[arg(long)]
     pub fabric: Option<FabricName>,
@@ -156,6 +162,15 @@ pub struct Settings {
     pub inline: Option<u32>,
     /// The longest payload that will be asked for, in bytes.
     pub max_bytes: usize,
+    /// Idle links beside the one that is measured.
+    pub links: u32,
+}
+
+impl Settings {
+    /// The same without idle links, if there are any.
+    pub fn without_links(&self) -> Option<Settings> {
+        (self.links > 0).then(|| Settings { links: 0, ..self.clone() })
+    }
 }
 
 /// How long the turns of one size are.
@@ -209,7 +224,13 @@ impl Plan {
         }
         Ok(Plan {
             test,
-            settings: Settings { depth, pool: pool as u64, inline: args.inline, max_bytes },
+            settings: Settings {
+                depth,
+                pool: pool as u64,
+                inline: args.inline,
+                max_bytes,
+                links: args.links.unwrap_or(0),
+            },
             sizes,
             turns: args.turns,
             cores,
@@ -256,6 +277,9 @@ fn check_settings(args: &Args) -> Result<(), CliError> {
     }
     if args.depth.is_some_and(|depth| depth > test.max_depth()) {
         return usage(format!("--depth: {} takes {} at most", test.name(), test.max_depth()));
+    }
+    if args.links.is_some() && test != Test::WriteLat {
+        return usage(format!("--links: only write_lat takes it, not {}; leave it out", test.name()));
     }
     let given = [
         ("--pool", args.pool.is_some()),
@@ -391,6 +415,8 @@ mod tests {
             ("write_lat --local --fabric verbs", "invalid value 'verbs'"),
             ("write_lat --local --sizes 64MiB", "need a pool of 536870912"),
             ("rendezvous_lat --local --inline 161", "160 at most"),
+            ("rendezvous_lat --local --links 5", "only write_lat takes it"),
+            ("write_lat --local --links 4096", "4096 is not in 1..=4095"),
         ] {
             let refusal = plan(options).unwrap_err();
             assert!(refusal.contains(reason), "{options}: {refusal}");

@@ -77,6 +77,8 @@ pub enum Subject {
     CacheLine,
     /// The bare ring.
     Ring64,
+    /// The test that was asked for, without the idle links.
+    Alone,
 }
 
 /// Why a round trip ended early.

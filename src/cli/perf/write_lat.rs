@@ -14,6 +14,10 @@ use tensorwire::wire::{DType, Grant, Immediate, ImmediateKind, Shape, Slot, Tens
 
 /// How long the two sides may take to meet.
 const MEETING: Duration = Duration::from_secs(20);
+/// Operations that can be outstanding on an idle link.
+const IDLE_DEPTH: u32 = 16;
+/// Polls until idle links have gone cold.
+const SETTLING: u32 = 1000;
 
 /// One side: a port with one link, and the peer's leave to write into its memory.
 pub struct WriteLat {
@@ -40,12 +44,18 @@ impl WriteLat {
             Pool::new(region, PoolOptions::default()).map_err(|error| CliError::failed("the pool", error))?;
         let linking = |error| CliError::failed("linking the two processes", error);
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).map_err(linking)?;
-        let options = LinkOptions { lanes: 1, depth: settings.depth, generation: 0 };
-        let half = fabric.half(&options).map_err(linking)?;
-        let theirs = channel.swap(half.address())?;
-        let link = half.connect(role, &theirs, MEETING).map_err(linking)?;
         let mut port = fabric.port().map_err(linking)?;
-        let link = port.attach(link).map_err(linking)?;
+        let mut link = |depth| {
+            let options = LinkOptions { lanes: 1, depth, generation: 0 };
+            let half = fabric.half(&options).map_err(linking)?;
+            let theirs = channel.swap(half.address())?;
+            let link = half.connect(role, &theirs, MEETING).map_err(linking)?;
+            port.attach(link).map_err(linking)
+        };
+        for _ in 0..settings.links {
+            link(IDLE_DEPTH)?;
+        }
+        let link = link(settings.depth)?;
         port.post_receives(link, Lane::CONTROL, settings.depth);
         let own = port
             .grant(link, buffer(&pool, settings.max_bytes)?)
@@ -59,6 +69,10 @@ impl WriteLat {
             )));
         }
         let slot = Slot::new(0).ok_or_else(|| CliError::failed("the immediate", "slot 0 is not allowed"))?;
+        let mut completions = Completions::with_capacity(64);
+        for _ in 0..SETTLING {
+            port.poll(&mut completions);
+        }
         Ok(WriteLat {
             source: buffer(&pool, 1)?.freeze(),
             pool,
@@ -69,7 +83,7 @@ impl WriteLat {
             immediate: Immediate { kind: ImmediateKind::Plain, generation: 0, slot },
             granted,
             target: granted,
-            completions: Completions::with_capacity(64),
+            completions,
             next: OpId(0),
         })
     }

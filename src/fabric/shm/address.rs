@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 
 /// Version of the address, the handshake and the segment's layout. They change together.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"twshmadr";
 const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;
@@ -42,7 +42,7 @@ impl Host {
             move |source| FabricError::Os {
                 fabric: FabricKind::Shm,
                 tried: format!("reading {path}"),
-                remedy: "mount /proc",
+                remedy: "mount /proc, or raise the limit of open files if there are too many",
                 source,
             }
         };

@@ -1,5 +1,6 @@
 //! The borrower's side of loans: places in this process's own lease table.
 
+use super::announcer::Announcer;
 use super::lease::give_back;
 use super::segment::OwnWords;
 use super::words::Load;
@@ -11,13 +12,14 @@ pub(super) struct LeaseTable {
     words: OwnWords,
     /// For each place the number of the loan that holds it; 0 if none does.
     held: Box<[AtomicU64]>,
+    announcer: Announcer,
 }
 
 impl LeaseTable {
     /// An empty table on these words of the own segment.
-    pub(super) fn new(words: OwnWords) -> Self {
+    pub(super) fn new(words: OwnWords, announcer: Announcer) -> Self {
         let held = (0..words.len()).map(|_| AtomicU64::new(0)).collect();
-        LeaseTable { words, held }
+        LeaseTable { words, held, announcer }
     }
 
     /// Takes a place for a loan of the peer's, as the peer has numbered both.
@@ -49,5 +51,6 @@ impl LeaseSink for LeaseTable {
         // synchronises with it.
         let number = self.held[index].swap(0, Ordering::AcqRel);
         give_back(&self.words, index, number);
+        self.announcer.announce();
     }
 }

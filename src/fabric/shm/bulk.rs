@@ -1,54 +1,37 @@
 //! Bulk: where a tensor of ours lies for the peer, and how the peer's bytes are pulled in.
 #![allow(unsafe_code)]
 
+use super::lazy::LazyRegion;
 use super::slot::Source;
 use crate::fabric::PostError;
 use crate::memory::{PeerRegion, Pool, Tensor};
-use rustix::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
 
-/// A region of the peer's pool, mapped when it is first used.
-enum Slot {
-    File(OwnedFd, u64),
-    Mapped(Arc<PeerRegion>),
-    /// It could not be mapped.
-    Gone,
-}
-
 /// The peer's pool, as far as this process may see it.
 pub(super) struct PeerPool {
-    regions: Vec<(u16, Slot)>,
+    regions: Vec<(u16, Arc<LazyRegion>)>,
 }
 
 impl PeerPool {
-    /// The regions that the peer's hello named: number, bytes, file.
-    pub(super) fn new(regions: Vec<(u16, u64, OwnedFd)>) -> Self {
-        PeerPool { regions: regions.into_iter().map(|(id, len, file)| (id, Slot::File(file, len))).collect() }
+    /// The regions that the peer's hello named, by number.
+    pub(super) fn new(regions: Vec<(u16, Arc<LazyRegion>)>) -> Self {
+        PeerPool { regions }
     }
 
     /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.
-    pub(super) fn region(&mut self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, String> {
-        let Some((_, slot)) = self.regions.iter_mut().find(|(other, _)| any || *other == id) else {
+    pub(super) fn region(&self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, String> {
+        let Some((_, region)) = self.regions.iter().find(|(other, _)| any || *other == id) else {
             return Err(format!("it named its region {id}, which it has not shared"));
         };
-        if let Slot::File(..) = slot
-            && let Slot::File(file, len) = std::mem::replace(slot, Slot::Gone)
-        {
-            let region = PeerRegion::map(file, len).map_err(|e| format!("its region {id}: {e}"))?;
-            *slot = Slot::Mapped(Arc::new(region));
-        }
-        match slot {
-            Slot::Mapped(region) => Ok(region),
-            _ => Err(format!("its region {id} could not be mapped")),
-        }
+        region.region().map_err(|error| format!("its region {id}: {error}"))
     }
 
     /// Copies `out.len()` bytes of a source, from byte `skip` of it on.
     ///
     /// # Errors
     /// If the source is not inside what the peer has shared; nothing is copied then.
-    pub(super) fn pull(&mut self, source: Source, skip: u64, out: &mut [u8]) -> Result<(), String> {
+    pub(super) fn pull(&self, source: Source, skip: u64, out: &mut [u8]) -> Result<(), String> {
         let region = self.region(source.region, false)?;
         let Some(start) = region.bytes_at(source.offset, source.len) else {
             let Source { region: id, offset, len } = source;

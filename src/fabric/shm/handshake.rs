@@ -5,8 +5,10 @@
 //! whoever else comes to an acceptor is turned away, and the acceptor waits on.
 
 use super::address::{Address, Token, check_uid};
+use super::doorbells;
 use super::hello::{Hello, Message};
 use super::layout::Layout;
+use super::segment::SharedSegment;
 use super::socket::{self, Deadline};
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
 use crate::memory::verify_seals;
@@ -14,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Peers that may be between knocking and their last message, at most.
 const MAX_GUESTS: usize = 8;
@@ -25,6 +28,8 @@ pub(super) struct Side<'a> {
     pub token: Token,
     pub uid: u32,
     pub segment: BorrowedFd<'a>,
+    pub doorbells: BorrowedFd<'a>,
+    pub fenced: bool,
     /// Number, bytes and file of each region of the pool.
     pub regions: Vec<(u16, u64, BorrowedFd<'a>)>,
 }
@@ -35,6 +40,8 @@ pub(super) struct Peer {
     /// A pidfd.
     pub process: OwnedFd,
     pub segment: OwnedFd,
+    pub doorbells: OwnedFd,
+    pub fenced: bool,
     /// Number, bytes and file of each region of its pool.
     pub regions: Vec<(u16, u64, OwnedFd)>,
 }
@@ -116,14 +123,17 @@ pub(super) fn accept(
 ) -> Result<Peer, FabricError> {
     let mut guests: Vec<Guest> = Vec::new();
     let mut turned_away = None;
+    let process = process_of(address);
     loop {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN)));
+        fds.extend(process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
         let wait = os("waiting for the peer", "report this: the sockets are valid");
         if !deadline.wait(&mut fds).map_err(wait)? {
             return Err(nobody_came(turned_away, deadline));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let has_died = process.is_some() && ready.last() == Some(&true);
         // Backwards, so that those still to be looked at stay in their places.
         for k in (0..guests.len()).rev().filter(|k| ready[k + 1]) {
             match guests.swap_remove(k).listen_to(side, address) {
@@ -143,8 +153,16 @@ pub(super) fn accept(
             if guests.len() > MAX_GUESTS {
                 guests.remove(0);
             }
+        } else if has_died {
+            return Err(refused(format!("its process {} has ended", address.pid)));
         }
     }
+}
+
+/// The process that is to come, if it can be seen from here: seen from another PID namespace it can't.
+fn process_of(address: &Address) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(address.pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 fn nobody_came(turned_away: Option<String>, deadline: Deadline) -> FabricError {
@@ -232,13 +250,15 @@ impl Side<'_> {
             lanes: self.options.lanes,
             depth: self.options.depth,
             generation: self.options.generation,
+            fenced: self.fenced,
             segment: self.layout.bytes() as u64,
             regions: self.regions.iter().map(|(id, len, _)| (*id, *len)).collect(),
         })
     }
 
     fn files(&self) -> Vec<BorrowedFd<'_>> {
-        std::iter::once(self.segment).chain(self.regions.iter().map(|(_, _, file)| *file)).collect()
+        let regions = self.regions.iter().map(|(_, _, file)| *file);
+        [self.segment, self.doorbells].into_iter().chain(regions).collect()
     }
 
     /// Checks a hello and its files, term by term.
@@ -254,20 +274,22 @@ impl Side<'_> {
             return Err(Refusal::Guest("its hello is for or from another half".into()));
         }
         hello.check(self.options, self.layout).map_err(Refusal::Final)?;
-        if files.len() != hello.regions.len() + 1 {
-            let (have, want) = (files.len(), hello.regions.len() + 1);
+        if files.len() != hello.regions.len() + 2 {
+            let (have, want) = (files.len(), hello.regions.len() + 2);
             return Err(Refusal::Guest(format!("it sent {have} files where its hello promises {want}")));
         }
         let mut files = files.into_iter();
-        let mut sealed = |len: u64| match files.next() {
-            Some(file) => verify_seals(&file, len).map(|_| file).map_err(|e| Refusal::Guest(e.to_string())),
-            None => Err(Refusal::Guest("a file is missing".into())),
+        let mut next = || files.next().ok_or_else(|| Refusal::Guest("a file is missing".into()));
+        let sealed = |file: OwnedFd, len: u64| {
+            verify_seals(&file, len).map(|_| file).map_err(|e| Refusal::Guest(e.to_string()))
         };
-        let segment = sealed(hello.segment)?;
+        let segment = sealed(next()?, hello.segment)?;
+        let doorbells = next()?;
+        SharedSegment::check(&doorbells, doorbells::BYTES).map_err(Refusal::Guest)?;
         let mut regions = Vec::with_capacity(hello.regions.len());
         for (id, len) in hello.regions {
-            regions.push((id, len, sealed(len)?));
+            regions.push((id, len, sealed(next()?, len)?));
         }
-        Ok(Peer { pid, process, segment, regions })
+        Ok(Peer { pid, process, segment, doorbells, fenced: hello.fenced, regions })
     }
 }

@@ -16,7 +16,7 @@ pub(super) const MAX_BYTES: usize = 1024;
 /// Bytes of a reason, at most.
 const MAX_REASON: usize = 512;
 
-/// What a half says of itself. Its segment's file and its regions' files go with it, in this order.
+/// What a half says of itself. The files of its segment, its doorbells and its regions go with it, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     /// The sender's own token.
@@ -26,6 +26,8 @@ pub(super) struct Hello {
     pub lanes: u8,
     pub depth: u32,
     pub generation: u8,
+    /// Its process takes part in heavy barriers.
+    pub fenced: bool,
     /// Bytes of its segment.
     pub segment: u64,
     /// Its pool's regions: number and bytes.
@@ -90,7 +92,7 @@ impl Message {
 
 impl Hello {
     fn append(&self, bytes: &mut Vec<u8>) {
-        bytes.extend([HELLO, self.generation, self.lanes]);
+        bytes.extend([HELLO, self.generation, self.lanes, u8::from(self.fenced)]);
         bytes.extend(self.depth.to_le_bytes());
         bytes.extend(self.segment.to_le_bytes());
         bytes.extend(self.from);
@@ -104,7 +106,10 @@ impl Hello {
 
     /// Reads a hello to the end of the bytes.
     fn read(reader: &mut Reader<'_>) -> Option<Hello> {
-        let [generation, lanes] = reader.take()?;
+        let [generation, lanes, fenced] = reader.take()?;
+        if fenced > 1 {
+            return None;
+        }
         let depth = u32::from_le_bytes(reader.take()?);
         let segment = u64::from_le_bytes(reader.take()?);
         let (from, to) = (reader.take()?, reader.take()?);
@@ -117,7 +122,8 @@ impl Hello {
             let id = u16::from_le_bytes(reader.take()?);
             regions.push((id, u64::from_le_bytes(reader.take()?)));
         }
-        let hello = Hello { from, to, lanes, depth, generation, segment, regions };
+        let fenced = fenced == 1;
+        let hello = Hello { from, to, lanes, depth, generation, fenced, segment, regions };
         reader.0.is_empty().then_some(hello)
     }
 
@@ -157,7 +163,8 @@ mod tests {
     fn hello() -> Hello {
         let segment = Layout::new(&options()).expect("in range").bytes() as u64;
         let regions = vec![(0, 1 << 30), (7, 4096)];
-        Hello { from: [1; 16], to: [2; 16], lanes: 2, depth: 64, generation: 5, segment, regions }
+        let (from, to) = ([1; 16], [2; 16]);
+        Hello { from, to, lanes: 2, depth: 64, generation: 5, fenced: true, segment, regions }
     }
 
     proptest! {

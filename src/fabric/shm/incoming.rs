@@ -59,7 +59,7 @@ impl Incoming {
     #[inline]
     pub(super) fn poll(&mut self, lane: &mut Lane, out: &mut Completions) -> Result<bool, LinkFailure> {
         let Some(ack) = lane.inc.peek() else {
-            lane.inc.tell();
+            lane.tell();
             return Ok(false);
         };
         self.take(lane, ack, out)?;
@@ -72,16 +72,20 @@ impl Incoming {
             lane.out.prefetch();
         }
         let mut bytes = self.poll_bytes;
+        let mut told = false;
         for _ in 0..POLL_SLOTS {
             lane.acknowledge(ack, out).map_err(bad_ack)?;
             match self.carry_out(lane, &mut bytes, out)? {
-                Step::More => return Ok(()),
-                Step::Done => lane.inc.advance(),
+                Step::More => break,
+                Step::Done => told |= lane.inc.advance(),
             }
             match lane.inc.peek() {
                 Some(next) => ack = next,
                 None => break,
             }
+        }
+        if told {
+            lane.announcer.announce();
         }
         lane.post_answers().map_err(bad_ack)
     }
@@ -166,7 +170,7 @@ impl Incoming {
         may_receive(lane, immediate)?;
         if source.len > 0 {
             let room = self.grants.writable(target, source.len).map_err(broke)?;
-            if !pull(&mut self.memory, &mut lane.current, current, source, room, bytes).map_err(broke)? {
+            if !pull(&self.memory, &mut lane.current, current, source, room, bytes).map_err(broke)? {
                 return Ok(Step::More);
             }
             self.peer_kept_its_word()?;
@@ -233,7 +237,7 @@ impl Incoming {
         }
         if source.len > 0 {
             let room = &mut read.target.bytes_mut()[..source.len as usize];
-            let pulled = pull(&mut self.memory, &mut lane.current, current, source, room, bytes);
+            let pulled = pull(&self.memory, &mut lane.current, current, source, room, bytes);
             if !pulled.map_err(broke)? {
                 return Ok(Step::More);
             }
@@ -254,7 +258,7 @@ impl Incoming {
 /// Pulls what is left of bulk into `room`, which is for the whole of it, at most `bytes` bytes. Returns whether that
 /// was the rest; if not, it goes on where `waiting` says.
 fn pull(
-    memory: &mut PeerPool,
+    memory: &PeerPool,
     waiting: &mut Option<Current>,
     current: Current,
     source: Source,

@@ -1,5 +1,6 @@
 //! One lane of a link: its two rings, and what is held until the peer has taken it.
 
+use super::announcer::Announcer;
 use super::reads::{Answers, Read, Reads};
 use super::ring::{BadAck, Consumer, Producer};
 use super::segment::{OwnWords, PeerWords};
@@ -40,6 +41,7 @@ pub(super) struct Lane {
     pub answers: Answers,
     /// Something was posted since something last came.
     pub replies: bool,
+    pub announcer: Announcer,
     /// What is held, oldest first.
     pending: VecDeque<Pending>,
 }
@@ -51,6 +53,7 @@ impl Lane {
         depth: u32,
         out: Producer<OwnWords, PeerWords>,
         inc: Consumer<PeerWords, OwnWords>,
+        announcer: Announcer,
     ) -> Self {
         Lane {
             link: LinkId(0), // the port names it
@@ -62,6 +65,7 @@ impl Lane {
             reads: Reads::new(depth),
             answers: Answers::new(depth),
             replies: false,
+            announcer,
             pending: VecDeque::with_capacity(depth as usize),
         }
     }
@@ -73,6 +77,7 @@ impl Lane {
         let ack = self.inc.ack();
         self.replies = true;
         self.out.post(ack, header, payload);
+        self.announcer.announce();
     }
 
     /// Puts an order with a body in the ring. The caller has seen that there is room.
@@ -85,6 +90,7 @@ impl Lane {
         let ack = self.inc.ack();
         self.replies = true;
         self.out.post(ack, header, &payload);
+        self.announcer.announce();
     }
 
     /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
@@ -99,6 +105,19 @@ impl Lane {
         self.out.acknowledge(ack)?;
         self.complete(out);
         Ok(())
+    }
+
+    /// Tells the peer, if it does not know yet, how many slots have been consumed.
+    #[inline]
+    pub(super) fn tell(&mut self) {
+        if self.inc.tell() {
+            self.announcer.announce();
+        }
+    }
+
+    /// Whether a poll would find something.
+    pub(super) fn has_news(&self) -> bool {
+        self.inc.peek().is_some() || (self.waits_for_peer() && self.out.has_news())
     }
 
     /// Whether something waits for the peer's line.

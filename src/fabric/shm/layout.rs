@@ -48,9 +48,9 @@ impl Layout {
         Ok(Layout { lanes: usize::from(options.lanes), depth: options.depth as usize })
     }
 
-    /// The word that says whether the segment's owner still takes part.
+    /// The line that says whether the segment's owner still takes part, and whether it wants to be rung for.
     pub(super) fn state(&self) -> Range<usize> {
-        STATE..STATE + 1
+        STATE..STATE + 2
     }
 
     /// The line on which the owner says what it has consumed of the peer's ring of a lane.

@@ -78,6 +78,11 @@ impl<W: Load, T> Loans<W, T> {
         }
     }
 
+    /// Whether one that is out has come back.
+    pub(super) fn has_news(&self) -> bool {
+        self.out.iter().any(|loan| self.table.load(loan.index as usize, Acquire) == loan.number)
+    }
+
     /// Gives up every loan that is out for which `keep` is false, whether it is back or not.
     pub(super) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         let free = &mut self.free;

@@ -3,6 +3,7 @@
 //! A link can end while the peer's process lives on and still reads what it was lent. To the lender's caller
 //! the loan has failed, but the bytes must not change under the borrower. So the tensor is kept here until
 //! the borrower gives it back, or has left the link without ever taking the loan, or its process ends.
+#![allow(clippy::disallowed_types)] // tried, never waited for
 
 use super::link::LinkLoans;
 use super::ring::TAIL;

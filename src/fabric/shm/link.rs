@@ -1,7 +1,10 @@
 //! One link: what its owner posts, what one poll does, and how it ends.
 
+use super::announcer::Announcer;
 use super::borrow::LeaseTable;
 use super::bulk::PeerPool;
+use super::cold::{self, Bellpull};
+use super::doorbells::{OwnDoorbell, PeerDoorbells};
 use super::incoming::{Incoming, bad_ack};
 use super::lane::Lane;
 use super::layout::Layout;
@@ -53,9 +56,14 @@ pub(super) struct Link {
     pub incoming: Incoming,
     pub loans: LinkLoans,
     state: OwnWords,
+    announcer: Announcer,
     watch: Option<Watch>,
     pid: u32,
     limbo: Arc<Limbo>,
+    /// Something came or was posted since its port last looked for links to let go cold.
+    pub stirred: bool,
+    /// Both processes take part in heavy barriers.
+    pub fenced: bool,
 }
 
 /// What a handshake has brought, for a link to be made of.
@@ -68,21 +76,24 @@ pub(super) struct Parts {
     pub pid: u32,
     pub limbo: Arc<Limbo>,
     pub poll_bytes: u64,
+    pub doorbells: Arc<PeerDoorbells>,
+    pub fenced: bool,
 }
 
 impl Link {
     /// A link on fresh segments.
     pub(super) fn new(options: &LinkOptions, layout: &Layout, parts: Parts) -> Self {
-        let Parts { pool, own, peer, memory, watch, pid, limbo, poll_bytes } = parts;
+        let Parts { pool, own, peer, memory, watch, pid, limbo, poll_bytes, doorbells, fenced } = parts;
+        let announcer = Announcer::new(peer.words(layout.state()), doorbells);
         let lanes = (0..options.lanes)
             .map(|id| {
                 let k = usize::from(id);
                 let out = Producer::new(own.words(layout.ring(k)), peer.words(layout.line(k)));
                 let inc = Consumer::new(peer.words(layout.ring(k)), own.words(layout.line(k)));
-                Lane::new(LaneId(id), options.depth, out, inc)
+                Lane::new(LaneId(id), options.depth, out, inc, announcer.clone())
             })
             .collect();
-        let leases = LeaseTable::new(own.words(layout.leases()));
+        let leases = LeaseTable::new(own.words(layout.leases()), announcer.clone());
         Link {
             limits: LinkLimits {
                 lanes: options.lanes,
@@ -98,33 +109,62 @@ impl Link {
             incoming: Incoming::new(memory, leases, peer.words(layout.state()), poll_bytes),
             loans: Loans::new(peer.words(layout.leases())),
             state: own.words(layout.state()),
+            announcer,
             watch: Some(watch),
             pid,
             limbo,
+            stirred: true,
+            fenced,
         }
     }
 
-    /// Names the link, when a port takes it.
-    pub(super) fn attach(&mut self, id: LinkId) {
+    /// Names the link, when a port takes it, and the place of the port's doorbell that rings when the peer dies.
+    pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
         for lane in &mut self.lanes {
             lane.link = id;
         }
+        if let Some(watch) = &mut self.watch {
+            watch.ring(Arc::clone(bell), place);
+        }
     }
 
-    /// One look at everything that may have come or be done.
+    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at [`Link::has_news`].
+    pub(super) fn mark(&mut self, pull: Bellpull) {
+        for lane in &mut self.lanes {
+            lane.tell();
+        }
+        cold::mark(&self.state, pull);
+    }
+
+    /// The peer need not ring any more: the port looks at the link in each poll.
+    pub(super) fn unmark(&mut self) {
+        cold::unmark(&self.state);
+        self.stirred = true;
+    }
+
+    /// Whether a poll would find something.
+    pub(super) fn has_news(&self) -> bool {
+        match self.phase {
+            Phase::Failing(_) | Phase::Draining(_) => true,
+            Phase::Down => false,
+            Phase::Up => {
+                self.lanes.iter().any(Lane::has_news)
+                    || self.loans.has_news()
+                    || state::of_peer(&self.incoming.peer_state).is_some()
+                    || self.watch.as_ref().is_some_and(Watch::is_dead)
+            }
+        }
+    }
+
+    /// One look at everything that may have come or be done, of many that follow each other closely.
     #[inline]
     pub(super) fn poll(&mut self, out: &mut Completions) {
         if !self.is_up() && !self.poll_unless_over(out) {
             return;
         }
-        let mut busy = false;
-        for lane in &mut self.lanes {
-            match self.incoming.poll(lane, out) {
-                Ok(came) => busy |= came,
-                Err(why) => return self.go_down(why, out),
-            }
-        }
+        let Ok(busy) = self.poll_lanes(out) else { return };
+        self.stirred |= busy;
         if !self.loans.is_empty() {
             self.returned(LOANS_PER_POLL, out);
         }
@@ -133,6 +173,35 @@ impl Link {
             return;
         }
         self.look_around(busy, out);
+    }
+
+    /// One look at everything, of which the next may be long after: for a link for which the doorbell was rung. Returns
+    /// whether the link has to be looked at again soon.
+    pub(super) fn poll_once(&mut self, out: &mut Completions) -> bool {
+        let before = out.len();
+        if self.is_up() || self.poll_unless_over(out) {
+            let Ok(busy) = self.poll_lanes(out) else { return true };
+            self.returned(usize::MAX, out);
+            self.look_around(busy, out);
+            return busy || out.len() > before || matches!(self.phase, Phase::Draining(_));
+        }
+        out.len() > before
+    }
+
+    /// Looks at the rings. Returns whether anything had come; an error if the link went down for it.
+    #[inline]
+    fn poll_lanes(&mut self, out: &mut Completions) -> Result<bool, ()> {
+        let mut busy = false;
+        for lane in &mut self.lanes {
+            match self.incoming.poll(lane, out) {
+                Ok(came) => busy |= came,
+                Err(why) => {
+                    self.go_down(why, out);
+                    return Err(());
+                }
+            }
+        }
+        Ok(busy)
     }
 
     /// Whether operations can be posted.
@@ -220,6 +289,7 @@ impl Link {
             lane.inc.finish();
         }
         state::leave(&self.state, why);
+        self.announcer.announce();
     }
 
     /// Leaves the loans that are still out to those who wait for them.

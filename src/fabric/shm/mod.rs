@@ -6,6 +6,9 @@
 //! a slot in the ring that names the sender's bytes; the target's `poll` checks its own grant and copies
 //! once, or, for a loan, hands the bytes out where they lie.
 //!
+//! The one exception is the doorbells: a few words per port in which peers say that a link has something, if the
+//! port does not look at it. What they write there is trusted with nothing but time.
+//!
 //! What a peer writes is copied before it is judged, judged before anything is done, and a peer that breaks
 //! a rule costs it the link and this process nothing. In steady state there is no system call, lock,
 //! allocation or log on the way of a byte.
@@ -14,19 +17,33 @@
 //! |---|---|
 //! | `words`, `segment`, `layout` | shared memory as words, and where things are in it |
 //! | `ring`, `slot`, `lease`, `state` | what is said through it |
-//! | `grants`, `bulk`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
-//! | `lane`, `incoming`, `post`, `link`, `limbo`, `port` | what is done |
-//! | `address`, `hello`, `socket`, `handshake`, `watch` | how a link is made, and how a death is told |
+//! | `cold`, `doorbell`, `doorbells`, `announcer`, `fence`, `sleeper` | what is said to those who don't look |
+//! | `grants`, `bulk`, `lazy`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
+//! | `lane`, `incoming`, `post`, `link`, `limbo`, `attached`, `port` | what is done |
+//! | `address`, `hello`, `socket`, `handshake`, `known`, `watch` | how a link is made, and how a death is told |
+//!
+//! What a link costs: no file descriptor once it is connected; two mappings; on each side two segments of 4 KiB and
+//! 256 bytes for each slot of each lane, its own and the peer's. What a peer's process costs, however many links there
+//! are to it: its pidfd, its pool's descriptor until that is mapped, and 64 KiB for its doorbells. While two
+//! halves shake hands, each has about eight descriptors. A port takes 4096 links, a fabric has 64 ports.
 
 mod address;
+mod announcer;
+mod attached;
 mod borrow;
 mod bulk;
+mod cold;
+mod doorbell;
+mod doorbells;
+mod fence;
 mod grants;
 mod handshake;
 mod hello;
 mod incoming;
+mod known;
 mod lane;
 mod layout;
+mod lazy;
 mod lease;
 mod limbo;
 mod link;
@@ -35,6 +52,7 @@ mod post;
 mod reads;
 mod ring;
 mod segment;
+mod sleeper;
 mod slot;
 mod socket;
 mod state;
@@ -47,22 +65,26 @@ mod testing;
 mod watch;
 mod words;
 
-pub use port::{ShmLink, ShmPort, ShmSleeper};
+pub use port::{ShmLink, ShmPort};
+pub use sleeper::ShmSleeper;
 
 use super::{Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, Role};
 use crate::memory::Pool;
 use address::{Address, Host, Token};
 use bulk::PeerPool;
+use doorbells::{Doorbells, PeerDoorbells};
 use handshake::{Peer, Side};
+use known::Known;
 use layout::Layout;
+use lazy::LazyRegion;
 use limbo::Limbo;
 use link::{Link, Parts};
 use rustix::fd::{AsFd, OwnedFd};
 use segment::{OwnSegment, PeerSegment};
 use socket::Deadline;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use watch::Watcher;
+use watch::OneWatcher;
 
 /// What a fabric is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +103,7 @@ impl Default for ShmOptions {
 /// A process's access to its peers on the same host.
 ///
 /// All tensors that go through it are of one pool, which the peers map read-only. Its thread, the watcher of
-/// the peers' processes, starts with the first link and ends when the fabric, its links and its ports are gone.
+/// the peers' processes, starts with the first link and ends with the port and its links.
 pub struct ShmFabric {
     shared: Arc<Shared>,
 }
@@ -92,14 +114,20 @@ struct Shared {
     host: Host,
     uid: u32,
     limbo: Arc<Limbo>,
-    watcher: Mutex<Option<Arc<Watcher>>>,
+    watcher: OneWatcher,
+    doorbells: Arc<Doorbells>,
+    /// This process takes part in heavy barriers.
+    fenced: bool,
+    peer_doorbells: Known<PeerDoorbells>,
+    peer_regions: Known<LazyRegion>,
 }
 
 impl ShmFabric {
     /// A fabric for the tensors of `pool`.
     ///
     /// # Errors
-    /// If an option is out of range, or `/proc` does not tell which host this is.
+    /// If an option is out of range, `/proc` does not tell which host this is, or there is no memory or descriptor for
+    /// the doorbells.
     pub fn new(pool: &Pool, options: ShmOptions) -> Result<Self, FabricError> {
         if options.poll_bytes < 4096 {
             return Err(FabricError::Option {
@@ -115,7 +143,11 @@ impl ShmFabric {
             host: Host::here()?,
             uid: rustix::process::geteuid().as_raw(),
             limbo: Arc::default(),
-            watcher: Mutex::default(),
+            watcher: OneWatcher::default(),
+            doorbells: Arc::new(Doorbells::new()?),
+            fenced: fence::join(),
+            peer_doorbells: Known::default(),
+            peer_regions: Known::default(),
         };
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
@@ -130,19 +162,6 @@ impl ShmFabric {
     }
 }
 
-impl Shared {
-    /// The watcher, started if there is none yet.
-    fn watcher(&self) -> Result<Arc<Watcher>, FabricError> {
-        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = &*watcher {
-            return Ok(Arc::clone(watcher));
-        }
-        let started = Arc::new(Watcher::start()?);
-        *watcher = Some(Arc::clone(&started));
-        Ok(started)
-    }
-}
-
 impl Fabric for ShmFabric {
     type Half = ShmHalf;
     type Link = ShmLink;
@@ -150,7 +169,7 @@ impl Fabric for ShmFabric {
     const KIND: FabricKind = FabricKind::Shm;
 
     fn port(&self) -> Result<ShmPort, FabricError> {
-        Ok(ShmPort::new(Arc::clone(&self.shared)))
+        ShmPort::new(Arc::clone(&self.shared))
     }
 
     fn half(&self, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
@@ -210,6 +229,8 @@ impl ShmHalf {
             token: self.token,
             uid: self.shared.uid,
             segment: self.segment.file(),
+            doorbells: self.shared.doorbells.file(),
+            fenced: self.shared.fenced,
             regions: vec![(region.id(), region.len(), region.fd())],
         };
         match role {
@@ -219,15 +240,24 @@ impl ShmHalf {
     }
 
     fn link(self, peer: Peer) -> Result<ShmLink, FabricError> {
+        let shared = &self.shared;
+        let mut regions = Vec::with_capacity(peer.regions.len());
+        for (id, len, file) in peer.regions {
+            let region = shared.peer_regions.get(file, len, |file| Ok(LazyRegion::new(file, len)))?;
+            regions.push((id, region));
+        }
+        let map = |file: OwnedFd| PeerDoorbells::map(file.as_fd());
         let parts = Parts {
-            pool: self.shared.pool.clone(),
+            pool: shared.pool.clone(),
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
-            memory: PeerPool::new(peer.regions),
-            watch: self.shared.watcher()?.watch(peer.process)?,
+            memory: PeerPool::new(regions),
+            watch: shared.watcher.get()?.watch(peer.process, peer.pid)?,
             pid: peer.pid,
-            limbo: Arc::clone(&self.shared.limbo),
-            poll_bytes: self.shared.options.poll_bytes,
+            limbo: Arc::clone(&shared.limbo),
+            poll_bytes: shared.options.poll_bytes,
+            doorbells: shared.peer_doorbells.get(peer.doorbells, doorbells::BYTES as u64, map)?,
+            fenced: shared.fenced && peer.fenced,
         };
         Ok(ShmLink(Box::new(Link::new(&self.options, &self.layout, parts))))
     }

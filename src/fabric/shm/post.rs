@@ -28,6 +28,7 @@ impl Link {
         if !self.is_up() {
             return Err(PostError::Down);
         }
+        self.stirred = true;
         let index = usize::from(lane.0);
         let Some(found) = self.lanes.get_mut(index) else {
             return Err(PostError::Refused("the link has no such lane"));
@@ -137,6 +138,7 @@ impl Link {
     pub(super) fn publish_credits(&mut self, lane: LaneId, returned: u32) {
         if let Some(lane) = self.lanes.get(usize::from(lane.0)) {
             lane.inc.publish_credits(returned);
+            lane.announcer.announce();
         }
     }
 

@@ -156,6 +156,12 @@ impl<R: Store, L: Load> Producer<R, L> {
         self.acknowledge(tail as u32)
     }
 
+    /// Whether the peer's line says more than is known.
+    pub(super) fn has_news(&self) -> bool {
+        let step = (self.line.load(TAIL, Acquire) as u32).wrapping_sub(self.acked as u32);
+        step != 0 && step <= u32::MAX / 2
+    }
+
     /// The peer's line.
     pub(super) fn line(&self) -> &L {
         &self.line
@@ -231,13 +237,12 @@ impl<R: Load, L: Store> Consumer<R, L> {
         }
     }
 
-    /// Leaves the slot behind: its words, and the memory that it names, will not be read again.
+    /// Leaves the slot behind: its words, and the memory that it names, will not be read again. Returns whether the
+    /// peer was told on the line, as it is now and then.
     #[inline]
-    pub(super) fn advance(&mut self) {
+    pub(super) fn advance(&mut self) -> bool {
         self.position += 1;
-        if self.position - self.told > self.mask / 4 {
-            self.tell();
-        }
+        self.position - self.told > self.mask / 4 && self.tell()
     }
 
     /// How many slots have been consumed, for a slot of the other ring to carry: the peer counts as told.
@@ -247,13 +252,15 @@ impl<R: Load, L: Store> Consumer<R, L> {
         self.position as u32
     }
 
-    /// Tells the peer on the line, if it does not know yet, how many slots have been consumed.
+    /// Tells the peer on the line, if it does not know yet, how many slots have been consumed. Returns whether it
+    /// did not.
     #[inline]
-    pub(super) fn tell(&mut self) {
+    pub(super) fn tell(&mut self) -> bool {
         if self.told == self.position {
-            return;
+            return false;
         }
         self.finish();
+        true
     }
 
     /// Says on the line how far this side has come, whether the peer knows or not: the last word.

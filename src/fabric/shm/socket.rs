@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 /// Files that one message carries, at most: more than an honest one has, so that one too many is seen.
-const MAX_FILES: usize = MAX_REGIONS + 2;
+const MAX_FILES: usize = MAX_REGIONS + 3;
 
 /// Until when something may take.
 #[derive(Clone, Copy)]

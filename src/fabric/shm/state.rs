@@ -1,4 +1,4 @@
-//! The state line of a segment: whether its owner still takes part in the link, and if not, why.
+//! The first word of a segment's state line: whether its owner still takes part in the link, and if not, why.
 
 use super::segment::{OwnWords, PeerWords};
 use super::words::{Load, Store};

@@ -45,7 +45,7 @@ fn hello(from: &ShmHalf, to: &ShmHalf) -> Hello {
     let segment = Layout::new(&OPTIONS).expect("in range").bytes() as u64;
     let Address { token, .. } = address(to);
     let regions = vec![(0, 4096)];
-    Hello { from: from.token, to: token, lanes: 1, depth: 8, generation: 0, segment, regions }
+    Hello { from: from.token, to: token, lanes: 1, depth: 8, generation: 0, fenced: true, segment, regions }
 }
 
 /// Sends a message and files to an acceptor, which must turn them away with `text`, and then still let the
@@ -74,7 +74,11 @@ fn assert_turned_away(make: impl Fn(&ShmHalf, &ShmHalf) -> (Vec<u8>, Vec<OwnedFd
 
 fn good_files() -> Vec<OwnedFd> {
     let bytes = Layout::new(&OPTIONS).expect("in range").bytes() as u64;
-    vec![memfd(bytes, true), memfd(4096, true)]
+    vec![memfd(bytes, true), doorbells(), memfd(4096, true)]
+}
+
+fn doorbells() -> OwnedFd {
+    memfd(super::doorbells::BYTES as u64, true)
 }
 
 #[test]
@@ -116,10 +120,10 @@ fn files_that_are_too_few_or_too_many_are_turned_away() {
             (Message::Hello(hello(from, to)).to_bytes(), files)
         }
     };
-    assert_turned_away(with(0), "0 files where its hello promises 2");
-    assert_turned_away(with(1), "1 files");
-    assert_turned_away(with(3), "3 files");
-    assert_turned_away(with(34), "34 files");
+    assert_turned_away(with(0), "0 files where its hello promises 3");
+    assert_turned_away(with(2), "2 files");
+    assert_turned_away(with(4), "4 files");
+    assert_turned_away(with(35), "35 files");
 }
 
 #[test]
@@ -128,13 +132,21 @@ fn files_that_could_change_under_us_are_turned_away() {
     let with = |files: fn(u64) -> Vec<OwnedFd>| {
         move |from: &ShmHalf, to: &ShmHalf| (Message::Hello(hello(from, to)).to_bytes(), files(bytes))
     };
-    assert_turned_away(with(|bytes| vec![memfd(bytes, false), memfd(4096, true)]), "not sealed");
-    assert_turned_away(with(|bytes| vec![memfd(bytes, true), memfd(4096, false)]), "not sealed");
-    assert_turned_away(with(|bytes| vec![memfd(bytes - 1, true), memfd(4096, true)]), "bytes");
-    assert_turned_away(with(|bytes| vec![memfd(bytes, true), memfd(4095, true)]), "4095 bytes");
+    assert_turned_away(with(|bytes| vec![memfd(bytes, false), doorbells(), memfd(4096, true)]), "not sealed");
+    assert_turned_away(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4096, false)]), "not sealed");
+    assert_turned_away(with(|bytes| vec![memfd(bytes - 1, true), doorbells(), memfd(4096, true)]), "bytes");
+    assert_turned_away(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4095, true)]), "4095 bytes");
+    let open = with(|bytes| {
+        vec![memfd(bytes, true), memfd(super::doorbells::BYTES as u64, false), memfd(4096, true)]
+    });
+    assert_turned_away(open, "doorbells are not sealed");
+    assert_turned_away(
+        with(|bytes| vec![memfd(bytes, true), memfd(100, true), memfd(4096, true)]),
+        "doorbells have 100",
+    );
     let socket = |bytes| {
         let (one, _) = std::os::unix::net::UnixStream::pair().expect("sockets");
-        vec![memfd(bytes, true), one.into()]
+        vec![memfd(bytes, true), doorbells(), one.into()]
     };
     assert_turned_away(with(socket), "not sealed");
 }
@@ -217,4 +229,22 @@ fn an_address_that_makes_no_sense_is_refused_at_once() {
     let mut foreign = half(&OPTIONS).address().to_vec();
     foreign[12] ^= 1; // the boot id
     assert!(why(half(&OPTIONS).connect(Role::Acceptor, &foreign, PATIENCE)).contains("another host"));
+}
+
+#[test]
+fn an_acceptor_whose_peer_dies_on_the_way_does_not_wait_for_it() {
+    let acceptor = half(&OPTIONS);
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep(1)");
+    let peer = Address { pid: child.id(), token: [7; 16], ..address(&acceptor) }.to_bytes();
+    std::thread::scope(|scope| {
+        let began = Instant::now();
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &peer, PATIENCE));
+        std::thread::sleep(SOON);
+        assert!(!accepted.is_finished(), "it may still come");
+        child.kill().expect("killed");
+        let why = why(accepted.join().expect("no panic"));
+        assert!(why.contains(&format!("process {} has ended", child.id())), "{why}");
+        assert!(began.elapsed() < PATIENCE / 2);
+    });
+    child.wait().expect("reaped");
 }

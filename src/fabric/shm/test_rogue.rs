@@ -1,6 +1,8 @@
 //! A peer that shook hands like an honest one, and then writes what it likes into its segment.
 
 use super::address::Address;
+use super::cold;
+use super::doorbells::PeerDoorbells;
 use super::handshake::{self, Side};
 use super::layout::Layout;
 use super::ring::{Consumer, Producer, TAIL};
@@ -30,6 +32,8 @@ struct Rogue {
     line: OwnWords,
     state: OwnWords,
     leases: OwnWords,
+    /// The victim's doorbells.
+    bells: PeerDoorbells,
 }
 
 /// The honest side.
@@ -57,6 +61,8 @@ fn besieged() -> (Victim, Rogue) {
         token,
         uid,
         segment: segment.file(),
+        doorbells: fabric.shared.doorbells.file(),
+        fenced: true,
         regions: vec![(0, rogue_pool.region().len(), rogue_pool.region_fd())],
     };
     let victim = Address::from_bytes(half.address()).expect("an address");
@@ -77,6 +83,7 @@ fn besieged() -> (Victim, Rogue) {
         line: segment.words(layout.line(0)),
         state: segment.words(layout.state()),
         leases: segment.words(layout.leases()),
+        bells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
     };
     (Victim { pool, port, link, _fabric: fabric }, rogue)
 }
@@ -303,6 +310,31 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     rogue.leases.store(0, 1, Ordering::Release);
     victim.port.detach(victim.link);
     assert!(source.is_unique(), "the first came back, and the second was never taken");
+}
+
+#[test]
+fn a_mark_that_means_nothing_rings_nowhere_that_matters() {
+    let (mut victim, rogue) = besieged();
+    for mark in [1, u64::MAX, 1 << 63 | 77 << 16, 1 << 63 | 0xFFFF] {
+        rogue.state.store(cold::MARK, mark, Ordering::Release);
+        victim.port.send(victim.link, LANE, b"x").expect("room");
+    }
+    assert!(victim.poll().1.is_none());
+}
+
+#[test]
+fn rings_without_end_and_for_links_that_are_not_there_cost_only_time() {
+    let (mut victim, mut rogue) = besieged();
+    // The rogue has sent the victim's own doorbells as its own; so it has them.
+    for place in 0..super::doorbell::PLACES {
+        rogue.bells.ring(cold::Bellpull { bell: 0, place });
+    }
+    assert!(!victim.port.arm(), "somebody rang");
+    assert!(victim.poll().1.is_none());
+    assert!(victim.port.arm(), "nothing was there");
+    rogue.post(Order::Send { len: 0 });
+    let (events, down) = victim.poll();
+    assert!(matches!(events[..], [Event::Message(_)]) && down.is_none());
 }
 
 proptest! {

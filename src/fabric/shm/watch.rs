@@ -1,10 +1,14 @@
 //! Tells the death of a peer's process: one thread for all links of a fabric, asleep until one dies.
 //!
-//! It waits on the peers' pidfds. A poller only looks at a word in this process's memory, so the data path makes
-//! no system call for it. (The end of a socket would be no proof: a forked child keeps sockets open.)
+//! It waits on the peers' pidfds, one for each process, however many links there are to it. A poller only looks at a
+//! word in this process's memory, so the data path makes no system call for it; for one that does not look it
+//! rings the doorbell. (The end of a socket would be no proof: a forked child keeps sockets open.)
+#![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
+use super::doorbells::OwnDoorbell;
 use crate::fabric::{FabricError, FabricKind};
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use crate::memory::Home;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -21,7 +25,13 @@ pub(super) struct Watcher {
     thread: Option<JoinHandle<()>>,
 }
 
+/// The watcher of a fabric, which the first link starts.
+#[derive(Default)]
+pub(super) struct OneWatcher(Mutex<Option<Arc<Watcher>>>);
+
 struct Shared {
+    /// A forked child has the same epoll and eventfd, and must not touch them.
+    home: Home,
     epoll: OwnedFd,
     stop: OwnedFd,
     watched: Mutex<Watched>,
@@ -30,12 +40,26 @@ struct Shared {
 #[derive(Default)]
 struct Watched {
     last: u64,
-    processes: HashMap<u64, (OwnedFd, Arc<AtomicBool>)>,
+    processes: HashMap<u64, Process>,
 }
 
-/// One watched process; given up on drop.
+/// A process that lives, as far as is known.
+struct Process {
+    /// 0 if it can't be seen from here: then each link has its own.
+    pid: u32,
+    pidfd: OwnedFd,
+    dead: Arc<AtomicBool>,
+    /// Which doorbell to ring, for each watch on it.
+    watches: HashMap<u64, Option<Bell>>,
+}
+
+/// A doorbell and the place to ring.
+type Bell = (Arc<OwnDoorbell>, usize);
+
+/// A link's watch on a process; given up on drop.
 pub(super) struct Watch {
     watcher: Arc<Watcher>,
+    process: u64,
     id: u64,
     dead: Arc<AtomicBool>,
 }
@@ -49,6 +73,24 @@ fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
     }
 }
 
+impl OneWatcher {
+    /// The watcher, started if there is none yet.
+    pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
+        let mut watcher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = &*watcher {
+            return Ok(Arc::clone(watcher));
+        }
+        let started = Arc::new(Watcher::start()?);
+        *watcher = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// Lets go of it: it ends with the links that need it, and a later link starts another.
+    pub(super) fn let_go(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 impl Watcher {
     /// Starts the thread.
     ///
@@ -59,7 +101,7 @@ impl Watcher {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
             .map_err(os("watching an eventfd"))?;
-        let shared = Arc::new(Shared { epoll, stop, watched: Mutex::default() });
+        let shared = Arc::new(Shared { home: Home::here(), epoll, stop, watched: Mutex::default() });
         let thread = std::thread::Builder::new()
             .name("tw-shm-watch".into())
             .spawn({
@@ -70,21 +112,43 @@ impl Watcher {
         Ok(Watcher { shared, thread: Some(thread) })
     }
 
-    /// Watches the process of a pidfd.
+    /// Watches the process of a pidfd, whose id is `pid`; 0 if it has none here.
     ///
     /// # Errors
     /// If the kernel has no room for another watch.
-    pub(super) fn watch(self: &Arc<Self>, process: OwnedFd) -> Result<Watch, FabricError> {
-        let dead = Arc::new(AtomicBool::new(false));
+    pub(super) fn watch(self: &Arc<Self>, pidfd: OwnedFd, pid: u32) -> Result<Watch, FabricError> {
         let mut watched = self.shared.watched();
         watched.last += 1;
         let id = watched.last;
-        let data = epoll::EventData::new_u64(id);
-        epoll::add(&self.shared.epoll, &process, data, epoll::EventFlags::IN)
-            .map_err(os("watching the peer's process"))?;
-        watched.processes.insert(id, (process, Arc::clone(&dead)));
+        let process = match watched.living(pid) {
+            Some(process) => process,
+            None => {
+                let data = epoll::EventData::new_u64(id);
+                epoll::add(&self.shared.epoll, &pidfd, data, epoll::EventFlags::IN)
+                    .map_err(os("watching the peer's process"))?;
+                let (dead, watches) = (Arc::default(), HashMap::new());
+                watched.processes.insert(id, Process { pid, pidfd, dead, watches });
+                id
+            }
+        };
+        let dead = watched.processes.get_mut(&process).map(|process| {
+            process.watches.insert(id, None);
+            Arc::clone(&process.dead)
+        });
         drop(watched);
-        Ok(Watch { watcher: Arc::clone(self), id, dead })
+        let dead = dead.unwrap_or_else(|| unreachable!("found or inserted under the same lock"));
+        Ok(Watch { watcher: Arc::clone(self), process, id, dead })
+    }
+}
+
+impl Watched {
+    /// A process with this id that is watched and lives. Its id can't be another's, so a pidfd that was made for
+    /// the id in its life is for the same process.
+    fn living(&self, pid: u32) -> Option<u64> {
+        let (number, process) = self.processes.iter().find(|(_, process)| process.pid == pid && pid != 0)?;
+        let mut fds = [PollFd::new(&process.pidfd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(0)).then_some(*number)
     }
 }
 
@@ -120,15 +184,21 @@ impl Shared {
     fn died(&self, id: u64) {
         let mut watched = self.watched();
         // It may have been given up between the event and now.
-        if let Some((process, dead)) = watched.processes.remove(&id) {
-            let _ = epoll::delete(&self.epoll, &process); // closing it would do as well
-            dead.store(true, Ordering::Release);
+        if let Some(process) = watched.processes.remove(&id) {
+            let _ = epoll::delete(&self.epoll, &process.pidfd); // closing it would do as well
+            process.dead.store(true, Ordering::Release);
+            for (bell, place) in process.watches.into_values().flatten() {
+                bell.bell.ring(place);
+            }
         }
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
+        if self.shared.home.is_left() {
+            return std::mem::forget(self.thread.take()); // it is the parent's
+        }
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there has been reported by its hook
@@ -142,20 +212,40 @@ impl Watch {
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
+
+    /// Has a doorbell rung when the process ends.
+    pub(super) fn ring(&self, bell: Arc<OwnDoorbell>, place: usize) {
+        let mut watched = self.watcher.shared.watched();
+        match watched.processes.get_mut(&self.process) {
+            Some(process) => {
+                process.watches.insert(self.id, Some((bell, place)));
+            }
+            None => bell.bell.ring(place), // it has ended already
+        }
+    }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         let shared = &self.watcher.shared;
-        if let Some((process, _)) = shared.watched().processes.remove(&self.id) {
-            let _ = epoll::delete(&shared.epoll, &process); // closing it would do as well
+        if shared.home.is_left() {
+            return;
+        }
+        let mut watched = shared.watched();
+        let Some(process) = watched.processes.get_mut(&self.process) else { return };
+        process.watches.remove(&self.id);
+        if process.watches.is_empty() {
+            let _ = epoll::delete(&shared.epoll, &process.pidfd); // closing it would do as well
+            watched.processes.remove(&self.process);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::doorbells::Doorbells;
     use super::*;
+    use crate::fabric::Sleep;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::process::{Child, Command};
     use std::time::{Duration, Instant};
@@ -172,8 +262,8 @@ mod tests {
         let watcher = Arc::new(Watcher::start().expect("started"));
         let (mut first, first_fd) = sleeper();
         let (mut second, second_fd) = sleeper();
-        let first_watch = watcher.watch(first_fd).expect("watched");
-        let second_watch = watcher.watch(second_fd).expect("watched");
+        let first_watch = watcher.watch(first_fd, first.id()).expect("watched");
+        let second_watch = watcher.watch(second_fd, second.id()).expect("watched");
         assert!(!first_watch.is_dead());
         first.kill().expect("killed");
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -191,12 +281,46 @@ mod tests {
         let watcher = Arc::new(Watcher::start().expect("started"));
         let shared = Arc::downgrade(&watcher.shared);
         let (mut child, pidfd) = sleeper();
-        let watch = watcher.watch(pidfd).expect("watched");
+        let watch = watcher.watch(pidfd, child.id()).expect("watched");
         drop(watcher);
         assert!(shared.upgrade().is_some(), "a watch keeps the thread");
         drop(watch);
         assert!(shared.upgrade().is_none(), "the thread, which held it too, has ended");
         child.kill().expect("killed");
         let _ = child.wait();
+    }
+
+    #[test]
+    fn links_to_one_process_share_its_descriptor_and_each_has_its_doorbell_rung() {
+        let watcher = Arc::new(Watcher::start().expect("started"));
+        let (mut child, pidfd) = sleeper();
+        let again = pidfd.try_clone().expect("room");
+        let watches = [pidfd, again].map(|fd| watcher.watch(fd, child.id()).expect("watched"));
+        assert_eq!(watcher.shared.watched().processes.len(), 1);
+        let bell = Arc::new(Doorbells::new().expect("room")).take().expect("room");
+        for (place, watch) in watches.iter().enumerate() {
+            watch.ring(Arc::clone(&bell), 40 + place);
+        }
+        let seen = bell.bell.seen();
+        child.kill().expect("killed");
+        bell.bell.sleep(Sleep::Waiter, seen, Duration::from_secs(5));
+        let mut places = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while places.len() < 2 {
+            assert!(Instant::now() < deadline, "no ring within 5 s");
+            bell.bell.answer(|place| places.push(place));
+        }
+        places.sort_unstable();
+        assert!(watches.iter().all(Watch::is_dead));
+        // Too late to be told by the thread.
+        watches[0].ring(Arc::clone(&bell), 7);
+        bell.bell.answer(|place| places.push(place));
+        assert_eq!(places, [40, 41, 7]);
+        let _ = child.wait();
+        let (mut other, pidfd) = sleeper();
+        drop(watcher.watch(pidfd, other.id()).expect("watched"));
+        assert!(watcher.shared.watched().processes.is_empty());
+        other.kill().expect("killed");
+        let _ = other.wait();
     }
 }

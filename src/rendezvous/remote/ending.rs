@@ -1,13 +1,13 @@
 //! The end of calls and steps.
 
-use super::{Asking, Remote};
+use super::Remote;
 use crate::fabric::Port;
 use crate::link::Links;
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
 use crate::rendezvous::waiter::{GiveUp, Waiter};
-use crate::wire::{Code, Status, Time};
+use crate::wire::{Code, Status, TaskId, Time};
 use std::sync::atomic::Ordering;
 
 impl Remote {
@@ -15,10 +15,14 @@ impl Remote {
         let grace = now + self.settings.cancel_grace;
         let mut next = self.next_deadline;
         for link in links.ids() {
-            links.give_up(link, &mut |_, waiter| {
-                let Some(waiter) = waiter.as_mut().filter(|waiter| waiter.id == cancel.id) else {
+            links.give_up(link, &mut |_, slot| {
+                let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
                     return false;
                 };
+                if matches!(cancel.why, GiveUp::Dropped) {
+                    *slot = None;
+                    return true;
+                }
                 if waiter.gave_up.is_none() {
                     waiter.gave_up = Some(cancel.why.clone());
                     waiter.deadline = grace;
@@ -41,13 +45,13 @@ impl Remote {
             StepChange::Aborted { step, status } => {
                 self.steps.abort(step, status.clone());
                 let error = Error::Aborted { step, status: status.clone() };
-                self.end_step(links, step, &error, &status.into_derived());
+                self.end_step(links, step, &error, |_| status.clone().into_derived());
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
                 let status =
-                    Status::new(Code::NotFound, format!("step {step} was cleaned up at {}", self.me));
-                self.end_step(links, step, &Error::StepGone { step }, &status);
+                    |me: &TaskId| Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"));
+                self.end_step(links, step, &Error::StepGone { step }, status);
             }
         }
     }
@@ -57,14 +61,15 @@ impl Remote {
         if self.peers.iter().all(|peer| peer.deferred == 0) {
             return;
         }
-        let waiting = self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred);
-        for (key, asking) in waiting {
-            self.leave(&asking);
-            if is_on(Mutant::DeferredDropped) {
-                continue;
+        if is_on(Mutant::DeferredDropped) {
+            self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred);
+        }
+        let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
+        for (_, asking) in waiting {
+            if std::mem::take(&mut asking.deferred) {
+                let peer = &mut self.peers[asking.peer.0 as usize];
+                peer.deferred = peer.deferred.saturating_sub(1);
             }
-            // Nothing was offered for a step that had not begun, so the waiter is kept.
-            let _ = self.outgoing.ask(&key, Asking { deferred: false, ..asking });
         }
     }
 
@@ -73,13 +78,13 @@ impl Remote {
         links: &mut Links<P, Waiter>,
         step: u64,
         error: &Error,
-        status: &Status,
+        status: impl Fn(&TaskId) -> Status,
     ) {
         let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
         self.outstanding.fetch_sub(values, Ordering::Relaxed);
         for (_, asking) in asking {
             self.leave(&asking);
-            links.refuse(asking.incoming, status.clone());
+            links.refuse(asking.incoming, status(&self.me));
         }
         let mut unclaimed: Vec<_> = self.unclaimed.extract_if(|key, _| key.step == step).collect();
         // The pool gets its blocks back in the same order in every run.

@@ -9,7 +9,7 @@ mod unclaimed;
 
 use self::unclaimed::Unclaimed;
 
-use super::path::{Cancel, Members, PeerIndex, StepChange};
+use super::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
 use super::steps::Steps;
 use super::table::Table;
 use super::waiter::Waiter;
@@ -38,25 +38,51 @@ pub struct RemoteSettings {
     pub peer_loss_is_fatal: bool,
 }
 
+/// Told when a link has been tried in both directions, or failed.
+pub type Tried = Box<dyn FnOnce(Result<(), String>) + Send>;
+
 /// What users and the node hand over to the poller.
 pub enum RemoteOp<L> {
     /// A new link.
     Attach {
         /// With whom.
         peer: PeerIndex,
-        /// Which life of it.
-        incarnation: u64,
+        /// Which link with it.
+        tag: LinkTag,
         /// The link.
         link: L,
         /// Told when the link has been tried in both directions, or failed.
-        done: Box<dyn FnOnce(Result<(), String>) + Send>,
+        done: Tried,
     },
-    /// A peer is gone.
-    Lose {
-        /// Which.
+    /// Both sides have tried a link: calls may use it from now on.
+    Ready {
+        /// With whom.
         peer: PeerIndex,
+        /// Which link with it.
+        tag: LinkTag,
+    },
+    /// A link is not to be used any more. Other links with that peer are left alone.
+    Lose {
+        /// With whom.
+        peer: PeerIndex,
+        /// Which link with it.
+        tag: LinkTag,
         /// Why.
         cause: LossCause,
+    },
+    /// A life of a peer is over, whether it was ever linked or not.
+    Gone {
+        /// Which peer.
+        peer: PeerIndex,
+        /// Which life, and the last link that there was or was to be with it.
+        tag: LinkTag,
+        /// Why.
+        cause: LossCause,
+    },
+    /// Everything has ended, as another poller found out.
+    End {
+        /// With what.
+        error: Error,
     },
     /// A value for a peer.
     Send {
@@ -99,12 +125,14 @@ pub struct Load {
     pub unclaimed: usize,
 }
 
-/// Told when a peer came or went.
+/// Told when a peer came or went. Nothing in it may block.
 pub trait PeerWatch: Send + Sync {
-    /// A link with this life of the peer works in both directions.
-    fn up(&self, peer: PeerIndex, incarnation: u64);
-    /// The link with this life of the peer is gone.
-    fn down(&self, peer: PeerIndex, error: Error);
+    /// A link with this life of the peer works in both directions, as both sides have said.
+    fn up(&self, peer: PeerIndex, tag: LinkTag);
+    /// A peer was lost: a link that was up is gone, or a life is over that was to be linked.
+    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error);
+    /// A link had failed already when both sides said that it is up. Nobody has used it.
+    fn stillborn(&self, peer: PeerIndex, tag: LinkTag);
 }
 
 /// The rendezvous' half of a poller.
@@ -114,6 +142,8 @@ pub struct Remote {
     members: Members,
     settings: RemoteSettings,
     peers: Vec<Peer>,
+    /// Whose each link is, or was in an earlier life.
+    by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
     outgoing: Table<Value, Asking>,
     outstanding: Arc<AtomicUsize>,
@@ -126,43 +156,32 @@ pub struct Remote {
 
 #[derive(Default)]
 struct Peer {
-    state: PeerState,
+    /// The present link, or the attempt at one.
+    tie: Option<Tie>,
+    /// How the last link that was up has ended, or the life that was to be linked, until another one is up.
+    lost: Option<(LinkTag, LossCause)>,
     deferred: u32,
+}
+
+struct Tie {
+    link: LinkId,
+    tag: LinkTag,
+    stage: Stage,
     /// Why the link is being failed, if this side knows better than the fabric.
     verdict: Option<LossCause>,
 }
 
-#[derive(Default)]
-enum PeerState {
-    #[default]
-    Absent,
-    Connecting {
-        link: LinkId,
-        incarnation: u64,
-        done: Box<dyn FnOnce(Result<(), String>) + Send>,
-    },
-    Up {
-        link: LinkId,
-        incarnation: u64,
-    },
-    Lost {
-        incarnation: u64,
-        cause: LossCause,
-    },
+/// How far a link is. Until it is up, its end is nobody's loss: it is tried again.
+enum Stage {
+    Trying(Tried),
+    Tried,
+    Up,
 }
 
-impl PeerState {
-    fn life(&self) -> Option<(LinkId, u64)> {
-        match self {
-            PeerState::Connecting { link, incarnation, .. } | PeerState::Up { link, incarnation } => {
-                Some((*link, *incarnation))
-            }
-            PeerState::Absent | PeerState::Lost { .. } => None,
-        }
-    }
-
-    fn link(&self) -> Option<LinkId> {
-        self.life().map(|(link, _)| link)
+impl Peer {
+    /// The link that calls may use now.
+    fn usable(&self) -> Option<LinkId> {
+        self.tie.as_ref().filter(|tie| matches!(tie.stage, Stage::Up)).map(|tie| tie.link)
     }
 }
 
@@ -193,6 +212,7 @@ impl Remote {
             members,
             settings,
             peers,
+            by_link: HashMap::default(),
             steps: Steps::default(),
             outgoing: Table::default(),
             outstanding,
@@ -215,8 +235,9 @@ impl Remote {
     }
 
     fn peer_of(&self, link: LinkId) -> Option<PeerIndex> {
-        let at = self.peers.iter().position(|peer| peer.state.link() == Some(link))?;
-        Some(PeerIndex(at as u32))
+        let index = *self.by_link.get(&link)?;
+        let tie = self.peers[index.0 as usize].tie.as_ref()?;
+        (tie.link == link).then_some(index)
     }
 }
 
@@ -238,10 +259,16 @@ impl<P: Port> Handler<P> for Remote {
             }
             RemoteOp::Cancel(cancel) => self.cancel(links, &cancel, now),
             RemoteOp::Step(change) => self.step_changed(links, change),
-            RemoteOp::Attach { peer, incarnation, link, done } => {
-                self.attach(links, peer, incarnation, link, done);
+            RemoteOp::Attach { peer, tag, link, done } => {
+                self.attach(links, peer, tag, link, done);
+                if let Some(link) = self.peer(peer).tie.as_ref().map(|tie| tie.link) {
+                    self.by_link.insert(link, peer);
+                }
             }
-            RemoteOp::Lose { peer, cause } => self.lose(links, peer, cause),
+            RemoteOp::Ready { peer, tag } => self.ready(peer, tag),
+            RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
+            RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
+            RemoteOp::End { error } => self.end(links, &error),
             RemoteOp::Load(done) => done(self.load(links.load())),
         }
     }
@@ -274,8 +301,11 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::Answered { bytes } => serving::sent(links, bytes),
             LinkEvent::Finished => self.finished(),
-            LinkEvent::Up { link } => self.up(link),
-            LinkEvent::Down { link, failure, waiters } => self.down(links, link, failure, waiters),
+            LinkEvent::Up { link } => self.tried(link),
+            LinkEvent::Down { link, failure, waiters } => {
+                self.down(links, link, failure, waiters);
+                self.by_link.remove(&link);
+            }
         }
     }
 

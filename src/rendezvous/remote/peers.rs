@@ -1,10 +1,10 @@
 //! Links as they come and go.
 
-use super::{PeerState, Remote};
+use super::{Remote, Stage, Tie, Tried};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, Links};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::path::PeerIndex;
+use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
 use crate::rendezvous::{Error, LossCause};
 use crate::telemetry::Counter;
@@ -13,48 +13,73 @@ use crate::telemetry::Counter;
 const LAST_POLLS: u32 = 10_000;
 
 impl Remote {
+    /// A new link, in place of whatever there was with that peer.
     pub(super) fn attach<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
         index: PeerIndex,
-        incarnation: u64,
+        tag: LinkTag,
         link: P::Link,
-        done: Box<dyn FnOnce(Result<(), String>) + Send>,
+        done: Tried,
     ) {
-        if let Some((old, incarnation)) = self.peer(index).state.life() {
-            let cause = LossCause::Closed("it has come back in a new life".into());
-            let peer = self.members.task(index).clone();
-            let error = Error::PeerLost { peer, incarnation, cause };
-            links.give_up(old, &mut |_, waiter| {
-                if let Some(waiter) = waiter.take() {
-                    waiter.complete(Err(error.clone()));
-                }
-                false
-            });
-            links.fail(old, LinkFailure::Local("the peer has come back in a new life".into()));
-        }
+        self.replace(links, index, tag);
         let identity = LinkIdentity {
             local: self.me.clone(),
             local_incarnation: self.incarnation,
             peer: self.members.task(index).clone(),
-            peer_incarnation: incarnation,
+            peer_incarnation: tag.incarnation,
         };
         match links.attach(link, identity, self.settings.link.clone()) {
-            Ok(link) => self.peer(index).state = PeerState::Connecting { link, incarnation, done },
+            Ok(link) => {
+                let stage = Stage::Trying(done);
+                self.peer(index).tie = Some(Tie { link, tag, stage, verdict: None });
+            }
             Err(error) => done(Err(error.to_string())),
         }
     }
 
-    pub(super) fn up(&mut self, link: LinkId) {
+    /// Ends the link that another one takes the place of.
+    fn replace<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, by: LinkTag) {
+        let Some(old) = self.peer(index).tie.take() else { return };
+        let cause = old.verdict.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
+            true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
+            false => LossCause::Died(format!("it was started again, as incarnation {:016x}", by.incarnation)),
+        });
+        let error = self.lost_error(index, old.tag, &cause);
+        links.give_up(old.link, &mut |_, waiter| {
+            if let Some(waiter) = waiter.take() {
+                waiter.complete(Err(error.clone()));
+            }
+            false
+        });
+        links.fail(old.link, LinkFailure::Local(cause.to_string()));
+        self.ended(links, index, old.tag, old.stage, cause);
+    }
+
+    /// A link has been tried in both directions.
+    pub(super) fn tried(&mut self, link: LinkId) {
         let Some(index) = self.peer_of(link) else { return };
-        let state = std::mem::take(&mut self.peer(index).state);
-        let PeerState::Connecting { link, incarnation, done } = state else {
-            self.peer(index).state = state;
-            return;
-        };
-        self.peer(index).state = PeerState::Up { link, incarnation };
-        self.watch.up(index, incarnation);
-        done(Ok(()));
+        let Some(tie) = &mut self.peer(index).tie else { return };
+        match std::mem::replace(&mut tie.stage, Stage::Tried) {
+            Stage::Trying(done) => done(Ok(())),
+            stage => tie.stage = stage,
+        }
+    }
+
+    /// Both sides have said that the link works.
+    pub(super) fn ready(&mut self, index: PeerIndex, tag: LinkTag) {
+        let peer = self.peer(index);
+        match &mut peer.tie {
+            Some(tie) if tie.tag == tag && tie.verdict.is_none() => tie.stage = Stage::Up,
+            _ => return self.watch.stillborn(index, tag),
+        }
+        let old_life = peer.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation);
+        if old_life {
+            // What the old life had sent is not the new one's (SPEC 2.2).
+            let task = self.members.task(index);
+            self.unclaimed.retain(|key, _| key.edge.source_task() != task);
+        }
+        self.watch.up(index, tag);
     }
 
     pub(super) fn down<P: Port>(
@@ -68,30 +93,78 @@ impl Remote {
         for (_, asking) in asking {
             self.leave(&asking);
         }
-        // A link of an earlier life was emptied when the new life came.
+        // A link that another one has replaced was emptied then.
         let Some(index) = self.peer_of(link) else { return };
-        let cause = self.peer(index).verdict.take().unwrap_or_else(|| cause_of(failure));
-        let state = std::mem::take(&mut self.peer(index).state);
-        let incarnation = match state {
-            PeerState::Connecting { incarnation, done, .. } => {
-                done(Err(cause.to_string()));
-                incarnation
-            }
-            PeerState::Up { incarnation, .. } | PeerState::Lost { incarnation, .. } => incarnation,
-            PeerState::Absent => 0,
-        };
-        self.peer(index).state = PeerState::Lost { incarnation, cause: cause.clone() };
-        links.counters().increment(Counter::PeersLost);
-        let peer = self.members.task(index).clone();
-        let error = Error::PeerLost { peer, incarnation, cause: cause.clone() };
+        let Some(tie) = self.peer(index).tie.take() else { return };
+        let cause = tie.verdict.unwrap_or_else(|| cause_of(failure));
+        let error = self.lost_error(index, tie.tag, &cause);
         for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
             waiter.complete(Err(error.clone()));
         }
-        if self.settings.peer_loss_is_fatal && !cause.is_clean() && self.broken.is_none() {
-            self.broken = Some(error.clone());
-            self.fail_waiters(links, &error);
+        self.ended(links, index, tie.tag, tie.stage, cause);
+    }
+
+    /// Sees to what follows from the end of a link. A failed attempt is tried again, unless nobody is left to
+    /// try it with.
+    fn ended<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        index: PeerIndex,
+        tag: LinkTag,
+        stage: Stage,
+        cause: LossCause,
+    ) {
+        let was_up = matches!(stage, Stage::Up);
+        if let Stage::Trying(done) = stage {
+            done(Err(cause.to_string()));
         }
-        self.watch.down(index, error);
+        if was_up || matches!(cause, LossCause::Died(_)) {
+            self.note_loss(links, index, tag, cause);
+        }
+    }
+
+    fn note_loss<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        index: PeerIndex,
+        tag: LinkTag,
+        cause: LossCause,
+    ) {
+        // Of each life one loss is told; older ones are no news.
+        if let Some((lost, _)) = &self.peer(index).lost
+            && (lost.incarnation == tag.incarnation || lost.generation > tag.generation)
+        {
+            return;
+        }
+        links.counters().increment(Counter::PeersLost);
+        let error = self.lost_error(index, tag, &cause);
+        let is_fatal = self.settings.peer_loss_is_fatal && !cause.is_clean();
+        self.peer(index).lost = Some((tag, cause));
+        if is_fatal {
+            self.end(links, &error);
+        }
+        self.watch.down(index, tag, error);
+    }
+
+    fn lost_error(&self, index: PeerIndex, tag: LinkTag, cause: &LossCause) -> Error {
+        let (peer, cause) = (self.members.task(index).clone(), cause.clone());
+        Error::PeerLost { peer, incarnation: tag.incarnation, cause }
+    }
+
+    /// Why calls can't use a link with this peer.
+    pub(super) fn why_unusable(&self, index: PeerIndex) -> Error {
+        match &self.peers[index.0 as usize].lost {
+            Some((tag, cause)) => self.lost_error(index, *tag, cause),
+            None => Error::NotConnected { peer: self.members.task(index).clone() },
+        }
+    }
+
+    /// Ends every call, pending and future, with this error, unless another has.
+    pub(super) fn end<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
+        if self.broken.is_none() {
+            self.broken = Some(error.clone());
+            self.fail_waiters(links, error);
+        }
     }
 
     /// Every call on every link ends with this error.
@@ -106,15 +179,41 @@ impl Remote {
         }
     }
 
-    pub(super) fn lose<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, cause: LossCause) {
+    /// One link is not to be used any more; news of an earlier one changes nothing.
+    pub(super) fn lose<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        index: PeerIndex,
+        tag: LinkTag,
+        cause: LossCause,
+    ) {
+        let Some(tie) = self.peer(index).tie.as_mut().filter(|tie| tie.tag == tag) else { return };
+        let (link, why) = (tie.link, LinkFailure::Local(cause.to_string()));
+        // The first word on it stands.
+        tie.verdict.get_or_insert(cause);
+        // The news came by another way than the peer's last tensors, which may still be unread. Bounded,
+        // as other peers may never be silent.
+        let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0);
+        links.fail(link, why);
+    }
+
+    /// A life of a peer is over.
+    pub(super) fn gone<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        index: PeerIndex,
+        tag: LinkTag,
+        cause: LossCause,
+    ) {
         let peer = self.peer(index);
-        if let Some(link) = peer.state.link() {
-            let why = LinkFailure::Local(cause.to_string());
-            peer.verdict = Some(cause);
-            // The news came by another way than the peer's last tensors, which may still be unread. Bounded,
-            // as other peers may never be silent.
-            let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0);
-            links.fail(link, why);
+        let Some(tie) = &peer.tie else { return self.note_loss(links, index, tag, cause) };
+        if tie.tag.incarnation != tag.incarnation {
+            return;
+        }
+        let (present, was_up) = (tie.tag, matches!(tie.stage, Stage::Up));
+        self.lose(links, index, present, cause.clone());
+        if !was_up {
+            self.note_loss(links, index, present, cause);
         }
     }
 }

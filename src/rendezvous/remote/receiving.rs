@@ -1,9 +1,8 @@
 //! The receiving side: requests of this process, and what comes for them.
 
-use super::{PeerState, Remote, Unclaimed};
+use super::{Remote, Unclaimed};
 use crate::fabric::Port;
 use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want};
-use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
@@ -35,16 +34,8 @@ impl Remote {
         {
             return self.deliver_unclaimed(links, key, want, waiter, unclaimed);
         }
-        let peer = || self.members.task(index).clone();
-        let link = match &self.peers[index.0 as usize].state {
-            PeerState::Up { link, .. } => *link,
-            PeerState::Absent | PeerState::Connecting { .. } => {
-                return waiter.complete(Err(Error::NotConnected { peer: peer() }));
-            }
-            PeerState::Lost { incarnation, cause } => {
-                let (incarnation, cause) = (*incarnation, cause.clone());
-                return waiter.complete(Err(Error::PeerLost { peer: peer(), incarnation, cause }));
-            }
+        let Some(link) = self.peers[index.0 as usize].usable() else {
+            return waiter.complete(Err(self.why_unusable(index)));
         };
         let timeout_ms = match waiter.deadline {
             Time::NEVER => u32::MAX,
@@ -105,13 +96,10 @@ impl Remote {
             Received::Into(given) => {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender)
             }
-            Received::Dead(None) => Self::deliver(
-                links.counters(),
-                waiter,
-                Payload::Tensor(Tensor::empty()),
-                !is_on(Mutant::DeadFlagLost),
-                sender,
-            ),
+            Received::Dead(None) => {
+                let empty = Payload::Tensor(links.pool().empty());
+                Self::deliver(links.counters(), waiter, empty, !is_on(Mutant::DeadFlagLost), sender)
+            }
             Received::Dead(Some(given)) => {
                 Self::deliver(links.counters(), waiter, Payload::Into(given), true, sender)
             }

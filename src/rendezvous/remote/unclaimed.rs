@@ -47,7 +47,7 @@ impl Remote {
             Unclaimed::Dead => {
                 let payload = match want {
                     Want::Into(given) => Payload::Into(given),
-                    Want::Fresh | Want::Borrow => Payload::Tensor(Tensor::empty()),
+                    Want::Fresh | Want::Borrow => Payload::Tensor(links.pool().empty()),
                 };
                 return Self::deliver(links.counters(), waiter, payload, true, Side::HEAP);
             }

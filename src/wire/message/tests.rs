@@ -184,3 +184,20 @@ fn an_endless_message_is_refused_by_its_announcement() {
     let error = Assembler::default().push(&fragment).expect_err("too long");
     assert_eq!(error, FragmentError::TooLong { total: MAX_LONG_MESSAGE as u32 + 1 });
 }
+
+#[test]
+fn lengths_of_more_than_32_bits_come_back() {
+    let len = (5 << 32) + 1;
+    let request = RequestId { slot: Slot::new(1).expect("20 bits"), generation: 2 };
+    let grant = Grant { region: 3, key: 4, offset: 1 << 41, len };
+    let meta = TensorMeta::new(DType::U8, Shape::new(&[len]).expect("shape")).expect("meta");
+    assert_eq!(meta.bytes(), len);
+    let meta = VersionedMeta { version: 5, side: Side::POOL, meta };
+    for message in
+        [Message::ReRequest { request, grant }, Message::Meta { request, loan_follows: true, meta }]
+    {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        assert_eq!(Message::decode(&bytes), Ok(message));
+    }
+}

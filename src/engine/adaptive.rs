@@ -1,0 +1,159 @@
+//! The adaptive mode: calls make progress, and sleep while nothing comes; a thread, the keeper, does while no call
+//! is under way.
+//!
+//! A thread in a call *attends*: what comes does not wake the keeper then. To sleep, a thread arms the port, which
+//! costs a barrier in all threads of all peers; that is worth it for who sleeps, but not for who leaves a call and will
+//! soon be back in the next. So a call that leaves the port unarmed has the keeper *watch*: the keeper looks now and
+//! then whether calls go on, and takes over, arms the port and sleeps as soon as they do not.
+
+use super::shared::{Engine, Unusable};
+use super::token::Owned;
+use super::{Handler, Mode, Poller};
+use crate::fabric::{Port, Sleep, Sleeper};
+use crate::wire::Time;
+use std::time::Duration;
+
+/// Steps between two looks at the clock.
+const LOOKS: u32 = 4;
+/// How often who finds nothing gives its CPU away, at least, before it sleeps.
+const YIELDS: u32 = 16;
+/// How long no call must have been under way for the keeper to take over.
+const WATCH: Duration = Duration::from_millis(1);
+/// The longest sleep. Nothing depends on it: it bounds what a peer could gain that takes back its rings.
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+
+/// While it lives, what comes does not wake the keeper.
+pub(super) struct Attendance<'a, P: Port, H: Handler<P>> {
+    engine: &'a Engine<P, H>,
+}
+
+impl<P: Port, H: Handler<P>> Engine<P, H> {
+    pub(super) fn attend(&self) -> Attendance<'_, P, H> {
+        self.sleeper.attend();
+        Attendance { engine: self }
+    }
+
+    pub(super) fn wait_adaptive(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
+        let _attendance = self.attend();
+        let (mut quiet_since, mut idle) = (self.clock.now(), 0);
+        loop {
+            let now = self.clock.now();
+            let count = self.look(now, LOOKS, done)?;
+            if done() {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+            if count > 0 {
+                (quiet_since, idle) = (now, 0);
+            } else if idle < YIELDS || now.since(quiet_since) < self.spin {
+                // Whoever brings what this waits for may need this CPU.
+                std::thread::yield_now();
+                idle += 1;
+            } else {
+                self.sleep_as_waiter(deadline, done)?;
+                (quiet_since, idle) = (self.clock.now(), 0);
+            }
+        }
+    }
+
+    fn sleep_as_waiter(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<(), Unusable> {
+        let seen = self.sleeper.seen();
+        let (mut armed, mut until) = (true, deadline);
+        // Another owner will complete what this thread waits for, or arm the port when it leaves.
+        self.own(|poller| {
+            armed = poller.arm();
+            until = until.min(poller.next_deadline());
+        })?;
+        if !armed {
+            return Ok(());
+        }
+        self.sleepers.sleep_unless(
+            || done() || self.check().is_err(),
+            || self.sleeper.sleep(Sleep::Waiter, seen, until.since(self.clock.now()).min(LONGEST_SLEEP)),
+        );
+        self.check()
+    }
+
+    /// What an owner does before it lets go.
+    pub(super) fn after_own(&self, poller: &mut Poller<P, H>) {
+        if poller.take_active() {
+            self.nudge();
+        }
+        if self.keeper.sleeps_beyond(poller.next_deadline()) {
+            self.sleeper.wake(Sleep::Keeper);
+        }
+    }
+
+    /// Makes sure that somebody sees what comes from now on.
+    fn leave(&self) {
+        self.sleeper.leave();
+        let mut armed = false;
+        // A port that is armed already only looks whether anybody has rung.
+        let owned = self.own(|poller| armed = poller.is_armed() && poller.arm());
+        let settled = matches!(owned, Ok(Owned::Ran)) && armed;
+        if !settled && self.keeper.watch() {
+            self.sleeper.wake(Sleep::Keeper);
+        }
+    }
+
+    /// What the keeper does until the engine is closed or unusable.
+    pub(super) fn keep(&self) {
+        while self.check().is_ok() {
+            let seen = self.sleeper.seen();
+            let until = match self.keeper.calls_go_on() {
+                true => self.clock.now() + WATCH,
+                false => match self.take_over() {
+                    Some(until) => until,
+                    // Calls are under way again.
+                    None => continue,
+                },
+            };
+            self.sleeper.sleep(Sleep::Keeper, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
+            self.keeper.is_awake();
+        }
+    }
+
+    /// Makes progress until nothing comes any more and the port is armed; says when to look again. `None` if a call
+    /// came in between.
+    fn take_over(&self) -> Option<Time> {
+        let mut quiet_since = self.clock.now();
+        loop {
+            let now = self.clock.now();
+            let (mut count, mut until) = (0, None);
+            let owned = self.own(|poller| {
+                for _ in 0..LOOKS {
+                    count += poller.step(now);
+                }
+                if count == 0 && now.since(quiet_since) >= self.spin && poller.arm() {
+                    // Known before another owner can bring an earlier deadline.
+                    self.keeper.sleeps_until(poller.next_deadline());
+                    until = Some(poller.next_deadline());
+                }
+            });
+            match owned {
+                Ok(Owned::Ran) if until.is_some() => return until,
+                Ok(Owned::Ran) => {
+                    if count > 0 {
+                        quiet_since = now;
+                    }
+                    std::thread::yield_now();
+                }
+                Ok(_) => {
+                    self.keeper.watch();
+                    return None;
+                }
+                Err(_) => return Some(Time::NEVER),
+            }
+        }
+    }
+}
+
+impl<P: Port, H: Handler<P>> Drop for Attendance<'_, P, H> {
+    fn drop(&mut self) {
+        if self.engine.mode() == Mode::Adaptive {
+            self.engine.leave();
+        }
+    }
+}

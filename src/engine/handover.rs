@@ -1,0 +1,253 @@
+//! Handing wishes over to the thread that owns the poller.
+//!
+//! All threads share one bounded queue. A thread that submits much gets a lane of its own, a ring with one producer and
+//! one consumer, which costs it no contended line. Wishes of one thread are done in its order.
+
+use crossbeam_queue::ArrayQueue;
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Wishes of a thread through the shared queue before it gets a lane.
+const BUSY: u32 = 64;
+/// Threads that can have a lane; more share the queue.
+const LANES: usize = 16;
+/// Wishes that a lane holds.
+const LANE_DEPTH: usize = 1024;
+
+/// The giving side, usable by any thread.
+pub(super) struct HandOver<T> {
+    id: u64,
+    shared: ArrayQueue<T>,
+    /// Lanes that the taking side has not seen yet.
+    new_lanes: ArrayQueue<Consumer<T>>,
+    /// Lanes that threads have and the taking side has not given up.
+    lanes: AtomicUsize,
+}
+
+/// The taking side.
+pub(super) struct Taker<T> {
+    lanes: Vec<Consumer<T>>,
+}
+
+/// What a thread has of one [`HandOver`].
+struct Giver {
+    of: u64,
+    given: u32,
+    lane: Option<Box<dyn Any>>,
+}
+
+thread_local! {
+    static GIVERS: RefCell<Vec<Giver>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<T: Send + 'static> HandOver<T> {
+    /// Room for `queue` wishes in the shared queue.
+    pub fn new(queue: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        HandOver {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            shared: ArrayQueue::new(queue.max(1)),
+            new_lanes: ArrayQueue::new(LANES),
+            lanes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Puts a wish into the shared queue.
+    ///
+    /// # Errors
+    /// The wish, if the queue is full.
+    pub fn push(&self, wish: T) -> Result<(), T> {
+        self.shared.push(wish)
+    }
+
+    /// Whether the shared queue is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.shared.is_empty()
+    }
+
+    /// How many wishes the shared queue holds.
+    pub fn capacity(&self) -> usize {
+        self.shared.capacity()
+    }
+
+    /// The oldest wish of the shared queue.
+    pub fn pop(&self) -> Option<T> {
+        self.shared.pop()
+    }
+
+    /// Puts a wish into this thread's lane, or into the shared queue if it has none.
+    ///
+    /// # Errors
+    /// The wish, if there is no room.
+    pub fn give(&self, wish: T) -> Result<(), T> {
+        GIVERS.with_borrow_mut(|givers| {
+            let at = match givers.iter().position(|giver| giver.of == self.id) {
+                Some(at) => at,
+                None => {
+                    // Lanes whose taker is gone belong to engines that have ended.
+                    givers.retain(|giver| giver.lane.as_ref().is_none_or(|lane| !is_abandoned::<T>(&**lane)));
+                    givers.push(Giver { of: self.id, given: 0, lane: None });
+                    givers.len() - 1
+                }
+            };
+            let giver = &mut givers[at];
+            if giver.lane.is_none() {
+                // The queue was seen empty after this thread's last push: what it pushed before is done, or is being
+                // done, before the taker looks at lanes again.
+                if giver.given < BUSY || !self.shared.is_empty() {
+                    self.shared.push(wish)?;
+                    giver.given = giver.given.saturating_add(1);
+                    return Ok(());
+                }
+                giver.lane = self.open_lane();
+                // All lanes are taken: ask again after as many wishes.
+                giver.given = 0;
+            }
+            let lane = giver.lane.as_mut().and_then(|lane| lane.downcast_mut::<Producer<T>>());
+            match lane {
+                Some(lane) => lane.push(wish).map_err(|PushError::Full(wish)| wish),
+                None => self.shared.push(wish),
+            }
+        })
+    }
+
+    fn open_lane(&self) -> Option<Box<dyn Any>> {
+        let one_more = |lanes| (lanes < LANES).then_some(lanes + 1);
+        self.lanes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        let (producer, consumer) = RingBuffer::new(LANE_DEPTH);
+        // There is room: no more lanes than it holds exist.
+        self.new_lanes.push(consumer).ok()?;
+        Some(Box::new(producer))
+    }
+}
+
+fn is_abandoned<T: 'static>(lane: &dyn Any) -> bool {
+    lane.downcast_ref::<Producer<T>>().is_some_and(Producer::is_abandoned)
+}
+
+impl<T: Send + 'static> Taker<T> {
+    /// No lanes yet.
+    pub fn new() -> Self {
+        Taker { lanes: Vec::with_capacity(LANES) }
+    }
+
+    /// Takes what is there now, a bounded amount, oldest first for each thread.
+    pub fn take(&mut self, from: &HandOver<T>, mut each: impl FnMut(T)) {
+        if !from.shared.is_empty() {
+            for _ in 0..from.shared.capacity() {
+                let Some(wish) = from.shared.pop() else { break };
+                each(wish);
+            }
+        }
+        while !from.new_lanes.is_empty() {
+            self.lanes.extend(from.new_lanes.pop());
+        }
+        let mut ended = false;
+        for lane in &mut self.lanes {
+            // Asked first: what is in the lane of a thread that has ended is all that will ever be.
+            let abandoned = lane.is_abandoned();
+            for _ in 0..lane.slots() {
+                let Ok(wish) = lane.pop() else { break };
+                each(wish);
+            }
+            ended |= abandoned;
+        }
+        if ended {
+            let before = self.lanes.len();
+            self.lanes.retain(|lane| !(lane.is_abandoned() && lane.is_empty()));
+            from.lanes.fetch_sub(before - self.lanes.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn wishes_of_each_thread_keep_their_order_while_it_moves_to_a_lane() {
+        const EACH: u32 = 20_000;
+        let queue = Arc::new(HandOver::new(64));
+        let threads: Vec<_> = (0..3u32)
+            .map(|thread| {
+                let queue = queue.clone();
+                std::thread::spawn(move || {
+                    for number in 0..EACH {
+                        let mut wish = (thread, number);
+                        while let Err(back) = queue.give(wish) {
+                            wish = back;
+                            std::thread::yield_now();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut next = [0; 3];
+        let mut taker = Taker::new();
+        let mut most_lanes = 0;
+        while next != [EACH; 3] {
+            taker.take(&queue, |(thread, number)| {
+                assert_eq!(number, next[thread as usize], "thread {thread}");
+                next[thread as usize] += 1;
+            });
+            most_lanes = most_lanes.max(taker.lanes.len());
+            std::thread::yield_now();
+        }
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert!(most_lanes > 0, "nobody got a lane");
+        taker.take(&queue, |_| unreachable!());
+        assert!(taker.lanes.is_empty(), "lanes of threads that have ended are given back");
+    }
+
+    #[test]
+    fn more_threads_than_lanes_share_the_queue() {
+        let queue = Arc::new(HandOver::new(4096));
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..LANES + 4)
+            .map(|_| {
+                let (queue, stop) = (queue.clone(), stop.clone());
+                std::thread::spawn(move || {
+                    let mut given = 0u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        given += u64::from(queue.give(1u64).is_ok());
+                        std::thread::yield_now();
+                    }
+                    given
+                })
+            })
+            .collect();
+        let (mut taken, mut taker) = (0, Taker::new());
+        for _ in 0..20_000 {
+            taker.take(&queue, |wish| taken += wish);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let given: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+        for _ in 0..4 {
+            taker.take(&queue, |wish| taken += wish);
+        }
+        assert_eq!(taken, given);
+        assert!(taker.lanes.len() <= LANES);
+    }
+
+    #[test]
+    fn a_full_lane_gives_the_wish_back() {
+        let queue = HandOver::new(BUSY as usize);
+        let mut given = 0;
+        let mut taker = Taker::new();
+        for _ in 0..BUSY {
+            queue.give(0).expect("room");
+        }
+        taker.take(&queue, |_| {});
+        while queue.give(given).is_ok() {
+            given += 1;
+        }
+        assert_eq!(given, LANE_DEPTH);
+        taker.take(&queue, |_| {});
+        assert_eq!(queue.give(1), Ok(()));
+    }
+}

@@ -1,0 +1,377 @@
+//! One poller for all threads of a process.
+
+use super::handover::HandOver;
+use super::keeper::KeeperState;
+use super::sleepers::Sleepers;
+use super::token::{Owned, OwnerToken};
+use super::{Clock, EngineOptions, Handler, Mode, Poller, Waiting};
+use crate::fabric::{Port, Sleep, Sleeper};
+use crate::wire::Time;
+use crossbeam_utils::CachePadded;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+/// A poller shared by the threads of a process. One of them owns it at a time.
+///
+/// In the inline and adaptive modes a thread that calls takes the token with one compare-and-swap, does its own wish and
+/// everybody's, polls, and lets go. A thread that finds the token taken leaves its wish in a queue, which the
+/// owner looks at before and after it lets go. In the dedicated mode a thread owns the poller from start to end.
+pub struct Engine<P: Port, H: Handler<P>> {
+    token: CachePadded<OwnerToken>,
+    pub(super) wishes: HandOver<H::Op>,
+    poller: UnsafeCell<Option<Poller<P, H>>>,
+    pub(super) clock: Arc<dyn Clock>,
+    mode: AtomicU8,
+    pub(super) waiting: Waiting,
+    pub(super) spin: Duration,
+    pub(super) sleeper: P::Sleeper,
+    pub(super) sleepers: CachePadded<Sleepers>,
+    pub(super) keeper: KeeperState,
+}
+
+// SAFETY: the poller inside the cell is touched only in `own_slot`, by the thread that holds the token; the token
+// orders one owner's accesses before the next one's. Everything in the poller may move between threads
+// (`Port: Send`, `Handler: Send`), which is all that owners in turn need. The other fields are `Sync`.
+#[allow(unsafe_code)]
+unsafe impl<P: Port, H: Handler<P>> Sync for Engine<P, H> {}
+
+/// A poller that can't be used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// An owner panicked.
+    #[error("a thread panicked while it moved the poller: every call on it fails from now on")]
+    Poisoned,
+    /// It was closed.
+    #[error("the poller was closed")]
+    Closed,
+}
+
+impl<P: Port, H: Handler<P>> Engine<P, H> {
+    /// Shares a poller. The modes that have a thread begin with [`start`](super::start).
+    pub fn new(poller: Poller<P, H>, clock: Arc<dyn Clock>, options: &EngineOptions) -> Self {
+        Engine {
+            token: CachePadded::new(OwnerToken::new()),
+            wishes: HandOver::new(options.queue),
+            sleeper: poller.sleeper(),
+            poller: UnsafeCell::new(Some(poller)),
+            clock,
+            mode: AtomicU8::new(options.mode as u8),
+            waiting: options.waiting,
+            spin: options.spin,
+            sleepers: CachePadded::new(Sleepers::new()),
+            keeper: KeeperState::default(),
+        }
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Who moves the poller on.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        const ADAPTIVE: u8 = Mode::Adaptive as u8;
+        const DEDICATED: u8 = Mode::Dedicated as u8;
+        match self.mode.load(Ordering::Relaxed) {
+            ADAPTIVE => Mode::Adaptive,
+            DEDICATED => Mode::Dedicated,
+            _ => Mode::Inline,
+        }
+    }
+
+    pub(super) fn set_mode(&self, mode: Mode) {
+        self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// Has a wish done: at once by this thread if nobody else owns the poller, else soon by the owner. Wishes
+    /// of one thread are done in its order.
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    pub fn submit(&self, op: H::Op) -> Result<(), Unusable> {
+        match self.mode() {
+            Mode::Dedicated => self.give(op),
+            Mode::Inline | Mode::Adaptive => self.submit_inline(op),
+        }
+    }
+
+    fn submit_inline(&self, op: H::Op) -> Result<(), Unusable> {
+        let now = self.clock.now();
+        let mut op = Some(op);
+        let mut round = 0;
+        loop {
+            let owned = self.own(|poller| {
+                if let Some(op) = op.take() {
+                    poller.op(op, now);
+                }
+            })?;
+            match (owned, op.take()) {
+                (_, None) => return Ok(()),
+                (_, Some(mine)) => match self.wishes.push(mine) {
+                    // The owner may have let go before it saw the push: then this thread is the next owner.
+                    Ok(()) => return self.own(|_| {}).map(drop),
+                    Err(mine) => op = Some(mine),
+                },
+            }
+            self.waiting.pause(round);
+            round = round.saturating_add(1);
+        }
+    }
+
+    /// Makes progress once, unless another thread is at it or always is. Returns how many completions there were.
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    pub fn progress(&self) -> Result<usize, Unusable> {
+        let mut count = 0;
+        match self.mode() {
+            Mode::Inline => {
+                let now = self.clock.now();
+                self.own(|poller| count += poller.step(now))?;
+            }
+            Mode::Adaptive => {
+                let _attendance = self.attend();
+                let now = self.clock.now();
+                self.own(|poller| count += poller.step(now))?;
+            }
+            Mode::Dedicated => self.check()?,
+        }
+        Ok(count)
+    }
+
+    /// Makes progress, or lets the poller's thread make it, until `done`, or until `deadline` has passed. Returns
+    /// whether it is done. `done` must become true by what the poller does or be followed by
+    /// [`nudge`](Engine::nudge).
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    pub fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
+        if done() {
+            return Ok(true);
+        }
+        match self.mode() {
+            Mode::Inline => self.wait_inline(deadline, done),
+            Mode::Adaptive => self.wait_adaptive(deadline, done),
+            Mode::Dedicated => self.wait_for_thread(deadline, done),
+        }
+    }
+
+    fn wait_inline(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
+        let mut idle = 0;
+        loop {
+            let now = self.clock.now();
+            if self.look(now, self.waiting.looks(), done)? > 0 {
+                idle = 0;
+            }
+            if done() {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+            if self.mode() != Mode::Inline {
+                return self.wait(deadline, done);
+            }
+            self.waiting.pause(idle);
+            idle = idle.saturating_add(1);
+        }
+    }
+
+    /// Steps up to `looks` times, until something is done. Returns how many completions there were.
+    pub(super) fn look(&self, now: Time, looks: u32, done: &dyn Fn() -> bool) -> Result<usize, Unusable> {
+        let mut count = 0;
+        self.own(|poller| {
+            for _ in 0..looks {
+                self.do_wishes(poller, now);
+                let more = poller.step(now);
+                count += more;
+                if more > 0 && done() {
+                    break;
+                }
+            }
+        })?;
+        Ok(count)
+    }
+
+    /// Lets sleeping waiters look whether they are done, after something outside the poller has happened.
+    #[inline]
+    pub fn nudge(&self) {
+        self.sleepers.wake(|| self.sleeper.wake(Sleep::Waiter));
+    }
+
+    /// Ends the poller: its links are closed and everybody who waits is told. Does nothing the second time.
+    pub fn close(&self) {
+        self.keeper.close();
+        self.sleeper.wake(Sleep::Waiter);
+        self.sleeper.wake(Sleep::Keeper);
+        let end = |slot: &mut Option<Poller<P, H>>| {
+            drop(slot.take());
+            while self.wishes.pop().is_some() {}
+        };
+        let mut round = 0;
+        while let Ok(Owned::Busy) = self.own_slot(end) {
+            Waiting::Yield.pause(round);
+            round = round.saturating_add(1);
+        }
+    }
+
+    /// Whether the poller can still be used.
+    ///
+    /// # Errors
+    /// If it can't.
+    pub(super) fn check(&self) -> Result<(), Unusable> {
+        match () {
+            () if self.token.is_poisoned() => Err(Unusable::Poisoned),
+            () if self.keeper.is_closing() => Err(Unusable::Closed),
+            () => Ok(()),
+        }
+    }
+
+    /// Runs `body` as the owner, after everything that others wished before. Says whether it ran.
+    pub(super) fn own(&self, mut body: impl FnMut(&mut Poller<P, H>)) -> Result<Owned, Unusable> {
+        let mut closed = false;
+        let owned = self.own_slot(|slot| match slot {
+            Some(poller) => {
+                self.do_wishes(poller, self.clock.now());
+                body(poller);
+                if self.mode() == Mode::Adaptive {
+                    self.after_own(poller);
+                }
+            }
+            None => {
+                // Whoever made these wishes is told by their end.
+                while self.wishes.pop().is_some() {}
+                closed = true;
+            }
+        })?;
+        if closed { Err(Unusable::Closed) } else { Ok(owned) }
+    }
+
+    pub(super) fn own_slot(
+        &self,
+        mut body: impl FnMut(&mut Option<Poller<P, H>>),
+    ) -> Result<Owned, Unusable> {
+        let run = || {
+            // SAFETY: `OwnerToken::run` calls this only while this thread holds the token, so there is no
+            // other reference to the poller; `body` can't come back here with this reference alive, as it
+            // finds the token taken.
+            #[allow(unsafe_code)]
+            let slot = unsafe { &mut *self.poller.get() };
+            let ran = catch_unwind(AssertUnwindSafe(|| body(slot))).is_ok();
+            if !ran {
+                // What the panic has left half done is never used again, only taken apart: links are closed, and
+                // whoever waits is told by the end of its call.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(slot.take())));
+            }
+            ran
+        };
+        match self.token.run(run, || !self.wishes.is_empty()) {
+            Owned::Poisoned => {
+                while let Some(op) = self.wishes.pop() {
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(op)));
+                }
+                self.sleeper.wake(Sleep::Waiter);
+                Err(Unusable::Poisoned)
+            }
+            owned => Ok(owned),
+        }
+    }
+
+    pub(super) fn do_wishes(&self, poller: &mut Poller<P, H>, now: Time) {
+        if self.wishes.is_empty() {
+            return;
+        }
+        for _ in 0..self.wishes.capacity() {
+            let Some(op) = self.wishes.pop() else { return };
+            poller.op(op, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Abandoned, Calls, Completer, Executor};
+    use crate::fabric::Fabric;
+    use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
+    use crate::link::{LinkEvent, Links};
+    use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+    use crate::telemetry::CountersWriter;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[derive(Debug)]
+    struct Ended;
+
+    impl Abandoned for Ended {
+        fn abandoned() -> Self {
+            Ended
+        }
+    }
+
+    /// Keeps whoever waits, and panics when told to.
+    struct Keeper(Vec<Completer<Ended>>);
+
+    enum Wish {
+        Keep(Completer<Ended>),
+        Panic,
+    }
+
+    impl Handler<ShmPort> for Keeper {
+        type Waiter = ();
+        type Op = Wish;
+
+        fn op(&mut self, _: &mut Links<ShmPort, ()>, op: Wish, _: Time) {
+            match op {
+                Wish::Keep(waiter) => self.0.push(waiter),
+                Wish::Panic => panic!("on purpose"),
+            }
+        }
+
+        fn event(&mut self, _: &mut Links<ShmPort, ()>, _: LinkEvent<()>, _: Time) {}
+
+        fn next_deadline(&self) -> Time {
+            Time::NEVER
+        }
+
+        fn expire(&mut self, _: &mut Links<ShmPort, ()>, _: Time) {}
+    }
+
+    struct Still;
+
+    impl Clock for Still {
+        fn now(&self) -> Time {
+            Time::from_nanos(0)
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_every_call_at_once_and_the_poller_with_it() {
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
+        let region = Region::create(0, &region).expect("a region");
+        let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
+        let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
+        let links = Links::new(fabric.port().expect("a port"), pool, writer);
+        let options =
+            EngineOptions { mode: Mode::Inline, waiting: Waiting::Yield, spin: Duration::ZERO, queue: 4 };
+        let engine = Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options);
+        let executor = Executor::default();
+        let (told, ended) = channel();
+        let waiter = Calls::callback(&executor, move |Ended| told.send(()).expect("open"));
+        engine.submit(Wish::Keep(waiter)).expect("usable");
+        assert_eq!(engine.submit(Wish::Panic), Err(Unusable::Poisoned));
+        ended
+            .recv_timeout(Duration::from_secs(10))
+            .expect("the callback is called though the engine is held");
+        assert_eq!(Arc::strong_count(&counters), 1, "the poller's own half is gone");
+        assert_eq!(engine.progress(), Err(Unusable::Poisoned));
+        engine.close();
+        executor.stop();
+    }
+}

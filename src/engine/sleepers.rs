@@ -1,0 +1,81 @@
+//! Who sleeps in a call, so that whoever completes something knows whether to wake anybody.
+
+use super::sync::{AtomicU32, Ordering};
+
+/// Counts the waiters that sleep or are about to.
+///
+/// A waiter counts itself, then looks once more whether it is done, then sleeps; whoever completes something does that,
+/// then looks at the count. Both are sequentially consistent, so one of them sees the other.
+#[derive(Debug)]
+pub(super) struct Sleepers {
+    count: AtomicU32,
+}
+
+impl Sleepers {
+    pub fn new() -> Self {
+        Sleepers { count: AtomicU32::new(0) }
+    }
+
+    /// Sleeps unless `done`. `sleep` must return at once if there was a wake-up since before this was called.
+    pub fn sleep_unless(&self, done: impl FnOnce() -> bool, sleep: impl FnOnce()) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        // A read-modify-write: what follows is not read before others can see the count.
+        if !done() {
+            sleep();
+        }
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Calls `wake` if anybody sleeps, after something was completed.
+    #[inline]
+    pub fn wake(&self, wake: impl FnOnce()) {
+        if self.fenced_count() > 0 {
+            wake();
+        }
+    }
+
+    /// The count, not read before what this thread has written is seen by others.
+    #[inline]
+    fn fenced_count(&self) -> u32 {
+        self.count.fetch_add(0, Ordering::SeqCst)
+    }
+}
+
+#[cfg(all(test, tensorwire_loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::atomic::AtomicBool;
+    use loom::sync::{Arc, Condvar, Mutex};
+
+    /// A completion that is told with release ordering, as calls tell theirs, and a futex as a lock and a condition: a
+    /// wake-up that is lost is a deadlock, which loom finds.
+    #[test]
+    fn loom_a_waiter_that_goes_to_sleep_misses_no_completion() {
+        loom::model(|| {
+            let sleepers = Arc::new(Sleepers::new());
+            let done = Arc::new(AtomicBool::new(false));
+            let word = Arc::new((Mutex::new(0), Condvar::new()));
+            let completer = loom::thread::spawn({
+                let (sleepers, done, word) = (sleepers.clone(), done.clone(), word.clone());
+                move || {
+                    done.store(true, Ordering::Release);
+                    sleepers.wake(|| {
+                        *word.0.lock().expect("unpoisoned") += 1;
+                        word.1.notify_all();
+                    });
+                }
+            });
+            while !done.load(Ordering::Acquire) {
+                let seen = *word.0.lock().expect("unpoisoned");
+                let sleep = || {
+                    let mut now = word.0.lock().expect("unpoisoned");
+                    while *now == seen {
+                        now = word.1.wait(now).expect("unpoisoned");
+                    }
+                };
+                sleepers.sleep_unless(|| done.load(Ordering::Acquire), sleep);
+            }
+            completer.join().expect("no panic");
+        });
+    }
+}

@@ -1,0 +1,303 @@
+//! Links that go cold and come back, and sleeps that end.
+
+use super::*;
+use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
+use crate::fabric::shm::{ShmFabric, ShmLink, ShmOptions, ShmPort};
+use crate::fabric::{
+    Completion, Event, Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, Role, Sleep, Sleeper,
+};
+use crate::memory::Pool;
+use crate::wire::{Immediate, ImmediateKind, Slot};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const LANE: Lane = Lane(0);
+
+struct End {
+    pool: Pool,
+    fabric: ShmFabric,
+    port: ShmPort,
+}
+
+impl End {
+    fn new() -> End {
+        let pool = pool();
+        let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+        let port = fabric.port().expect("a port");
+        End { pool, fabric, port }
+    }
+
+    fn attach(&mut self, link: ShmLink) -> LinkId {
+        let link = self.port.attach(link).expect("room");
+        self.port.post_receives(link, LANE, 1_000_000);
+        link
+    }
+
+    fn poll(&mut self) -> Vec<Completion> {
+        let mut completions = Completions::default();
+        self.port.poll(&mut completions);
+        completions.drain().map(|(completion, _)| completion).collect()
+    }
+
+    /// Polls until something comes.
+    fn next(&mut self) -> Completion {
+        let start = Instant::now();
+        loop {
+            if let Some(first) = self.poll().into_iter().next() {
+                return first;
+            }
+            assert!(start.elapsed() < PATIENCE, "nothing came");
+        }
+    }
+
+    /// Polls until no link is looked at any more, by itself or armed.
+    fn settle(&mut self) {
+        let start = Instant::now();
+        while !self.port.arm() {
+            assert!(start.elapsed() < PATIENCE, "it does not settle");
+            self.poll();
+        }
+    }
+
+    fn attached(&self) -> &Attached {
+        &self.port.links
+    }
+}
+
+fn connect(a: &mut End, b: &mut End, depth: u32) -> (LinkId, LinkId) {
+    let options = LinkOptions { lanes: 1, depth, generation: 0 };
+    let (half, other) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
+    let (to_a, to_b) = (half.address().to_vec(), other.address().to_vec());
+    let (first, second) = std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| half.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
+        let reached = other.connect(Role::Initiator, &to_a, PATIENCE).expect("reached");
+        (accepted.join().expect("no panic"), reached)
+    });
+    (a.attach(first), b.attach(second))
+}
+
+fn pair() -> (End, LinkId, End, LinkId) {
+    let (mut a, mut b) = (End::new(), End::new());
+    let (to_b, to_a) = connect(&mut a, &mut b, 16);
+    (a, to_b, b, to_a)
+}
+
+fn immediate() -> Immediate {
+    Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("fits") }
+}
+
+#[test]
+fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
+    let (mut a, to_b, mut b, to_a) = pair();
+    let (mut completions, mut turns) = (Completions::default(), 0);
+    a.port.send(to_b, LANE, b"ball").expect("room");
+    for _ in 0..200_000 {
+        if b.port.poll(&mut completions) > 0 {
+            b.port.send(to_a, LANE, b"ball").expect("room");
+            turns += 1;
+        }
+        completions.clear();
+        if a.port.poll(&mut completions) > 0 {
+            a.port.send(to_b, LANE, b"ball").expect("room");
+        }
+        completions.clear();
+    }
+    assert!(turns > 10_000, "{turns} turns");
+    // And with nothing to do.
+    for _ in 0..2 * ROUND {
+        a.port.poll(&mut completions);
+    }
+    for end in [&a, &b] {
+        assert_eq!((end.attached().barriers, end.attached().busy.len()), (0, 1));
+        assert!(!end.port.links.bell.bell.is_rung() && end.port.links.bell.bell.seen() == 0, "never rung");
+    }
+}
+
+#[test]
+fn many_quiet_links_go_cold_at_once_and_a_message_brings_each_back() {
+    const LINKS: usize = 200;
+    let (mut a, mut b) = (End::new(), End::new());
+    let links: Vec<_> = (0..LINKS).map(|_| connect(&mut a, &mut b, 2)).collect();
+    let (busy, _) = links[0];
+    let start = Instant::now();
+    while b.attached().busy.len() > 1 {
+        let _ = a.port.send(busy, LANE, b"one of many");
+        b.poll();
+        a.poll();
+        assert!(start.elapsed() < PATIENCE, "{} are busy", b.attached().busy.len());
+    }
+    let barriers = b.attached().barriers;
+    assert!(barriers <= 2, "{barriers} barriers");
+    for _ in 0..2 * ROUND {
+        let _ = a.port.send(busy, LANE, b"one of many");
+        b.poll();
+        a.poll();
+    }
+    assert_eq!((b.attached().barriers, b.attached().busy.len()), (barriers, 1), "steady");
+    while !b.poll().is_empty() {}
+    for &(to_b, to_a) in &links[1..] {
+        a.port.send(to_b, LANE, b"wake up").expect("room");
+        assert_eq!(b.next().link, to_a);
+    }
+    assert_eq!(b.attached().busy.len(), LINKS);
+}
+
+/// What this side does on `link`, after both were armed and nothing was left to say, must be rung for.
+fn assert_rung_for(
+    what: &str,
+    prepare: impl Fn(&mut End, LinkId, &mut End, LinkId),
+    act: impl Fn(&mut End, LinkId),
+) {
+    let (mut a, to_b, mut b, to_a) = pair();
+    prepare(&mut a, to_b, &mut b, to_a);
+    a.settle();
+    b.settle();
+    b.poll();
+    assert!(b.port.arm(), "{what}: something is there before it was done");
+    let sleeper = b.port.sleeper();
+    let seen = sleeper.seen();
+    act(&mut a, to_b);
+    assert!(b.attached().bell.bell.is_rung() && sleeper.seen() != seen, "{what}: nobody rang");
+    assert!(!b.port.arm(), "{what}: armed, with something there");
+}
+
+#[test]
+fn whatever_a_poll_can_bring_or_let_go_on_is_rung_for() {
+    let nothing = |_: &mut End, _: LinkId, _: &mut End, _: LinkId| {};
+    assert_rung_for("a message", nothing, |a, link| a.port.send(link, LANE, b"x").expect("room"));
+    assert_rung_for("credits", nothing, |a, link| a.port.publish_credits(link, LANE, 7));
+    assert_rung_for("a closed link", nothing, |a, link| a.port.detach(link));
+    assert_rung_for("a failed link", nothing, |a, link| {
+        a.port.fail(link, LinkFailure::Local("enough".into()));
+    });
+    assert_rung_for("a port that ends", nothing, |a, _| a.port = a.fabric.port().expect("room"));
+    let write = |a: &mut End, to_b: LinkId, b: &mut End, to_a: LinkId| {
+        let grant = a.port.grant(to_b, tensor_mut(&a.pool, 8)).expect("room");
+        b.settle();
+        a.settle();
+        let source = tensor(&b.pool, &[1; 8]);
+        b.port.write(to_a, LANE, OpId(1), &source, 0, 8, &grant, None).expect("room");
+    };
+    let (mut a, to_b, mut b, to_a) = pair();
+    write(&mut a, to_b, &mut b, to_a);
+    assert!(b.port.arm() && !a.port.arm());
+    a.poll();
+    a.settle(); // tells how far it has come
+    assert!(b.attached().bell.bell.is_rung(), "a write that was taken");
+    assert!(matches!(b.next().event, Event::Done { id: OpId(1) }));
+}
+
+#[test]
+fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
+    let (mut a, to_b, mut b, _) = pair();
+    let source = tensor(&a.pool, &[3; 64]);
+    for id in 0..10 {
+        a.port.lend(to_b, LANE, OpId(id), &source, immediate()).expect("room");
+    }
+    let mut lent = Vec::new();
+    while lent.len() < 10 {
+        lent.extend(b.poll());
+    }
+    b.settle();
+    a.settle();
+    let last = lent.pop();
+    std::thread::scope(|scope| scope.spawn(|| drop(last)).join().expect("no panic"));
+    assert!(a.attached().bell.bell.is_rung());
+    assert!(
+        matches!(a.poll()[..], [Completion { event: Event::Done { id: OpId(9) }, .. }]),
+        "at the first look"
+    );
+}
+
+#[test]
+fn a_link_that_fails_on_this_side_ends_the_sleep() {
+    let (mut a, to_b, _b, _) = pair();
+    a.settle();
+    let seen = a.port.sleeper().seen();
+    a.port.fail(to_b, LinkFailure::Local("enough".into()));
+    assert_ne!(a.port.sleeper().seen(), seen);
+    assert!(!a.port.arm());
+    assert!(matches!(a.poll()[..], [Completion { event: Event::Down(_), .. }]));
+    assert!(a.port.arm(), "there is nothing more");
+}
+
+#[test]
+fn a_link_that_is_attached_to_an_armed_port_ends_the_sleep() {
+    let (mut a, _, mut b, _) = pair();
+    a.settle();
+    let seen = a.port.sleeper().seen();
+    let (to_b, to_a) = connect(&mut a, &mut b, 16);
+    assert_ne!(a.port.sleeper().seen(), seen);
+    b.port.send(to_a, LANE, b"first").expect("room");
+    assert!(!a.port.arm());
+    assert_eq!(a.next().link, to_b);
+}
+
+#[test]
+fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
+    let pools = (pool(), pool());
+    let options = ShmOptions { poll_bytes: 4096 };
+    let [mut a, mut b] = [pools.0, pools.1].map(|pool| {
+        let fabric = ShmFabric::new(&pool, options.clone()).expect("a fabric");
+        let port = fabric.port().expect("a port");
+        End { pool, fabric, port }
+    });
+    let (to_b, to_a) = connect(&mut a, &mut b, 16);
+    let grant = b.port.grant(to_a, tensor_mut(&b.pool, 20_000)).expect("room");
+    b.settle();
+    let source = tensor(&a.pool, &[9; 20_000]);
+    a.port.write(to_b, LANE, OpId(1), &source, 0, 20_000, &grant, Some(immediate())).expect("room");
+    let sleeper = b.port.sleeper();
+    let seen = sleeper.seen();
+    assert!(b.poll().is_empty(), "a part of it");
+    let start = Instant::now();
+    sleeper.sleep(Sleep::Waiter, seen, PATIENCE);
+    assert!(sleeper.seen() != seen && start.elapsed() < PATIENCE / 2);
+    assert!(matches!(b.next().event, Event::Immediate { bytes: 20_000, .. }));
+}
+
+#[test]
+fn a_peer_that_takes_back_its_ring_only_delays() {
+    let (mut a, to_b, mut b, to_a) = pair();
+    b.settle();
+    a.port.send(to_b, LANE, b"x").expect("room");
+    // As a rogue could: no bit, nobody who seems to sleep.
+    b.attached().bell.bell.reset();
+    let (sleeper, start) = (b.port.sleeper(), Instant::now());
+    let found = loop {
+        let seen = sleeper.seen();
+        let came = b.poll();
+        if let Some(first) = came.into_iter().next() {
+            break first;
+        }
+        if b.port.arm() {
+            sleeper.sleep(Sleep::Waiter, seen, PATIENCE);
+        }
+        assert!(start.elapsed() < PATIENCE, "it hangs");
+    };
+    assert_eq!(found.link, to_a);
+}
+
+#[test]
+fn a_number_is_never_used_twice_and_a_full_port_says_so() {
+    let (mut a, to_b, mut b, _) = pair();
+    a.port.detach(to_b);
+    let (again, _) = connect(&mut a, &mut b, 2);
+    assert!(again != to_b && place_of(again) == place_of(to_b));
+    assert!(a.attached().get(to_b).is_none() && a.attached().get(again).is_some());
+    // The last number of the place: nobody has it after that.
+    a.port.links.places[place_of(again)].before = (1 << (u32::BITS - PLACE_BITS)) - 1;
+    a.port.detach(again);
+    let (other, _) = connect(&mut a, &mut b, 2);
+    assert!(a.attached().get(other).is_none() || place_of(other) != place_of(again));
+    a.port.links.places.resize_with(PLACES, Place::default);
+    let options = LinkOptions { lanes: 1, depth: 2, generation: 0 };
+    let (half, own) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
+    let (to_a, to_b) = (half.address().to_vec(), own.address().to_vec());
+    let error = std::thread::scope(|scope| {
+        let link = scope.spawn(|| half.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
+        let _peer = own.connect(Role::Initiator, &to_a, PATIENCE).expect("reached");
+        a.port.attach(link.join().expect("no panic")).expect_err("full").to_string()
+    });
+    assert!(error.contains("4096 at most"), "{error}");
+}

@@ -1,0 +1,156 @@
+//! A virtual network inside one process and in virtual time, for tests of whatever stands on a fabric.
+//!
+//! Everything that a real network may do it does by a seed: delays, lanes that overtake each other, queues that are full,
+//! local completions that come late, readers that stall, links that are cut, processes that die. The same seed
+//! and the same calls give the same history, whose digest is [`SimNetwork::digest`]. Time passes only by
+//! [`SimNetwork::advance_to`], or, with [`SimOptions::auto_advance`], by polling.
+//!
+//! | file | |
+//! |---|---|
+//! | `network` | the clock, what is on its way, what happens when it arrives |
+//! | `side` | one side of a link: operations, grants, what waits for a poll |
+//! | `port` | the port's calls |
+//! | `random` | the seeded generator |
+//!
+//! This room may lock and allocate: it is for tests. It has no unsafe code.
+#![allow(clippy::disallowed_types)] // one lock around the whole network
+
+mod network;
+mod port;
+mod random;
+mod side;
+#[cfg(test)]
+mod tests;
+
+pub use network::SimNetwork;
+pub use port::{SimPort, SimSleeper};
+
+use super::{Fabric, FabricError, FabricKind, Half, LinkOptions, Role};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// A process of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SimProcess(pub u32);
+
+/// How the network behaves.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// How long a packet travels, one way.
+    pub delay: RangeInclusive<Duration>,
+    /// How long after its arrival an operation completes at its sender.
+    pub completion_delay: RangeInclusive<Duration>,
+    /// Completions that one poll brings at most.
+    pub poll_batch: usize,
+    /// How many times in a thousand a post finds the queue full though it is not.
+    pub full_per_mille: u32,
+    /// Whether links lend.
+    pub lends: bool,
+    /// Whether a poll that finds nothing due moves the time on to the next event.
+    pub auto_advance: bool,
+    /// Whether [`SimNetwork::trace`] is kept.
+    pub trace: bool,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        SimOptions {
+            delay: Duration::from_nanos(500)..=Duration::from_micros(5),
+            completion_delay: Duration::ZERO..=Duration::from_micros(5),
+            poll_batch: 16,
+            full_per_mille: 0,
+            lends: true,
+            auto_advance: false,
+            trace: false,
+        }
+    }
+}
+
+/// One process's access to the network.
+pub struct SimFabric {
+    network: SimNetwork,
+    process: SimProcess,
+}
+
+impl SimFabric {
+    /// Which process it is.
+    pub fn process(&self) -> SimProcess {
+        self.process
+    }
+}
+
+impl Fabric for SimFabric {
+    type Half = SimHalf;
+    type Link = SimLink;
+    type Port = SimPort;
+    const KIND: FabricKind = FabricKind::Sim;
+
+    fn port(&self) -> Result<SimPort, FabricError> {
+        Ok(SimPort::new(self.network.clone()))
+    }
+
+    fn half(&self, options: &LinkOptions) -> Result<SimHalf, FabricError> {
+        let out_of_range = |option, value, allowed| {
+            Err(FabricError::Option { fabric: FabricKind::Sim, option, value, allowed })
+        };
+        if options.lanes == 0 {
+            return out_of_range("lanes", 0, "at least 1");
+        }
+        if !options.depth.is_power_of_two() {
+            return out_of_range("depth", options.depth.into(), "a power of two");
+        }
+        let side = self.network.open(self.process, options);
+        let address = (side as u64).to_le_bytes().to_vec();
+        Ok(SimHalf { network: self.network.clone(), side: Some(side), address })
+    }
+}
+
+/// One side of a link that is not connected yet.
+pub struct SimHalf {
+    network: SimNetwork,
+    side: Option<usize>,
+    address: Vec<u8>,
+}
+
+impl Half for SimHalf {
+    type Link = SimLink;
+
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    /// Does not wait for the other side: what is sent before that has connected arrives when it has.
+    fn connect(mut self, _role: Role, peer: &[u8], _timeout: Duration) -> Result<SimLink, FabricError> {
+        let refused = |why: String| FabricError::Peer { fabric: FabricKind::Sim, why };
+        let peer = <[u8; 8]>::try_from(peer).map_err(|_| refused(format!("{peer:?} is no address")))?;
+        let Some(side) = self.side.take() else { unreachable!("taken here and when it is dropped") };
+        let connected = self.network.connect(side, u64::from_le_bytes(peer) as usize);
+        if let Err(why) = connected {
+            self.network.close(side);
+            return Err(refused(why));
+        }
+        Ok(SimLink { network: self.network.clone(), side: Some(side) })
+    }
+}
+
+impl Drop for SimHalf {
+    fn drop(&mut self) {
+        if let Some(side) = self.side {
+            self.network.close(side);
+        }
+    }
+}
+
+/// A connected link that no port has yet. Dropping it closes it.
+pub struct SimLink {
+    network: SimNetwork,
+    side: Option<usize>,
+}
+
+impl Drop for SimLink {
+    fn drop(&mut self) {
+        if let Some(side) = self.side {
+            self.network.close(side);
+        }
+    }
+}

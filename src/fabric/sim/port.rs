@@ -1,0 +1,314 @@
+//! The port's calls.
+
+use super::SimLink;
+use super::network::{Load, SimNetwork};
+use super::side::{Arrived, Held};
+use crate::fabric::{
+    Completions, Event, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port,
+    PostError, Sleep, Sleeper,
+};
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::{Grant, Immediate};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Bytes that an inline write carries.
+const MAX_INLINE: usize = 128;
+
+/// What a link that is not there can do.
+static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false };
+
+struct Attached {
+    id: LinkId,
+    side: usize,
+    limits: LinkLimits,
+}
+
+/// The links that one poller owns. See [`Port`].
+pub struct SimPort {
+    network: SimNetwork,
+    links: Vec<Attached>,
+    next: u32,
+    /// The link that the next poll begins with.
+    turn: usize,
+    sleeper: SimSleeper,
+}
+
+impl SimPort {
+    pub(super) fn new(network: SimNetwork) -> Self {
+        let sleeper = SimSleeper { network: network.clone(), ring: Arc::default() };
+        SimPort { network, links: Vec::new(), next: 0, turn: 0, sleeper }
+    }
+
+    fn find(&self, link: LinkId) -> Option<&Attached> {
+        self.links.iter().find(|attached| attached.id == link)
+    }
+
+    fn side(&self, link: LinkId) -> Option<usize> {
+        Some(self.find(link)?.side)
+    }
+
+    /// The side to post on.
+    fn post(&self, link: LinkId, lane: Lane) -> Result<usize, PostError> {
+        let attached = self.find(link).ok_or(PostError::Down)?;
+        if lane.0 >= attached.limits.lanes {
+            return Err(PostError::Refused("the link has no such lane"));
+        }
+        Ok(attached.side)
+    }
+}
+
+impl Port for SimPort {
+    type Link = SimLink;
+    type Sleeper = SimSleeper;
+
+    fn sleeper(&self) -> SimSleeper {
+        self.sleeper.clone()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.network.with(|state| self.links.iter().all(|link| !state.sides[link.side].has_news()))
+    }
+
+    fn attach(&mut self, mut link: SimLink) -> Result<LinkId, FabricError> {
+        let Some(side) = link.side.take() else { unreachable!("only this takes it") };
+        let id = LinkId(self.next);
+        self.next += 1;
+        let ring = self.sleeper.ring.clone();
+        let limits = self.network.with(|state| {
+            state.sides[side].rung_by(ring);
+            let options = &state.sides[side].options;
+            let lends = state.options.lends;
+            LinkLimits { lanes: options.lanes, depth: options.depth, max_inline: MAX_INLINE, lends }
+        });
+        self.links.push(Attached { id, side, limits });
+        Ok(id)
+    }
+
+    fn detach(&mut self, link: LinkId) {
+        if let Some(at) = self.links.iter().position(|attached| attached.id == link) {
+            let side = self.links.remove(at).side;
+            self.network.close(side);
+        }
+    }
+
+    fn fail(&mut self, link: LinkId, why: LinkFailure) {
+        if let Some(side) = self.side(link) {
+            self.network.with(|state| state.fail(side, why));
+        }
+    }
+
+    fn limits(&self, link: LinkId) -> &LinkLimits {
+        self.find(link).map_or(&NOTHING, |attached| &attached.limits)
+    }
+
+    fn poll(&mut self, completions: &mut Completions) -> usize {
+        // Also without a link: a loan may come back.
+        self.turn = (self.turn + 1) % self.links.len().max(1);
+        let (turn, count) = (self.turn, self.links.len());
+        let links = &self.links;
+        let order = || (0..count).map(|k| &links[(turn + k) % count]);
+        self.network.polled(|state| {
+            let mut room = state.options.poll_batch;
+            for link in order() {
+                let side = &mut state.sides[link.side];
+                if state.processes[side.process.0 as usize].is_deaf(state.now) {
+                    continue;
+                }
+                while room > 0
+                    && let Some((lane, arrived)) = side.inbox.pop_front()
+                {
+                    room -= 1;
+                    complete(completions, link.id, lane, arrived);
+                }
+            }
+            state.options.poll_batch - room
+        })
+    }
+
+    fn post_receives(&mut self, link: LinkId, lane: Lane, count: u32) {
+        if let Ok(side) = self.post(link, lane) {
+            self.network.with(|state| {
+                state.sides[side].lanes[usize::from(lane.0)].receives += u64::from(count);
+            });
+        }
+    }
+
+    fn publish_credits(&mut self, link: LinkId, lane: Lane, returned: u32) {
+        if let Ok(side) = self.post(link, lane) {
+            self.network.with(|state| state.publish(side, lane, returned));
+        }
+    }
+
+    fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32 {
+        let Ok(side) = self.post(link, lane) else { return 0 };
+        self.network.with(|state| state.sides[side].lanes[usize::from(lane.0)].credits.1)
+    }
+
+    fn send(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError> {
+        let side = self.post(link, lane)?;
+        if bytes.len() > MAX_MESSAGE {
+            return Err(PostError::Refused("a message is longer than a control slot"));
+        }
+        let load = Load::Message(bytes.to_vec());
+        self.network
+            .with(|state| state.post(side, lane, None, Held::Nothing, load))
+            .map_err(|(error, _)| error)
+    }
+
+    fn write_inline(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        bytes: &[u8],
+        target: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        let side = self.post(link, lane)?;
+        if bytes.len() > MAX_INLINE {
+            return Err(PostError::Refused("more bytes than an inline write carries"));
+        }
+        let target =
+            target.part(0, bytes.len() as u64).ok_or(PostError::Refused("longer than its target"))?;
+        let load = Load::Inline { bytes: bytes.to_vec(), target, immediate };
+        self.network
+            .with(|state| state.post(side, lane, None, Held::Nothing, load))
+            .map_err(|(error, _)| error)
+    }
+
+    fn write(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        id: OpId,
+        source: &Tensor,
+        skip: u64,
+        len: u64,
+        target: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        let side = self.post(link, lane)?;
+        if skip.checked_add(len).is_none_or(|end| end > source.bytes().len() as u64) {
+            return Err(PostError::Refused("the source has not so many bytes"));
+        }
+        let target = target.part(0, len).ok_or(PostError::Refused("longer than its target"))?;
+        let load = Load::Write { source: source.clone(), skip, target, immediate };
+        let held = Held::Source(source.clone());
+        self.network.with(|state| state.post(side, lane, Some(id), held, load)).map_err(|(error, _)| error)
+    }
+
+    fn read(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        id: OpId,
+        target: TensorMut,
+        source: &Grant,
+    ) -> Result<(), (PostError, TensorMut)> {
+        let side = match self.post(link, lane) {
+            Ok(side) => side,
+            Err(error) => return Err((error, target)),
+        };
+        if source.len > target.bytes().len() as u64 {
+            return Err((PostError::Refused("the target is shorter than the source"), target));
+        }
+        let load = Load::Read { source: *source };
+        let posted = self.network.with(|state| state.post(side, lane, Some(id), Held::Target(target), load));
+        posted.map_err(|(error, held)| match held {
+            Held::Target(target) => (error, target),
+            _ => unreachable!("it comes back as it was given"),
+        })
+    }
+
+    fn lend(
+        &mut self,
+        link: LinkId,
+        lane: Lane,
+        id: OpId,
+        source: &Tensor,
+        immediate: Immediate,
+    ) -> Result<(), PostError> {
+        let side = self.post(link, lane)?;
+        self.network.with(|state| state.lend(side, lane, id, source, immediate))
+    }
+
+    fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
+        let Some(side) = self.side(link) else { return Err((PostError::Down, target)) };
+        self.network.with(|state| {
+            let side = &mut state.sides[side];
+            if !side.is_up {
+                return Err((PostError::Down, target));
+            }
+            side.grant(target).map_err(|target| (PostError::Full, target))
+        })
+    }
+
+    fn revoke(&mut self, link: LinkId, grant: &Grant) -> Option<TensorMut> {
+        let side = self.side(link)?;
+        self.network.with(|state| state.sides[side].revoke(grant))
+    }
+
+    fn expose(&mut self, link: LinkId, source: &Tensor) -> Result<Grant, PostError> {
+        let side = self.side(link).ok_or(PostError::Down)?;
+        self.network.with(|state| {
+            let side = &mut state.sides[side];
+            if !side.is_up {
+                return Err(PostError::Down);
+            }
+            side.expose(source).ok_or(PostError::Full)
+        })
+    }
+
+    fn withdraw(&mut self, link: LinkId, grant: &Grant) {
+        if let Some(side) = self.side(link) {
+            self.network.with(|state| state.sides[side].withdraw(grant));
+        }
+    }
+}
+
+impl Drop for SimPort {
+    fn drop(&mut self) {
+        for link in self.links.drain(..) {
+            self.network.close(link.side);
+        }
+    }
+}
+
+fn complete(completions: &mut Completions, link: LinkId, lane: Lane, arrived: Arrived) {
+    let event = match arrived {
+        Arrived::Message(bytes) => return completions.push_message(link, lane, &bytes),
+        Arrived::Done(id) => Event::Done { id },
+        Arrived::ReadDone(id, target) => Event::ReadDone { id, target },
+        Arrived::Failed(id) => Event::Failed { id },
+        Arrived::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
+        Arrived::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
+        Arrived::Down(failure) => Event::Down(failure),
+    };
+    completions.push(link, lane, event);
+}
+
+/// Sleeping in virtual time: it ends at once, and where time passes by polling it passes by sleeping too.
+#[derive(Clone)]
+pub struct SimSleeper {
+    network: SimNetwork,
+    ring: Arc<AtomicU32>,
+}
+
+impl Sleeper for SimSleeper {
+    fn seen(&self) -> u32 {
+        self.ring.load(Ordering::SeqCst)
+    }
+
+    fn sleep(&self, _who: Sleep, _seen: u32, _timeout: Duration) {
+        self.network.polled(|_| 0);
+    }
+
+    fn wake(&self, _who: Sleep) {
+        self.ring.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn attend(&self) {}
+
+    fn leave(&self) {}
+}

@@ -1,0 +1,226 @@
+//! One side of a link: what it has posted, granted and been brought.
+
+use super::SimProcess;
+use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId};
+use crate::memory::{LentBytes, Tensor, TensorMut};
+use crate::wire::{Grant, Immediate, Time};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Grants that a link can have at a time.
+const MAX_GRANTS: usize = 1 << 14;
+
+/// What waits for the port's poll.
+#[derive(Debug)]
+pub(super) enum Arrived {
+    Done(OpId),
+    ReadDone(OpId, TensorMut),
+    Failed(OpId),
+    Message(Vec<u8>),
+    Immediate(Immediate, u64),
+    Lent(Immediate, LentBytes),
+    Down(LinkFailure),
+}
+
+/// What is held for an operation until it is done.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// Its bytes were copied.
+    Nothing,
+    /// A source: kept, not looked at.
+    Source(#[expect(dead_code)] Tensor),
+    /// Where a read goes.
+    Target(TensorMut),
+    /// A loan, by its number in the network.
+    Loan(u32),
+}
+
+/// An operation that was posted and is not done.
+#[derive(Debug)]
+pub(super) struct Operation {
+    /// The caller's name for it, if it completes.
+    pub id: Option<OpId>,
+    pub lane: Lane,
+    pub held: Held,
+}
+
+#[derive(Debug)]
+enum Granted {
+    Write(TensorMut),
+    Read(Tensor),
+}
+
+#[derive(Debug)]
+struct GrantEntry {
+    region: u16,
+    offset: u64,
+    granted: Granted,
+}
+
+/// One lane, as its sender and its receiver see it.
+#[derive(Debug, Default)]
+pub(super) struct LaneState {
+    /// Operations of this side that are not done.
+    pub outstanding: u32,
+    /// Receives that are posted on this side.
+    pub receives: u64,
+    /// When the last packet of this side arrives at the other: the next one comes later.
+    pub last_arrival: Time,
+    /// The peer's newest credits, and how many it had published before.
+    pub credits: (u64, u32),
+    /// How often this side has published credits.
+    pub published: u64,
+}
+
+/// One side of a link.
+pub(super) struct Side {
+    pub process: SimProcess,
+    pub options: LinkOptions,
+    pub peer: Option<usize>,
+    pub is_up: bool,
+    pub lanes: Vec<LaneState>,
+    pub inbox: VecDeque<(Lane, Arrived)>,
+    /// Whether the peer's credits have changed since the last poll.
+    pub credits_came: bool,
+    ring: Option<Arc<AtomicU32>>,
+    /// By the order of posting.
+    pub operations: BTreeMap<u64, Operation>,
+    next_operation: u64,
+    grants: BTreeMap<u32, GrantEntry>,
+    next_key: u32,
+}
+
+impl Side {
+    pub fn new(process: SimProcess, options: LinkOptions) -> Self {
+        let lanes = (0..options.lanes).map(|_| LaneState::default()).collect();
+        Side {
+            process,
+            options,
+            peer: None,
+            is_up: true,
+            lanes,
+            inbox: VecDeque::new(),
+            credits_came: false,
+            ring: None,
+            operations: BTreeMap::new(),
+            next_operation: 0,
+            grants: BTreeMap::new(),
+            next_key: 0,
+        }
+    }
+
+    /// What comes from now on moves this number.
+    pub fn rung_by(&mut self, ring: Arc<AtomicU32>) {
+        self.ring = Some(ring);
+        self.ring();
+    }
+
+    pub fn ring(&self) {
+        if let Some(ring) = &self.ring {
+            ring.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Brings the port something.
+    pub fn bring(&mut self, lane: Lane, arrived: Arrived) {
+        self.inbox.push_back((lane, arrived));
+        self.ring();
+    }
+
+    /// Whether a poll would change anything.
+    pub fn has_news(&self) -> bool {
+        self.credits_came || !self.inbox.is_empty()
+    }
+
+    /// Puts an operation into its lane's queue.
+    pub fn post(&mut self, operation: Operation) -> u64 {
+        self.lanes[usize::from(operation.lane.0)].outstanding += 1;
+        let number = self.next_operation;
+        self.next_operation += 1;
+        self.operations.insert(number, operation);
+        number
+    }
+
+    /// Takes an operation out of its lane's queue: it is done.
+    pub fn end(&mut self, number: u64) -> Option<Operation> {
+        let operation = self.operations.remove(&number)?;
+        self.lanes[usize::from(operation.lane.0)].outstanding -= 1;
+        Some(operation)
+    }
+
+    pub fn grant(&mut self, target: TensorMut) -> Result<Grant, TensorMut> {
+        if self.grants.len() >= MAX_GRANTS {
+            return Err(target);
+        }
+        let span = target.span();
+        Ok(self.add(span, Granted::Write(target)))
+    }
+
+    pub fn expose(&mut self, source: &Tensor) -> Option<Grant> {
+        (self.grants.len() < MAX_GRANTS).then(|| self.add(source.span(), Granted::Read(source.clone())))
+    }
+
+    fn add(&mut self, span: Option<crate::memory::Span>, granted: Granted) -> Grant {
+        let (region, offset, len) = span.map_or((0, 0, 0), |span| (span.region, span.offset, span.len));
+        let key = self.next_key;
+        // A key is not used again before 2^32 others were.
+        self.next_key = key.wrapping_add(1);
+        self.grants.insert(key, GrantEntry { region, offset, granted });
+        Grant { region, key, offset, len }
+    }
+
+    pub fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
+        let is_write = matches!(self.grants.get(&grant.key)?.granted, Granted::Write(_));
+        match self.grants.remove(&grant.key).filter(|_| is_write)?.granted {
+            Granted::Write(target) => Some(target),
+            Granted::Read(_) => None,
+        }
+    }
+
+    pub fn withdraw(&mut self, grant: &Grant) {
+        if self.grants.get(&grant.key).is_some_and(|entry| matches!(entry.granted, Granted::Read(_))) {
+            self.grants.remove(&grant.key);
+        }
+    }
+
+    /// The bytes that the peer may write with this grant.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn writable(&mut self, grant: &Grant) -> Result<&mut [u8], String> {
+        let entry = self.grants.get_mut(&grant.key).ok_or("it wrote with a key that is not granted")?;
+        let Granted::Write(target) = &mut entry.granted else {
+            return Err("it wrote with a key that was granted for reading".into());
+        };
+        let bytes = target.bytes_mut();
+        let range = inside(entry.region, entry.offset, bytes.len(), grant)?;
+        Ok(&mut bytes[range])
+    }
+
+    /// The bytes that the peer may read with this grant.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn readable(&self, grant: &Grant) -> Result<&[u8], String> {
+        let entry = self.grants.get(&grant.key).ok_or("it read with a key that is not granted")?;
+        let Granted::Read(source) = &entry.granted else {
+            return Err("it read with a key that was granted for writing".into());
+        };
+        let bytes = source.bytes();
+        let range = inside(entry.region, entry.offset, bytes.len(), grant)?;
+        Ok(&bytes[range])
+    }
+}
+
+/// Where in a block the bytes of a grant lie.
+fn inside(region: u16, start: u64, len: usize, grant: &Grant) -> Result<std::ops::Range<usize>, String> {
+    let skip = grant.offset.checked_sub(start);
+    let end = skip.and_then(|skip| skip.checked_add(grant.len));
+    match (skip, end) {
+        (Some(skip), Some(end)) if region == grant.region && end <= len as u64 => {
+            Ok(skip as usize..end as usize)
+        }
+        _ => Err(format!("{grant:?} is not inside what was granted")),
+    }
+}

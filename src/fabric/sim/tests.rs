@@ -1,0 +1,173 @@
+//! What only this fabric has.
+
+use super::*;
+use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
+use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+use crate::wire::Time;
+
+fn pool() -> Pool {
+    let options =
+        RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+    Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
+}
+
+struct World {
+    network: SimNetwork,
+    processes: [SimProcess; 2],
+    ports: [SimPort; 2],
+    links: [LinkId; 2],
+}
+
+fn world(seed: u64, options: SimOptions) -> World {
+    let network = SimNetwork::new(seed, options);
+    let fabrics = [network.process(&pool()), network.process(&pool())];
+    let options = LinkOptions { lanes: 2, depth: 64, generation: 0 };
+    let halves = [0, 1].map(|k: usize| fabrics[k].half(&options).expect("a half"));
+    let addresses = [0, 1].map(|k: usize| halves[k].address().to_vec());
+    let [a, b] = halves;
+    let a = a.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
+    let b = b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
+    let mut ports = [0, 1].map(|k: usize| fabrics[k].port().expect("a port"));
+    let links = [ports[0].attach(a).expect("room"), ports[1].attach(b).expect("room")];
+    for lane in [Lane(0), Lane(1)] {
+        ports[1].post_receives(links[1], lane, 1000);
+    }
+    World { network, processes: [fabrics[0].process(), fabrics[1].process()], ports, links }
+}
+
+impl World {
+    /// What one poll of a port brings: messages' first bytes, and failures.
+    fn poll(&mut self, who: usize) -> (Vec<u8>, Vec<LinkFailure>) {
+        let mut completions = Completions::default();
+        self.ports[who].poll(&mut completions);
+        let (mut messages, mut failures) = (Vec::new(), Vec::new());
+        for (completion, message) in completions.drain() {
+            match completion.event {
+                Event::Message(_) => messages.push(message[0]),
+                Event::Down(failure) => failures.push(failure),
+                _ => {}
+            }
+        }
+        (messages, failures)
+    }
+
+    fn send_twenty(&mut self) {
+        for number in 0..20u8 {
+            self.ports[0].send(self.links[0], Lane(number % 2), &[number]).expect("room");
+        }
+    }
+
+    fn rest(&self) {
+        self.network.advance_to(self.network.now() + Duration::from_secs(1));
+    }
+}
+
+/// The order in which twenty messages on two lanes arrive.
+fn history(seed: u64) -> (Vec<u8>, u64) {
+    let mut world = world(seed, SimOptions { poll_batch: 3, ..SimOptions::default() });
+    world.send_twenty();
+    let mut arrived = Vec::new();
+    while let Some(next) = world.network.next_event() {
+        world.network.advance_to(next);
+        arrived.extend(world.poll(1).0);
+    }
+    loop {
+        let (more, _) = world.poll(1);
+        if more.is_empty() {
+            break;
+        }
+        assert!(more.len() <= 3, "one poll brings at most a batch");
+        arrived.extend(more);
+    }
+    (arrived, world.network.digest())
+}
+
+#[test]
+fn the_same_seed_has_the_same_history_and_another_seed_another() {
+    assert_eq!(history(1), history(1));
+    assert_ne!(history(1).1, history(2).1);
+    assert!((0..20).any(|seed| history(seed).0 != (0..20).collect::<Vec<_>>()), "lanes overtake each other");
+}
+
+#[test]
+fn nothing_happens_before_its_time() {
+    let delay = Duration::from_micros(10)..=Duration::from_micros(10);
+    let mut world = world(1, SimOptions { delay, ..SimOptions::default() });
+    world.send_twenty();
+    world.network.advance_to(Time::from_nanos(9_999));
+    assert!(world.ports[1].arm());
+    assert_eq!(world.poll(1).0, []);
+    world.network.advance_to(Time::from_nanos(10_000));
+    assert!(!world.ports[1].arm());
+    assert_eq!(world.poll(1).0.len(), 16);
+}
+
+#[test]
+fn who_stalls_reads_nothing_and_loses_nothing() {
+    let mut world = world(1, SimOptions::default());
+    world.send_twenty();
+    world.network.stall(world.processes[1], Time::ZERO + Duration::from_secs(2));
+    world.rest();
+    assert_eq!(world.poll(1).0, []);
+    world.rest();
+    assert_eq!(world.poll(1).0.len() + world.poll(1).0.len(), 20);
+}
+
+#[test]
+fn who_is_killed_sends_nothing_more_and_its_peer_hears_of_it() {
+    let mut arrived = Vec::new();
+    for seed in 0..20 {
+        let mut world = world(seed, SimOptions { poll_batch: 100, ..SimOptions::default() });
+        world.send_twenty();
+        world.network.kill(world.processes[0]);
+        assert!(world.ports[0].send(world.links[0], Lane(0), b"x").is_err());
+        world.rest();
+        let (messages, failures) = world.poll(1);
+        assert_eq!(failures, [LinkFailure::PeerDied { pid: 0 }]);
+        arrived.push(messages.len());
+        assert_eq!(world.poll(0).1, [], "the dead hear nothing");
+    }
+    arrived.sort_unstable();
+    assert!(arrived[0] < 20 && arrived[19] > 0, "some of what was on its way arrives: {arrived:?}");
+}
+
+#[test]
+fn a_cut_is_heard_of_on_both_sides() {
+    let mut world = world(3, SimOptions::default());
+    world.network.cut(world.processes[1], world.processes[0]);
+    world.rest();
+    for who in [0, 1] {
+        assert!(matches!(&world.poll(who).1[..], [LinkFailure::Local(why)] if why.contains("cut")));
+    }
+}
+
+#[test]
+fn a_queue_can_be_full_though_it_is_not() {
+    let mut world = world(4, SimOptions { full_per_mille: 500, ..SimOptions::default() });
+    let sent = (0..40).filter(|_| world.ports[0].send(world.links[0], Lane(0), b"x").is_ok()).count();
+    assert!((5..36).contains(&sent), "{sent}");
+}
+
+#[test]
+fn a_half_can_only_be_connected_to_its_equal_that_lives() {
+    let network = SimNetwork::new(1, SimOptions::default());
+    let fabrics = [network.process(&pool()), network.process(&pool())];
+    let half = |who: usize, lanes| {
+        fabrics[who].half(&LinkOptions { lanes, depth: 16, generation: 0 }).expect("a half")
+    };
+    let refused = |ours: SimHalf, address: &[u8]| {
+        ours.connect(Role::Initiator, address, Duration::ZERO).err().expect("refused").to_string()
+    };
+    assert!(refused(half(0, 1), b"nowhere").contains("is no address"));
+    assert!(refused(half(0, 1), &99u64.to_le_bytes()).contains("no such half"));
+    let other = half(1, 2);
+    assert!(refused(half(0, 1), other.address()).contains("the other"));
+    let address = other.address().to_vec();
+    drop(other);
+    assert!(refused(half(0, 2), &address).contains("gone"));
+    let other = half(1, 1);
+    network.kill(fabrics[1].process());
+    assert!(refused(half(0, 1), other.address()).contains("gone"));
+    assert!(fabrics[0].half(&LinkOptions { lanes: 0, depth: 16, generation: 0 }).is_err());
+    assert!(fabrics[0].half(&LinkOptions { lanes: 1, depth: 17, generation: 0 }).is_err());
+}

@@ -1,0 +1,176 @@
+//! The links of one poller: found by their ids, and which of them have something to do.
+//!
+//! A poll costs what came, not how many links there are: it goes over those with a backlog, and over those on which
+//! something came.
+
+use super::links::Link;
+use crate::fabric::LinkId;
+use foldhash::HashMap;
+use std::sync::Arc;
+
+/// The links of one poller.
+#[derive(Debug)]
+pub(super) struct LinkTable<C> {
+    links: Vec<Link<C>>,
+    places: HashMap<LinkId, usize>,
+    /// The id of each of `links`, for those who go over all while they change some.
+    ids: Arc<Vec<LinkId>>,
+    /// Those with a backlog, each once.
+    backlogged: Vec<LinkId>,
+    /// Those on which something came since [`LinkTable::for_each_used`], each once.
+    used: Vec<LinkId>,
+}
+
+impl<C> LinkTable<C> {
+    /// No links.
+    pub fn new() -> Self {
+        LinkTable {
+            links: Vec::new(),
+            places: HashMap::default(),
+            ids: Arc::default(),
+            backlogged: Vec::new(),
+            used: Vec::new(),
+        }
+    }
+
+    /// Adds a link, whose id no other link has.
+    pub fn insert(&mut self, link: Link<C>) {
+        self.places.insert(link.id, self.links.len());
+        Arc::make_mut(&mut self.ids).push(link.id);
+        self.links.push(link);
+    }
+
+    /// Takes a link out.
+    pub fn remove(&mut self, id: LinkId) -> Option<Link<C>> {
+        let place = self.places.remove(&id)?;
+        Arc::make_mut(&mut self.ids).swap_remove(place);
+        let link = self.links.swap_remove(place);
+        if let Some(moved) = self.links.get(place) {
+            self.places.insert(moved.id, place);
+        }
+        // The lists may still name it; whoever goes over them does not find it.
+        Some(link)
+    }
+
+    /// A link.
+    #[inline]
+    pub fn get_mut(&mut self, id: LinkId) -> Option<&mut Link<C>> {
+        let place = *self.places.get(&id)?;
+        self.links.get_mut(place)
+    }
+
+    /// All links.
+    pub fn all(&self) -> &[Link<C>] {
+        &self.links
+    }
+
+    /// The links that are there now, whatever becomes of them later.
+    pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<C> {
+        let ids = Arc::clone(&self.ids);
+        (0..ids.len()).map(move |at| ids[at])
+    }
+
+    /// Takes note of a link's backlog, after anything was sent on it.
+    #[inline]
+    pub fn note_backlog(&mut self, id: LinkId) {
+        let Some(&place) = self.places.get(&id) else { return };
+        let link = &mut self.links[place];
+        if link.out.backlog() > 0 && !link.is_backlogged {
+            link.is_backlogged = true;
+            self.backlogged.push(id);
+        }
+    }
+
+    /// Takes note that something came on a link.
+    #[inline]
+    pub fn note_use(&mut self, id: LinkId) {
+        let Some(&place) = self.places.get(&id) else { return };
+        let link = &mut self.links[place];
+        if !link.is_used {
+            link.is_used = true;
+            self.used.push(id);
+        }
+    }
+
+    /// Whether anything waits to leave on any link.
+    pub fn has_backlog(&self) -> bool {
+        self.backlogged.iter().any(|id| self.places.contains_key(id))
+    }
+
+    /// Goes over the links with a backlog; those that have none afterwards are left out until they have one again.
+    pub fn for_each_backlogged(&mut self, mut visit: impl FnMut(&mut Link<C>)) {
+        let LinkTable { links, places, backlogged, .. } = self;
+        backlogged.retain(|id| {
+            let Some(link) = places.get(id).and_then(|&place| links.get_mut(place)) else { return false };
+            visit(link);
+            link.is_backlogged = link.out.backlog() > 0;
+            link.is_backlogged
+        });
+    }
+
+    /// Goes over the links on which something came, each once.
+    pub fn for_each_used(&mut self, mut visit: impl FnMut(&mut Link<C>)) {
+        let LinkTable { links, places, used, .. } = self;
+        for id in used.drain(..) {
+            let Some(link) = places.get(&id).and_then(|&place| links.get_mut(place)) else { continue };
+            link.is_used = false;
+            visit(link);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::links::{LinkIdentity, LinkSettings};
+    use super::*;
+    use crate::wire::TaskId;
+
+    fn link(id: u32) -> Link<()> {
+        let task = |job: &str| TaskId { job: job.into(), task: 0 };
+        let identity =
+            LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
+        let settings = LinkSettings { small_tensor_bytes: 128, max_requests: 4, max_routes: 4 };
+        Link::new(LinkId(id), identity, settings, 16)
+    }
+
+    fn used(table: &mut LinkTable<()>) -> Vec<u32> {
+        let mut used = Vec::new();
+        table.for_each_used(|link| used.push(link.id.0));
+        used
+    }
+
+    #[test]
+    fn links_are_found_by_their_ids_as_others_come_and_go() {
+        let mut table = LinkTable::new();
+        for id in [7, 1 << 20, 3] {
+            table.insert(link(id));
+        }
+        let ids = table.ids();
+        assert!(table.remove(LinkId(7)).is_some() && table.remove(LinkId(7)).is_none());
+        table.insert(link(4));
+        assert_eq!(ids.collect::<Vec<_>>(), [LinkId(7), LinkId(1 << 20), LinkId(3)], "as they were");
+        for id in [1 << 20, 3, 4].map(LinkId) {
+            assert_eq!(table.get_mut(id).map(|link| link.id), Some(id));
+        }
+        assert!(table.get_mut(LinkId(7)).is_none());
+        let mut ids: Vec<_> = table.ids().map(|id| id.0).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [3, 4, 1 << 20]);
+    }
+
+    #[test]
+    fn only_links_that_were_used_are_gone_over_each_once() {
+        let mut table = LinkTable::new();
+        for id in 0..100 {
+            table.insert(link(id));
+        }
+        for id in [5, 9, 5, 60] {
+            table.note_use(LinkId(id));
+        }
+        table.remove(LinkId(9));
+        assert_eq!(used(&mut table), [5, 60]);
+        assert_eq!(used(&mut table), []);
+        table.note_backlog(LinkId(5));
+        assert!(!table.has_backlog(), "it has none");
+    }
+}

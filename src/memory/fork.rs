@@ -1,0 +1,211 @@
+//! What becomes of shared memory in a forked child.
+//!
+//! A child of `fork(2)` has every mapping of its parent, and a shared one is the same memory: a tensor filled, dropped
+//! or poisoned there would change under the parent and its peers. So a handler that runs in the child before
+//! anything else puts private copies (which cost nothing until they are written) in place of the mappings that
+//! are registered here. And everything that must not be used in a child remembers its [`Home`].
+
+use rustix::fd::{AsRawFd, BorrowedFd};
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How many forks lie between the first process and this one.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// The process that something was made in. Threads, locks and queues of it do not work in a forked child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home(u64);
+
+impl Home {
+    /// This process.
+    pub fn here() -> Home {
+        watch_forks();
+        Home(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is a child that was forked since, as `fork(3)` of the C library does it. One load.
+    #[inline]
+    pub fn is_left(self) -> bool {
+        // Relaxed: written only in a new process, before its first thread goes on.
+        FORKS.load(Ordering::Relaxed) != self.0
+    }
+}
+
+/// A shared mapping that is replaced by a private one in forked children, until this is dropped.
+#[derive(Debug)]
+pub struct SharedMapping {
+    base: usize,
+    len: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    base: usize,
+    len: usize,
+    /// The file whose bytes the child sees; without one it sees zeros.
+    file: Option<i32>,
+}
+
+/// The registered mappings, behind a lock that a fork holds: the child finds it as its own thread left it.
+struct Registry {
+    held: AtomicBool,
+    entries: UnsafeCell<Vec<Entry>>,
+}
+
+// SAFETY: `entries` is touched only by who holds `held`.
+unsafe impl Sync for Registry {}
+
+static REGISTRY: Registry = Registry { held: AtomicBool::new(false), entries: UnsafeCell::new(Vec::new()) };
+
+impl Registry {
+    /// Held for moments. A spin lock, as a fork takes it in one handler and lets go of it in another.
+    fn acquire(&self) {
+        while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn release(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+
+    fn with<R>(&self, body: impl FnOnce(&mut Vec<Entry>) -> R) -> R {
+        self.acquire();
+        // SAFETY: this thread holds the lock, and `body` does not come back here.
+        let result = body(unsafe { &mut *self.entries.get() });
+        self.release();
+        result
+    }
+}
+
+impl SharedMapping {
+    /// Registers a mapping of `len` bytes at `base`, which is the caller's and starts at the file's first byte. In a
+    /// child it shows the file as it is, or zeros if there is none; writes stay in the child.
+    pub fn register(base: NonNull<u8>, len: usize, file: Option<BorrowedFd<'_>>) -> SharedMapping {
+        watch_forks();
+        let base = base.as_ptr() as usize;
+        let file = file.map(|file| file.as_raw_fd());
+        REGISTRY.with(|entries| entries.push(Entry { base, len, file }));
+        SharedMapping { base, len }
+    }
+}
+
+impl Drop for SharedMapping {
+    /// Must come before the mapping's end, or a fork in between would put a copy over whatever is there by then.
+    fn drop(&mut self) {
+        REGISTRY.with(|entries| {
+            if let Some(at) =
+                entries.iter().position(|entry| (entry.base, entry.len) == (self.base, self.len))
+            {
+                entries.swap_remove(at);
+            }
+        });
+    }
+}
+
+/// Has the handlers called at every fork from now on.
+fn watch_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: three functions that live as long as the program. It fails only without memory, as every
+        // allocation would at this point.
+        let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        assert_eq!(failed, 0, "no memory for a fork handler");
+    });
+}
+
+extern "C" fn before() {
+    REGISTRY.acquire();
+}
+
+extern "C" fn in_parent() {
+    REGISTRY.release();
+}
+
+/// Runs in the child's only thread, where nothing may be called but what is safe in a signal handler.
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: `before` has taken the lock in the parent, so the list is whole, and this process has one thread.
+    let entries = unsafe { &mut *REGISTRY.entries.get() };
+    for entry in entries.iter() {
+        make_private(*entry);
+    }
+    // They are private from now on, for grandchildren too. This keeps the list's memory: nothing is freed here.
+    entries.clear();
+    REGISTRY.release();
+}
+
+fn make_private(Entry { base, len, file }: Entry) {
+    let map = |access, kind, file| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE | kind;
+        // SAFETY: the range is a mapping that its owner has registered and, by the rule of `SharedMapping`, has not
+        // unmapped; it stays readable and writable, so whoever holds a part of it in this process still may.
+        unsafe { libc::mmap(base as *mut libc::c_void, len, access, flags, file, 0) }
+    };
+    let (kind, fd) = file.map_or((libc::MAP_ANONYMOUS, -1), |fd| (0, fd));
+    if map(libc::PROT_READ | libc::PROT_WRITE, kind, fd) == libc::MAP_FAILED {
+        // Without a copy the child must not have it at all: a fault there is better than a write here.
+        map(libc::PROT_NONE, libc::MAP_ANONYMOUS, -1);
+    }
+}
+
+#[cfg(all(test, not(tensorwire_loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::{PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions};
+    use crate::wire::{DType, Shape, TensorMeta};
+
+    /// Runs `body` in a forked child, which ends without running anything of the test harness; gives its verdict.
+    fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other threads, so `body` must
+        // not wait for them: the allocator works after a fork, and the rest is what is tested.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(if good { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child, and writes one int.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(waited, child);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+
+    #[test]
+    fn a_child_knows_that_it_is_one() {
+        let home = Home::here();
+        assert!(!home.is_left());
+        assert!(in_a_child(|| home.is_left() && !Home::here().is_left()));
+        assert!(!home.is_left());
+    }
+
+    #[test]
+    fn what_a_child_does_to_tensors_stays_in_the_child() {
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
+        let region = Region::create(0, &region).expect("region");
+        let pool = Pool::new(region, PoolOptions { poison: true, ..PoolOptions::default() }).expect("pool");
+        let meta = TensorMeta::new(DType::U8, Shape::new(&[5000]).expect("shape")).expect("meta");
+        let mut held = Some(pool.tensor(meta.clone()).expect("room"));
+        let mut frozen = pool.tensor(meta.clone()).expect("room");
+        frozen.bytes_mut().fill(7);
+        let mut frozen = Some(frozen.freeze());
+        held.as_mut().expect("held").bytes_mut().fill(1);
+        let good = in_a_child(|| {
+            let Some((mut held, frozen)) = held.take().zip(frozen.take()) else { return false };
+            let sees = held.bytes() == [1; 5000] && frozen.bytes() == [7; 5000];
+            held.bytes_mut().fill(99);
+            let refused = matches!(pool.tensor(meta.clone()), Err(PoolError::Forked));
+            drop((held, frozen, pool.clone()));
+            sees && refused && pool.stats().live_tensors == 0
+        });
+        assert!(good, "the child found something else");
+        assert_eq!(held.as_ref().expect("held").bytes(), [1; 5000]);
+        assert_eq!(frozen.as_ref().expect("held").bytes(), [7; 5000]);
+        drop((held, frozen));
+        assert!(pool.is_empty());
+        pool.tensor(meta).expect("the parent goes on");
+    }
+}

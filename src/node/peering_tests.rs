@@ -1,0 +1,221 @@
+//! Links between two sides in one process, made and unmade as the bootstrap service does it.
+
+use super::*;
+use crate::bootstrap::Incarnation;
+use crate::fabric::shm::ShmOptions;
+use crate::link::LinkSettings;
+use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+use crate::node::Node;
+use crate::node::pollers::{Polling, ShmEngine};
+use crate::rendezvous::{Remote, RemoteSettings};
+use std::sync::atomic::AtomicUsize;
+
+const SOON: Duration = Duration::from_secs(10);
+
+struct Side {
+    task: u32,
+    losses: Arc<Losses>,
+    engine: Arc<ShmEngine>,
+    peering: FabricPeering,
+}
+
+fn members() -> Members {
+    Members::new((0..2).map(|task| TaskId { job: "w".into(), task }).collect())
+}
+
+/// A life of task 0 or 1, for which every loss is fatal.
+fn side(task: u32, life: u64) -> Side {
+    let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+    let pool =
+        Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default()).expect("a pool");
+    let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+    let losses = Arc::new(Losses::new(&members(), true));
+    let names = Names::new(members());
+    let settings = RemoteSettings {
+        link: LinkSettings { small_tensor_bytes: 64, max_requests: 16, max_routes: 16 },
+        max_deferred: 16,
+        cancel_grace: Duration::from_millis(100),
+        peer_loss_is_fatal: true,
+    };
+    let me = TaskId { job: "w".into(), task };
+    let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
+    let remote = || {
+        let (me, settings, watch) = (me.clone(), settings.clone(), watch.clone());
+        Remote::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), watch)
+    };
+    let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, remote).expect("a poller"));
+    let engine = pollers.of(PeerIndex(0)).clone();
+    let link = LinkOptions { lanes: 1, depth: 16, generation: 0 };
+    let peering = FabricPeering::new(fabric, pollers, names, "here".into(), link, SOON);
+    Side { task, losses, engine, peering }
+}
+
+fn info(task: u32, life: u64, generation: u64) -> PeerInfo {
+    PeerInfo {
+        name: TaskName::new("w", task).expect("a name"),
+        incarnation: Incarnation::new(life).expect("not 0"),
+        host_id: "here".into(),
+        spinners: 0,
+        generation,
+    }
+}
+
+/// Connects both sides; gives the tickets.
+fn connect(sides: [&Side; 2], infos: [&PeerInfo; 2]) -> [u64; 2] {
+    let made = [0, 1].map(|k: usize| sides[k].peering.prepare(infos[k]).expect("a half"));
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|k: usize| {
+            let (half, offer) = (made[k].ticket, &made[1 - k].offer);
+            scope.spawn(move || sides[k].peering.connect(infos[k], half, offer, k == 0, SOON))
+        });
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic").expect("connected"));
+    });
+    [made[0].ticket, made[1].ticket]
+}
+
+impl Side {
+    fn standing(&self) -> PeerStanding {
+        for _ in 0..100 {
+            self.engine.progress().expect("usable");
+        }
+        self.losses.standing(PeerIndex(1 - self.task))
+    }
+
+    fn is_up(&self, generation: u64) -> bool {
+        matches!(self.standing(), PeerStanding::Up(tag) if tag.generation == generation)
+    }
+}
+
+#[test]
+fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
+    let (a, b) = (side(0, 10), side(1, 20));
+    let old = [info(1, 20, 1), info(0, 10, 1)];
+    let tickets = connect([&a, &b], [&old[0], &old[1]]);
+    assert!(matches!(a.standing(), PeerStanding::Absent), "nobody has said ready yet");
+    a.peering.abandon(&old[0], tickets[0]);
+    b.peering.abandon(&old[1], tickets[1]);
+    assert!(matches!(a.standing(), PeerStanding::Absent), "an attempt that is given up is no loss");
+    let new = [info(1, 20, 2), info(0, 10, 2)];
+    let tickets_2 = connect([&a, &b], [&new[0], &new[1]]);
+    a.peering.ready(&new[0], tickets_2[0]);
+    b.peering.ready(&new[1], tickets_2[1]);
+    assert!(a.is_up(2) && b.is_up(2));
+    a.peering.abandon(&old[0], tickets[0]);
+    a.peering.lost(&old[0], Gone::Silent { after: SOON });
+    a.peering.gone(&info(1, 19, 2), Gone::Died { why: "another life of it".into() });
+    a.peering.ready(&old[0], tickets[0]);
+    assert!(a.is_up(2) && b.is_up(2), "{:?} {:?}", a.standing(), b.standing());
+    a.peering.lost(&new[0], Gone::Left { reason: LossCause::STOPPED.into() });
+    assert!(matches!(a.standing(), PeerStanding::Lost(tag, _) if tag.generation == 2));
+}
+
+#[test]
+fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
+    let (a, b) = (side(0, 10), side(1, 20));
+    let peer = info(1, 20, 1);
+    let half = a.peering.prepare(&peer).expect("a half");
+    let other = b.peering.fabric.half(&LinkOptions { lanes: 1, depth: 16, generation: 1 }).expect("a half");
+    let offer = other.address().to_vec();
+    std::thread::scope(|scope| {
+        // Connects, and closes the link without a word.
+        scope.spawn(|| drop(other.connect(Role::Acceptor, &half.offer, SOON).expect("connected")));
+        let refused = a.peering.connect(&peer, half.ticket, &offer, true, SOON);
+        println!("{}", refused.expect_err("nobody is at the other end"));
+    });
+    assert!(matches!(a.standing(), PeerStanding::Absent), "{:?}", a.standing());
+    let infos = [info(1, 20, 2), info(0, 10, 2)];
+    let tickets = connect([&a, &b], [&infos[0], &infos[1]]);
+    a.peering.ready(&infos[0], tickets[0]);
+    assert!(a.is_up(2));
+}
+
+#[test]
+fn a_life_that_ends_before_it_is_linked_is_a_loss() {
+    let a = side(0, 10);
+    a.peering.gone(&info(1, 20, 0), Gone::Died { why: "nobody listens".into() });
+    let PeerStanding::Lost(tag, error) = a.standing() else { panic!("{:?}", a.standing()) };
+    assert_eq!(tag.incarnation, 20);
+    assert!(error.to_string().contains("nobody listens"), "{error}");
+}
+
+#[test]
+fn a_link_that_failed_before_both_were_ready_is_not_used() {
+    let (a, b) = (side(0, 10), side(1, 20));
+    let infos = [info(1, 20, 1), info(0, 10, 1)];
+    let tickets = connect([&a, &b], [&infos[0], &infos[1]]);
+    b.peering.abandon(&infos[1], tickets[1]);
+    let _ = (b.standing(), a.standing());
+    a.peering.ready(&infos[0], tickets[0]);
+    assert!(matches!(a.standing(), PeerStanding::Absent), "{:?}", a.standing());
+}
+
+#[test]
+fn a_new_life_that_came_before_the_news_of_the_old_ones_end_makes_that_a_loss() {
+    let (a, b) = (side(0, 10), side(1, 20));
+    let infos = [info(1, 20, 1), info(0, 10, 1)];
+    let tickets = connect([&a, &b], [&infos[0], &infos[1]]);
+    a.peering.ready(&infos[0], tickets[0]);
+    assert!(a.is_up(1));
+    let again = side(1, 21);
+    let infos = [info(1, 21, 2), info(0, 10, 2)];
+    let tickets = connect([&a, &again], [&infos[0], &infos[1]]);
+    let PeerStanding::Lost(tag, error) = a.standing() else { panic!("{:?}", a.standing()) };
+    assert_eq!((tag.incarnation, tag.generation), (20, 1));
+    assert!(error.to_string().contains("started again"), "{error}");
+    a.peering.ready(&infos[0], tickets[0]);
+    assert!(a.is_up(2));
+    drop(b);
+    assert!(a.is_up(2), "the old life's end comes late");
+}
+
+#[test]
+fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
+    let sockets = [0; 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
+    let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
+    let nodes = [0, 1].map(|task| {
+        let node = Node::builder().member("w", task).set("cluster", &cluster);
+        let node = node.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
+        node.set("stop_timeout", "200ms").start().expect("the node starts")
+    });
+    let [a, b] = &nodes;
+    std::thread::scope(|scope| {
+        scope.spawn(|| b.join().expect("joined"));
+        a.join().expect("joined");
+    });
+    for generation in 1..5 {
+        let began = Instant::now();
+        assert_eq!([a.peers()[0].generation, b.peers()[0].generation], [generation; 2]);
+        let step = b.step(generation).expect("new");
+        let waits = step.recv_pending(&b.edge_from("w", 0, "never").expect("edge")).expect("begun");
+        a.cut(generation);
+        let error = waits.wait().map(|_| ()).expect_err("its link is gone");
+        let lives = Some(a.incarnation());
+        assert!(
+            matches!(&error, Error::PeerLost { incarnation, cause: LossCause::Closed(why), .. }
+                if Some(*incarnation) == lives
+                    && (why.contains("cut by a test") || why.contains("the link was made again"))),
+            "{error}"
+        );
+        while nodes.iter().any(|node| node.peers()[0].generation == generation || node.join().is_err()) {
+            assert!(began.elapsed() < SOON, "{:?} {:?}", a.peers(), b.peers());
+            let _ = (a.progress(), b.progress());
+        }
+        println!("made again after {:?}", began.elapsed());
+        let value = a.tensor(crate::wire::DType::U8, &[100_000]).expect("room").freeze();
+        a.step(generation).expect("new").send(&a.edge_to("w", 1, "x").expect("edge"), value).expect("sent");
+        std::thread::scope(|scope| {
+            let received = scope.spawn(|| step.recv(&b.edge_from("w", 0, "x").expect("edge"), SOON));
+            while !received.is_finished() {
+                let _ = a.progress();
+            }
+            received.join().expect("no panic").expect("the new link works");
+        });
+        nodes.iter().for_each(|node| node.cleanup(generation));
+        while !a.pool().is_empty() || !b.pool().is_empty() {
+            assert!(began.elapsed() < SOON, "{:?} {:?}", a.pool().stats(), b.pool().stats());
+            let _ = (a.progress(), b.progress());
+        }
+    }
+    nodes.iter().for_each(|node| node.stop().expect("stopped"));
+}

@@ -1,0 +1,182 @@
+//! The pollers of a node: made, started, told how much the host is used, ended.
+
+use super::clock::MonotonicClock;
+use super::error::NodeError;
+use crate::config::{Config, Poll, Wait};
+use crate::engine::{
+    Engine, EngineOptions, Mode, Poller, PollingThread, Waiting, choose_mode, process_cpus, start,
+};
+use crate::fabric::Fabric;
+use crate::fabric::shm::ShmFabric;
+use crate::link::Links;
+use crate::memory::Pool;
+use crate::rendezvous::{Paths, PeerIndex, Remote, RemotePath};
+use crate::telemetry::{Counters, CountersWriter, Snapshot};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Wishes that wait for the owner of a poller.
+const QUEUE: usize = 4096;
+
+pub(super) type ShmEngine = Engine<<ShmFabric as Fabric>::Port, Remote>;
+
+/// All pollers of a node. Peers are dealt out among them.
+pub(super) struct Pollers {
+    engines: Vec<Arc<ShmEngine>>,
+    counters: Vec<Arc<Counters>>,
+    polling: Polling,
+    /// Threads of each peer's process that would spin.
+    spinners: Mutex<HashMap<PeerIndex, u32>>,
+    threads: Mutex<Vec<PollingThread>>,
+}
+
+/// How the configuration has the node poll.
+#[derive(Clone, Debug)]
+pub(super) struct Polling {
+    /// How it begins.
+    mode: Mode,
+    /// Whether it becomes adaptive where more threads would spin than there are CPUs.
+    auto: bool,
+    waiting: Waiting,
+    spin: Duration,
+    /// Where each polling thread is pinned, if it is.
+    cores: Vec<usize>,
+    count: usize,
+}
+
+impl Polling {
+    /// What the configuration says, on a host with `cpus` CPUs for a cluster of `members`.
+    pub fn new(config: &Config, members: usize, cpus: usize) -> Polling {
+        // Who is pinned does not know whether another member is pinned to the same CPU.
+        let shared = config.cores.is_some() && members > 1 && config.poll != Poll::Dedicated;
+        let waiting = match config.wait {
+            Wait::Spin => Waiting::Spin,
+            Wait::Yield => Waiting::Yield,
+            Wait::Auto if shared => Waiting::Yield,
+            Wait::Auto if config.poll == Poll::Dedicated => Waiting::choose(2 * members, cpus),
+            Wait::Auto => Waiting::choose(members, cpus),
+        };
+        let auto = config.poll == Poll::Auto && config.wait == Wait::Auto;
+        let mode = match config.poll {
+            Poll::Adaptive => Mode::Adaptive,
+            Poll::Dedicated => Mode::Dedicated,
+            Poll::Auto if auto && shared => Mode::Adaptive,
+            Poll::Auto | Poll::Inline => Mode::Inline,
+        };
+        let cores = config.cores.clone().unwrap_or_default();
+        let (spin, count) = (config.spin_budget, config.poller_count());
+        Polling { mode, auto, waiting, spin, cores, count }
+    }
+
+    /// One poller that callers move on.
+    #[cfg(test)]
+    pub fn inline() -> Polling {
+        let (mode, waiting, spin) = (Mode::Inline, Waiting::Yield, Duration::ZERO);
+        Polling { mode, auto: false, waiting, spin, cores: Vec::new(), count: 1 }
+    }
+
+    /// Threads of this process that would spin: in the dedicated mode the pollers and a caller.
+    pub fn spinners(&self) -> u32 {
+        match self.mode {
+            Mode::Inline => 1,
+            Mode::Adaptive => 0,
+            Mode::Dedicated => self.count as u32 + 1,
+        }
+    }
+
+    /// Where the thread that starts the node is pinned: it is the one that polls where no other does.
+    pub fn caller_core(&self) -> Option<usize> {
+        if self.auto || self.mode == Mode::Inline { self.cores.first().copied() } else { None }
+    }
+}
+
+impl Pollers {
+    /// The pollers, without their threads. `remote` makes the upper half of each.
+    pub fn new(
+        polling: Polling,
+        fabric: &ShmFabric,
+        pool: &Pool,
+        remote: impl Fn() -> Remote,
+    ) -> Result<Pollers, NodeError> {
+        let Polling { waiting, spin, .. } = polling;
+        let options = EngineOptions { mode: Mode::Inline, waiting, spin, queue: QUEUE };
+        let clock = Arc::new(MonotonicClock::start());
+        let (mut engines, mut counters) = (Vec::new(), Vec::new());
+        for _ in 0..polling.count {
+            let writer = CountersWriter::new();
+            counters.push(writer.counters());
+            let links = Links::new(fabric.port()?, pool.clone(), writer);
+            engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
+        }
+        Ok(Pollers { engines, counters, polling, spinners: Mutex::default(), threads: Mutex::default() })
+    }
+
+    /// Starts the polling threads, if there are to be any from the beginning.
+    pub fn start(&self) -> Result<(), NodeError> {
+        match self.polling.mode {
+            Mode::Inline => Ok(()),
+            mode => self.start_threads(mode),
+        }
+    }
+
+    fn start_threads(&self, mode: Mode) -> Result<(), NodeError> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_empty() {
+            for (number, engine) in self.engines.iter().enumerate() {
+                threads.push(start(engine, mode, self.polling.cores.get(number).copied(), number)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells how many threads of a peer on this host would spin.
+    pub fn peer_spins(&self, peer: PeerIndex, spinners: u32) {
+        let others: u32 = {
+            let mut all = self.spinners.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(peer, spinners);
+            all.values().sum()
+        };
+        let spinners = (others + self.polling.spinners()) as usize;
+        if !self.polling.auto || choose_mode(spinners, process_cpus().len()) != Mode::Adaptive {
+            return;
+        }
+        match self.start_threads(Mode::Adaptive) {
+            Ok(()) => tracing::debug!(spinners, "more threads would spin than there are CPUs: adaptive"),
+            Err(error) => tracing::warn!(%error, "polling stays inline"),
+        }
+    }
+
+    /// Who makes progress now.
+    pub fn mode(&self) -> Mode {
+        self.engines[0].mode()
+    }
+
+    /// The poller that serves a peer.
+    pub fn of(&self, peer: PeerIndex) -> &Arc<ShmEngine> {
+        &self.engines[Paths::place(peer, self.engines.len())]
+    }
+
+    /// The ways to all peers.
+    pub fn paths(&self) -> Paths {
+        Paths::new(self.engines.iter().map(|engine| engine.clone() as Arc<dyn RemotePath>).collect())
+    }
+
+    /// What all pollers have counted.
+    pub fn counted(&self) -> Snapshot {
+        let mut sum = Snapshot::ZERO;
+        for counters in &self.counters {
+            sum += &counters.snapshot();
+        }
+        sum
+    }
+
+    /// Closes every link, ends every call and every polling thread. Does nothing the second time.
+    pub fn close(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for engine in &self.engines {
+            engine.close();
+        }
+        drop(threads);
+    }
+}

@@ -1,0 +1,117 @@
+//! How the handles of a step learn that it has ended.
+
+use super::Error;
+use foldhash::HashMap;
+use foldhash::fast::RandomState;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+/// Shared by all handles of a step; set once, by whatever ends the step first.
+pub(super) type Ended = Arc<OnceLock<Error>>;
+
+/// Ends that are kept for later steps.
+const KEPT: usize = 64;
+/// How many of them are looked at for one that no handle holds any more.
+const LOOKS: usize = 8;
+
+/// The ends of all live steps, and past ones to be used again: a trainer that begins a step and cleans it up
+/// allocates nothing.
+pub(super) struct Ends {
+    live: HashMap<u64, Ended>,
+    past: VecDeque<Ended>,
+}
+
+impl Default for Ends {
+    fn default() -> Self {
+        let live = HashMap::with_capacity_and_hasher(KEPT, RandomState::default());
+        Ends { live, past: VecDeque::with_capacity(KEPT) }
+    }
+}
+
+impl Ends {
+    /// The end of a live step, made if it is new.
+    pub fn of(&mut self, step: u64) -> Ended {
+        if let Some(ended) = self.live.get(&step) {
+            return ended.clone();
+        }
+        let ended = self.unused().unwrap_or_default();
+        self.live.insert(step, ended.clone());
+        ended
+    }
+
+    /// Every call on the step fails with this from now on, unless with something earlier.
+    pub fn end(&self, step: u64, error: Error) {
+        if let Some(ended) = self.live.get(&step) {
+            let _ = ended.set(error);
+        }
+    }
+
+    /// As [`Ends::end`], for a step that does not come back.
+    pub fn bury(&mut self, step: u64, error: Error) {
+        let Some(ended) = self.live.remove(&step) else { return };
+        let _ = ended.set(error);
+        if self.past.len() < KEPT {
+            self.past.push_back(ended);
+        }
+    }
+
+    fn unused(&mut self) -> Option<Ended> {
+        for _ in 0..LOOKS {
+            let mut oldest = self.past.pop_front()?;
+            if let Some(ended) = Arc::get_mut(&mut oldest) {
+                ended.take();
+                return Some(oldest);
+            }
+            self.past.push_back(oldest);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gone(step: u64) -> Error {
+        Error::StepGone { step }
+    }
+
+    #[test]
+    fn what_ended_a_step_first_is_what_its_handles_see() {
+        let mut ends = Ends::default();
+        let (handle, other) = (ends.of(1), ends.of(1));
+        ends.end(1, Error::Stopped);
+        ends.bury(1, gone(1));
+        assert!(matches!(handle.get(), Some(Error::Stopped)) && Arc::ptr_eq(&handle, &other));
+    }
+
+    #[test]
+    fn an_end_serves_a_later_step_only_when_no_handle_is_left() {
+        let mut ends = Ends::default();
+        let held = ends.of(1);
+        ends.bury(1, gone(1));
+        let second = ends.of(2);
+        assert!(!Arc::ptr_eq(&held, &second) && second.get().is_none());
+        assert!(matches!(held.get(), Some(Error::StepGone { step: 1 })));
+        let address = Arc::as_ptr(&held);
+        drop(held);
+        let third = ends.of(3);
+        assert!(Arc::as_ptr(&third) == address && third.get().is_none(), "used again, as if new");
+    }
+
+    #[test]
+    fn handles_that_are_held_for_ever_neither_stop_nor_fill_it() {
+        let mut ends = Ends::default();
+        let held: Vec<_> = (0..1000)
+            .map(|step| {
+                let ended = ends.of(step);
+                ends.bury(step, gone(step));
+                ended
+            })
+            .collect();
+        assert_eq!((ends.live.len(), ends.past.len()), (0, KEPT));
+        for (step, ended) in held.iter().enumerate() {
+            assert!(matches!(ended.get(), Some(Error::StepGone { step: said }) if *said == step as u64));
+        }
+    }
+}

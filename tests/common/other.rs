@@ -1,0 +1,142 @@
+//! Other processes: this test's binary started again in a role, which is a test that is ignored otherwise.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// A process in a role; killed when dropped.
+pub struct Other {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Other {
+    /// Starts the test `role_{role}` for this cluster; `module::role_{role}` if it is not at the root.
+    pub fn start(role: &str, cluster: &str) -> Self {
+        Self::start_with(role, cluster, &[])
+    }
+
+    /// The same with more in its environment.
+    pub fn start_with(role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("own path"))
+            .args([&named(role), "--exact", "--ignored", "--nocapture"])
+            .env("TEST_CLUSTER", cluster)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the other process");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Other { child, lines }
+    }
+
+    /// Waits for a line that has this in it, and gives it.
+    pub fn wait_for(&mut self, part: &str) -> String {
+        let found = self.lines.by_ref().map_while(Result::ok).find(|read| read.contains(part));
+        found.unwrap_or_else(|| panic!("the other process ended without saying '{part}'"))
+    }
+
+    /// Says a line to it.
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().expect("piped"), "{line}").expect("it listens");
+    }
+
+    /// Runs a test's role in a process of its own, whose threads, files and mappings nobody else changes.
+    pub fn run_alone(role: &str, cluster: &str, environment: &[(&str, &str)]) {
+        let mut alone = Self::start_with(role, cluster, environment);
+        for line in alone.lines.by_ref().map_while(Result::ok) {
+            println!("{line}");
+        }
+        assert!(alone.ends_well(), "role_{role} failed");
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("alive");
+        self.child.wait().expect("reaped");
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
+    /// Waits for its end; whether all was well there.
+    pub fn ends_well(&mut self) -> bool {
+        self.child.wait().expect("reaped").success()
+    }
+
+    /// SIGSTOP; returns when every thread has stopped.
+    pub fn suspend(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.pid());
+        let has_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        };
+        while !std::fs::read_dir(&tasks).expect("procfs").flatten().all(has_stopped) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Sends a signal, by its name as kill(1) has it.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
+        assert!(sent.expect("kill(1)").success(), "it is gone");
+    }
+}
+
+/// The test's name, with its module if the role has one.
+fn named(role: &str) -> String {
+    if role.contains("::") { role.to_owned() } else { format!("role_{role}") }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In a role: waits for a line from the test.
+pub fn wait_to_be_told() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).expect("the test is there");
+    line.trim().to_owned()
+}
+
+/// What a process holds: threads and file descriptors that are not the test harness's, and mappings of memfds.
+pub fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
+    let names =
+        |dir: &str| std::fs::read_dir(dir).expect("procfs").filter_map(Result::ok).map(|entry| entry.path());
+    let threads = names("/proc/self/task")
+        .filter_map(|path| std::fs::read_to_string(path.join("comm")).ok())
+        .filter(|name| name.starts_with("tw-"))
+        .collect();
+    let files = names("/proc/self/fd")
+        .filter_map(|path| std::fs::read_link(path).ok())
+        .map(|target| target.display().to_string())
+        .filter(|target| {
+            target.contains("memfd:") || target.contains("socket:") || target.contains("anon_inode")
+        })
+        .collect();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
+}
+
+/// How many threads of the library, file descriptors and mappings of memfds there are, while a node runs. Threads
+/// that work for a moment are not counted.
+pub fn counts() -> (usize, usize, usize) {
+    let threads = std::fs::read_dir("/proc/self/task").expect("procfs").filter_map(Result::ok);
+    let threads = threads
+        .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+        .filter(|name| name.starts_with("tw-") && !name.starts_with("tw-boot-block"))
+        .count();
+    let files = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
+}

@@ -1,0 +1,129 @@
+//! The rules of `Port::arm` and of sleepers.
+
+use crate::expect;
+use crate::harness::{End, Got, Harness, PATIENCE, pair, tensor, tensor_mut};
+use std::time::{Duration, Instant};
+use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError, Sleep, Sleeper};
+
+const ZERO: Lane = Lane(0);
+/// A sleep that is taken again and again, so that one that is not ended is told by what is asked after it.
+const NAP: Duration = Duration::from_millis(20);
+
+/// Polls both ends until `end` can be armed: whatever was still to come has come.
+fn armed<F: Fabric>(end: &mut End<F>, other: &mut End<F>) {
+    let start = Instant::now();
+    loop {
+        other.poll();
+        end.poll();
+        if end.port.arm() {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "it can't be armed within {PATIENCE:?}");
+    }
+}
+
+/// Says that what `act` does ends the sleep of `end`, and that it can't be armed until it has polled.
+fn assert_ends_sleep<F: Fabric>(end: &mut End<F>, other: &mut End<F>, act: impl FnOnce(&mut End<F>)) {
+    let sleeper = end.port.sleeper();
+    armed(end, other);
+    let seen = sleeper.seen();
+    act(other);
+    let start = Instant::now();
+    while sleeper.seen() == seen {
+        sleeper.sleep(Sleep::Waiter, seen, NAP);
+        other.poll();
+        assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+    }
+    assert!(!end.port.arm(), "armed, though something is there");
+}
+
+pub fn what_comes_on_an_armed_port_ends_the_sleep<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    b.port.post_receives(b.link, ZERO, 100);
+    for k in 0..20u8 {
+        assert_ends_sleep(&mut b, &mut a, |a| a.port.send(a.link, ZERO, &[k]).expect("room"));
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [k]);
+    }
+    assert_ends_sleep(&mut b, &mut a, |a| {
+        a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    });
+    expect!(b.next(&mut a), Got::Down(_) => ());
+}
+
+pub fn a_local_completion_ends_the_sleep<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let target = tensor_mut(&b.pool, 64);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &[5; 64]);
+    let sleeper = a.port.sleeper();
+    armed(&mut a, &mut b);
+    let seen = sleeper.seen();
+    a.port.write(a.link, ZERO, OpId(3), &source, 0, 64, &grant, None).expect("room");
+    let start = Instant::now();
+    while sleeper.seen() == seen {
+        // The target sees to the write, and sleeps as well.
+        b.poll();
+        b.port.arm();
+        sleeper.sleep(Sleep::Keeper, seen, NAP);
+        assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+    }
+    expect!(a.next(&mut b), Got::Done(3) => ());
+}
+
+pub fn credits_end_the_sleep_of_one_who_waits_for_them<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let lane = Lane(H::LANES - 1);
+    let sleeper = a.port.sleeper();
+    armed(&mut a, &mut b);
+    let seen = sleeper.seen();
+    b.port.publish_credits(b.link, lane, 7);
+    let start = Instant::now();
+    while sleeper.seen() == seen {
+        b.poll();
+        sleeper.sleep(Sleep::Waiter, seen, NAP);
+        assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+    }
+    while a.port.peer_credits(a.link, lane) != 7 {
+        a.poll();
+        b.poll();
+        assert!(start.elapsed() < PATIENCE, "the credits did not come within {PATIENCE:?}");
+    }
+}
+
+pub fn arming_while_something_comes_loses_nothing<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    b.port.post_receives(b.link, ZERO, 100);
+    for round in 0..50u8 {
+        let start = Instant::now();
+        while let Err(full) = a.port.send(a.link, ZERO, &[round]) {
+            assert_eq!(full, PostError::Full);
+            assert!(start.elapsed() < PATIENCE, "earlier messages do not complete");
+            a.poll();
+        }
+        armed(&mut b, &mut a);
+        while b.inbox.is_empty() {
+            a.poll();
+            b.poll();
+            assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+        }
+        assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), [round]);
+    }
+}
+
+pub fn a_thread_wakes_the_sleepers_of_its_process<H: Harness>() {
+    let (a, _b) = pair::<H>(16);
+    for who in [Sleep::Waiter, Sleep::Keeper] {
+        let sleeper = a.port.sleeper();
+        let (seen, same) = (sleeper.seen(), sleeper.clone());
+        let thread = std::thread::spawn(move || {
+            let start = Instant::now();
+            while same.seen() == seen {
+                same.sleep(who, seen, PATIENCE);
+            }
+            start.elapsed()
+        });
+        std::thread::sleep(NAP);
+        sleeper.wake(who);
+        assert!(thread.join().expect("no panic") < PATIENCE / 2, "it was not woken");
+    }
+}

@@ -1,0 +1,309 @@
+//! The hot path, proven: in steady state no thread that moves data allocates, frees or enters the kernel.
+//!
+//! Each test starts two real processes on shared memory, each pinned to a CPU of its own where there are two. They train:
+//! every step has a new id, is begun, moves values both ways and is cleaned up. After some steps that warm up, both
+//! count what their threads ask of the heap (a counting allocator) and of the kernel (a seccomp filter that traps every
+//! call). Threads that move no data (bootstrap, callbacks, the watcher of peers) may do both.
+//!
+//! The proof is for `wait = spin`: a waiter that yields or sleeps enters the kernel by design.
+#![allow(unsafe_code)] // a global allocator that counts, and a handler of SIGSYS
+
+mod common;
+#[path = "hot_path/exchange.rs"]
+mod exchange;
+#[path = "hot_path/threads.rs"]
+mod threads;
+#[path = "hot_path/trap.rs"]
+mod trap;
+
+use common::{cluster, member};
+use exchange::{Ids, Side, What};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+use tensorwire::Node;
+use tensorwire::engine::process_cpus;
+use threads::{Activity, Start};
+
+/// Who drives progress, and which threads move data then (names as the kernel cuts them).
+struct Mode {
+    poll: &'static str,
+    movers: &'static [&'static str],
+}
+
+/// The thread that makes the calls.
+const CALLER: &str = "caller";
+
+const MODES: &[Mode] = &[Mode { poll: "inline", movers: &[CALLER] }];
+
+/// What is exchanged, how often it is until everything is warm, and how often it is counted.
+struct Scenario {
+    name: &'static str,
+    what: What,
+    ids: Ids,
+    warm_up: u32,
+    counted: u32,
+}
+
+const fn scenario(name: &'static str, what: What, ids: Ids, counted: u32) -> Scenario {
+    Scenario { name, what, ids, warm_up: 1_000, counted }
+}
+
+const SCENARIOS: &[Scenario] = &[
+    scenario("small", What::Tensor(2), Ids::Random, 100_000),
+    scenario("small_in_sequence", What::Tensor(2), Ids::Counted, 10_000),
+    scenario("written", What::Tensor(4 << 10), Ids::Random, 5_000),
+    scenario("large", What::Tensor(256 << 10), Ids::Random, 500),
+    scenario("into", What::Into(4 << 10), Ids::Random, 5_000),
+    scenario("borrowed", What::Borrowed(4 << 10), Ids::Random, 5_000),
+    scenario("dead", What::Dead, Ids::Random, 5_000),
+    scenario("several", What::Several(256), Ids::Random, 2_000),
+];
+
+/// Counts the calling thread's doings during `work`.
+fn alone(work: impl FnOnce()) -> Activity {
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let start = Start::now();
+    work();
+    let end = Start::now();
+    start.until(&end).into_iter().find(|activity| activity.name == name).expect("this thread is known")
+}
+
+/// One process of a test. It prints what it found, and ends when it is told to.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_trainer() {
+    let thread = std::thread::Builder::new().name(CALLER.into());
+    thread.spawn(train).expect("a thread");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).expect("the test");
+    // Not by the ends of the threads, which block the filter's signal.
+    std::process::exit(0);
+}
+
+fn given(variable: &str) -> String {
+    std::env::var(variable).expect("started by a test")
+}
+
+fn train() {
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == given("HOT_SCENARIO")).expect("known");
+    let task = given("HOT_TASK").parse().expect("a number");
+    let node = start(task, scenario);
+    let mut side = Side::new(&node, task, scenario.what, scenario.ids);
+    (0..scenario.warm_up).for_each(|_| side.step());
+    let trapped = trap::install();
+    match &trapped {
+        Ok(()) => prove_the_trap(),
+        Err(why) => println!("no trap {why}"),
+    }
+    // The trap's own first times.
+    (0..10).for_each(|_| side.step());
+    let from = Start::now();
+    (0..scenario.counted).for_each(|_| side.step());
+    let to = Start::now();
+    for Activity { name, allocations, frees, calls, last_call } in from.until(&to) {
+        println!("thread {name}: {allocations} {frees} {calls} {last_call}");
+    }
+    println!("counted {}", scenario.counted);
+    std::io::stdout().flush().expect("the test listens");
+    loop {
+        let _ = node.progress();
+        std::thread::yield_now();
+    }
+}
+
+fn start(task: u32, scenario: &Scenario) -> Node {
+    let cpus = process_cpus();
+    let bulk = if matches!(scenario.what, What::Borrowed(_)) { "borrow" } else { "copy" };
+    let mut builder = member(&given("HOT_CLUSTER"), task)
+        .set("poll", given("HOT_POLL"))
+        .set("wait", "spin")
+        .set("bulk_receive", bulk)
+        .set("pool_size", "64MiB");
+    if cpus.len() > 1 {
+        builder = builder.set("cores", cpus[task as usize].to_string());
+    }
+    let node = builder.start().expect("the node starts");
+    node.join().expect("the peer comes");
+    node
+}
+
+/// What can't fail proves nothing.
+fn prove_the_trap() {
+    let quiet = alone(|| {
+        std::hint::black_box([0u64; 64].iter().sum::<u64>());
+    });
+    // SAFETY: it asks for a number.
+    let deliberate = alone(|| _ = unsafe { libc::syscall(libc::SYS_getppid) });
+    let heap = alone(|| drop(std::hint::black_box(Box::new(1))));
+    let clock = alone(|| (0..100).for_each(|_| _ = std::hint::black_box(Instant::now())));
+    println!("proof {} {} {}", quiet.calls, deliberate.calls, deliberate.last_call);
+    println!("heap {} {}", heap.allocations, heap.frees);
+    println!("clock {}", clock.calls);
+}
+
+/// A process in the role; killed when dropped.
+struct Trainer {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Trainer {
+    fn start(scenario: &Scenario, mode: &Mode, cluster: &str, task: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("own path"))
+            .args(["role_trainer", "--exact", "--ignored", "--nocapture"])
+            .env("HOT_SCENARIO", scenario.name)
+            .env("HOT_POLL", mode.poll)
+            .env("HOT_CLUSTER", cluster)
+            .env("HOT_TASK", task.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a trainer");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Trainer { child, lines }
+    }
+
+    /// What it found.
+    fn report(&mut self) -> Report {
+        let mut report = Report::default();
+        for line in self.lines.by_ref().map_while(Result::ok) {
+            if line.starts_with("counted ") {
+                return report;
+            }
+            report.read(&line);
+        }
+        let status = self.child.wait();
+        panic!("the trainer ended early ({status:?}), after {report:?}");
+    }
+}
+
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    /// Why calls were not trapped.
+    no_trap: Option<String>,
+    /// Calls counted while none was made; while one was made; the number of that one.
+    proof: Option<(u64, u64, i64)>,
+    /// Allocations and frees of one box.
+    heap: Option<(u64, u64)>,
+    /// Calls of a hundred looks at the clock.
+    clock: u64,
+    threads: Vec<Activity>,
+}
+
+impl Report {
+    fn read(&mut self, line: &str) {
+        let numbers: Vec<i64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let count = |at: usize| numbers[at] as u64;
+        match line.split_once(' ') {
+            Some(("no", why)) => self.no_trap = Some(why.trim_start_matches("trap ").to_owned()),
+            Some(("proof", _)) => self.proof = Some((count(0), count(1), numbers[2])),
+            Some(("heap", _)) => self.heap = Some((count(0), count(1))),
+            Some(("clock", _)) => self.clock = count(0),
+            Some(("thread", rest)) => {
+                let (name, counts) = rest.rsplit_once(": ").expect("a name and its counts");
+                let counts: Vec<i64> = counts.split(' ').map(|word| word.parse().expect("a count")).collect();
+                self.threads.push(Activity {
+                    name: name.to_owned(),
+                    allocations: counts[0] as u64,
+                    frees: counts[1] as u64,
+                    calls: counts[2] as u64,
+                    last_call: counts[3],
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn check(&self, who: &str, movers: &[&str]) {
+        let moving: Vec<_> = self.threads.iter().filter(|thread| movers.contains(&&*thread.name)).collect();
+        let names: Vec<_> = self.threads.iter().map(|thread| &thread.name).collect();
+        for mover in movers {
+            assert!(moving.iter().any(|thread| thread.name == *mover), "{who}: no {mover} among {names:?}");
+        }
+        for thread in &moving {
+            assert_eq!((thread.allocations, thread.frees), (0, 0), "{who}: the heap was used: {thread:?}");
+        }
+        let Some(proof) = self.proof else {
+            let why = self.no_trap.as_deref().expect("the trap, or why there is none");
+            println!("skipped: system calls can't be counted here: {why}");
+            return;
+        };
+        assert_eq!(
+            proof,
+            (0, 1, libc::SYS_getppid),
+            "{who}: the trap counts what is called, and nothing else"
+        );
+        assert_eq!(self.heap, Some((1, 1)), "{who}: the allocator counts");
+        if self.clock > 0 {
+            println!("skipped: the clock of this machine is not read through the vDSO, but by system calls");
+            return;
+        }
+        for thread in &moving {
+            assert_eq!(thread.calls, 0, "{who}: the kernel was entered: {thread:?}");
+        }
+    }
+}
+
+/// Runs a scenario in every mode.
+fn prove(name: &str) {
+    // One at a time: each has two threads that spin.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
+    for mode in MODES {
+        let cluster = cluster(2);
+        let mut trainers = [0, 1].map(|task| Trainer::start(scenario, mode, &cluster, task));
+        for (task, trainer) in trainers.iter_mut().enumerate() {
+            trainer.report().check(&format!("{name}, poll = {}, task {task}", mode.poll), mode.movers);
+        }
+    }
+}
+
+#[test]
+fn small_tensors() {
+    prove("small");
+}
+
+#[test]
+fn small_tensors_of_a_sequence_of_steps() {
+    prove("small_in_sequence");
+}
+
+#[test]
+fn tensors_that_are_written_to_a_grant() {
+    prove("written");
+}
+
+#[test]
+fn large_tensors() {
+    prove("large");
+}
+
+#[test]
+fn tensors_received_into_given_ones() {
+    prove("into");
+}
+
+#[test]
+fn borrowed_tensors() {
+    prove("borrowed");
+}
+
+#[test]
+fn dead_values() {
+    prove("dead");
+}
+
+#[test]
+fn several_edges_at_a_time() {
+    prove("several");
+}

@@ -1,0 +1,150 @@
+//! The exchanges of a trainer's steps, as both sides of them.
+
+use std::time::Duration;
+use tensorwire::{DType, Edge, Node, Pending, Tensor, TensorMut};
+
+/// Long enough for anything that should come.
+const SOON: Duration = Duration::from_secs(60);
+
+/// What goes back and forth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Tensors of this many f32, received into new ones.
+    Tensor(u64),
+    /// The same, received into a tensor that was given.
+    Into(u64),
+    /// The same, borrowed from the peer.
+    Borrowed(u64),
+    /// The values of branches not taken.
+    Dead,
+    /// Several edges in flight at a time.
+    Several(u64),
+}
+
+/// Several edges in flight: so many.
+const EDGES: usize = 8;
+
+impl What {
+    fn edges(self) -> usize {
+        if matches!(self, What::Several(_)) { EDGES } else { 1 }
+    }
+
+    fn floats(self) -> u64 {
+        match self {
+            What::Tensor(floats) | What::Into(floats) | What::Borrowed(floats) | What::Several(floats) => {
+                floats
+            }
+            What::Dead => 0,
+        }
+    }
+}
+
+/// One side of the exchange.
+pub struct Side<'a> {
+    node: &'a Node,
+    what: What,
+    starts: bool,
+    out: Vec<Edge>,
+    back: Vec<Edge>,
+    pending: Vec<Pending<Tensor>>,
+    next: u64,
+    ids: Ids,
+}
+
+/// Where the ids of the steps come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids {
+    /// Each is unlike the last.
+    Random,
+    /// They are of a sequence.
+    Counted,
+}
+
+/// The first step of the sequence.
+const BASE: u64 = 1 << 63;
+
+impl<'a> Side<'a> {
+    /// Task 0 starts each step, task 1 answers.
+    pub fn new(node: &'a Node, task: u32, what: What, ids: Ids) -> Self {
+        if ids == Ids::Counted {
+            node.sequence(BASE);
+        }
+        let names = (0..what.edges()).map(|at| format!("gradient/{at}"));
+        let out = names.clone().map(|name| node.edge_to("w", 1 - task, &name).expect("edge"));
+        let back = names.map(|name| node.edge_from("w", 1 - task, &name).expect("edge"));
+        let (out, back) = (out.collect(), back.collect());
+        Side { node, what, starts: task == 0, out, back, pending: Vec::with_capacity(EDGES), next: 0, ids }
+    }
+
+    fn id(&self, n: u64) -> u64 {
+        match self.ids {
+            // An odd factor permutes the numbers, so no id comes twice; below the base of any sequence.
+            Ids::Random => n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
+            Ids::Counted => BASE + n,
+        }
+    }
+
+    /// One step: begun, values both ways, and the step before it cleaned up.
+    pub fn step(&mut self) {
+        let n = self.next;
+        self.next += 1;
+        let step = self.node.step(self.id(n)).expect("a new step");
+        if self.starts {
+            self.send(&step, n);
+            self.receive(&step, n);
+        } else {
+            self.receive(&step, n);
+            self.send(&step, n);
+        }
+        if n > 0 {
+            // The peer has sent something of step n, so it is done with the one before.
+            self.node.cleanup(self.id(n - 1));
+        }
+    }
+
+    fn send(&self, step: &tensorwire::Step, n: u64) {
+        for edge in &self.out {
+            if self.what == What::Dead {
+                step.send_dead(edge).expect("sent");
+                continue;
+            }
+            let mut tensor = self.tensor();
+            tensor.as_mut_slice::<f32>().expect("f32").fill(n as f32);
+            step.send(edge, tensor.freeze()).expect("sent");
+        }
+    }
+
+    fn receive(&mut self, step: &tensorwire::Step, n: u64) {
+        let edge = &self.back[0];
+        match self.what {
+            What::Dead => assert!(step.recv(edge, SOON).expect("received").is_dead),
+            What::Tensor(_) => check(&step.recv(edge, SOON).expect("received").tensor, n),
+            What::Borrowed(_) => {
+                let got = step.recv(edge, SOON).expect("received").tensor;
+                assert!(got.is_lent(), "it was copied");
+                check(&got, n);
+            }
+            What::Into(_) => {
+                let pending = step.recv_into(edge, self.tensor()).expect("begun");
+                check(&pending.wait().expect("received").tensor.freeze(), n);
+            }
+            What::Several(_) => {
+                for edge in &self.back {
+                    self.pending.push(step.recv_pending(edge).expect("begun"));
+                }
+                for pending in self.pending.drain(..) {
+                    check(&pending.wait().expect("received").tensor, n);
+                }
+            }
+        }
+    }
+
+    fn tensor(&self) -> TensorMut {
+        self.node.tensor(DType::F32, &[self.what.floats()]).expect("room")
+    }
+}
+
+fn check(tensor: &Tensor, n: u64) {
+    let values = tensor.as_slice::<f32>().expect("f32");
+    assert_eq!((values.first(), values.last()), (Some(&(n as f32)), Some(&(n as f32))), "step {n}");
+}

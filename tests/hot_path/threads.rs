@@ -1,0 +1,146 @@
+//! What each thread of this process has asked of the heap and of the kernel, readable from every other thread.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// One thread's counts.
+struct Row {
+    tid: AtomicI32,
+    allocations: AtomicU64,
+    frees: AtomicU64,
+    calls: AtomicU64,
+    last_call: AtomicI64,
+}
+
+impl Row {
+    const fn free() -> Row {
+        Row {
+            tid: AtomicI32::new(0),
+            allocations: AtomicU64::new(0),
+            frees: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            last_call: AtomicI64::new(-1),
+        }
+    }
+}
+
+/// A fixed table, so that counting neither allocates nor asks the kernel for anything.
+static ROWS: [Row; 256] = [const { Row::free() }; 256];
+
+thread_local! {
+    static MINE: Cell<Option<&'static Row>> = const { Cell::new(None) };
+}
+
+fn mine() -> &'static Row {
+    MINE.with(|mine| match mine.get() {
+        Some(row) => row,
+        None => {
+            let tid = super::trap::thread_id();
+            let free = |row: &&Row| row.tid.compare_exchange(0, tid, Relaxed, Relaxed).is_ok();
+            let row = ROWS.iter().find(free).unwrap_or_else(|| std::process::abort());
+            mine.set(Some(row));
+            row
+        }
+    })
+}
+
+/// Counts a system call of the calling thread. Safe in a signal handler.
+pub fn count_call(number: i64) {
+    let row = mine();
+    row.calls.fetch_add(1, Relaxed);
+    row.last_call.store(number, Relaxed);
+}
+
+/// What a thread did between two moments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// The thread's name, as the kernel has it.
+    pub name: String,
+    pub allocations: u64,
+    pub frees: u64,
+    pub calls: u64,
+    /// The number of its last system call, also if that was before; -1 if there was none.
+    pub last_call: i64,
+}
+
+/// A moment, to count from.
+pub struct Start([Counts; 256]);
+
+#[derive(Clone, Copy)]
+struct Counts {
+    allocations: u64,
+    frees: u64,
+    calls: u64,
+    last_call: i64,
+}
+
+impl Start {
+    /// Now.
+    pub fn now() -> Start {
+        Start(std::array::from_fn(|at| counts(&ROWS[at])))
+    }
+
+    /// What every thread has done since; those that did nothing are among them.
+    pub fn until(&self, end: &Start) -> Vec<Activity> {
+        let rows = ROWS.iter().zip(self.0.iter().zip(&end.0));
+        let known = rows.filter(|(row, _)| row.tid.load(Relaxed) != 0);
+        known.map(|(row, (from, to))| activity(row, *from, *to)).collect()
+    }
+}
+
+fn counts(row: &Row) -> Counts {
+    Counts {
+        allocations: row.allocations.load(Relaxed),
+        frees: row.frees.load(Relaxed),
+        calls: row.calls.load(Relaxed),
+        last_call: row.last_call.load(Relaxed),
+    }
+}
+
+fn activity(row: &Row, from: Counts, to: Counts) -> Activity {
+    let comm = format!("/proc/self/task/{}/comm", row.tid.load(Relaxed));
+    let name = std::fs::read_to_string(comm).unwrap_or_else(|_| "(ended)".into());
+    Activity {
+        name: name.trim().to_owned(),
+        allocations: to.allocations - from.allocations,
+        frees: to.frees - from.frees,
+        calls: to.calls - from.calls,
+        last_call: to.last_call,
+    }
+}
+
+/// The system's allocator, counted by thread.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: each call goes to the system's allocator as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        mine().allocations.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        mine().allocations.fetch_add(1, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        mine().frees.fetch_add(1, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let row = mine();
+        row.allocations.fetch_add(1, Relaxed);
+        row.frees.fetch_add(1, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}

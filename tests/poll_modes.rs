@@ -1,0 +1,285 @@
+//! Who makes progress in each poll mode, what it costs, and where it runs.
+
+mod common;
+
+use common::{SOON, cluster, counting, member, run, until, values};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tensorwire::engine::Mode;
+use tensorwire::{Error, Node, process_cpus};
+
+/// These tests look at all threads of the process, so they run one after the other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The names of the polling threads that live, with the CPUs they may run on.
+fn polling_threads() -> Vec<(String, String)> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("tasks");
+    let mut found: Vec<_> = tasks
+        .filter_map(|task| {
+            let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+            let field = |name: &str| {
+                let line = status.lines().find(|line| line.starts_with(name))?;
+                Some(line.split_once(':')?.1.trim().to_owned())
+            };
+            let name = field("Name")?;
+            name.starts_with("tw-poll").then_some((name, field("Cpus_allowed_list")?))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// CPU time that this process has used, in steps of 10 ms.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("stat");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let ticks: u64 =
+        fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().expect("ticks")).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+/// What both sides of a pair of nodes in `mode` do.
+fn pair(mode: &str, body: impl Fn(&Node, u32) + Send + Sync + 'static) {
+    run(2, &[("poll", mode)], body);
+}
+
+#[test]
+fn a_sender_that_computes_does_not_stall_its_readers_where_there_is_a_thread() {
+    let _alone = alone();
+    for mode in ["adaptive", "dedicated"] {
+        // 0: not yet sent; 1: sent, and the sender computes; 2: received.
+        let phase = Arc::new(AtomicUsize::new(0));
+        pair(mode, move |node, task| {
+            let step = node.step(1).expect("new");
+            if task == 0 {
+                let edge = node.edge_to("w", 1, "x").expect("edge");
+                step.send(&edge, counting(node, 1.0, 100_000)).expect("sent");
+                phase.store(1, Ordering::SeqCst);
+                let start = Instant::now();
+                while phase.load(Ordering::SeqCst) < 2 {
+                    assert!(start.elapsed() < SOON, "{mode}: nobody served the reader");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return;
+            }
+            while phase.load(Ordering::SeqCst) < 1 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let got = step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
+            assert_eq!(values(&got.tensor)[99_999], 100_000.0);
+            phase.store(2, Ordering::SeqCst);
+        });
+    }
+}
+
+#[test]
+fn who_waits_in_the_adaptive_mode_sleeps_and_is_woken_at_once() {
+    let _alone = alone();
+    const BOUND: Duration = Duration::from_millis(2);
+    let sent: Arc<Mutex<Option<Instant>>> = Arc::default();
+    run(
+        2,
+        &[("poll", "adaptive"), ("heartbeat_interval", "500ms"), ("silence_bound", "5s")],
+        move |node, task| {
+            let step = node.step(1).expect("new");
+            if task == 0 {
+                std::thread::sleep(Duration::from_millis(100));
+                let before = cpu_time();
+                std::thread::sleep(Duration::from_secs(1));
+                let used = cpu_time() - before;
+                println!("two nodes, one of which waits, used {used:?} of the CPU in a second");
+                assert!(used < Duration::from_millis(100), "they did not sleep: {used:?}");
+                let tensor = counting(node, 1.0, 10);
+                *sent.lock().expect("unpoisoned") = Some(Instant::now());
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor).expect("sent");
+                return;
+            }
+            step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
+            let took = sent.lock().expect("unpoisoned").expect("it was sent").elapsed();
+            println!("a sleeping receiver had its tensor {took:?} after the send");
+            assert!(took < 5 * BOUND, "{took:?}");
+        },
+    );
+}
+
+#[test]
+fn a_callback_comes_while_no_call_is_under_way_where_there_is_a_thread() {
+    let _alone = alone();
+    for mode in ["adaptive", "dedicated"] {
+        let called = Arc::new(AtomicUsize::new(0));
+        pair(mode, move |node, task| {
+            let step = node.step(1).expect("new");
+            if task == 1 {
+                let edge = node.edge_from("w", 0, "x").expect("edge");
+                let note = called.clone();
+                let done = move |result: Result<tensorwire::Delivery<tensorwire::Tensor>, Error>| {
+                    result.expect("received");
+                    note.store(1, Ordering::SeqCst);
+                };
+                step.recv_async(&edge, SOON, done).expect("begun");
+            } else {
+                std::thread::sleep(Duration::from_millis(50));
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 1.0, 5000))
+                    .expect("sent");
+            }
+            let start = Instant::now();
+            while called.load(Ordering::SeqCst) == 0 {
+                assert!(start.elapsed() < SOON, "{mode}: nobody brought it");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_deadline_passes_while_no_call_is_under_way_where_there_is_a_thread() {
+    let _alone = alone();
+    for mode in ["adaptive", "dedicated"] {
+        pair(mode, move |node, task| {
+            if task == 0 {
+                return;
+            }
+            let step = node.step(1).expect("new");
+            let ended: Arc<Mutex<Option<Instant>>> = Arc::default();
+            let note = ended.clone();
+            // Long enough for the thread to be asleep without a deadline when this one comes.
+            std::thread::sleep(Duration::from_millis(50));
+            let start = Instant::now();
+            let edge = node.edge_from("w", 0, "never").expect("edge");
+            step.recv_async(&edge, Duration::from_millis(40), move |result| {
+                assert!(matches!(result, Err(Error::DeadlineExceeded { .. })));
+                *note.lock().expect("unpoisoned") = Some(Instant::now());
+            })
+            .expect("begun");
+            while ended.lock().expect("unpoisoned").is_none() {
+                assert!(start.elapsed() < SOON, "{mode}: the deadline never came");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let took = ended.lock().expect("unpoisoned").expect("ended") - start;
+            println!("{mode}: a deadline of 40 ms came after {took:?}");
+            assert!(took < 5 * Duration::from_millis(40), "{took:?}");
+        });
+    }
+}
+
+#[test]
+fn auto_sleeps_only_where_more_threads_would_spin_than_there_are_cpus() {
+    let _alone = alone();
+    let cpus = process_cpus().len();
+    for members in [cpus.min(3), cpus + 1] {
+        if members < 2 {
+            continue;
+        }
+        run(members, &[("poll", "auto")], move |node, _| {
+            let expected = if members > cpus { Mode::Adaptive } else { Mode::Inline };
+            until(node, "the choice of the mode", || node.mode() == expected);
+        });
+    }
+    assert_eq!(polling_threads(), [], "every thread has ended");
+}
+
+#[test]
+fn peers_are_dealt_out_to_several_pollers_which_are_pinned_as_asked() {
+    let _alone = alone();
+    let cpus = process_cpus();
+    if cpus.len() < 2 {
+        println!("skipped: pinning two pollers needs two CPUs");
+        return;
+    }
+    let cores = format!("{},{}", cpus[1], cpus[0]);
+    let expected: BTreeSet<_> =
+        [("tw-poll-0".to_owned(), cpus[1].to_string()), ("tw-poll-1".to_owned(), cpus[0].to_string())].into();
+    for mode in ["adaptive", "dedicated"] {
+        let expected = expected.clone();
+        run(3, &[("poll", mode), ("cores", &cores)], move |node, task| {
+            assert_eq!(polling_threads().into_iter().collect::<BTreeSet<_>>(), expected);
+            exchange_with_all(node, task, 3, 20);
+        });
+        assert_eq!(polling_threads(), [], "{mode}: every thread has ended");
+    }
+}
+
+/// Each member sends to each other one in each step, and receives from each.
+fn exchange_with_all(node: &Node, task: u32, members: u32, steps: u64) {
+    let base = node.sequence(1 << 32);
+    for n in 0..steps {
+        let step = node.step(base.step(n)).expect("new");
+        let others = || (0..members).filter(|other| *other != task);
+        for other in others() {
+            let value = (u64::from(task) * 1000 + n) as f32;
+            step.send(&node.edge_to("w", other, "x").expect("edge"), counting(node, value, 300))
+                .expect("sent");
+        }
+        for other in others() {
+            let got = step.recv(&node.edge_from("w", other, "x").expect("edge"), SOON).expect("received");
+            assert_eq!(values(&got.tensor)[0], (u64::from(other) * 1000 + n) as f32);
+        }
+    }
+}
+
+#[test]
+fn many_threads_hand_over_to_a_dedicated_poller_and_each_keeps_its_order() {
+    let _alone = alone();
+    const THREADS: u32 = 4;
+    const EACH: u64 = 500;
+    pair("dedicated", |node, task| {
+        let step = node.step(1).expect("new");
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let step = &step;
+                scope.spawn(move || {
+                    let name = format!("x/{thread}");
+                    for number in 0..EACH {
+                        if task == 0 {
+                            let edge = node.edge_to("w", 1, &name).expect("edge");
+                            step.send(&edge, counting(node, number as f32, 1)).expect("sent");
+                        } else {
+                            let edge = node.edge_from("w", 0, &name).expect("edge");
+                            let got = step.recv(&edge, SOON).expect("received");
+                            assert_eq!(values(&got.tensor), [number as f32]);
+                        }
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_loss_that_ends_everything_ends_the_calls_of_every_poller() {
+    let _alone = alone();
+    for mode in ["adaptive", "dedicated"] {
+        // Tasks 1 and 2 are served by different pollers of task 0.
+        let members = cluster(3);
+        let start = |task| {
+            let node =
+                member(&members, task).set("poll", mode).set("pollers", "2").set("peer_loss", "fail_all");
+            node.start().expect("started")
+        };
+        let nodes: Vec<_> = (0..3).map(start).collect();
+        std::thread::scope(|scope| {
+            for node in &nodes {
+                scope.spawn(|| node.join().expect("joined"));
+            }
+        });
+        let [first, lost, other] = &nodes[..] else { unreachable!("three were started") };
+        let step = first.step(1).expect("new");
+        let waiting = step.recv_pending(&first.edge_from("w", 2, "x").expect("edge")).expect("begun");
+        let called = Arc::new(AtomicUsize::new(0));
+        let note = called.clone();
+        step.recv_async(&first.edge_from("w", 2, "y").expect("edge"), SOON, move |result| {
+            assert!(matches!(result, Err(Error::PeerLost { .. })), "{result:?}");
+            note.store(1, Ordering::SeqCst);
+        })
+        .expect("begun");
+        lost.fail("on purpose").expect("failed");
+        let error = waiting.wait().expect_err("everything has ended");
+        assert!(error.to_string().contains("w/1") && error.to_string().contains("on purpose"), "{error}");
+        until(other, "the callback", || called.load(Ordering::SeqCst) == 1);
+    }
+}
