@@ -57,6 +57,41 @@ fn random_programs_do_what_the_model_says() {
     assert!(delivered > 0 && failed > 0, "the programs do nothing");
 }
 
+/// The digests of some programs.
+fn digests(seeds: std::ops::Range<u64>) -> Vec<u64> {
+    seeds
+        .map(|seed| match attempt(&program(seed)) {
+            Outcome::Passes(report) => report.digest,
+            Outcome::Fails(why) => fail(seed, &why),
+        })
+        .collect()
+}
+
+const REPEATED: std::ops::Range<u64> = 0..40;
+
+#[test]
+fn the_same_seed_has_the_same_history() {
+    let (once, again) = (digests(REPEATED), digests(REPEATED));
+    assert_eq!(once, again);
+    assert!(once.windows(2).all(|pair| pair[0] != pair[1]), "other seeds have other histories");
+    // Hashes are keyed anew in each process.
+    let output = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "histories_of_a_child", "--nocapture"])
+        .env("TENSORWIRE_SIM_CHILD", "1")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = text.lines().find_map(|line| line.split_once("digests ")).map(|(_, digests)| digests);
+    assert_eq!(told, Some(format!("{once:?}").as_str()), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn histories_of_a_child() {
+    if setting("TENSORWIRE_SIM_CHILD").is_some() {
+        println!("digests {:?}", digests(REPEATED));
+    }
+}
+
 #[test]
 fn replay() {
     let Some(seed) = setting("TENSORWIRE_SIM_SEED") else {

@@ -279,7 +279,7 @@ impl Model {
     fn content(&self, key: Key, value: usize) -> (String, Vec<u8>) {
         let Some(form) = &self.channels[&key].values[value].form else { return ("dead".into(), Vec::new()) };
         let bytes = form.meta().bytes().min(8) as usize;
-        (form.to_string(), pattern(key, value, form.dtype).take(bytes).collect())
+        (form.to_string(), pattern(key, value, form.dtype).flatten().take(bytes).collect())
     }
 
     /// Whether the step of a key is over at one of its ends.
@@ -306,14 +306,15 @@ impl Model {
     }
 }
 
-/// The bytes of a key's `number`th value.
-pub fn pattern(key: Key, number: usize, dtype: DType) -> impl Iterator<Item = u8> {
+/// The bytes of a key's `number`th value, eight at a time.
+pub fn pattern(key: Key, number: usize, dtype: DType) -> impl Iterator<Item = [u8; 8]> {
     let place = key.from as u64 | (key.to as u64) << 8 | key.name << 16 | key.step << 24 | key.frame << 32;
     let start = mix(place | (number as u64) << 40);
-    let mask = if dtype == DType::Bool { 1 } else { 0xFF };
-    (0u64..).flat_map(move |word| mix(start.wrapping_add(word)).to_le_bytes()).map(move |byte| byte & mask)
+    let mask = if dtype == DType::Bool { 0x0101_0101_0101_0101 } else { u64::MAX };
+    (0u64..).map(move |word| (mix(start.wrapping_add(word)) & mask).to_le_bytes())
 }
 
 pub fn is_pattern(tensor: &Tensor, key: Key, number: usize) -> bool {
-    tensor.bytes().iter().copied().eq(pattern(key, number, tensor.dtype()).take(tensor.bytes().len()))
+    let words = tensor.bytes().chunks(8).zip(pattern(key, number, tensor.dtype()));
+    words.into_iter().all(|(bytes, word)| *bytes == word[..bytes.len()])
 }

@@ -6,7 +6,7 @@ use crate::setting;
 use std::time::{Duration, Instant};
 use tensorwire::mutants::{Mutant, switch};
 
-const BOUND: Duration = Duration::from_secs(15);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// The first seed that shows a bug, and how.
 fn find(mutant: Mutant) -> Option<(u64, String)> {

@@ -58,7 +58,7 @@ impl Settings {
 }
 
 /// A pool that no program fills.
-pub const ROOMY: u64 = 4 << 20;
+pub const ROOMY: u64 = 2 << 20;
 /// A limit that no program reaches.
 pub const UNLIMITED: u32 = 512;
 

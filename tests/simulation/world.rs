@@ -106,8 +106,8 @@ impl World {
             None => None,
             Some(form) => match process.tensor(form) {
                 Some(mut tensor) => {
-                    let bytes = tensor.bytes_mut();
-                    bytes.iter_mut().zip(pattern(key, number, form.dtype)).for_each(|(to, from)| *to = from);
+                    let words = tensor.bytes_mut().chunks_mut(8).zip(pattern(key, number, form.dtype));
+                    words.for_each(|(bytes, word)| bytes.copy_from_slice(&word[..bytes.len()]));
                     Some(tensor.freeze())
                 }
                 None if self.settings.is_roomy() => return Err("a roomy pool has no room".into()),

@@ -76,8 +76,8 @@ impl Remote {
         let old_life = peer.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation);
         if old_life {
             // What the old life had sent is not the new one's (SPEC 2.2).
-            let task = self.members.task(index);
-            self.unclaimed.retain(|key, _| key.edge.source_task() != task);
+            let task = self.members.task(index).clone();
+            self.drop_unclaimed(|key| *key.edge.source_task() == task);
         }
         self.watch.up(index, tag);
     }
