@@ -2,7 +2,7 @@
 
 use crate::network::Network;
 use crate::process::Process;
-use crate::program::At;
+use crate::program::{At, Settings};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -60,16 +60,17 @@ struct News {
     tag: LinkTag,
 }
 
-#[derive(Default)]
 pub struct Bootstrap {
     pairs: BTreeMap<(At, At), (u64, Pair)>,
     news: Vec<News>,
-    depth: u32,
+    /// Of every link, but for its generation.
+    options: LinkOptions,
 }
 
 impl Bootstrap {
-    pub fn new(depth: u32) -> Self {
-        Bootstrap { depth, ..Bootstrap::default() }
+    pub fn new(settings: &Settings) -> Self {
+        let options = LinkOptions { lanes: settings.lanes, depth: settings.depth, generation: 0 };
+        Bootstrap { pairs: BTreeMap::new(), news: Vec::new(), options }
     }
 
     /// A new life of a member is to be linked with all others.
@@ -124,7 +125,7 @@ impl Bootstrap {
             let next = match pair {
                 Pair::Apart(when) if *when <= now => {
                     *generation += 1;
-                    Some(Pair::Trying(connect([a, b], self.depth, *generation)))
+                    Some(Pair::Trying(connect([a, b], &self.options, *generation)))
                 }
                 Pair::Trying(tried) => {
                     match [0, 1].map(|side: usize| tried[side].lock().expect("no panic").clone()) {
@@ -173,8 +174,8 @@ impl Bootstrap {
     }
 }
 
-fn connect(sides: [&Process; 2], depth: u32, generation: u64) -> [Tried; 2] {
-    let options = LinkOptions { lanes: 1, depth, generation: generation as u8 };
+fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tried; 2] {
+    let options = LinkOptions { generation: generation as u8, ..options.clone() };
     let halves = sides.map(|side| side.fabric.half(&options).expect("a half"));
     let [a, b] = [0, 1].map(|side: usize| halves[side].address().to_vec());
     let [half_a, half_b] = halves;

@@ -1,7 +1,7 @@
 //! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
 
 use crate::model::{Call, End, Model, Violation};
-use crate::program::{Form, Key, Program};
+use crate::program::{Action, Form, Key, Program};
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -172,7 +172,7 @@ fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
     let call = world.model.calls.len();
     let into: Option<Form> = None;
     let timeout = DRAIN.as_micros() as u64;
-    world.act(&crate::program::Action::Receive { key, into, timeout: Some(timeout) })?;
+    world.act(&Action::Receive { key, into, timeout: Some(timeout), called_back: true })?;
     settle(world)?;
     if world.model.calls[call].end.is_none() {
         every_call_ends(world)?;
@@ -188,7 +188,7 @@ fn can_tell(model: &Model, key: Key, values: &[usize]) -> bool {
 }
 
 fn failed(call: &Call) -> bool {
-    call.cancelled.is_some() || matches!(call.end, Some(End::Failed { .. } | End::Unheard))
+    call.cancelled.is_some() || matches!(call.end, Some(End::Failed { .. } | End::Dropped | End::Unheard))
 }
 
 fn gave_up(model: &Model, key: &Key) -> usize {
@@ -224,7 +224,7 @@ fn order_is_kept(model: &Model) -> Result<(), Violation> {
 fn nothing_is_left(world: &mut World) -> Result<(), Violation> {
     for at in 0..world.settings.processes {
         for step in 0..crate::program::STEPS {
-            world.act(&crate::program::Action::Cleanup { at, step })?;
+            world.act(&Action::Cleanup { at, step })?;
         }
     }
     settle(world)?;

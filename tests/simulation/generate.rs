@@ -33,6 +33,7 @@ fn settings(random: &mut Random) -> Settings {
     };
     Settings {
         processes: 2 + random.below(4).saturating_sub(1) as usize,
+        lanes: random.pick(&[1, 1, 3]),
         depth: random.pick(&[16, 16, 32, 64]),
         small_tensor_bytes: random.pick(&[0, 16, 100, 190]),
         max_requests: limit(random, 1),
@@ -91,7 +92,8 @@ impl Generator {
     fn disaster(&mut self, at: usize) -> Action {
         let told = self.random.one_in(2).then(|| self.random.below(2_000));
         match self.random.below(6) {
-            0 | 1 => Action::Kill { at, told },
+            0 => Action::Kill { at, told },
+            1 => Action::Leave { at },
             2..5 => Action::Return { at },
             _ => {
                 let other = 1 + self.random.below(self.settings.processes as u64 - 1) as usize;
@@ -149,9 +151,10 @@ impl Generator {
             3 => Some(self.form()),
             _ => None,
         };
-        let timeout = self.random.one_in(3).then(|| self.duration());
-        let timeout = if into.is_some() { None } else { timeout };
-        Action::Receive { key, into, timeout }
+        let is_plain = into.is_none();
+        let timeout = (is_plain && self.random.one_in(2)).then(|| self.duration());
+        let called_back = is_plain && timeout.is_some() && self.random.one_in(2);
+        Action::Receive { key, into, timeout, called_back }
     }
 
     fn value(&mut self) -> Option<Form> {

@@ -59,7 +59,9 @@ pub enum End {
     Got { at: Time, value: usize },
     /// With an error.
     Failed { at: Time },
-    /// Nobody listens any more, so nobody knows.
+    /// Nobody listens any more. A value that came for it is the next one's.
+    Dropped,
+    /// Its process has died, and nobody knows what came.
     Unheard,
 }
 
@@ -110,10 +112,10 @@ impl Model {
         self.calls[call].cancelled.get_or_insert(now);
     }
 
-    /// Cancelled, and nobody will know how it ended.
+    /// Cancelled, and nobody listens.
     pub fn dropped(&mut self, call: CallNo, now: Time) {
         self.cancelled(call, now);
-        self.calls[call].end = Some(End::Unheard);
+        self.calls[call].end = Some(End::Dropped);
     }
 
     pub fn aborted(&mut self, at: At, step: u64) {
@@ -252,7 +254,7 @@ impl Model {
         let lost = |call: &Call| match call.end {
             Some(End::Got { .. }) => false,
             Some(End::Unheard) => true,
-            Some(End::Failed { .. }) | None => {
+            Some(End::Failed { .. } | End::Dropped) | None => {
                 self.is_disturbed(key)
                     || self.is_over(key.to, call.life, key.step)
                     || self.lives[key.to] != call.life

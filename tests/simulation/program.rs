@@ -23,6 +23,7 @@ pub struct Program {
 pub struct Settings {
     pub processes: usize,
     pub depth: u32,
+    pub lanes: u8,
     pub small_tensor_bytes: u32,
     pub max_requests: u32,
     pub max_routes: u32,
@@ -112,14 +113,15 @@ pub enum Action {
     Receive {
         key: Key,
         into: Option<Form>,
-        /// In us, of a receive with a callback; `None` for one that is waited for.
+        /// In us; `None` for the usual one.
         timeout: Option<u64>,
+        called_back: bool,
     },
-    /// Of the `nth` call with a callback that is open.
+    /// Of the `nth` call that is open.
     Cancel {
         nth: usize,
     },
-    /// Of the `nth` call without one that is open.
+    /// Of the `nth` call without a callback that is open.
     DropPending {
         nth: usize,
     },
@@ -152,6 +154,10 @@ pub enum Action {
         /// When the others hear of it by another way than the fabric, in us.
         told: Option<u64>,
     },
+    /// As it should: everything is closed.
+    Leave {
+        at: At,
+    },
     Return {
         at: At,
     },
@@ -171,17 +177,17 @@ impl fmt::Display for Action {
             Action::Begin { at, step } => write!(f, "{at} begins step {step}"),
             Action::Send { key, form: Some(form) } => write!(f, "send {key}: {form}"),
             Action::Send { key, form: None } => write!(f, "send {key}: dead"),
-            Action::Receive { key, into, timeout } => {
+            Action::Receive { key, into, timeout, called_back } => {
                 write!(f, "receive {key}")?;
                 if let Some(into) = into {
                     write!(f, " into {into}")?;
                 }
-                match timeout {
-                    Some(timeout) => write!(f, ", called back within {timeout} us"),
-                    None => Ok(()),
+                if let Some(timeout) = timeout {
+                    write!(f, " within {timeout} us")?;
                 }
+                f.write_str(if *called_back { ", called back" } else { "" })
             }
-            Action::Cancel { nth } => write!(f, "cancel #{nth} of those called back"),
+            Action::Cancel { nth } => write!(f, "cancel #{nth}"),
             Action::DropPending { nth } => write!(f, "drop pending #{nth}"),
             Action::Release { nth } => write!(f, "release tensor #{nth}"),
             Action::Abort { at, step } => write!(f, "{at} aborts step {step}"),
@@ -191,6 +197,7 @@ impl fmt::Display for Action {
             Action::Advance { time } => write!(f, "{time} us go by"),
             Action::Kill { at, told: Some(told) } => write!(f, "{at} dies, which is told after {told} us"),
             Action::Kill { at, told: None } => write!(f, "{at} dies"),
+            Action::Leave { at } => write!(f, "{at} leaves"),
             Action::Return { at } => write!(f, "{at} comes back"),
             Action::Cut { a, b } => write!(f, "the link {a}-{b} is cut"),
             Action::Stall { at, time } => write!(f, "{at} is stalled for {time} us"),

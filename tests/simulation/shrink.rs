@@ -145,9 +145,14 @@ fn halves(action: &Action) -> Vec<Action> {
         Action::Send { key, form: Some(form) } => {
             vec![Action::Send { key: *key, form: Some(half(form)) }]
         }
-        Action::Receive { key, into, timeout } => vec![
-            Action::Receive { key: *key, into: None, timeout: *timeout },
-            Action::Receive { key: *key, into: into.as_ref().map(half), timeout: timeout.map(|t| t / 2) },
+        Action::Receive { key, into, timeout, called_back } => vec![
+            Action::Receive { key: *key, into: None, timeout: *timeout, called_back: *called_back },
+            Action::Receive {
+                key: *key,
+                into: into.as_ref().map(half),
+                timeout: timeout.map(|t| t / 2),
+                called_back: *called_back,
+            },
         ],
         Action::Progress { at, times } => vec![Action::Progress { at: *at, times: times / 2 }],
         Action::Run { rounds } => {
@@ -171,6 +176,7 @@ fn names(action: &Action, process: usize) -> bool {
         | Action::Cleanup { at, .. }
         | Action::Progress { at, .. }
         | Action::Kill { at, .. }
+        | Action::Leave { at }
         | Action::Return { at }
         | Action::Stall { at, .. } => *at == process,
         _ => false,

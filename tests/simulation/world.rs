@@ -16,6 +16,8 @@ const ROUNDS_TO_CONNECT: u32 = 10_000;
 
 /// After how long the bootstrap service tells of a death that the fabric tells as well, in us.
 const TOLD_LATE: u64 = 1_000_000;
+/// The same of one that has left.
+const LEAVE_IS_TOLD: u64 = 50;
 /// The same of the old life of a member that comes back at once.
 const RETURN_IS_TOLD: u64 = 10;
 
@@ -43,7 +45,7 @@ impl World {
             settings,
             network,
             processes,
-            bootstrap: Bootstrap::new(program.settings.depth),
+            bootstrap: Bootstrap::new(&program.settings),
             random: Random::new(program.seed ^ 1),
             digest: DefaultHasher::new(),
         };
@@ -64,8 +66,10 @@ impl World {
         match *action {
             Action::Begin { at, step } => self.begin(at, step)?,
             Action::Send { key, ref form } => self.send(key, form.as_ref())?,
-            Action::Receive { key, ref into, timeout } => self.receive(key, into.as_ref(), timeout)?,
-            Action::Cancel { nth } => self.cancel(nth),
+            Action::Receive { key, ref into, timeout, called_back } => {
+                self.receive(key, into.as_ref(), timeout, called_back)?;
+            }
+            Action::Cancel { nth } => self.cancel(nth)?,
             Action::DropPending { nth } => self.drop_pending(nth)?,
             Action::Release { nth } => self.release(nth)?,
             Action::Abort { at, step } => self.abort(at, step)?,
@@ -76,6 +80,7 @@ impl World {
                 self.network.advance_to(self.network.now() + Duration::from_micros(time))
             }
             Action::Kill { at, told } => self.kill(at, told.unwrap_or(TOLD_LATE)),
+            Action::Leave { at } => self.leave(at),
             Action::Return { at } => self.come_back(at),
             Action::Cut { a, b } => {
                 self.model.cut(a, b);
@@ -125,7 +130,13 @@ impl World {
         }
     }
 
-    fn receive(&mut self, key: Key, into: Option<&Form>, timeout: Option<u64>) -> Result<(), Violation> {
+    fn receive(
+        &mut self,
+        key: Key,
+        into: Option<&Form>,
+        timeout: Option<u64>,
+        called_back: bool,
+    ) -> Result<(), Violation> {
         let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
         let given = match into {
             None => None,
@@ -136,15 +147,9 @@ impl World {
             },
         };
         let now = self.network.now();
-        let time = Duration::from_micros(timeout.unwrap_or(self.settings.recv_timeout));
-        let (into, timeout) = match given {
-            Some(_) => (into, None),
-            None => (None, timeout.map(|_| time)),
-        };
-        let patience =
-            if timeout.is_some() { time } else { Duration::from_micros(self.settings.recv_timeout) };
-        let call = self.model.received(key, into.cloned(), now, now + patience);
-        match process.receive(key, call, given, timeout) {
+        let timeout = Duration::from_micros(timeout.unwrap_or(self.settings.recv_timeout));
+        let call = self.model.received(key, into.cloned(), now, now + timeout);
+        match process.receive(key, call, given, timeout, called_back) {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.model.unreceived(call);
@@ -153,33 +158,34 @@ impl World {
         }
     }
 
-    /// Of all open calls, those that have (or have not) a callback; the `nth` of them, around the end.
-    fn nth_open(&self, nth: usize, called_back: bool) -> Option<(At, usize)> {
+    /// Of all open calls that fit, the `nth`, around the end: whose it is, and where it is there.
+    fn nth_open(&self, nth: usize, fits: fn(&Wait) -> bool) -> Option<(At, usize)> {
         let living = self.processes.iter().flatten();
         let open: Vec<_> = living
             .flat_map(|process| {
                 let open = process.open.iter().enumerate();
-                open.filter(|(_, open)| matches!(open.wait, Wait::CalledBack(_)) == called_back)
-                    .map(|(at, _)| (process.at, at))
+                open.filter(|(_, open)| fits(&open.wait)).map(|(place, _)| (process.at, place))
             })
             .collect();
         (!open.is_empty()).then(|| open[nth % open.len()])
     }
 
-    fn cancel(&mut self, nth: usize) {
-        let Some((at, place)) = self.nth_open(nth, true) else { return };
-        let Some(process) = &self.processes[at] else { return };
+    fn cancel(&mut self, nth: usize) -> Result<(), Violation> {
+        // Those that are done are not cancelled.
+        self.collect()?;
+        let Some((at, place)) = self.nth_open(nth, |_| true) else { return Ok(()) };
+        let Some(process) = &self.processes[at] else { return Ok(()) };
         let open = &process.open[place];
-        if let Wait::CalledBack(token) = &open.wait {
-            self.model.cancelled(open.call, self.network.now());
-            token.cancel();
-        }
+        self.model.cancelled(open.call, self.network.now());
+        open.wait.cancel();
+        Ok(())
     }
 
     fn drop_pending(&mut self, nth: usize) -> Result<(), Violation> {
         // Those that are done have a result that counts.
         self.collect()?;
-        let Some((at, place)) = self.nth_open(nth, false) else { return Ok(()) };
+        let fits = |wait: &Wait| !matches!(wait, Wait::CalledBack(_));
+        let Some((at, place)) = self.nth_open(nth, fits) else { return Ok(()) };
         let Some(process) = &mut self.processes[at] else { return Ok(()) };
         let open = process.open.remove(place);
         self.model.dropped(open.call, self.network.now());
@@ -278,8 +284,19 @@ impl World {
     }
 
     fn kill(&mut self, at: At, told: u64) {
-        let Some(process) = self.processes[at].take() else { return };
         self.network.kill(at);
+        self.end(at, told);
+    }
+
+    fn leave(&mut self, at: At) {
+        if let Some(process) = &self.processes[at] {
+            process.engine.close();
+        }
+        self.end(at, LEAVE_IS_TOLD);
+    }
+
+    fn end(&mut self, at: At, told: u64) {
+        let Some(process) = self.processes[at].take() else { return };
         self.model.died(at);
         self.lives[at] += 1;
         let told = Duration::from_micros(told);
