@@ -36,6 +36,8 @@ pub struct Channel {
 /// A value that was sent.
 pub struct Sent {
     pub form: Option<Form>,
+    /// Of its sender.
+    life: u64,
     pub got_by: Option<CallNo>,
     /// Its sender has died or ended its step: it may still come, and need not.
     pub orphan: bool,
@@ -46,6 +48,8 @@ pub struct Call {
     pub key: Key,
     pub life: u64,
     pub into: Option<Form>,
+    /// Which life of the sender it is linked with, if it is.
+    source_life: Option<u64>,
     pub began: Time,
     pub deadline: Time,
     pub cancelled: Option<Time>,
@@ -80,7 +84,8 @@ impl Model {
 
     pub fn sent(&mut self, key: Key, form: Option<Form>) {
         let orphan = self.is_over(key.from, self.lives[key.from], key.step);
-        self.channel(key).values.push(Sent { form, got_by: None, orphan });
+        let life = self.lives[key.from];
+        self.channel(key).values.push(Sent { form, life, got_by: None, orphan });
     }
 
     /// The last send was refused.
@@ -100,10 +105,18 @@ impl Model {
         self.channel(key).values.len()
     }
 
-    pub fn received(&mut self, key: Key, into: Option<Form>, began: Time, deadline: Time) -> CallNo {
+    /// A receive begins, with a link to this life of its sender, or with none.
+    pub fn received(
+        &mut self,
+        key: Key,
+        into: Option<Form>,
+        source_life: Option<u64>,
+        began: Time,
+        deadline: Time,
+    ) -> CallNo {
         let call = self.calls.len();
         let life = self.lives[key.to];
-        self.calls.push(Call { key, life, into, began, deadline, cancelled: None, end: None });
+        self.calls.push(Call { key, life, into, source_life, began, deadline, cancelled: None, end: None });
         self.channel(key).calls.push(call);
         call
     }
@@ -151,21 +164,27 @@ impl Model {
         tensor: &Tensor,
         is_dead: bool,
     ) -> Result<usize, Violation> {
-        let Call { key, into, end, .. } = &self.calls[call];
-        let (key, into) = (*key, into.clone());
+        let Call { key, into, source_life, end, .. } = &self.calls[call];
+        let (key, into, source_life) = (*key, into.clone(), *source_life);
         if end.is_some() {
             return Err(format!("the receive of {key} ended twice"));
         }
-        let fits = |(number, sent): (usize, &Sent)| match &sent.form {
+        let equals = |(number, sent): (usize, &Sent)| match &sent.form {
             None => is_dead,
             Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
+        };
+        let fits = |(number, sent): (usize, &Sent)| {
+            source_life.is_none_or(|life| life == sent.life) && equals((number, sent))
         };
         let values = &self.channels[&key].values;
         let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
         // Of equal ones, that which must come.
         let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
-            let again = (0..values.len()).rev().find(|at| fits((*at, &values[*at])));
+            let again = (0..values.len()).rev().find(|at| equals((*at, &values[*at])));
             let what = match (again, is_dead) {
+                (Some(value), _) if source_life.is_some_and(|life| life != values[value].life) => {
+                    format!("value {value}, which another life of its sender had sent")
+                }
                 (Some(value), _) => format!("value {value}, which another had got"),
                 (None, true) => "a dead value, which nobody sent".to_owned(),
                 (None, false) => format!("{}, and no value of it has these bytes", tensor.meta()),

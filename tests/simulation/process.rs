@@ -73,6 +73,14 @@ fn device(at: At) -> String {
     format!("/job:w/replica:0/task:{at}/device:CPU:0")
 }
 
+fn incarnation(at: At, life: u64) -> u64 {
+    (at as u64 + 1) << 32 | life
+}
+
+fn life_of(incarnation: u64) -> u64 {
+    incarnation & u64::from(u32::MAX)
+}
+
 /// The last one is so long that its messages go in fragments.
 fn edge_name(name: u64) -> String {
     let length = if name + 1 == NAMES { 600 } else { 1 };
@@ -97,7 +105,7 @@ impl Process {
         let options = PoolOptions { shards: 1, poison: true, max_blocks: 1 << 12, ..PoolOptions::default() };
         let pool = Pool::new(Region::create(0, &region).expect("memory"), options).expect("a pool");
         let fabric = network.fabric(at, &pool);
-        let incarnation = (at as u64 + 1) << 32 | (life + 1);
+        let incarnation = incarnation(at, life);
         let losses = Arc::new(Losses::new(&members, false));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let ends = Ends::default();
@@ -218,7 +226,15 @@ impl Process {
 
     /// Whether calls that need this peer can go on.
     pub fn is_up(&self, peer: At) -> bool {
-        matches!(self.rendezvous.standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
+        self.linked_life(peer).is_some()
+    }
+
+    /// Which life of a peer there is a link with.
+    pub fn linked_life(&self, peer: At) -> Option<u64> {
+        match self.rendezvous.standing(PeerIndex(peer as u32)) {
+            PeerStanding::Up(tag) => Some(life_of(tag.incarnation)),
+            _ => None,
+        }
     }
 
     pub fn progress(&mut self) -> Result<usize, Error> {

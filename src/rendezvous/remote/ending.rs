@@ -19,7 +19,7 @@ impl Remote {
                 let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
                     return false;
                 };
-                if matches!(cancel.why, GiveUp::Dropped) {
+                if matches!(cancel.why, GiveUp::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
                     *slot = None;
                     return true;
                 }
