@@ -240,5 +240,8 @@ fn nothing_is_left(world: &mut World) -> Result<(), Violation> {
             return Err(format!("{} still has tensors: {:?}", process.at, process.pool.stats()));
         }
     }
-    Ok(())
+    match world.graves.iter().find(|pool| !pool.is_empty()) {
+        Some(pool) => Err(format!("a dead member's pool still has tensors: {:?}", pool.stats())),
+        None => Ok(()),
+    }
 }

@@ -8,6 +8,7 @@ use crate::program::{Action, At, Form, Key, Program, Settings};
 use crate::random::Random;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
+use tensorwire::Pool;
 use tensorwire::Status;
 use tensorwire::wire::{Code, Time};
 
@@ -27,6 +28,8 @@ pub struct World {
     pub model: Model,
     pub processes: Vec<Option<Process>>,
     lives: Vec<u64>,
+    /// The pools of those who died.
+    pub graves: Vec<Pool>,
     bootstrap: Bootstrap,
     random: Random,
     digest: DefaultHasher,
@@ -42,6 +45,7 @@ impl World {
         let mut world = World {
             model: Model::new(&settings),
             lives: vec![0; settings.processes],
+            graves: Vec::new(),
             settings,
             network,
             processes,
@@ -304,6 +308,7 @@ impl World {
         self.model.died(at);
         self.lives[at] += 1;
         let told = Duration::from_micros(told);
+        self.graves.push(process.pool.clone());
         self.bootstrap.dies(&process, &self.processes, self.network.now(), told);
     }
 
