@@ -46,21 +46,31 @@ pub fn attempt(program: &Program) -> Outcome {
     }
 }
 
-/// Runs a program.
+/// Runs a program, and prints what the network did.
+pub fn show(program: &Program) -> Result<Report, Violation> {
+    let mut world = World::new(program, true)?;
+    let result = run_in(&mut world, program);
+    world.network.trace().iter().for_each(|line| println!("{line}"));
+    result
+}
+
 fn run(program: &Program) -> Result<Report, Violation> {
-    let mut world = World::new(program)?;
+    run_in(&mut World::new(program, false)?, program)
+}
+
+fn run_in(world: &mut World, program: &Program) -> Result<Report, Violation> {
     for (at, action) in program.actions.iter().enumerate() {
         world.act(action).map_err(|why| format!("action {at}, {action}: {why}"))?;
     }
-    settle(&mut world).map_err(|why| format!("after the program: {why}"))?;
-    nobody_waits_in_vain(&world)?;
-    every_call_ends(&mut world)?;
+    settle(world).map_err(|why| format!("after the program: {why}"))?;
+    nobody_waits_in_vain(world)?;
+    every_call_ends(world)?;
     world.processes.iter().flatten().flat_map(|process| &process.held).try_for_each(|held| held.check())?;
     world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
-    settle(&mut world)?;
-    every_value_is_there(&mut world)?;
+    settle(world)?;
+    every_value_is_there(world)?;
     order_is_kept(&world.model)?;
-    nothing_is_left(&mut world)?;
+    nothing_is_left(world)?;
     let ended = |fits: fn(&End) -> bool| {
         world.model.calls.iter().filter(|call| call.end.as_ref().is_some_and(fits)).count()
     };
@@ -111,7 +121,7 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
         }
         let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
         let gave_up = channel.calls.iter().any(|call| failed(&model.calls[*call]));
-        if values > 0 && !(gave_up && !ORDER_AFTER_CANCEL_IS_STRICT) {
+        if values > 0 && (ORDER_AFTER_CANCEL_IS_STRICT || !gave_up) {
             return Err(format!("{who}, and {values} values wait too"));
         }
     }

@@ -1,7 +1,7 @@
 //! Simulation of the whole engine: random programs in virtual time, against a model of what should come out.
 //!
-//! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_SIM_SECONDS` says how long,
-//! `TENSORWIRE_SIM_SEED` where to start; `replay` runs that one seed, and prints it.
+//! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_TEST_SIM_SECONDS` says how long,
+//! `TENSORWIRE_TEST_SIM_SEED` where to start; `replay` runs that one seed, and prints it with what the network did.
 
 mod bootstrap;
 mod check;
@@ -31,14 +31,14 @@ fn fail(seed: u64, why: &str) -> ! {
     let (small, small_why) = shrink::shrink(program(seed), why.to_owned());
     panic!(
         "seed {seed} fails: {why}\n\nthe smallest program that does: {small_why}\n{small}\n\
-         again: TENSORWIRE_SIM_SEED={seed} cargo test --test simulation replay -- --nocapture\n"
+         again: TENSORWIRE_TEST_SIM_SEED={seed} cargo test --test simulation replay -- --nocapture\n"
     );
 }
 
 #[test]
 fn random_programs_do_what_the_model_says() {
-    let time = Duration::from_secs(setting("TENSORWIRE_SIM_SECONDS").unwrap_or(3));
-    let first = setting("TENSORWIRE_SIM_SEED").unwrap_or(0);
+    let time = Duration::from_secs(setting("TENSORWIRE_TEST_SIM_SECONDS").unwrap_or(3));
+    let first = setting("TENSORWIRE_TEST_SIM_SEED").unwrap_or(0);
     let start = Instant::now();
     let (mut seed, mut delivered, mut failed) = (first, 0, 0);
     while start.elapsed() < time {
@@ -77,7 +77,7 @@ fn the_same_seed_has_the_same_history() {
     // Hashes are keyed anew in each process.
     let output = std::process::Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "histories_of_a_child", "--nocapture"])
-        .env("TENSORWIRE_SIM_CHILD", "1")
+        .env("TENSORWIRE_TEST_SIM_CHILD", "1")
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -87,19 +87,19 @@ fn the_same_seed_has_the_same_history() {
 
 #[test]
 fn histories_of_a_child() {
-    if setting("TENSORWIRE_SIM_CHILD").is_some() {
+    if setting("TENSORWIRE_TEST_SIM_CHILD").is_some() {
         println!("digests {:?}", digests(REPEATED));
     }
 }
 
 #[test]
 fn replay() {
-    let Some(seed) = setting("TENSORWIRE_SIM_SEED") else {
-        return println!("skipped: TENSORWIRE_SIM_SEED names no seed to replay");
+    let Some(seed) = setting("TENSORWIRE_TEST_SIM_SEED") else {
+        return println!("skipped: TENSORWIRE_TEST_SIM_SEED names no seed to replay");
     };
     println!("{}", program(seed));
-    match attempt(&program(seed)) {
-        Outcome::Passes(report) => println!("{report:?}"),
-        Outcome::Fails(why) => fail(seed, &why),
+    match check::show(&program(seed)) {
+        Ok(report) => println!("{report:?}"),
+        Err(why) => fail(seed, &why),
     }
 }

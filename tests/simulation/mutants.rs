@@ -25,7 +25,7 @@ fn find(mutant: Mutant) -> Option<(u64, String)> {
 fn each_bug_is_found_within_a_minute() {
     // A bug may show as a panic, which counts; its text is not of interest.
     std::panic::set_hook(Box::new(|_| {}));
-    let only = setting("TENSORWIRE_SIM_MUTANT").map(|nth| nth as usize);
+    let only = setting("TENSORWIRE_TEST_SIM_MUTANT").map(|nth| nth as usize);
     let mut missed = Vec::new();
     for (nth, mutant) in Mutant::ALL.iter().copied().enumerate() {
         if only.is_some_and(|only| only != nth) {

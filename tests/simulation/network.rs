@@ -26,7 +26,7 @@ impl Clock for VirtualClock {
 }
 
 impl Network {
-    pub fn new(program: &Program) -> Self {
+    pub fn new(program: &Program, trace: bool) -> Self {
         let settings = &program.settings;
         let options = SimOptions {
             delay: Duration::ZERO..=Duration::from_micros(settings.delay),
@@ -35,7 +35,7 @@ impl Network {
             full_per_mille: settings.full_per_mille,
             lends: settings.lends,
             auto_advance: false,
-            trace: false,
+            trace,
         };
         let sim = SimNetwork::new(program.seed, options);
         Network { sim, processes: vec![None; settings.processes] }
@@ -85,6 +85,11 @@ impl Network {
     /// Nobody is stalled any more.
     pub fn wake(&self) {
         (0..self.processes.len()).for_each(|at| self.stall(at, Time::ZERO));
+    }
+
+    /// What has happened, a line each, if it was to be kept.
+    pub fn trace(&self) -> Vec<String> {
+        self.sim.trace()
     }
 
     pub fn digest(&self) -> u64 {

@@ -5,7 +5,7 @@ pub struct Random(u64);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Random(seed ^ 0x5EED_0F_7E45)
+        Random(seed ^ 0x005E_ED0F_7E45)
     }
 
     pub fn next(&mut self) -> u64 {

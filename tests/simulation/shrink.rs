@@ -1,7 +1,7 @@
 //! Makes a failing program as small as it can be while it still fails.
 
 use crate::check::{Outcome, attempt};
-use crate::program::{Action, Form, Key, Program, ROOMY, UNLIMITED};
+use crate::program::{Action, At, Form, Program, ROOMY, UNLIMITED};
 
 /// Programs that may be tried.
 const TRIES: usize = 3_000;
@@ -63,13 +63,13 @@ impl Shrinker {
     }
 
     fn fewer_processes(&mut self) {
-        while self.best.settings.processes > 2 {
-            let last = self.best.settings.processes - 1;
+        let mut gone = 0;
+        while self.best.settings.processes > 2 && gone < self.best.settings.processes {
             let mut smaller = self.best.clone();
-            smaller.settings.processes = last;
-            smaller.actions.retain(|action| !names(action, last));
+            smaller.settings.processes -= 1;
+            smaller.actions = smaller.actions.iter().filter_map(|action| without(action, gone)).collect();
             if !self.offer(smaller) {
-                return;
+                gone += 1;
             }
         }
     }
@@ -165,12 +165,12 @@ fn halves(action: &Action) -> Vec<Action> {
     halved.into_iter().filter(|smaller| size(smaller) < size(action)).collect()
 }
 
-/// Whether an action has to do with a process.
-fn names(action: &Action, process: usize) -> bool {
-    let of = |key: &Key| key.from == process || key.to == process;
-    match action {
-        Action::Send { key, .. } | Action::Receive { key, .. } => of(key),
-        Action::Cut { a, b } => *a == process || *b == process,
+/// The same action where a process is not there, and those after it have one number less.
+fn without(action: &Action, gone: At) -> Option<Action> {
+    let mut action = action.clone();
+    let named: Vec<&mut At> = match &mut action {
+        Action::Send { key, .. } | Action::Receive { key, .. } => vec![&mut key.from, &mut key.to],
+        Action::Cut { a, b } => vec![a, b],
         Action::Begin { at, .. }
         | Action::Abort { at, .. }
         | Action::Cleanup { at, .. }
@@ -178,7 +178,18 @@ fn names(action: &Action, process: usize) -> bool {
         | Action::Kill { at, .. }
         | Action::Leave { at }
         | Action::Return { at }
-        | Action::Stall { at, .. } => *at == process,
-        _ => false,
+        | Action::Stall { at, .. } => vec![at],
+        Action::Cancel { .. }
+        | Action::DropPending { .. }
+        | Action::Release { .. }
+        | Action::Run { .. }
+        | Action::Advance { .. } => Vec::new(),
+    };
+    for at in named {
+        if *at == gone {
+            return None;
+        }
+        *at -= usize::from(*at > gone);
     }
+    Some(action)
 }

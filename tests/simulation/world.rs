@@ -37,9 +37,9 @@ pub struct World {
 
 impl World {
     /// Everybody is there and connected.
-    pub fn new(program: &Program) -> Result<World, Violation> {
+    pub fn new(program: &Program, trace: bool) -> Result<World, Violation> {
         let settings = program.settings.clone();
-        let mut network = Network::new(program);
+        let mut network = Network::new(program, trace);
         let processes =
             (0..settings.processes).map(|at| Some(Process::start(at, 0, &settings, &mut network))).collect();
         let mut world = World {
