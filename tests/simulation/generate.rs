@@ -42,6 +42,7 @@ fn settings(random: &mut Random) -> Settings {
         max_outstanding_sends: limit(random, 2),
         pool_bytes: random.pick(&[32 << 10, ROOMY, ROOMY]),
         borrow: random.one_in(2),
+        loss_is_fatal: random.one_in(6),
         lends: !random.one_in(3),
         recv_timeout: random.pick(&[300, 5_000, 1_000_000, 60_000_000]),
         cancel_grace: random.pick(&[200, 100_000]),

@@ -220,7 +220,7 @@ impl Model {
         let allowed = match error {
             Error::Aborted { .. } => self.aborted.contains(&place),
             Error::StepGone { .. } => self.cleaned.contains(&place),
-            Error::PeerLost { .. } => self.is_disturbed(&key),
+            Error::PeerLost { .. } => self.is_disturbed(&key) || self.may_be_over(at),
             Error::ResourceExhausted { .. } => self.settings.max_outstanding_sends < UNLIMITED,
             Error::NoRoom { .. } => !self.settings.is_roomy(),
             _ => false,
@@ -237,9 +237,10 @@ impl Model {
             Error::DeadlineExceeded { .. } => ok(now >= call.deadline, "before its deadline"),
             Error::Aborted { .. } => ok(self.aborted.contains(&here), "nobody aborted the step"),
             Error::StepGone { .. } => ok(self.cleaned.contains(&here), "nobody cleaned the step up"),
-            Error::PeerLost { .. } | Error::NotConnected { .. } => {
-                ok(self.is_disturbed(key), "nothing happened to the peer or the link")
-            }
+            Error::PeerLost { .. } | Error::NotConnected { .. } => ok(
+                self.is_disturbed(key) || self.may_be_over(key.to),
+                "nothing happened to the peer or the link",
+            ),
             Error::NoRoom { .. } => ok(!self.settings.is_roomy(), "there is room"),
             Error::ResourceExhausted { .. } => ok(!self.settings.is_unlimited(), "there is no such limit"),
             Error::Misfit { sent, .. } => {
@@ -310,6 +311,11 @@ impl Model {
 
     pub fn is_disturbed(&self, key: &Key) -> bool {
         self.disturbed.contains(&(key.from.min(key.to), key.from.max(key.to)))
+    }
+
+    /// Whether the loss of a peer may have ended everything at a process.
+    pub fn may_be_over(&self, at: At) -> bool {
+        self.settings.loss_is_fatal && self.disturbed.iter().any(|(a, b)| *a == at || *b == at)
     }
 
     fn is_over(&self, at: At, life: u64, step: u64) -> bool {

@@ -106,7 +106,7 @@ impl Process {
         let pool = Pool::new(Region::create(0, &region).expect("memory"), options).expect("a pool");
         let fabric = network.fabric(at, &pool);
         let incarnation = incarnation(at, life);
-        let losses = Arc::new(Losses::new(&members, false));
+        let losses = Arc::new(Losses::new(&members, settings.loss_is_fatal));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let ends = Ends::default();
         let watch = Arc::new(Watch { losses: losses.clone(), ends: ends.clone() });
@@ -119,7 +119,7 @@ impl Process {
             },
             max_deferred: settings.max_deferred,
             cancel_grace: grace,
-            peer_loss_is_fatal: false,
+            peer_loss_is_fatal: settings.loss_is_fatal,
         };
         let remote = Remote::new(
             me.clone(),

@@ -31,6 +31,8 @@ pub struct Settings {
     pub max_outstanding_sends: u32,
     pub pool_bytes: u64,
     pub borrow: bool,
+    /// Whether the loss of a peer ends everything.
+    pub loss_is_fatal: bool,
     pub lends: bool,
     /// How long receives wait that don't say, in us.
     pub recv_timeout: u64,

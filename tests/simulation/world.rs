@@ -247,10 +247,26 @@ impl World {
     pub fn progress(&mut self, at: At) -> Result<usize, Violation> {
         self.bootstrap.work(&self.processes, &self.network);
         let Some(process) = &mut self.processes[at] else { return Ok(0) };
-        let count = process.progress().map_err(|error| format!("{at} can't make progress: {error}"))?;
+        let count = match process.progress() {
+            Ok(count) => count,
+            Err(_) if self.model.may_be_over(at) => return self.everything_has_ended(at).map(|()| 0),
+            Err(error) => return Err(format!("{at} can't make progress: {error}")),
+        };
         (at, count).hash(&mut self.digest);
         self.collect()?;
         Ok(count)
+    }
+
+    /// The loss of a peer has ended all calls of a process. Its program sees that and leaves.
+    fn everything_has_ended(&mut self, at: At) -> Result<(), Violation> {
+        self.collect()?;
+        let open = self.processes[at].iter().flat_map(|process| &process.open).next();
+        if let Some(open) = open {
+            let key = self.model.calls[open.call].key;
+            return Err(format!("a receive of {key} outlives the end of everything"));
+        }
+        self.leave(at);
+        Ok(())
     }
 
     /// Some make progress, in any order, and the time goes on to the next event.
