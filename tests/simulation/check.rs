@@ -7,18 +7,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tensorwire::rendezvous::Load;
+use tensorwire::telemetry::Counter;
 
 /// Known, and to be fixed: a value that comes back after its receive was given up can be overtaken by others that
 /// came back, and one that came after its receive's end is not offered to a receiver that waits already.
 pub const ORDER_AFTER_CANCEL_IS_STRICT: bool = false;
 
 /// What a run was like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Everything that happened, in one number.
     pub digest: u64,
     pub delivered: usize,
     pub failed: usize,
+    /// Of each of [`Counter::ALL`], how much the survivors counted.
+    pub counts: Vec<u64>,
 }
 
 /// How long a receive waits for a value that must be there.
@@ -78,7 +81,12 @@ fn run_in(world: &mut World, program: &Program) -> Result<Report, Violation> {
         digest: world.digest(),
         delivered: ended(|end| matches!(end, End::Got { .. })),
         failed: ended(|end| matches!(end, End::Failed { .. })),
+        counts: Counter::ALL.iter().map(|counter| count(world, *counter)).collect(),
     })
+}
+
+fn count(world: &World, counter: Counter) -> u64 {
+    world.processes.iter().flatten().map(|process| process.counters.get(counter)).sum()
 }
 
 /// Everybody makes progress until nothing comes any more.

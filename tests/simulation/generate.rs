@@ -40,7 +40,7 @@ fn settings(random: &mut Random) -> Settings {
         max_routes: limit(random, 1),
         max_deferred: limit(random, 0),
         max_outstanding_sends: limit(random, 2),
-        pool_bytes: random.pick(&[32 << 10, ROOMY, ROOMY]),
+        pool_bytes: random.pick(&[8 << 10, 20 << 10, ROOMY, ROOMY, ROOMY]),
         borrow: random.one_in(2),
         loss_is_fatal: random.one_in(6),
         lends: !random.one_in(3),
@@ -169,6 +169,8 @@ impl Generator {
             false => DType::U8,
         };
         let dims = match self.random.below(12) {
+            // What a small pool has room for a few times only.
+            0..7 if !self.settings.is_roomy() => vec![1_500 + 500 * self.random.below(4)],
             0 => vec![],
             1 => vec![0],
             2 => vec![3, 0, 2],

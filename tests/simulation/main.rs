@@ -19,6 +19,7 @@ mod world;
 use check::{Outcome, attempt};
 use generate::program;
 use std::time::{Duration, Instant};
+use tensorwire::telemetry::Counter;
 
 /// What the environment says, in whole numbers.
 fn setting(name: &str) -> Option<u64> {
@@ -83,6 +84,41 @@ fn the_same_seed_has_the_same_history() {
     let text = String::from_utf8_lossy(&output.stdout);
     let told = text.lines().find_map(|line| line.split_once("digests ")).map(|(_, digests)| digests);
     assert_eq!(told, Some(format!("{once:?}").as_str()), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What programs that lead nowhere would leave at 0.
+const REACHED: [Counter; 14] = [
+    Counter::WritesPosted,
+    Counter::LoansPosted,
+    Counter::SmallResponses,
+    Counter::MetaResponses,
+    Counter::ReRequests,
+    Counter::CancelsReceived,
+    Counter::CreditsPublished,
+    Counter::LateValues,
+    Counter::PoolExhausted,
+    Counter::RequestsDeferred,
+    Counter::ErrorsReceived,
+    Counter::PeersLost,
+    Counter::TensorsReceived,
+    Counter::IdlePolls,
+];
+
+#[test]
+fn the_programs_lead_everywhere() {
+    let mut sums = vec![0; Counter::ALL.len()];
+    for seed in 0..60 {
+        match attempt(&program(seed)) {
+            Outcome::Passes(report) => {
+                sums.iter_mut().zip(report.counts).for_each(|(sum, count)| *sum += count)
+            }
+            Outcome::Fails(why) => fail(seed, &why),
+        }
+    }
+    let reached: Vec<Counter> =
+        Counter::ALL.iter().zip(sums).filter(|(_, sum)| *sum > 0).map(|(counter, _)| *counter).collect();
+    let missed: Vec<_> = REACHED.iter().filter(|counter| !reached.contains(counter)).collect();
+    assert!(missed.is_empty(), "no program gets as far as {missed:?}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use tensorwire::rendezvous::{
     Load, Losses, Members, PeerIndex, PeerStanding, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
     RendezvousSettings,
 };
-use tensorwire::telemetry::CountersWriter;
+use tensorwire::telemetry::{Counters, CountersWriter};
 use tensorwire::wire::TaskId;
 use tensorwire::{CancelToken, Delivery, Edge, Error, Pending, Step, Tensor, TensorMut};
 
@@ -34,6 +34,7 @@ pub struct Process {
     pub engine: Arc<SimEngine>,
     pub ends: Ends,
     pub outstanding: Arc<AtomicUsize>,
+    pub counters: Arc<Counters>,
     pub open: Vec<Open>,
     pub held: Vec<Held>,
     rendezvous: Rendezvous,
@@ -129,7 +130,9 @@ impl Process {
             outstanding.clone(),
             watch,
         );
-        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer);
         let options =
             EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
         let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
@@ -162,6 +165,7 @@ impl Process {
             engine,
             ends,
             outstanding,
+            counters,
             open: Vec::new(),
             held: Vec::new(),
             rendezvous,
