@@ -67,11 +67,12 @@
 //!
 //! # Threads and progress
 //!
-//! Nothing runs in the background on the data path: progress happens inside calls, by whichever thread
-//! calls. A process that computes for long without a call stalls those who read from it; [`Node::progress`]
-//! is there for it. Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one more
-//! thread, which never touches a tensor.
-
+//! Who makes progress is the setting `poll`. In the inline mode the calls do, by whichever thread calls, and nothing runs in
+//! the background: a process that computes for long without a call stalls those who read from it; [`Node::progress`] is there for
+//! it. In the adaptive mode a thread does while no call is under way, and everybody sleeps while nothing comes. In the
+//! dedicated mode a thread that never sleeps does. The default, auto, is inline as long as all members of the host together
+//! have no more spinning threads than it has CPUs, and adaptive from then on; [`Node::mode`] tells. Callbacks run on a
+//! thread of their own. Addresses, liveness and errors travel over gRPC on one more thread, which never touches a tensor.
 //!
 //! # Peers that die and come back
 //!

@@ -212,7 +212,8 @@ settings! {
     pollers: u32, Number<u32>, optional, "1 to 64", |count| (1..=64).contains(&count).then_some(count);
     /// What a waiting call does with its CPU in the inline and dedicated modes, and a dedicated poller between two
     /// polls. With `cores`, auto means yield, as another member may be pinned to the same CPU: say spin where each
-    /// has its own. With `poll` = auto, spin or yield means inline; in the adaptive mode it must be auto.
+    /// has its own. With `poll` = auto, spin or yield means inline; in the adaptive mode it must be auto. Spin alone
+    /// never enters the kernel in steady state: to yield is a system call.
     wait: Wait, OneOf<Wait>, default("auto"), "auto, spin or yield", Some;
     /// How long who may sleep looks for something before it does, in the adaptive mode.
     spin_budget: Duration, Span, default("20us"), "0s to 1s",

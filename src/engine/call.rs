@@ -116,6 +116,12 @@ impl<R> Ticket<R> {
 
 impl<R> Drop for Ticket<R> {
     fn drop(&mut self) {
+        // Only an empty cell is kept: a result that nobody took would live on in the store, with its tensor. One
+        // that is still to come goes with its completer, and takes the cell along.
+        if !self.is_done() {
+            return;
+        }
+        drop(self.take());
         if let Some(cell) = self.cell.take() {
             // If the store is full the cell is simply freed.
             let _ = self.free.push(cell);
@@ -203,18 +209,30 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_is_still_held_is_passed_over_and_not_lost() {
-        let calls = Calls::<Answer>::new(2);
-        let (ticket, held) = calls.call();
-        drop(ticket);
-        assert_eq!(calls.free.len(), 2);
-        for _ in 0..10 {
-            let (mut ticket, completer) = calls.call();
-            completer.complete(Answer(1));
-            assert_eq!(ticket.take(), Some(Answer(1)));
+    fn a_result_that_nobody_takes_is_dropped() {
+        struct Held(Arc<()>);
+        impl Abandoned for Held {
+            fn abandoned() -> Self {
+                Held(Arc::new(()))
+            }
         }
-        assert_eq!(calls.free.len(), 2, "both are kept: the one in use by nobody served every call");
-        drop(held);
+        let (calls, counted) = (Calls::new(4), Arc::new(()));
+        for taken_before in [true, false] {
+            let (ticket, completer) = calls.call();
+            let result = Held(counted.clone());
+            match taken_before {
+                true => {
+                    drop(ticket);
+                    completer.complete(result);
+                }
+                false => {
+                    completer.complete(result);
+                    drop(ticket);
+                }
+            }
+            assert_eq!(Arc::strong_count(&counted), 1);
+        }
+        drop(Held::abandoned().0);
     }
 
     #[test]

@@ -236,7 +236,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut closed = false;
         let owned = self.own_slot(|slot| match slot {
             Some(poller) => {
-                self.do_wishes(poller, self.clock.now());
+                if !self.wishes.is_empty() {
+                    self.do_wishes(poller, self.clock.now());
+                }
                 body(poller);
                 if self.mode() == Mode::Adaptive {
                     self.after_own(poller);

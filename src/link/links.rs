@@ -257,7 +257,7 @@ impl<P: Port, C> Links<P, C> {
 
     /// How much there is to do on all links.
     pub fn load(&self) -> LinkLoad {
-        let sum = |part: fn(&Link<C>) -> usize| self.links.all().iter().map(part).sum();
+        let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
         LinkLoad {
             requests: sum(|link| link.requests.len()),
             served: sum(|link| link.served.len()),

@@ -59,9 +59,9 @@ impl<C> LinkTable<C> {
         self.links.get_mut(place)
     }
 
-    /// All links.
-    pub fn all(&self) -> &[Link<C>] {
-        &self.links
+    /// The links, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Link<C>> {
+        self.links.iter()
     }
 
     /// The links that are there now, whatever becomes of them later.

@@ -156,6 +156,17 @@ impl<V, W> Table<V, W> {
         })
     }
 
+    /// The waiters, in no order, to be changed where they are.
+    pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
+        self.channels.iter_mut().flat_map(|(key, channel)| {
+            let waiters = match channel {
+                Channel::Waiters(waiters) => Some(waiters.iter_mut()),
+                Channel::Values(_) => None,
+            };
+            waiters.into_iter().flatten().map(move |waiter| (key, waiter))
+        })
+    }
+
     /// How many values and waiters there are.
     pub fn len(&self) -> (usize, usize) {
         let (mut values, mut waiters) = (0, 0);
@@ -166,17 +177,6 @@ impl<V, W> Table<V, W> {
             }
         }
         (values, waiters)
-    }
-
-    /// The waiters, in no order, to be changed where they are.
-    pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
-        self.channels.iter_mut().flat_map(|(key, channel)| {
-            let waiters = match channel {
-                Channel::Waiters(waiters) => Some(waiters.iter_mut()),
-                Channel::Values(_) => None,
-            };
-            waiters.into_iter().flatten().map(move |waiter| (key, waiter))
-        })
     }
 
     /// Whether there is neither a value nor a waiter.

@@ -144,10 +144,10 @@ impl PartialEq for EdgeName {
 
 impl Eq for EdgeName {}
 
+/// By source, destination and name.
 impl Ord for EdgeName {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let ours = (&self.source, &self.destination, &self.name);
-        ours.cmp(&(&other.source, &other.destination, &other.name))
+        (&self.source, &self.destination, &self.name).cmp(&(&other.source, &other.destination, &other.name))
     }
 }
 

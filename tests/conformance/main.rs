@@ -1,9 +1,10 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
-//! `rules` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
+//! `rules`, `holding` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
 //! one line of `conformance!`. `processes` and `many` hold what only two real processes can show.
 
 mod harness;
+mod holding;
 mod many;
 mod processes;
 mod rules;
@@ -76,7 +77,25 @@ impl Harness for SimThreeLanes {
     }
 }
 
+/// Without loans, and with local completions that come later than anything else.
+struct SimWithoutLoans;
+
+impl Harness for SimWithoutLoans {
+    type Fabric = SimFabric;
+    const LANES: u8 = 2;
+
+    fn fabric(pool: &Pool) -> SimFabric {
+        SimNetwork::new(7, SimOptions::default()).process(pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [SimFabric; 2] {
+        let completion_delay = Duration::from_millis(1)..=Duration::from_millis(2);
+        sim(pools, SimOptions { completion_delay, lends: false, poll_batch: 3, ..SimOptions::default() })
+    }
+}
+
 conformance!(sim_with_one_lane, SimOneLane);
 conformance!(sim_with_three_lanes, SimThreeLanes);
+conformance!(sim_without_loans, SimWithoutLoans);
 conformance!(shm_with_one_lane, ShmOneLane);
 conformance!(shm_with_two_lanes, ShmTwoLanes);

@@ -4,6 +4,7 @@ use crate::expect;
 use crate::harness::{
     End, Got, Harness, PATIENCE, connect, immediate, options, pair, pattern, tensor, tensor_mut,
 };
+pub use crate::holding::*;
 pub use crate::sleeping::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -47,8 +48,14 @@ macro_rules! conformance {
                 what_comes_on_an_armed_port_ends_the_sleep
                 a_local_completion_ends_the_sleep
                 credits_end_the_sleep_of_one_who_waits_for_them
+                credits_that_have_come_keep_nobody_awake
+                room_ends_the_sleep_of_one_who_found_the_queue_full
                 arming_while_something_comes_loses_nothing
                 a_thread_wakes_the_sleepers_of_its_process
+                what_has_failed_holds_no_memory
+                only_the_fabric_s_own_pool_can_be_reached_by_peers
+                a_grant_of_one_kind_can_t_be_taken_back_as_the_other
+                what_comes_before_the_first_poll_waits_for_it
             }
         }
     };

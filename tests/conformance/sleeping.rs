@@ -90,6 +90,41 @@ pub fn credits_end_the_sleep_of_one_who_waits_for_them<H: Harness>() {
     }
 }
 
+pub fn credits_that_have_come_keep_nobody_awake<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let lane = Lane(H::LANES - 1);
+    let start = Instant::now();
+    b.port.publish_credits(b.link, lane, 7);
+    while a.port.peer_credits(a.link, lane) != 7 {
+        a.poll();
+        b.poll();
+        assert!(start.elapsed() < PATIENCE, "the credits did not come within {PATIENCE:?}");
+    }
+    armed(&mut a, &mut b);
+}
+
+pub fn room_ends_the_sleep_of_one_who_found_the_queue_full<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(8);
+    b.port.post_receives(b.link, ZERO, 100);
+    armed(&mut a, &mut b);
+    while a.port.send(a.link, ZERO, b"x").is_ok() {}
+    let sleeper = a.port.sleeper();
+    let seen = sleeper.seen();
+    if a.port.arm() {
+        let start = Instant::now();
+        while sleeper.seen() == seen {
+            b.poll();
+            sleeper.sleep(Sleep::Waiter, seen, NAP);
+            assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+        }
+    }
+    let start = Instant::now();
+    while a.port.send(a.link, ZERO, b"again") == Err(PostError::Full) {
+        a.poll();
+        assert!(start.elapsed() < PATIENCE, "there was no room within {PATIENCE:?}");
+    }
+}
+
 pub fn arming_while_something_comes_loses_nothing<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     b.port.post_receives(b.link, ZERO, 100);

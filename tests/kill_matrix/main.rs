@@ -4,7 +4,7 @@
 //! counters show, says so, and is killed where it stands. Joining happens on threads of its own; there the
 //! time of the kill is drawn, and the phase is read off what the survivor has seen.
 //!
-//! `TENSORWIRE_KILLS` says how many are killed, at least (60 if it is not set; `tests/all` takes 500).
+//! `TENSORWIRE_TEST_KILLS` says how many are killed, at least (60 if it is not set; `tests/all` takes 500).
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -95,7 +95,8 @@ impl Row {
 
 /// How often each cell of the matrix is killed.
 pub(crate) fn rounds() -> u32 {
-    let kills: u32 = std::env::var("TENSORWIRE_KILLS").map_or(60, |text| text.parse().expect("a number"));
+    let kills: u32 =
+        std::env::var("TENSORWIRE_TEST_KILLS").map_or(60, |text| text.parse().expect("a number"));
     // 14 places in an exchange, and 5 in a join of each of two sides.
     kills.div_ceil(24).max(1)
 }

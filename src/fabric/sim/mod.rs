@@ -8,17 +8,26 @@
 //! | file | |
 //! |---|---|
 //! | `network` | the clock, what is on its way, what happens when it arrives |
+//! | `load` | what a packet carries |
+//! | `loans` | memory that is lent where it lies |
+//! | `ends` | how links and processes end |
 //! | `side` | one side of a link: operations, grants, what waits for a poll |
 //! | `port` | the port's calls |
-//! | `random` | the seeded generator |
+//! | `random`, `digest` | the seeded generator; one number for a history |
 //!
 //! This room may lock and allocate: it is for tests. It has no unsafe code.
 #![allow(clippy::disallowed_types)] // one lock around the whole network
 
+mod digest;
+mod ends;
+mod load;
+mod loans;
 mod network;
 mod port;
 mod random;
 mod side;
+#[cfg(test)]
+mod test_ends;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +35,7 @@ pub use network::SimNetwork;
 pub use port::{SimPort, SimSleeper};
 
 use super::{Fabric, FabricError, FabricKind, Half, LinkOptions, Role};
+use crate::memory::Pool;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -70,6 +80,7 @@ impl Default for SimOptions {
 pub struct SimFabric {
     network: SimNetwork,
     process: SimProcess,
+    pool: Pool,
 }
 
 impl SimFabric {
@@ -86,7 +97,7 @@ impl Fabric for SimFabric {
     const KIND: FabricKind = FabricKind::Sim;
 
     fn port(&self) -> Result<SimPort, FabricError> {
-        Ok(SimPort::new(self.network.clone()))
+        Ok(SimPort::new(self.network.clone(), self.pool.clone()))
     }
 
     fn half(&self, options: &LinkOptions) -> Result<SimHalf, FabricError> {
@@ -119,7 +130,7 @@ impl Half for SimHalf {
         &self.address
     }
 
-    /// Does not wait for the other side: what is sent before that has connected arrives when it has.
+    /// Does not wait for the other side: what is sent to it waits for its port's first poll.
     fn connect(mut self, _role: Role, peer: &[u8], _timeout: Duration) -> Result<SimLink, FabricError> {
         let refused = |why: String| FabricError::Peer { fabric: FabricKind::Sim, why };
         let peer = <[u8; 8]>::try_from(peer).map_err(|_| refused(format!("{peer:?} is no address")))?;

@@ -1,10 +1,13 @@
 //! The clock, what is on its way, and what happens when it arrives.
 
+use super::digest::Digest;
+use super::load::Load;
+use super::loans::{Loan, Returned};
 use super::random::Random;
 use super::side::{Arrived, Held, Operation, Side};
 use super::{SimFabric, SimOptions, SimProcess};
 use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId, PostError};
-use crate::memory::{Lease, LeaseSink, LentBytes, PeerRegion, Pool, Tensor};
+use crate::memory::{PeerRegion, Pool};
 use crate::wire::{Grant, Immediate, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -17,21 +20,11 @@ pub struct SimNetwork {
     returned: Arc<Returned>,
 }
 
-/// Loans that borrowers have let go of; they may do that anywhere, also while the network is at work.
-#[derive(Default)]
-struct Returned(Mutex<Vec<u32>>);
-
-impl LeaseSink for Returned {
-    fn give_back(&self, loan: u32) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(loan);
-    }
-}
-
 /// A process, as the network sees it.
 pub(super) struct Process {
-    is_dead: bool,
+    pub is_dead: bool,
     stalled_until: Time,
-    region: Arc<PeerRegion>,
+    pub region: Arc<PeerRegion>,
 }
 
 impl Process {
@@ -41,17 +34,8 @@ impl Process {
     }
 }
 
-/// What a packet carries.
-pub(super) enum Load {
-    Message(Vec<u8>),
-    Inline { bytes: Vec<u8>, target: Grant, immediate: Option<Immediate> },
-    Write { source: Tensor, skip: u64, target: Grant, immediate: Option<Immediate> },
-    Read { source: Grant },
-    Loan { loan: u32, immediate: Immediate },
-}
-
 /// Something that will happen.
-enum Happening {
+pub(super) enum Happening {
     /// A packet of this side's operation reaches its peer.
     Packet { from: usize, lane: Lane, operation: u64, load: Load },
     /// A side's operation is done.
@@ -62,14 +46,8 @@ enum Happening {
     News { side: usize, failure: LinkFailure },
     /// A borrower's word that it has let go reaches the lender.
     GiveBack { loan: u32 },
-}
-
-struct Loan {
-    tensor: Tensor,
-    /// Whose operation it is, until that has ended.
-    operation: Option<(usize, u64)>,
-    /// Whether the borrower has got it.
-    is_out: bool,
+    /// A process reads again.
+    Awake { process: SimProcess },
 }
 
 /// All of the network.
@@ -81,18 +59,25 @@ pub(super) struct State {
     random: Random,
     /// By time, then by the order in which they were foreseen.
     foreseen: BinaryHeap<Reverse<(Time, u64)>>,
-    happenings: BTreeMap<u64, Happening>,
+    pub happenings: BTreeMap<u64, Happening>,
     next_happening: u64,
-    loans: BTreeMap<u32, Loan>,
-    next_loan: u32,
-    returned: Arc<Returned>,
-    digest: u64,
+    pub loans: BTreeMap<u32, Loan>,
+    pub next_loan: u32,
+    pub returned: Arc<Returned>,
+    pub digest: Digest,
     trace: Vec<String>,
 }
 
 impl SimNetwork {
     /// A network without processes, at time 0.
+    ///
+    /// # Panics
+    /// If `poll_batch` is 0 or a range of times is empty: nothing would ever come.
     pub fn new(seed: u64, options: SimOptions) -> Self {
+        assert!(options.poll_batch > 0, "poll_batch is 0: no poll would ever bring anything");
+        for (name, range) in [("delay", &options.delay), ("completion_delay", &options.completion_delay)] {
+            assert!(!range.is_empty(), "{name} is {range:?}, which is empty");
+        }
         let returned = Arc::new(Returned::default());
         let state = State {
             now: Time::ZERO,
@@ -106,7 +91,7 @@ impl SimNetwork {
             loans: BTreeMap::new(),
             next_loan: 0,
             returned: Arc::clone(&returned),
-            digest: 0xCBF2_9CE4_8422_2325,
+            digest: Digest::new(),
             trace: Vec::new(),
         };
         SimNetwork { state: Arc::new(Mutex::new(state)), returned }
@@ -124,7 +109,7 @@ impl SimNetwork {
         let mut state = self.lock();
         let process = SimProcess(state.processes.len() as u32);
         state.processes.push(Process { is_dead: false, stalled_until: Time::ZERO, region });
-        SimFabric { network: self.clone(), process }
+        SimFabric { network: self.clone(), process, pool: pool.clone() }
     }
 
     /// The time.
@@ -152,17 +137,20 @@ impl SimNetwork {
         self.with(|state| state.cut(a, b));
     }
 
-    /// The process does not read what comes until then.
+    /// The process does not read what comes until then. What is written to its memory lands all the same.
     pub fn stall(&self, process: SimProcess, until: Time) {
         self.with(|state| {
             state.note("stall", process.0 as usize, until.as_nanos());
             state.processes[process.0 as usize].stalled_until = until;
+            if until > state.now && until != Time::NEVER {
+                state.foresee(until, Happening::Awake { process });
+            }
         });
     }
 
     /// A number that stands for everything that has happened, in its order.
     pub fn digest(&self) -> u64 {
-        self.with(|state| state.digest)
+        self.with(|state| state.digest.value())
     }
 
     /// What has happened, a line each, if [`SimOptions::trace`] is set.
@@ -175,9 +163,8 @@ impl SimNetwork {
     }
 
     pub(super) fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> R {
-        let returned = std::mem::take(&mut *self.returned.0.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = self.lock();
-        for loan in returned {
+        for loan in self.returned.take() {
             state.give_back(loan);
         }
         body(&mut state)
@@ -199,25 +186,35 @@ impl SimNetwork {
 
     pub(super) fn open(&self, process: SimProcess, options: &LinkOptions) -> usize {
         let mut state = self.lock();
-        state.sides.push(Side::new(process, options.clone()));
-        state.sides.len() - 1
+        let number = state.sides.len();
+        // Keys of their own for each side: a grant of one link is none of another.
+        let first_key = (number as u32).wrapping_mul(0x9E37_79B1);
+        state.sides.push(Side::new(process, options.clone(), first_key));
+        number
     }
 
     pub(super) fn connect(&self, side: usize, peer: usize) -> Result<(), String> {
         self.with(|state| {
             let other = state.sides.get(peer).filter(|_| peer != side).ok_or("there is no such half")?;
-            if !other.is_up || state.processes[other.process.0 as usize].is_dead {
+            if state.is_dead(side) {
+                return Err("this process is dead".into());
+            }
+            if !other.is_up || state.is_dead(peer) {
                 return Err("the other half is gone".into());
             }
-            if other.peer.is_some_and(|its| its != side) {
+            if other.peer().is_some_and(|its| its != side) {
                 return Err("the other half is connected to somebody else".into());
+            }
+            if state.sides[side].peer().is_some_and(|its| its != peer) {
+                return Err("somebody else has connected to this half".into());
             }
             let (ours, theirs) = (&state.sides[side].options, &other.options);
             if (ours.lanes, ours.depth, ours.generation) != (theirs.lanes, theirs.depth, theirs.generation) {
                 return Err(format!("this half has {ours:?}, the other {theirs:?}"));
             }
             state.note("connect", side, peer as u64);
-            state.sides[side].peer = Some(peer);
+            state.sides[side].connected_to = Some(peer);
+            state.sides[peer].reached_by = Some(side);
             Ok(())
         })
     }
@@ -231,13 +228,9 @@ impl SimNetwork {
 }
 
 impl State {
-    fn note(&mut self, what: &'static str, side: usize, number: u64) {
-        for word in [self.now.as_nanos(), side as u64, number] {
-            self.digest = (self.digest ^ word).wrapping_mul(0x100_0000_01B3);
-        }
-        for byte in what.bytes() {
-            self.digest = (self.digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
-        }
+    pub fn note(&mut self, what: &'static str, side: usize, number: u64) {
+        [self.now.as_nanos(), side as u64, number].into_iter().for_each(|word| self.digest.word(word));
+        self.digest.bytes(what.as_bytes());
         if self.options.trace {
             self.trace.push(format!("{:>12} ns  {what} {side} {number}", self.now.as_nanos()));
         }
@@ -247,7 +240,7 @@ impl State {
         self.foreseen.peek().map(|Reverse((time, _))| *time)
     }
 
-    fn foresee(&mut self, time: Time, happening: Happening) {
+    pub fn foresee(&mut self, time: Time, happening: Happening) {
         let number = self.next_happening;
         self.next_happening += 1;
         self.foreseen.push(Reverse((time, number)));
@@ -258,19 +251,62 @@ impl State {
         while let Some(Reverse((due, number))) = self.foreseen.peek().copied().filter(|due| due.0.0 <= time) {
             self.foreseen.pop();
             self.now = self.now.max(due);
-            if let Some(happening) = self.happenings.remove(&number) {
-                self.happen(happening);
+            let Some(happening) = self.happenings.remove(&number) else { continue };
+            match self.waits_for(&happening) {
+                Some(side) => {
+                    self.happenings.insert(number, happening);
+                    self.sides[side].early.push((due, number));
+                    self.sides[side].ring();
+                }
+                None => self.happen(happening),
             }
         }
         self.now = self.now.max(time);
     }
 
-    /// When a packet that leaves now arrives.
-    fn arrival(&mut self, side: usize, lane: Lane) -> Time {
-        let arrival = self.now + self.random.within(&self.options.delay);
-        let lane = &mut self.sides[side].lanes[usize::from(lane.0)];
-        lane.last_arrival = arrival.max(lane.last_arrival);
-        lane.last_arrival
+    /// The side whose first poll this waits for: before that, its owner can't have posted a receive.
+    fn waits_for(&self, happening: &Happening) -> Option<usize> {
+        let side = match happening {
+            Happening::Packet { from, .. } => self.sides[*from].connected_to?,
+            Happening::News { side, .. } => *side,
+            _ => return None,
+        };
+        let waits = self.sides[side].is_up && !self.sides[side].listens && !self.is_dead(side);
+        waits.then_some(side)
+    }
+
+    /// The side's port polls: what came before that comes now.
+    pub fn listen(&mut self, side: usize) {
+        if !std::mem::replace(&mut self.sides[side].listens, true) {
+            self.foreseen.extend(self.sides[side].early.drain(..).map(Reverse));
+            self.advance_to(self.now);
+        }
+    }
+
+    /// Forgets what came before the side's first poll, which will not be.
+    pub fn forget_early(&mut self, side: usize) {
+        for (_, number) in std::mem::take(&mut self.sides[side].early) {
+            self.happenings.remove(&number);
+        }
+    }
+
+    pub fn after_a_delay(&mut self) -> Time {
+        self.now + self.random.within(&self.options.delay)
+    }
+
+    /// Sends an operation on its way.
+    pub fn depart(&mut self, side: usize, lane: Lane, operation: u64, load: Load) {
+        self.note("post", side, operation);
+        self.digest.word(u64::from(lane.0));
+        self.digest.load(&load);
+        let arrival = self.after_a_delay();
+        if self.sides[side].is_cut {
+            return;
+        }
+        let state = &mut self.sides[side].lanes[usize::from(lane.0)];
+        state.last_arrival = arrival.max(state.last_arrival);
+        let arrival = state.last_arrival;
+        self.foresee(arrival, Happening::Packet { from: side, lane, operation, load });
     }
 
     /// Posts an operation. What is held for it comes back if it can't be posted.
@@ -286,59 +322,36 @@ impl State {
             return Err((error, held));
         }
         let operation = self.sides[side].post(Operation { id, lane, held });
-        let arrival = self.arrival(side, lane);
-        self.note("post", side, operation);
-        self.foresee(arrival, Happening::Packet { from: side, lane, operation, load });
+        self.depart(side, lane, operation, load);
         Ok(())
     }
 
-    fn has_room(&mut self, side: usize, lane: Lane) -> Result<(), PostError> {
-        let this = &self.sides[side];
-        if !this.is_up || self.processes[this.process.0 as usize].is_dead {
+    pub fn has_room(&mut self, side: usize, lane: Lane) -> Result<(), PostError> {
+        if !self.sides[side].is_up || self.is_dead(side) {
             return Err(PostError::Down);
         }
-        let depth = this.options.depth;
-        if this.lanes[usize::from(lane.0)].outstanding >= depth
-            || self.random.chance(self.options.full_per_mille)
-        {
+        let by_chance = self.random.chance(self.options.full_per_mille);
+        let side = &mut self.sides[side];
+        let is_full = side.lanes[usize::from(lane.0)].outstanding >= side.options.depth;
+        side.wants_room |= is_full;
+        if is_full || by_chance {
+            // What is full by chance only has room again at once.
+            side.has_changed |= !is_full;
             return Err(PostError::Full);
         }
         Ok(())
     }
 
-    pub fn lend(
-        &mut self,
-        side: usize,
-        lane: Lane,
-        id: OpId,
-        source: &Tensor,
-        immediate: Immediate,
-    ) -> Result<(), PostError> {
-        if !self.options.lends {
-            return Err(PostError::Refused("this network does not lend"));
-        }
-        self.has_room(side, lane)?;
-        let loan = self.next_loan;
-        self.next_loan += 1;
-        let operation = self.sides[side].post(Operation { id: Some(id), lane, held: Held::Loan(loan) });
-        let tensor = source.clone();
-        self.loans.insert(loan, Loan { tensor, operation: Some((side, operation)), is_out: false });
-        let arrival = self.arrival(side, lane);
-        self.note("lend", side, operation);
-        let load = Load::Loan { loan, immediate };
-        self.foresee(arrival, Happening::Packet { from: side, lane, operation, load });
-        Ok(())
-    }
-
     pub fn publish(&mut self, side: usize, lane: Lane, returned: u32) {
-        if !self.sides[side].is_up || self.processes[self.sides[side].process.0 as usize].is_dead {
+        if !self.sides[side].is_up || self.is_dead(side) || self.sides[side].is_cut {
             return;
         }
+        self.note("publish", side, returned.into());
         let state = &mut self.sides[side].lanes[usize::from(lane.0)];
         state.published += 1;
         let number = state.published;
         // It may overtake and be overtaken: only the newest counts.
-        let arrival = self.now + self.random.within(&self.options.delay);
+        let arrival = self.after_a_delay();
         self.foresee(arrival, Happening::Credits { from: side, lane, number, returned });
     }
 
@@ -347,39 +360,38 @@ impl State {
             Happening::Packet { from, lane, operation, load } => self.arrive(from, lane, operation, load),
             Happening::Done { side, operation, read } => self.done(side, operation, read),
             Happening::Credits { from, lane, number, returned } => {
-                let Some(to) = self.sides[from].peer else { return };
+                let Some(to) = self.sides[from].connected_to else { return };
+                self.note("credits", to, number);
                 let side = &mut self.sides[to];
                 let credits = &mut side.lanes[usize::from(lane.0)].credits;
                 if number > credits.0 {
                     *credits = (number, returned);
-                    side.credits_came = true;
-                    side.ring();
+                    side.change();
                 }
             }
             Happening::News { side, failure } => self.go_down(side, failure),
             Happening::GiveBack { loan } => self.loan_ended(loan),
+            Happening::Awake { process } => {
+                self.sides.iter().filter(|side| side.process == process).for_each(Side::ring);
+            }
         }
     }
 
     fn arrive(&mut self, from: usize, lane: Lane, operation: u64, load: Load) {
-        let to = self.sides[from].peer.filter(|to| self.sides[*to].is_up);
+        let to = self.sides[from].connected_to.filter(|to| self.sides[*to].is_up && !self.is_dead(*to));
         // A link of which the other side is gone swallows what comes; its sender hears of that.
-        let Some(to) = to.filter(|to| !self.processes[self.sides[*to].process.0 as usize].is_dead) else {
-            return;
-        };
+        let Some(to) = to else { return };
         self.note("arrive", to, operation);
         match self.land(to, lane, load) {
+            Err(failure) => self.fail(to, failure),
+            Ok(_) if self.sides[from].is_cut => {} // the word of it does not come back
+            Ok(Landed::Lent) => {}
             Ok(Landed::Done(read)) => {
                 // The answer to a read takes as long as the question.
-                let back = match &read {
-                    Some(_) => self.random.within(&self.options.delay),
-                    None => std::time::Duration::ZERO,
-                };
-                let done = self.now + back + self.random.within(&self.options.completion_delay);
+                let back = if read.is_some() { self.after_a_delay() } else { self.now };
+                let done = back + self.random.within(&self.options.completion_delay);
                 self.foresee(done, Happening::Done { side: from, operation, read });
             }
-            Ok(Landed::Lent) => {}
-            Err(failure) => self.fail(to, failure),
         }
     }
 
@@ -389,10 +401,8 @@ impl State {
                 self.consume(to, lane)?;
                 self.sides[to].bring(lane, Arrived::Message(bytes));
             }
-            Load::Inline { bytes, target, immediate } => self.write(to, lane, &bytes, &target, immediate)?,
-            Load::Write { source, skip, target, immediate } => {
-                let bytes = &source.bytes()[skip as usize..][..target.len as usize];
-                self.write(to, lane, bytes, &target, immediate)?;
+            Load::Write { target, immediate, .. } => {
+                self.write(to, lane, load.bytes(), &target, immediate)?
             }
             Load::Read { source } => {
                 let bytes = match source.len {
@@ -403,7 +413,8 @@ impl State {
             }
             Load::Loan { loan, immediate } => {
                 self.consume(to, lane)?;
-                return self.lent(to, lane, loan, immediate);
+                self.borrow(to, lane, loan, immediate)?;
+                return Ok(Landed::Lent);
             }
         }
         Ok(Landed::Done(None))
@@ -440,45 +451,11 @@ impl State {
         Ok(())
     }
 
-    fn lent(
-        &mut self,
-        to: usize,
-        lane: Lane,
-        loan: u32,
-        immediate: Immediate,
-    ) -> Result<Landed, LinkFailure> {
-        // The lender has given up meanwhile: nothing was lent.
-        let Some(entry) = self.loans.get_mut(&loan) else { return Ok(Landed::Lent) };
-        let Some((from, _)) = entry.operation else { return Ok(Landed::Lent) };
-        let (offset, len) = entry
-            .tensor
-            .span()
-            .map_or((0, 0), |span| (span.offset, entry.tensor.meta().bytes().min(span.len)));
-        let region = self.processes[self.sides[from].process.0 as usize].region.clone();
-        let lease = Lease::new(self.returned.clone(), loan);
-        let bytes = LentBytes::new(region, offset, len, lease)
-            .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?;
-        entry.is_out = true;
-        self.sides[to].bring(lane, Arrived::Lent(immediate, bytes));
-        Ok(Landed::Lent)
-    }
-
-    /// A borrower has let go.
-    fn give_back(&mut self, loan: u32) {
-        let word = self.now + self.random.within(&self.options.delay);
-        self.foresee(word, Happening::GiveBack { loan });
-    }
-
-    fn loan_ended(&mut self, loan: u32) {
-        if let Some(Loan { operation: Some((side, operation)), .. }) = self.loans.remove(&loan) {
-            self.done(side, operation, None);
-        }
-    }
-
-    fn done(&mut self, side: usize, operation: u64, read: Option<Vec<u8>>) {
-        let side_number = side;
-        let side = &mut self.sides[side];
+    pub fn done(&mut self, number: usize, operation: u64, read: Option<Vec<u8>>) {
+        let side = &mut self.sides[number];
         let Some(Operation { id, lane, held }) = side.end(operation) else { return };
+        self.note("done", number, operation);
+        let side = &mut self.sides[number];
         let Some(id) = id else { return };
         let event = match (held, read) {
             (Held::Target(mut target), Some(bytes)) => {
@@ -488,91 +465,6 @@ impl State {
             _ => Arrived::Done(id),
         };
         side.bring(lane, event);
-        self.note("done", side_number, operation);
-    }
-
-    /// The side ends the link by itself.
-    pub fn fail(&mut self, side: usize, why: LinkFailure) {
-        if self.sides[side].is_up {
-            self.go_down(side, why);
-            self.tell_peer(side, LinkFailure::Closed);
-        }
-    }
-
-    /// The peer hears of the link's end behind everything that was sent before.
-    fn tell_peer(&mut self, side: usize, failure: LinkFailure) {
-        let Some(peer) = self.sides[side].peer else { return };
-        let sent = self.sides[side].lanes.iter().map(|lane| lane.last_arrival).max().unwrap_or_default();
-        let news = (self.now + self.random.within(&self.options.delay)).max(sent);
-        self.foresee(news, Happening::News { side: peer, failure });
-    }
-
-    fn go_down(&mut self, side: usize, failure: LinkFailure) {
-        if !std::mem::replace(&mut self.sides[side].is_up, false) {
-            return;
-        }
-        self.note("down", side, 0);
-        let operations = std::mem::take(&mut self.sides[side].operations);
-        for (_, Operation { id, lane, held }) in operations {
-            self.release(&held);
-            if let Some(id) = id {
-                self.sides[side].bring(lane, Arrived::Failed(id));
-            }
-        }
-        self.sides[side].bring(Lane::CONTROL, Arrived::Down(failure));
-    }
-
-    /// A loan that is out stays until it comes back; anything else goes with its operation.
-    fn release(&mut self, held: &Held) {
-        let Held::Loan(loan) = held else { return };
-        match self.loans.get_mut(loan) {
-            Some(entry) if entry.is_out => entry.operation = None,
-            _ => drop(self.loans.remove(loan)),
-        }
-    }
-
-    fn close(&mut self, side: usize) -> Option<Side> {
-        let was_up = std::mem::replace(&mut self.sides[side].is_up, false);
-        self.note("close", side, 0);
-        for operation in std::mem::take(&mut self.sides[side].operations).into_values() {
-            self.release(&operation.held);
-        }
-        let is_dead = self.processes[self.sides[side].process.0 as usize].is_dead;
-        if was_up && !is_dead {
-            self.tell_peer(side, LinkFailure::Closed);
-        }
-        // Its number stays taken, so that late packets find nobody.
-        let (process, options, peer) =
-            (self.sides[side].process, self.sides[side].options.clone(), self.sides[side].peer);
-        let mut empty = Side::new(process, options);
-        (empty.is_up, empty.peer) = (false, peer);
-        Some(std::mem::replace(&mut self.sides[side], empty))
-    }
-
-    fn kill(&mut self, process: SimProcess) {
-        self.note("kill", process.0 as usize, 0);
-        self.processes[process.0 as usize].is_dead = true;
-        for side in 0..self.sides.len() {
-            let this = &self.sides[side];
-            let (Some(peer), true) = (this.peer, this.process == process && this.is_up) else { continue };
-            // Not behind what is on its way: the seed says how much of that still arrives.
-            let news = self.now + self.random.within(&self.options.delay);
-            let failure = LinkFailure::PeerDied { pid: process.0 };
-            self.foresee(news, Happening::News { side: peer, failure });
-        }
-    }
-
-    fn cut(&mut self, a: SimProcess, b: SimProcess) {
-        self.note("cut", a.0 as usize, b.0.into());
-        for side in 0..self.sides.len() {
-            let Some(peer) = self.sides[side].peer else { continue };
-            let ends = (self.sides[side].process, self.sides[peer].process);
-            if ends == (a, b) || ends == (b, a) {
-                let news = self.now + self.random.within(&self.options.delay);
-                let failure = LinkFailure::Local("the link was cut".into());
-                self.foresee(news, Happening::News { side, failure });
-            }
-        }
     }
 }
 

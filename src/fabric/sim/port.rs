@@ -1,13 +1,14 @@
 //! The port's calls.
 
 use super::SimLink;
-use super::network::{Load, SimNetwork};
+use super::load::{Bytes, Load};
+use super::network::SimNetwork;
 use super::side::{Arrived, Held};
 use crate::fabric::{
     Completions, Event, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port,
     PostError, Sleep, Sleeper,
 };
-use crate::memory::{Tensor, TensorMut};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,6 +29,7 @@ struct Attached {
 /// The links that one poller owns. See [`Port`].
 pub struct SimPort {
     network: SimNetwork,
+    pool: Pool,
     links: Vec<Attached>,
     next: u32,
     /// The link that the next poll begins with.
@@ -36,9 +38,9 @@ pub struct SimPort {
 }
 
 impl SimPort {
-    pub(super) fn new(network: SimNetwork) -> Self {
+    pub(super) fn new(network: SimNetwork, pool: Pool) -> Self {
         let sleeper = SimSleeper { network: network.clone(), ring: Arc::default() };
-        SimPort { network, links: Vec::new(), next: 0, turn: 0, sleeper }
+        SimPort { network, pool, links: Vec::new(), next: 0, turn: 0, sleeper }
     }
 
     fn find(&self, link: LinkId) -> Option<&Attached> {
@@ -57,6 +59,25 @@ impl SimPort {
         }
         Ok(attached.side)
     }
+
+    /// Refuses what peers could not reach: only the pool is registered.
+    fn check_source(&self, source: &Tensor) -> Result<(), PostError> {
+        if source.bytes().is_empty() {
+            return Ok(());
+        }
+        let Some(span) = source.span() else {
+            return Err(PostError::Refused(
+                "the source has no memory of its own here: copy a lent tensor first",
+            ));
+        };
+        // By address, since two pools can have regions of the same number.
+        let region = self.pool.region();
+        let offset = (source.as_ptr() as usize).wrapping_sub(region.base().as_ptr() as usize);
+        if (span.region, span.offset) != (region.id(), offset as u64) {
+            return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
+        }
+        Ok(())
+    }
 }
 
 impl Port for SimPort {
@@ -68,7 +89,13 @@ impl Port for SimPort {
     }
 
     fn arm(&mut self) -> bool {
-        self.network.with(|state| self.links.iter().all(|link| !state.sides[link.side].has_news()))
+        self.network.with(|state| {
+            self.links.iter().all(|link| {
+                let side = &state.sides[link.side];
+                // A poll of who is deaf brings nothing; the end of that ends the sleep.
+                !side.has_news() || state.processes[side.process.0 as usize].is_deaf(state.now)
+            })
+        })
     }
 
     fn attach(&mut self, mut link: SimLink) -> Result<LinkId, FabricError> {
@@ -112,15 +139,21 @@ impl Port for SimPort {
         self.network.polled(|state| {
             let mut room = state.options.poll_batch;
             for link in order() {
+                state.listen(link.side);
                 let side = &mut state.sides[link.side];
                 if state.processes[side.process.0 as usize].is_deaf(state.now) {
                     continue;
                 }
+                side.has_changed = false;
+                let before = room;
                 while room > 0
                     && let Some((lane, arrived)) = side.inbox.pop_front()
                 {
                     room -= 1;
                     complete(completions, link.id, lane, arrived);
+                }
+                if room < before {
+                    state.note("poll", link.side, (before - room) as u64);
                 }
             }
             state.options.poll_batch - room
@@ -171,7 +204,7 @@ impl Port for SimPort {
         }
         let target =
             target.part(0, bytes.len() as u64).ok_or(PostError::Refused("longer than its target"))?;
-        let load = Load::Inline { bytes: bytes.to_vec(), target, immediate };
+        let load = Load::Write { from: Bytes::Copied(bytes.to_vec()), target, immediate };
         self.network
             .with(|state| state.post(side, lane, None, Held::Nothing, load))
             .map_err(|(error, _)| error)
@@ -193,7 +226,11 @@ impl Port for SimPort {
             return Err(PostError::Refused("the source has not so many bytes"));
         }
         let target = target.part(0, len).ok_or(PostError::Refused("longer than its target"))?;
-        let load = Load::Write { source: source.clone(), skip, target, immediate };
+        if len > 0 {
+            self.check_source(source)?;
+        }
+        let from = Bytes::Source { tensor: source.clone(), skip: skip as usize };
+        let load = Load::Write { from, target, immediate };
         let held = Held::Source(source.clone());
         self.network.with(|state| state.post(side, lane, Some(id), held, load)).map_err(|(error, _)| error)
     }
@@ -230,6 +267,7 @@ impl Port for SimPort {
         immediate: Immediate,
     ) -> Result<(), PostError> {
         let side = self.post(link, lane)?;
+        self.check_source(source)?;
         self.network.with(|state| state.lend(side, lane, id, source, immediate))
     }
 
@@ -256,6 +294,7 @@ impl Port for SimPort {
             if !side.is_up {
                 return Err(PostError::Down);
             }
+            self.check_source(source)?;
             side.expose(source).ok_or(PostError::Full)
         })
     }

@@ -77,12 +77,23 @@ pub(super) struct LaneState {
 pub(super) struct Side {
     pub process: SimProcess,
     pub options: LinkOptions,
-    pub peer: Option<usize>,
+    /// The side that this one has connected to.
+    pub connected_to: Option<usize>,
+    /// The side that has connected to this one.
+    pub reached_by: Option<usize>,
     pub is_up: bool,
+    /// Nothing passes any more, in either direction; the sides hear of it later.
+    pub is_cut: bool,
+    /// Whether its port has polled it.
+    pub listens: bool,
+    /// What came before that: when, and its number in the network.
+    pub early: Vec<(Time, u64)>,
     pub lanes: Vec<LaneState>,
     pub inbox: VecDeque<(Lane, Arrived)>,
-    /// Whether the peer's credits have changed since the last poll.
-    pub credits_came: bool,
+    /// Whether credits or room have come since the last poll.
+    pub has_changed: bool,
+    /// A post found the queue full since there last was room.
+    pub wants_room: bool,
     ring: Option<Arc<AtomicU32>>,
     /// By the order of posting.
     pub operations: BTreeMap<u64, Operation>,
@@ -92,22 +103,39 @@ pub(super) struct Side {
 }
 
 impl Side {
-    pub fn new(process: SimProcess, options: LinkOptions) -> Self {
+    pub fn new(process: SimProcess, options: LinkOptions, first_key: u32) -> Self {
         let lanes = (0..options.lanes).map(|_| LaneState::default()).collect();
         Side {
             process,
             options,
-            peer: None,
+            connected_to: None,
+            reached_by: None,
             is_up: true,
+            is_cut: false,
+            listens: false,
+            early: Vec::new(),
             lanes,
             inbox: VecDeque::new(),
-            credits_came: false,
+            has_changed: false,
+            wants_room: false,
             ring: None,
             operations: BTreeMap::new(),
             next_operation: 0,
             grants: BTreeMap::new(),
-            next_key: 0,
+            next_key: first_key,
         }
+    }
+
+    /// What stays of it when its owner has given it up.
+    pub fn closed(&self) -> Side {
+        let closed = Side::new(self.process, self.options.clone(), 0);
+        let (connected_to, reached_by, is_cut) = (self.connected_to, self.reached_by, self.is_cut);
+        Side { is_up: false, connected_to, reached_by, is_cut, ..closed }
+    }
+
+    /// The other side, as soon as one of the two has connected to the other.
+    pub fn peer(&self) -> Option<usize> {
+        self.connected_to.or(self.reached_by)
     }
 
     /// What comes from now on moves this number.
@@ -128,9 +156,15 @@ impl Side {
         self.ring();
     }
 
+    /// Credits or room have come.
+    pub fn change(&mut self) {
+        self.has_changed = true;
+        self.ring();
+    }
+
     /// Whether a poll would change anything.
     pub fn has_news(&self) -> bool {
-        self.credits_came || !self.inbox.is_empty()
+        self.has_changed || !self.inbox.is_empty() || !self.early.is_empty()
     }
 
     /// Puts an operation into its lane's queue.
@@ -146,6 +180,9 @@ impl Side {
     pub fn end(&mut self, number: u64) -> Option<Operation> {
         let operation = self.operations.remove(&number)?;
         self.lanes[usize::from(operation.lane.0)].outstanding -= 1;
+        if std::mem::take(&mut self.wants_room) {
+            self.change();
+        }
         Some(operation)
     }
 
@@ -171,8 +208,10 @@ impl Side {
     }
 
     pub fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
-        let is_write = matches!(self.grants.get(&grant.key)?.granted, Granted::Write(_));
-        match self.grants.remove(&grant.key).filter(|_| is_write)?.granted {
+        if !matches!(self.grants.get(&grant.key)?.granted, Granted::Write(_)) {
+            return None;
+        }
+        match self.grants.remove(&grant.key)?.granted {
             Granted::Write(target) => Some(target),
             Granted::Read(_) => None,
         }

@@ -2,42 +2,72 @@
 
 use super::*;
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
-use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
-use crate::wire::Time;
+use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use crate::wire::{DType, Shape, TensorMeta, Time};
 
-fn pool() -> Pool {
+pub(super) fn pool() -> Pool {
     let options =
         RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
 }
 
-struct World {
-    network: SimNetwork,
-    processes: [SimProcess; 2],
-    ports: [SimPort; 2],
-    links: [LinkId; 2],
+pub(super) fn tensor_mut(pool: &Pool, len: usize) -> TensorMut {
+    let shape = Shape::new(&[len as u64]).expect("a shape");
+    pool.zeroed(TensorMeta::new(DType::U8, shape).expect("meta")).expect("room")
 }
 
-fn world(seed: u64, options: SimOptions) -> World {
-    let network = SimNetwork::new(seed, options);
-    let fabrics = [network.process(&pool()), network.process(&pool())];
-    let options = LinkOptions { lanes: 2, depth: 64, generation: 0 };
+pub(super) fn tensor(pool: &Pool, bytes: &[u8]) -> Tensor {
+    let mut tensor = tensor_mut(pool, bytes.len());
+    tensor.bytes_mut().copy_from_slice(bytes);
+    tensor.freeze()
+}
+
+/// Two processes with one link. Process 1 has receives posted.
+pub(super) struct World {
+    pub network: SimNetwork,
+    pub pools: [Pool; 2],
+    pub fabrics: [SimFabric; 2],
+    pub processes: [SimProcess; 2],
+    pub ports: [SimPort; 2],
+    pub links: [LinkId; 2],
+}
+
+fn linked(fabrics: &[SimFabric; 2], generation: u8) -> [SimLink; 2] {
+    let options = LinkOptions { lanes: 2, depth: 64, generation };
     let halves = [0, 1].map(|k: usize| fabrics[k].half(&options).expect("a half"));
     let addresses = [0, 1].map(|k: usize| halves[k].address().to_vec());
     let [a, b] = halves;
     let a = a.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
-    let b = b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
+    [a, b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected")]
+}
+
+pub(super) fn world(seed: u64, options: SimOptions) -> World {
+    let network = SimNetwork::new(seed, options);
+    let pools = [pool(), pool()];
+    let fabrics = [0, 1].map(|k: usize| network.process(&pools[k]));
+    let [a, b] = linked(&fabrics, 0);
     let mut ports = [0, 1].map(|k: usize| fabrics[k].port().expect("a port"));
     let links = [ports[0].attach(a).expect("room"), ports[1].attach(b).expect("room")];
     for lane in [Lane(0), Lane(1)] {
         ports[1].post_receives(links[1], lane, 1000);
     }
-    World { network, processes: [fabrics[0].process(), fabrics[1].process()], ports, links }
+    let processes = [fabrics[0].process(), fabrics[1].process()];
+    World { network, pools, fabrics, processes, ports, links }
 }
 
 impl World {
+    /// A new life of a process, linked with the other; the other's old link stays attached.
+    pub fn come_back(&mut self, who: usize) {
+        self.fabrics[who] = self.network.process(&self.pools[who]);
+        self.processes[who] = self.fabrics[who].process();
+        self.ports[who] = self.fabrics[who].port().expect("a port");
+        for (k, link) in linked(&self.fabrics, 1).into_iter().enumerate() {
+            self.links[k] = self.ports[k].attach(link).expect("room");
+        }
+    }
+
     /// What one poll of a port brings: messages' first bytes, and failures.
-    fn poll(&mut self, who: usize) -> (Vec<u8>, Vec<LinkFailure>) {
+    pub fn poll(&mut self, who: usize) -> (Vec<u8>, Vec<LinkFailure>) {
         let mut completions = Completions::default();
         self.ports[who].poll(&mut completions);
         let (mut messages, mut failures) = (Vec::new(), Vec::new());
@@ -51,13 +81,13 @@ impl World {
         (messages, failures)
     }
 
-    fn send_twenty(&mut self) {
+    pub fn send_twenty(&mut self) {
         for number in 0..20u8 {
             self.ports[0].send(self.links[0], Lane(number % 2), &[number]).expect("room");
         }
     }
 
-    fn rest(&self) {
+    pub fn rest(&self) {
         self.network.advance_to(self.network.now() + Duration::from_secs(1));
     }
 }
@@ -87,6 +117,26 @@ fn the_same_seed_has_the_same_history_and_another_seed_another() {
     assert_eq!(history(1), history(1));
     assert_ne!(history(1).1, history(2).1);
     assert!((0..20).any(|seed| history(seed).0 != (0..20).collect::<Vec<_>>()), "lanes overtake each other");
+}
+
+#[test]
+fn the_digest_tells_what_was_sent_and_not_only_how_much() {
+    let digest = |byte: u8, lane: u8| {
+        let mut world = world(1, SimOptions::default());
+        let link = world.links[0];
+        world.ports[0].send(link, Lane(lane), &[byte]).expect("room");
+        world.rest();
+        world.network.digest()
+    };
+    assert_eq!(digest(1, 0), digest(1, 0));
+    assert_ne!(digest(1, 0), digest(2, 0));
+    assert_ne!(digest(1, 0), digest(1, 1));
+}
+
+#[test]
+#[should_panic(expected = "poll_batch")]
+fn polls_that_could_never_bring_anything_are_refused() {
+    SimNetwork::new(1, SimOptions { poll_batch: 0, ..SimOptions::default() });
 }
 
 #[test]

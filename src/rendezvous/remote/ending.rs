@@ -62,7 +62,7 @@ impl Remote {
             return;
         }
         if is_on(Mutant::DeferredDropped) {
-            self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred);
+            drop(self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred));
         }
         let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
         for (_, asking) in waiting {

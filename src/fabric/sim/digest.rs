@@ -1,0 +1,48 @@
+//! One number for everything that has happened.
+
+use super::load::Load;
+use crate::wire::Grant;
+
+/// FNV-1a over words.
+pub(super) struct Digest(u64);
+
+impl Digest {
+    pub fn new() -> Self {
+        Digest(0xCBF2_9CE4_8422_2325)
+    }
+
+    pub fn word(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x100_0000_01B3);
+    }
+
+    /// Bytes, and how many they are.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u64);
+        let (words, rest) = bytes.as_chunks::<8>();
+        words.iter().for_each(|word| self.word(u64::from_le_bytes(*word)));
+        rest.iter().for_each(|byte| self.word(u64::from(*byte)));
+    }
+
+    fn grant(&mut self, grant: &Grant) {
+        let Grant { region, key, offset, len } = *grant;
+        [region.into(), key.into(), offset, len].into_iter().for_each(|word| self.word(word));
+    }
+
+    /// What a packet carries.
+    pub fn load(&mut self, load: &Load) {
+        match load {
+            Load::Message(bytes) => self.bytes(bytes),
+            Load::Write { target, immediate, .. } => {
+                self.grant(target);
+                self.word(immediate.map_or(u64::MAX, |immediate| immediate.to_bits().into()));
+                self.bytes(load.bytes());
+            }
+            Load::Read { source } => self.grant(source),
+            Load::Loan { immediate, .. } => self.word(immediate.to_bits().into()),
+        }
+    }
+
+    pub fn value(&self) -> u64 {
+        self.0
+    }
+}

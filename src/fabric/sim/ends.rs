@@ -1,0 +1,104 @@
+//! How links and processes end.
+
+use super::SimProcess;
+use super::network::{Happening, State};
+use super::side::{Arrived, Held, Operation, Side};
+use crate::fabric::{Lane, LinkFailure};
+
+impl State {
+    pub fn is_dead(&self, side: usize) -> bool {
+        self.processes[self.sides[side].process.0 as usize].is_dead
+    }
+
+    /// The side ends the link by itself.
+    pub fn fail(&mut self, side: usize, why: LinkFailure) {
+        if self.sides[side].is_up {
+            self.go_down(side, why);
+            self.tell_peer(side);
+        }
+    }
+
+    /// The peer hears of the link's end behind everything that was sent before.
+    fn tell_peer(&mut self, side: usize) {
+        let Some(peer) = self.sides[side].peer() else { return };
+        if self.is_dead(side) || self.sides[side].is_cut {
+            return; // the peer hears of that, and nothing else gets there
+        }
+        let sent = self.sides[side].lanes.iter().map(|lane| lane.last_arrival).max().unwrap_or_default();
+        let news = self.after_a_delay().max(sent);
+        self.foresee(news, Happening::News { side: peer, failure: LinkFailure::Closed });
+    }
+
+    pub(super) fn go_down(&mut self, side: usize, failure: LinkFailure) {
+        if !std::mem::replace(&mut self.sides[side].is_up, false) {
+            return;
+        }
+        self.note("down", side, 0);
+        for Operation { id, lane, .. } in self.release_all(side) {
+            if let Some(id) = id {
+                self.sides[side].bring(lane, Arrived::Failed(id));
+            }
+        }
+        self.sides[side].bring(Lane::CONTROL, Arrived::Down(failure));
+    }
+
+    /// Ends all operations of a side and lets go of their memory, but for loans that are out.
+    fn release_all(&mut self, side: usize) -> Vec<Operation> {
+        for happening in self.happenings.values_mut() {
+            if let Happening::Packet { from, load, .. } = happening
+                && *from == side
+            {
+                load.leave_memory();
+            }
+        }
+        let operations: Vec<_> = std::mem::take(&mut self.sides[side].operations).into_values().collect();
+        for operation in &operations {
+            if let Held::Loan(loan) = operation.held {
+                self.release_loan(loan);
+            }
+        }
+        operations
+    }
+
+    /// The side is given up. Returns what it held, to be dropped when the network is not at work.
+    pub fn close(&mut self, side: usize) -> (Side, Vec<Operation>) {
+        let was_up = std::mem::replace(&mut self.sides[side].is_up, false);
+        self.note("close", side, 0);
+        let operations = self.release_all(side);
+        self.forget_early(side);
+        if was_up {
+            self.tell_peer(side);
+        }
+        let empty = self.sides[side].closed();
+        // Its number stays taken, so that late packets find nobody.
+        (std::mem::replace(&mut self.sides[side], empty), operations)
+    }
+
+    pub fn kill(&mut self, process: SimProcess) {
+        self.note("kill", process.0 as usize, 0);
+        self.processes[process.0 as usize].is_dead = true;
+        for side in 0..self.sides.len() {
+            let this = &self.sides[side];
+            let (Some(peer), true) = (this.peer(), this.process == process && this.is_up) else { continue };
+            self.forget_early(side);
+            // Not behind what is on its way: the seed says how much of that still arrives.
+            let news = self.after_a_delay();
+            let failure = LinkFailure::PeerDied { pid: process.0 };
+            self.foresee(news, Happening::News { side: peer, failure });
+        }
+    }
+
+    pub fn cut(&mut self, a: SimProcess, b: SimProcess) {
+        self.note("cut", a.0 as usize, b.0.into());
+        for side in 0..self.sides.len() {
+            let Some(peer) = self.sides[side].peer() else { continue };
+            let ends = (self.sides[side].process, self.sides[peer].process);
+            if ends == (a, b) || ends == (b, a) {
+                self.sides[side].is_cut = true;
+                let news = self.after_a_delay();
+                let failure = LinkFailure::Local("the link was cut".into());
+                self.foresee(news, Happening::News { side, failure });
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Memory that is lent where it lies.
+
+use super::network::{Happening, State};
+use super::side::{Arrived, Held, Operation};
+use crate::fabric::{Lane, LinkFailure, OpId, PostError};
+use crate::memory::{Lease, LeaseSink, LentBytes, Tensor};
+use crate::wire::Immediate;
+use std::sync::{Mutex, PoisonError};
+
+/// Loans that borrowers have let go of; they may do that anywhere, also while the network is at work.
+#[derive(Default)]
+pub(super) struct Returned(Mutex<Vec<u32>>);
+
+impl Returned {
+    pub fn take(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl LeaseSink for Returned {
+    fn give_back(&self, loan: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(loan);
+    }
+}
+
+/// A loan, until it has come back.
+pub(super) struct Loan {
+    tensor: Tensor,
+    /// Whose operation it is, until that has ended.
+    operation: Option<(usize, u64)>,
+    /// The side that holds it, if one does.
+    borrower: Option<usize>,
+}
+
+impl State {
+    pub fn lend(
+        &mut self,
+        side: usize,
+        lane: Lane,
+        id: OpId,
+        source: &Tensor,
+        immediate: Immediate,
+    ) -> Result<(), PostError> {
+        if !self.options.lends {
+            return Err(PostError::Refused("this network does not lend"));
+        }
+        self.has_room(side, lane)?;
+        let loan = self.next_loan;
+        self.next_loan += 1;
+        let operation = self.sides[side].post(Operation { id: Some(id), lane, held: Held::Loan(loan) });
+        let (tensor, borrower) = (source.clone(), None);
+        self.loans.insert(loan, Loan { tensor, operation: Some((side, operation)), borrower });
+        self.digest.bytes(source.bytes());
+        self.depart(side, lane, operation, super::load::Load::Loan { loan, immediate });
+        Ok(())
+    }
+
+    /// A loan reaches its borrower.
+    pub(super) fn borrow(
+        &mut self,
+        to: usize,
+        lane: Lane,
+        loan: u32,
+        immediate: Immediate,
+    ) -> Result<(), LinkFailure> {
+        // The lender has given up meanwhile: nothing was lent.
+        let Some(entry) = self.loans.get_mut(&loan) else { return Ok(()) };
+        let Some((from, _)) = entry.operation else { return Ok(()) };
+        let (offset, len) = entry.tensor.span().map_or((0, 0), |span| (span.offset, span.len));
+        let region = self.processes[self.sides[from].process.0 as usize].region.clone();
+        let lease = Lease::new(self.returned.clone(), loan);
+        let bytes = LentBytes::new(region, offset, len, lease)
+            .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?;
+        entry.borrower = Some(to);
+        self.sides[to].bring(lane, Arrived::Lent(immediate, bytes));
+        Ok(())
+    }
+
+    /// A borrower has let go.
+    pub(super) fn give_back(&mut self, loan: u32) {
+        let Some(entry) = self.loans.get_mut(&loan) else { return };
+        let Some(borrower) = entry.borrower.take() else { return };
+        if entry.operation.is_none() {
+            self.loans.remove(&loan); // nobody waits for the word
+        } else if !self.is_dead(borrower) && !self.sides[borrower].is_cut {
+            self.note("give back", borrower, loan.into());
+            let word = self.after_a_delay();
+            self.foresee(word, Happening::GiveBack { loan });
+        }
+    }
+
+    /// The borrower's word has come.
+    pub(super) fn loan_ended(&mut self, loan: u32) {
+        if let Some(Loan { operation: Some((side, operation)), .. }) = self.loans.remove(&loan) {
+            self.done(side, operation, None);
+        }
+    }
+
+    /// The operation has ended without the borrower's word: a loan that is out stays until nobody holds it.
+    pub(super) fn release_loan(&mut self, loan: u32) {
+        match self.loans.get_mut(&loan) {
+            Some(entry) if entry.borrower.is_some() => entry.operation = None,
+            _ => drop(self.loans.remove(&loan)),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The rules of who holds what memory, and for how long.
+
+use crate::expect;
+use crate::harness::{End, Got, Harness, immediate, pair, pool, tensor, tensor_mut};
+use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError};
+
+const ZERO: Lane = Lane(0);
+
+pub fn what_has_failed_holds_no_memory<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let target = tensor_mut(&b.pool, 64);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let exposed = {
+        let source = tensor(&b.pool, &[1; 64]);
+        b.port.expose(b.link, &source).expect("room")
+    };
+    let source = tensor(&a.pool, &[1; 64]);
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, None).expect("posted");
+    let into = tensor_mut(&a.pool, 64);
+    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("posted");
+    a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    let (mut failed, done, _) = a.until_down();
+    failed.sort_unstable();
+    assert_eq!((failed, done), (vec![1, 2], vec![]));
+    // At once: the peer has not looked since.
+    assert!(source.try_into_mut().is_ok(), "a failed write still holds its source");
+    assert!(a.pool.is_empty(), "a failed read still holds its target: {:?}", a.pool.stats());
+}
+
+pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    b.port.post_receives(b.link, ZERO, 1);
+    let target = tensor_mut(&b.pool, 8);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let refused = |result: Result<(), PostError>| {
+        assert!(matches!(result, Err(PostError::Refused(_))), "{result:?}");
+    };
+    let foreign_pool = pool(1 << 20);
+    // Not the first of its pool, so that it lies where none of ours does.
+    let _first = tensor(&foreign_pool, &[0; 4096]);
+    let foreign = tensor(&foreign_pool, &[1; 8]);
+    refused(a.port.write(a.link, ZERO, OpId(1), &foreign, 0, 8, &grant, None));
+    refused(a.port.expose(a.link, &foreign).map(|_| ()));
+    if a.port.limits(a.link).lends {
+        refused(a.port.lend(a.link, ZERO, OpId(1), &foreign, immediate(1)));
+    } else {
+        let own = tensor(&a.pool, &[1; 8]);
+        refused(a.port.lend(a.link, ZERO, OpId(1), &own, immediate(1)));
+    }
+    assert!(foreign.is_unique(), "what was refused is not held");
+    a.port.send(a.link, ZERO, b"still up").expect("posted");
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"still up");
+}
+
+/// Reads 8 bytes through a grant of `b`'s.
+fn read_back<F: Fabric>(a: &mut End<F>, b: &mut End<F>, grant: &tensorwire::wire::Grant) -> Vec<u8> {
+    let into = tensor_mut(&a.pool, 8);
+    a.port.read(a.link, ZERO, OpId(9), into, grant).expect("posted");
+    expect!(a.next(b), Got::ReadDone(9, target) => target.bytes().to_vec())
+}
+
+pub fn a_grant_of_one_kind_can_t_be_taken_back_as_the_other<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    b.port.post_receives(b.link, ZERO, 1);
+    let source = tensor(&b.pool, &[3; 8]);
+    let exposed = b.port.expose(b.link, &source).expect("room");
+    assert!(b.port.revoke(b.link, &exposed).is_none());
+    assert_eq!(read_back(&mut a, &mut b, &exposed), [3; 8]);
+    let target = tensor_mut(&b.pool, 8);
+    let granted = b.port.grant(b.link, target).expect("room");
+    b.port.withdraw(b.link, &granted);
+    a.port.write_inline(a.link, ZERO, &[4; 8], &granted, Some(immediate(1))).expect("posted");
+    expect!(b.next(&mut a), Got::Immediate(..) => ());
+    assert_eq!(b.port.revoke(b.link, &granted).expect("granted").bytes(), [4; 8]);
+}
+
+pub fn what_comes_before_the_first_poll_waits_for_it<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let target = tensor_mut(&b.pool, 8);
+    let grant = b.port.grant(b.link, target).expect("room");
+    a.port.write_inline(a.link, ZERO, &[5; 8], &grant, Some(immediate(1))).expect("posted");
+    a.port.send(a.link, ZERO, b"early").expect("posted");
+    for _ in 0..100 {
+        a.poll(); // where time passes by polling, it passes
+    }
+    // Only now does the peer's owner get to it.
+    b.port.post_receives(b.link, ZERO, 2);
+    expect!(b.next(&mut a), Got::Immediate(_, 8) => ());
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"early");
+    assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), [5; 8]);
+}
