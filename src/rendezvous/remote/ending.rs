@@ -19,7 +19,7 @@ impl Remote {
                 let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
                     return false;
                 };
-                if matches!(cancel.why, GiveUp::Dropped) {
+                if matches!(cancel.why, GiveUp::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
                     *slot = None;
                     return true;
                 }
@@ -86,10 +86,7 @@ impl Remote {
             self.leave(&asking);
             links.refuse(asking.incoming, status(&self.me));
         }
-        let mut unclaimed: Vec<_> = self.unclaimed.extract_if(|key, _| key.step == step).collect();
-        // The pool gets its blocks back in the same order in every run.
-        unclaimed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        drop(unclaimed);
+        self.drop_unclaimed(|key| key.step == step);
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
                 if key.step != step || is_on(Mutant::AbortMissesWaiter) {
