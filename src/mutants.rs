@@ -62,6 +62,14 @@ mutants! {
     OutstandingLeak,
     /// The last value of a key is the first to leave.
     LastValueFirst,
+    /// The first two fragments of a message change places.
+    FragmentsSwapped,
+    /// A receive that nobody waits for any more eats the value that comes for it.
+    DroppedReceiveEats,
+    /// What an old life of a peer had sent is given to those who ask the new one.
+    OldLifeRemembered,
+    /// A value that a lost peer had been promised is forgotten, not put back.
+    KeptValueForgotten,
     /// A local value that misfits is lost.
     LocalMisfitLost,
 }

@@ -4,6 +4,7 @@ use super::links::{Context, Link};
 use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
 use crate::telemetry::Counter;
 use crate::wire::message::{Message, Message::CancelAck};
@@ -131,6 +132,9 @@ impl<C> Link<C> {
         for (slot, served) in served {
             let Some(slot) = crate::wire::Slot::new(slot) else { continue };
             let request = RequestId { slot, generation: served.generation };
+            if is_on(Mutant::KeptValueForgotten) {
+                continue;
+            }
             cx.events.push_back(undo(link, request, served));
         }
     }

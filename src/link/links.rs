@@ -68,6 +68,8 @@ pub(super) struct Link<C> {
     assembler: Assembler,
     nonce: u64,
     up: bool,
+    /// This side has ended it: what comes on it all the same is nobody's.
+    is_ended: bool,
     /// The table has it among those with a backlog.
     pub is_backlogged: bool,
     /// The table has it among those on which something came.
@@ -145,8 +147,12 @@ impl<P: Port, C> Links<P, C> {
         Ok(id)
     }
 
-    /// Ends a link from this side. [`LinkEvent::Down`] follows.
+    /// Ends a link from this side. [`LinkEvent::Down`] follows. Nothing that the peer has sent and that was not polled
+    /// yet is taken any more.
     pub fn fail(&mut self, link: LinkId, why: LinkFailure) {
+        if let Some(link) = self.links.get_mut(link) {
+            link.is_ended = true;
+        }
         self.port.fail(link, why);
     }
 
@@ -184,6 +190,7 @@ impl<P: Port, C> Links<P, C> {
             }
             let Some(link) = self.links.get_mut(id) else { continue };
             if let Err(why) = link.completed(&mut cx, completion.event, message) {
+                link.is_ended = true;
                 cx.port.fail(id, LinkFailure::Protocol(why));
             }
             self.links.note_use(id);
@@ -351,6 +358,7 @@ impl<C> Link<C> {
             assembler: Assembler::default(),
             nonce: identity.local_incarnation ^ identity.peer_incarnation.rotate_left(32),
             up: false,
+            is_ended: false,
             is_backlogged: false,
             is_used: false,
             identity,
@@ -368,6 +376,10 @@ impl<C> Link<C> {
         event: Event,
         message: &[u8],
     ) -> Result<(), String> {
+        let is_own = matches!(event, Event::Done { .. } | Event::Failed { .. });
+        if self.is_ended && !is_own {
+            return Ok(());
+        }
         match event {
             Event::Message(_) => {
                 self.inbox.consumed();

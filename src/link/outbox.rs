@@ -60,6 +60,11 @@ impl Outbox {
         message.encode(&mut bytes);
         if bytes.len() <= MAX_MESSAGE {
             self.slot(port, &bytes);
+        } else if is_on(Mutant::FragmentsSwapped) {
+            let mut parts = Vec::new();
+            fragment::cut(&bytes, MAX_MESSAGE, |part| parts.push(part.to_vec()));
+            parts.swap(0, 1);
+            parts.iter().for_each(|part| self.slot(port, part));
         } else {
             fragment::cut(&bytes, MAX_MESSAGE, |part| self.slot(port, part));
         }

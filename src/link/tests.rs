@@ -203,6 +203,16 @@ fn bytes_that_are_no_message_end_the_link() {
 }
 
 #[test]
+fn what_follows_the_word_that_ended_the_link_is_not_taken() {
+    let mut scene = scene();
+    scene.peer.route(0, 1, HERE, THERE);
+    scene.peer.say_bytes(&[99]);
+    scene.peer.ask(0, 0);
+    let events = scene.events();
+    assert!(matches!(events[..], [LinkEvent::Down { .. }]), "{events:?}");
+}
+
+#[test]
 fn a_message_between_fragments_of_another_ends_the_link() {
     let mut scene = scene();
     scene.peer.say_bytes(&[12, 1, 9, 0, 0, 0, 1]);

@@ -1,90 +1,141 @@
-//! Random programs on whole engines in virtual time, against a simple reference.
+//! Simulation of the whole engine: random programs in virtual time, against a model of what should come out.
 //!
-//! A program is drawn from a seed, and so is everything that the network does; a seed that fails is shrunk and printed,
-//! and runs the same again:
-//!
-//! ```text
-//! TENSORWIRE_TEST_SIM_SEED=1234 cargo test --test simulation -- a_seed --nocapture
-//! ```
-//!
-//! `TENSORWIRE_TEST_SIM_SECONDS` says how long new programs are tried, `TENSORWIRE_TEST_SIM_FIRST` with which seed that begins.
+//! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_TEST_SIM_SECONDS` says how long,
+//! `TENSORWIRE_TEST_SIM_SEED` where to start; `replay` runs that one seed, and prints it with what the network did.
 
+mod bootstrap;
+mod check;
+mod generate;
 mod model;
 #[cfg(tensorwire_mutants)]
 mod mutants;
+mod network;
+mod process;
 mod program;
-mod run;
+mod random;
 mod shrink;
 mod world;
 
-use program::Program;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use check::{Outcome, attempt};
+use generate::program;
 use std::time::{Duration, Instant};
+use tensorwire::telemetry::Counter;
 
-fn variable(name: &str) -> Option<u64> {
+/// What the environment says, in whole numbers.
+fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text:?} is no number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is '{text}': give a whole number")))
 }
 
-/// Runs a program; a panic in it is a failure like any other.
-fn attempt(program: &Program) -> Result<u64, String> {
-    let run = catch_unwind(AssertUnwindSafe(|| run::run(program, false)));
-    run.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(format!("panicked: {}", text.unwrap_or_default()))
-    })
-}
-
-/// Runs the program of a seed.
-///
-/// # Panics
-/// If it fails, with the program, shrunk.
-fn try_seed(seed: u64) -> u64 {
-    let program = Program::random(seed);
-    match attempt(&program) {
-        Ok(digest) => digest,
-        Err(why) => {
-            let (program, shrunk_why) = shrink::shrink(program, why.clone());
-            panic!(
-                "seed {seed}: {why}\nshrunk: {shrunk_why}\n{:#?}\n{}\nagain: TENSORWIRE_TEST_SIM_SEED={seed} cargo test \
-                 --test simulation -- a_seed --nocapture",
-                program.setup,
-                program.actions.iter().map(|action| format!("    {action:?}\n")).collect::<String>(),
-            );
-        }
-    }
+/// Prints a failing seed's program, made small, and how to see it again.
+fn fail(seed: u64, why: &str) -> ! {
+    let (small, small_why) = shrink::shrink(program(seed), why.to_owned());
+    panic!(
+        "seed {seed} fails: {why}\n\nthe smallest program that does: {small_why}\n{small}\n\
+         again: TENSORWIRE_TEST_SIM_SEED={seed} cargo test --test simulation replay -- --nocapture\n"
+    );
 }
 
 #[test]
-fn random_programs_do_what_the_reference_allows() {
-    let span = Duration::from_secs(variable("TENSORWIRE_TEST_SIM_SECONDS").unwrap_or(5));
-    let first = variable("TENSORWIRE_TEST_SIM_FIRST").unwrap_or(0);
+fn random_programs_do_what_the_model_says() {
+    let time = Duration::from_secs(setting("TENSORWIRE_TEST_SIM_SECONDS").unwrap_or(3));
+    let first = setting("TENSORWIRE_TEST_SIM_SEED").unwrap_or(0);
     let start = Instant::now();
-    let mut seed = first;
-    while start.elapsed() < span {
-        try_seed(seed);
+    let (mut seed, mut delivered, mut failed) = (first, 0, 0);
+    while start.elapsed() < time {
+        match attempt(&program(seed)) {
+            Outcome::Passes(report) => {
+                delivered += report.delivered;
+                failed += report.failed;
+            }
+            Outcome::Fails(why) => fail(seed, &why),
+        }
         seed += 1;
     }
-    println!("{} programs, seeds {first} to {}, in {:?}", seed - first, seed - 1, start.elapsed());
+    let rate = (seed - first) as f64 / start.elapsed().as_secs_f64();
+    println!("seeds {first} to {}: {rate:.0} programs a second", seed - 1);
+    println!("{delivered} receives got a value, {failed} an error");
+    assert!(delivered > 0 && failed > 0, "the programs do nothing");
 }
+
+/// The digests of some programs.
+fn digests(seeds: std::ops::Range<u64>) -> Vec<u64> {
+    seeds
+        .map(|seed| match attempt(&program(seed)) {
+            Outcome::Passes(report) => report.digest,
+            Outcome::Fails(why) => fail(seed, &why),
+        })
+        .collect()
+}
+
+const REPEATED: std::ops::Range<u64> = 0..40;
 
 #[test]
 fn the_same_seed_has_the_same_history() {
-    let digests = |seeds: std::ops::Range<u64>| seeds.map(try_seed).collect::<Vec<_>>();
-    let (once, again) = (digests(0..40), digests(0..40));
+    let (once, again) = (digests(REPEATED), digests(REPEATED));
     assert_eq!(once, again);
     assert!(once.windows(2).all(|pair| pair[0] != pair[1]), "other seeds have other histories");
+    // Hashes are keyed anew in each process.
+    let output = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "histories_of_a_child", "--nocapture"])
+        .env("TENSORWIRE_TEST_SIM_CHILD", "1")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = text.lines().find_map(|line| line.split_once("digests ")).map(|(_, digests)| digests);
+    assert_eq!(told, Some(format!("{once:?}").as_str()), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What programs that lead nowhere would leave at 0.
+const REACHED: [Counter; 14] = [
+    Counter::WritesPosted,
+    Counter::LoansPosted,
+    Counter::SmallResponses,
+    Counter::MetaResponses,
+    Counter::ReRequests,
+    Counter::CancelsReceived,
+    Counter::CreditsPublished,
+    Counter::LateValues,
+    Counter::PoolExhausted,
+    Counter::RequestsDeferred,
+    Counter::ErrorsReceived,
+    Counter::PeersLost,
+    Counter::TensorsReceived,
+    Counter::IdlePolls,
+];
+
+#[test]
+fn the_programs_lead_everywhere() {
+    let mut sums = vec![0; Counter::ALL.len()];
+    for seed in 0..60 {
+        match attempt(&program(seed)) {
+            Outcome::Passes(report) => {
+                sums.iter_mut().zip(report.counts).for_each(|(sum, count)| *sum += count)
+            }
+            Outcome::Fails(why) => fail(seed, &why),
+        }
+    }
+    let reached: Vec<Counter> =
+        Counter::ALL.iter().zip(sums).filter(|(_, sum)| *sum > 0).map(|(counter, _)| *counter).collect();
+    let missed: Vec<_> = REACHED.iter().filter(|counter| !reached.contains(counter)).collect();
+    assert!(missed.is_empty(), "no program gets as far as {missed:?}");
 }
 
 #[test]
-fn a_seed() {
-    let Some(seed) = variable("TENSORWIRE_TEST_SIM_SEED") else {
-        println!("skipped: TENSORWIRE_TEST_SIM_SEED names no seed");
-        return;
+fn histories_of_a_child() {
+    if setting("TENSORWIRE_TEST_SIM_CHILD").is_some() {
+        println!("digests {:?}", digests(REPEATED));
+    }
+}
+
+#[test]
+fn replay() {
+    let Some(seed) = setting("TENSORWIRE_TEST_SIM_SEED") else {
+        return println!("skipped: TENSORWIRE_TEST_SIM_SEED names no seed to replay");
     };
-    let program = Program::random(seed);
-    println!("{:#?}", program.setup);
-    println!("{:?}", run::run(&program, true));
-    try_seed(seed);
+    println!("{}", program(seed));
+    match check::show(&program(seed)) {
+        Ok(report) => println!("{report:?}"),
+        Err(why) => fail(seed, &why),
+    }
 }

@@ -1,240 +1,347 @@
-//! The reference: what was sent, who asked, and what may come of it.
+//! What should come out: the values of each key in their order, and what each receive may get.
 
-use crate::program::{Key, Setup, Want};
-use crate::run::is_limit;
+use crate::program::{At, Form, Key, Settings, UNLIMITED};
+use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-use tensorwire::wire::Time;
-use tensorwire::{Code, Error};
+use tensorwire::wire::{Code, DType, Time};
+use tensorwire::{Error, Tensor};
+
+/// What is wrong, in words.
+pub type Violation = String;
+
+/// A call, by its number.
+pub type CallNo = usize;
+
+/// What a program did, and what came of it.
+pub struct Model {
+    settings: Settings,
+    lives: Vec<u64>,
+    pub channels: BTreeMap<Key, Channel>,
+    pub calls: Vec<Call>,
+    /// Pairs, the lesser first, whose link was cut, or of which one died.
+    disturbed: BTreeSet<(At, At)>,
+    aborted: BTreeSet<Place>,
+    cleaned: BTreeSet<Place>,
+}
+
+/// A process, its life, a step.
+type Place = (At, u64, u64);
+
+#[derive(Default)]
+pub struct Channel {
+    pub values: Vec<Sent>,
+    pub calls: Vec<CallNo>,
+}
 
 /// A value that was sent.
-struct Sent {
-    bytes: Option<usize>,
-    /// The call that got it.
-    to: Option<usize>,
+pub struct Sent {
+    pub form: Option<Form>,
+    /// Of its sender.
+    life: u64,
+    pub got_by: Option<CallNo>,
+    /// Its sender has died or ended its step: it may still come, and need not.
+    pub orphan: bool,
 }
 
-/// A call, as the model sees it.
-pub struct Asked {
-    key: Key,
-    want: Want,
-    at: Time,
-    patience: Duration,
-    pub cancelled: bool,
-    pub dropped: bool,
-    got: Option<usize>,
-    failed: bool,
-    /// Whether every earlier call for its key had ended when it began.
-    alone: bool,
-    no_room: bool,
+/// A receive.
+pub struct Call {
+    pub key: Key,
+    pub life: u64,
+    pub into: Option<Form>,
+    /// Which life of the sender it is linked with, if it is.
+    source_life: Option<u64>,
+    pub began: Time,
+    pub deadline: Time,
+    pub cancelled: Option<Time>,
+    pub end: Option<End>,
 }
 
-impl Asked {
-    fn has_ended(&self) -> bool {
-        self.got.is_some() || self.failed || self.dropped
-    }
-}
-
-/// What a call brought.
-pub enum Seen<'a> {
-    Dead,
-    Bytes(&'a [u8]),
-}
-
-pub struct Model {
-    is_tight: bool,
-    values: BTreeMap<Key, Vec<Sent>>,
-    pub calls: Vec<Asked>,
-    /// Keys for which a call was given up or failed.
-    disturbed: BTreeSet<Key>,
-    ended_steps: BTreeSet<u64>,
-    /// Members that died or whose links were cut.
-    troubled: BTreeSet<usize>,
-}
-
-/// The bytes of the n-th value of a key: like no other's, from 8 bytes on.
-fn content(key: Key, number: usize, bytes: usize) -> Vec<u8> {
-    let name = (key.from as u64) << 48 | (key.to as u64) << 40 | (key.edge as u64) << 32 | key.step << 24;
-    let first = (name | number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (0..bytes)
-        .map(|at| {
-            (first.wrapping_add((at as u64 / 8).wrapping_mul(0xD1B5_4A32_D192_ED03)) >> (8 * (at % 8))) as u8
-        })
-        .collect()
+/// How a receive ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With this value.
+    Got { at: Time, value: usize },
+    /// With an error.
+    Failed { at: Time },
+    /// Nobody listens any more. A value that came for it is the next one's.
+    Dropped,
+    /// Its process has died, and nobody knows what came.
+    Unheard,
 }
 
 impl Model {
-    pub fn new(setup: &Setup) -> Model {
+    pub fn new(settings: &Settings) -> Self {
         Model {
-            is_tight: setup.pool < 1 << 20
-                || setup.max_requests < 64
-                || setup.max_routes < 64
-                || setup.max_deferred < 64,
-            values: BTreeMap::new(),
+            settings: settings.clone(),
+            lives: vec![0; settings.processes],
+            channels: BTreeMap::new(),
             calls: Vec::new(),
             disturbed: BTreeSet::new(),
-            ended_steps: BTreeSet::new(),
-            troubled: BTreeSet::new(),
+            aborted: BTreeSet::new(),
+            cleaned: BTreeSet::new(),
         }
     }
 
-    pub fn next_content(&self, key: Key, bytes: usize) -> Vec<u8> {
-        content(key, self.values.get(&key).map_or(0, Vec::len), bytes)
+    pub fn sent(&mut self, key: Key, form: Option<Form>) {
+        let orphan = self.is_over(key.from, self.lives[key.from], key.step);
+        let life = self.lives[key.from];
+        self.channel(key).values.push(Sent { form, life, got_by: None, orphan });
     }
 
-    pub fn sent(&mut self, key: Key, bytes: Option<usize>) {
-        self.values.entry(key).or_default().push(Sent { bytes, to: None });
+    /// The last send was refused.
+    pub fn unsent(&mut self, key: Key) {
+        self.channel(key).values.pop();
     }
 
-    pub fn asked(&mut self, key: Key, want: Want, at: Time, patience: Duration) -> usize {
-        let alone = self.calls.iter().all(|call| call.key != key || call.has_ended());
-        self.calls.push(Asked {
-            key,
-            want,
-            at,
-            patience,
-            cancelled: false,
-            dropped: false,
-            got: None,
-            failed: false,
-            alone,
-            no_room: false,
-        });
-        self.calls.len() - 1
-    }
-
-    pub fn disturb(&mut self, key: Key) {
-        self.disturbed.insert(key);
-    }
-
-    pub fn end_step(&mut self, step: u64) {
-        self.ended_steps.insert(step);
-    }
-
-    pub fn trouble(&mut self, member: usize) {
-        self.troubled.insert(member);
-    }
-
-    fn is_troubled(&self, key: Key) -> bool {
-        self.troubled.contains(&key.from) || self.troubled.contains(&key.to)
-    }
-
-    /// A call brought this. Says which value it is.
-    pub fn arrived(&mut self, call: usize, seen: &Seen<'_>) -> Result<usize, String> {
+    /// The last receive was refused.
+    pub fn unreceived(&mut self, call: CallNo) {
         let key = self.calls[call].key;
-        let values = self.values.entry(key).or_default();
-        let fits = |number: usize, sent: &Sent| match (seen, sent.bytes) {
-            (Seen::Dead, None) => true,
-            (Seen::Bytes(bytes), Some(len)) => bytes.len() == len && content(key, number, len) == *bytes,
-            _ => false,
-        };
-        let found =
-            (0..values.len()).find(|number| values[*number].to.is_none() && fits(*number, &values[*number]));
-        let Some(number) = found else {
-            let what = match seen {
-                Seen::Dead => "a dead value".to_owned(),
-                Seen::Bytes(bytes) => format!("{} bytes", bytes.len()),
-            };
-            return Err(format!("call {call} for {key:?} got {what} that was not sent, or came before"));
-        };
-        let earlier = values[..number].iter().position(|value| value.to.is_none());
-        values[number].to = Some(call);
-        self.calls[call].got = Some(number);
-        let is_whole = !self.is_troubled(key) && !self.ended_steps.contains(&key.step);
-        if let Some(earlier) = earlier.filter(|_| is_whole && self.calls[call].alone) {
-            return Err(format!(
-                "call {call} for {key:?}, before which all others had ended, got value {number} while {earlier} was left"
-            ));
-        }
-        if let (Want::Into(len), Seen::Bytes(bytes)) = (self.calls[call].want, seen)
-            && bytes.len() != len
-        {
-            return Err(format!("call {call} gave {len} bytes and got {}", bytes.len()));
-        }
-        Ok(number)
+        self.channel(key).calls.retain(|other| *other != call);
+        self.calls[call].end = Some(End::Unheard);
     }
 
-    /// A call failed.
-    pub fn failed(&mut self, call: usize, error: &Error, now: Time) -> Result<(), String> {
-        let asked = &self.calls[call];
-        let (key, over) = (asked.key, now.since(asked.at) >= asked.patience);
-        let step_ended = self.ended_steps.contains(&key.step);
-        let is_allowed = match error {
-            Error::Cancelled { .. } => asked.cancelled,
-            Error::DeadlineExceeded { .. } => over,
-            Error::PeerLost { .. } | Error::NotConnected { .. } => self.is_troubled(key),
-            Error::Aborted { .. } | Error::StepGone { .. } => step_ended,
-            Error::Misfit { .. } => matches!(asked.want, Want::Into(_)),
-            Error::Remote { status, .. } => match status.code {
-                Code::Aborted | Code::NotFound => step_ended,
-                Code::DeadlineExceeded => over,
-                Code::ResourceExhausted => self.is_tight,
-                Code::FailedPrecondition => self.is_troubled(key),
-                _ => false,
-            },
-            limit if is_limit(limit) => self.is_tight,
-            _ => false,
-        };
-        self.disturbed.insert(key);
-        self.calls[call].failed = true;
-        self.calls[call].no_room = matches!(error, Error::NoRoom { .. });
-        match is_allowed {
-            true => Ok(()),
-            false => Err(format!("call {call} for {key:?} failed without a reason: {error}")),
+    /// The number that the next value of a key has.
+    pub fn next_value(&mut self, key: Key) -> usize {
+        self.channel(key).values.len()
+    }
+
+    /// A receive begins, with a link to this life of its sender, or with none.
+    pub fn received(
+        &mut self,
+        key: Key,
+        into: Option<Form>,
+        source_life: Option<u64>,
+        began: Time,
+        deadline: Time,
+    ) -> CallNo {
+        let call = self.calls.len();
+        let life = self.lives[key.to];
+        self.calls.push(Call { key, life, into, source_life, began, deadline, cancelled: None, end: None });
+        self.channel(key).calls.push(call);
+        call
+    }
+
+    pub fn cancelled(&mut self, call: CallNo, now: Time) {
+        self.calls[call].cancelled.get_or_insert(now);
+    }
+
+    /// Cancelled, and nobody listens.
+    pub fn dropped(&mut self, call: CallNo, now: Time) {
+        self.cancelled(call, now);
+        self.calls[call].end = Some(End::Dropped);
+    }
+
+    pub fn aborted(&mut self, at: At, step: u64) {
+        self.aborted.insert((at, self.lives[at], step));
+        self.orphan(|key| key.from == at && key.step == step);
+    }
+
+    pub fn cleaned(&mut self, at: At, step: u64) {
+        self.cleaned.insert((at, self.lives[at], step));
+        self.orphan(|key| key.from == at && key.step == step);
+    }
+
+    pub fn cut(&mut self, a: At, b: At) {
+        self.disturbed.insert((a.min(b), a.max(b)));
+    }
+
+    pub fn died(&mut self, at: At) {
+        for other in (0..self.settings.processes).filter(|other| *other != at) {
+            self.cut(at, other);
+        }
+        self.lives[at] += 1;
+        self.orphan(|key| key.from == at);
+        for call in self.calls.iter_mut().filter(|call| call.key.to == at) {
+            call.end.get_or_insert(End::Unheard);
         }
     }
 
-    /// Where nothing has befallen a key, its i-th call gets its i-th value, and its surplus calls nothing.
-    pub fn check_order(&self) -> Result<(), String> {
-        for (key, values) in &self.values {
-            if self.is_troubled(*key) || self.ended_steps.contains(&key.step) {
-                continue;
-            }
-            let calls: Vec<&Asked> = self.calls.iter().filter(|call| call.key == *key).collect();
-            let early =
-                |call: &&&Asked| call.cancelled || call.dropped || call.patience < crate::program::PATIENCE;
-            if calls.iter().any(|call| early(&call)) || self.is_tight {
-                continue;
-            }
-            if calls.iter().any(|call| matches!(call.want, Want::Into(_))) {
-                continue;
-            }
-            for (number, call) in calls.iter().enumerate().take(values.len()) {
-                if call.got != Some(number) {
-                    return Err(format!("call {number} for {key:?} got {:?} of {}", call.got, values.len()));
+    /// A receive brought a value. Returns its number.
+    pub fn got(
+        &mut self,
+        call: CallNo,
+        now: Time,
+        tensor: &Tensor,
+        is_dead: bool,
+    ) -> Result<usize, Violation> {
+        let Call { key, into, source_life, end, .. } = &self.calls[call];
+        let (key, into, source_life) = (*key, into.clone(), *source_life);
+        if end.is_some() {
+            return Err(format!("the receive of {key} ended twice"));
+        }
+        let equals = |(number, sent): (usize, &Sent)| match &sent.form {
+            None => is_dead,
+            Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
+        };
+        let fits = |(number, sent): (usize, &Sent)| {
+            source_life.is_none_or(|life| life == sent.life) && equals((number, sent))
+        };
+        let values = &self.channels[&key].values;
+        let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
+        // Of equal ones, that which must come.
+        let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
+            let again = (0..values.len()).rev().find(|at| equals((*at, &values[*at])));
+            let what = match (again, is_dead) {
+                (Some(value), _) if source_life.is_some_and(|life| life != values[value].life) => {
+                    format!("value {value}, which another life of its sender had sent")
                 }
-            }
+                (Some(value), _) => format!("value {value}, which another had got"),
+                (None, true) => "a dead value, which nobody sent".to_owned(),
+                (None, false) => format!("{}, and no value of it has these bytes", tensor.meta()),
+            };
+            return Err(format!("a receive of {key} got {what}"));
+        };
+        if let Some(into) = into
+            && !is_dead
+            && into.meta() != *tensor.meta()
+        {
+            return Err(format!("{key}: {} came into a tensor that was {into}", tensor.meta()));
         }
+        self.channel(key).values[value].got_by = Some(call);
+        self.calls[call].end = Some(End::Got { at: now, value });
+        Ok(value)
+    }
+
+    /// A receive ended with an error.
+    pub fn failed(&mut self, call: CallNo, now: Time, error: &Error) -> Result<(), Violation> {
+        if self.calls[call].end.is_some() {
+            return Err(format!("the receive of {} ended twice", self.calls[call].key));
+        }
+        if let Err(why) = self.allows(&self.calls[call], now, error) {
+            return Err(format!("a receive of {} failed ({why}): {error}", self.calls[call].key));
+        }
+        self.calls[call].end = Some(End::Failed { at: now });
         Ok(())
     }
 
-    /// The keys of which every value must come in the end.
-    pub fn whole_keys(&self) -> Vec<Key> {
-        let is_whole = |key: &Key| !self.is_troubled(*key) && !self.ended_steps.contains(&key.step);
-        self.values.keys().copied().filter(is_whole).collect()
+    /// A receive, or a send, could not begin.
+    pub fn refused(&self, key: Key, at: At, error: &Error) -> Result<(), Violation> {
+        let place = (at, self.lives[at], key.step);
+        let allowed = match error {
+            Error::Aborted { .. } => self.aborted.contains(&place),
+            Error::StepGone { .. } => self.cleaned.contains(&place),
+            Error::PeerLost { .. } => self.is_disturbed(&key) || self.may_be_over(at),
+            Error::ResourceExhausted { .. } => self.settings.max_outstanding_sends < UNLIMITED,
+            Error::NoRoom { .. } => !self.settings.is_roomy(),
+            _ => false,
+        };
+        if allowed { Ok(()) } else { Err(format!("{at} was refused {key} for no reason: {error}")) }
     }
 
-    /// Values that have not come. One that was on its way to a call that was dropped comes to the next.
-    pub fn left(&self, key: Key) -> usize {
-        self.values.get(&key).map_or(0, |values| values.iter().filter(|value| value.to.is_none()).count())
-    }
-
-    /// Whether the last call failed as there was no room for its value.
-    pub fn ended_for_want_of_room(&self) -> bool {
-        self.calls.last().is_some_and(|call| call.no_room)
-    }
-
-    /// The values of a key came in the order in which they were sent. Where calls were given up while others waited,
-    /// what the former had been given is back in its place, behind what the latter got: see [`Model::arrived`].
-    pub fn check_drained(&self, key: Key) -> Result<(), String> {
-        if self.disturbed.contains(&key) {
-            return Ok(());
+    fn allows(&self, call: &Call, now: Time, error: &Error) -> Result<(), &'static str> {
+        let Call { key, life, .. } = call;
+        let here = (key.to, *life, key.step);
+        let ok = |allowed: bool, why| if allowed { Ok(()) } else { Err(why) };
+        match error {
+            Error::Cancelled { .. } => ok(call.cancelled.is_some(), "nobody cancelled it"),
+            Error::DeadlineExceeded { .. } => ok(now >= call.deadline, "before its deadline"),
+            Error::Aborted { .. } => ok(self.aborted.contains(&here), "nobody aborted the step"),
+            Error::StepGone { .. } => ok(self.cleaned.contains(&here), "nobody cleaned the step up"),
+            Error::PeerLost { .. } | Error::NotConnected { .. } => ok(
+                self.is_disturbed(key) || self.may_be_over(key.to),
+                "nothing happened to the peer or the link",
+            ),
+            Error::NoRoom { .. } => ok(!self.settings.is_roomy(), "there is room"),
+            Error::ResourceExhausted { .. } => ok(!self.settings.is_unlimited(), "there is no such limit"),
+            Error::Misfit { sent, .. } => {
+                let values = &self.channels[key].values;
+                let fits = call.into.as_ref().is_none_or(|into| into.meta() == **sent);
+                let any = values.iter().any(|value| value.form.as_ref().is_some_and(|f| f.meta() == **sent));
+                ok(!fits && any, "no such value misfits")
+            }
+            Error::Remote { status, .. } => {
+                let there = |ended: &BTreeSet<Place>| {
+                    ended.iter().any(|(at, _, step)| *at == key.from && *step == key.step)
+                };
+                match status.code {
+                    Code::Internal => ok(there(&self.aborted), "nobody aborted the step there"),
+                    Code::NotFound => ok(there(&self.cleaned), "nobody cleaned the step up there"),
+                    Code::DeadlineExceeded => ok(now >= call.deadline, "before its deadline"),
+                    Code::ResourceExhausted => {
+                        let limited = self.settings.max_deferred < UNLIMITED || !self.settings.is_unlimited();
+                        ok(limited, "there is no such limit")
+                    }
+                    _ => Err("no sender says this"),
+                }
+            }
+            _ => Err("never"),
         }
-        let got: Vec<usize> =
-            self.calls.iter().filter(|call| call.key == key).filter_map(|call| call.got).collect();
-        match got.is_sorted() {
-            true => Ok(()),
-            false => Err(format!("the values of {key:?} came in the order {got:?}")),
-        }
     }
+
+    /// How many of a key's values may have gone to receives of which nobody knows what they got.
+    pub fn may_be_missing(&self, key: &Key) -> usize {
+        let Some(channel) = self.channels.get(key) else { return 0 };
+        let lost = |call: &Call| match call.end {
+            Some(End::Got { .. }) => false,
+            Some(End::Unheard) => true,
+            Some(End::Failed { .. } | End::Dropped) | None => {
+                self.is_disturbed(key)
+                    || self.is_over(key.to, call.life, key.step)
+                    || self.lives[key.to] != call.life
+            }
+        };
+        channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()
+    }
+
+    /// The values of a key that must still be somewhere, and those of them that may be missing.
+    pub fn left(&self, key: &Key) -> Vec<usize> {
+        let Some(channel) = self.channels.get(key) else { return Vec::new() };
+        let is_left = |sent: &Sent| sent.got_by.is_none() && !sent.orphan;
+        (0..channel.values.len()).filter(|at| is_left(&channel.values[*at])).collect()
+    }
+
+    /// Whether a value can be told from all others of its key.
+    pub fn is_unique(&self, key: Key, value: usize) -> bool {
+        let content = self.content(key, value);
+        (0..self.channels[&key].values.len())
+            .all(|other| other == value || self.content(key, other) != content)
+    }
+
+    /// What tells a value from others of its key: its type, its shape, and its first bytes.
+    fn content(&self, key: Key, value: usize) -> (String, Vec<u8>) {
+        let Some(form) = &self.channels[&key].values[value].form else { return ("dead".into(), Vec::new()) };
+        let bytes = form.meta().bytes().min(8) as usize;
+        (form.to_string(), pattern(key, value, form.dtype).flatten().take(bytes).collect())
+    }
+
+    /// Whether the step of a key is over at one of its ends.
+    pub fn is_closed(&self, key: &Key) -> bool {
+        [key.from, key.to].into_iter().any(|at| self.is_over(at, self.lives[at], key.step))
+    }
+
+    pub fn is_disturbed(&self, key: &Key) -> bool {
+        self.disturbed.contains(&(key.from.min(key.to), key.from.max(key.to)))
+    }
+
+    /// Whether the loss of a peer may have ended everything at a process.
+    pub fn may_be_over(&self, at: At) -> bool {
+        self.settings.loss_is_fatal && self.disturbed.iter().any(|(a, b)| *a == at || *b == at)
+    }
+
+    fn is_over(&self, at: At, life: u64, step: u64) -> bool {
+        let place = (at, life, step);
+        self.aborted.contains(&place) || self.cleaned.contains(&place)
+    }
+
+    fn orphan(&mut self, of: impl Fn(&Key) -> bool) {
+        let channels = self.channels.iter_mut().filter(|(key, _)| of(key));
+        channels.flat_map(|(_, channel)| &mut channel.values).for_each(|value| value.orphan = true);
+    }
+
+    fn channel(&mut self, key: Key) -> &mut Channel {
+        self.channels.entry(key).or_default()
+    }
+}
+
+/// The bytes of a key's `number`th value, eight at a time.
+pub fn pattern(key: Key, number: usize, dtype: DType) -> impl Iterator<Item = [u8; 8]> {
+    let place = key.from as u64 | (key.to as u64) << 8 | key.name << 16 | key.step << 24 | key.frame << 32;
+    let start = mix(place | (number as u64) << 40);
+    let mask = if dtype == DType::Bool { 0x0101_0101_0101_0101 } else { u64::MAX };
+    (0u64..).map(move |word| (mix(start.wrapping_add(word)) & mask).to_le_bytes())
+}
+
+pub fn is_pattern(tensor: &Tensor, key: Key, number: usize) -> bool {
+    let words = tensor.bytes().chunks(8).zip(pattern(key, number, tensor.dtype()));
+    words.into_iter().all(|(bytes, word)| *bytes == word[..bytes.len()])
 }

@@ -1,188 +1,221 @@
-//! Random programs: what the members of a small cluster do, one action after the other.
+//! What is run: a seed, settings, and a list of actions of which any part is a program too.
 
-use std::time::Duration;
+use std::fmt;
+use tensorwire::wire::{DType, Shape, TensorMeta};
 
-/// SplitMix64.
+/// A process, by its number.
+pub type At = usize;
+
+/// Names that edges have.
+pub const NAMES: u64 = 3;
+/// Steps that there are; the upper half belongs to a sequence.
+pub const STEPS: u64 = 6;
+
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-
-    fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
+pub struct Program {
+    /// The network's, and the order's in which processes make progress.
+    pub seed: u64,
+    pub settings: Settings,
+    pub actions: Vec<Action>,
 }
 
-/// The cluster and the network of a program.
 #[derive(Clone, Debug)]
-pub struct Setup {
-    pub seed: u64,
-    pub members: usize,
+pub struct Settings {
+    pub processes: usize,
+    pub depth: u32,
     pub lanes: u8,
-    pub pool: u64,
-    pub borrow: bool,
     pub small_tensor_bytes: u32,
     pub max_requests: u32,
     pub max_routes: u32,
     pub max_deferred: u32,
-    pub max_outstanding: u32,
-    pub slowest_us: u64,
-    pub late_us: u64,
-    pub poll_batch: usize,
-    pub full_per_mille: u32,
+    pub max_outstanding_sends: u32,
+    pub pool_bytes: u64,
+    pub borrow: bool,
+    /// Whether the loss of a peer ends everything.
+    pub loss_is_fatal: bool,
     pub lends: bool,
+    /// How long receives wait that don't say, in us.
+    pub recv_timeout: u64,
+    /// In us.
+    pub cancel_grace: u64,
+    /// The longest way through the network, in us.
+    pub delay: u64,
+    /// How much a poll brings at most.
+    pub poll_batch: usize,
+    /// How long after its arrival an operation completes at most, in us.
+    pub completion_delay: u64,
+    /// How often posting finds the queue full, in a thousand.
+    pub full_per_mille: u32,
 }
 
-/// Where a tensor goes: from one member to another (or itself), on an edge, in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+impl Settings {
+    /// Whether the pool never runs out of room, whatever a program does.
+    pub fn is_roomy(&self) -> bool {
+        self.pool_bytes >= ROOMY
+    }
+
+    /// Whether no limit is ever reached, whatever a program does.
+    pub fn is_unlimited(&self) -> bool {
+        self.max_requests >= UNLIMITED && self.max_routes >= UNLIMITED
+    }
+}
+
+/// A pool that no program fills.
+pub const ROOMY: u64 = 2 << 20;
+/// A limit that no program reaches.
+pub const UNLIMITED: u32 = 512;
+
+/// What a tensor is sent and received under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    pub from: usize,
-    pub to: usize,
-    pub edge: usize,
+    pub from: At,
+    pub to: At,
+    pub name: u64,
     pub step: u64,
+    pub frame: u64,
 }
 
-/// What a receive wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    Any,
-    /// Into a tensor of so many bytes.
-    Into(usize),
+impl Key {
+    pub fn is_local(&self) -> bool {
+        self.from == self.to
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { from, to, name, step, frame } = self;
+        write!(f, "{from}->{to} e{name} step {step} frame {frame}")
+    }
+}
+
+/// An element type and a shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Form {
+    pub dtype: DType,
+    pub dims: Vec<u64>,
+}
+
+impl Form {
+    pub fn meta(&self) -> TensorMeta {
+        TensorMeta::new(self.dtype, Shape::new(&self.dims).expect("a shape")).expect("a size")
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Bytes; `None` is a dead value.
-    Send(Key, Option<usize>),
-    /// The timeout in us of virtual time.
-    Recv(Key, Want, u64),
-    /// Cancels a call by its token, or drops it.
-    Cancel(usize),
-    DropCall(usize),
-    /// Lets go of a tensor that a call brought.
-    Release(usize),
-    Abort(usize, u64),
-    Cleanup(usize, u64),
-    Kill(usize),
-    Return(usize),
-    Cut(usize, usize),
-    Stall(usize, u64),
-    Progress(usize),
-    /// Time passes: us.
-    Pass(u64),
+    Begin {
+        at: At,
+        step: u64,
+    },
+    Send {
+        key: Key,
+        /// `None` for a dead value.
+        form: Option<Form>,
+    },
+    Receive {
+        key: Key,
+        into: Option<Form>,
+        /// In us; `None` for the usual one.
+        timeout: Option<u64>,
+        called_back: bool,
+    },
+    /// Of the `nth` call that is open.
+    Cancel {
+        nth: usize,
+    },
+    /// Of the `nth` call without a callback that is open.
+    DropPending {
+        nth: usize,
+    },
+    /// Of the `nth` tensor that is held.
+    Release {
+        nth: usize,
+    },
+    Abort {
+        at: At,
+        step: u64,
+    },
+    Cleanup {
+        at: At,
+        step: u64,
+    },
+    Progress {
+        at: At,
+        times: u32,
+    },
+    /// Progress of random processes, and the time goes on from event to event.
+    Run {
+        rounds: u32,
+    },
+    /// In us; nobody makes progress meanwhile.
+    Advance {
+        time: u64,
+    },
+    Kill {
+        at: At,
+        /// When the others hear of it by another way than the fabric, in us.
+        told: Option<u64>,
+    },
+    /// As it should: everything is closed.
+    Leave {
+        at: At,
+    },
+    Return {
+        at: At,
+    },
+    Cut {
+        a: At,
+        b: At,
+    },
+    Stall {
+        at: At,
+        time: u64,
+    },
 }
 
-#[derive(Clone, Debug)]
-pub struct Program {
-    pub setup: Setup,
-    pub actions: Vec<Action>,
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Begin { at, step } => write!(f, "{at} begins step {step}"),
+            Action::Send { key, form: Some(form) } => write!(f, "send {key}: {form}"),
+            Action::Send { key, form: None } => write!(f, "send {key}: dead"),
+            Action::Receive { key, into, timeout, called_back } => {
+                write!(f, "receive {key}")?;
+                if let Some(into) = into {
+                    write!(f, " into {into}")?;
+                }
+                if let Some(timeout) = timeout {
+                    write!(f, " within {timeout} us")?;
+                }
+                f.write_str(if *called_back { ", called back" } else { "" })
+            }
+            Action::Cancel { nth } => write!(f, "cancel #{nth}"),
+            Action::DropPending { nth } => write!(f, "drop pending #{nth}"),
+            Action::Release { nth } => write!(f, "release tensor #{nth}"),
+            Action::Abort { at, step } => write!(f, "{at} aborts step {step}"),
+            Action::Cleanup { at, step } => write!(f, "{at} cleans step {step} up"),
+            Action::Progress { at, times } => write!(f, "{at} makes progress {times} times"),
+            Action::Run { rounds } => write!(f, "run {rounds} rounds"),
+            Action::Advance { time } => write!(f, "{time} us go by"),
+            Action::Kill { at, told: Some(told) } => write!(f, "{at} dies, which is told after {told} us"),
+            Action::Kill { at, told: None } => write!(f, "{at} dies"),
+            Action::Leave { at } => write!(f, "{at} leaves"),
+            Action::Return { at } => write!(f, "{at} comes back"),
+            Action::Cut { a, b } => write!(f, "the link {a}-{b} is cut"),
+            Action::Stall { at, time } => write!(f, "{at} is stalled for {time} us"),
+        }
+    }
 }
 
-/// How long who has time waits.
-pub const PATIENCE: Duration = Duration::from_secs(10);
-
-const EDGES: usize = 3;
-const STEPS: u64 = 3;
-
-impl Program {
-    /// The program of a seed.
-    pub fn random(seed: u64) -> Program {
-        let mut random = Random(seed);
-        let setup = Setup {
-            seed,
-            members: random.one_of(&[2, 2, 2, 3]),
-            lanes: random.one_of(&[1, 1, 2]),
-            pool: random.one_of(&[96 << 10, 1 << 20, 1 << 20]),
-            borrow: random.chance(30),
-            small_tensor_bytes: random.one_of(&[0, 64, 128]),
-            max_requests: random.one_of(&[3, 64, 64]),
-            max_routes: random.one_of(&[2, 64]),
-            max_deferred: random.one_of(&[2, 64]),
-            max_outstanding: random.one_of(&[4, 1000, 1000]),
-            slowest_us: random.one_of(&[1, 20, 500]),
-            late_us: random.one_of(&[0, 50]),
-            poll_batch: random.one_of(&[1, 4, 32]),
-            full_per_mille: random.one_of(&[0, 0, 200]),
-            lends: random.chance(80),
-        };
-        let mortal = random.chance(30);
-        let fragile = random.chance(20);
-        let ending = random.chance(40);
-        let count = 10 + random.below(70);
-        let mut program = Program { setup, actions: Vec::new() };
-        let mut calls = 0;
-        for _ in 0..count {
-            let action = program.action(&mut random, &mut calls, mortal, fragile, ending);
-            program.actions.push(action);
-            // Sometimes nobody looks for a while.
-            for _ in 0..random.below(4) {
-                let member = random.below(program.setup.members);
-                program.actions.push(Action::Progress(member));
-            }
-        }
-        program
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}{:?}", self.dtype, self.dims)
     }
+}
 
-    fn key(&self, random: &mut Random) -> Key {
-        let members = self.setup.members;
-        let from = random.below(members);
-        // A few are local.
-        let to = if random.chance(8) { from } else { (from + 1 + random.below(members - 1)) % members };
-        Key { from, to, edge: random.below(EDGES), step: 1 + random.next() % STEPS }
-    }
-
-    fn action(
-        &self,
-        random: &mut Random,
-        calls: &mut usize,
-        mortal: bool,
-        fragile: bool,
-        ending: bool,
-    ) -> Action {
-        let members = self.setup.members;
-        let sizes = [0, 8, 100, 300, 5000, 30_000];
-        match random.below(100) {
-            0..32 => Action::Send(
-                self.key(random),
-                if random.chance(8) { None } else { Some(random.one_of(&sizes)) },
-            ),
-            32..64 => {
-                *calls += 1;
-                let want = if random.chance(20) { Want::Into(random.one_of(&sizes)) } else { Want::Any };
-                let timeout = if random.chance(12) {
-                    random.one_of(&[0, 3, 50, 700])
-                } else {
-                    PATIENCE.as_micros() as u64
-                };
-                Action::Recv(self.key(random), want, timeout)
-            }
-            64..70 if *calls > 0 => Action::Cancel(random.below(*calls)),
-            70..74 if *calls > 0 => Action::DropCall(random.below(*calls)),
-            74..80 if *calls > 0 => Action::Release(random.below(*calls)),
-            80..82 if ending => Action::Abort(random.below(members), 1 + random.next() % STEPS),
-            82..85 if ending => Action::Cleanup(random.below(members), 1 + random.next() % STEPS),
-            85..87 if mortal => Action::Kill(random.below(members)),
-            87..89 if mortal => Action::Return(random.below(members)),
-            89 if fragile => {
-                let one = random.below(members);
-                Action::Cut(one, (one + 1) % members)
-            }
-            90 => Action::Stall(random.below(members), random.one_of(&[10, 1000, 50_000])),
-            _ => Action::Pass(random.one_of(&[1, 10, 100, 2000])),
-        }
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}, {:?}", self.seed, self.settings)?;
+        self.actions.iter().enumerate().try_for_each(|(at, action)| writeln!(f, "{at:4}  {action}"))
     }
 }

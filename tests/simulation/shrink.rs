@@ -1,40 +1,197 @@
-//! Makes a program that fails as small as it gets.
+//! Makes a failing program as small as it can be while it still fails.
 
-use crate::attempt;
-use crate::program::{Action, Program};
+use crate::check::{Outcome, attempt};
+use crate::program::{Action, At, Form, Program, ROOMY, UNLIMITED};
 
-/// Runs that shrinking may take.
-const RUNS: usize = 600;
+/// Programs that may be tried.
+const TRIES: usize = 3_000;
 
-/// A smaller program that fails too, and how.
+/// The smallest program found that fails, and how it fails.
 pub fn shrink(program: Program, why: String) -> (Program, String) {
-    let quiet = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let smaller = without_actions(program, why);
-    std::panic::set_hook(quiet);
-    smaller
+    let mut shrinker = Shrinker { best: program, why, tries: 0 };
+    loop {
+        let before = (shrinker.best.actions.len(), weight(&shrinker.best));
+        shrinker.delete_actions();
+        shrinker.fewer_processes();
+        shrinker.plainer_settings();
+        shrinker.smaller_actions();
+        if (shrinker.best.actions.len(), weight(&shrinker.best)) == before || shrinker.tries >= TRIES {
+            return (shrinker.best, shrinker.why);
+        }
+    }
 }
 
-/// Leaves out runs of actions, shorter and shorter ones. What is left out becomes a pass of no time, and goes last.
-fn without_actions(mut program: Program, mut why: String) -> (Program, String) {
-    let mut runs = 0;
-    let mut chunk = program.actions.len() / 2;
-    while chunk > 0 {
-        let mut at = 0;
-        while at < program.actions.len() && runs < RUNS {
-            let mut smaller = program.clone();
-            let end = (at + chunk).min(smaller.actions.len());
-            let blank = |action: &mut Action| *action = Action::Pass(0);
-            smaller.actions[at..end].iter_mut().for_each(blank);
-            runs += 1;
-            match attempt(&smaller) {
-                Err(still) if smaller.actions != program.actions => (program, why) = (smaller, still),
-                _ => {}
-            }
-            at += chunk;
+struct Shrinker {
+    best: Program,
+    why: String,
+    tries: usize,
+}
+
+impl Shrinker {
+    /// Takes a smaller program if it fails too.
+    fn offer(&mut self, smaller: Program) -> bool {
+        if self.tries >= TRIES {
+            return false;
         }
-        chunk /= 2;
+        self.tries += 1;
+        match attempt(&smaller) {
+            Outcome::Fails(why) => {
+                (self.best, self.why) = (smaller, why);
+                true
+            }
+            Outcome::Passes(_) => false,
+        }
     }
-    program.actions.retain(|action| *action != Action::Pass(0));
-    (program, why)
+
+    fn delete_actions(&mut self) {
+        let mut size = self.best.actions.len().div_ceil(2).max(1);
+        loop {
+            let mut at = 0;
+            while at < self.best.actions.len() {
+                let mut smaller = self.best.clone();
+                let end = (at + size).min(smaller.actions.len());
+                smaller.actions.drain(at..end);
+                if !self.offer(smaller) {
+                    at += size;
+                }
+            }
+            if size == 1 {
+                return;
+            }
+            size /= 2;
+        }
+    }
+
+    fn fewer_processes(&mut self) {
+        let mut gone = 0;
+        while self.best.settings.processes > 2 && gone < self.best.settings.processes {
+            let mut smaller = self.best.clone();
+            smaller.settings.processes -= 1;
+            smaller.actions = smaller.actions.iter().filter_map(|action| without(action, gone)).collect();
+            if !self.offer(smaller) {
+                gone += 1;
+            }
+        }
+    }
+
+    fn plainer_settings(&mut self) {
+        let plainer: [fn(&mut Program); 11] = [
+            |program| program.settings.pool_bytes = ROOMY,
+            |program| program.settings.full_per_mille = 0,
+            |program| program.settings.poll_batch = 64,
+            |program| program.settings.max_requests = UNLIMITED,
+            |program| program.settings.max_routes = UNLIMITED,
+            |program| program.settings.max_deferred = UNLIMITED,
+            |program| program.settings.max_outstanding_sends = UNLIMITED,
+            |program| program.settings.borrow = false,
+            |program| program.settings.loss_is_fatal = false,
+            |program| program.settings.delay = 0,
+            |program| program.settings.completion_delay = 0,
+        ];
+        for change in plainer {
+            let mut smaller = self.best.clone();
+            change(&mut smaller);
+            if weight(&smaller) < weight(&self.best) {
+                self.offer(smaller);
+            }
+        }
+    }
+
+    fn smaller_actions(&mut self) {
+        for at in 0..self.best.actions.len() {
+            for action in halves(&self.best.actions[at]) {
+                let mut smaller = self.best.clone();
+                smaller.actions[at] = action;
+                self.offer(smaller);
+            }
+        }
+    }
+}
+
+/// What gets less while the number of actions stays.
+fn weight(program: &Program) -> u64 {
+    let settings = &program.settings;
+    let limits =
+        [settings.max_requests, settings.max_routes, settings.max_deferred, settings.max_outstanding_sends];
+    let set = limits.iter().filter(|limit| **limit < UNLIMITED).count() as u64
+        + u64::from(settings.pool_bytes < ROOMY)
+        + u64::from(settings.full_per_mille > 0)
+        + u64::from(settings.poll_batch < 64)
+        + u64::from(settings.borrow)
+        + u64::from(settings.loss_is_fatal)
+        + u64::from(settings.delay > 0)
+        + u64::from(settings.completion_delay > 0);
+    let sizes: u64 = program.actions.iter().map(size).sum();
+    1_000 * settings.processes as u64 + set + sizes
+}
+
+fn size(action: &Action) -> u64 {
+    let bytes = |form: &Option<Form>| form.as_ref().map_or(0, |form| form.meta().bytes());
+    match action {
+        Action::Send { form, .. } => bytes(form),
+        Action::Receive { into, timeout, .. } => bytes(into) + timeout.unwrap_or(0),
+        Action::Progress { times, .. } => u64::from(*times),
+        Action::Run { rounds } => u64::from(*rounds),
+        Action::Advance { time } | Action::Stall { time, .. } => *time,
+        _ => 0,
+    }
+}
+
+fn halves(action: &Action) -> Vec<Action> {
+    let half = |form: &Form| {
+        let mut smaller = form.clone();
+        smaller.dims.iter_mut().for_each(|dim| *dim = dim.div_ceil(2));
+        smaller
+    };
+    let halved: Vec<Action> = match action {
+        Action::Send { key, form: Some(form) } => {
+            vec![Action::Send { key: *key, form: Some(half(form)) }]
+        }
+        Action::Receive { key, into, timeout, called_back } => vec![
+            Action::Receive { key: *key, into: None, timeout: *timeout, called_back: *called_back },
+            Action::Receive {
+                key: *key,
+                into: into.as_ref().map(half),
+                timeout: timeout.map(|t| t / 2),
+                called_back: *called_back,
+            },
+        ],
+        Action::Progress { at, times } => vec![Action::Progress { at: *at, times: times / 2 }],
+        Action::Run { rounds } => {
+            vec![Action::Run { rounds: rounds / 2 }, Action::Run { rounds: rounds.saturating_sub(1) }]
+        }
+        Action::Advance { time } => vec![Action::Advance { time: time / 2 }],
+        Action::Stall { at, time } => vec![Action::Stall { at: *at, time: time / 2 }],
+        _ => Vec::new(),
+    };
+    halved.into_iter().filter(|smaller| size(smaller) < size(action)).collect()
+}
+
+/// The same action where a process is not there, and those after it have one number less.
+fn without(action: &Action, gone: At) -> Option<Action> {
+    let mut action = action.clone();
+    let named: Vec<&mut At> = match &mut action {
+        Action::Send { key, .. } | Action::Receive { key, .. } => vec![&mut key.from, &mut key.to],
+        Action::Cut { a, b } => vec![a, b],
+        Action::Begin { at, .. }
+        | Action::Abort { at, .. }
+        | Action::Cleanup { at, .. }
+        | Action::Progress { at, .. }
+        | Action::Kill { at, .. }
+        | Action::Leave { at }
+        | Action::Return { at }
+        | Action::Stall { at, .. } => vec![at],
+        Action::Cancel { .. }
+        | Action::DropPending { .. }
+        | Action::Release { .. }
+        | Action::Run { .. }
+        | Action::Advance { .. } => Vec::new(),
+    };
+    for at in named {
+        if *at == gone {
+            return None;
+        }
+        *at -= usize::from(*at > gone);
+    }
+    Some(action)
 }

@@ -1,336 +1,383 @@
-//! A cluster on the virtual network: whole engines, with a scripted bootstrap service.
+//! A cluster in one thread: processes, the network between them, and the bootstrap service's part.
 
-use crate::program::Setup;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use crate::bootstrap::Bootstrap;
+use crate::model::{Model, Violation, pattern};
+use crate::network::Network;
+use crate::process::{Held, Outcome, Process, Wait};
+use crate::program::{Action, At, Form, Key, Program, Settings};
+use crate::random::Random;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
-use tensorwire::Error;
-use tensorwire::engine::{Clock, Engine, EngineOptions, Executor, Mode, Poller, Waiting};
-use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions};
-use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
-use tensorwire::link::{LinkSettings, Links};
-use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
-use tensorwire::rendezvous::{
-    Edge, LinkTag, Load, Losses, Members, PeerIndex, PeerWatch, Remote, RemoteOp, RemotePath, RemoteSettings,
-    Rendezvous, RendezvousSettings, Step,
-};
-use tensorwire::telemetry::CountersWriter;
-use tensorwire::wire::{TaskId, Time};
+use tensorwire::Pool;
+use tensorwire::Status;
+use tensorwire::wire::{Code, Time};
 
-type SimEngine = Engine<<SimFabric as Fabric>::Port, Remote>;
+/// How long a test of a new link may take, in rounds.
+const ROUNDS_TO_CONNECT: u32 = 10_000;
 
-/// How long the bootstrap service takes to make a link again.
-const RELINK: Duration = Duration::from_millis(1);
+/// After how long the bootstrap service tells of a death that the fabric tells as well, in us.
+const TOLD_LATE: u64 = 1_000_000;
+/// The same of one that has left.
+const LEAVE_IS_TOLD: u64 = 50;
+/// The same of the old life of a member that comes back at once.
+const RETURN_IS_TOLD: u64 = 10;
 
-/// How far the time passes at once where nothing happens.
-const WHILE: Duration = Duration::from_millis(100);
-
-struct VirtualClock(SimNetwork);
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Time {
-        self.0.now()
-    }
-}
-
-/// Passes news on, and keeps those that the bootstrap service acts on.
-struct Watch {
-    losses: Arc<Losses>,
-    ended: Arc<Mutex<Vec<(PeerIndex, LinkTag)>>>,
-}
-
-impl PeerWatch for Watch {
-    fn up(&self, peer: PeerIndex, tag: LinkTag) {
-        self.losses.up(peer, tag);
-    }
-
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        self.losses.down(peer, tag, error);
-        self.ended.lock().expect("unpoisoned").push((peer, tag));
-    }
-
-    fn stillborn(&self, peer: PeerIndex, tag: LinkTag) {
-        self.losses.stillborn(peer, tag);
-        self.ended.lock().expect("unpoisoned").push((peer, tag));
-    }
-}
-
-/// One life of a member.
-pub struct Member {
-    pub pool: Pool,
-    pub rendezvous: Rendezvous,
-    pub outstanding: Arc<AtomicUsize>,
-    pub life: u64,
-    engine: Arc<SimEngine>,
-    fabric: SimFabric,
-    ended: Arc<Mutex<Vec<(PeerIndex, LinkTag)>>>,
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.engine.close();
-    }
-}
-
-type Outcome = Arc<Mutex<Option<Result<(), String>>>>;
-
-/// What the bootstrap service knows of two members.
-enum Pair {
-    /// To be linked from then on.
-    Apart(Time),
-    /// Both sides try a link.
-    Trying([Outcome; 2]),
-    Linked,
-}
-
-/// The cluster.
 pub struct World {
-    pub network: SimNetwork,
-    pub members: Vec<Option<Member>>,
-    setup: Setup,
-    tasks: Members,
-    lives: u64,
-    pairs: BTreeMap<(usize, usize), (u64, Pair)>,
-}
-
-fn task(member: usize) -> TaskId {
-    TaskId { job: "w".into(), task: member as u32 }
-}
-
-pub fn device(member: usize) -> String {
-    format!("/job:w/replica:0/task:{member}/device:CPU:0")
+    pub settings: Settings,
+    pub network: Network,
+    pub model: Model,
+    pub processes: Vec<Option<Process>>,
+    lives: Vec<u64>,
+    /// The pools of those who died.
+    pub graves: Vec<Pool>,
+    bootstrap: Bootstrap,
+    random: Random,
+    digest: DefaultHasher,
 }
 
 impl World {
-    pub fn new(setup: &Setup, trace: bool) -> World {
-        let micros = Duration::from_micros;
-        let options = SimOptions {
-            delay: Duration::from_nanos(200)..=micros(setup.slowest_us),
-            completion_delay: Duration::ZERO..=micros(setup.late_us),
-            poll_batch: setup.poll_batch,
-            full_per_mille: setup.full_per_mille,
-            lends: setup.lends,
-            auto_advance: false,
-            trace,
-        };
-        let network = SimNetwork::new(setup.seed, options);
-        let tasks = Members::new((0..setup.members).map(task).collect());
+    /// Everybody is there and connected.
+    pub fn new(program: &Program, trace: bool) -> Result<World, Violation> {
+        let settings = program.settings.clone();
+        let mut network = Network::new(program, trace);
+        let processes =
+            (0..settings.processes).map(|at| Some(Process::start(at, 0, &settings, &mut network))).collect();
         let mut world = World {
+            model: Model::new(&settings),
+            lives: vec![0; settings.processes],
+            graves: Vec::new(),
+            settings,
             network,
-            members: Vec::new(),
-            setup: setup.clone(),
-            tasks,
-            lives: 0,
-            pairs: BTreeMap::new(),
+            processes,
+            bootstrap: Bootstrap::new(&program.settings),
+            random: Random::new(program.seed ^ 1),
+            digest: DefaultHasher::new(),
         };
-        for member in 0..setup.members {
-            world.members.push(None);
-            world.start(member);
+        for at in 0..world.settings.processes {
+            world.bootstrap.joins(at, world.settings.processes, Time::ZERO);
         }
-        world
-    }
-
-    /// A new life of a member.
-    pub fn start(&mut self, member: usize) {
-        self.lives += 1;
-        let life = self.lives;
-        let region = RegionOptions {
-            pages: PagePolicy::Plain,
-            lock: LockPolicy::No,
-            ..RegionOptions::new(self.setup.pool)
-        };
-        let pool = Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default());
-        let pool = pool.expect("a pool");
-        let fabric = self.network.process(&pool);
-        let losses = Arc::new(Losses::new(&self.tasks, false));
-        let ended = Arc::new(Mutex::new(Vec::new()));
-        let outstanding = Arc::new(AtomicUsize::new(0));
-        let watch = Arc::new(Watch { losses: losses.clone(), ended: ended.clone() });
-        let settings = RemoteSettings {
-            link: LinkSettings {
-                small_tensor_bytes: self.setup.small_tensor_bytes,
-                max_requests: self.setup.max_requests,
-                max_routes: self.setup.max_routes,
-            },
-            max_deferred: self.setup.max_deferred,
-            cancel_grace: Duration::from_millis(100),
-            peer_loss_is_fatal: false,
-        };
-        let remote =
-            Remote::new(task(member), life, self.tasks.clone(), settings, outstanding.clone(), watch);
-        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
-        let clock = Arc::new(VirtualClock(self.network.clone()));
-        let options =
-            EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
-        let engine = Arc::new(Engine::new(Poller::new(links, remote), clock, &options));
-        let rendezvous = Rendezvous::new(
-            task(member),
-            self.tasks.clone(),
-            engine.clone() as Arc<dyn RemotePath>,
-            pool.clone(),
-            Executor::default(),
-            outstanding.clone(),
-            losses,
-            RendezvousSettings {
-                max_outstanding_sends: self.setup.max_outstanding,
-                recv_timeout: crate::program::PATIENCE,
-                cancel_grace: Duration::from_millis(100),
-                borrow: self.setup.borrow,
-            },
-        );
-        self.members[member] = Some(Member { pool, rendezvous, outstanding, life, engine, fabric, ended });
-        let others: Vec<usize> = (0..self.members.len()).filter(|other| *other != member).collect();
-        for other in others {
-            let pair = (member.min(other), member.max(other));
-            let generation = self.pairs.get(&pair).map_or(0, |(generation, _)| *generation);
-            self.pairs.insert(pair, (generation, Pair::Apart(self.network.now())));
+        for _ in 0..ROUNDS_TO_CONNECT {
+            world.round()?;
+            if !world.bootstrap.is_busy(&world.processes) {
+                return Ok(world);
+            }
         }
-        self.bootstrap();
+        Err("the links did not come up".into())
     }
 
-    /// A member dies.
-    pub fn kill(&mut self, member: usize) {
-        let Some(dead) = self.members[member].take() else { return };
-        self.network.kill(dead.fabric.process());
-    }
-
-    pub fn cut(&mut self, a: usize, b: usize) {
-        if let (Some(a), Some(b)) = (&self.members[a], &self.members[b]) {
-            self.network.cut(a.fabric.process(), b.fabric.process());
+    /// Does one action of a program.
+    pub fn act(&mut self, action: &Action) -> Result<(), Violation> {
+        match *action {
+            Action::Begin { at, step } => self.begin(at, step)?,
+            Action::Send { key, ref form } => self.send(key, form.as_ref())?,
+            Action::Receive { key, ref into, timeout, called_back } => {
+                self.receive(key, into.as_ref(), timeout, called_back)?;
+            }
+            Action::Cancel { nth } => self.cancel(nth)?,
+            Action::DropPending { nth } => self.drop_pending(nth)?,
+            Action::Release { nth } => self.release(nth)?,
+            Action::Abort { at, step } => self.abort(at, step)?,
+            Action::Cleanup { at, step } => self.cleanup(at, step)?,
+            Action::Progress { at, times } => (0..times).try_for_each(|_| self.progress(at).map(drop))?,
+            Action::Run { rounds } => (0..rounds).try_for_each(|_| self.round())?,
+            Action::Advance { time } => {
+                self.network.advance_to(self.network.now() + Duration::from_micros(time))
+            }
+            Action::Kill { at, told } => self.kill(at, told.unwrap_or(TOLD_LATE)),
+            Action::Leave { at } => self.leave(at),
+            Action::Return { at } => self.come_back(at),
+            Action::Cut { a, b } => {
+                self.model.cut(a, b);
+                self.network.cut(a, b);
+            }
+            Action::Stall { at, time } => {
+                self.network.stall(at, self.network.now() + Duration::from_micros(time))
+            }
         }
+        self.collect()
     }
 
-    pub fn stall(&mut self, member: usize, span: Duration) {
-        if let Some(member) = &self.members[member] {
-            self.network.stall(member.fabric.process(), self.network.now() + span);
-        }
-    }
-
-    /// Makes progress on one member. Returns how much there was.
-    pub fn progress(&mut self, member: usize) -> usize {
-        let count = match &self.members[member] {
-            Some(member) => member.rendezvous.progress().expect("nothing ends everything"),
-            None => 0,
-        };
-        self.bootstrap();
-        count
-    }
-
-    /// Lets the time pass to the next thing that happens, or for a while, and everybody look.
-    pub fn pass(&mut self) {
-        let later = self.network.now() + WHILE;
-        self.network.advance_to(self.network.next_event().map_or(later, |next| next.min(later)));
-        for member in 0..self.members.len() {
-            for _ in 0..1000 {
-                if self.progress(member) == 0 {
-                    break;
-                }
+    fn begin(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        match process.step(step) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let key = Key { from: at, to: at, name: 0, step, frame: 0 };
+                self.model.refused(key, at, &error)
             }
         }
     }
 
-    /// Whether all members are linked with each other.
-    pub fn is_linked(&self) -> bool {
-        self.pairs.values().all(|(_, pair)| matches!(pair, Pair::Linked))
-    }
-
-    pub fn edge(&self, at: usize, from: usize, to: usize, edge: usize) -> Edge {
-        let rendezvous = &self.members[at].as_ref().expect("alive").rendezvous;
-        rendezvous.edge(&device(from), &device(to), &format!("e{edge}")).expect("an edge")
-    }
-
-    pub fn step(&self, member: usize, step: u64) -> Result<Step, Error> {
-        self.members[member].as_ref().expect("alive").rendezvous.step(step, &"sim".into())
-    }
-
-    /// What the bootstrap service does: links those that are apart, and says when both sides are ready.
-    fn bootstrap(&mut self) {
-        self.hear_of_ends();
-        let pairs: Vec<(usize, usize)> = self.pairs.keys().copied().collect();
-        for pair in pairs {
-            let (generation, state) = &self.pairs[&pair];
-            let (Some(a), Some(b)) = (&self.members[pair.0], &self.members[pair.1]) else { continue };
-            match state {
-                Pair::Apart(when) if *when <= self.network.now() => {
-                    let generation = generation + 1;
-                    let outcomes = connect([a, b], [pair.0, pair.1], self.setup.lanes, generation);
-                    self.pairs.insert(pair, (generation, Pair::Trying(outcomes)));
+    fn send(&mut self, key: Key, form: Option<&Form>) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[key.from] else { return Ok(()) };
+        let number = self.model.next_value(key);
+        let tensor = match form {
+            None => None,
+            Some(form) => match process.tensor(form) {
+                Some(mut tensor) => {
+                    let words = tensor.bytes_mut().chunks_mut(8).zip(pattern(key, number, form.dtype));
+                    words.for_each(|(bytes, word)| bytes.copy_from_slice(&word[..bytes.len()]));
+                    Some(tensor.freeze())
                 }
-                Pair::Trying(outcomes) => {
-                    let outcomes = [0, 1].map(|k: usize| outcomes[k].lock().expect("unpoisoned").clone());
-                    match outcomes {
-                        [Some(Ok(())), Some(Ok(()))] => {
-                            let generation = *generation;
-                            for (me, (other, peer)) in [(a, (b, pair.1)), (b, (a, pair.0))] {
-                                let tag = LinkTag { incarnation: other.life, generation };
-                                let ready = RemoteOp::Ready { peer: PeerIndex(peer as u32), tag };
-                                me.engine.submit(ready).expect("usable");
-                            }
-                            self.pairs.insert(pair, (generation, Pair::Linked));
+                None if self.settings.is_roomy() => return Err("a roomy pool has no room".into()),
+                None => return Ok(()),
+            },
+        };
+        // Before it is sent, as somebody may get it within the call.
+        self.model.sent(key, form.cloned());
+        match process.send(key, tensor) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.model.unsent(key);
+                self.model.refused(key, key.from, &error)
+            }
+        }
+    }
+
+    fn receive(
+        &mut self,
+        key: Key,
+        into: Option<&Form>,
+        timeout: Option<u64>,
+        called_back: bool,
+    ) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
+        let given = match into {
+            None => None,
+            Some(form) => match process.tensor(form) {
+                Some(tensor) => Some(tensor),
+                None if self.settings.is_roomy() => return Err("a roomy pool has no room".into()),
+                None => return Ok(()),
+            },
+        };
+        let now = self.network.now();
+        let timeout = Duration::from_micros(timeout.unwrap_or(self.settings.recv_timeout));
+        let source_life = match key.is_local() {
+            true => Some(self.lives[key.from]),
+            false => process.linked_life(key.from),
+        };
+        let call = self.model.received(key, into.cloned(), source_life, now, now + timeout);
+        match process.receive(key, call, given, timeout, called_back) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.model.unreceived(call);
+                self.model.refused(key, key.to, &error)
+            }
+        }
+    }
+
+    /// Of all open calls that fit, the `nth`, around the end: whose it is, and where it is there.
+    fn nth_open(&self, nth: usize, fits: fn(&Wait) -> bool) -> Option<(At, usize)> {
+        let living = self.processes.iter().flatten();
+        let open: Vec<_> = living
+            .flat_map(|process| {
+                let open = process.open.iter().enumerate();
+                open.filter(|(_, open)| fits(&open.wait)).map(|(place, _)| (process.at, place))
+            })
+            .collect();
+        (!open.is_empty()).then(|| open[nth % open.len()])
+    }
+
+    fn cancel(&mut self, nth: usize) -> Result<(), Violation> {
+        // Those that are done are not cancelled.
+        self.collect()?;
+        let Some((at, place)) = self.nth_open(nth, |_| true) else { return Ok(()) };
+        let Some(process) = &self.processes[at] else { return Ok(()) };
+        let open = &process.open[place];
+        self.model.cancelled(open.call, self.network.now());
+        open.wait.cancel();
+        Ok(())
+    }
+
+    fn drop_pending(&mut self, nth: usize) -> Result<(), Violation> {
+        // Those that are done have a result that counts.
+        self.collect()?;
+        let fits = |wait: &Wait| !matches!(wait, Wait::CalledBack(_));
+        let Some((at, place)) = self.nth_open(nth, fits) else { return Ok(()) };
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        let open = process.open.remove(place);
+        self.model.dropped(open.call, self.network.now());
+        drop(open);
+        Ok(())
+    }
+
+    fn release(&mut self, nth: usize) -> Result<(), Violation> {
+        let count: usize = self.processes.iter().flatten().map(|process| process.held.len()).sum();
+        if count == 0 {
+            return Ok(());
+        }
+        let mut nth = nth % count;
+        for process in self.processes.iter_mut().flatten() {
+            if nth < process.held.len() {
+                return process.held.remove(nth).check();
+            }
+            nth -= process.held.len();
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        let Ok(handle) = process.step(step) else { return Ok(()) };
+        self.model.aborted(at, step);
+        let status = Status::new(Code::Internal, format!("the program aborts step {step}"));
+        handle.abort(status).expect("not OK");
+        self.no_call_is_left(at, step)
+    }
+
+    fn cleanup(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        self.model.cleaned(at, step);
+        process.cleanup(step);
+        self.no_call_is_left(at, step)
+    }
+
+    /// The end of a step ends its receives at once.
+    fn no_call_is_left(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        self.collect()?;
+        let key = |call: usize| self.model.calls[call].key;
+        let mut open = self.processes[at].iter().flat_map(|process| &process.open);
+        match open.find(|open| key(open.call).step == step) {
+            Some(open) => Err(format!("a receive of {} outlives its step", key(open.call))),
+            None => Ok(()),
+        }
+    }
+
+    /// One process makes progress once.
+    pub fn progress(&mut self, at: At) -> Result<usize, Violation> {
+        self.bootstrap.work(&self.processes, &self.network);
+        let Some(process) = &mut self.processes[at] else { return Ok(0) };
+        let count = match process.progress() {
+            Ok(count) => count,
+            Err(_) if self.model.may_be_over(at) => return self.everything_has_ended(at).map(|()| 0),
+            Err(error) => return Err(format!("{at} can't make progress: {error}")),
+        };
+        (at, count).hash(&mut self.digest);
+        self.collect()?;
+        Ok(count)
+    }
+
+    /// The loss of a peer has ended all calls of a process. Its program sees that and leaves.
+    fn everything_has_ended(&mut self, at: At) -> Result<(), Violation> {
+        self.collect()?;
+        let open = self.processes[at].iter().flat_map(|process| &process.open).next();
+        if let Some(open) = open {
+            let key = self.model.calls[open.call].key;
+            return Err(format!("a receive of {key} outlives the end of everything"));
+        }
+        self.leave(at);
+        Ok(())
+    }
+
+    /// Some make progress, in any order, and the time goes on to the next event.
+    pub fn round(&mut self) -> Result<(), Violation> {
+        for _ in 0..self.settings.processes {
+            let at = self.random.below(self.settings.processes as u64) as usize;
+            self.progress(at)?;
+        }
+        self.pass();
+        Ok(())
+    }
+
+    /// The time goes on to the next thing that happens by itself, or a little if there is none.
+    pub fn pass(&self) {
+        let now = self.network.now();
+        let next = [self.network.next_event(), self.bootstrap.next_event(now)].into_iter().flatten().min();
+        self.network.advance_to(next.unwrap_or(now + Duration::from_micros(1)));
+    }
+
+    /// Takes what has come to its receivers.
+    fn collect(&mut self) -> Result<(), Violation> {
+        let now = self.network.now();
+        for process in self.processes.iter_mut().flatten() {
+            for (call, outcome) in process.ended() {
+                (call, now.as_nanos(), brief(&outcome)).hash(&mut self.digest);
+                match outcome {
+                    Err(error) => self.model.failed(call, now, &error)?,
+                    Ok((tensor, is_dead)) => {
+                        let value = self.model.got(call, now, &tensor, is_dead)?;
+                        let key = self.model.calls[call].key;
+                        if !is_dead {
+                            process.held.push(Held { key, value, tensor });
                         }
-                        outcomes if outcomes.iter().flatten().any(Result::is_err) => {
-                            let again = self.network.now() + RELINK;
-                            self.pairs.insert(pair, (*generation, Pair::Apart(again)));
-                        }
-                        _ => {}
                     }
                 }
-                Pair::Apart(_) | Pair::Linked => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, at: At, told: u64) {
+        self.network.kill(at);
+        self.end(at, told);
+    }
+
+    fn leave(&mut self, at: At) {
+        if let Some(process) = &self.processes[at] {
+            process.engine.close();
+        }
+        self.end(at, LEAVE_IS_TOLD);
+    }
+
+    fn end(&mut self, at: At, told: u64) {
+        let Some(process) = self.processes[at].take() else { return };
+        self.model.died(at);
+        self.lives[at] += 1;
+        let told = Duration::from_micros(told);
+        self.graves.push(process.pool.clone());
+        self.bootstrap.dies(&process, &self.processes, self.network.now(), told);
+    }
+
+    fn come_back(&mut self, at: At) {
+        self.kill(at, RETURN_IS_TOLD);
+        let process = Process::start(at, self.lives[at], &self.settings, &mut self.network);
+        self.processes[at] = Some(process);
+        self.bootstrap.joins(at, self.settings.processes, self.network.now());
+    }
+
+    /// Whether the bootstrap service has something to do.
+    pub fn is_linking(&self) -> bool {
+        self.bootstrap.is_busy(&self.processes)
+    }
+
+    /// Whether both ends of a key are alive and have a link that works.
+    pub fn is_connected(&self, key: &Key) -> bool {
+        let view = |own: At, peer: At| self.processes[own].as_ref().is_some_and(|own| own.is_up(peer));
+        match key.is_local() {
+            true => self.processes[key.from].is_some(),
+            false => {
+                view(key.from, key.to) && view(key.to, key.from) && self.bootstrap.is_linked(key.from, key.to)
             }
         }
     }
 
-    fn hear_of_ends(&mut self) {
-        for (at, member) in self.members.iter().enumerate() {
-            let Some(member) = member else { continue };
-            for (peer, tag) in std::mem::take(&mut *member.ended.lock().expect("unpoisoned")) {
-                let other = peer.0 as usize;
-                let pair = (at.min(other), at.max(other));
-                let again = self.network.now() + RELINK;
-                if let Some((generation, state)) = self.pairs.get_mut(&pair)
-                    && *generation == tag.generation
-                {
-                    *state = Pair::Apart(again);
-                }
-            }
-        }
+    /// Whether anybody has something that can't leave yet.
+    pub fn has_backlog(&self) -> bool {
+        self.processes.iter().flatten().any(|process| process.load().links.backlog > 0)
     }
 
-    /// What the tables of a member hold.
-    pub fn load(&self, member: usize) -> Option<Load> {
-        let told = Arc::new(Mutex::new(None));
-        let tell = told.clone();
-        let done = Box::new(move |load| *tell.lock().expect("unpoisoned") = Some(load));
-        self.members[member].as_ref()?.engine.submit(RemoteOp::Load(done)).expect("usable");
-        told.lock().expect("unpoisoned").take()
-    }
-
-    /// Values that wait to be asked for at a member.
-    pub fn outstanding(&self, member: usize) -> usize {
-        self.members[member].as_ref().map_or(0, |member| member.outstanding.load(Ordering::Relaxed))
+    /// Everything that happened, in one number.
+    pub fn digest(&self) -> u64 {
+        let mut digest = self.digest.clone();
+        self.network.digest().hash(&mut digest);
+        digest.finish()
     }
 }
 
-fn connect(sides: [&Member; 2], names: [usize; 2], lanes: u8, generation: u64) -> [Outcome; 2] {
-    let options = LinkOptions { lanes, depth: 16, generation: generation as u8 };
-    let halves = sides.map(|side| side.fabric.half(&options).expect("a half"));
-    let addresses = [0, 1].map(|k: usize| halves[k].address().to_vec());
-    let mut outcomes = Vec::new();
-    for (k, half) in halves.into_iter().enumerate() {
-        let outcome = Outcome::default();
-        let role = if k == 0 { Role::Initiator } else { Role::Acceptor };
-        let link = half.connect(role, &addresses[1 - k], Duration::ZERO).expect("connected");
-        let told = outcome.clone();
-        let attach = RemoteOp::Attach {
-            peer: PeerIndex(names[1 - k] as u32),
-            tag: LinkTag { incarnation: sides[1 - k].life, generation },
-            link,
-            done: Box::new(move |result| *told.lock().expect("unpoisoned") = Some(result)),
-        };
-        sides[k].engine.submit(attach).expect("usable");
-        outcomes.push(outcome);
+fn brief(outcome: &Outcome) -> String {
+    match outcome {
+        Ok((tensor, is_dead)) => format!("{} {is_dead}", tensor.meta()),
+        Err(error) => error.to_string(),
     }
-    let [a, b] = <[Outcome; 2]>::try_from(outcomes).expect("two");
-    [a, b]
+}
+
+impl Held {
+    /// What is held must not change.
+    pub fn check(&self) -> Result<(), Violation> {
+        let Held { key, value, tensor } = self;
+        match crate::model::is_pattern(tensor, *key, *value) {
+            true => Ok(()),
+            false => Err(format!("value {value} of {key} changed while it was held")),
+        }
+    }
 }

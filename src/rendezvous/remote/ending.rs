@@ -20,7 +20,7 @@ impl Remote {
             let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
                 return Verdict::GoOn;
             };
-            if matches!(cancel.why, GiveUp::Dropped) {
+            if matches!(cancel.why, GiveUp::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
                 calls.remove(&cancel.id);
                 *slot = None;
             } else if waiter.gave_up.is_none() {
@@ -86,10 +86,7 @@ impl Remote {
             self.leave(&asking);
             links.refuse(asking.incoming, status(&self.me));
         }
-        let mut unclaimed: Vec<_> = self.unclaimed.extract_if(|key, _| key.step == step).collect();
-        // The pool gets its blocks back in the same order in every run.
-        unclaimed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        drop(unclaimed);
+        self.drop_unclaimed(|key| key.step == step);
         links.drop_held(step);
         let calls = &mut self.calls;
         for link in links.ids() {

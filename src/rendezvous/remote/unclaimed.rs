@@ -16,6 +16,13 @@ impl Remote {
         }
     }
 
+    /// Drops the values of keys that fit, in the order of the keys: the pool gets its blocks back in the same order in
+    /// every run.
+    pub(super) fn drop_unclaimed(&mut self, mut fits: impl FnMut(&TensorKey) -> bool) {
+        let mut dropped: Vec<_> = self.unclaimed.extract_if(|key, _| fits(key)).collect();
+        dropped.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    }
+
     pub(super) fn claim(&mut self, key: &TensorKey) -> Option<HeldValue> {
         let kept = self.unclaimed.get_mut(key)?;
         let first = kept.pop_front();

@@ -1,0 +1,205 @@
+//! The bootstrap service's part, scripted: links members that meet, makes broken links again, tells of deaths.
+
+use crate::network::Network;
+use crate::process::Process;
+use crate::program::{At, Settings};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tensorwire::Error;
+use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::rendezvous::{LinkTag, LossCause, Losses, PeerIndex, PeerWatch, RemoteOp};
+use tensorwire::wire::Time;
+
+/// How long it takes until a link is made again.
+const RELINK: Duration = Duration::from_millis(1);
+
+/// Silence that counts as death.
+const BOUND: Duration = Duration::from_secs(1);
+
+/// What became of links at one member, and is still to be looked at.
+pub type Ends = Arc<Mutex<Vec<(PeerIndex, LinkTag)>>>;
+
+/// A member's ear: passes news on to its rendezvous, and keeps them for the bootstrap service.
+pub struct Watch {
+    pub losses: Arc<Losses>,
+    pub ends: Ends,
+}
+
+impl PeerWatch for Watch {
+    fn up(&self, peer: PeerIndex, tag: LinkTag) {
+        self.losses.up(peer, tag);
+    }
+
+    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
+        self.losses.down(peer, tag, error);
+        self.ends.lock().expect("no panic").push((peer, tag));
+    }
+
+    fn stillborn(&self, peer: PeerIndex, tag: LinkTag) {
+        self.losses.stillborn(peer, tag);
+        self.ends.lock().expect("no panic").push((peer, tag));
+    }
+}
+
+type Tried = Arc<Mutex<Option<Result<(), String>>>>;
+
+enum Pair {
+    /// To be linked from then on.
+    Apart(Time),
+    /// Both sides try a link.
+    Trying([Tried; 2]),
+    Linked,
+}
+
+/// The word that a life is over, which will reach somebody.
+struct News {
+    when: Time,
+    to: u64,
+    about: At,
+    tag: LinkTag,
+}
+
+pub struct Bootstrap {
+    pairs: BTreeMap<(At, At), (u64, Pair)>,
+    news: Vec<News>,
+    /// Of every link, but for its generation.
+    options: LinkOptions,
+}
+
+impl Bootstrap {
+    pub fn new(settings: &Settings) -> Self {
+        let options = LinkOptions { lanes: settings.lanes, depth: settings.depth, generation: 0 };
+        Bootstrap { pairs: BTreeMap::new(), news: Vec::new(), options }
+    }
+
+    /// A new life of a member is to be linked with all others.
+    pub fn joins(&mut self, at: At, members: usize, now: Time) {
+        for other in (0..members).filter(|other| *other != at) {
+            let (_, pair) = self.pairs.entry((at.min(other), at.max(other))).or_insert((0, Pair::Apart(now)));
+            *pair = Pair::Apart(now);
+        }
+    }
+
+    /// A life is over. The others hear of it after `told`.
+    pub fn dies(&mut self, dead: &Process, others: &[Option<Process>], now: Time, told: Duration) {
+        for other in others.iter().flatten().filter(|other| other.at != dead.at) {
+            let pair = (dead.at.min(other.at), dead.at.max(other.at));
+            let generation = self.pairs.get(&pair).map_or(0, |(generation, _)| *generation);
+            let tag = LinkTag { incarnation: dead.incarnation, generation };
+            self.news.push(News { when: now + told, to: other.incarnation, about: dead.at, tag });
+        }
+    }
+
+    /// Whether two members use a link.
+    pub fn is_linked(&self, a: At, b: At) -> bool {
+        matches!(self.pairs.get(&(a.min(b), a.max(b))), Some((_, Pair::Linked)))
+    }
+
+    /// Whether there is still something to do.
+    pub fn is_busy(&self, members: &[Option<Process>]) -> bool {
+        let alive = |at: &At| members[*at].is_some();
+        let linking = self
+            .pairs
+            .iter()
+            .any(|((a, b), (_, pair))| alive(a) && alive(b) && !matches!(pair, Pair::Linked));
+        linking || !self.news.is_empty()
+    }
+
+    /// When it has something to do next, if that is known.
+    pub fn next_event(&self, now: Time) -> Option<Time> {
+        let apart = self.pairs.values().filter_map(|(_, pair)| match pair {
+            Pair::Apart(when) => Some(*when),
+            Pair::Trying(_) | Pair::Linked => None,
+        });
+        apart.chain(self.news.iter().map(|news| news.when)).filter(|when| *when > now).min()
+    }
+
+    /// Does what is due.
+    pub fn work(&mut self, members: &[Option<Process>], network: &Network) {
+        let now = network.now();
+        self.tell(members, now);
+        self.hear_of_ends(members, now);
+        for ((a, b), (generation, pair)) in &mut self.pairs {
+            let (Some(a), Some(b)) = (&members[*a], &members[*b]) else { continue };
+            let next = match pair {
+                Pair::Apart(when) if *when <= now => {
+                    *generation += 1;
+                    Some(Pair::Trying(connect([a, b], &self.options, *generation)))
+                }
+                Pair::Trying(tried) => {
+                    match [0, 1].map(|side: usize| tried[side].lock().expect("no panic").clone()) {
+                        [Some(Ok(())), Some(Ok(()))] => {
+                            ready([a, b], *generation);
+                            Some(Pair::Linked)
+                        }
+                        tried => {
+                            let failed = tried.iter().flatten().any(Result::is_err);
+                            failed.then_some(Pair::Apart(now + RELINK))
+                        }
+                    }
+                }
+                Pair::Apart(_) | Pair::Linked => None,
+            };
+            if let Some(next) = next {
+                *pair = next;
+            }
+        }
+        // What was found at once when it was told that both are ready.
+        self.hear_of_ends(members, now);
+    }
+
+    fn tell(&mut self, members: &[Option<Process>], now: Time) {
+        let due: Vec<News> = self.news.extract_if(.., |news| news.when <= now).collect();
+        for News { to, about, tag, .. } in due {
+            let Some(to) = members.iter().flatten().find(|member| member.incarnation == to) else { continue };
+            let cause = LossCause::Silent { after: BOUND, bound: BOUND };
+            let gone = RemoteOp::Gone { peer: PeerIndex(about as u32), tag, cause };
+            to.engine.submit(gone).expect("usable");
+        }
+    }
+
+    fn hear_of_ends(&mut self, members: &[Option<Process>], now: Time) {
+        for member in members.iter().flatten() {
+            for (peer, tag) in std::mem::take(&mut *member.ends.lock().expect("no panic")) {
+                let other = peer.0 as At;
+                let pair = (member.at.min(other), member.at.max(other));
+                if let Some((generation, pair)) = self.pairs.get_mut(&pair)
+                    && *generation == tag.generation
+                {
+                    *pair = Pair::Apart(now + RELINK);
+                }
+            }
+        }
+    }
+}
+
+fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tried; 2] {
+    let options = LinkOptions { generation: generation as u8, ..options.clone() };
+    let halves = sides.map(|side| side.fabric.half(&options).expect("a half"));
+    let [a, b] = [0, 1].map(|side: usize| halves[side].address().to_vec());
+    let [half_a, half_b] = halves;
+    let try_link =
+        |half: <tensorwire::fabric::sim::SimFabric as Fabric>::Half, role, to: &[u8], own: usize| {
+            let link = half.connect(role, to, Duration::ZERO).expect("connected");
+            let tried = Tried::default();
+            let told = tried.clone();
+            let peer = sides[1 - own];
+            let attach = RemoteOp::Attach {
+                peer: PeerIndex(peer.at as u32),
+                tag: LinkTag { incarnation: peer.incarnation, generation },
+                link,
+                done: Box::new(move |result| *told.lock().expect("no panic") = Some(result)),
+            };
+            sides[own].engine.submit(attach).expect("usable");
+            tried
+        };
+    [try_link(half_a, Role::Initiator, &b, 0), try_link(half_b, Role::Acceptor, &a, 1)]
+}
+
+fn ready(sides: [&Process; 2], generation: u64) {
+    for (own, peer) in [(sides[0], sides[1]), (sides[1], sides[0])] {
+        let tag = LinkTag { incarnation: peer.incarnation, generation };
+        own.engine.submit(RemoteOp::Ready { peer: PeerIndex(peer.at as u32), tag }).expect("usable");
+    }
+}

@@ -1,0 +1,265 @@
+//! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
+
+use crate::model::{Call, End, Model, Violation};
+use crate::program::{Action, Form, Key, Program};
+use crate::world::World;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tensorwire::rendezvous::Load;
+use tensorwire::telemetry::Counter;
+
+/// Known, and to be fixed: a value that comes back after its receive was given up can be overtaken by others that
+/// came back, and one that came after its receive's end is not offered to a receiver that waits already.
+pub const ORDER_AFTER_CANCEL_IS_STRICT: bool = true;
+
+/// What a run was like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Everything that happened, in one number.
+    pub digest: u64,
+    pub delivered: usize,
+    pub failed: usize,
+    /// Of each of [`Counter::ALL`], how much the survivors counted.
+    pub counts: Vec<u64>,
+}
+
+/// How long a receive waits for a value that must be there.
+const DRAIN: Duration = Duration::from_secs(1);
+/// Rounds until a network must be quiet.
+const MANY: u32 = 20_000;
+
+/// How a run went.
+#[derive(Debug)]
+pub enum Outcome {
+    Passes(Report),
+    Fails(Violation),
+}
+
+/// Runs a program; a panic is a failure too.
+pub fn attempt(program: &Program) -> Outcome {
+    match catch_unwind(AssertUnwindSafe(|| run(program))) {
+        Ok(Ok(report)) => Outcome::Passes(report),
+        Ok(Err(why)) => Outcome::Fails(why),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            Outcome::Fails(format!("a panic: {}", text.unwrap_or_default()))
+        }
+    }
+}
+
+/// Runs a program, and prints what the network did.
+pub fn show(program: &Program) -> Result<Report, Violation> {
+    let mut world = World::new(program, true)?;
+    let result = run_in(&mut world, program);
+    world.network.trace().iter().for_each(|line| println!("{line}"));
+    result
+}
+
+fn run(program: &Program) -> Result<Report, Violation> {
+    run_in(&mut World::new(program, false)?, program)
+}
+
+fn run_in(world: &mut World, program: &Program) -> Result<Report, Violation> {
+    for (at, action) in program.actions.iter().enumerate() {
+        world.act(action).map_err(|why| format!("action {at}, {action}: {why}"))?;
+    }
+    settle(world).map_err(|why| format!("after the program: {why}"))?;
+    nobody_waits_in_vain(world)?;
+    every_call_ends(world)?;
+    world.processes.iter().flatten().flat_map(|process| &process.held).try_for_each(|held| held.check())?;
+    world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
+    settle(world)?;
+    every_value_is_there(world)?;
+    order_is_kept(&world.model)?;
+    nothing_is_left(world)?;
+    let ended = |fits: fn(&End) -> bool| {
+        world.model.calls.iter().filter(|call| call.end.as_ref().is_some_and(fits)).count()
+    };
+    Ok(Report {
+        digest: world.digest(),
+        delivered: ended(|end| matches!(end, End::Got { .. })),
+        failed: ended(|end| matches!(end, End::Failed { .. })),
+        counts: Counter::ALL.iter().map(|counter| count(world, *counter)).collect(),
+    })
+}
+
+fn count(world: &World, counter: Counter) -> u64 {
+    world.processes.iter().flatten().map(|process| process.counters.get(counter)).sum()
+}
+
+/// Everybody makes progress until nothing comes any more.
+fn settle(world: &mut World) -> Result<(), Violation> {
+    let mut idle = 0;
+    world.network.wake();
+    for _ in 0..MANY {
+        let mut busy = false;
+        for at in 0..world.settings.processes {
+            busy |= world.progress(at)? > 0;
+        }
+        busy |= world.network.next_event().is_some() || world.has_backlog() || world.is_linking();
+        idle = if busy { 0 } else { idle + 1 };
+        if idle == 3 {
+            return Ok(());
+        }
+        world.pass();
+    }
+    Err(format!("it is not quiet after {MANY} rounds"))
+}
+
+/// With nothing on its way any more, nobody waits for what can't come, nor beside what is there.
+fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
+    let (model, now) = (&world.model, world.network.now());
+    for (key, channel) in &model.channels {
+        let open = |call: &&usize| {
+            let Call { end, cancelled, deadline, .. } = &model.calls[**call];
+            end.is_none() && cancelled.is_none() && *deadline > now
+        };
+        let waiting = channel.calls.iter().filter(open).count();
+        if waiting == 0 {
+            continue;
+        }
+        let who = format!("{waiting} receivers of {key} wait");
+        if !world.is_connected(key) {
+            return Err(format!("{who}, and the peer is lost"));
+        }
+        if model.is_closed(key) {
+            return Err(format!("{who}, and the step is over"));
+        }
+        let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
+        let gave_up = channel.calls.iter().any(|call| failed(&model.calls[*call]));
+        if values > 0 && (ORDER_AFTER_CANCEL_IS_STRICT || !gave_up) {
+            return Err(format!("{who}, and {values} values wait too"));
+        }
+    }
+    Ok(())
+}
+
+fn every_call_ends(world: &mut World) -> Result<(), Violation> {
+    for _ in 0..8 {
+        let open = world.processes.iter().flatten().flat_map(|process| &process.open);
+        let calls = &world.model.calls;
+        let Some(last) = open.map(|open| calls[open.call].deadline).max() else { return Ok(()) };
+        let now = world.network.now();
+        let grace = Duration::from_micros(2 * world.settings.cancel_grace);
+        world.network.advance_to(last.max(now) + grace);
+        settle(world)?;
+    }
+    let open = world.processes.iter().flatten().find_map(|process| process.open.first());
+    match open {
+        Some(open) => {
+            let Call { key, began, deadline, .. } = &world.model.calls[open.call];
+            let (began, deadline) = (began.as_nanos(), deadline.as_nanos());
+            Err(format!("a receive of {key}, begun at {began} ns until {deadline} ns, never ended"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Asks for whatever must still be there, and for one more of each key.
+fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
+    let keys: Vec<Key> = world.model.channels.keys().copied().collect();
+    for key in keys {
+        let mut last: Option<usize> = None;
+        while !world.model.is_closed(&key) && world.is_connected(&key) {
+            let left = world.model.left(&key);
+            let lost = world.model.may_be_missing(&key);
+            match receive_now(world, key)? {
+                Some(End::Got { value, .. }) => {
+                    let first = left.first().copied().unwrap_or(value);
+                    let excused = !ORDER_AFTER_CANCEL_IS_STRICT && gave_up(&world.model, &key) > 1;
+                    let in_order = last < Some(value) && (value == first || lost > 0);
+                    if !excused && !in_order && can_tell(&world.model, key, &[value, first]) {
+                        return Err(format!("value {value} of {key} came before value {first}"));
+                    }
+                    last = Some(value);
+                }
+                _ if left.len() > lost && world.settings.is_roomy() => {
+                    return Err(format!("values {left:?} of {key} are lost ({lost} may be)"));
+                }
+                _ => break,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Receives once. How it ended, or `None` if it was refused.
+fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
+    let call = world.model.calls.len();
+    let into: Option<Form> = None;
+    let timeout = DRAIN.as_micros() as u64;
+    world.act(&Action::Receive { key, into, timeout: Some(timeout), called_back: true })?;
+    settle(world)?;
+    if world.model.calls[call].end.is_none() {
+        every_call_ends(world)?;
+    }
+    world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
+    settle(world)?;
+    Ok(world.model.calls[call].end)
+}
+
+/// Whether each of these differs from all other values of its key.
+fn can_tell(model: &Model, key: Key, values: &[usize]) -> bool {
+    values.iter().all(|value| model.is_unique(key, *value))
+}
+
+fn failed(call: &Call) -> bool {
+    call.cancelled.is_some() || matches!(call.end, Some(End::Failed { .. } | End::Dropped | End::Unheard))
+}
+
+fn gave_up(model: &Model, key: &Key) -> usize {
+    model.channels[key].calls.iter().filter(|call| failed(&model.calls[**call])).count()
+}
+
+/// Receives get values in the order of both. One that is handed out late was with an earlier receive that failed.
+fn order_is_kept(model: &Model) -> Result<(), Violation> {
+    for (key, channel) in &model.channels {
+        // Of each receive that got a value: which, and how many before it had failed.
+        let (mut got, mut failures) = (Vec::new(), 0);
+        for call in &channel.calls {
+            match model.calls[*call].end {
+                Some(End::Got { value, .. }) => got.push((value, failures)),
+                _ => failures += 1,
+            }
+        }
+        got.retain(|(value, _)| can_tell(model, *key, &[*value]));
+        let overtaken = |at: usize| {
+            let (value, _) = got[at];
+            got[..at].iter().find(|(earlier, _)| *earlier > value).map(|(_, failures)| (*failures, value))
+        };
+        let mut late: Vec<(usize, usize)> = (0..got.len()).filter_map(overtaken).collect();
+        late.sort_unstable();
+        if let Some((_, (_, value))) = late.iter().enumerate().find(|(at, (failures, _))| at >= failures) {
+            let order: Vec<usize> = got.iter().map(|(value, _)| *value).collect();
+            return Err(format!("receives of {key} got values {order:?}, and nothing excuses {value}"));
+        }
+    }
+    Ok(())
+}
+
+fn nothing_is_left(world: &mut World) -> Result<(), Violation> {
+    for at in 0..world.settings.processes {
+        for step in 0..crate::program::STEPS {
+            world.act(&Action::Cleanup { at, step })?;
+        }
+    }
+    settle(world)?;
+    for process in world.processes.iter().flatten() {
+        let outstanding = process.outstanding.load(Ordering::Relaxed);
+        if outstanding != 0 {
+            return Err(format!("{} still counts {outstanding} values that wait", process.at));
+        }
+        if process.load() != Load::default() {
+            return Err(format!("{} still has something to do: {:?}", process.at, process.load()));
+        }
+        if !process.pool.is_empty() {
+            return Err(format!("{} still has tensors: {:?}", process.at, process.pool.stats()));
+        }
+    }
+    match world.graves.iter().find(|pool| !pool.is_empty()) {
+        Some(pool) => Err(format!("a dead member's pool still has tensors: {:?}", pool.stats())),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,196 @@
+//! Programs from seeds.
+
+use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, STEPS, Settings, UNLIMITED};
+use crate::random::Random;
+use tensorwire::wire::DType;
+
+const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DType::Bf16, DType::Complex128];
+
+/// The program of a seed.
+pub fn program(seed: u64) -> Program {
+    let mut random = Random::new(seed);
+    let settings = settings(&mut random);
+    let mut from =
+        Generator { deaths: random.one_in(3), busy: random.below(3), recent: Vec::new(), settings, random };
+    let length = 20 + from.random.below(120);
+    let bursts = from.random.one_in(4);
+    let mut actions = Vec::new();
+    while actions.len() < length as usize {
+        let action = from.action();
+        let repeats = bursts
+            && from.random.one_in(12)
+            && matches!(action, Action::Send { .. } | Action::Receive { .. });
+        actions.extend(vec![action; if repeats { 10 + from.random.below(30) as usize } else { 1 }]);
+    }
+    Program { seed, settings: from.settings, actions }
+}
+
+fn settings(random: &mut Random) -> Settings {
+    let tiny = random.one_in(3);
+    let limit = |random: &mut Random, least: u64| match tiny && random.one_in(2) {
+        true => (least + random.below(4)) as u32,
+        false => UNLIMITED,
+    };
+    Settings {
+        processes: 2 + random.below(4).saturating_sub(1) as usize,
+        lanes: random.pick(&[1, 1, 3]),
+        depth: random.pick(&[16, 16, 32, 64]),
+        small_tensor_bytes: random.pick(&[0, 16, 100, 190]),
+        max_requests: limit(random, 1),
+        max_routes: limit(random, 1),
+        max_deferred: limit(random, 0),
+        max_outstanding_sends: limit(random, 2),
+        pool_bytes: random.pick(&[8 << 10, 20 << 10, ROOMY, ROOMY, ROOMY]),
+        borrow: random.one_in(2),
+        loss_is_fatal: random.one_in(6),
+        lends: !random.one_in(3),
+        recv_timeout: random.pick(&[300, 5_000, 1_000_000, 60_000_000]),
+        cancel_grace: random.pick(&[200, 100_000]),
+        delay: random.pick(&[0, 3, 20, 500]),
+        poll_batch: random.pick(&[1, 4, 64]),
+        completion_delay: random.pick(&[0, 20, 1000]),
+        full_per_mille: random.pick(&[0, 0, 50, 400]),
+    }
+}
+
+/// How many keys are used at once.
+const RECENT: usize = 4;
+
+struct Generator {
+    random: Random,
+    settings: Settings,
+    /// Whether processes die and links break.
+    deaths: bool,
+    /// How much more is asked of the engine than it gets time for.
+    busy: u64,
+    /// What was sent and asked for last, so that the other side does its part.
+    recent: Vec<(Key, Option<Form>)>,
+}
+
+impl Generator {
+    fn action(&mut self) -> Action {
+        let processes = self.settings.processes as u64;
+        let at = self.random.below(processes) as usize;
+        let step = self.step();
+        let nth = self.random.below(8) as usize;
+        match self.random.below(100 - 10 * self.busy) {
+            0..20 => self.send(),
+            20..40 => self.receive(),
+            40..44 => Action::Cancel { nth },
+            44..47 => Action::DropPending { nth },
+            47..52 => Action::Release { nth },
+            52..54 => Action::Begin { at, step },
+            54 if self.random.one_in(2) => Action::Abort { at, step },
+            55 if self.random.one_in(2) => Action::Cleanup { at, step },
+            57 | 58 if self.deaths => self.disaster(at),
+            59 => Action::Stall { at, time: 1 + self.random.below(2 * self.settings.delay.max(100)) },
+            54..66 => Action::Advance { time: self.duration() },
+            66..78 => Action::Progress { at, times: 1 + self.random.below(3) as u32 },
+            _ => Action::Run { rounds: 1 + self.random.below(12) as u32 },
+        }
+    }
+
+    fn disaster(&mut self, at: usize) -> Action {
+        let told = self.random.one_in(2).then(|| self.random.below(2_000));
+        match self.random.below(6) {
+            0 => Action::Kill { at, told },
+            1 => Action::Leave { at },
+            2..5 => Action::Return { at },
+            _ => {
+                let other = 1 + self.random.below(self.settings.processes as u64 - 1) as usize;
+                Action::Cut { a: at, b: (at + other) % self.settings.processes }
+            }
+        }
+    }
+
+    /// Mostly the first: a key must have several values and receivers.
+    fn step(&mut self) -> u64 {
+        match self.random.one_in(3) {
+            true => self.random.below(STEPS),
+            false => 0,
+        }
+    }
+
+    fn key(&mut self) -> Key {
+        let processes = self.settings.processes as u64;
+        let (name, frame) = match self.random.one_in(2) {
+            true => (0, 0),
+            false => (self.random.below(NAMES), self.random.below(2)),
+        };
+        let from = self.random.below(processes) as usize;
+        let to = match self.random.one_in(8) {
+            true => from,
+            false => (from + 1 + self.random.below(processes - 1) as usize) % processes as usize,
+        };
+        Key { from, to, name, step: self.step(), frame }
+    }
+
+    /// Often one of the last.
+    fn key_and_form(&mut self) -> (Key, Option<Form>) {
+        if !self.recent.is_empty() && !self.random.one_in(3) {
+            let nth = self.random.below(self.recent.len() as u64) as usize;
+            return self.recent[nth].clone();
+        }
+        let fresh = (self.key(), self.value());
+        if self.recent.len() == RECENT {
+            self.recent.remove(0);
+        }
+        self.recent.push(fresh.clone());
+        fresh
+    }
+
+    fn send(&mut self) -> Action {
+        let (key, form) = self.key_and_form();
+        let form = if self.random.one_in(3) { self.value() } else { form };
+        Action::Send { key, form }
+    }
+
+    fn receive(&mut self) -> Action {
+        let (key, form) = self.key_and_form();
+        let into = match self.random.below(10) {
+            0..3 => form,
+            3 => Some(self.form()),
+            _ => None,
+        };
+        let is_plain = into.is_none();
+        let timeout = (is_plain && self.random.one_in(2)).then(|| self.duration());
+        let called_back = is_plain && timeout.is_some() && self.random.one_in(2);
+        Action::Receive { key, into, timeout, called_back }
+    }
+
+    fn value(&mut self) -> Option<Form> {
+        (!self.random.one_in(10)).then(|| self.form())
+    }
+
+    /// From a handful, so that receivers often have the right one.
+    fn form(&mut self) -> Form {
+        let dtype = match self.random.one_in(3) {
+            true => self.random.pick(&DTYPES),
+            false => DType::U8,
+        };
+        let dims = match self.random.below(12) {
+            // What a small pool has room for a few times only.
+            0..7 if !self.settings.is_roomy() => vec![1_500 + 500 * self.random.below(4)],
+            0 => vec![],
+            1 => vec![0],
+            2 => vec![3, 0, 2],
+            3 => vec![16],
+            4 | 5 => vec![100],
+            6 => vec![2, 2, 2, 2, 2],
+            7 => vec![1; 20],
+            8 | 9 => vec![40, 10],
+            10 => vec![1 + self.random.below(1000)],
+            _ => vec![1000],
+        };
+        Form { dtype, dims }
+    }
+
+    fn duration(&mut self) -> u64 {
+        match self.random.below(4) {
+            0 => self.random.below(3),
+            1 => self.random.below(100),
+            2 => self.random.below(5_000),
+            _ => self.random.below(2_000_000),
+        }
+    }
+}

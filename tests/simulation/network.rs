@@ -1,0 +1,98 @@
+//! The virtual network, with processes by their numbers in the cluster.
+
+use crate::program::{At, Program};
+use std::sync::Arc;
+use std::time::Duration;
+use tensorwire::engine::Clock;
+use tensorwire::fabric::Fabric;
+use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions, SimProcess};
+use tensorwire::memory::Pool;
+use tensorwire::wire::Time;
+
+pub type Port = <SimFabric as Fabric>::Port;
+
+pub struct Network {
+    sim: SimNetwork,
+    /// Of each number the present life.
+    processes: Vec<Option<SimProcess>>,
+}
+
+struct VirtualClock(SimNetwork);
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Time {
+        self.0.now()
+    }
+}
+
+impl Network {
+    pub fn new(program: &Program, trace: bool) -> Self {
+        let settings = &program.settings;
+        let options = SimOptions {
+            delay: Duration::ZERO..=Duration::from_micros(settings.delay),
+            completion_delay: Duration::ZERO..=Duration::from_micros(settings.completion_delay),
+            poll_batch: settings.poll_batch,
+            full_per_mille: settings.full_per_mille,
+            lends: settings.lends,
+            auto_advance: false,
+            trace,
+        };
+        let sim = SimNetwork::new(program.seed, options);
+        Network { sim, processes: vec![None; settings.processes] }
+    }
+
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(VirtualClock(self.sim.clone()))
+    }
+
+    pub fn now(&self) -> Time {
+        self.sim.now()
+    }
+
+    /// A new life.
+    pub fn fabric(&mut self, at: At, pool: &Pool) -> SimFabric {
+        let fabric = self.sim.process(pool);
+        self.processes[at] = Some(fabric.process());
+        fabric
+    }
+
+    pub fn next_event(&self) -> Option<Time> {
+        self.sim.next_event()
+    }
+
+    pub fn advance_to(&self, time: Time) {
+        self.sim.advance_to(time);
+    }
+
+    pub fn kill(&mut self, at: At) {
+        if let Some(process) = self.processes[at].take() {
+            self.sim.kill(process);
+        }
+    }
+
+    pub fn cut(&self, a: At, b: At) {
+        if let (Some(a), Some(b)) = (self.processes[a], self.processes[b]) {
+            self.sim.cut(a, b);
+        }
+    }
+
+    pub fn stall(&self, at: At, until: Time) {
+        if let Some(process) = self.processes[at] {
+            self.sim.stall(process, until);
+        }
+    }
+
+    /// Nobody is stalled any more.
+    pub fn wake(&self) {
+        (0..self.processes.len()).for_each(|at| self.stall(at, Time::ZERO));
+    }
+
+    /// What has happened, a line each, if it was to be kept.
+    pub fn trace(&self) -> Vec<String> {
+        self.sim.trace()
+    }
+
+    pub fn digest(&self) -> u64 {
+        self.sim.digest()
+    }
+}

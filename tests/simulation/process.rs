@@ -1,0 +1,312 @@
+//! One life of one process: pool, fabric, engine, rendezvous, and what its user holds.
+
+use crate::bootstrap::{Ends, Watch};
+use crate::model::CallNo;
+use crate::network::{Network, Port};
+use crate::program::{At, Form, Key, NAMES, Settings};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tensorwire::engine::{Engine, EngineOptions, Executor, Mode, Poller, Waiting};
+use tensorwire::fabric::Fabric;
+use tensorwire::fabric::sim::SimFabric;
+use tensorwire::link::{LinkSettings, Links};
+use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+use tensorwire::rendezvous::{
+    Load, Losses, Members, PeerIndex, PeerStanding, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
+    RendezvousSettings,
+};
+use tensorwire::telemetry::{Counters, CountersWriter};
+use tensorwire::wire::TaskId;
+use tensorwire::{CancelToken, Delivery, Edge, Error, Pending, Step, Tensor, TensorMut};
+
+pub type SimEngine = Engine<Port, Remote>;
+
+/// How a receive ended, as its user sees it: the tensor, and whether it is dead.
+pub type Outcome = Result<(Tensor, bool), Error>;
+
+pub struct Process {
+    pub at: At,
+    pub incarnation: u64,
+    pub pool: Pool,
+    pub fabric: SimFabric,
+    pub engine: Arc<SimEngine>,
+    pub ends: Ends,
+    pub outstanding: Arc<AtomicUsize>,
+    pub counters: Arc<Counters>,
+    pub open: Vec<Open>,
+    pub held: Vec<Held>,
+    rendezvous: Rendezvous,
+    steps: BTreeMap<u64, Step>,
+    edges: BTreeMap<(At, At, u64), Edge>,
+    called_back: Arc<Mutex<Vec<(CallNo, Outcome)>>>,
+}
+
+/// A receive that has not ended.
+pub struct Open {
+    pub call: CallNo,
+    pub wait: Wait,
+}
+
+pub enum Wait {
+    Fresh(Pending<Tensor>),
+    Into(Pending<TensorMut>),
+    CalledBack(CancelToken),
+}
+
+/// A tensor that came.
+pub struct Held {
+    pub key: Key,
+    pub value: usize,
+    pub tensor: Tensor,
+}
+
+pub fn members(processes: usize) -> Members {
+    Members::new((0..processes).map(task).collect())
+}
+
+fn task(at: At) -> TaskId {
+    TaskId { job: "w".into(), task: at as u32 }
+}
+
+fn device(at: At) -> String {
+    format!("/job:w/replica:0/task:{at}/device:CPU:0")
+}
+
+fn incarnation(at: At, life: u64) -> u64 {
+    (at as u64 + 1) << 32 | life
+}
+
+fn life_of(incarnation: u64) -> u64 {
+    incarnation & u64::from(u32::MAX)
+}
+
+/// The last one is so long that its messages go in fragments.
+fn edge_name(name: u64) -> String {
+    let length = if name + 1 == NAMES { 600 } else { 1 };
+    format!("e{}{name}", "_".repeat(length))
+}
+
+/// Ids that look nothing like each other; those of the upper half are a sequence's.
+fn step_id(step: u64) -> u64 {
+    if step < crate::program::STEPS / 2 { 1 + step * 7919 } else { SEQUENCE + step }
+}
+
+const SEQUENCE: u64 = 1 << 40;
+
+impl Process {
+    pub fn start(at: At, life: u64, settings: &Settings, network: &mut Network) -> Process {
+        let members = members(settings.processes);
+        let region = RegionOptions {
+            pages: PagePolicy::Plain,
+            lock: LockPolicy::No,
+            ..RegionOptions::new(settings.pool_bytes)
+        };
+        let options = PoolOptions { shards: 1, poison: true, max_blocks: 1 << 12, ..PoolOptions::default() };
+        let pool = Pool::new(Region::create(0, &region).expect("memory"), options).expect("a pool");
+        let fabric = network.fabric(at, &pool);
+        let incarnation = incarnation(at, life);
+        let losses = Arc::new(Losses::new(&members, settings.loss_is_fatal));
+        let outstanding = Arc::new(AtomicUsize::new(0));
+        let ends = Ends::default();
+        let watch = Arc::new(Watch { losses: losses.clone(), ends: ends.clone() });
+        let (me, grace) = (task(at), Duration::from_micros(settings.cancel_grace));
+        let remote_settings = RemoteSettings {
+            link: LinkSettings {
+                small_tensor_bytes: settings.small_tensor_bytes,
+                max_requests: settings.max_requests,
+                max_routes: settings.max_routes,
+            },
+            max_deferred: settings.max_deferred,
+            cancel_grace: grace,
+            peer_loss_is_fatal: settings.loss_is_fatal,
+        };
+        let remote = Remote::new(
+            me.clone(),
+            incarnation,
+            members.clone(),
+            remote_settings,
+            outstanding.clone(),
+            watch,
+        );
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer);
+        let options =
+            EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
+        let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
+        let executor = Executor::default();
+        // A stopped one runs callbacks where they are called, so that nothing depends on a thread.
+        executor.stop();
+        let rendezvous_settings = RendezvousSettings {
+            max_outstanding_sends: settings.max_outstanding_sends,
+            recv_timeout: Duration::from_micros(settings.recv_timeout),
+            cancel_grace: grace,
+            borrow: settings.borrow,
+        };
+        let path: Arc<dyn RemotePath> = engine.clone();
+        let rendezvous = Rendezvous::new(
+            me,
+            members,
+            path,
+            pool.clone(),
+            executor,
+            outstanding.clone(),
+            losses,
+            rendezvous_settings,
+        );
+        rendezvous.sequence(SEQUENCE);
+        Process {
+            at,
+            incarnation,
+            pool,
+            fabric,
+            engine,
+            ends,
+            outstanding,
+            counters,
+            open: Vec::new(),
+            held: Vec::new(),
+            rendezvous,
+            steps: BTreeMap::new(),
+            edges: BTreeMap::new(),
+            called_back: Arc::default(),
+        }
+    }
+
+    /// The step, which begins if it had not.
+    pub fn step(&mut self, step: u64) -> Result<Step, Error> {
+        if let Some(step) = self.steps.get(&step) {
+            return Ok(step.clone());
+        }
+        let begun = self.rendezvous.step(step_id(step), &"worker".into())?;
+        self.steps.insert(step, begun.clone());
+        Ok(begun)
+    }
+
+    /// Ends a step; its handles stay.
+    pub fn cleanup(&mut self, step: u64) {
+        self.rendezvous.cleanup(step_id(step));
+    }
+
+    pub fn send(&mut self, key: Key, tensor: Option<Tensor>) -> Result<(), Error> {
+        let (edge, step) = (self.edge(key)?, self.step(key.step)?);
+        match tensor {
+            Some(tensor) => step.send(&edge, tensor),
+            None => step.send_dead(&edge),
+        }
+    }
+
+    /// Begins a receive, which is `call`.
+    pub fn receive(
+        &mut self,
+        key: Key,
+        call: CallNo,
+        into: Option<TensorMut>,
+        timeout: Duration,
+        called_back: bool,
+    ) -> Result<(), Error> {
+        let (edge, step) = (self.edge(key)?, self.step(key.step)?);
+        let wait = match (into, called_back) {
+            (Some(into), _) => Wait::Into(step.recv_into(&edge, into)?),
+            (None, false) => Wait::Fresh(step.recv_pending_within(&edge, timeout)?),
+            (None, true) => {
+                let called_back = self.called_back.clone();
+                let done = move |result: Result<Delivery<Tensor>, Error>| {
+                    let outcome = result.map(|got| (got.tensor, got.is_dead));
+                    called_back.lock().expect("no panic").push((call, outcome));
+                };
+                Wait::CalledBack(step.recv_async(&edge, timeout, done)?)
+            }
+        };
+        self.open.push(Open { call, wait });
+        Ok(())
+    }
+
+    pub fn tensor(&self, form: &Form) -> Option<TensorMut> {
+        self.pool.tensor(form.meta()).ok()
+    }
+
+    /// Whether calls that need this peer can go on.
+    pub fn is_up(&self, peer: At) -> bool {
+        self.linked_life(peer).is_some()
+    }
+
+    /// Which life of a peer there is a link with.
+    pub fn linked_life(&self, peer: At) -> Option<u64> {
+        match self.rendezvous.standing(PeerIndex(peer as u32)) {
+            PeerStanding::Up(tag) => Some(life_of(tag.incarnation)),
+            _ => None,
+        }
+    }
+
+    pub fn progress(&mut self) -> Result<usize, Error> {
+        self.rendezvous.progress()
+    }
+
+    /// How much the engine has to do.
+    pub fn load(&self) -> Load {
+        let load = Arc::new(Mutex::new(Load::default()));
+        let told = load.clone();
+        let tell = RemoteOp::Load(Box::new(move |load| *told.lock().expect("no panic") = load));
+        self.engine.submit(tell).expect("usable");
+        *load.lock().expect("no panic")
+    }
+
+    /// The receives that have ended since the last time, with how.
+    pub fn ended(&mut self) -> Vec<(CallNo, Outcome)> {
+        let mut ended = std::mem::take(&mut *self.called_back.lock().expect("no panic"));
+        let called_back: Vec<CallNo> = ended.iter().map(|(call, _)| *call).collect();
+        self.open.retain(|open| !called_back.contains(&open.call));
+        for open in self.open.extract_if(.., |open| open.is_done()) {
+            ended.extend(open.outcome());
+        }
+        ended
+    }
+
+    fn edge(&mut self, key: Key) -> Result<Edge, Error> {
+        if let Some(edge) = self.edges.get(&(key.from, key.to, key.name)) {
+            return Ok(edge.at(key.frame, 0));
+        }
+        let edge = self.rendezvous.edge(&device(key.from), &device(key.to), &edge_name(key.name))?;
+        self.edges.insert((key.from, key.to, key.name), edge.clone());
+        Ok(edge.at(key.frame, 0))
+    }
+}
+
+impl Wait {
+    pub fn cancel(&self) {
+        match self {
+            Wait::Fresh(pending) => pending.cancel_token().cancel(),
+            Wait::Into(pending) => pending.cancel_token().cancel(),
+            Wait::CalledBack(token) => token.cancel(),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.engine.close();
+    }
+}
+
+impl Open {
+    fn is_done(&self) -> bool {
+        match &self.wait {
+            Wait::Fresh(pending) => pending.is_done(),
+            Wait::Into(pending) => pending.is_done(),
+            Wait::CalledBack(_) => false,
+        }
+    }
+
+    /// Of one that is done.
+    fn outcome(self) -> Option<(CallNo, Outcome)> {
+        let outcome = match self.wait {
+            Wait::Fresh(pending) => pending.wait().map(|got| (got.tensor, got.is_dead)),
+            Wait::Into(pending) => pending.wait().map(|got| (got.tensor.freeze(), got.is_dead)),
+            Wait::CalledBack(_) => return None,
+        };
+        Some((self.call, outcome))
+    }
+}
