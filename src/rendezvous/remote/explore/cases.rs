@@ -372,6 +372,9 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
     let mut seen = Seen::default();
     let mut choices = Choices::default();
     loop {
+        if seen.runs == all && random > 0 {
+            choices = Choices::random(case.count as u64);
+        }
         // The route is announced by then; a dead value has no meta-data.
         let edge = warm_edge.clone().unwrap_or_else(|| warm_up(pair, Sent::Dead, steps));
         *steps += 1;
@@ -426,9 +429,6 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
             std::panic::resume_unwind(panic);
         }
         seen.runs += 1;
-        if seen.runs == all && random > 0 {
-            choices = Choices::random(case.count as u64);
-        }
         if !choices.next_run() || seen.runs >= all + random {
             return seen;
         }
@@ -510,19 +510,27 @@ fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everyth
 }
 
 #[test]
-fn on_shm_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everything() {
-    every_exchange(&mut over_shm(), "shm", 1_000, 0);
+fn on_shm_a_thousand_interleavings_of_every_exchange_keep_the_value_and_free_everything() {
+    every_exchange(&mut over_shm(), "shm", 0, 1_000);
 }
 
 /// Several values of a key, and as many receives, any of which may be given up at any time.
 fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random: u64) {
     let mut steps = 0;
-    let cases = [("first request", PLAIN), ("known", Case { warm: true, ..PLAIN }), ("small", Case { sent: Sent::Bytes(8), ..PLAIN })];
+    let cases = [
+        ("first request", PLAIN),
+        ("known", Case { warm: true, ..PLAIN }),
+        ("small", Case { sent: Sent::Bytes(8), ..PLAIN }),
+    ];
     for (name, case) in cases {
         for how in [How::Cancel, How::Drop] {
             let case = Case { how, count, sent_early: true, ..case };
             let seen = explore(pair, case, &mut steps, all, random);
-            let of = if seen.runs < all { "all" } else { "the first and random ones" };
+            let of = match (seen.runs < all, all) {
+                (true, _) => "all of them",
+                (false, 0) => "at random",
+                (false, _) => "the first ones, and others at random",
+            };
             println!("{over}: {count} values, {name}, {how:?}: {} interleavings, {of}", seen.runs);
             assert!(seen.got > 0 && seen.gave_up > 0);
         }
