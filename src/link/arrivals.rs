@@ -1,17 +1,18 @@
 //! Requests of this side, from their sending to their end.
 
+use super::destination::{place_response, take_back};
 use super::held::Held;
 use super::links::{Context, Link, RequestRefused};
 use super::requests::Request;
 use super::routes::Announce;
 use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
-use crate::fabric::{LinkId, Port};
-use crate::memory::{LentBytes, Tensor, TensorMut};
+use crate::fabric::Port;
+use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
-use crate::telemetry::{Counter, CountersWriter, Gauge};
+use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
-use crate::wire::{DType, Grant, Immediate, ImmediateKind, Status};
+use crate::wire::{DType, Immediate, ImmediateKind, Status};
 
 impl<C> Link<C> {
     /// Sends a request, or holds it back while an earlier one for its key is not settled.
@@ -114,46 +115,6 @@ impl<C> Link<C> {
             edge: key.edge.name(),
         };
         self.send(cx, &route);
-    }
-
-    /// Makes the destination of a request, as far as it can be known before the answer.
-    fn destination<P: Port>(
-        &self,
-        cx: &mut Context<'_, P, C>,
-        want: Want,
-        cached: Option<&VersionedMeta>,
-    ) -> Result<Destination, RequestRefused> {
-        let in_response =
-            |meta: &VersionedMeta| meta.meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
-        let lends = cx.port.limits(self.id).lends;
-        match (want, cached) {
-            (Want::Borrow, _) if lends => {
-                Ok(Destination { borrow: true, use_cached: true, ..Destination::NONE })
-            }
-            (Want::Fresh | Want::Borrow, Some(meta)) if !in_response(meta) => {
-                let target = cx.pool.tensor(meta.meta.clone()).map_err(RequestRefused::NoRoom)?;
-                // A link with no room for a grant asks without one: slower, and right.
-                let grant = self.grant(cx, target).ok();
-                Ok(Destination { grant, use_cached: true, ..Destination::NONE })
-            }
-            (Want::Fresh | Want::Borrow, _) => Ok(Destination { use_cached: true, ..Destination::NONE }),
-            (Want::Into(given), Some(meta)) if meta.meta == *given.meta() => {
-                let into = Destination { into: true, use_cached: true, ..Destination::NONE };
-                if in_response(meta) {
-                    return Ok(Destination { given: Some(given), ..into });
-                }
-                Ok(match self.grant(cx, given) {
-                    Ok(grant) => Destination { grant: Some(grant), ..into },
-                    Err(given) => Destination { given: Some(given), ..into },
-                })
-            }
-            // What is cached is not what was given: only the sender knows which is right now.
-            (Want::Into(given), _) => Ok(Destination { given: Some(given), into: true, ..Destination::NONE }),
-        }
-    }
-
-    fn grant<P: Port>(&self, cx: &mut Context<'_, P, C>, target: TensorMut) -> Result<Grant, TensorMut> {
-        cx.port.grant(self.id, target).map_err(|(_, target)| target)
     }
 
     /// Gives up the requests that `judge` says.
@@ -355,7 +316,7 @@ impl<C> Link<C> {
         self.routes_out.learn(&edge, &meta);
         match place_response(cx, meta, data, given) {
             Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
-            Err((value, error)) => self.unwanted(cx, id, action, value, error),
+            Err(unfit) => self.unwanted(cx, id, action, unfit.value, unfit.error),
         }
         Ok(())
     }
@@ -401,11 +362,11 @@ impl<C> Link<C> {
         let given = take_back(request, cx.port, cx.counters, link);
         match (value.place(cx.pool, given, request.into), name) {
             (Ok((received, sender)), _) => self.deliver(cx, id, action, received, sender),
-            (Err((value, error)), Some(name)) => {
-                self.held.put_back(name, Held { key, value, asked });
-                self.end(cx, id, action, error);
+            (Err(unfit), Some(name)) => {
+                self.held.put_back(name, Held { key, value: unfit.value, asked });
+                self.end(cx, id, action, unfit.error);
             }
-            (Err((value, error)), None) => self.unwanted(cx, id, action, value, error),
+            (Err(unfit), None) => self.unwanted(cx, id, action, unfit.value, unfit.error),
         }
     }
 
@@ -546,73 +507,5 @@ impl<C> Link<C> {
             }
         }
         Some((request.waiter, request.key))
-    }
-}
-
-/// Takes back what a request has given to the peer, or was given by its waiter.
-fn take_back<P: Port, C>(
-    request: &mut Request<C>,
-    port: &mut P,
-    counters: &CountersWriter,
-    link: LinkId,
-) -> Option<TensorMut> {
-    let Some(grant) = request.grant.take() else { return request.given.take() };
-    if request.quarantined > 0 {
-        counters.lower(Gauge::QuarantinedBytes, std::mem::take(&mut request.quarantined));
-    }
-    port.revoke(link, &grant)
-}
-
-/// Copies the bytes of a response to where they belong.
-fn place_response<P: Port, C>(
-    cx: &Context<'_, P, C>,
-    meta: VersionedMeta,
-    data: &[u8],
-    given: Option<TensorMut>,
-) -> Result<(Received, Side), (HeldValue, RequestError)> {
-    let VersionedMeta { side: sender, meta, .. } = meta;
-    if let Some(mut given) = given {
-        if *given.meta() == meta {
-            given.bytes_mut().copy_from_slice(data);
-            return Ok((Received::Into(given), sender));
-        }
-        let (sent, given) = (Box::new(meta.clone()), Box::new(given.meta().clone()));
-        let value = HeldValue::Bytes { meta, bytes: data.into(), sender };
-        return Err((value, RequestError::Misfit { sent, given }));
-    }
-    match cx.pool.tensor(meta.clone()) {
-        Ok(mut target) => {
-            target.bytes_mut().copy_from_slice(data);
-            Ok((Received::Tensor(target.freeze()), sender))
-        }
-        Err(error) => {
-            let value = HeldValue::Bytes { meta, bytes: data.into(), sender };
-            Err((value, RequestError::NoRoom(error)))
-        }
-    }
-}
-
-/// Where a request's tensor will go, as far as that is known before the answer.
-struct Destination {
-    grant: Option<Grant>,
-    given: Option<TensorMut>,
-    into: bool,
-    borrow: bool,
-    /// Whether the answer may refer to the cached meta-data.
-    use_cached: bool,
-}
-
-impl Destination {
-    const NONE: Destination =
-        Destination { grant: None, given: None, into: false, borrow: false, use_cached: false };
-}
-
-impl<C> Request<C> {
-    /// Says where its tensor will go: it is sent now.
-    fn ask(&mut self, destination: Destination, cached: Option<VersionedMeta>) {
-        let Destination { grant, given, into, borrow, use_cached } = destination;
-        self.machine.asked(grant.map(|grant| grant.len));
-        (self.grant, self.given, self.into, self.borrow) = (grant, given, into, borrow);
-        self.meta = cached.filter(|_| use_cached);
     }
 }

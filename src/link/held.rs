@@ -50,7 +50,7 @@ impl HeldValue {
         pool: &Pool,
         given: Option<TensorMut>,
         into: bool,
-    ) -> Result<(Received, Side), (HeldValue, RequestError)> {
+    ) -> Result<(Received, Side), Box<Unfit>> {
         let given = given.filter(|_| into);
         match (self, given) {
             (HeldValue::Dead, given) => Ok((Received::Dead(given), Side::HEAP)),
@@ -63,28 +63,39 @@ impl HeldValue {
                 given.bytes_mut().copy_from_slice(&bytes);
                 Ok((Received::Into(given), sender))
             }
-            (value, Some(given)) => {
-                let error = value.misfit(given.meta());
-                Err((value, error))
-            }
+            (value, Some(given)) => Err(Box::new(value.unfit_for(given.meta()))),
             (HeldValue::Bytes { meta, bytes, sender }, None) => match pool.tensor(meta.clone()) {
                 Ok(mut tensor) => {
                     tensor.bytes_mut().copy_from_slice(&bytes);
                     Ok((Received::Tensor(tensor.freeze()), sender))
                 }
-                Err(error) => Err((HeldValue::Bytes { meta, bytes, sender }, RequestError::NoRoom(error))),
+                Err(error) => {
+                    let value = HeldValue::Bytes { meta, bytes, sender };
+                    Err(Box::new(Unfit { value, error: RequestError::NoRoom(error) }))
+                }
             },
         }
     }
 
-    fn misfit(&self, given: &TensorMeta) -> RequestError {
-        let sent = match self {
+    /// The value, which does not fit what was given for it.
+    pub(super) fn unfit_for(self, given: &TensorMeta) -> Unfit {
+        let sent = match &self {
             HeldValue::Tensor { tensor, .. } => tensor.meta().clone(),
             HeldValue::Bytes { meta, .. } => meta.clone(),
             HeldValue::Dead => Tensor::empty().meta().clone(),
         };
-        RequestError::Misfit { sent: Box::new(sent), given: Box::new(given.clone()) }
+        let error = RequestError::Misfit { sent: Box::new(sent), given: Box::new(given.clone()) };
+        Unfit { value: self, error }
     }
+}
+
+/// A value that a receiver can't have as it is, and why.
+#[derive(Debug)]
+pub struct Unfit {
+    /// The value.
+    pub value: HeldValue,
+    /// Why.
+    pub error: RequestError,
 }
 
 /// A value that is held.

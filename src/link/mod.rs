@@ -8,6 +8,7 @@
 
 mod answered;
 mod arrivals;
+mod destination;
 mod held;
 mod incoming;
 mod links;
@@ -18,7 +19,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use held::HeldValue;
+pub use held::{HeldValue, Unfit};
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 
 use crate::fabric::{LinkFailure, LinkId};

@@ -246,7 +246,10 @@ impl Rendezvous {
         Ok(Step { id, shared: self.shared.clone(), ended })
     }
 
-    /// Declares a run of steps.
+    /// Declares a run of steps. Every id from `base` on belongs to it, up to the base of the next sequence: ids that
+    /// are drawn at random must lie below every base. One that lies in a sequence works as any other, but after its
+    /// cleanup it is remembered for ever, not among the last 4,096 (SPEC 2.5), and ids below the first step of the
+    /// sequence that is not cleaned up are gone. So base 0 leaves no room for random ids at all.
     pub fn sequence(&self, base: u64) -> Sequence {
         if self.shared.check_home().is_ok() {
             self.shared.tables().steps.sequence(base);

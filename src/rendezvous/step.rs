@@ -160,15 +160,12 @@ impl Step {
         self.check()?;
         self.check_destination(edge)?;
         let completer = Calls::callback(&self.shared.executor, move |Outcome(result)| {
-            done(result.and_then(|delivery| match delivery.tensor {
-                Payload::Tensor(tensor) => Ok(Delivery {
-                    tensor,
-                    is_dead: delivery.is_dead,
-                    sender: delivery.sender,
-                    receiver: delivery.receiver,
-                }),
-                // A receive without a destination brings a tensor of its own.
-                Payload::Into(_) => Err(Error::Stopped),
+            done(result.map(|Delivery { tensor, is_dead, sender, receiver }| {
+                let tensor = match tensor {
+                    Payload::Tensor(tensor) => tensor,
+                    Payload::Into(given) => given.freeze(),
+                };
+                Delivery { tensor, is_dead, sender, receiver }
             }));
         });
         self.ask(edge, None, timeout, completer).map(|(token, _)| token)

@@ -46,9 +46,9 @@ impl Remote {
         };
         match unclaimed.place(links.pool(), given, into) {
             Ok((received, sender)) => Self::arrived(links, waiter, received, sender),
-            Err((value, error)) => {
-                self.failed(links.counters(), waiter, &key, error);
-                self.unclaimed.entry(key).or_default().push_front(value);
+            Err(unfit) => {
+                self.failed(links.counters(), waiter, &key, unfit.error);
+                self.unclaimed.entry(key).or_default().push_front(unfit.value);
             }
         }
     }
