@@ -23,11 +23,14 @@ struct State {
 }
 
 impl Executor {
-    /// Has `job` run. A panic in it ends that job alone. After [`Executor::stop`] jobs run on the caller's
-    /// stack, so that none is lost.
+    /// Has `job` run. A panic in it ends that job alone. After [`Executor::stop`] each job has a thread of its own,
+    /// which nobody waits for, so that none is lost and none runs on a poller or on the caller's stack. If the system
+    /// gives no thread for it, the job is dropped, and an error is logged.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
-        if let Err(job) = self.enqueue(Box::new(job)) {
-            guarded(job);
+        let Err(job) = self.enqueue(Box::new(job)) else { return };
+        let thread = std::thread::Builder::new().name("tw-late-call".into());
+        if let Err(error) = thread.spawn(move || guarded(job)) {
+            tracing::error!("a callback was dropped, as the system gives no thread to run it on: {error}");
         }
     }
 
@@ -119,11 +122,12 @@ mod tests {
     }
 
     #[test]
-    fn a_job_after_the_stop_still_runs() {
+    fn a_job_after_the_stop_still_runs_and_not_on_the_callers_stack() {
         let executor = Executor::default();
         executor.stop();
         let (sender, receiver) = mpsc::channel();
-        executor.run(move || sender.send(1).expect("open"));
-        assert_eq!(receiver.try_recv(), Ok(1));
+        executor.run(move || sender.send(std::thread::current().id()).expect("open"));
+        let ran_on = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it ran");
+        assert_ne!(ran_on, std::thread::current().id());
     }
 }

@@ -104,6 +104,8 @@ pub struct LinkLimits {
     pub max_inline: usize,
     /// Whether [`Port::lend`] works.
     pub lends: bool,
+    /// Grants that there can be at a time.
+    pub grants: u32,
 }
 
 /// A process's access to one kind of transport.

@@ -1,19 +1,21 @@
 //! Requests of this side, from their sending to their end.
 
+use super::destination::{place_response, take_back};
+use super::held::Held;
 use super::links::{Context, Link, RequestRefused};
 use super::requests::Request;
 use super::routes::Announce;
-use super::{LinkEvent, Received, RequestError, TensorKey, Want};
+use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::fabric::Port;
-use crate::memory::{LentBytes, Tensor, TensorMut};
+use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::{Arrival, Receiver, ReceiverAction};
-use crate::telemetry::Counter;
+use crate::protocol::{Arrival, ReceiverAction};
+use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
-use crate::wire::{DType, Grant, Immediate, ImmediateKind, Status};
+use crate::wire::{DType, Immediate, ImmediateKind, Status};
 
 impl<C> Link<C> {
-    /// Sends a request.
+    /// Sends a request, or holds it back while an earlier one for its key is not settled.
     pub(super) fn request<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
@@ -21,51 +23,75 @@ impl<C> Link<C> {
         want: Want,
         timeout_ms: u32,
         waiter: C,
-    ) -> Result<(), (RequestRefused, C)> {
+    ) -> Result<RequestId, (RequestRefused, C)> {
+        let full = RequestRefused::TooManyRequests { max: self.requests.max() };
         if !self.requests.has_room() {
-            return Err((RequestRefused::TooManyRequests { max: self.requests.max() }, waiter));
+            return Err((full, waiter));
         }
         let Some((route, announce)) = self.routes_out.take(&key.edge) else {
             return Err((RequestRefused::TooManyRoutes { max: self.settings.max_routes }, waiter));
         };
         let (number, cached) = (route.number, route.meta.clone());
         self.announce(cx, announce, number, &key);
-        let destination = match self.destination(cx, want, cached.as_ref()) {
-            Ok(destination) => destination,
+        self.asked += 1;
+        let mut request = Request::held_back(key, waiter, number, self.asked, timeout_ms);
+        if self.unsettled.holds(&request.key) {
+            request.want = Some(want);
+            let key = request.key.clone();
+            // There was room, so there is an id.
+            let Some(id) = self.requests.insert(request) else { unreachable!("{full:?}") };
+            self.unsettled.hold(&key, id);
+            return Ok(id);
+        }
+        match self.destination(cx, want, cached.as_ref()) {
+            Ok(destination) => request.ask(destination, cached),
             Err(refused) => {
-                self.routes_out.release(&key.edge);
+                self.routes_out.release(&request.key.edge);
+                // It has a waiter, as it was made with one.
+                let Some(waiter) = request.waiter else { unreachable!("{refused:?}") };
                 return Err((refused, waiter));
             }
-        };
-        let meta = if destination.use_cached { cached } else { None };
-        let wire = (key.step, key.frame, key.iteration);
-        let request = Request {
-            machine: Receiver::new(destination.grant.map(|grant| grant.len)),
-            key,
-            waiter: Some(waiter),
-            grant: destination.grant,
-            given: destination.given,
-            into: destination.into,
-            meta,
-            failure: None,
-        };
-        let meta_version = request.meta.as_ref().map_or(0, |meta| meta.version);
-        // There was room, so there is an id.
-        let Some(id) = self.requests.insert(request) else { return Ok(()) };
-        let (step, frame, iteration) = wire;
+        }
+        let Some(id) = self.requests.insert(request) else { unreachable!("{full:?}") };
+        self.send_request(cx, id);
+        Ok(id)
+    }
+
+    /// A request that was held back can go.
+    fn release<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+        let Some(request) = self.requests.get(id) else { return };
+        let Some(want) = request.want.take() else { return };
+        let edge = request.key.edge.clone();
+        let cached = self.routes_out.cached(&edge);
+        let destination = self.destination(cx, want, cached.as_ref());
+        let Some(request) = self.requests.get(id) else { return };
+        match destination {
+            Ok(destination) => {
+                request.ask(destination, cached);
+                self.send_request(cx, id);
+            }
+            Err(RequestRefused::NoRoom(error)) => {
+                self.end(cx, id, ReceiverAction::Deliver, RequestError::NoRoom(error));
+            }
+            // Not reached: a destination can fail for want of room alone.
+            Err(_) => self.end(cx, id, ReceiverAction::Deliver, RequestError::GivenUp),
+        }
+    }
+
+    fn send_request<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+        let Some(request) = self.requests.get(id) else { return };
         let message = Message::Request(TensorRequest {
             request: id,
-            route: number,
-            step,
-            frame,
-            iteration,
-            meta_version,
-            timeout_ms,
-            borrow: destination.borrow,
-            grant: destination.grant,
+            route: request.route,
+            step: request.key.step,
+            frame: request.key.frame,
+            iteration: request.key.iteration,
+            meta_version: request.meta.as_ref().map_or(0, |meta| meta.version),
+            timeout_ms: request.timeout_ms,
+            borrow: request.borrow,
+            grant: request.grant,
         });
         self.send(cx, &message);
-        Ok(())
     }
 
     fn announce<P: Port>(
@@ -91,62 +117,43 @@ impl<C> Link<C> {
         self.send(cx, &route);
     }
 
-    /// Makes the destination of a request, as far as it can be known before the answer.
-    fn destination<P: Port>(
-        &mut self,
-        cx: &mut Context<'_, P, C>,
-        want: Want,
-        cached: Option<&VersionedMeta>,
-    ) -> Result<Destination, RequestRefused> {
-        let in_response =
-            |meta: &VersionedMeta| meta.meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
-        let lends = cx.port.limits(self.id).lends;
-        match (want, cached) {
-            (Want::Borrow, _) if lends => {
-                Ok(Destination { borrow: true, use_cached: true, ..Destination::NONE })
-            }
-            (Want::Fresh | Want::Borrow, Some(meta)) if !in_response(meta) => {
-                let target = cx.pool.tensor(meta.meta.clone()).map_err(RequestRefused::NoRoom)?;
-                // A link with no room for a grant asks without one: slower, and right.
-                let grant = self.grant(cx, target).ok();
-                Ok(Destination { grant, use_cached: true, ..Destination::NONE })
-            }
-            (Want::Fresh | Want::Borrow, _) => Ok(Destination { use_cached: true, ..Destination::NONE }),
-            (Want::Into(given), Some(meta)) if meta.meta == *given.meta() => {
-                let into = Destination { into: true, use_cached: true, ..Destination::NONE };
-                if in_response(meta) {
-                    return Ok(Destination { given: Some(given), ..into });
-                }
-                Ok(match self.grant(cx, given) {
-                    Ok(grant) => Destination { grant: Some(grant), ..into },
-                    Err(given) => Destination { given: Some(given), ..into },
-                })
-            }
-            // What is cached is not what was given: only the sender knows which is right now.
-            (Want::Into(given), _) => Ok(Destination { given: Some(given), into: true, ..Destination::NONE }),
-        }
-    }
-
-    fn grant<P: Port>(&mut self, cx: &mut Context<'_, P, C>, target: TensorMut) -> Result<Grant, TensorMut> {
-        cx.port.grant(self.id, target).map_err(|(_, target)| target)
-    }
-
     /// Gives up the requests that `judge` says.
     pub(super) fn give_up<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
-        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> bool,
+        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
     ) {
         for slot in 0..self.requests.slots() {
-            let Some((id, request)) = self.requests.in_slot(slot) else { continue };
-            if judge(&request.key, &mut request.waiter)
-                && request.machine.give_up() == ReceiverAction::SendCancel
-            {
-                if is_on(Mutant::GrantFreedBeforeAck) {
-                    drop(take_back(request, cx.port, self.id));
-                }
-                self.send_cancel(cx, id);
+            if let Some((id, _)) = self.requests.in_slot(slot) {
+                self.give_up_one(cx, id, judge);
             }
+        }
+    }
+
+    /// Gives up a request if `judge` says so.
+    pub(super) fn give_up_one<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
+    ) {
+        let Some(request) = self.requests.get(id) else { return };
+        let had_waiter = request.waiter.is_some();
+        match judge(&request.key, &mut request.waiter) {
+            Verdict::GoOn => return,
+            Verdict::Abandon => request.is_abandoned = true,
+            Verdict::GiveUp => {
+                let is_orphan = had_waiter && request.waiter.is_none();
+                if is_orphan && !request.is_abandoned && !request.machine.is_held_back() {
+                    request.is_unsettled = true;
+                    self.unsettled.add(&request.key);
+                }
+            }
+        }
+        match request.machine.give_up() {
+            ReceiverAction::SendCancel => self.send_cancel(cx, id),
+            action @ ReceiverAction::FinishCancelled => self.end(cx, id, action, RequestError::GivenUp),
+            _ => {}
         }
     }
 
@@ -163,8 +170,7 @@ impl<C> Link<C> {
         match immediate.kind {
             ImmediateKind::Plain => {
                 let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
-                let landed = request.grant.take().and_then(|grant| cx.port.revoke(link, &grant));
-                let Some(target) = landed else {
+                let Some(target) = take_back(request, cx.port, cx.counters, link) else {
                     return Err(format!(
                         "a write landed for slot {}, which granted nothing",
                         id.slot.index()
@@ -178,7 +184,7 @@ impl<C> Link<C> {
             }
             ImmediateKind::Dead => {
                 let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
-                let given = take_back(request, cx.port, link);
+                let given = take_back(request, cx.port, cx.counters, link);
                 let given = if request.into { given } else { None };
                 self.deliver(cx, id, action, Received::Dead(given), Side::HEAP);
                 Ok(())
@@ -236,7 +242,7 @@ impl<C> Link<C> {
     fn allocate<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, meta: &VersionedMeta) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
-        let old = take_back(request, cx.port, link);
+        let old = take_back(request, cx.port, cx.counters, link);
         let target = match (request.into, old) {
             (true, Some(given)) if *given.meta() == meta.meta => Ok(given),
             (true, Some(given)) => Err(RequestError::Misfit {
@@ -246,7 +252,9 @@ impl<C> Link<C> {
             _ => cx.pool.tensor(meta.meta.clone()).map_err(RequestError::NoRoom),
         };
         let granted = target.and_then(|target| {
-            cx.port.grant(link, target).map_err(|(error, _)| RequestError::NoGrant(error))
+            let limit = cx.port.limits(link).grants;
+            // On a link that is down nothing can be granted either: its end is told to the waiter before this.
+            cx.port.grant(link, target).map_err(|_| RequestError::NoGrant { limit })
         });
         match granted {
             Ok(grant) => {
@@ -265,6 +273,15 @@ impl<C> Link<C> {
 
     fn send_cancel<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         cx.counters.increment(Counter::CancelsSent);
+        if let Some(request) = self.requests.get(id)
+            && let Some(grant) = request.grant
+        {
+            request.quarantined = grant.len;
+            cx.counters.raise(Gauge::QuarantinedBytes, grant.len);
+            if is_on(Mutant::GrantFreedBeforeAck) {
+                drop(take_back(request, cx.port, cx.counters, self.id));
+            }
+        }
         if is_on(Mutant::CancelDropped) {
             return;
         }
@@ -294,31 +311,63 @@ impl<C> Link<C> {
         if meta.meta.bytes() != data.len() as u64 || meta.meta.dtype() == DType::String {
             return Err(format!("a response has {} bytes for {}", data.len(), meta.meta));
         }
-        let given = take_back(request, cx.port, link);
-        let into = request.into;
-        let key = request.key.clone();
-        self.routes_out.learn(&key.edge, &meta);
-        let given_meta = given.as_ref().map(|given| given.meta().clone());
-        let (target, fits) = match given.filter(|given| into && *given.meta() == meta.meta) {
-            Some(given) => (Ok(given), true),
-            None => (cx.pool.tensor(meta.meta.clone()), !into),
-        };
-        let mut target = match target {
-            Ok(target) => target,
-            Err(error) => {
-                let received = Received::Unplaced { meta: meta.meta, bytes: data.into(), error };
-                self.deliver(cx, id, action, received, meta.side);
-                return Ok(());
-            }
-        };
-        target.bytes_mut().copy_from_slice(data);
-        let received = match (fits, into, given_meta) {
-            (true, true, _) => Received::Into(target),
-            (false, true, Some(given)) => Received::Misfit { value: target.freeze(), given },
-            _ => Received::Tensor(target.freeze()),
-        };
-        self.deliver(cx, id, action, received, meta.side);
+        let given = take_back(request, cx.port, cx.counters, link).filter(|_| request.into);
+        let edge = request.key.edge.clone();
+        self.routes_out.learn(&edge, &meta);
+        match place_response(cx, meta, data, given) {
+            Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
+            Err(unfit) => self.unwanted(cx, id, action, unfit.value, unfit.error),
+        }
         Ok(())
+    }
+
+    /// `HELD_RESPONSE`: the next value in line is here.
+    pub(super) fn held_came<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        name: u32,
+    ) -> Result<(), String> {
+        let Some(request) = self.requests.get(id) else {
+            cx.counters.increment(Counter::StaleGenerations);
+            return Ok(());
+        };
+        let is_held = self.held.has(name, &request.key);
+        let arrival = if is_held { Arrival::Held } else { Arrival::NotHeld };
+        let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
+        if let Some(held) = self.held.take(name, &request.key) {
+            self.place(cx, id, action, None, held);
+        } else if action == ReceiverAction::AskOnceMore {
+            self.send_request(cx, id);
+        }
+        Ok(())
+    }
+
+    /// Gives a value that is held to a request. If the request can't take it, it is held on: under its old `name`, or
+    /// in line again as the answer to this request.
+    fn place<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        action: ReceiverAction,
+        name: Option<u32>,
+        held: Held,
+    ) {
+        let link = self.id;
+        let Some(request) = self.requests.get(id) else { return };
+        let Held { key, value, asked } = held;
+        if request.waiter.is_none() {
+            return self.late(cx, id, action, value);
+        }
+        let given = take_back(request, cx.port, cx.counters, link);
+        match (value.place(cx.pool, given, request.into), name) {
+            (Ok((received, sender)), _) => self.deliver(cx, id, action, received, sender),
+            (Err(unfit), Some(name)) => {
+                self.held.put_back(name, Held { key, value: unfit.value, asked });
+                self.end(cx, id, action, unfit.error);
+            }
+            (Err(unfit), None) => self.unwanted(cx, id, action, unfit.value, unfit.error),
+        }
     }
 
     /// `ERROR_STATUS`.
@@ -331,6 +380,14 @@ impl<C> Link<C> {
         cx.counters.increment(Counter::ErrorsReceived);
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Error).map_err(|v| v.to_string())?;
+        // A sender that is done with the step has forgotten what is in line here: that is whose turn it is.
+        let key = request.waiter.is_some().then(|| request.key.clone());
+        if !self.held.is_empty()
+            && let Some((name, held)) = key.and_then(|key| self.held.take_any(&key))
+        {
+            self.place(cx, id, action, Some(name), held);
+            return Ok(());
+        }
         self.end(cx, id, action, RequestError::Remote(status));
         Ok(())
     }
@@ -365,11 +422,54 @@ impl<C> Link<C> {
         received: Received,
         sender: Side,
     ) {
-        let Some((waiter, key)) = self.finish(cx, id, action) else { return };
-        if waiter.is_none() {
-            cx.counters.increment(Counter::LateValues);
+        if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
+            return self.late(cx, id, action, HeldValue::of(received, sender));
         }
-        cx.events.push_back(LinkEvent::Arrived { waiter, key, received, sender });
+        if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
+            cx.events.push_back(LinkEvent::Arrived { waiter, key, received, sender });
+        }
+    }
+
+    /// A value has come whose waiter is gone.
+    fn late<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        action: ReceiverAction,
+        value: HeldValue,
+    ) {
+        cx.counters.increment(Counter::LateValues);
+        if self.requests.get(id).is_some_and(|request| !request.is_abandoned)
+            && !is_on(Mutant::UnclaimedDropped)
+        {
+            self.hold(cx, id, value);
+        }
+        self.finish(cx, id, action);
+    }
+
+    /// A value has come that its waiter does not want, or can't have, as it is.
+    fn unwanted<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        action: ReceiverAction,
+        value: HeldValue,
+        error: RequestError,
+    ) {
+        if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
+            return self.late(cx, id, action, value);
+        }
+        self.hold(cx, id, value);
+        self.end(cx, id, action, error);
+    }
+
+    /// Holds the value that a request was answered with, and has its place put back in line.
+    fn hold<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, value: HeldValue) {
+        let Some(request) = self.requests.get(id) else { return };
+        let (key, route, asked) = (request.key.clone(), request.route, request.asked);
+        let TensorKey { step, frame, iteration, .. } = key;
+        let held = self.held.keep(Held { key, value, asked });
+        self.send(cx, &Message::Return { request: id, route, step, frame, iteration, held });
     }
 
     fn end<P: Port>(
@@ -379,8 +479,7 @@ impl<C> Link<C> {
         action: ReceiverAction,
         error: RequestError,
     ) {
-        let Some((waiter, key)) = self.finish(cx, id, action) else { return };
-        if waiter.is_some() {
+        if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
             cx.events.push_back(LinkEvent::Failed { waiter, key, error });
         }
     }
@@ -398,37 +497,15 @@ impl<C> Link<C> {
         }
         let mut request = self.requests.remove(id)?;
         // The tensor goes back to the pool: nothing can be written to it any more.
-        drop(take_back(&mut request, cx.port, self.id));
+        drop(take_back(&mut request, cx.port, cx.counters, self.id));
         if !is_on(Mutant::RouteNotReleased) {
             self.routes_out.release(&request.key.edge);
         }
-        Some((request.waiter.take(), request.key))
+        if request.is_unsettled {
+            for held_back in self.unsettled.settle(&request.key) {
+                self.release(cx, held_back);
+            }
+        }
+        Some((request.waiter, request.key))
     }
-}
-
-/// Takes back what a request has given to the peer, or was given by its waiter.
-fn take_back<P: Port, C>(
-    request: &mut Request<C>,
-    port: &mut P,
-    link: crate::fabric::LinkId,
-) -> Option<TensorMut> {
-    match request.grant.take() {
-        Some(grant) => port.revoke(link, &grant),
-        None => request.given.take(),
-    }
-}
-
-/// Where a request's tensor will go, as far as that is known before the answer.
-struct Destination {
-    grant: Option<Grant>,
-    given: Option<TensorMut>,
-    into: bool,
-    borrow: bool,
-    /// Whether the answer may refer to the cached meta-data.
-    use_cached: bool,
-}
-
-impl Destination {
-    const NONE: Destination =
-        Destination { grant: None, given: None, into: false, borrow: false, use_cached: false };
 }

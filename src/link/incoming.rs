@@ -1,14 +1,14 @@
 //! The requests of a peer, from their arrival to their answer.
 
 use super::links::{Context, Link};
-use super::{Incoming, LinkEvent, Served, TensorKey, Value};
+use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
 use crate::telemetry::Counter;
 use crate::wire::message::{Message, Message::CancelAck};
-use crate::wire::message::{MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
+use crate::wire::message::{MetaRef, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
 use foldhash::HashMap;
 
@@ -21,7 +21,17 @@ pub(super) struct Asking {
     route: u32,
     meta_version: u32,
     grant: Option<Grant>,
-    kept: Option<Tensor>,
+    /// The value that is kept until the peer asks again, with its number.
+    kept: Option<(Tensor, u64)>,
+}
+
+/// What a value that comes back belongs to, as the peer names it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReturnedKey {
+    pub route: u32,
+    pub step: u64,
+    pub frame: u64,
+    pub iteration: u64,
 }
 
 /// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
@@ -94,9 +104,10 @@ impl<C> Link<C> {
         };
         served.machine.asked_again(grant.len).map_err(|violation| violation.to_string())?;
         if let Some(served) = self.served.remove(&request.slot.index())
-            && let Some(tensor) = served.kept
+            && let Some((tensor, number)) = served.kept
         {
             let bytes = tensor.meta().bytes();
+            self.answered.note(request, number);
             self.write(cx, request, tensor, grant);
             cx.events.push_back(LinkEvent::Answered { bytes });
         }
@@ -128,12 +139,50 @@ impl<C> Link<C> {
         }
     }
 
-    /// Answers a request with a value.
+    /// `RETURN`: nobody took the value of an answer. It stays where it is, and its place in line is here again.
+    pub(super) fn returned<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        of: ReturnedKey,
+        held: u32,
+    ) -> Result<(), String> {
+        cx.counters.increment(Counter::ValuesReturned);
+        let Some(number) = self.answered.take(request) else {
+            return Err(format!("a value came back for slot {}, which was given none", request.slot.index()));
+        };
+        let edge = match self.routes_in.get(of.route).map(|route| &route.edge) {
+            Some(Ok(edge)) => edge.clone(),
+            _ => return Err(format!("a value came back on route {}, which has none", of.route)),
+        };
+        let key = TensorKey { edge, step: of.step, frame: of.frame, iteration: of.iteration };
+        cx.events.push_back(LinkEvent::Returned { link: self.id, key, held, number });
+        Ok(())
+    }
+
+    /// Answers a request with the word that its value is held by the peer itself.
+    pub(super) fn serve_held<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        held: u32,
+        number: u64,
+    ) -> bool {
+        if self.take_served(request).is_none() {
+            return false;
+        }
+        self.answered.note(request, number);
+        self.send(cx, &Message::Held { request, held });
+        true
+    }
+
+    /// Answers a request with a value, whose place in line is `number`.
     pub(super) fn serve<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
         value: Value,
+        number: u64,
     ) -> Served {
         let Some(served) = self.served_mut(request) else { return Served::Gone(value) };
         let tensor = match value {
@@ -141,6 +190,7 @@ impl<C> Link<C> {
             Value::Dead => {
                 served.machine.matched(SenderValue::DEAD);
                 self.served.remove(&request.slot.index());
+                self.answered.note(request, number);
                 self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
                 return Served::Copied;
             }
@@ -169,11 +219,12 @@ impl<C> Link<C> {
         let Some(served) = self.served_mut(request) else { return Served::Gone(Value::Tensor(tensor)) };
         let (answer, grant) = (served.machine.matched(value), served.grant);
         if answer == Answer::Meta {
-            served.kept = Some(tensor);
+            served.kept = Some((tensor, number));
             self.meta(cx, request, full, false);
             return Served::Kept;
         }
         self.served.remove(&request.slot.index());
+        self.answered.note(request, number);
         match (answer, grant) {
             (Answer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
@@ -242,8 +293,8 @@ impl<C> Link<C> {
 
 fn undo<C>(link: LinkId, request: RequestId, served: Asking) -> LinkEvent<C> {
     match (served.machine.cancelled(), served.kept) {
-        (CancelAction::PutBack, Some(tensor)) => {
-            LinkEvent::PutBack { key: served.key, value: Value::Tensor(tensor) }
+        (CancelAction::PutBack, Some((tensor, number))) => {
+            LinkEvent::PutBack { key: served.key, value: Value::Tensor(tensor), number }
         }
         _ => LinkEvent::Withdrawn { incoming: Incoming { link, request }, key: served.key },
     }
@@ -251,12 +302,4 @@ fn undo<C>(link: LinkId, request: RequestId, served: Asking) -> LinkEvent<C> {
 
 fn immediate(kind: ImmediateKind, request: RequestId) -> Immediate {
     Immediate { kind, generation: request.generation, slot: request.slot }
-}
-
-fn side_of(tensor: &Tensor) -> Side {
-    match (tensor.is_lent(), tensor.span().is_some()) {
-        (true, _) => Side::BORROWED,
-        (false, true) => Side::POOL,
-        (false, false) => Side::HEAP,
-    }
 }

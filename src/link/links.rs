@@ -1,17 +1,19 @@
 //! The links of one poller and the port that they complete on.
 
-use super::incoming::ServedTable;
+use super::answered::Answered;
+use super::held::HeldTable;
+use super::incoming::{ReturnedKey, ServedTable};
 use super::outbox::{Inbox, Outbox};
-use super::requests::Requests;
+use super::requests::{Requests, Unsettled};
 use super::routes::{InRoutes, OutRoutes};
 use super::table::LinkTable;
-use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Want};
+use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Verdict, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
-use crate::telemetry::{Counter, CountersWriter};
+use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::message::fragment::{Assembler, is_fragment};
-use crate::wire::message::{Message, VERSION};
+use crate::wire::message::{Message, RequestId, VERSION};
 use crate::wire::{EdgeName, Status, TaskId};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -56,6 +58,11 @@ pub(super) struct Link<C> {
     pub depth: u32,
     pub requests: Requests<C>,
     pub served: ServedTable,
+    pub answered: Answered,
+    pub held: HeldTable,
+    pub unsettled: Unsettled,
+    /// Requests made so far.
+    pub asked: u64,
     pub routes_out: OutRoutes,
     pub routes_in: InRoutes,
     assembler: Assembler,
@@ -213,28 +220,60 @@ impl<P: Port, C> Links<P, C> {
         want: Want,
         timeout_ms: u32,
         waiter: C,
-    ) -> Result<(), (RequestRefused, C)> {
+    ) -> Result<RequestId, (RequestRefused, C)> {
         let Some((found, mut cx)) = self.with(link) else { return Err((RequestRefused::NoLink, waiter)) };
         let asked = found.request(&mut cx, key, want, timeout_ms, waiter);
         self.links.note_backlog(link);
         asked
     }
 
-    /// Looks at every waiter of a link's requests. `judge` may take the waiter away, having told it something,
-    /// and says whether the request is given up; a waiter that was left hears of the request's end later.
-    pub fn give_up(&mut self, link: LinkId, judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> bool) {
+    /// Looks at every waiter of a link's requests.
+    pub fn give_up(&mut self, link: LinkId, judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict) {
         if let Some((found, mut cx)) = self.with(link) {
             found.give_up(&mut cx, judge);
             self.links.note_backlog(link);
         }
     }
 
+    /// Looks at the waiter of one request, if the request is still there.
+    pub fn give_up_one(
+        &mut self,
+        link: LinkId,
+        request: RequestId,
+        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
+    ) {
+        if let Some((found, mut cx)) = self.with(link) {
+            found.give_up_one(&mut cx, request, judge);
+            self.links.note_backlog(link);
+        }
+    }
+
     /// Answers a peer's request.
-    pub fn serve(&mut self, incoming: Incoming, value: Value) -> Served {
+    ///
+    /// `number` is the value's place among all values: it comes back with the value, if that comes back.
+    pub fn serve(&mut self, incoming: Incoming, value: Value, number: u64) -> Served {
         let Some((link, mut cx)) = self.with(incoming.link) else { return Served::Gone(value) };
-        let served = link.serve(&mut cx, incoming.request, value);
+        let served = link.serve(&mut cx, incoming.request, value, number);
         self.links.note_backlog(incoming.link);
         served
+    }
+
+    /// Answers a peer's request with the word that the next value in line is one that the peer holds itself, by the name
+    /// that [`LinkEvent::Returned`] brought. Returns whether the request was there.
+    pub fn serve_held(&mut self, incoming: Incoming, held: u32, number: u64) -> bool {
+        let Some((link, mut cx)) = self.with(incoming.link) else { return false };
+        let served = link.serve_held(&mut cx, incoming.request, held, number);
+        self.links.note_backlog(incoming.link);
+        served
+    }
+
+    /// Drops the values of a step that nobody took.
+    pub fn drop_held(&mut self, step: u64) {
+        for id in self.ids() {
+            if let Some((link, _)) = self.with(id) {
+                link.held.end_step(step);
+            }
+        }
     }
 
     /// Answers a peer's request with an error.
@@ -264,6 +303,8 @@ impl<P: Port, C> Links<P, C> {
             busy_routes: sum(|link| link.routes_out.busy()),
             backlog: sum(|link| link.out.backlog()),
             leaving: sum(|link| link.out.values()),
+            held: sum(|link| link.held.len()),
+            unsettled: sum(|link| link.unsettled.len()),
         }
     }
 
@@ -308,6 +349,10 @@ impl<C> Link<C> {
             depth,
             requests: Requests::new(settings.max_requests),
             served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
+            answered: Answered::with_capacity(IN_FLIGHT),
+            held: HeldTable::default(),
+            unsettled: Unsettled::default(),
+            asked: 0,
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
             assembler: Assembler::default(),
@@ -416,6 +461,10 @@ impl<C> Link<C> {
             Message::Response { request, meta, data } => self.response_came(cx, request, meta, data),
             Message::CancelAck { request } => self.acknowledged(cx, request),
             Message::Error { request, status } => self.error_came(cx, request, status),
+            Message::Return { request, route, step, frame, iteration, held } => {
+                self.returned(cx, request, ReturnedKey { route, step, frame, iteration }, held)
+            }
+            Message::Held { request, held } => self.held_came(cx, request, held),
         }
     }
 
@@ -465,6 +514,11 @@ impl<C> Link<C> {
         if !is_on(Mutant::OutstandingLeak) {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
         }
+        for held in self.held.drain() {
+            cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value });
+        }
+        let quarantined = self.requests.iter().map(|request| request.quarantined).sum();
+        cx.counters.lower(Gauge::QuarantinedBytes, quarantined);
         let waiters = self.requests.drain().filter_map(|request| request.waiter).collect();
         cx.port.detach(self.id);
         cx.events.push_back(LinkEvent::Down { link: self.id, failure, waiters });

@@ -6,7 +6,10 @@
 //!
 //! What may not be done here: block, ask for the time, look a key up, call user code.
 
+mod answered;
 mod arrivals;
+mod destination;
+mod held;
 mod incoming;
 mod links;
 mod outbox;
@@ -16,9 +19,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use held::{HeldValue, Unfit};
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 
-use crate::fabric::{LinkFailure, LinkId, PostError};
+use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
 use crate::wire::message::{RequestId, Side};
 use crate::wire::{EdgeName, Status, TensorMeta};
@@ -52,6 +56,20 @@ pub enum Value {
     Dead,
 }
 
+/// Where a tensor lies (SPEC 2.3).
+pub fn side_of(tensor: &Tensor) -> Side {
+    match (tensor.is_lent(), tensor.span().is_some()) {
+        (true, _) => Side::BORROWED,
+        (false, true) => Side::POOL,
+        (false, false) => Side::HEAP,
+    }
+}
+
+/// Where a tensor that can be written lies.
+pub fn side_of_mut(tensor: &TensorMut) -> Side {
+    if tensor.span().is_some() { Side::POOL } else { Side::HEAP }
+}
+
 /// How much the links of a poller have to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
@@ -65,6 +83,10 @@ pub struct LinkLoad {
     pub backlog: usize,
     /// Tensors on their way to a peer.
     pub leaving: usize,
+    /// Values that have come and that nobody took.
+    pub held: usize,
+    /// Keys with a receive of which it is not known yet whether it got a value, after its waiter had left.
+    pub unsettled: usize,
 }
 
 /// A request that a peer sent, as the serving side names it.
@@ -109,22 +131,18 @@ pub enum Received {
     Into(TensorMut),
     /// A dead value, with the tensor that was given, untouched.
     Dead(Option<TensorMut>),
-    /// A value that does not fit the tensor that was given. It is whole, and still somebody's.
-    Misfit {
-        /// The value.
-        value: Tensor,
-        /// What was given.
-        given: TensorMeta,
-    },
-    /// A small value for which the pool has no room. It is whole, and still somebody's.
-    Unplaced {
-        /// Its element type and shape.
-        meta: TensorMeta,
-        /// Its bytes.
-        bytes: Box<[u8]>,
-        /// Why there is no room.
-        error: PoolError,
-    },
+}
+
+/// What is to become of a request, and of its waiter, who may have been taken away and told something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on.
+    GoOn,
+    /// It is given up. A waiter that was left hears of its end later. If it was taken away, a value that comes all the
+    /// same is for whoever is next in line.
+    GiveUp,
+    /// It is given up, and with it whatever still comes for it: its step has ended.
+    Abandon,
 }
 
 /// Why a request ended without a value.
@@ -134,11 +152,14 @@ pub enum RequestError {
     Remote(Status),
     /// The waiter gave up, and the value, if there is one, is still with the sender.
     GivenUp,
-    /// There was no room for it here; the value is still with the sender.
+    /// There was no room for it here; the value is in line again.
     NoRoom(PoolError),
-    /// No more can be granted on this link; the value is still with the sender.
-    NoGrant(PostError),
-    /// It does not fit the tensor that was given; the value is still with the sender.
+    /// No more can be granted on this link; the value is in line again.
+    NoGrant {
+        /// How much can be granted at a time.
+        limit: u32,
+    },
+    /// It does not fit the tensor that was given; the value is in line again.
     Misfit {
         /// What the sender has.
         sent: Box<TensorMeta>,
@@ -187,17 +208,38 @@ pub enum LinkEvent<C> {
     },
     /// A value that was on its way has left this side for good: its memory may be reused.
     Finished,
-    /// A value that had been matched comes back and must be first in line again.
+    /// A value that had been matched comes back, and takes its place in line again.
     PutBack {
         /// Its name.
         key: TensorKey,
         /// The value.
         value: Value,
+        /// Its place.
+        number: u64,
     },
-    /// A value came. Without a waiter it came too late, and belongs to whoever asks next.
+    /// A peer has got a value that nobody there took. The peer holds it, and its place is in line again: whoever asks
+    /// on this link gets [`Links::serve_held`].
+    Returned {
+        /// The link.
+        link: LinkId,
+        /// The value's name.
+        key: TensorKey,
+        /// The peer's name for the value.
+        held: u32,
+        /// Its place.
+        number: u64,
+    },
+    /// A value that nobody took, and whose link is gone: it is for whoever asks next.
+    Orphaned {
+        /// Its name.
+        key: TensorKey,
+        /// The value.
+        value: HeldValue,
+    },
+    /// A value came.
     Arrived {
         /// Who waits for it.
-        waiter: Option<C>,
+        waiter: C,
         /// Its name.
         key: TensorKey,
         /// The value.
@@ -208,7 +250,7 @@ pub enum LinkEvent<C> {
     /// A request ended without a value.
     Failed {
         /// Who waits for it.
-        waiter: Option<C>,
+        waiter: C,
         /// What was asked for.
         key: TensorKey,
         /// Why.

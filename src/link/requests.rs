@@ -1,12 +1,13 @@
 //! The slot table: every request of ours that the peer may still answer.
 
-use super::TensorKey;
 use super::links::IN_FLIGHT;
+use super::{TensorKey, Want};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Receiver;
 use crate::wire::message::{RequestId, VersionedMeta};
 use crate::wire::{Grant, Slot};
+use foldhash::HashMap;
 
 /// A request of ours.
 #[derive(Debug)]
@@ -27,6 +28,93 @@ pub(super) struct Request<C> {
     pub meta: Option<VersionedMeta>,
     /// Why it was given up from this side, if it was not the waiter's wish.
     pub failure: Option<super::RequestError>,
+    /// The number of its edge's route.
+    pub route: u32,
+    /// When it was made, counted in requests.
+    pub asked: u64,
+    /// How long its waiter waits, as the peer is told.
+    pub timeout_ms: u32,
+    /// Whether it would borrow.
+    pub borrow: bool,
+    /// What its waiter wants, while it is held back.
+    pub want: Option<Want>,
+    /// Bytes that the peer may still write to though the request was given up.
+    pub quarantined: u64,
+    /// Whether it counts as [`Unsettled`].
+    pub is_unsettled: bool,
+    /// Whether what still comes for it is nobody's: its step has ended.
+    pub is_abandoned: bool,
+}
+
+/// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
+/// such a key are held back: if a value comes, it is theirs, and it was sent before any other that they could get.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled {
+    keys: HashMap<TensorKey, Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    unsettled: u32,
+    held_back: Vec<RequestId>,
+}
+
+impl Unsettled {
+    /// Keys with such a request.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// One more request for a key is not settled.
+    pub fn add(&mut self, key: &TensorKey) {
+        self.keys.entry(key.clone()).or_default().unsettled += 1;
+    }
+
+    /// Whether requests for a key are held back.
+    pub fn holds(&self, key: &TensorKey) -> bool {
+        !self.keys.is_empty() && self.keys.contains_key(key)
+    }
+
+    /// Holds a request back.
+    pub fn hold(&mut self, key: &TensorKey, request: RequestId) {
+        if let Some(waiting) = self.keys.get_mut(key) {
+            waiting.held_back.push(request);
+        }
+    }
+
+    /// One request for a key is settled. Returns those that are not held back any more, in their order.
+    pub fn settle(&mut self, key: &TensorKey) -> Vec<RequestId> {
+        let Some(waiting) = self.keys.get_mut(key) else { return Vec::new() };
+        waiting.unsettled -= 1;
+        if waiting.unsettled > 0 {
+            return Vec::new();
+        }
+        self.keys.remove(key).map(|waiting| waiting.held_back).unwrap_or_default()
+    }
+}
+
+impl<C> Request<C> {
+    /// A request that is not sent yet.
+    pub fn held_back(key: TensorKey, waiter: C, route: u32, asked: u64, timeout_ms: u32) -> Self {
+        Request {
+            machine: Receiver::held_back(),
+            key,
+            waiter: Some(waiter),
+            grant: None,
+            given: None,
+            into: false,
+            meta: None,
+            failure: None,
+            route,
+            asked,
+            timeout_ms,
+            borrow: false,
+            want: None,
+            quarantined: 0,
+            is_unsettled: false,
+            is_abandoned: false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -112,6 +200,11 @@ impl<C> Requests<C> {
         Some((id, request.as_mut()?))
     }
 
+    /// Every request.
+    pub fn iter(&self) -> impl Iterator<Item = &Request<C>> {
+        self.entries.iter().filter_map(|entry| entry.request.as_ref())
+    }
+
     /// Takes every request out.
     pub fn drain(&mut self) -> impl Iterator<Item = Request<C>> {
         self.free.clear();
@@ -128,16 +221,8 @@ mod tests {
     fn request(waiter: u32) -> Request<u32> {
         let device = "/job:a/replica:0/task:0/device:CPU:0";
         let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
-        Request {
-            machine: Receiver::new(None),
-            key: TensorKey { edge, step: 1, frame: 0, iteration: 0 },
-            waiter: Some(waiter),
-            grant: None,
-            given: None,
-            into: false,
-            meta: None,
-            failure: None,
-        }
+        let key = TensorKey { edge, step: 1, frame: 0, iteration: 0 };
+        Request::held_back(key, waiter, 0, 0, 0)
     }
 
     #[test]
@@ -164,6 +249,23 @@ mod tests {
         assert_eq!(requests.len(), 1);
         let ids: Vec<_> = (0..requests.slots()).filter_map(|slot| Some(requests.in_slot(slot)?.0)).collect();
         assert_eq!(ids, [held]);
+    }
+
+    #[test]
+    fn requests_are_held_back_until_the_last_one_before_them_is_settled() {
+        let mut unsettled = Unsettled::default();
+        let key = request(0).key;
+        assert!(!unsettled.holds(&key));
+        unsettled.add(&key);
+        unsettled.add(&key);
+        let ids = [3, 1].map(|slot| RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 });
+        for id in ids {
+            assert!(unsettled.holds(&key) && !unsettled.holds(&TensorKey { step: 2, ..key.clone() }));
+            unsettled.hold(&key, id);
+        }
+        assert_eq!(unsettled.settle(&key), []);
+        assert_eq!(unsettled.settle(&key), ids);
+        assert!(!unsettled.holds(&key) && unsettled.settle(&key).is_empty());
     }
 
     #[test]

@@ -92,6 +92,11 @@ impl OutRoutes {
         }
     }
 
+    /// The newest meta-data of an edge that has a route.
+    pub fn cached(&self, edge: &Arc<EdgeName>) -> Option<VersionedMeta> {
+        self.by_edge.get(edge)?.meta.clone()
+    }
+
     /// Routes with a request in flight.
     pub fn busy(&self) -> usize {
         self.by_edge.values().filter(|route| route.in_flight > 0).count()

@@ -313,7 +313,7 @@ fn a_re_request_must_follow_meta_data_and_grant_its_length() {
     short.peer.ask(0, 1);
     let LinkEvent::Asked { incoming, .. } = short.event() else { panic!("not asked") };
     let tensor = short.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room").freeze();
-    assert!(matches!(short.links.serve(incoming, Value::Tensor(tensor)), Served::Kept));
+    assert!(matches!(short.links.serve(incoming, Value::Tensor(tensor), 7), Served::Kept));
     short.peer.say(&Message::ReRequest { request, grant });
     let events = short.events();
     assert!(matches!(&events[0], LinkEvent::PutBack { .. }), "the value is not lost: {events:?}");
@@ -340,9 +340,9 @@ fn a_cancel_withdraws_a_waiting_request_and_puts_a_kept_value_back() {
     let request = scene.peer.ask(1, 1);
     let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("not asked") };
     let tensor = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room").freeze();
-    scene.links.serve(incoming, Value::Tensor(tensor));
+    scene.links.serve(incoming, Value::Tensor(tensor), 7);
     scene.peer.say(&Message::Cancel { request });
-    assert!(matches!(scene.event(), LinkEvent::PutBack { value: Value::Tensor(_), .. }));
+    assert!(matches!(scene.event(), LinkEvent::PutBack { value: Value::Tensor(_), number: 7, .. }));
 }
 
 #[test]
@@ -361,10 +361,7 @@ fn answers_for_an_earlier_use_of_a_slot_are_dropped_and_counted() {
     }
     assert_eq!(scene.count(Counter::StaleGenerations), 10);
     scene.peer.immediate(ImmediateKind::Dead, request);
-    assert!(matches!(
-        scene.event(),
-        LinkEvent::Arrived { waiter: Some(77), received: Received::Dead(None), .. }
-    ));
+    assert!(matches!(scene.event(), LinkEvent::Arrived { waiter: 77, received: Received::Dead(None), .. }));
 }
 
 #[test]

@@ -367,17 +367,23 @@ impl Node {
         self.stop_because(LossCause::STOPPED)
     }
 
-    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask.
+    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask. While nobody does, it looks
+    /// less and less often: the CPU is for those who compute.
     fn drain(&self) {
-        const LOOK: Duration = Duration::from_millis(1);
+        const LOOK: Duration = Duration::from_micros(50);
+        const LONGEST_NAP: Duration = Duration::from_millis(1);
         let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
-        let served = || self.outstanding.load(Ordering::Relaxed) == 0;
+        let left = || self.outstanding.load(Ordering::Relaxed);
         let end = self.rendezvous.now() + self.stop_timeout;
-        while !served() && self.rendezvous.now() < end && self.peers().iter().any(connected) {
+        let (mut nap, mut before) = (LOOK, left());
+        while left() > 0 && self.rendezvous.now() < end && self.peers().iter().any(connected) {
             let next = end.min(self.rendezvous.now() + LOOK);
-            if self.rendezvous.wait_until(next, &served).is_err() {
-                return;
+            match self.rendezvous.wait_until(next, &|| left() == 0) {
+                Ok(false) => std::thread::sleep(nap.min(end.since(self.rendezvous.now()))),
+                Ok(true) | Err(_) => return,
             }
+            nap = if left() < before { LOOK } else { LONGEST_NAP.min(nap * 2) };
+            before = left();
         }
     }
 

@@ -12,10 +12,17 @@
 //!                 ◀─────────────────────────── META_DATA_RESPONSE (unknown or changed)
 //!   TENSOR_RE_REQUEST ────────────────────────▶
 //!                 ◀─────────────────────────── write + immediate                   done
+//!                 ◀─────────────────────────── HELD_RESPONSE (the value is here)   done
 //!   CANCEL ───────────────────────────────────▶ value stays or is put back
 //!                 ◀─────────────────────────── CANCEL_ACK, behind everything posted for the request
+//!   RETURN ───────────────────────────────────▶ nobody took the answer: its value is in line again
 //! ```
+//!
+//! A value whose receiver is gone when it comes, or does not want it as it is, stays where it has come to; what goes back is
+//! its place in line. So there is one line for a key, at the sender, and whoever is next in it gets the value that was sent first.
 
+#[cfg(test)]
+mod explore;
 mod receiver;
 mod sender;
 

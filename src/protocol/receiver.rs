@@ -20,6 +20,10 @@ pub enum Arrival {
     Meta,
     /// The sender's meta-data, with a loan behind it.
     MetaBeforeLoan,
+    /// The sender's word that the next value in line is one that this side holds itself, and it does.
+    Held,
+    /// The same word, for a value that is not held here any more.
+    NotHeld,
     /// The sender failed.
     Error,
     /// Nothing more will come.
@@ -37,6 +41,8 @@ pub enum ReceiverAction {
     Deliver,
     /// Hand the value, or the error, to the waiter; the slot stays in use until the cancel is acknowledged.
     DeliverAndKeep,
+    /// Send `TENSOR_REQUEST` once more, under the same name: the answer to the last one was void.
+    AskOnceMore,
     /// Send `CANCEL`.
     SendCancel,
     /// Tell the waiter that its call ended as it wished, without a value; the slot is free.
@@ -53,6 +59,8 @@ pub struct Receiver {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// Not sent yet.
+    HeldBack,
     /// Asked, with a destination of this many bytes granted, or none.
     Asked {
         granted: Option<u64>,
@@ -75,6 +83,7 @@ enum State {
 impl State {
     fn name(self) -> &'static str {
         match self {
+            State::HeldBack => "that was not sent yet",
             State::Asked { .. } => "that waits for its first answer",
             State::Allocating => "that is being allocated for",
             State::AskedAgain { .. } => "that waits for its write",
@@ -91,6 +100,22 @@ impl Receiver {
         Receiver { state: State::Asked { granted } }
     }
 
+    /// A request that is not sent yet: [`Receiver::asked`] says when it is.
+    pub fn held_back() -> Self {
+        Receiver { state: State::HeldBack }
+    }
+
+    /// Whether the request is not sent yet.
+    pub fn is_held_back(&self) -> bool {
+        self.state == State::HeldBack
+    }
+
+    /// The request that was held back was sent, with `granted` bytes of destination if it carried a grant.
+    pub fn asked(&mut self, granted: Option<u64>) {
+        debug_assert_eq!(self.state, State::HeldBack);
+        self.state = State::Asked { granted };
+    }
+
     /// Something came for the request.
     ///
     /// # Errors
@@ -104,14 +129,19 @@ impl Receiver {
                 self.state = State::Done;
                 Ok(ReceiverAction::Free)
             }
-            State::Allocating | State::Overtaken | State::Done => Err(self.violation(arrival)),
+            State::HeldBack | State::Allocating | State::Overtaken | State::Done => {
+                Err(self.violation(arrival))
+            }
         }
     }
 
     fn first_answer(&mut self, granted: Option<u64>, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
             Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.done()),
-            Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Error => Ok(self.done()),
+            Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Held | Arrival::Error => {
+                Ok(self.done())
+            }
+            Arrival::NotHeld => Ok(ReceiverAction::AskOnceMore),
             Arrival::Meta => {
                 self.state = State::Allocating;
                 Ok(ReceiverAction::Allocate)
@@ -137,10 +167,17 @@ impl Receiver {
         match arrival {
             Arrival::Landed { bytes } if granted != Some(bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
-            Arrival::Landed { .. } | Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Error => {
+            Arrival::Landed { .. }
+            | Arrival::Dead
+            | Arrival::Response
+            | Arrival::Loan
+            | Arrival::Held
+            | Arrival::Error => {
                 self.state = State::Overtaken;
                 Ok(ReceiverAction::DeliverAndKeep)
             }
+            // There was no value in that answer, and the cancel is on its way.
+            Arrival::NotHeld => Ok(ReceiverAction::None),
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::CancelAck => {
@@ -167,6 +204,10 @@ impl Receiver {
     /// The waiter gives up.
     pub fn give_up(&mut self) -> ReceiverAction {
         let granted = match self.state {
+            State::HeldBack => {
+                self.state = State::Done;
+                return ReceiverAction::FinishCancelled;
+            }
             State::Asked { granted } => granted,
             State::AskedAgain { granted } => Some(granted),
             _ => return ReceiverAction::None,
@@ -187,6 +228,7 @@ impl Receiver {
             Arrival::Response => "a tensor response",
             Arrival::Loan => "a loan",
             Arrival::Meta | Arrival::MetaBeforeLoan => "meta-data",
+            Arrival::Held | Arrival::NotHeld => "word of a value that is held here",
             Arrival::Error => "an error status",
             Arrival::CancelAck => "an acknowledgement of a cancel",
         };
@@ -205,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_known_tensor_takes_one_answer() {
-        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Error] {
+        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Held, Error] {
             let mut receiver = Receiver::new(Some(8));
             assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::Deliver]);
             assert!(receiver.arrive(answer).is_err(), "{answer:?} twice");
@@ -238,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_value_that_overtakes_the_cancel_goes_to_the_waiter() {
-        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Error] {
+        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Held, Error] {
             let mut receiver = Receiver::new(Some(8));
             receiver.give_up();
             let actions = run(&mut receiver, &[answer, CancelAck]);
@@ -267,6 +309,28 @@ mod tests {
         run(&mut receiver, &[Meta]);
         assert_eq!(receiver.no_room(), ReceiverAction::SendCancel);
         assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
+    }
+
+    #[test]
+    fn a_void_answer_has_the_request_sent_once_more() {
+        let mut receiver = Receiver::new(Some(8));
+        assert_eq!(run(&mut receiver, &[NotHeld, NotHeld]), [ReceiverAction::AskOnceMore; 2]);
+        receiver.give_up();
+        assert_eq!(
+            run(&mut receiver, &[NotHeld, CancelAck]),
+            [ReceiverAction::None, ReceiverAction::FinishCancelled]
+        );
+    }
+
+    #[test]
+    fn a_request_that_was_not_sent_ends_without_a_word_to_the_peer() {
+        let mut receiver = Receiver::held_back();
+        assert!(receiver.clone().arrive(Response).is_err());
+        assert_eq!(receiver.give_up(), ReceiverAction::FinishCancelled);
+        let mut receiver = Receiver::held_back();
+        receiver.asked(Some(8));
+        assert!(!receiver.is_held_back());
+        assert_eq!(run(&mut receiver, &[Landed { bytes: 8 }]), [ReceiverAction::Deliver]);
     }
 
     #[test]

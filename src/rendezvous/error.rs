@@ -189,6 +189,14 @@ pub enum Error {
         /// The step.
         step: u64,
     },
+    /// A receive was given up, and nobody saw to it: the thread that polls for its peer is held up.
+    #[error(
+        "a receive was given up, and its poller did nothing for {after:?}: what keeps the thread that polls from its work?"
+    )]
+    Stalled {
+        /// For how long.
+        after: Duration,
+    },
     /// The node has stopped.
     #[error("the node has stopped")]
     Stopped,
@@ -220,7 +228,9 @@ impl Error {
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.code,
             Error::StepGone { .. } => Code::NotFound,
             Error::StepTaken { .. } => Code::AlreadyExists,
-            Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped => Code::Unavailable,
+            Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped | Error::Stalled { .. } => {
+                Code::Unavailable
+            }
             Error::Forked => Code::FailedPrecondition,
             Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::NotMovable { .. } => Code::Unimplemented,

@@ -23,10 +23,16 @@ impl<T> Fifo<T> {
         }
     }
 
-    pub fn push_front(&mut self, first: T) {
-        if let Some(second) = self.first.replace(first) {
-            self.rest.push_front(second);
+    /// Puts a thing before the first that is `later` than it, or last.
+    pub fn insert_before(&mut self, thing: T, mut later: impl FnMut(&T) -> bool) {
+        if self.first.as_ref().is_none_or(&mut later) {
+            if let Some(second) = self.first.replace(thing) {
+                self.rest.push_front(second);
+            }
+            return;
         }
+        let at = self.rest.iter().position(later).unwrap_or(self.rest.len());
+        self.rest.insert(at, thing);
     }
 
     pub fn pop(&mut self) -> Option<T> {
@@ -38,12 +44,16 @@ impl<T> Fifo<T> {
         first
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.first.is_none()
+    pub fn last(&self) -> Option<&T> {
+        self.rest.back().or(self.first.as_ref())
     }
 
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &T> {
@@ -71,15 +81,17 @@ mod tests {
     #[test]
     fn things_leave_in_the_order_in_which_they_came() {
         let mut fifo = Fifo::one(2);
-        fifo.push(3);
-        fifo.push_front(1);
         fifo.push(4);
+        for thing in [1, 3, 5] {
+            fifo.insert_before(thing, |other| *other > thing);
+        }
+        assert_eq!(fifo.remove(|thing| *thing == 5), Some(5));
         assert_eq!(fifo.iter().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
         assert_eq!(fifo.remove(|thing| *thing == 3), Some(3));
         assert_eq!(fifo.remove(|thing| *thing == 1), Some(1));
         assert_eq!((fifo.pop(), fifo.pop(), fifo.pop()), (Some(2), Some(4), None));
         assert!(fifo.is_empty());
         fifo.push(5);
-        assert_eq!((fifo.len(), fifo.pop()), (1, Some(5)));
+        assert_eq!((fifo.last().copied(), fifo.pop(), fifo.last()), (Some(5), Some(5), None));
     }
 }

@@ -1,10 +1,10 @@
 //! The table for tensors whose source and destination are this process: no fabric is touched (SPEC 2.6).
 
 use super::steps::{StepState, Steps};
-use super::table::{Asked, Offered, Table};
+use super::table::{Asked, Numbered, Offered, Table};
 use super::waiter::{Delivery, GiveUp, Payload, Waiter};
 use super::{Error, path::Cancel};
-use crate::link::{TensorKey, Value};
+use crate::link::{TensorKey, Value, side_of, side_of_mut};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
@@ -24,7 +24,7 @@ pub(super) struct Told(Vec<Telling>);
 
 #[derive(Debug)]
 enum Telling {
-    Value { key: TensorKey, waiter: LocalWaiter, value: Value },
+    Value { waiter: LocalWaiter, value: Value },
     GaveUp { key: TensorKey, waiter: Waiter },
     Failed { waiter: Waiter, error: Error },
 }
@@ -43,38 +43,37 @@ impl Default for Local {
 }
 
 impl Local {
-    /// Hands a value to a waiter, or keeps it.
-    pub fn send(&mut self, key: TensorKey, value: Value) -> Told {
-        match self.table.offer(&key, value) {
-            Offered::Matched(waiter, value) => Told(vec![Telling::Value { key, waiter, value }]),
-            Offered::Kept => Told::default(),
+    /// Hands a value to the first waiter that it fits, or keeps it. Those that it does not fit are told so.
+    pub fn send(&mut self, key: &TensorKey, value: Value) -> Told {
+        let mut told = Told::default();
+        let mut offered = self.table.offer(key, value);
+        while let Offered::Matched(waiter, matched) = offered {
+            let Some(back) = told.hand_over(key, waiter, matched) else { break };
+            offered = self.table.put_back(key, back);
         }
+        told
     }
 
-    /// Puts a value back, first in line.
-    pub fn put_back(&mut self, key: TensorKey, value: Value) -> Told {
-        match self.table.put_back(&key, value) {
-            Offered::Matched(waiter, value) => Told(vec![Telling::Value { key, waiter, value }]),
-            Offered::Kept => Told::default(),
-        }
-    }
-
-    /// Gives a waiter its value, or keeps the waiter.
-    pub fn receive(&mut self, key: TensorKey, waiter: LocalWaiter) -> Told {
+    /// Gives a waiter its value, or keeps the waiter. A value that does not fit it stays.
+    pub fn receive(&mut self, key: &TensorKey, waiter: LocalWaiter) -> Told {
+        let mut told = Told::default();
         let deadline = waiter.waiter.deadline;
-        match self.table.ask(&key, waiter) {
-            Asked::Matched(waiter, value) => Told(vec![Telling::Value { key, waiter, value }]),
-            Asked::Kept => {
-                self.next_deadline = self.next_deadline.min(deadline);
-                Told::default()
+        match self.table.ask(key, waiter) {
+            Asked::Matched(waiter, matched) => {
+                if let Some(back) = told.hand_over(key, waiter, matched) {
+                    // There was a value, so nobody waits: it is kept.
+                    let _ = self.table.put_back(key, back);
+                }
             }
+            Asked::Kept => self.next_deadline = self.next_deadline.min(deadline),
         }
+        told
     }
 
     /// Ends a call that still waits.
-    pub fn cancel(&mut self, cancel: &Cancel) -> Told {
-        let found = self.table.remove_waiters(|_, kept| kept.waiter.id == cancel.id);
-        Told(found.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, cancel.why.clone())).collect())
+    pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> Told {
+        let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.id);
+        Told(found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect())
     }
 
     /// Ends what has waited until now.
@@ -113,47 +112,61 @@ fn failed(waiter: Waiter, error: &Error) -> Telling {
 }
 
 impl Told {
-    /// Adds what another call found out.
-    pub fn append(&mut self, mut other: Told) {
-        self.0.append(&mut other.0);
+    /// Notes a value for its waiter, or that it does not fit what was given for it: then it comes back.
+    fn hand_over(
+        &mut self,
+        key: &TensorKey,
+        waiter: LocalWaiter,
+        matched: Numbered<Value>,
+    ) -> Option<Numbered<Value>> {
+        if let (Value::Tensor(tensor), Some(given)) = (&matched.value, &waiter.into)
+            && tensor.meta() != given.meta()
+        {
+            let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
+            let error = Error::Misfit { key: key.to_string(), sent, given };
+            self.0.push(Telling::Failed { waiter: waiter.waiter, error });
+            return (!is_on(Mutant::LocalMisfitLost)).then_some(matched);
+        }
+        self.0.push(Telling::Value { waiter, value: matched.value });
+        None
     }
 
-    /// Tells everybody. Returns the values that did not fit what was given for them: they go back.
-    pub fn tell(self) -> Vec<(TensorKey, Value)> {
-        self.0.into_iter().filter_map(Telling::tell).collect()
+    /// Tells everybody.
+    pub fn tell(self) {
+        self.0.into_iter().for_each(Telling::tell);
     }
 }
 
 impl Telling {
-    fn tell(self) -> Option<(TensorKey, Value)> {
+    fn tell(self) {
         match self {
             Telling::GaveUp { key, waiter } => waiter.given_up(&key),
             Telling::Failed { waiter, error } => waiter.complete(Err(error)),
-            Telling::Value { key, waiter, value } => return deliver(key, waiter, value),
+            Telling::Value { waiter, value } => deliver(waiter, value),
         }
-        None
     }
 }
 
-fn deliver(key: TensorKey, local: LocalWaiter, value: Value) -> Option<(TensorKey, Value)> {
+fn deliver(local: LocalWaiter, value: Value) {
     let LocalWaiter { waiter, into } = local;
-    let (payload, is_dead) = match (value, into) {
-        (Value::Tensor(tensor), None) => (Payload::Tensor(tensor), false),
-        (Value::Tensor(tensor), Some(mut given)) if tensor.meta() == given.meta() => {
+    let (tensor, is_dead, sender, receiver) = match (value, into) {
+        (Value::Tensor(tensor), None) => {
+            let side = side_of(&tensor);
+            (Payload::Tensor(tensor), false, side, side)
+        }
+        // It has the tensor's type and shape: this was looked at when the two met.
+        (Value::Tensor(tensor), Some(mut given)) => {
             given.bytes_mut().copy_from_slice(tensor.bytes());
-            (Payload::Into(given), false)
+            let sides = (side_of(&tensor), side_of_mut(&given));
+            (Payload::Into(given), false, sides.0, sides.1)
         }
-        (Value::Tensor(tensor), Some(given)) => {
-            let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
-            waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
-            return (!is_on(Mutant::LocalMisfitLost)).then_some((key, Value::Tensor(tensor)));
+        (Value::Dead, None) => (Payload::Tensor(Tensor::empty()), true, Side::HEAP, Side::HEAP),
+        (Value::Dead, Some(given)) => {
+            let side = side_of_mut(&given);
+            (Payload::Into(given), true, Side::HEAP, side)
         }
-        (Value::Dead, None) => (Payload::Tensor(Tensor::empty()), true),
-        (Value::Dead, Some(given)) => (Payload::Into(given), true),
     };
-    let side = if is_dead { Side::HEAP } else { Side::POOL };
-    waiter.complete(Ok(Delivery { tensor: payload, is_dead, sender: side, receiver: side }));
-    None
+    waiter.complete(Ok(Delivery { tensor, is_dead, sender, receiver }));
 }
 
 /// The error of a call on a step that is not live, or `Ok`.

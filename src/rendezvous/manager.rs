@@ -11,6 +11,7 @@ use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
 use crate::engine::{Calls, Executor, Ticket};
+use crate::link::TensorKey;
 use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -245,7 +246,10 @@ impl Rendezvous {
         Ok(Step { id, shared: self.shared.clone(), ended })
     }
 
-    /// Declares a run of steps.
+    /// Declares a run of steps. Every id from `base` on belongs to it, up to the base of the next sequence: ids that
+    /// are drawn at random must lie below every base. One that lies in a sequence works as any other, but after its
+    /// cleanup it is remembered for ever, not among the last 4,096 (SPEC 2.5), and ids below the first step of the
+    /// sequence that is not cleaned up are gone. So base 0 leaves no room for random ids at all.
     pub fn sequence(&self, base: u64) -> Sequence {
         if self.shared.check_home().is_ok() {
             self.shared.tables().steps.sequence(base);
@@ -346,24 +350,14 @@ impl Shared {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells waiters what they get, outside the lock. Values that do not fit go back into the table.
+    /// Tells waiters what they get, outside the lock.
     pub(super) fn tell(&self, told: Told) {
-        let mut told = told;
-        loop {
-            let misfits = told.tell();
-            if misfits.is_empty() {
-                return self.nudge();
-            }
-            let mut tables = self.tables();
-            told = Told::default();
-            for (key, value) in misfits {
-                told.append(tables.local.put_back(key, value));
-            }
-        }
+        told.tell();
+        self.nudge();
     }
 
-    pub(super) fn cancel_local(&self, cancel: &Cancel) {
-        let told = self.tables().local.cancel(cancel);
+    pub(super) fn cancel_local(&self, key: &TensorKey, cancel: &Cancel) {
+        let told = self.tables().local.cancel(key, cancel);
         self.tell(told);
     }
 

@@ -5,6 +5,7 @@ use super::manager::Shared;
 use super::path::{Cancel, PeerIndex, RemotePath};
 use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
 use crate::engine::Ticket;
+use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Time;
 use std::marker::PhantomData;
@@ -12,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Where a call waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    Local,
+    Local(TensorKey),
     Remote(PeerIndex),
 }
 
@@ -38,16 +39,16 @@ impl CancelToken {
             return;
         }
         let cancel = Cancel { id: self.id, why };
-        match self.place {
-            Place::Local => self.shared.cancel_local(&cancel),
-            Place::Remote(peer) => self.shared.paths.of(peer).cancel(cancel),
+        match &self.place {
+            Place::Local(key) => self.shared.cancel_local(key, &cancel),
+            Place::Remote(peer) => self.shared.paths.of(*peer).cancel(cancel),
         }
     }
 
     /// The path whose progress the receive needs.
     fn path(&self) -> &dyn RemotePath {
         match self.place {
-            Place::Local => self.shared.paths.first(),
+            Place::Local(_) => self.shared.paths.first(),
             Place::Remote(peer) => self.shared.paths.of(peer),
         }
     }
@@ -81,7 +82,8 @@ impl Receivable for TensorMut {
 }
 
 /// A receive that has begun. Dropping it cancels it, without waiting; a value that comes all the same is for whoever
-/// asks next, and a destination that was given stays allocated until the peer can't write to it any more.
+/// asks next, and a destination that was given stays allocated until the peer can't write to it any more. One that
+/// is done already has its value, and drops it: to lose none, cancel with the [token](Pending::cancel_token) and wait.
 #[must_use = "dropping a pending receive cancels it"]
 pub struct Pending<T> {
     token: CancelToken,
@@ -134,8 +136,10 @@ impl<T: Receivable> Pending<T> {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
             self.token.give_up(GiveUp::Deadline(given));
-            let grace = shared.now() + shared.settings.cancel_grace + shared.settings.cancel_grace;
-            shared.wait(self.token.path(), grace, &self.ticket)?;
+            let after = 2 * shared.settings.cancel_grace;
+            if !shared.wait(self.token.path(), shared.now() + after, &self.ticket)? {
+                return Err(shared.broken().unwrap_or(Error::Stalled { after }));
+            }
         }
         let Some(Outcome(result)) = self.ticket.take() else {
             return Err(shared.broken().unwrap_or(Error::Stopped));

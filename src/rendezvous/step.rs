@@ -65,7 +65,7 @@ impl Step {
         }
         let key = edge.key(self.id);
         match edge.destination {
-            End::Here => self.shared.send_local(key, value),
+            End::Here => self.shared.send_local(&key, value),
             End::Peer(peer) => self.send_remote(peer, key, value),
         }
     }
@@ -160,15 +160,12 @@ impl Step {
         self.check()?;
         self.check_destination(edge)?;
         let completer = Calls::callback(&self.shared.executor, move |Outcome(result)| {
-            done(result.and_then(|delivery| match delivery.tensor {
-                Payload::Tensor(tensor) => Ok(Delivery {
-                    tensor,
-                    is_dead: delivery.is_dead,
-                    sender: delivery.sender,
-                    receiver: delivery.receiver,
-                }),
-                // A receive without a destination brings a tensor of its own.
-                Payload::Into(_) => Err(Error::Stopped),
+            done(result.map(|Delivery { tensor, is_dead, sender, receiver }| {
+                let tensor = match tensor {
+                    Payload::Tensor(tensor) => tensor,
+                    Payload::Into(given) => given.freeze(),
+                };
+                Delivery { tensor, is_dead, sender, receiver }
             }));
         });
         self.ask(edge, None, timeout, completer).map(|(token, _)| token)
@@ -231,8 +228,8 @@ impl Step {
         let key = edge.key(self.id);
         let place = match edge.source {
             End::Here => {
-                self.shared.receive_local(key, LocalWaiter { waiter, into })?;
-                Place::Local
+                self.shared.receive_local(&key, LocalWaiter { waiter, into })?;
+                Place::Local(key)
             }
             End::Peer(peer) => {
                 let want = match into {
@@ -269,7 +266,7 @@ impl Step {
 }
 
 impl Shared {
-    fn send_local(&self, key: TensorKey, value: Value) -> Result<(), Error> {
+    fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {
         let told = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;
@@ -279,7 +276,7 @@ impl Shared {
         Ok(())
     }
 
-    fn receive_local(&self, key: TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
+    fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
         let told = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;

@@ -9,20 +9,34 @@ use foldhash::fast::RandomState;
 const CHANNELS: usize = 256;
 
 /// Values and waiters by whole key. A key has values or waiters, never both.
+///
+/// Each value gets a number when it is offered, and keeps it: one that was handed out and comes back takes its place
+/// by that number. So the values in the table are always in the order in which they were sent, whoever brings them back when.
 #[derive(Debug)]
 pub(super) struct Table<V, W> {
     channels: HashMap<TensorKey, Channel<V, W>>,
+    next_number: u64,
+}
+
+/// A value with its place among all that were offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbered<V> {
+    /// Grows with each offer.
+    pub number: u64,
+    /// The value.
+    pub value: V,
 }
 
 #[derive(Debug)]
 enum Channel<V, W> {
-    Values(Fifo<V>),
+    Values(Fifo<Numbered<V>>),
     Waiters(Fifo<W>),
 }
 
 impl<V, W> Default for Table<V, W> {
     fn default() -> Self {
-        Table { channels: HashMap::with_capacity_and_hasher(CHANNELS, RandomState::default()) }
+        let channels = HashMap::with_capacity_and_hasher(CHANNELS, RandomState::default());
+        Table { channels, next_number: 0 }
     }
 }
 
@@ -30,7 +44,7 @@ impl<V, W> Default for Table<V, W> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Offered<V, W> {
     /// Somebody waited for it.
-    Matched(W, V),
+    Matched(W, Numbered<V>),
     /// It is kept.
     Kept,
 }
@@ -39,7 +53,7 @@ pub(super) enum Offered<V, W> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked<V, W> {
     /// The value was there.
-    Matched(W, V),
+    Matched(W, Numbered<V>),
     /// The waiter is kept.
     Kept,
 }
@@ -47,22 +61,29 @@ pub(super) enum Asked<V, W> {
 impl<V, W> Table<V, W> {
     /// Hands a value to the first waiter, or keeps it behind the others.
     pub fn offer(&mut self, key: &TensorKey, value: V) -> Offered<V, W> {
-        self.put(key, value, Fifo::push)
+        let number = self.next_number;
+        self.next_number += 1;
+        self.put(key, Numbered { number, value })
     }
 
-    /// The same, with the value first in line.
-    pub fn put_back(&mut self, key: &TensorKey, value: V) -> Offered<V, W> {
-        self.put(key, value, Fifo::push_front)
+    /// Does the same with a value that had been handed out: it takes its old place.
+    pub fn put_back(&mut self, key: &TensorKey, value: Numbered<V>) -> Offered<V, W> {
+        self.put(key, value)
     }
 
-    fn put(&mut self, key: &TensorKey, value: V, keep: fn(&mut Fifo<V>, V)) -> Offered<V, W> {
+    fn put(&mut self, key: &TensorKey, value: Numbered<V>) -> Offered<V, W> {
         match self.channels.get_mut(key) {
             None => {
                 self.channels.insert(key.clone(), Channel::Values(Fifo::one(value)));
                 Offered::Kept
             }
             Some(Channel::Values(values)) => {
-                keep(values, value);
+                let number = value.number;
+                if values.last().is_none_or(|last| last.number < number) {
+                    values.push(value);
+                } else {
+                    values.insert_before(value, |other| other.number > number);
+                }
                 Offered::Kept
             }
             Some(Channel::Waiters(waiters)) => {
@@ -73,7 +94,7 @@ impl<V, W> Table<V, W> {
                 match waiter {
                     Some(waiter) => Offered::Matched(waiter, value),
                     // An empty channel is never left in the table.
-                    None => self.put(key, value, keep),
+                    None => self.put(key, value),
                 }
             }
         }
@@ -128,15 +149,26 @@ impl<V, W> Table<V, W> {
         removed
     }
 
-    /// Takes out everything of the steps that fit: how many values were dropped, and the waiters. In the order of the
-    /// keys, so that neither the waiters nor the pool's blocks come back in an order that the hashes make.
-    pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (usize, Vec<(TensorKey, W)>) {
+    /// Drops every value that fits.
+    pub fn remove_values(&mut self, mut fits: impl FnMut(&V) -> bool) {
+        self.channels.retain(|_, channel| {
+            let Channel::Values(values) = channel else { return true };
+            while values.remove(|kept| fits(&kept.value)).is_some() {}
+            !values.is_empty()
+        });
+    }
+
+    /// Takes out everything of the steps that fit: the values, and the waiters. In the order of the keys, so that
+    /// neither the waiters nor the pool's blocks come back in an order that the hashes make.
+    pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (Vec<V>, Vec<(TensorKey, W)>) {
         let mut channels: Vec<_> = self.channels.extract_if(|key, _| fits(key.step)).collect();
         channels.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        let (mut values, mut waiters) = (0, Vec::new());
+        let (mut values, mut waiters) = (Vec::new(), Vec::new());
         for (key, channel) in channels {
             match channel {
-                Channel::Values(kept) => values += kept.len(),
+                Channel::Values(mut kept) => {
+                    values.extend(std::iter::from_fn(|| kept.pop()).map(|kept| kept.value));
+                }
                 Channel::Waiters(mut kept) => {
                     waiters.extend(std::iter::from_fn(|| kept.pop()).map(|waiter| (key.clone(), waiter)));
                 }
@@ -199,28 +231,80 @@ mod tests {
         TensorKey { edge, step, frame: 0, iteration: 0 }
     }
 
+    fn given<W>(waiter: W, number: u64, value: i32) -> Asked<i32, W> {
+        Asked::Matched(waiter, Numbered { number, value })
+    }
+
     #[test]
     fn values_and_waiters_meet_in_order() {
         let mut table = Table::default();
         let key = key("a", 1);
         assert_eq!(table.offer(&key, 1), Offered::Kept);
         assert_eq!(table.offer(&key, 2), Offered::Kept);
-        assert_eq!(table.ask(&key, 'a'), Asked::Matched('a', 1));
-        assert_eq!(table.ask(&key, 'b'), Asked::Matched('b', 2));
+        assert_eq!(table.ask(&key, 'a'), given('a', 0, 1));
+        assert_eq!(table.ask(&key, 'b'), given('b', 1, 2));
         assert_eq!(table.ask(&key, 'c'), Asked::Kept);
         assert_eq!(table.ask(&key, 'd'), Asked::Kept);
-        assert_eq!(table.offer(&key, 3), Offered::Matched('c', 3));
-        assert_eq!(table.offer(&key, 4), Offered::Matched('d', 4));
+        assert_eq!(table.offer(&key, 3), Offered::Matched('c', Numbered { number: 2, value: 3 }));
+        assert_eq!(table.offer(&key, 4), Offered::Matched('d', Numbered { number: 3, value: 4 }));
+        assert!(table.is_empty());
+    }
+
+    /// Every order in which these can come.
+    fn orders(of: &[u64]) -> Vec<Vec<u64>> {
+        if of.is_empty() {
+            return vec![Vec::new()];
+        }
+        let without = |at: usize| [&of[..at], &of[at + 1..]].concat();
+        let each = (0..of.len())
+            .flat_map(|at| orders(&without(at)).into_iter().map(move |rest| [vec![of[at]], rest].concat()));
+        each.collect()
+    }
+
+    #[test]
+    fn values_that_come_back_take_their_places_in_whatever_order_they_come() {
+        for back in orders(&[0, 1, 2, 3]) {
+            let mut table = Table::<i32, char>::default();
+            let key = key("a", 1);
+            for value in 0..6 {
+                table.offer(&key, value);
+            }
+            for value in 0..4 {
+                assert_eq!(table.ask(&key, 'x'), given('x', value, value as i32));
+            }
+            for number in &back {
+                table.put_back(&key, Numbered { number: *number, value: *number as i32 });
+            }
+            for value in 0..6 {
+                assert_eq!(table.ask(&key, 'y'), given('y', value, value as i32), "after {back:?}");
+            }
+            assert!(table.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_value_that_comes_back_goes_to_whoever_waits() {
+        let mut table = Table::<i32, char>::default();
+        let key = key("a", 1);
+        table.offer(&key, 5);
+        assert_eq!(table.ask(&key, 'a'), given('a', 0, 5));
+        table.ask(&key, 'b');
+        let back = Numbered { number: 0, value: 5 };
+        assert_eq!(table.put_back(&key, back), Offered::Matched('b', back));
         assert!(table.is_empty());
     }
 
     #[test]
-    fn a_value_that_is_put_back_is_first_in_line() {
+    fn values_can_be_dropped_without_their_neighbours() {
         let mut table = Table::<i32, char>::default();
         let key = key("a", 1);
-        table.offer(&key, 2);
-        table.put_back(&key, 1);
-        assert_eq!(table.ask(&key, 'a'), Asked::Matched('a', 1));
+        for value in 0..4 {
+            table.offer(&key, value);
+        }
+        table.remove_values(|value| value % 2 == 0);
+        assert_eq!(table.ask(&key, 'a'), given('a', 1, 1));
+        table.remove_values(|value| *value == 3);
+        assert!(table.is_empty());
     }
 
     #[test]
@@ -237,7 +321,7 @@ mod tests {
         for other in &others {
             assert_eq!(table.ask(other, 'x'), Asked::Kept);
         }
-        assert_eq!(table.ask(&key("a", 1), 'y'), Asked::Matched('y', 1), "equal, not the same");
+        assert_eq!(table.ask(&key("a", 1), 'y'), given('y', 0, 1), "equal, not the same");
     }
 
     #[test]
@@ -253,8 +337,8 @@ mod tests {
         assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "they do collide");
         assert_eq!(table.offer(&one, 1), Offered::Kept);
         assert_eq!(table.ask(&other, 'x'), Asked::Kept, "the value is not its own");
-        assert_eq!(table.offer(&other, 2), Offered::Matched('x', 2));
-        assert_eq!(table.ask(&colliding("a"), 'y'), Asked::Matched('y', 1));
+        assert_eq!(table.offer(&other, 2), Offered::Matched('x', Numbered { number: 1, value: 2 }));
+        assert_eq!(table.ask(&colliding("a"), 'y'), given('y', 0, 1));
         assert!(table.is_empty());
     }
 
@@ -266,8 +350,8 @@ mod tests {
         table.ask(&key("b", 1), 'w');
         table.offer(&key("a", 2), 3);
         let (values, waiters) = table.remove_steps(|step| step == 1);
-        assert_eq!((values, waiters.len()), (2, 1));
-        assert_eq!(table.ask(&key("a", 2), 'x'), Asked::Matched('x', 3));
+        assert_eq!((values, waiters.len()), (vec![1, 2], 1));
+        assert_eq!(table.ask(&key("a", 2), 'x'), given('x', 2, 3));
         assert!(table.is_empty());
     }
 

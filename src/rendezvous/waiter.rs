@@ -39,7 +39,7 @@ impl Abandoned for Outcome {
 }
 
 /// Names a call, so that it can be cancelled. Unique in the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(super) u64);
 
 /// Why a waiter stops waiting.

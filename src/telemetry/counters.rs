@@ -66,6 +66,8 @@ counters! {
     StaleGenerations = "stale_generations",
     /// Values that came after their receiver had given up.
     LateValues = "late_values",
+    /// Values that a peer got and nobody there took: their places in line came back.
+    ValuesReturned = "values_returned",
     /// Allocations that the pool could not serve at once.
     PoolExhausted = "pool_exhausted",
     /// Requests of peers that were kept until their step started.
@@ -84,12 +86,36 @@ counters! {
 
 const COUNT: usize = Counter::ALL.len();
 
+/// What there is of something now. It grows and shrinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Gauge {
+    /// Bytes that were granted to peers for requests that were given up since, and that the peers may still write
+    /// to: they stay allocated until the write has landed, the peer has acknowledged, or the link has ended (SPEC 3.4b).
+    QuarantinedBytes,
+}
+
+impl Gauge {
+    /// Every gauge, in the order of the table.
+    pub const ALL: &[Gauge] = &[Gauge::QuarantinedBytes];
+
+    /// Its name in tables and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Gauge::QuarantinedBytes => "quarantined_bytes",
+        }
+    }
+}
+
+const GAUGES: usize = Gauge::ALL.len();
+
 /// The counters of one poller, for readers. Written only through its [`CountersWriter`].
 ///
 /// All counters of a poller have the same writer, so they share cache lines; the whole is padded, so that
 /// no other poller's counters are on them.
 pub struct Counters {
     values: CachePadded<[AtomicU64; COUNT]>,
+    gauges: CachePadded<[AtomicU64; GAUGES]>,
 }
 
 /// The one writer of a poller's [`Counters`].
@@ -119,7 +145,8 @@ impl CountersWriter {
     /// New counters, all 0.
     pub fn new() -> Self {
         let values = CachePadded::new([const { AtomicU64::new(0) }; COUNT]);
-        CountersWriter { counters: Arc::new(Counters { values }), not_shared: PhantomData }
+        let gauges = CachePadded::new([const { AtomicU64::new(0) }; GAUGES]);
+        CountersWriter { counters: Arc::new(Counters { values, gauges }), not_shared: PhantomData }
     }
 
     /// The same counters for readers, on any thread and as long as they like.
@@ -134,6 +161,19 @@ impl CountersWriter {
         // Relaxed: a counter publishes nothing but itself. Not `fetch_add`: there is no other writer, and a
         // locked instruction costs some 20 cycles and holds back the loads behind it.
         value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+
+    /// There is more of something.
+    #[inline]
+    pub fn raise(&self, gauge: Gauge, amount: u64) {
+        let value = &self.counters.gauges[gauge as usize];
+        value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+
+    /// There is less of something.
+    #[inline]
+    pub fn lower(&self, gauge: Gauge, amount: u64) {
+        self.raise(gauge, amount.wrapping_neg());
     }
 
     /// Counts one.
@@ -155,43 +195,62 @@ impl Counters {
         self.values[counter as usize].load(Ordering::Relaxed)
     }
 
+    /// What there is of something now.
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.gauges[gauge as usize].load(Ordering::Relaxed)
+    }
+
     /// All values. They are read one after the other while the poller goes on, so two counters that are
     /// written together may differ by what happened meanwhile; each alone is exact.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot { values: std::array::from_fn(|index| self.values[index].load(Ordering::Relaxed)) }
+        Snapshot {
+            values: std::array::from_fn(|index| self.values[index].load(Ordering::Relaxed)),
+            gauges: std::array::from_fn(|index| self.gauges[index].load(Ordering::Relaxed)),
+        }
     }
 }
 
-/// The values of all counters at one time. `+=` puts several pollers together.
+/// The values of all counters and gauges at one time. `+=` puts several pollers together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     values: [u64; COUNT],
+    gauges: [u64; GAUGES],
 }
 
 impl Snapshot {
     /// All 0: what a sum over pollers starts from.
-    pub const ZERO: Snapshot = Snapshot { values: [0; COUNT] };
+    pub const ZERO: Snapshot = Snapshot { values: [0; COUNT], gauges: [0; GAUGES] };
 
     /// The value of one counter.
     pub fn get(&self, counter: Counter) -> u64 {
         self.values[counter as usize]
     }
 
-    /// Every counter's name with its value, in the order of [`Counter::ALL`].
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        Counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)))
+    /// What there was of something.
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.gauges[gauge as usize]
     }
 
-    /// What was counted since `earlier`, an earlier snapshot of the same counters.
+    /// Every name with its value: the counters in the order of [`Counter::ALL`], then the gauges in that of [`Gauge::ALL`].
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counters = Counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)));
+        counters.chain(Gauge::ALL.iter().map(|gauge| (gauge.name(), self.gauge(*gauge))))
+    }
+
+    /// What was counted since `earlier`, an earlier snapshot of the same counters. Gauges are as they are here.
     #[must_use]
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
-        Snapshot { values: std::array::from_fn(|i| self.values[i].wrapping_sub(earlier.values[i])) }
+        let values = std::array::from_fn(|i| self.values[i].wrapping_sub(earlier.values[i]));
+        Snapshot { values, gauges: self.gauges }
     }
 }
 
 impl AddAssign<&Snapshot> for Snapshot {
     fn add_assign(&mut self, other: &Snapshot) {
         for (value, other) in self.values.iter_mut().zip(other.values) {
+            *value = value.wrapping_add(other);
+        }
+        for (value, other) in self.gauges.iter_mut().zip(other.gauges) {
             *value = value.wrapping_add(other);
         }
     }
@@ -243,10 +302,10 @@ mod tests {
     fn names_are_unique_and_in_the_order_of_the_table() {
         let (_, snapshot) = distinct();
         let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 24);
-        assert_eq!((names[0], names[23]), ("tensors_sent", "idle_polls"));
+        assert_eq!(names.len(), 26);
+        assert_eq!((names[0], names[24], names[25]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        assert!(snapshot.iter().map(|(_, value)| value).eq(1..=24));
+        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=25).chain([0])));
     }
 
     #[test]
@@ -274,16 +333,30 @@ mod tests {
     }
 
     #[test]
+    fn a_gauge_shows_what_there_is_now() {
+        let writer = CountersWriter::new();
+        writer.raise(Gauge::QuarantinedBytes, 100);
+        let before = writer.counters().snapshot();
+        writer.raise(Gauge::QuarantinedBytes, 20);
+        writer.lower(Gauge::QuarantinedBytes, 100);
+        let after = writer.counters().snapshot();
+        assert_eq!((before.gauge(Gauge::QuarantinedBytes), after.gauge(Gauge::QuarantinedBytes)), (100, 20));
+        assert_eq!(after.since(&before).gauge(Gauge::QuarantinedBytes), 20, "not a difference");
+        writer.lower(Gauge::QuarantinedBytes, 20);
+        assert_eq!(writer.counters().gauge(Gauge::QuarantinedBytes), 0);
+    }
+
+    #[test]
     fn a_snapshot_is_shown_as_a_table() {
         let writer = CountersWriter::new();
         writer.add(Counter::TensorsSent, 7);
         writer.add(Counter::BytesReceived, 1234);
         let table = writer.counters().snapshot().to_string();
         let lines: Vec<_> = table.lines().collect();
-        assert_eq!(lines.len(), 24);
+        assert_eq!(lines.len(), 26);
         assert_eq!(lines[0], "tensors_sent            7");
         assert_eq!(lines[3], "bytes_received       1234");
-        assert_eq!(lines[18], "requests_deferred       0");
+        assert_eq!(lines[19], "requests_deferred       0");
     }
 
     #[test]

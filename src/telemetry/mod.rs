@@ -6,5 +6,5 @@
 mod counters;
 mod histogram;
 
-pub use counters::{Counter, Counters, CountersWriter, Snapshot};
+pub use counters::{Counter, Counters, CountersWriter, Gauge, Snapshot};
 pub use histogram::LatencyHistogram;

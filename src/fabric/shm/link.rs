@@ -5,6 +5,7 @@ use super::borrow::LeaseTable;
 use super::bulk::PeerPool;
 use super::cold::{self, Bellpull};
 use super::doorbells::{OwnDoorbell, PeerDoorbells};
+use super::grants::MAX_GRANTS;
 use super::incoming::{Incoming, bad_ack};
 use super::lane::Lane;
 use super::layout::Layout;
@@ -100,6 +101,7 @@ impl Link {
                 depth: options.depth,
                 max_inline: PAYLOAD_BYTES,
                 lends: true,
+                grants: MAX_GRANTS as u32,
             },
             id: LinkId(0),
             pool,

@@ -3,7 +3,7 @@
 use super::SimLink;
 use super::load::{Bytes, Load};
 use super::network::SimNetwork;
-use super::side::{Arrived, Held};
+use super::side::{Arrived, Held, MAX_GRANTS};
 use crate::fabric::{
     Completions, Event, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port,
     PostError, Sleep, Sleeper,
@@ -18,7 +18,7 @@ use std::time::Duration;
 const MAX_INLINE: usize = 128;
 
 /// What a link that is not there can do.
-static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false };
+static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false, grants: 0 };
 
 struct Attached {
     id: LinkId,
@@ -107,7 +107,8 @@ impl Port for SimPort {
             state.sides[side].rung_by(ring);
             let options = &state.sides[side].options;
             let lends = state.options.lends;
-            LinkLimits { lanes: options.lanes, depth: options.depth, max_inline: MAX_INLINE, lends }
+            let (lanes, depth, grants) = (options.lanes, options.depth, MAX_GRANTS as u32);
+            LinkLimits { lanes, depth, max_inline: MAX_INLINE, lends, grants }
         });
         self.links.push(Attached { id, side, limits });
         Ok(id)

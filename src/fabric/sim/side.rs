@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Grants that a link can have at a time.
-const MAX_GRANTS: usize = 1 << 14;
+pub(super) const MAX_GRANTS: usize = 1 << 14;
 
 /// What waits for the port's poll.
 #[derive(Debug)]

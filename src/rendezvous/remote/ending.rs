@@ -1,8 +1,8 @@
 //! The end of calls and steps.
 
-use super::Remote;
+use super::{Outgoing, Remote};
 use crate::fabric::Port;
-use crate::link::Links;
+use crate::link::{Links, Verdict};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
@@ -12,25 +12,24 @@ use std::sync::atomic::Ordering;
 
 impl Remote {
     pub(super) fn cancel<P: Port>(&mut self, links: &mut Links<P, Waiter>, cancel: &Cancel, now: Time) {
+        let Some((link, request)) = self.calls.get(&cancel.id).copied() else { return };
         let grace = now + self.settings.cancel_grace;
         let mut next = self.next_deadline;
-        for link in links.ids() {
-            links.give_up(link, &mut |_, slot| {
-                let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
-                    return false;
-                };
-                if matches!(cancel.why, GiveUp::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
-                    *slot = None;
-                    return true;
-                }
-                if waiter.gave_up.is_none() {
-                    waiter.gave_up = Some(cancel.why.clone());
-                    waiter.deadline = grace;
-                    next = next.min(grace);
-                }
-                true
-            });
-        }
+        let calls = &mut self.calls;
+        links.give_up_one(link, request, &mut |_, slot| {
+            let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
+                return Verdict::GoOn;
+            };
+            if matches!(cancel.why, GiveUp::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
+                calls.remove(&cancel.id);
+                *slot = None;
+            } else if waiter.gave_up.is_none() {
+                waiter.gave_up = Some(cancel.why.clone());
+                waiter.deadline = grace;
+                next = next.min(grace);
+            }
+            Verdict::GiveUp
+        });
         self.next_deadline = next;
     }
 
@@ -81,21 +80,25 @@ impl Remote {
         status: impl Fn(&TaskId) -> Status,
     ) {
         let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
-        self.outstanding.fetch_sub(values, Ordering::Relaxed);
+        let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
+        self.outstanding.fetch_sub(ours, Ordering::Relaxed);
         for (_, asking) in asking {
             self.leave(&asking);
             links.refuse(asking.incoming, status(&self.me));
         }
         self.drop_unclaimed(|key| key.step == step);
+        links.drop_held(step);
+        let calls = &mut self.calls;
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
                 if key.step != step || is_on(Mutant::AbortMissesWaiter) {
-                    return false;
+                    return Verdict::GoOn;
                 }
                 if let Some(waiter) = waiter.take() {
+                    calls.remove(&waiter.id);
                     waiter.complete(Err(error.clone()));
                 }
-                true
+                Verdict::Abandon
             });
         }
     }
@@ -104,12 +107,13 @@ impl Remote {
     pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
         let mut next = Time::NEVER;
         let grace = now + self.settings.cancel_grace;
+        let calls = &mut self.calls;
         for link in links.ids() {
             links.give_up(link, &mut |key, slot| {
-                let Some(waiter) = slot else { return false };
+                let Some(waiter) = slot else { return Verdict::GoOn };
                 if now < waiter.deadline || is_on(Mutant::DeadlineNeverFires) {
                     next = next.min(waiter.deadline);
-                    return false;
+                    return Verdict::GoOn;
                 }
                 if waiter.gave_up.is_none() {
                     waiter.gave_up = Some(GiveUp::Deadline(None));
@@ -117,9 +121,10 @@ impl Remote {
                     next = next.min(grace);
                 } else if let Some(waiter) = slot.take() {
                     // The peer has not even said that it lets go: it is told later, the waiter now.
+                    calls.remove(&waiter.id);
                     waiter.given_up(key);
                 }
-                true
+                Verdict::GiveUp
             });
         }
         let late = self.outgoing.remove_waiters(|_, asking| asking.deadline <= now);

@@ -2,28 +2,34 @@
 //! brings what peers send to whoever waits here. Owned by its poller, so nothing in it takes a lock.
 
 mod ending;
+#[cfg(test)]
+mod explore;
 mod peers;
 mod receiving;
 mod serving;
 mod unclaimed;
 
-use self::unclaimed::Unclaimed;
-
 use super::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
 use super::steps::Steps;
-use super::table::Table;
-use super::waiter::Waiter;
+use super::table::{Numbered, Table};
+use super::waiter::{CallId, Waiter};
 use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
-use crate::link::{Incoming, LinkEvent, LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{
+    HeldValue, Incoming, LinkEvent, LinkLoad, LinkSettings, Links, Received, TensorKey, Value, Want,
+};
 use crate::mutants::{Mutant, is_on};
+use crate::wire::message::RequestId;
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// Calls that find room before anything is allocated.
+const CALLS: usize = 256;
 
 /// How the remote half behaves.
 #[derive(Clone, Debug)]
@@ -145,9 +151,11 @@ pub struct Remote {
     /// Whose each link is, or was in an earlier life.
     by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
-    outgoing: Table<Value, Asking>,
+    outgoing: Table<Outgoing, Asking>,
+    /// The requests of the calls that wait on a link.
+    calls: HashMap<CallId, (LinkId, RequestId)>,
     outstanding: Arc<AtomicUsize>,
-    unclaimed: HashMap<TensorKey, VecDeque<Unclaimed>>,
+    unclaimed: HashMap<TensorKey, VecDeque<HeldValue>>,
     next_deadline: Time,
     watch: Arc<dyn PeerWatch>,
     /// The loss that ended everything, where such losses do.
@@ -185,6 +193,15 @@ impl Peer {
     }
 }
 
+/// Something in line for a peer.
+#[derive(Debug)]
+enum Outgoing {
+    /// A value. It counts as outstanding.
+    Value(Value),
+    /// The place of a value that the peer holds itself, by its name on that link.
+    Held { link: LinkId, held: u32 },
+}
+
 /// A peer's request that waits for its value.
 #[derive(Debug)]
 struct Asking {
@@ -215,6 +232,7 @@ impl Remote {
             by_link: HashMap::default(),
             steps: Steps::default(),
             outgoing: Table::default(),
+            calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             outstanding,
             unclaimed: HashMap::default(),
             next_deadline: Time::NEVER,
@@ -226,7 +244,8 @@ impl Remote {
     fn load(&self, links: LinkLoad) -> Load {
         let (values, asking) = self.outgoing.len();
         let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
-        let unclaimed = self.unclaimed.values().map(VecDeque::len).sum();
+        let orphans = self.unclaimed.values().map(VecDeque::len).sum::<usize>();
+        let unclaimed = orphans + links.held;
         Load { links, values, asking, deferred, unclaimed }
     }
 
@@ -249,7 +268,8 @@ impl<P: Port> Handler<P> for Remote {
         match op {
             RemoteOp::Send { key, value } => {
                 if self.steps.is_live(key.step) {
-                    self.offer(links, &key, value, Table::offer);
+                    let offered = self.outgoing.offer(&key, Outgoing::Value(value));
+                    self.match_up(links, &key, offered);
                 } else {
                     self.outstanding.fetch_sub(1, Ordering::Relaxed);
                 }
@@ -279,24 +299,37 @@ impl<P: Port> Handler<P> for Remote {
                 self.asked(links, incoming, &key, timeout_ms, now);
             }
             LinkEvent::Arrived { waiter, key, received, sender } => {
-                self.arrived(links, waiter, key, received, sender);
+                self.calls.remove(&waiter.id);
+                if is_on(Mutant::DeliveredTwice)
+                    && waiter.gave_up.is_some()
+                    && let Received::Tensor(tensor) = &received
+                {
+                    self.keep_unclaimed(key, HeldValue::Tensor { tensor: tensor.clone(), sender });
+                }
+                Self::arrived(links, waiter, received, sender);
             }
-            LinkEvent::Failed { waiter: Some(waiter), key, error } => {
-                self.failed(links.counters(), waiter, &key, error)
+            LinkEvent::Failed { waiter, key, error } => {
+                self.calls.remove(&waiter.id);
+                self.failed(links.counters(), waiter, &key, error);
             }
-            LinkEvent::Failed { waiter: None, .. } => {}
+            LinkEvent::Orphaned { key, value } => self.keep_unclaimed(key, value),
             LinkEvent::Withdrawn { incoming, key } => {
                 let withdrawn = self.outgoing.remove_waiter(&key, |asking| asking.incoming == incoming);
                 if let Some(asking) = withdrawn {
                     self.leave(&asking);
                 }
             }
-            LinkEvent::PutBack { key, value } => {
+            LinkEvent::PutBack { key, value, number } => {
                 if self.steps.is_live(key.step) {
-                    let offer = if is_on(Mutant::PutBackLast) { Table::offer } else { Table::put_back };
-                    self.offer(links, &key, value, offer);
+                    let number = if is_on(Mutant::PutBackLast) { u64::MAX } else { number };
+                    self.put_back(links, &key, Numbered { number, value: Outgoing::Value(value) });
                 } else {
-                    self.outstanding.fetch_sub(1, Ordering::Relaxed);
+                    self.finished();
+                }
+            }
+            LinkEvent::Returned { link, key, held, number } => {
+                if self.steps.is_live(key.step) {
+                    self.put_back(links, &key, Numbered { number, value: Outgoing::Held { link, held } });
                 }
             }
             LinkEvent::Answered { bytes } => serving::sent(links, bytes),

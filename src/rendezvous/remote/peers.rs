@@ -1,8 +1,8 @@
 //! Links as they come and go.
 
-use super::{Remote, Stage, Tie, Tried};
+use super::{Outgoing, Remote, Stage, Tie, Tried};
 use crate::fabric::{LinkFailure, LinkId, Port};
-use crate::link::{LinkIdentity, Links};
+use crate::link::{LinkIdentity, Links, Verdict};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
@@ -46,11 +46,13 @@ impl Remote {
             false => LossCause::Died(format!("it was started again, as incarnation {:016x}", by.incarnation)),
         });
         let error = self.lost_error(index, old.tag, &cause);
+        let calls = &mut self.calls;
         links.give_up(old.link, &mut |_, waiter| {
             if let Some(waiter) = waiter.take() {
+                calls.remove(&waiter.id);
                 waiter.complete(Err(error.clone()));
             }
-            false
+            Verdict::GoOn
         });
         links.fail(old.link, LinkFailure::Local(cause.to_string()));
         self.ended(links, index, old.tag, old.stage, cause);
@@ -92,6 +94,11 @@ impl Remote {
         let asking = self.outgoing.remove_waiters(|_, asking| asking.incoming.link == link);
         for (_, asking) in asking {
             self.leave(&asking);
+        }
+        // What a peer holds itself it gives to its own receives, without a word from here.
+        self.outgoing.remove_values(|value| matches!(value, Outgoing::Held { link: of, .. } if *of == link));
+        for waiter in &waiters {
+            self.calls.remove(&waiter.id);
         }
         // A link that another one has replaced was emptied then.
         let Some(index) = self.peer_of(link) else { return };
@@ -169,12 +176,14 @@ impl Remote {
 
     /// Every call on every link ends with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
+        let calls = &mut self.calls;
         for link in links.ids() {
             links.give_up(link, &mut |_, waiter| {
                 if let Some(waiter) = waiter.take() {
+                    calls.remove(&waiter.id);
                     waiter.complete(Err(error.clone()));
                 }
-                true
+                Verdict::Abandon
             });
         }
     }

@@ -1,8 +1,8 @@
 //! The receiving side: requests of this process, and what comes for them.
 
-use super::{Remote, Unclaimed};
+use super::Remote;
 use crate::fabric::Port;
-use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want};
+use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want, side_of, side_of_mut};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
@@ -42,8 +42,12 @@ impl Remote {
             deadline => u32::try_from(deadline.since(now).as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
         };
         self.next_deadline = self.next_deadline.min(waiter.deadline);
-        if let Err((refused, waiter)) = links.request(link, key.clone(), want, timeout_ms, waiter) {
-            waiter.complete(Err(self.refused(refused, &key, index)));
+        let id = waiter.id;
+        match links.request(link, key.clone(), want, timeout_ms, waiter) {
+            Ok(request) => {
+                self.calls.insert(id, (link, request));
+            }
+            Err((refused, waiter)) => waiter.complete(Err(self.refused(refused, &key, index))),
         }
     }
 
@@ -65,55 +69,18 @@ impl Remote {
     }
 
     pub(super) fn arrived<P: Port>(
-        &mut self,
         links: &Links<P, Waiter>,
-        waiter: Option<Waiter>,
-        key: TensorKey,
+        waiter: Waiter,
         received: Received,
         sender: Side,
     ) {
-        let Some(waiter) = waiter else {
-            let unclaimed = match received {
-                Received::Tensor(tensor) | Received::Misfit { value: tensor, .. } => {
-                    Unclaimed::Tensor { tensor, sender }
-                }
-                Received::Into(given) => Unclaimed::Tensor { tensor: given.freeze(), sender },
-                Received::Dead(_) => Unclaimed::Dead,
-                Received::Unplaced { meta, bytes, .. } => Unclaimed::Bytes { meta, bytes, sender },
-            };
-            return self.keep_unclaimed(key, unclaimed);
+        let (payload, is_dead) = match received {
+            Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
+            Received::Into(given) => (Payload::Into(given), false),
+            Received::Dead(None) => (Payload::Tensor(links.pool().empty()), !is_on(Mutant::DeadFlagLost)),
+            Received::Dead(Some(given)) => (Payload::Into(given), true),
         };
-        if is_on(Mutant::DeliveredTwice)
-            && waiter.gave_up.is_some()
-            && let Received::Tensor(tensor) = &received
-        {
-            self.keep_unclaimed(key.clone(), Unclaimed::Tensor { tensor: tensor.clone(), sender });
-        }
-        match received {
-            Received::Tensor(tensor) => {
-                Self::deliver(links.counters(), waiter, Payload::Tensor(tensor), false, sender)
-            }
-            Received::Into(given) => {
-                Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender)
-            }
-            Received::Dead(None) => {
-                let empty = Payload::Tensor(links.pool().empty());
-                Self::deliver(links.counters(), waiter, empty, !is_on(Mutant::DeadFlagLost), sender)
-            }
-            Received::Dead(Some(given)) => {
-                Self::deliver(links.counters(), waiter, Payload::Into(given), true, sender)
-            }
-            Received::Misfit { value, given } => {
-                let (sent, given) = (Box::new(value.meta().clone()), Box::new(given));
-                waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
-                self.keep_unclaimed(key, Unclaimed::Tensor { tensor: value, sender });
-            }
-            Received::Unplaced { meta, bytes, error } => {
-                links.counters().increment(Counter::PoolExhausted);
-                waiter.complete(Err(Error::NoRoom { key: key.to_string(), source: Arc::new(error) }));
-                self.keep_unclaimed(key, Unclaimed::Bytes { meta, bytes, sender });
-            }
-        }
+        Self::deliver(links.counters(), waiter, payload, is_dead, sender);
     }
 
     pub(super) fn deliver(
@@ -124,10 +91,9 @@ impl Remote {
         sender: Side,
     ) {
         let (bytes, receiver) = match &payload {
-            Payload::Tensor(tensor) if tensor.is_lent() => (tensor.meta().bytes(), Side::BORROWED),
-            Payload::Tensor(tensor) => (tensor.meta().bytes(), Side::POOL),
-            Payload::Into(_) if is_dead => (0, Side::POOL),
-            Payload::Into(given) => (given.meta().bytes(), Side::POOL),
+            Payload::Tensor(tensor) => (tensor.meta().bytes(), side_of(tensor)),
+            Payload::Into(given) if is_dead => (0, side_of_mut(given)),
+            Payload::Into(given) => (given.meta().bytes(), side_of_mut(given)),
         };
         counters.increment(Counter::TensorsReceived);
         counters.add(Counter::BytesReceived, bytes);
@@ -152,10 +118,10 @@ impl Remote {
                 counters.increment(Counter::PoolExhausted);
                 Error::NoRoom { key: name, source: Arc::new(error) }
             }
-            RequestError::NoGrant(_) => Error::ResourceExhausted {
-                what: "the number of destinations granted on a link",
-                limit: self.settings.link.max_requests.into(),
-                remedy: "wait for some receives first",
+            RequestError::NoGrant { limit } => Error::ResourceExhausted {
+                what: "the number of destinations that one peer may write to at a time, which the fabric sets,",
+                limit: limit.into(),
+                remedy: "wait for some receives from that peer first",
             },
             RequestError::Misfit { sent, given } => Error::Misfit { key: name, sent, given },
         };

@@ -1,11 +1,11 @@
 //! The sending side: values and peers' requests meet.
 
-use super::{Asking, Remote};
+use super::{Asking, Outgoing, Remote};
 use crate::fabric::Port;
 use crate::link::{Incoming, Links, Served, TensorKey, Value};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::steps::StepState;
-use crate::rendezvous::table::{Asked, Offered, Table};
+use crate::rendezvous::table::{Asked, Numbered, Offered};
 use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use crate::wire::{Code, Status, Time};
@@ -16,53 +16,75 @@ use std::time::Duration;
 /// requests of peers that can't any more, and must not come before theirs.
 const SLACK: Duration = Duration::from_millis(50);
 
-/// [`Table::offer`] or [`Table::put_back`].
-type Offer = fn(&mut Table<Value, Asking>, &TensorKey, Value) -> Offered<Value, Asking>;
-
 impl Remote {
-    pub(super) fn offer<P: Port>(
+    /// Puts what came back where it was in line, or gives it to whoever waits.
+    pub(super) fn put_back<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
         key: &TensorKey,
-        mut value: Value,
-        offer: Offer,
+        value: Numbered<Outgoing>,
     ) {
-        loop {
-            match offer(&mut self.outgoing, key, value) {
-                Offered::Kept => return,
-                Offered::Matched(asking, matched) => {
-                    self.leave(&asking);
-                    match self.serve(links, asking.incoming, matched) {
-                        None => return,
-                        // That request was gone; the next one in line gets the value.
-                        Some(back) => value = back,
-                    }
-                }
-            }
+        let offered = self.outgoing.put_back(key, value);
+        self.match_up(links, key, offered);
+    }
+
+    /// Serves the request that something was matched with, until there is one that takes it.
+    pub(super) fn match_up<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        key: &TensorKey,
+        mut offered: Offered<Outgoing, Asking>,
+    ) {
+        while let Offered::Matched(asking, matched) = offered {
+            offered = self.serve(links, key, asking, matched);
         }
     }
 
-    /// Hands a value to a peer's request. Returns it if the request is gone.
-    pub(super) fn serve<P: Port>(
+    /// Hands what is in line to a peer's request. Returns whom to serve with what next, if that request was gone, or
+    /// what was in line.
+    fn serve<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
-        incoming: Incoming,
-        value: Value,
-    ) -> Option<Value> {
+        key: &TensorKey,
+        asking: Asking,
+        matched: Numbered<Outgoing>,
+    ) -> Offered<Outgoing, Asking> {
+        let (incoming, number) = (asking.incoming, matched.number);
+        let value = match matched.value {
+            Outgoing::Value(value) => value,
+            Outgoing::Held { link, .. } if link != incoming.link => {
+                // It was held by the peer of a link that is gone. The request goes on with what is next in line.
+                self.next_deadline = self.next_deadline.min(asking.deadline);
+                return match self.outgoing.ask(key, asking) {
+                    Asked::Matched(asking, next) => Offered::Matched(asking, next),
+                    Asked::Kept => Offered::Kept,
+                };
+            }
+            Outgoing::Held { held, .. } => {
+                self.leave(&asking);
+                return match links.serve_held(incoming, held, number) {
+                    true => Offered::Kept,
+                    false => self.outgoing.put_back(key, matched),
+                };
+            }
+        };
+        self.leave(&asking);
         let bytes = match &value {
             Value::Tensor(tensor) => tensor.meta().bytes(),
             Value::Dead => 0,
         };
-        match links.serve(incoming, value) {
+        match links.serve(incoming, value, number) {
             Served::Copied => {
                 sent(links, bytes);
                 self.finished();
             }
             Served::Posted => sent(links, bytes),
             Served::Kept => {}
-            Served::Gone(back) => return Some(back),
+            Served::Gone(back) => {
+                return self.outgoing.put_back(key, Numbered { number, value: Outgoing::Value(back) });
+            }
         }
-        None
+        Offered::Kept
     }
 
     /// A value has left this side for good.
@@ -104,10 +126,8 @@ impl Remote {
             ms => now + Duration::from_millis(ms.into()) + SLACK,
         };
         match self.outgoing.ask(key, Asking { incoming, peer, deadline, deferred }) {
-            Asked::Matched(asking, value) => {
-                if let Some(back) = self.serve(links, asking.incoming, value) {
-                    self.offer(links, key, back, Table::put_back);
-                }
+            Asked::Matched(asking, matched) => {
+                self.match_up(links, key, Offered::Matched(asking, matched));
             }
             Asked::Kept => {
                 self.next_deadline = self.next_deadline.min(deadline);

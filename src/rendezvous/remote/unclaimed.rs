@@ -1,26 +1,16 @@
-//! Values that came when nobody waited for them any more: they belong to whoever asks next.
+//! Values that nobody took and whose link is gone: they belong to whoever asks next.
+//!
+//! While the link is there they are in line at their sender, with those that it has not given out (see
+//! [`crate::protocol`]).
 
 use super::Remote;
 use crate::fabric::Port;
-use crate::link::{Links, TensorKey, Want};
-use crate::memory::{Tensor, TensorMut};
+use crate::link::{HeldValue, Links, TensorKey, Want};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::Error;
-use crate::rendezvous::waiter::{Payload, Waiter};
-use crate::wire::TensorMeta;
-use crate::wire::message::Side;
-use std::sync::Arc;
-
-/// A value that nobody waits for.
-#[derive(Debug)]
-pub(super) enum Unclaimed {
-    Tensor { tensor: Tensor, sender: Side },
-    Dead,
-    Bytes { meta: TensorMeta, bytes: Box<[u8]>, sender: Side },
-}
+use crate::rendezvous::waiter::Waiter;
 
 impl Remote {
-    pub(super) fn keep_unclaimed(&mut self, key: TensorKey, unclaimed: Unclaimed) {
+    pub(super) fn keep_unclaimed(&mut self, key: TensorKey, unclaimed: HeldValue) {
         if self.steps.is_live(key.step) && !is_on(Mutant::UnclaimedDropped) {
             self.unclaimed.entry(key).or_default().push_back(unclaimed);
         }
@@ -33,7 +23,7 @@ impl Remote {
         dropped.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     }
 
-    pub(super) fn claim(&mut self, key: &TensorKey) -> Option<Unclaimed> {
+    pub(super) fn claim(&mut self, key: &TensorKey) -> Option<HeldValue> {
         let kept = self.unclaimed.get_mut(key)?;
         let first = kept.pop_front();
         if kept.is_empty() {
@@ -48,54 +38,18 @@ impl Remote {
         key: TensorKey,
         want: Want,
         waiter: Waiter,
-        unclaimed: Unclaimed,
+        unclaimed: HeldValue,
     ) {
-        let (tensor, sender) = match unclaimed {
-            Unclaimed::Dead => {
-                let payload = match want {
-                    Want::Into(given) => Payload::Into(given),
-                    Want::Fresh | Want::Borrow => Payload::Tensor(links.pool().empty()),
-                };
-                return Self::deliver(links.counters(), waiter, payload, true, Side::HEAP);
-            }
-            Unclaimed::Tensor { tensor, sender } => (tensor, sender),
-            Unclaimed::Bytes { meta, bytes, sender } => match links.pool().tensor(meta.clone()) {
-                Ok(mut tensor) => {
-                    tensor.bytes_mut().copy_from_slice(&bytes);
-                    (tensor.freeze(), sender)
-                }
-                Err(error) => {
-                    waiter.complete(Err(Error::NoRoom { key: key.to_string(), source: Arc::new(error) }));
-                    self.unclaimed.entry(key).or_default().push_front(Unclaimed::Bytes {
-                        meta,
-                        bytes,
-                        sender,
-                    });
-                    return;
-                }
-            },
+        let (given, into) = match want {
+            Want::Into(given) => (Some(given), true),
+            Want::Fresh | Want::Borrow => (None, false),
         };
-        match want {
-            Want::Fresh | Want::Borrow => {
-                Self::deliver(links.counters(), waiter, Payload::Tensor(tensor), false, sender)
+        match unclaimed.place(links.pool(), given, into) {
+            Ok((received, sender)) => Self::arrived(links, waiter, received, sender),
+            Err(unfit) => {
+                self.failed(links.counters(), waiter, &key, unfit.error);
+                self.unclaimed.entry(key).or_default().push_front(unfit.value);
             }
-            Want::Into(given) => match fill(given, &tensor) {
-                Ok(given) => Self::deliver(links.counters(), waiter, Payload::Into(given), false, sender),
-                Err(given) => {
-                    let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
-                    waiter.complete(Err(Error::Misfit { key: key.to_string(), sent, given }));
-                    let kept = Unclaimed::Tensor { tensor, sender };
-                    self.unclaimed.entry(key).or_default().push_front(kept);
-                }
-            },
         }
     }
-}
-
-fn fill(mut given: TensorMut, from: &Tensor) -> Result<TensorMut, TensorMut> {
-    if given.meta() != from.meta() {
-        return Err(given);
-    }
-    given.bytes_mut().copy_from_slice(from.bytes());
-    Ok(given)
 }

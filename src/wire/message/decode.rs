@@ -117,6 +117,15 @@ impl<'a> Reader<'a> {
                 let request = self.request()?;
                 Message::Error { request, status: self.status(flags)? }
             }
+            RETURN => Message::Return {
+                request: self.request()?,
+                route: self.u32("route")?,
+                step: self.u64("step")?,
+                frame: self.u64("frame")?,
+                iteration: self.u64("iteration")?,
+                held: self.u32("held value")?,
+            },
+            HELD_RESPONSE => Message::Held { request: self.request()?, held: self.u32("held value")? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }

@@ -65,6 +65,20 @@ impl Message<'_> {
                 put_bytes(out, cut(&status.message).as_bytes());
                 put_bytes(out, &status.details[..status.details.len().min(MAX_STATUS_TEXT)]);
             }
+            Message::Return { request, route, step, frame, iteration, held } => {
+                out.push(RETURN);
+                put_request(out, *request);
+                out.extend_from_slice(&route.to_le_bytes());
+                for number in [step, frame, iteration] {
+                    out.extend_from_slice(&number.to_le_bytes());
+                }
+                out.extend_from_slice(&held.to_le_bytes());
+            }
+            Message::Held { request, held } => {
+                out.push(HELD_RESPONSE);
+                put_request(out, *request);
+                out.extend_from_slice(&held.to_le_bytes());
+            }
         }
     }
 }

@@ -17,6 +17,8 @@
 //! | 9 | `CANCEL` | request u32 |
 //! | 10 | `CANCEL_ACK` | request u32 |
 //! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u16 length + UTF-8), details (u16 length + bytes) |
+//! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, held u32 |
+//! | 14 | `HELD_RESPONSE` | request u32, held u32 |
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
 //! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
@@ -199,6 +201,28 @@ pub enum Message<'a> {
         /// Why.
         status: Status,
     },
+    /// Nobody took the value of an answer. The receiver holds it, and the sender puts it back in line, in its place.
+    Return {
+        /// The request that the value was the answer to.
+        request: RequestId,
+        /// The request's route.
+        route: u32,
+        /// Its step id.
+        step: u64,
+        /// The frame of its edge.
+        frame: u64,
+        /// The iteration of its edge.
+        iteration: u64,
+        /// The receiver's name for the value.
+        held: u32,
+    },
+    /// The next value in line is one that the receiver holds itself.
+    Held {
+        /// The request that it answers.
+        request: RequestId,
+        /// The receiver's name for the value.
+        held: u32,
+    },
 }
 
 const PING: u8 = 1;
@@ -213,6 +237,8 @@ const CANCEL: u8 = 9;
 const CANCEL_ACK: u8 = 10;
 const ERROR_STATUS: u8 = 11;
 const FRAGMENT: u8 = 12;
+const RETURN: u8 = 13;
+const HELD_RESPONSE: u8 = 14;
 
 const FLAG_GRANT: u8 = 1;
 const FLAG_BORROW: u8 = 2;

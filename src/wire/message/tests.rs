@@ -106,6 +106,12 @@ proptest! {
     }
 
     #[test]
+    fn a_return_and_its_answer_come_back(request in request_id(), route: u32, step: u64, iteration: u64, held: u32) {
+        comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, held })?;
+        comes_back(&Message::Held { request, held })?;
+    }
+
+    #[test]
     fn an_error_comes_back_whole(
         request in request_id(), code in 1..17u8, message: String, derived: bool,
         details in proptest::collection::vec(any::<u8>(), 0..100),

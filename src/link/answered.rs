@@ -1,0 +1,65 @@
+//! The places in line of the values that went out, for those that come back.
+
+use crate::wire::message::RequestId;
+
+/// For each slot of the peer's table, the place of the value that it was last answered with.
+///
+/// A peer can use 2^20 slots at most, so this is bounded by 24 MiB, whatever the peer does.
+#[derive(Debug)]
+pub(super) struct Answered {
+    slots: Vec<Option<Answer>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    generation: u8,
+    number: u64,
+}
+
+impl Answered {
+    /// Nothing was answered yet. Allocates nothing more for the first `slots` of the peer's table.
+    pub fn with_capacity(slots: usize) -> Self {
+        Answered { slots: Vec::with_capacity(slots) }
+    }
+
+    /// A request was answered with the value that has this number.
+    #[inline]
+    pub fn note(&mut self, request: RequestId, number: u64) {
+        let slot = request.slot.index() as usize;
+        if slot >= self.slots.len() {
+            self.slots.resize(slot + 1, None);
+        }
+        self.slots[slot] = Some(Answer { generation: request.generation, number });
+    }
+
+    /// The number of the value that this request was answered with: once, as a value can come back once.
+    pub fn take(&mut self, request: RequestId) -> Option<u64> {
+        let answer = self.slots.get_mut(request.slot.index() as usize)?;
+        answer.take_if(|answer| answer.generation == request.generation).map(|answer| answer.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Slot;
+
+    fn request(slot: u32, generation: u8) -> RequestId {
+        RequestId { slot: Slot::new(slot).expect("20 bits"), generation }
+    }
+
+    #[test]
+    fn a_value_can_come_back_once_and_only_for_the_last_use_of_its_slot() {
+        let mut answered = Answered::with_capacity(2);
+        answered.note(request(5, 1), 70);
+        answered.note(request(0, 1), 71);
+        assert_eq!(answered.take(request(5, 0)), None, "an earlier use");
+        assert_eq!(answered.take(request(4, 1)), None, "never answered");
+        assert_eq!(answered.take(request(9, 1)), None, "beyond the table");
+        assert_eq!(answered.take(request(5, 1)), Some(70));
+        assert_eq!(answered.take(request(5, 1)), None, "twice");
+        answered.note(request(0, 2), 72);
+        assert_eq!(answered.take(request(0, 1)), None);
+        assert_eq!(answered.take(request(0, 2)), Some(72));
+    }
+}

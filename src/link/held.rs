@@ -1,0 +1,217 @@
+//! Values that have come and that nobody took: their receiver was gone, or did not want them as they are.
+//!
+//! They stay here, and `RETURN` puts their places back in line at the sender: whoever is next in that line gets them.
+
+use super::{Received, RequestError, TensorKey};
+use crate::memory::{Pool, Tensor, TensorMut};
+use crate::wire::TensorMeta;
+use crate::wire::message::Side;
+use std::collections::BTreeMap;
+
+/// A value that nobody took.
+#[derive(Debug)]
+pub enum HeldValue {
+    /// A tensor.
+    Tensor {
+        /// It.
+        tensor: Tensor,
+        /// Where it lay at the sender.
+        sender: Side,
+    },
+    /// The value of a branch not taken.
+    Dead,
+    /// A small tensor for which the pool had no room.
+    Bytes {
+        /// Its element type and shape.
+        meta: TensorMeta,
+        /// Its bytes.
+        bytes: Box<[u8]>,
+        /// Where it lay at the sender.
+        sender: Side,
+    },
+}
+
+impl HeldValue {
+    /// What was received, if it was received into `given` or to nowhere in particular.
+    pub fn of(received: Received, sender: Side) -> Self {
+        match received {
+            Received::Tensor(tensor) => HeldValue::Tensor { tensor, sender },
+            Received::Into(given) => HeldValue::Tensor { tensor: given.freeze(), sender },
+            Received::Dead(_) => HeldValue::Dead,
+        }
+    }
+
+    /// Gives the value to a receiver: `given` is what it gave for it, `into` whether that must be what comes back.
+    ///
+    /// # Errors
+    /// The value comes back with the reason, if it does not fit what was given, or there is no room for it.
+    pub fn place(
+        self,
+        pool: &Pool,
+        given: Option<TensorMut>,
+        into: bool,
+    ) -> Result<(Received, Side), Box<Unfit>> {
+        let given = given.filter(|_| into);
+        match (self, given) {
+            (HeldValue::Dead, given) => Ok((Received::Dead(given), Side::HEAP)),
+            (HeldValue::Tensor { tensor, sender }, None) => Ok((Received::Tensor(tensor), sender)),
+            (HeldValue::Tensor { tensor, sender }, Some(mut given)) if given.meta() == tensor.meta() => {
+                given.bytes_mut().copy_from_slice(tensor.bytes());
+                Ok((Received::Into(given), sender))
+            }
+            (HeldValue::Bytes { meta, bytes, sender }, Some(mut given)) if *given.meta() == meta => {
+                given.bytes_mut().copy_from_slice(&bytes);
+                Ok((Received::Into(given), sender))
+            }
+            (value, Some(given)) => Err(Box::new(value.unfit_for(given.meta()))),
+            (HeldValue::Bytes { meta, bytes, sender }, None) => match pool.tensor(meta.clone()) {
+                Ok(mut tensor) => {
+                    tensor.bytes_mut().copy_from_slice(&bytes);
+                    Ok((Received::Tensor(tensor.freeze()), sender))
+                }
+                Err(error) => {
+                    let value = HeldValue::Bytes { meta, bytes, sender };
+                    Err(Box::new(Unfit { value, error: RequestError::NoRoom(error) }))
+                }
+            },
+        }
+    }
+
+    /// The value, which does not fit what was given for it.
+    pub(super) fn unfit_for(self, given: &TensorMeta) -> Unfit {
+        let sent = match &self {
+            HeldValue::Tensor { tensor, .. } => tensor.meta().clone(),
+            HeldValue::Bytes { meta, .. } => meta.clone(),
+            HeldValue::Dead => Tensor::empty().meta().clone(),
+        };
+        let error = RequestError::Misfit { sent: Box::new(sent), given: Box::new(given.clone()) };
+        Unfit { value: self, error }
+    }
+}
+
+/// A value that a receiver can't have as it is, and why.
+#[derive(Debug)]
+pub struct Unfit {
+    /// The value.
+    pub value: HeldValue,
+    /// Why.
+    pub error: RequestError,
+}
+
+/// A value that is held.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub key: TensorKey,
+    pub value: HeldValue,
+    /// When the request that it answered was made, counted in requests.
+    pub asked: u64,
+}
+
+/// The values of one link that nobody took.
+#[derive(Debug, Default)]
+pub(super) struct HeldTable {
+    values: BTreeMap<u32, Held>,
+    next: u32,
+}
+
+impl HeldTable {
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Keeps a value, under a name that no other has.
+    pub fn keep(&mut self, held: Held) -> u32 {
+        while self.values.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let name = self.next;
+        self.next = name.wrapping_add(1);
+        self.values.insert(name, held);
+        name
+    }
+
+    /// The value with this name, if it is one of that key.
+    pub fn take(&mut self, name: u32, key: &TensorKey) -> Option<Held> {
+        self.values.get(&name).filter(|held| held.key == *key)?;
+        self.values.remove(&name)
+    }
+
+    /// Whether there is a value with this name for that key.
+    pub fn has(&self, name: u32, key: &TensorKey) -> bool {
+        self.values.get(&name).is_some_and(|held| held.key == *key)
+    }
+
+    /// The value of that key that was asked for first, with its name.
+    pub fn take_any(&mut self, key: &TensorKey) -> Option<(u32, Held)> {
+        let of_key = self.values.iter().filter(|(_, held)| held.key == *key);
+        let name = of_key.min_by_key(|(_, held)| held.asked).map(|(name, _)| *name)?;
+        self.values.remove(&name).map(|held| (name, held))
+    }
+
+    /// Keeps a value under the name that it had.
+    pub fn put_back(&mut self, name: u32, held: Held) {
+        self.values.insert(name, held);
+    }
+
+    /// Drops what belongs to a step.
+    pub fn end_step(&mut self, step: u64) {
+        self.values.retain(|_, held| held.key.step != step);
+    }
+
+    /// Takes everything out, what was asked for first first.
+    pub fn drain(&mut self) -> Vec<Held> {
+        let mut all: Vec<_> = std::mem::take(&mut self.values).into_values().collect();
+        all.sort_by_key(|held| held.asked);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::EdgeName;
+    use std::sync::Arc;
+
+    fn held(step: u64, asked: u64) -> Held {
+        let device = "/job:a/replica:0/task:0/device:CPU:0";
+        let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
+        Held { key: TensorKey { edge, step, frame: 0, iteration: 0 }, value: HeldValue::Dead, asked }
+    }
+
+    #[test]
+    fn a_value_is_taken_by_its_name_and_for_its_key_alone() {
+        let mut table = HeldTable::default();
+        let (first, second) = (table.keep(held(1, 7)), table.keep(held(1, 3)));
+        assert!(table.take(first, &held(2, 0).key).is_none(), "another key");
+        assert!(table.has(first, &held(1, 0).key) && !table.has(first, &held(2, 0).key));
+        assert!(table.take(first + 10, &held(1, 0).key).is_none());
+        assert_eq!(table.take(first, &held(1, 0).key).map(|held| held.asked), Some(7));
+        assert!(table.take(first, &held(1, 0).key).is_none(), "twice");
+        assert!(table.take(second, &held(1, 0).key).is_some() && table.is_empty());
+    }
+
+    #[test]
+    fn what_was_asked_for_first_leaves_first() {
+        let mut table = HeldTable::default();
+        for asked in [5, 2, 9, 1] {
+            table.keep(held(1, asked));
+        }
+        table.keep(held(2, 0));
+        assert_eq!(table.take_any(&held(1, 0).key).map(|(_, held)| held.asked), Some(1));
+        table.end_step(2);
+        assert_eq!(table.drain().iter().map(|held| held.asked).collect::<Vec<_>>(), [2, 5, 9]);
+    }
+
+    #[test]
+    fn a_name_in_use_is_not_given_again() {
+        let mut table = HeldTable { values: BTreeMap::new(), next: u32::MAX };
+        assert_eq!(table.keep(held(1, 1)), u32::MAX);
+        assert_eq!(table.keep(held(1, 2)), 0);
+        table.next = u32::MAX;
+        assert_eq!(table.keep(held(1, 3)), 1);
+    }
+}

@@ -1,0 +1,539 @@
+//! Both machines with an in-order channel each way between them, through every interleaving of their steps, with the
+//! receiver giving up at every point.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::{HashSet, VecDeque};
+
+/// What is explored: a value and a request for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Case {
+    value: Kind,
+    asked: Ask,
+    /// Whether the receiver can make room when it gets meta-data.
+    room: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Dead,
+    Small,
+    Empty,
+    Large,
+    Lendable,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Ask {
+    /// Nothing is known of the value.
+    First,
+    /// Its meta-data is cached and its destination granted.
+    Granted,
+    /// Other meta-data is cached, and a destination granted for that.
+    GrantedOther,
+    /// It would be borrowed.
+    Borrow,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum ToSender {
+    Request,
+    ReRequest,
+    Cancel,
+    Return,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum ToReceiver {
+    Write,
+    Dead,
+    Response,
+    Loan,
+    Meta { loan_follows: bool },
+    Held,
+    CancelAck,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Line {
+    Empty,
+    Value,
+    HeldByReceiver,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Waiter {
+    Waits,
+    Got,
+    ToldCancelled,
+    ToldNoRoom,
+    Dropped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Send,
+    Sender,
+    Receiver,
+    GiveUp,
+    Drop,
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    case: Case,
+    receiver: Receiver,
+    waiter: Waiter,
+    in_use: bool,
+    granted: Option<u64>,
+    no_room: bool,
+    held: bool,
+    sender: Option<Sender>,
+    kept: bool,
+    sent: bool,
+    line: Line,
+    to_sender: VecDeque<ToSender>,
+    to_receiver: VecDeque<ToReceiver>,
+    may_give_up: bool,
+}
+
+const OTHER: u64 = 77;
+
+impl Kind {
+    fn bytes(self) -> u64 {
+        match self {
+            Kind::Dead | Kind::Empty => 0,
+            Kind::Small => 8,
+            Kind::Large | Kind::Lendable => 1000,
+        }
+    }
+}
+
+impl World {
+    fn new(case: Case) -> Self {
+        let granted = Self::grant_of(case);
+        World {
+            case,
+            receiver: Receiver::new(granted),
+            waiter: Waiter::Waits,
+            in_use: true,
+            granted,
+            no_room: false,
+            held: false,
+            sender: None,
+            kept: false,
+            sent: false,
+            line: Line::Empty,
+            to_sender: [ToSender::Request].into(),
+            to_receiver: VecDeque::new(),
+            may_give_up: true,
+        }
+    }
+
+    fn grant_of(case: Case) -> Option<u64> {
+        match case.asked {
+            Ask::Granted => Some(case.value.bytes()),
+            Ask::GrantedOther => Some(OTHER),
+            Ask::First | Ask::Borrow => None,
+        }
+    }
+
+    /// The same, once everything has ended: the next receive, which does not give up.
+    fn next_receive(&self) -> World {
+        let (sent, line, held) = (self.sent, self.line, self.held);
+        World { sent, line, held, may_give_up: false, ..World::new(Case { room: true, ..self.case }) }
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut add = |step, can: bool| {
+            if can {
+                steps.push(step);
+            }
+        };
+        add(Step::Send, !self.sent);
+        add(Step::Sender, !self.to_sender.is_empty());
+        add(Step::Receiver, !self.to_receiver.is_empty());
+        let waits = self.waiter == Waiter::Waits;
+        add(
+            Step::GiveUp,
+            self.may_give_up && waits && self.receiver.clone().give_up() != ReceiverAction::None,
+        );
+        add(Step::Drop, self.may_give_up && waits);
+        steps
+    }
+
+    fn take(&mut self, step: Step) -> Result<(), Violation> {
+        match step {
+            Step::Send => {
+                (self.sent, self.line) = (true, Line::Value);
+                self.serve();
+            }
+            Step::Sender => self.sender_step()?,
+            Step::Receiver => self.receiver_step()?,
+            Step::GiveUp => self.give_up(),
+            Step::Drop => {
+                self.waiter = Waiter::Dropped;
+                self.give_up();
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self) {
+        if self.receiver.give_up() == ReceiverAction::SendCancel {
+            self.to_sender.push_back(ToSender::Cancel);
+        }
+    }
+
+    fn sender_value(&self) -> SenderValue {
+        let kind = self.case.value;
+        SenderValue {
+            dead: kind == Kind::Dead,
+            bytes: kind.bytes(),
+            meta_version: 5,
+            fits_response: kind == Kind::Small,
+            lendable: kind == Kind::Lendable,
+        }
+    }
+
+    /// Matches what is in line with the request that waits.
+    fn serve(&mut self) {
+        let value = self.sender_value();
+        let Some(sender) = self.sender.as_mut().filter(|_| !self.kept) else { return };
+        match self.line {
+            Line::Empty => return,
+            Line::HeldByReceiver => {
+                self.sender = None;
+                self.to_receiver.push_back(ToReceiver::Held);
+            }
+            Line::Value => match sender.matched(value) {
+                Answer::Meta => {
+                    self.kept = true;
+                    self.to_receiver.push_back(ToReceiver::Meta { loan_follows: false });
+                }
+                answer => {
+                    self.sender = None;
+                    if answer == (Answer::Lend { meta_first: true }) {
+                        self.to_receiver.push_back(ToReceiver::Meta { loan_follows: true });
+                    }
+                    self.to_receiver.push_back(match answer {
+                        Answer::Dead => ToReceiver::Dead,
+                        Answer::Response => ToReceiver::Response,
+                        Answer::Write => ToReceiver::Write,
+                        Answer::Lend { .. } | Answer::Meta => ToReceiver::Loan,
+                    });
+                }
+            },
+        }
+        self.line = Line::Empty;
+    }
+
+    fn sender_step(&mut self) -> Result<(), Violation> {
+        match self.to_sender.pop_front().expect("a step that is there") {
+            ToSender::Request => {
+                let granted = Self::grant_of(self.case);
+                let meta_version = match self.case.asked {
+                    Ask::First | Ask::Borrow => 0,
+                    Ask::Granted => 5,
+                    Ask::GrantedOther => 4,
+                };
+                let borrow = self.case.asked == Ask::Borrow;
+                self.sender = Some(Sender::new(Asked { granted, meta_version, borrow }));
+                self.serve();
+            }
+            ToSender::ReRequest => {
+                let bytes = self.case.value.bytes();
+                self.sender.as_mut().expect("it keeps a value").asked_again(bytes)?;
+                (self.sender, self.kept) = (None, false);
+                self.to_receiver.push_back(ToReceiver::Write);
+            }
+            ToSender::Cancel => {
+                if let Some(sender) = self.sender.take() {
+                    assert_eq!(sender.cancelled() == CancelAction::PutBack, self.kept);
+                    if std::mem::take(&mut self.kept) {
+                        assert_eq!(self.line, Line::Empty, "there is one value");
+                        self.line = Line::Value;
+                    }
+                }
+                self.to_receiver.push_back(ToReceiver::CancelAck);
+            }
+            ToSender::Return => {
+                assert_eq!(self.line, Line::Empty, "there is one value");
+                self.line = Line::HeldByReceiver;
+                self.serve();
+            }
+        }
+        Ok(())
+    }
+
+    fn receiver_step(&mut self) -> Result<(), Violation> {
+        let came = self.to_receiver.pop_front().expect("a step that is there");
+        let arrival = match came {
+            ToReceiver::Write => {
+                let granted = self.granted.take().expect("a write lands where it was granted");
+                assert_eq!(granted, self.case.value.bytes());
+                Arrival::Landed { bytes: granted }
+            }
+            ToReceiver::Dead => Arrival::Dead,
+            ToReceiver::Response => Arrival::Response,
+            ToReceiver::Loan => Arrival::Loan,
+            ToReceiver::Meta { loan_follows: true } => Arrival::MetaBeforeLoan,
+            ToReceiver::Meta { loan_follows: false } => Arrival::Meta,
+            ToReceiver::Held => {
+                assert!(std::mem::take(&mut self.held), "it is held here");
+                Arrival::Held
+            }
+            ToReceiver::CancelAck => Arrival::CancelAck,
+        };
+        let action = self.receiver.arrive(arrival)?;
+        match action {
+            ReceiverAction::None => {}
+            ReceiverAction::Allocate if self.case.room => {
+                self.granted = Some(self.case.value.bytes());
+                self.receiver.allocated(self.case.value.bytes());
+                self.to_sender.push_back(ToSender::ReRequest);
+            }
+            ReceiverAction::Allocate => {
+                (self.granted, self.no_room) = (None, true);
+                assert_eq!(self.receiver.no_room(), ReceiverAction::SendCancel);
+                self.to_sender.push_back(ToSender::Cancel);
+            }
+            ReceiverAction::Deliver | ReceiverAction::DeliverAndKeep => {
+                self.in_use = action == ReceiverAction::DeliverAndKeep;
+                if self.waiter == Waiter::Waits {
+                    self.waiter = Waiter::Got;
+                } else {
+                    self.held = true;
+                    self.to_sender.push_back(ToSender::Return);
+                }
+            }
+            ReceiverAction::FinishCancelled => {
+                (self.in_use, self.granted) = (false, None);
+                if self.waiter == Waiter::Waits {
+                    self.waiter = if self.no_room { Waiter::ToldNoRoom } else { Waiter::ToldCancelled };
+                }
+            }
+            ReceiverAction::Free => self.in_use = false,
+            ReceiverAction::SendCancel | ReceiverAction::AskOnceMore => panic!("{action:?} for {arrival:?}"),
+        }
+        if !self.in_use {
+            self.granted = None;
+        }
+        Ok(())
+    }
+
+    /// Where the value is; there is exactly one place.
+    fn check(&self) {
+        let on_its_way = |message: &ToReceiver| {
+            matches!(
+                message,
+                ToReceiver::Write
+                    | ToReceiver::Dead
+                    | ToReceiver::Response
+                    | ToReceiver::Loan
+                    | ToReceiver::Held
+            )
+        };
+        let on_its_way = self.to_receiver.iter().filter(|message| on_its_way(message)).count();
+        // A value that the receiver holds has a place in line, or the word that gives it one is under way.
+        let returning = self.to_sender.contains(&ToSender::Return);
+        let held_in_line = self.line == Line::HeldByReceiver || returning;
+        let held_on_its_way = self.to_receiver.contains(&ToReceiver::Held);
+        assert_eq!(self.held, held_in_line || held_on_its_way, "{self:?}");
+        let places = on_its_way
+            + usize::from(self.waiter == Waiter::Got)
+            + usize::from(self.line == Line::Value)
+            + usize::from(self.kept)
+            + usize::from(held_in_line);
+        assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
+        // A write that is under way, or may still be posted, finds its grant.
+        if self.to_receiver.contains(&ToReceiver::Write) || self.to_sender.contains(&ToSender::ReRequest) {
+            assert!(self.granted.is_some(), "granted memory was freed too early: {self:?}");
+        }
+        if let Some(sender) = &self.sender
+            && !self.kept
+            && Self::grant_of(self.case).is_some()
+            && !matches!(self.line, Line::Value | Line::HeldByReceiver)
+        {
+            assert!(self.granted.is_some(), "{sender:?} may write to freed memory: {self:?}");
+        }
+    }
+
+    /// Nothing can happen any more.
+    fn check_end(&self) {
+        assert!(self.sender.is_none() && !self.kept, "a request is left at the sender: {self:?}");
+        assert!(!self.in_use && self.granted.is_none(), "a slot is left at the receiver: {self:?}");
+        assert_ne!(self.waiter, Waiter::Waits, "a waiter hangs: {self:?}");
+    }
+}
+
+/// Explores everything from here. Returns how many interleavings there are.
+fn explore(world: &World, seen_ends: &mut HashSet<(Waiter, Line)>) -> u64 {
+    world.check();
+    let steps = world.steps();
+    if steps.is_empty() {
+        world.check_end();
+        seen_ends.insert((world.waiter, world.line));
+        return 1;
+    }
+    let mut count = 0;
+    for step in steps {
+        let mut next = world.clone();
+        next.take(step).unwrap_or_else(|violation| panic!("{violation} after {step:?} in {world:?}"));
+        count += explore(&next, seen_ends);
+    }
+    count
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let values = [Kind::Dead, Kind::Small, Kind::Empty, Kind::Large, Kind::Lendable];
+    let asks = [Ask::First, Ask::Granted, Ask::GrantedOther, Ask::Borrow];
+    let all = values.into_iter().flat_map(move |value| asks.map(move |asked| (value, asked)));
+    all.flat_map(|(value, asked)| [true, false].map(|room| Case { value, asked, room }))
+}
+
+/// Follows one path to its end, and what it ends in.
+fn follow(mut world: World, mut choose: impl FnMut(usize) -> usize) -> World {
+    loop {
+        world.check();
+        let steps = world.steps();
+        if steps.is_empty() {
+            world.check_end();
+            return world;
+        }
+        let step = steps[choose(steps.len()) % steps.len()];
+        world.take(step).unwrap_or_else(|violation| panic!("{violation} after {step:?} in {world:?}"));
+    }
+}
+
+#[test]
+fn in_every_interleaving_the_value_is_in_one_place_and_nothing_is_left() {
+    let (mut count, mut ends) = (0, HashSet::new());
+    for case in cases() {
+        count += explore(&World::new(case), &mut ends);
+    }
+    println!("{count} interleavings of {} exchanges", cases().count());
+    // Every way for it to end was seen: otherwise this would show less than it says.
+    for end in [
+        (Waiter::Got, Line::Empty),
+        (Waiter::ToldCancelled, Line::Value),
+        (Waiter::ToldNoRoom, Line::Value),
+        (Waiter::Dropped, Line::Value),
+        (Waiter::Dropped, Line::HeldByReceiver),
+    ] {
+        assert!(ends.contains(&end), "{end:?} never came: {ends:?}");
+    }
+}
+
+#[test]
+fn whatever_became_of_a_receive_the_next_one_gets_the_value() {
+    fn ends(world: &World, each: &mut impl FnMut(&World)) {
+        let steps = world.steps();
+        if steps.is_empty() {
+            return each(world);
+        }
+        for step in steps {
+            let mut next = world.clone();
+            next.take(step).expect("no violation");
+            ends(&next, each);
+        }
+    }
+    let mut count = 0_u64;
+    for case in cases() {
+        ends(&World::new(case), &mut |end| {
+            if end.waiter != Waiter::Got {
+                count += 1;
+                let next = follow(end.next_receive(), |_| 0);
+                assert_eq!((next.waiter, next.line), (Waiter::Got, Line::Empty), "after {end:?}");
+            }
+        });
+    }
+    println!("{count} second receives");
+    assert!(count > 1000);
+}
+
+fn arrival() -> impl Strategy<Value = Arrival> {
+    use Arrival::*;
+    prop_oneof![
+        (0..3_u64).prop_map(|bytes| Landed { bytes: bytes * 500 }),
+        prop_oneof![
+            Just(Dead),
+            Just(Response),
+            Just(Loan),
+            Just(Meta),
+            Just(MetaBeforeLoan),
+            Just(Held),
+            Just(NotHeld),
+            Just(Error),
+            Just(CancelAck)
+        ],
+    ]
+}
+
+proptest! {
+    /// A peer that says anything at any time gets a violation or the waiter gets one end; never two, and never a write
+    /// that was not granted.
+    #[test]
+    fn whatever_a_peer_says_a_waiter_is_told_once(
+        granted in proptest::option::of(0..3_u64), room: bool,
+        said in proptest::collection::vec((arrival(), 0..4_u8), 0..24),
+    ) {
+        let mut granted = granted.map(|bytes| bytes * 500);
+        let mut receiver = Receiver::new(granted);
+        let (mut told, mut freed, mut cancels) = (0, false, 0);
+        for (arrival, wish) in said {
+            if wish == 0 && receiver.give_up() == ReceiverAction::SendCancel {
+                cancels += 1;
+            }
+            let before = granted;
+            let Ok(action) = receiver.arrive(arrival) else { break };
+            prop_assert!(!freed, "{arrival:?} was taken for a request that was done");
+            if let Arrival::Landed { bytes } = arrival {
+                prop_assert_eq!(before, Some(bytes));
+            }
+            match action {
+                ReceiverAction::Deliver => (told, freed) = (told + 1, true),
+                ReceiverAction::DeliverAndKeep => told += 1,
+                ReceiverAction::FinishCancelled => {
+                    prop_assert_eq!(cancels, 1);
+                    (told, freed) = (told + 1, true);
+                }
+                ReceiverAction::Free => freed = true,
+                ReceiverAction::Allocate if room => {
+                    granted = Some(500);
+                    receiver.allocated(500);
+                }
+                ReceiverAction::Allocate => {
+                    granted = None;
+                    prop_assert_eq!(receiver.no_room(), ReceiverAction::SendCancel);
+                    cancels += 1;
+                }
+                ReceiverAction::None | ReceiverAction::AskOnceMore => {}
+                ReceiverAction::SendCancel => prop_assert!(false, "an arrival does not cancel"),
+            }
+        }
+        prop_assert!(told <= 1 && cancels <= 1);
+    }
+
+    /// Long random walks: the first receive with its end, then the next ones until the value has come.
+    #[test]
+    fn a_value_comes_after_any_number_of_receives_that_were_given_up(
+        at in 0..40_usize, choices in proptest::collection::vec(any::<usize>(), 1..60), rounds in 1..5_usize,
+    ) {
+        let case = cases().nth(at % cases().count()).expect("a case");
+        let mut choices = choices.into_iter().cycle();
+        let mut world = follow(World::new(case), |_| choices.next().expect("endless"));
+        for _ in 0..rounds {
+            if world.waiter == Waiter::Got {
+                break;
+            }
+            let again = World { may_give_up: true, ..world.next_receive() };
+            world = follow(again, |_| choices.next().expect("endless"));
+        }
+        if world.waiter != Waiter::Got {
+            world = follow(world.next_receive(), |_| 0);
+        }
+        prop_assert_eq!(world.waiter, Waiter::Got);
+    }
+}

@@ -1,0 +1,552 @@
+//! What is explored, and what must be true of every run.
+
+use super::Choices;
+use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, meta, over_shm, over_sim};
+use crate::fabric::Port;
+use crate::link::{TensorKey, Value, Want};
+use crate::memory::TensorMut;
+use crate::rendezvous::Error;
+use crate::rendezvous::path::StepChange;
+use crate::rendezvous::waiter::{GiveUp, Outcome, Payload};
+use crate::wire::{Code, EdgeName, Status};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Too large for a response.
+const LARGE: u64 = 1000;
+/// With this in the pool there is no room for [`HUGE`].
+const FILLER: u64 = 600_000;
+const HUGE: u64 = 500_000;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const ENDLESS: Duration = Duration::from_secs(1_000_000);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    Dead,
+    Bytes(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Fresh,
+    Borrow,
+    Into(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Never,
+    Cancel,
+    Drop,
+    Deadline,
+    AbortHere,
+    AbortThere,
+    CleanupHere,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sent: Sent,
+    wanted: Wanted,
+    how: How,
+    /// Whether the receiver knows the meta-data from an earlier step.
+    warm: bool,
+    /// Whether the sender begins the step late.
+    deferred: bool,
+    /// Whether the receiver's pool has no room.
+    full: bool,
+    /// Values that are sent, and receives that begin at once.
+    count: usize,
+    /// Whether the values are there from the start.
+    sent_early: bool,
+}
+
+const PLAIN: Case = Case {
+    sent: Sent::Bytes(LARGE),
+    wanted: Wanted::Fresh,
+    how: How::Never,
+    warm: false,
+    deferred: false,
+    full: false,
+    count: 1,
+    sent_early: false,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Send,
+    Begin,
+    Poll(usize),
+    GiveUp(usize),
+    GraceIsOver,
+    ReceiveNext,
+}
+
+#[derive(Debug)]
+enum End {
+    Got(usize),
+    Failed(Error),
+    Dropped,
+}
+
+struct Running {
+    call: Call,
+    gave_up: bool,
+    end: Option<End>,
+}
+
+/// One run.
+struct Run<'a, P: Port> {
+    pair: &'a mut Pair<P>,
+    case: Case,
+    key: TensorKey,
+    sent: usize,
+    begun: bool,
+    over: bool,
+    grace_is_over: bool,
+    calls: Vec<Running>,
+    /// The receive that begins when the first ones have ended.
+    next: Option<usize>,
+    filler: Option<TensorMut>,
+}
+
+impl Case {
+    fn bytes(&self) -> u64 {
+        match self.sent {
+            Sent::Dead => 0,
+            Sent::Bytes(bytes) => bytes,
+        }
+    }
+
+    fn ends_step(&self) -> bool {
+        matches!(self.how, How::AbortHere | How::AbortThere | How::CleanupHere)
+    }
+
+    /// Values that look like each other can only be counted.
+    fn is_told_apart(&self) -> bool {
+        self.bytes() > 0
+    }
+}
+
+impl<P: Port> Run<'_, P> {
+    fn want(&self, wanted: Wanted) -> Want {
+        match wanted {
+            Wanted::Fresh => Want::Fresh,
+            Wanted::Borrow => Want::Borrow,
+            Wanted::Into(bytes) => Want::Into(self.pair.tensor(RECEIVER, bytes)),
+        }
+    }
+
+    fn value(&self, number: usize) -> Value {
+        match self.case.sent {
+            Sent::Dead => Value::Dead,
+            Sent::Bytes(bytes) => Value::Tensor(self.pair.value(bytes, number as u8)),
+        }
+    }
+
+    fn receive(&mut self, wanted: Wanted, patience: Duration) -> usize {
+        let want = self.want(wanted);
+        let call = self.pair.receive(&self.key, want, patience);
+        self.calls.push(Running { call, gave_up: false, end: None });
+        self.harvest();
+        self.calls.len() - 1
+    }
+
+    fn send(&mut self) {
+        let value = self.value(self.sent);
+        self.pair.send(&self.key, value);
+        self.sent += 1;
+    }
+
+    /// Takes what has come.
+    fn harvest(&mut self) {
+        for running in &mut self.calls {
+            let Some(ticket) = running.call.ticket.as_mut().filter(|ticket| ticket.is_done()) else {
+                continue;
+            };
+            let Some(Outcome(result)) = ticket.take() else { panic!("taken twice") };
+            running.call.ticket = None;
+            running.end = Some(match result {
+                Err(error) => End::Failed(error),
+                Ok(delivery) => {
+                    assert_eq!(delivery.is_dead, self.case.sent == Sent::Dead);
+                    let bytes = match &delivery.tensor {
+                        Payload::Tensor(tensor) => tensor.bytes(),
+                        Payload::Into(given) => given.bytes(),
+                    };
+                    let first = if delivery.is_dead { 0 } else { bytes.first().copied().unwrap_or(0) };
+                    assert!(delivery.is_dead || bytes.len() as u64 == self.case.bytes());
+                    assert!(delivery.is_dead || bytes.iter().all(|byte| *byte == first), "torn bytes");
+                    End::Got(first.into())
+                }
+            });
+        }
+    }
+
+    fn acts(&mut self) -> Vec<Act> {
+        let mut acts = Vec::new();
+        if self.sent < self.case.count && self.begun && !self.over {
+            acts.push(Act::Send);
+        }
+        if !self.begun {
+            acts.push(Act::Begin);
+        }
+        for side in [SENDER, RECEIVER] {
+            if self.pair.has_news(side) {
+                acts.push(Act::Poll(side));
+            }
+        }
+        let can_give_up = self.case.how != How::Never && !(self.case.ends_step() && self.over);
+        for (at, call) in self.calls.iter().enumerate() {
+            if can_give_up && call.end.is_none() && !call.gave_up && self.next != Some(at) {
+                acts.push(Act::GiveUp(at));
+            }
+        }
+        if !self.grace_is_over && self.calls.iter().any(|call| call.gave_up && call.end.is_none()) {
+            acts.push(Act::GraceIsOver);
+        }
+        let ended = self.calls.iter().all(|call| call.end.is_some());
+        if ended && self.next.is_none() && !self.over && self.got().len() < self.case.count {
+            acts.push(Act::ReceiveNext);
+        }
+        acts
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Send => self.send(),
+            Act::Begin => {
+                self.begun = true;
+                self.pair.begin(SENDER, self.key.step);
+            }
+            Act::Poll(side) => self.pair.poll(side),
+            Act::GiveUp(at) => self.give_up(at),
+            Act::GraceIsOver => {
+                self.grace_is_over = true;
+                self.pair.pass(RECEIVER, GRACE);
+            }
+            Act::ReceiveNext => self.next = Some(self.receive(Wanted::Fresh, ENDLESS)),
+        }
+        self.harvest();
+        self.pair.check_quarantine();
+    }
+
+    fn give_up(&mut self, at: usize) {
+        self.calls[at].gave_up = true;
+        let step = self.key.step;
+        match self.case.how {
+            How::Never => {}
+            How::Cancel => {
+                self.pair.give_up(self.calls[at].call.id, GiveUp::Cancelled);
+                self.harvest();
+                if self.case.warm && self.case.wanted == Wanted::Fresh && self.calls[at].end.is_none() {
+                    assert!(
+                        self.pair.quarantined() >= self.case.bytes(),
+                        "granted bytes are not in quarantine"
+                    );
+                }
+            }
+            How::Drop => {
+                self.calls[at].call.ticket = None;
+                self.calls[at].end = Some(End::Dropped);
+                self.pair.give_up(self.calls[at].call.id, GiveUp::Dropped);
+            }
+            How::Deadline => {
+                self.calls.iter_mut().for_each(|call| call.gave_up = true);
+                self.pair.pass(RECEIVER, PATIENCE);
+            }
+            How::AbortHere | How::AbortThere => {
+                self.over = true;
+                let side = if self.case.how == How::AbortHere { RECEIVER } else { SENDER };
+                if side == SENDER && !self.begun {
+                    self.begun = true;
+                    self.pair.begin(SENDER, step);
+                }
+                let status = Status::new(Code::Internal, "on purpose");
+                self.pair.change(side, StepChange::Aborted { step, status });
+            }
+            How::CleanupHere => {
+                self.over = true;
+                self.pair.change(RECEIVER, StepChange::CleanedUp { step });
+            }
+        }
+    }
+
+    fn got(&self) -> Vec<usize> {
+        let got = self.calls.iter().filter_map(|call| match call.end {
+            Some(End::Got(value)) => Some(value),
+            _ => None,
+        });
+        got.collect()
+    }
+
+    /// Whether a call may have failed like this.
+    fn is_allowed(&self, call: &Running, error: &Error) -> bool {
+        match error {
+            Error::Cancelled { .. } => self.case.how == How::Cancel && call.gave_up,
+            Error::DeadlineExceeded { .. } => self.case.how == How::Deadline && call.gave_up,
+            Error::NoRoom { .. } => self.case.full,
+            Error::Misfit { .. } => {
+                matches!(self.case.wanted, Wanted::Into(bytes) if Sent::Bytes(bytes) != self.case.sent)
+            }
+            Error::Aborted { .. } => self.case.how == How::AbortHere && self.over,
+            Error::StepGone { .. } => self.case.how == How::CleanupHere && self.over,
+            Error::Remote { status, .. } => {
+                self.case.how == How::AbortThere && self.over && status.code == Code::Internal
+            }
+            _ => false,
+        }
+    }
+
+    /// Nothing happens any more: every value is at a waiter, or comes to the next ones in order, and then nothing is left.
+    fn finish(&mut self) {
+        self.filler = None;
+        let early = self.calls.len();
+        if !self.over {
+            assert_eq!(self.sent, self.case.count);
+            while self.got().len() < self.case.count {
+                let at = self.receive(Wanted::Fresh, ENDLESS);
+                self.pair.run();
+                self.harvest();
+                assert!(
+                    matches!(self.calls[at].end, Some(End::Got(_))),
+                    "a value is lost: {:?}",
+                    self.ends()
+                );
+            }
+        }
+        for call in &self.calls {
+            match &call.end {
+                None => panic!("a call hangs: {:?}", self.ends()),
+                Some(End::Failed(error)) => {
+                    assert!(self.is_allowed(call, error), "{error}: {:?}", self.ends())
+                }
+                Some(End::Got(_) | End::Dropped) => {}
+            }
+        }
+        let got = self.got();
+        assert!(got.len() <= self.case.count, "a value came twice: {:?}", self.ends());
+        if self.case.is_told_apart() {
+            let mut once = got.clone();
+            once.sort_unstable();
+            once.dedup();
+            assert_eq!(once.len(), got.len(), "a value came twice: {:?}", self.ends());
+            // What came to receives that began one after the other, each when all before it had ended.
+            let in_turn = self.next.into_iter().chain(early..self.calls.len());
+            let in_turn: Vec<usize> = in_turn
+                .filter_map(|at| match self.calls[at].end {
+                    Some(End::Got(value)) => Some(value),
+                    _ => None,
+                })
+                .collect();
+            assert!(in_turn.is_sorted(), "out of order: {:?}", self.ends());
+        }
+        self.calls.clear();
+        let step = self.key.step;
+        for side in [SENDER, RECEIVER] {
+            self.pair.change(side, StepChange::CleanedUp { step });
+        }
+        self.pair.run();
+        self.pair.check_empty();
+    }
+
+    fn ends(&self) -> Vec<&Option<End>> {
+        self.calls.iter().map(|call| &call.end).collect()
+    }
+}
+
+/// What was seen over all runs of a case.
+#[derive(Default)]
+struct Seen {
+    runs: u64,
+    got: u64,
+    gave_up: u64,
+    quarantined: u64,
+}
+
+/// Explores a case: every run, or the first `all` of them and then `random` more.
+fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, random: u64) -> Seen {
+    let warm_edge = case.warm.then(|| warm_up(pair, case.sent, steps));
+    let mut seen = Seen::default();
+    let mut choices = Choices::default();
+    loop {
+        if seen.runs == all && random > 0 {
+            choices = Choices::random(case.count as u64);
+        }
+        // The route is announced by then; a dead value has no meta-data.
+        let edge = warm_edge.clone().unwrap_or_else(|| warm_up(pair, Sent::Dead, steps));
+        *steps += 1;
+        let key = TensorKey { edge, step: *steps, frame: 0, iteration: 0 };
+        pair.begin(RECEIVER, *steps);
+        if !case.deferred {
+            pair.begin(SENDER, *steps);
+        }
+        let filler = case.full.then(|| pair.sides[RECEIVER].pool.tensor(meta(FILLER)).expect("room"));
+        let mut run = Run {
+            pair,
+            case,
+            key,
+            sent: 0,
+            begun: !case.deferred,
+            over: false,
+            grace_is_over: false,
+            calls: Vec::new(),
+            next: None,
+            filler,
+        };
+        let mut trace = Vec::new();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            while case.sent_early && run.sent < case.count {
+                run.send();
+            }
+            for _ in 0..case.count {
+                run.receive(case.wanted, PATIENCE);
+            }
+            loop {
+                let acts = run.acts();
+                if acts.is_empty() {
+                    break;
+                }
+                let act = acts[choices.choose(acts.len())];
+                trace.push(act);
+                run.act(act);
+                if run.pair.quarantined() > 0 {
+                    seen.quarantined += 1;
+                }
+            }
+            for call in &run.calls {
+                match call.end {
+                    Some(End::Got(_)) => seen.got += 1,
+                    _ => seen.gave_up += 1,
+                }
+            }
+            run.finish();
+        }));
+        if let Err(panic) = result {
+            println!("{case:?}\nafter {trace:?}");
+            std::panic::resume_unwind(panic);
+        }
+        seen.runs += 1;
+        if !choices.next_run() || seen.runs >= all + random {
+            return seen;
+        }
+    }
+}
+
+/// An edge on which one value has travelled.
+fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<EdgeName> {
+    *steps += 1;
+    let edge = pair.edge();
+    let key = TensorKey { edge: edge.clone(), step: *steps, frame: 0, iteration: 0 };
+    for side in [SENDER, RECEIVER] {
+        pair.begin(side, *steps);
+    }
+    let value = match sent {
+        Sent::Dead => Value::Dead,
+        Sent::Bytes(bytes) => Value::Tensor(pair.value(bytes, 0)),
+    };
+    pair.send(&key, value);
+    let mut call = pair.receive(&key, Want::Fresh, ENDLESS);
+    pair.run();
+    let outcome = call.ticket.as_mut().and_then(|ticket| ticket.take());
+    assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
+    for side in [SENDER, RECEIVER] {
+        pair.change(side, StepChange::CleanedUp { step: *steps });
+    }
+    edge
+}
+
+const ENDINGS: [How; 6] =
+    [How::Cancel, How::Drop, How::Deadline, How::AbortHere, How::AbortThere, How::CleanupHere];
+
+/// Each kind of exchange, with the name under which it is counted.
+fn exchanges() -> Vec<(&'static str, Case)> {
+    let bytes = |bytes| Case { sent: Sent::Bytes(bytes), ..PLAIN };
+    let into = |given, case| Case { wanted: Wanted::Into(given), ..case };
+    vec![
+        ("first request, meta-data, write", PLAIN),
+        ("known meta-data, one write", Case { warm: true, ..PLAIN }),
+        ("small response", bytes(8)),
+        ("dead", Case { sent: Sent::Dead, ..PLAIN }),
+        ("no bytes", bytes(0)),
+        ("loan, meta-data first", Case { wanted: Wanted::Borrow, ..PLAIN }),
+        ("loan", Case { wanted: Wanted::Borrow, warm: true, ..PLAIN }),
+        ("into memory that fits", into(LARGE, PLAIN)),
+        ("into memory that fits, known", into(LARGE, Case { warm: true, ..PLAIN })),
+        ("small, into memory that fits", into(8, bytes(8))),
+        ("into memory that does not fit", into(LARGE + 1, PLAIN)),
+        ("into memory that does not fit, known", into(LARGE + 1, Case { warm: true, ..PLAIN })),
+        ("small, into memory that does not fit", into(9, bytes(8))),
+        ("dead, into memory", into(LARGE, Case { sent: Sent::Dead, ..PLAIN })),
+        ("no room", Case { full: true, ..bytes(HUGE) }),
+        ("step begins late", Case { deferred: true, ..PLAIN }),
+        ("step begins late, small", Case { deferred: true, ..bytes(8) }),
+    ]
+}
+
+fn every_exchange<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64) {
+    let (mut steps, mut total, mut quarantined) = (0, 0, 0);
+    for (name, case) in exchanges() {
+        let mut counts = BTreeMap::new();
+        for how in ENDINGS {
+            let seen = explore(pair, Case { how, ..case }, &mut steps, all, random);
+            assert!(seen.got > 0 || case.full || matches!(case.wanted, Wanted::Into(_)), "{name}, {how:?}");
+            assert!(seen.gave_up > 0, "{name}, {how:?}: nobody gave up");
+            counts.insert(format!("{how:?}"), seen.runs);
+            total += seen.runs;
+            quarantined += seen.quarantined;
+        }
+        println!("{over}: {name}: {counts:?}");
+    }
+    println!("{over}: {total} interleavings, {quarantined} of their states with bytes in quarantine");
+    assert!(quarantined > 0);
+}
+
+#[test]
+fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everything() {
+    every_exchange(&mut over_sim(true), "sim", 100_000, 0);
+}
+
+#[test]
+fn on_shm_a_thousand_interleavings_of_every_exchange_keep_the_value_and_free_everything() {
+    every_exchange(&mut over_shm(), "shm", 0, 1_000);
+}
+
+/// Several values of a key, and as many receives, any of which may be given up at any time.
+fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random: u64) {
+    let mut steps = 0;
+    let cases = [
+        ("first request", PLAIN),
+        ("known", Case { warm: true, ..PLAIN }),
+        ("small", Case { sent: Sent::Bytes(8), ..PLAIN }),
+    ];
+    for (name, case) in cases {
+        for how in [How::Cancel, How::Drop] {
+            let case = Case { how, count, sent_early: true, ..case };
+            let seen = explore(pair, case, &mut steps, all, random);
+            let of = match (seen.runs < all, all) {
+                (true, _) => "all of them",
+                (false, 0) => "at random",
+                (false, _) => "the first ones, and others at random",
+            };
+            println!("{over}: {count} values, {name}, {how:?}: {} interleavings, {of}", seen.runs);
+            assert!(seen.got > 0 && seen.gave_up > 0);
+        }
+    }
+}
+
+#[test]
+fn on_sim_values_keep_their_order_whoever_gives_up_when() {
+    let mut pair = over_sim(true);
+    order(&mut pair, "sim", 2, 2_000, 2_000);
+    order(&mut pair, "sim", 3, 500, 2_000);
+}
+
+#[test]
+fn on_shm_values_keep_their_order_whoever_gives_up_when() {
+    let mut pair = over_shm();
+    order(&mut pair, "shm", 2, 0, 1_500);
+    order(&mut pair, "shm", 3, 0, 1_500);
+}

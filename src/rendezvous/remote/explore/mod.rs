@@ -1,0 +1,71 @@
+//! Two real pollers' halves over a real fabric in one thread, through every interleaving of their steps: what is sent
+//! when, who polls when, and who gives up when.
+//!
+//! Each run begins from scratch, in a step of its own, and follows a list of choices; the next run follows the next
+//! list, until there is none. So what is explored is the code that runs, not a model of it.
+
+mod cases;
+mod pair;
+
+/// Which of several things happens next, in a run; and which runs there are.
+#[derive(Default)]
+pub(super) struct Choices {
+    /// What was chosen in this run, of how many.
+    made: Vec<(usize, usize)>,
+    at: usize,
+    /// Set: not all runs, but random ones.
+    random: Option<u64>,
+}
+
+impl Choices {
+    fn random(seed: u64) -> Self {
+        Choices { random: Some(seed), ..Choices::default() }
+    }
+
+    /// One of `count`.
+    fn choose(&mut self, count: usize) -> usize {
+        if count < 2 {
+            return 0;
+        }
+        if let Some(state) = &mut self.random {
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            return (*state >> 33) as usize % count;
+        }
+        if self.at == self.made.len() {
+            self.made.push((0, count));
+        }
+        let (chosen, of) = self.made[self.at];
+        assert_eq!(of, count, "the same choices lead to the same place");
+        self.at += 1;
+        chosen
+    }
+
+    /// Goes on to the next run; `false` if that was the last.
+    fn next_run(&mut self) -> bool {
+        self.at = 0;
+        if self.random.is_some() {
+            return true;
+        }
+        while let Some((chosen, of)) = self.made.pop() {
+            if chosen + 1 < of {
+                self.made.push((chosen + 1, of));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[test]
+fn every_list_of_choices_comes_once() {
+    let (mut choices, mut seen) = (Choices::default(), Vec::new());
+    loop {
+        let first = choices.choose(3);
+        let second = if first == 1 { choices.choose(2) } else { 7 };
+        seen.push((first, second));
+        if !choices.next_run() {
+            break;
+        }
+    }
+    assert_eq!(seen, [(0, 7), (1, 0), (1, 1), (2, 7)]);
+}

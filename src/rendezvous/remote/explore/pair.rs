@@ -1,0 +1,296 @@
+//! A sender and a receiver with a link between them, moved by hand.
+
+use crate::engine::Handler;
+use crate::engine::{Calls, Ticket};
+use crate::fabric::shm::{ShmFabric, ShmOptions};
+use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
+use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
+use crate::link::{LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
+use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use crate::rendezvous::manager::Losses;
+use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
+use crate::rendezvous::remote::{Remote, RemoteOp, RemoteSettings};
+use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
+use crate::telemetry::{CountersWriter, Gauge};
+use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+pub const SENDER: usize = 0;
+pub const RECEIVER: usize = 1;
+
+/// A side that can't tell whether it has news is polled in vain this often before it counts as quiet: shared memory
+/// looks at a link on which nothing happens only now and then.
+const QUIET_ROUNDS: usize = 64;
+
+/// How long a call that gave up waits for its peer.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/replica:0/task:0/device:CPU:0"];
+
+/// One side.
+pub struct Side<P: Port> {
+    pub links: Links<P, Waiter>,
+    pub remote: Remote,
+    pub pool: Pool,
+    pub outstanding: Arc<AtomicUsize>,
+    pub now: Time,
+}
+
+/// Both sides.
+pub struct Pair<P: Port> {
+    pub sides: [Side<P>; 2],
+    /// Brings what is on its way to where it goes.
+    settle: Box<dyn Fn()>,
+    /// Whether a port knows, without a poll, that there is nothing.
+    tells_news: bool,
+    /// How often each side must poll in vain before it has no news for sure: what a side has taken it tells with its
+    /// next poll.
+    awake: [u8; 2],
+    calls: Calls<Outcome>,
+    next_call: u64,
+    next_edge: u64,
+}
+
+/// A receive.
+pub struct Call {
+    pub id: CallId,
+    pub ticket: Option<Ticket<Outcome>>,
+}
+
+pub fn meta(bytes: u64) -> TensorMeta {
+    TensorMeta::new(DType::U8, Shape::new(&[bytes]).expect("a shape")).expect("meta")
+}
+
+fn pool() -> Pool {
+    let options =
+        RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+    Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
+}
+
+/// A pair over the virtual network, which brings one completion a poll and loses no time.
+pub fn over_sim(lends: bool) -> Pair<<SimFabric as Fabric>::Port> {
+    let options = SimOptions {
+        delay: Duration::ZERO..=Duration::ZERO,
+        completion_delay: Duration::ZERO..=Duration::ZERO,
+        poll_batch: 1,
+        lends,
+        ..SimOptions::default()
+    };
+    let network = SimNetwork::new(1, options);
+    let pools = [pool(), pool()];
+    let fabrics = [0, 1].map(|side: usize| network.process(&pools[side]));
+    let settle = move || {
+        while let Some(next) = network.next_event() {
+            network.advance_to(next);
+        }
+    };
+    // No credits are published in so short a life.
+    pair(fabrics, pools, Box::new(settle), 1 << 24, true)
+}
+
+/// A pair over shared memory.
+pub fn over_shm() -> Pair<<ShmFabric as Fabric>::Port> {
+    let pools = [pool(), pool()];
+    let fabrics =
+        [0, 1].map(|side: usize| ShmFabric::new(&pools[side], ShmOptions::default()).expect("a fabric"));
+    pair(fabrics, pools, Box::new(|| ()), 64, false)
+}
+
+fn pair<F: Fabric>(
+    fabrics: [F; 2],
+    pools: [Pool; 2],
+    settle: Box<dyn Fn()>,
+    depth: u32,
+    tells_news: bool,
+) -> Pair<F::Port> {
+    let options = LinkOptions { lanes: 1, depth, generation: 0 };
+    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
+    let (address, own) = (second.address().to_vec(), first.address().to_vec());
+    let patience = Duration::from_secs(5);
+    let thread =
+        std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
+    let first = first.connect(Role::Initiator, &address, patience).expect("connected");
+    let second = thread.join().expect("no panic");
+    let tasks = Members::new(["a", "b"].map(|job| TaskId { job: job.into(), task: 0 }).to_vec());
+    let mut both = fabrics.iter().zip(pools).enumerate().map(|(side, (fabric, pool))| {
+        let outstanding = Arc::new(AtomicUsize::new(0));
+        let settings = RemoteSettings {
+            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16 },
+            max_deferred: 16,
+            cancel_grace: GRACE,
+            peer_loss_is_fatal: false,
+        };
+        let me = tasks.task(PeerIndex(side as u32)).clone();
+        let watch = Arc::new(Losses::new(&tasks, false));
+        let remote = Remote::new(me, side as u64 + 1, tasks.clone(), settings, outstanding.clone(), watch);
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
+        Side { links, remote, pool, outstanding, now: Time::ZERO }
+    });
+    let sides = [both.next().expect("two"), both.next().expect("two")];
+    let mut pair =
+        Pair { sides, settle, tells_news, awake: [2; 2], calls: Calls::new(16), next_call: 0, next_edge: 0 };
+    for (side, link) in [first, second].into_iter().enumerate() {
+        let peer = PeerIndex(1 - side as u32);
+        let tag = LinkTag { incarnation: 2 - side as u64, generation: 0 };
+        let Side { links, remote, now, .. } = &mut pair.sides[side];
+        // Nothing travels before both are there.
+        let done = Box::new(|tried: Result<(), String>| tried.expect("it works"));
+        remote.op(links, RemoteOp::Attach { peer, tag, link, done }, *now);
+    }
+    pair.run();
+    for side in [SENDER, RECEIVER] {
+        let tag = LinkTag { incarnation: 2 - side as u64, generation: 0 };
+        pair.op(side, RemoteOp::Ready { peer: PeerIndex(1 - side as u32), tag });
+    }
+    pair
+}
+
+impl<P: Port> Pair<P> {
+    fn op(&mut self, side: usize, op: RemoteOp<P::Link>) {
+        let Side { links, remote, now, .. } = &mut self.sides[side];
+        remote.op(links, op, *now);
+        self.events(side);
+        self.awake = [2; 2];
+    }
+
+    fn events(&mut self, side: usize) {
+        let Side { links, remote, now, .. } = &mut self.sides[side];
+        while let Some(event) = links.next_event() {
+            remote.event(links, event, *now);
+        }
+        (self.settle)();
+    }
+
+    /// Whether a poll of that side would bring something.
+    pub fn has_news(&mut self, side: usize) -> bool {
+        self.awake[side] > 0 && !(self.tells_news && self.sides[side].links.arm())
+    }
+
+    pub fn poll(&mut self, side: usize) {
+        let came = self.sides[side].links.poll();
+        self.events(side);
+        if came > 0 {
+            self.awake = [2; 2];
+            return;
+        }
+        if self.awake[side] == 2 {
+            self.awake[1 - side] = self.awake[1 - side].max(1);
+        }
+        self.awake[side] -= 1;
+    }
+
+    /// Both poll until nothing comes any more.
+    pub fn run(&mut self) {
+        for _ in 0..QUIET_ROUNDS {
+            self.run_awake();
+            if self.tells_news {
+                return;
+            }
+            self.awake = [2; 2];
+        }
+        self.run_awake();
+    }
+
+    fn run_awake(&mut self) {
+        let mut rounds = 0;
+        loop {
+            (self.settle)();
+            let news = [SENDER, RECEIVER].map(|side| self.has_news(side));
+            if news == [false; 2] {
+                return;
+            }
+            for side in [SENDER, RECEIVER].into_iter().filter(|side| news[*side]) {
+                self.poll(side);
+            }
+            rounds += 1;
+            assert!(rounds < 10_000, "things go on happening for ever");
+        }
+    }
+
+    /// Time passes on one side.
+    pub fn pass(&mut self, side: usize, span: Duration) {
+        let Side { links, remote, now, .. } = &mut self.sides[side];
+        *now = *now + span;
+        if *now >= remote.next_deadline {
+            remote.expire(links, *now);
+        }
+        self.events(side);
+        self.awake = [2; 2];
+    }
+
+    /// An edge that was never used.
+    pub fn edge(&mut self) -> Arc<EdgeName> {
+        self.next_edge += 1;
+        let name = format!("e{}", self.next_edge);
+        Arc::new(EdgeName::new(DEVICES[SENDER], DEVICES[RECEIVER], &name).expect("an edge"))
+    }
+
+    pub fn begin(&mut self, side: usize, step: u64) {
+        self.op(side, RemoteOp::Step(StepChange::Begun { step, worker: "w".into() }));
+    }
+
+    pub fn change(&mut self, side: usize, change: StepChange) {
+        self.op(side, RemoteOp::Step(change));
+    }
+
+    pub fn send(&mut self, key: &TensorKey, value: Value) {
+        self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
+        self.op(SENDER, RemoteOp::Send { key: key.clone(), value });
+    }
+
+    pub fn tensor(&self, side: usize, bytes: u64) -> TensorMut {
+        self.sides[side].pool.zeroed(meta(bytes)).expect("room")
+    }
+
+    pub fn value(&self, bytes: u64, fill: u8) -> Tensor {
+        let mut tensor = self.tensor(SENDER, bytes);
+        tensor.bytes_mut().fill(fill);
+        tensor.freeze()
+    }
+
+    pub fn receive(&mut self, key: &TensorKey, want: Want, patience: Duration) -> Call {
+        self.next_call += 1;
+        let (ticket, completer) = self.calls.call();
+        let id = CallId(self.next_call);
+        let deadline = self.sides[RECEIVER].now + patience;
+        let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
+        let peer = PeerIndex(SENDER as u32);
+        self.op(RECEIVER, RemoteOp::Receive { peer, key: key.clone(), want, waiter });
+        Call { id, ticket: Some(ticket) }
+    }
+
+    pub fn give_up(&mut self, id: CallId, why: GiveUp) {
+        self.op(RECEIVER, RemoteOp::Cancel(Cancel { id, why }));
+    }
+
+    /// What is granted to a peer and given up is a part of what the pool has given away.
+    pub fn check_quarantine(&self) {
+        for side in &self.sides {
+            let (quarantined, allocated) = (self.quarantined_on(side), side.pool.stats().allocated);
+            assert!(quarantined <= allocated, "{quarantined} bytes in quarantine, {allocated} allocated");
+        }
+    }
+
+    fn quarantined_on(&self, side: &Side<P>) -> u64 {
+        side.links.counters().counters().gauge(Gauge::QuarantinedBytes)
+    }
+
+    pub fn quarantined(&self) -> u64 {
+        self.quarantined_on(&self.sides[RECEIVER])
+    }
+
+    /// Nothing is left anywhere.
+    pub fn check_empty(&self) {
+        for (name, side) in ["sender", "receiver"].into_iter().zip(&self.sides) {
+            assert!(side.remote.outgoing.is_empty(), "something is in line at the {name}");
+            assert!(side.remote.calls.is_empty(), "a call is left at the {name}");
+            assert!(side.remote.unclaimed.is_empty(), "a value is left at the {name}");
+            assert_eq!(side.links.load(), LinkLoad::default(), "something is left on the {name}'s link");
+            assert_eq!(side.outstanding.load(Ordering::Relaxed), 0, "values are outstanding at the {name}");
+            assert_eq!(self.quarantined_on(side), 0, "bytes are in quarantine at the {name}");
+            assert!(side.pool.is_empty(), "a tensor of the {name}'s pool is left");
+        }
+    }
+}
