@@ -46,6 +46,10 @@ mutants! {
     DeadFlagLost,
     /// A value that came too late is thrown away.
     UnclaimedDropped,
+    /// The sender does not hear that nobody took a value.
+    ReturnNotSent,
+    /// A request goes out though it is not known yet what became of an earlier one of its key.
+    NotHeldBack,
     /// A receive waits for ever.
     DeadlineNeverFires,
     /// The sender's side lets a request go long before its time.

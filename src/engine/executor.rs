@@ -17,27 +17,39 @@ pub struct Executor {
 
 #[derive(Default)]
 struct State {
+    /// Whether jobs run where they are handed in.
+    on_the_spot: bool,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     stopped: bool,
 }
 
 impl Executor {
+    /// One that runs jobs at once, on the stack of whoever hands them in: for virtual time, where a thread's pace would
+    /// change the run.
+    pub fn on_the_spot() -> Self {
+        Executor { shared: Arc::new(Mutex::new(State { on_the_spot: true, ..State::default() })) }
+    }
+
     /// Has `job` run. A panic in it ends that job alone. After [`Executor::stop`] each job has a thread of its own,
     /// which nobody waits for, so that none is lost and none runs on a poller or on the caller's stack. If the system
     /// gives no thread for it, the job is dropped, and an error is logged.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let Err(job) = self.enqueue(Box::new(job)) else { return };
+        let Err((job, on_the_spot)) = self.enqueue(Box::new(job)) else { return };
+        if on_the_spot {
+            return guarded(job);
+        }
         let thread = std::thread::Builder::new().name("tw-late-call".into());
         if let Err(error) = thread.spawn(move || guarded(job)) {
             tracing::error!("a callback was dropped, as the system gives no thread to run it on: {error}");
         }
     }
 
-    fn enqueue(&self, job: Job) -> Result<(), Job> {
+    /// Queues a job for the thread. If there is none, it comes back, with whether it may run here.
+    fn enqueue(&self, job: Job) -> Result<(), (Job, bool)> {
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.stopped {
-            return Err(job);
+        if state.on_the_spot || state.stopped {
+            return Err((job, state.on_the_spot));
         }
         if state.jobs.is_none() {
             let (sender, receiver) = channel();
@@ -45,13 +57,13 @@ impl Executor {
                 std::thread::Builder::new().name("tw-callbacks".into()).spawn(move || work(&receiver));
             match thread {
                 Ok(thread) => state.thread = Some(thread),
-                Err(_) => return Err(job),
+                Err(_) => return Err((job, false)),
             }
             state.jobs = Some(sender);
         }
         match &state.jobs {
-            Some(jobs) => jobs.send(job).map_err(|error| error.0),
-            None => Err(job),
+            Some(jobs) => jobs.send(job).map_err(|error| (error.0, false)),
+            None => Err((job, false)),
         }
     }
 

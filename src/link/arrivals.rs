@@ -35,7 +35,7 @@ impl<C> Link<C> {
         self.announce(cx, announce, number, &key);
         self.asked += 1;
         let mut request = Request::held_back(key, waiter, number, self.asked, timeout_ms);
-        if self.unsettled.holds(&request.key) {
+        if self.unsettled.holds(&request.key) && !is_on(Mutant::NotHeldBack) {
             request.want = Some(want);
             let key = request.key.clone();
             // There was room, so there is an id.
@@ -469,6 +469,9 @@ impl<C> Link<C> {
         let (key, route, asked) = (request.key.clone(), request.route, request.asked);
         let TensorKey { step, frame, iteration, .. } = key;
         let held = self.held.keep(Held { key, value, asked });
+        if is_on(Mutant::ReturnNotSent) {
+            return;
+        }
         self.send(cx, &Message::Return { request: id, route, step, frame, iteration, held });
     }
 

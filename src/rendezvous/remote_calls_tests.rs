@@ -64,7 +64,7 @@ fn rendezvous() -> Rendezvous {
         borrow: false,
     };
     let losses = Arc::new(Losses::new(&members, false));
-    let executor = Executor::default();
+    let executor = Executor::on_the_spot();
     Rendezvous::new(
         task(0),
         members,

@@ -136,9 +136,7 @@ impl Process {
         let options =
             EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
         let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
-        let executor = Executor::default();
-        // A stopped one runs callbacks where they are called, so that nothing depends on a thread.
-        executor.stop();
+        let executor = Executor::on_the_spot();
         let rendezvous_settings = RendezvousSettings {
             max_outstanding_sends: settings.max_outstanding_sends,
             recv_timeout: Duration::from_micros(settings.recv_timeout),
