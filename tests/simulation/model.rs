@@ -54,6 +54,8 @@ pub struct Call {
     pub deadline: Time,
     pub cancelled: Option<Time>,
     pub end: Option<End>,
+    /// Whether every earlier receive of its key had ended when it began.
+    alone: bool,
 }
 
 /// How a receive ended.
@@ -116,7 +118,19 @@ impl Model {
     ) -> CallNo {
         let call = self.calls.len();
         let life = self.lives[key.to];
-        self.calls.push(Call { key, life, into, source_life, began, deadline, cancelled: None, end: None });
+        let earlier = self.channel(key).calls.clone();
+        let alone = earlier.iter().all(|call| self.calls[*call].end.is_some());
+        self.calls.push(Call {
+            key,
+            life,
+            into,
+            source_life,
+            began,
+            deadline,
+            cancelled: None,
+            end: None,
+            alone,
+        });
         self.channel(key).calls.push(call);
         call
     }
@@ -199,7 +213,22 @@ impl Model {
         }
         self.channel(key).values[value].got_by = Some(call);
         self.calls[call].end = Some(End::Got { at: now, value });
-        Ok(value)
+        match self.passed_over(&self.calls[call], value) {
+            Some(earlier) => Err(format!(
+                "a receive of {key}, alone when it began, got value {value} while value {earlier} was left"
+            )),
+            None => Ok(value),
+        }
+    }
+
+    /// An earlier value than this one that nobody has got, for a receive that had no other before it in line.
+    fn passed_over(&self, call: &Call, value: usize) -> Option<usize> {
+        let key = &call.key;
+        let excused = !call.alone || self.is_disturbed(key) || self.is_closed(key);
+        if excused || !self.is_unique(*key, value) {
+            return None;
+        }
+        self.left(key).into_iter().find(|earlier| *earlier < value && self.is_unique(*key, *earlier))
     }
 
     /// A receive ended with an error.
