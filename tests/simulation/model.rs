@@ -3,6 +3,7 @@
 use crate::program::{At, Form, Key, Settings, UNLIMITED};
 use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use tensorwire::wire::{Code, DType, Time};
 use tensorwire::{Error, Tensor};
 
@@ -48,8 +49,8 @@ pub struct Call {
     pub key: Key,
     pub life: u64,
     pub into: Option<Form>,
-    /// Which life of the sender it is linked with, if it is.
-    source_life: Option<u64>,
+    /// Whose values it may get: those of the life of the sender that it is linked with, or of those that it was.
+    source_lives: RangeInclusive<u64>,
     pub began: Time,
     pub deadline: Time,
     pub cancelled: Option<Time>,
@@ -112,7 +113,7 @@ impl Model {
         &mut self,
         key: Key,
         into: Option<Form>,
-        source_life: Option<u64>,
+        source_lives: RangeInclusive<u64>,
         began: Time,
         deadline: Time,
     ) -> CallNo {
@@ -124,7 +125,7 @@ impl Model {
             key,
             life,
             into,
-            source_life,
+            source_lives,
             began,
             deadline,
             cancelled: None,
@@ -178,8 +179,8 @@ impl Model {
         tensor: &Tensor,
         is_dead: bool,
     ) -> Result<usize, Violation> {
-        let Call { key, into, source_life, end, .. } = &self.calls[call];
-        let (key, into, source_life) = (*key, into.clone(), *source_life);
+        let Call { key, into, source_lives, end, .. } = &self.calls[call];
+        let (key, into, source_lives) = (*key, into.clone(), source_lives.clone());
         if end.is_some() {
             return Err(format!("the receive of {key} ended twice"));
         }
@@ -187,16 +188,15 @@ impl Model {
             None => is_dead,
             Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
         };
-        let fits = |(number, sent): (usize, &Sent)| {
-            source_life.is_none_or(|life| life == sent.life) && equals((number, sent))
-        };
+        let fits =
+            |(number, sent): (usize, &Sent)| source_lives.contains(&sent.life) && equals((number, sent));
         let values = &self.channels[&key].values;
         let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
         // Of equal ones, that which must come.
         let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
             let again = (0..values.len()).rev().find(|at| equals((*at, &values[*at])));
             let what = match (again, is_dead) {
-                (Some(value), _) if source_life.is_some_and(|life| life != values[value].life) => {
+                (Some(value), _) if !source_lives.contains(&values[value].life) => {
                     format!("value {value}, which another life of its sender had sent")
                 }
                 (Some(value), _) => format!("value {value}, which another had got"),

@@ -5,6 +5,7 @@ use crate::model::CallNo;
 use crate::network::{Network, Port};
 use crate::program::{At, Form, Key, NAMES, Settings};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -228,14 +229,15 @@ impl Process {
 
     /// Whether calls that need this peer can go on.
     pub fn is_up(&self, peer: At) -> bool {
-        self.linked_life(peer).is_some()
+        matches!(self.rendezvous.standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
     }
 
-    /// Which life of a peer there is a link with.
-    pub fn linked_life(&self, peer: At) -> Option<u64> {
+    /// Of which lives of a peer there can be values for a receive that begins now.
+    pub fn source_lives(&self, peer: At) -> RangeInclusive<u64> {
         match self.rendezvous.standing(PeerIndex(peer as u32)) {
-            PeerStanding::Up(tag) => Some(life_of(tag.incarnation)),
-            _ => None,
+            PeerStanding::Up(tag) => life_of(tag.incarnation)..=life_of(tag.incarnation),
+            PeerStanding::Lost(tag, _) => 0..=life_of(tag.incarnation),
+            PeerStanding::Absent => 0..=u64::MAX,
         }
     }
 

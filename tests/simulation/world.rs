@@ -152,11 +152,9 @@ impl World {
         };
         let now = self.network.now();
         let timeout = Duration::from_micros(timeout.unwrap_or(self.settings.recv_timeout));
-        let source_life = match key.is_local() {
-            true => Some(self.lives[key.from]),
-            false => process.linked_life(key.from),
-        };
-        let call = self.model.received(key, into.cloned(), source_life, now, now + timeout);
+        let own = self.lives[key.from];
+        let source_lives = if key.is_local() { own..=own } else { process.source_lives(key.from) };
+        let call = self.model.received(key, into.cloned(), source_lives, now, now + timeout);
         match process.receive(key, call, given, timeout, called_back) {
             Ok(()) => Ok(()),
             Err(error) => {
