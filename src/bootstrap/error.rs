@@ -122,16 +122,14 @@ pub enum BootstrapError {
         missing: Vec<MissingPeer>,
     },
     /// Some threads did not end in time. They end by themselves once what they do has ended.
-    #[error(
-        "{me}: stopping took longer than {waited:?}: still making links with {busy}; they end when the fabric gives up"
-    )]
+    #[error("{me}: stopping took longer than {waited:?}: {why}")]
     StopTimeout {
         /// The name of this process.
         me: TaskName,
         /// How long it was waited for.
         waited: Duration,
-        /// With whom links are still being made.
-        busy: String,
+        /// What it waited for.
+        why: String,
     },
     /// `stop` was called by the thread that it would wait for. The service stops as soon as that call returns.
     #[error(

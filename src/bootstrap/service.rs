@@ -222,7 +222,11 @@ impl Bootstrap {
         });
         if !ended {
             let busy = self.shared.see(|members| self.busy(members).collect::<Vec<_>>().join(", "));
-            return Err(BootstrapError::StopTimeout { me: me(), waited: timeout, busy });
+            let why = match busy.is_empty() {
+                true => "its thread got no time on a CPU; it ends by itself".to_owned(),
+                false => format!("still making links with {busy}; they end when the fabric gives up"),
+            };
+            return Err(BootstrapError::StopTimeout { me: me(), waited: timeout, why });
         }
         // Under the lock, so that a second caller does not return before the thread is gone.
         let mut running = self.running();

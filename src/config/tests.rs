@@ -543,6 +543,6 @@ fn the_reference_lists_every_key_with_its_variable_default_and_range() {
     }
     assert!(reference.contains(
         "| `lanes` | `TENSORWIRE_LANES` | number | `1` | 1 to 8 | Lanes of each link: queue pairs on verbs, \
-         rings on shared memory. |"
+         rings on shared memory, where all data takes the first one. |"
     ));
 }

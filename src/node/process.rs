@@ -7,7 +7,7 @@ use super::peering::{FabricPeering, Names, Watch};
 use super::pollers::{Pollers, Polling};
 use super::room::TensorError;
 use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
-use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
+use crate::config::{BulkReceive, Config, Fabric as FabricChoice, HostPort, PeerLoss, PoolLock, PoolPages};
 use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::{FabricKind, LinkOptions};
@@ -108,6 +108,8 @@ impl Node {
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
+        // Every fabric that can be asked for so far is this one.
+        let (FabricChoice::Auto | FabricChoice::Shm) = config.fabric;
         let fabric = ShmFabric::new(&pool, ShmOptions::default())?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
