@@ -17,6 +17,14 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 pub trait Harness {
     type Fabric: Fabric;
     const LANES: u8;
+    /// Whether the target's side checks each access against the grant itself. Where not, it checks the region and its key, and
+    /// operations end without the target's polling.
+    const CHECKS_GRANTS: bool = true;
+
+    /// Why the fabric can't be tested here.
+    fn skipped() -> Option<String> {
+        None
+    }
 
     fn fabric(pool: &Pool) -> Self::Fabric;
 
@@ -159,7 +167,7 @@ impl<F: Fabric> End<F> {
         loop {
             match self.next_alone() {
                 Got::Failed(id) => failed.push(id),
-                Got::Done(id) => done.push(id),
+                Got::Done(id) | Got::ReadDone(id, _) => done.push(id),
                 Got::Down(why) => return (failed, done, why),
                 _ => {}
             }

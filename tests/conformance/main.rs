@@ -9,6 +9,7 @@ mod many;
 mod processes;
 mod rules;
 mod sleeping;
+mod verbs;
 
 use harness::Harness;
 use std::time::Duration;
@@ -94,6 +95,8 @@ impl Harness for SimWithoutLoans {
     }
 }
 
+conformance!(verbs_with_one_lane, verbs::VerbsOneLane);
+conformance!(verbs_with_two_lanes, verbs::VerbsTwoLanes);
 conformance!(sim_with_one_lane, SimOneLane);
 conformance!(sim_with_three_lanes, SimThreeLanes);
 conformance!(sim_without_loans, SimWithoutLoans);
