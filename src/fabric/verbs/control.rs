@@ -13,20 +13,29 @@ use crate::fabric::{LinkFailure, LinkId};
 
 /// Messages that are sent and not acknowledged, at most.
 const WINDOW: u32 = 32;
-/// Receives that are posted: a window, what acknowledges one, the farewell, and some more.
-pub(super) const RECEIVES: u32 = WINDOW + 16;
-/// Requests that the send queue holds: those, and the ping of the link's making.
-pub(super) const SENDS: u32 = RECEIVES + 8;
+
+/// Requests that the send and the receive queue hold: a window, what acknowledges one, the farewell, what goes before it for each
+/// lane, the ping of the link's making, and some more.
+pub(super) fn room(lanes: u8) -> [u32; 2] {
+    let receives = WINDOW + 16 + u32::from(lanes);
+    [receives + 8, receives]
+}
+
 /// The control queue pair, where a request's name has a lane.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
 const BYTES: usize = 16;
+
 /// Bytes of a link's buffer that it needs.
-pub(super) const BYTES_OF_PLACES: usize = (RECEIVES + SENDS) as usize * BYTES;
+pub(super) fn bytes_of_places(lanes: u8) -> usize {
+    let [sends, receives] = room(lanes);
+    (sends + receives) as usize * BYTES
+}
 
 const CREDITS: u8 = 1;
 const ACK: u8 = 2;
 const FAREWELL: u8 = 3;
+const LAST: u8 = 4;
 
 /// Why a side takes no part any more, in a farewell.
 const CLOSED: u8 = 0;
@@ -38,6 +47,8 @@ const PROTOCOL: u8 = 2;
 pub(super) enum Said {
     /// The newest number of receives that it has returned on a lane.
     Credits { lane: u8, returned: u32 },
+    /// So many receives of a lane are consumed once everything has come that it sent there.
+    Last { lane: u8, count: u32 },
     /// It takes no part any more.
     Farewell(LinkFailure),
     /// Nothing that the link must know.
@@ -49,6 +60,8 @@ pub(super) struct Control {
     pair: Option<QueuePair>,
     link: LinkId,
     places: usize,
+    sends: u32,
+    receives: u32,
     max_inline: usize,
     /// Requests posted and not known to be done.
     in_use: u32,
@@ -65,8 +78,11 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub fn new(pair: QueuePair, places: usize) -> Self {
+    pub fn new(pair: QueuePair, places: usize, lanes: u8) -> Self {
+        let [sends, receives] = room(lanes);
         Control {
+            sends,
+            receives,
             max_inline: pair.max_inline,
             pair: Some(pair),
             link: LinkId(0),
@@ -99,7 +115,7 @@ impl Control {
     /// Posts the receives, when a port takes the link.
     pub fn attach(&mut self, link: LinkId, buffer: &Buffer) {
         self.link = link;
-        for place in 0..RECEIVES {
+        for place in 0..self.receives {
             self.post_receive(buffer, place);
         }
     }
@@ -134,10 +150,14 @@ impl Control {
         true
     }
 
-    /// Tells the peer that this side takes no part any more, once.
-    pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure) {
+    /// Tells the peer that this side takes no part any more, once; and of `lanes`, of how many receives each will have consumed when
+    /// all has come that was posted there.
+    pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure, lanes: impl Iterator<Item = u32>) {
         if self.parting || self.has_parted {
             return;
+        }
+        for (lane, count) in lanes.enumerate() {
+            self.send(buffer, [LAST, lane as u8, 0, 0], count);
         }
         let head = match why {
             LinkFailure::Completion { code, lane, .. } if *code == IBV_WC_RNR_RETRY_EXC_ERR => {
@@ -156,7 +176,7 @@ impl Control {
 
     fn send(&mut self, buffer: &mut Buffer, head: [u8; 4], value: u32) -> bool {
         let Some(pair) = &mut self.pair else { return false };
-        if self.in_use >= SENDS - 2 {
+        if self.in_use >= self.sends - 2 {
             return false;
         }
         let mut bytes = [0; BYTES];
@@ -168,7 +188,7 @@ impl Control {
         request.opcode = IBV_WR_SEND;
         request.send_flags = IBV_SEND_SIGNALED;
         // Places are used in turn, one for each request that the queue holds, so this one is free.
-        let at = self.places + (RECEIVES + self.send_at) as usize * BYTES;
+        let at = self.places + (self.receives + self.send_at) as usize * BYTES;
         buffer.write(at, &bytes);
         let mut piece = buffer.piece(at, BYTES);
         if self.max_inline >= BYTES {
@@ -180,7 +200,7 @@ impl Control {
         if !unsafe { pair.post_send(&mut request) } {
             return false;
         }
-        self.send_at = (self.send_at + 1) % SENDS;
+        self.send_at = (self.send_at + 1) % self.sends;
         self.in_use += 1;
         self.told = self.consumed;
         true
@@ -202,7 +222,7 @@ impl Control {
     /// What is wrong with it.
     pub fn received(&mut self, buffer: &mut Buffer, len: u32) -> Result<Said, &'static str> {
         let place = self.head;
-        self.head = (self.head + 1) % RECEIVES;
+        self.head = (self.head + 1) % self.receives;
         if len as usize != BYTES {
             return Err("it sent a control message of another length");
         }
@@ -219,6 +239,7 @@ impl Control {
         self.acknowledged = acknowledged;
         match kind {
             ACK => Ok(Said::Nothing),
+            LAST => Ok(Said::Last { lane, count: value }),
             FAREWELL => Ok(Said::Farewell(match code {
                 NO_RECEIVE => LinkFailure::NoReceive { lane },
                 PROTOCOL => LinkFailure::Protocol(format!(

@@ -52,8 +52,8 @@ fn random<const N: usize>() -> Result<[u8; N], FabricError> {
 }
 
 /// Where the pieces of a link's buffer are: the control queue pair's, then each lane's, last the pings to be sent.
-fn lane_places(lane: usize, depth: u32) -> usize {
-    control::BYTES_OF_PLACES.next_multiple_of(64) + lane * lane::bytes_of_places(depth)
+fn lane_places(lanes: u8, lane: usize, depth: u32) -> usize {
+    control::bytes_of_places(lanes).next_multiple_of(64) + lane * lane::bytes_of_places(depth)
 }
 
 impl VerbsHalf {
@@ -71,19 +71,19 @@ impl VerbsHalf {
         let slot = shared.slots.get(port, &shared.domain)?;
         let places = (u32::from(lanes))
             .checked_mul(2 * depth + SPARE)
-            .and_then(|places| places.checked_add(control::SENDS + control::RECEIVES))
+            .and_then(|places| places.checked_add(control::room(lanes).iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all lanes have less than 2^32"))?;
         let places = slot.reserve(places)?;
         let make = |room| {
             let pkey = shared.options.pkey_index;
             QueuePair::new(&slot.domain, &places.queue, &shared.watcher, room, &shared.chosen, pkey)
         };
-        let mut pairs = vec![make([control::SENDS, control::RECEIVES])?];
+        let mut pairs = vec![make(control::room(lanes))?];
         for _ in 0..lanes {
             pairs.push(make([depth + SPARE, depth])?);
         }
         let count = usize::from(lanes);
-        let local = Buffer::new(&shared.domain, lane_places(count, depth) + 8, false)?;
+        let local = Buffer::new(&shared.domain, lane_places(lanes, count, depth) + 8, false)?;
         let words = Buffer::new(&shared.domain, 8 * (1 + count + count * depth as usize), true)?;
         let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
@@ -129,7 +129,7 @@ impl VerbsHalf {
             let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
             pair.connect(chosen, options, self.own.pairs[at].1, peer, peer.pairs[at], rnr_retry)?;
         }
-        let at = lane_places(usize::from(self.options.lanes), self.options.depth);
+        let at = lane_places(self.options.lanes, usize::from(self.options.lanes), self.options.depth);
         self.local.write(at, &peer.hello.token.to_ne_bytes());
         for (index, pair) in self.pairs.iter_mut().enumerate() {
             let mut piece = self.local.piece(at, 8);
@@ -197,10 +197,15 @@ impl Half for VerbsHalf {
         let lanes = pairs
             .enumerate()
             .map(|(at, pair)| {
-                Lane::new(pair, LaneId(at as u8), options.depth, lane_places(at, options.depth))
+                Lane::new(
+                    pair,
+                    LaneId(at as u8),
+                    options.depth,
+                    lane_places(options.lanes, at, options.depth),
+                )
             })
             .collect();
-        let control = Control::new(first, 0);
+        let control = Control::new(first, 0, options.lanes);
         let parts = Parts { lanes, control, local, words, peer, places, slot, shared };
         Ok(VerbsLink(Box::new(Link::new(&options, parts))))
     }

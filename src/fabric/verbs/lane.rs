@@ -75,8 +75,10 @@ pub(super) struct Lane {
     tail: u32,
     head: u32,
     /// Receive-consuming requests of this side, for the place of a split write's length.
-    consuming: u32,
-    consumed: u32,
+    pub consuming: u32,
+    pub consumed: u32,
+    /// What the peer will have sent of those, if it has said so.
+    pub expected: Option<u32>,
     /// What the peer has told of its receives.
     pub returned: u32,
     /// Start of the lane's places in the link's buffer.
@@ -115,6 +117,7 @@ impl Lane {
             head: 0,
             consuming: 0,
             consumed: 0,
+            expected: None,
             returned: 0,
             places,
         }
@@ -137,6 +140,11 @@ impl Lane {
     /// Ends the queue pair: from now on the device touches no memory for it.
     pub fn destroy(&mut self) {
         self.pair = None;
+    }
+
+    /// Whether everything has come that the peer will have sent.
+    pub fn has_all(&self) -> bool {
+        self.expected.is_none_or(|count| count.wrapping_sub(self.consumed) as i32 <= 0)
     }
 
     /// Whether nothing is outstanding.

@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 /// How long, in ticks of 100 ms, a lane that was flushed without a reason is given for the reason to come.
 const PATIENCE: u32 = 3;
-/// How long, in ticks of 100 ms, a link that was detached may take to send what was posted, and then its farewell.
+/// How long, in ticks of 100 ms, a link that was detached may take to send what was posted, and its farewell.
 const LINGER: u32 = 20;
 
 enum Phase {
     Up,
-    /// The peer takes no part any more: what has come already is still taken.
-    Draining(LinkFailure),
+    /// The peer takes no part any more, since this tick: what it had sent is still taken.
+    Draining(LinkFailure, u32),
     /// This side has ended it; the next poll tells.
     Failing(LinkFailure),
     Down,
@@ -112,7 +112,7 @@ impl Link {
 
     /// Whether the next poll has something to say without anything new.
     pub fn has_news(&self) -> bool {
-        matches!(self.phase, Phase::Draining(_) | Phase::Failing(_)) || self.suspect.is_some()
+        matches!(self.phase, Phase::Draining(..) | Phase::Failing(_)) || self.suspect.is_some()
     }
 
     /// Whether a look is needed besides completions.
@@ -124,9 +124,9 @@ impl Link {
     /// Ends the link from this side; the next poll tells. From now on the device touches nothing for it.
     #[cold]
     pub fn fail(&mut self, why: LinkFailure) {
-        if matches!(self.phase, Phase::Up | Phase::Draining(_)) {
+        if matches!(self.phase, Phase::Up | Phase::Draining(..)) {
             if self.is_up() {
-                self.control.part(&mut self.local, &why);
+                self.control.part(&mut self.local, &why, std::iter::empty());
             }
             self.phase = Phase::Failing(why);
             self.lanes.iter_mut().for_each(Lane::destroy);
@@ -201,9 +201,14 @@ impl Link {
                 Some(lane) => lane.returned = returned,
                 None => self.fail(LinkFailure::Protocol(format!("it returned receives of lane {lane}"))),
             },
+            Ok(Said::Last { lane, count }) => {
+                if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
+                    lane.expected = Some(count);
+                }
+            }
             Ok(Said::Farewell(why)) => {
                 if self.is_up() {
-                    self.phase = Phase::Draining(why);
+                    self.phase = Phase::Draining(why, self.shared.watcher.ticks());
                 }
             }
             Err(why) => self.fail(LinkFailure::Protocol(why.into())),
@@ -260,7 +265,9 @@ impl Link {
                 let why = why.clone();
                 self.go_down(why, out);
             }
-            Phase::Draining(why) if emptied => {
+            Phase::Draining(why, since)
+                if emptied && self.lanes.iter().all(Lane::has_all) || ticks.wrapping_sub(*since) > LINGER =>
+            {
                 let why = why.clone();
                 self.lanes.iter_mut().for_each(Lane::destroy);
                 self.go_down(why, out);
@@ -283,15 +290,17 @@ impl Link {
     /// What a link that was detached still has to do. Returns whether it is over.
     fn take_leave(&mut self, ticks: u32) -> bool {
         if self.is_up() {
+            // At once: it may be that nobody polls for a while.
+            let counts = self.lanes.iter().map(|lane| lane.consuming);
+            self.control.part(&mut self.local, &LinkFailure::Closed, counts);
             for lane in &mut self.lanes {
                 lane.flush(&self.peer.region, true);
             }
             if ticks <= LINGER && !self.lanes.iter().all(Lane::is_idle) {
                 return false;
             }
-            self.control.part(&mut self.local, &LinkFailure::Closed);
         }
-        !self.control.parting || ticks > 2 * LINGER
+        !self.control.parting || ticks > LINGER
     }
 
     /// Lets the peer know of returned receives, now or as soon as there is room.

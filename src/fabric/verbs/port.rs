@@ -29,7 +29,7 @@ pub struct VerbsLink(pub(super) Box<Link>);
 /// The links that one poller owns. See [`Port`].
 ///
 /// A poll takes completions out of the port's queue, of which there is one unless its links need more places than one has.
-/// A link that was detached lives on for up to four seconds, until what was posted on it has arrived and the peer knows.
+/// A link that was detached lives on for up to two seconds, until what was posted on it has arrived and the peer knows.
 pub struct VerbsPort {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
