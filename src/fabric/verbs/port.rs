@@ -34,6 +34,7 @@ pub struct VerbsPort {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
     // In the order of their numbers. Dropped before the queues.
+    #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
     links: Vec<Box<Link>>,
     queues: Vec<Arc<CompletionQueue>>,
     next: u32,
