@@ -1,8 +1,10 @@
 //! The verbs fabric: on any RDMA device that there is, as soft-RoCE in a virtual machine.
 
-use crate::harness::{Harness, pool};
+use crate::expect;
+use crate::harness::{End, Got, Harness, connect, immediate, options, pattern, pool, tensor, tensor_mut};
 use std::sync::OnceLock;
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::fabric::{Lane, OpId, Port};
 use tensorwire::memory::Pool;
 
 /// Why there is no verbs fabric here; the same for all tests, looked up once.
@@ -48,4 +50,40 @@ impl Harness for VerbsTwoLanes {
     fn fabric(pool: &Pool) -> VerbsFabric {
         fabric(pool, VerbsOptions { mtu: Some(512), cq_entries: 16, ..VerbsOptions::default() })
     }
+}
+
+/// Longer than one work request of soft-RoCE (8 MiB) carries. A NIC's carries up to 1 GiB.
+#[test]
+fn a_write_and_a_read_of_more_than_one_work_request_are_one_operation() {
+    if let Some(why) = skipped() {
+        println!("skipped: {why}");
+        return;
+    }
+    const LEN: usize = (20 << 20) + 123;
+    let pools = [pool(48 << 20), pool(48 << 20)];
+    let [a, b] = VerbsOneLane::fabrics([&pools[0], &pools[1]]);
+    let links = connect(&a, &b, &options::<VerbsOneLane>(16));
+    let [to_a, to_b] = pools;
+    let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
+    let lane = Lane(0);
+    b.port.post_receives(b.link, lane, 3);
+    let target = tensor_mut(&b.pool, LEN);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &pattern(LEN, 3));
+    for (slot, len) in [(1, LEN as u64), (2, 5), (3, LEN as u64 - 1)] {
+        let id = OpId(u64::from(slot));
+        a.port.write(a.link, lane, id, &source, 0, len, &grant, Some(immediate(slot))).expect("room");
+    }
+    for (slot, len) in [(1, LEN as u64), (2, 5), (3, LEN as u64 - 1)] {
+        let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
+        assert_eq!(got, (immediate(slot), len));
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), u64::from(slot));
+    }
+    let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
+    assert!(written.bytes() == source.bytes(), "the bytes differ");
+    let exposed = b.port.expose(b.link, &written).expect("room");
+    let into = tensor_mut(&a.pool, LEN);
+    a.port.read(a.link, lane, OpId(9), into, &exposed).expect("room");
+    let read = expect!(a.next(&mut b), Got::ReadDone(9, target) => target);
+    assert!(read.bytes() == source.bytes(), "the bytes differ");
 }
