@@ -1,10 +1,12 @@
 //! The verbs fabric: on any RDMA device that there is, as soft-RoCE in a virtual machine.
 
 use crate::expect;
-use crate::harness::{End, Got, Harness, connect, immediate, options, pattern, pool, tensor, tensor_mut};
+use crate::harness::{
+    End, Got, Harness, connect, immediate, options, pair, pattern, pool, tensor, tensor_mut,
+};
 use std::sync::OnceLock;
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Lane, OpId, Port};
+use tensorwire::fabric::{Lane, LinkFailure, OpId, Port};
 use tensorwire::memory::Pool;
 
 /// Why there is no verbs fabric here; the same for all tests, looked up once.
@@ -86,4 +88,26 @@ fn a_write_and_a_read_of_more_than_one_work_request_are_one_operation() {
     a.port.read(a.link, lane, OpId(9), into, &exposed).expect("room");
     let read = expect!(a.next(&mut b), Got::ReadDone(9, target) => target);
     assert!(read.bytes() == source.bytes(), "the bytes differ");
+}
+
+/// Takes the network interface behind the device down, so it runs alone:
+/// `TENSORWIRE_TEST_NETDEV=rdma0 conformance --ignored verbs::a_port`, as root.
+#[test]
+#[ignore = "takes a network interface down: name it in TENSORWIRE_TEST_NETDEV"]
+fn a_port_that_stays_down_fails_its_links_by_name() {
+    let Ok(interface) = std::env::var("TENSORWIRE_TEST_NETDEV") else {
+        println!("skipped: TENSORWIRE_TEST_NETDEV names no interface");
+        return;
+    };
+    let (mut a, mut b) = pair::<VerbsOneLane>(16);
+    let set = |state: &str| {
+        let status = std::process::Command::new("ip").args(["link", "set", &interface, state]).status();
+        assert!(status.is_ok_and(|status| status.success()), "ip link set {interface} {state}");
+    };
+    set("down");
+    let why = expect!(a.next(&mut b), Got::Down(why) => why);
+    set("up");
+    println!("{why}");
+    assert!(matches!(why, LinkFailure::Device { event: "the port is down", .. }), "{why:?}");
+    expect!(b.next(&mut a), Got::Down(_) => ());
 }
