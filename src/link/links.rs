@@ -515,7 +515,8 @@ impl<C> Link<C> {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
         }
         for held in self.held.drain() {
-            cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value });
+            let incarnation = self.identity.peer_incarnation;
+            cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value, incarnation });
         }
         let quarantined = self.requests.iter().map(|request| request.quarantined).sum();
         cx.counters.lower(Gauge::QuarantinedBytes, quarantined);

@@ -312,7 +312,12 @@ impl<P: Port> Handler<P> for Remote {
                 self.calls.remove(&waiter.id);
                 self.failed(links.counters(), waiter, &key, error);
             }
-            LinkEvent::Orphaned { key, value } => self.keep_unclaimed(key, value),
+            LinkEvent::Orphaned { key, value, incarnation } => {
+                // What an old life had sent is not the new one's (SPEC 2.2).
+                if !self.is_succeeded(key.edge.source_task(), incarnation) {
+                    self.keep_unclaimed(key, value);
+                }
+            }
             LinkEvent::Withdrawn { incoming, key } => {
                 let withdrawn = self.outgoing.remove_waiter(&key, |asking| asking.incoming == incoming);
                 if let Some(asking) = withdrawn {

@@ -8,6 +8,7 @@ use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
 use crate::rendezvous::{Error, LossCause};
 use crate::telemetry::Counter;
+use crate::wire::TaskId;
 
 /// How often a link is looked at before it is failed: enough for whatever its queues can hold.
 const LAST_POLLS: u32 = 10_000;
@@ -82,6 +83,13 @@ impl Remote {
             self.drop_unclaimed(|key| *key.edge.source_task() == task);
         }
         self.watch.up(index, tag);
+    }
+
+    /// Whether there is a link with a later life of a peer than this one.
+    pub(super) fn is_succeeded(&self, task: &TaskId, incarnation: u64) -> bool {
+        let peer = self.members.index(task).map(|index| &self.peers[index.0 as usize]);
+        let tie = peer.and_then(|peer| peer.tie.as_ref());
+        tie.is_some_and(|tie| matches!(tie.stage, Stage::Up) && tie.tag.incarnation != incarnation)
     }
 
     pub(super) fn down<P: Port>(
