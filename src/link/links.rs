@@ -119,7 +119,17 @@ impl<P: Port, C> Links<P, C> {
 
     /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
     pub fn arm(&mut self) -> bool {
-        self.port.arm()
+        if !self.port.arm() {
+            return false;
+        }
+        // Nobody tells of the credits and the room that came just before.
+        let mut left = false;
+        self.links.for_each_backlogged(|link| {
+            let backlog = link.out.backlog();
+            link.out.flush(&mut self.port);
+            left |= link.out.backlog() < backlog;
+        });
+        !left
     }
 
     /// Takes a connected link in and tries it in both directions; [`LinkEvent::Up`] tells when it works.

@@ -3,6 +3,7 @@
 use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, until};
 use crate::{BULK, Phase};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorwire::telemetry::Counter;
 use tensorwire::{DType, Node};
@@ -106,8 +107,21 @@ fn role_sender() {
         Phase::Request | Phase::Stop => {}
     }
     if phase == Phase::Stop {
-        println!("there");
-        node.stop().expect("killed before");
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stopping = scope.spawn(|| {
+                begun.store(true, Ordering::SeqCst);
+                node.stop()
+            });
+            while !begun.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Into the drain, which does not end before somebody asks.
+            std::thread::sleep(Duration::from_millis(3));
+            assert!(!stopping.is_finished(), "nobody has asked for its value");
+            println!("there");
+            stopping.join().expect("no panic").expect("killed before");
+        });
         unreachable!("its value was taken, or {SOON:?} are over");
     }
     stay();
