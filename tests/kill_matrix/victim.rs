@@ -2,7 +2,7 @@
 
 use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, until};
-use crate::{BULK, Phase};
+use crate::{BULK, Phase, idle_poll, pulls_a_part};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorwire::telemetry::Counter;
@@ -57,6 +57,7 @@ fn role_receiver() {
     }
     let step = node.step(id).expect("new");
     let edge = node.edge_from("w", 0, "t").expect("edge");
+    let idle = idle_poll(&node);
     let pending = step.recv_pending(&edge).expect("begun");
     match phase {
         Phase::Request | Phase::MetaData | Phase::Stop => {}
@@ -68,7 +69,7 @@ fn role_receiver() {
             if phase == Phase::Bulk {
                 println!("again");
                 wait_to_be_told();
-                node.progress().expect("usable");
+                assert!(pulls_a_part(&node, idle), "one poll brings a part");
                 assert!(!pending.is_done(), "one poll does not bring it all");
             }
         }
