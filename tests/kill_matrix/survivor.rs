@@ -31,7 +31,7 @@ fn bulk(node: &Node) -> Tensor {
 
 fn start(cluster: &str, receive: &str) -> Node {
     let node = member(cluster, 0).set("bulk_receive", receive).set("stop_timeout", "20s");
-    node.start().expect("the node starts")
+    node.set("poll", "inline").start().expect("the node starts")
 }
 
 #[test]
