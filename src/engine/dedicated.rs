@@ -6,6 +6,9 @@ use super::{Handler, Waiting};
 use crate::fabric::Port;
 use crate::wire::Time;
 
+/// Wishes that come back at a time, for which there is room from the start.
+const EARLY: usize = 64;
+
 impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Hands a wish over to the thread.
     pub(super) fn give(&self, op: H::Op) -> Result<(), Unusable> {
@@ -14,7 +17,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         loop {
             self.check()?;
             match self.wishes.give(op) {
-                Ok(()) => return Ok(()),
+                // The call of a wish that nobody takes any more is told by the wish's end.
+                Ok(()) => {
+                    self.wishes.drop_if_closed();
+                    return Ok(());
+                }
                 Err(back) => op = back,
             }
             self.waiting.pause(round);
@@ -44,18 +51,21 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// What the thread does until the engine is closed.
     pub(super) fn drive(&self) {
         let mut taker = Taker::new();
+        let mut early = Vec::with_capacity(EARLY);
         // Poisoned or closed: every call on the engine says so.
         let _ = self.own_slot(|slot| {
             let Some(poller) = slot else { return };
             while !self.keeper.is_closing() {
                 let now = self.clock.now();
-                taker.take(&self.wishes, |op| poller.op(op, now));
+                let waited = early.len();
+                taker.take(&self.wishes, |op| early.extend(poller.op(op, now)));
+                // Since they came, all lanes were emptied: what they are about is there, or has ended.
+                early.drain(..waited).for_each(|op| drop(poller.op(op, now)));
                 if poller.step(now) == 0 && self.waiting == Waiting::Yield {
                     std::thread::yield_now();
                 }
             }
-            // What was handed over before the end is not lost without a word: its calls end.
-            taker.take(&self.wishes, drop);
         });
+        self.wishes.close(taker);
     }
 }

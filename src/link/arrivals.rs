@@ -150,6 +150,9 @@ impl<C> Link<C> {
                 }
             }
         }
+        if request.machine.is_held_back() {
+            self.unsettled.forget(&request.key, id);
+        }
         match request.machine.give_up() {
             ReceiverAction::SendCancel => self.send_cancel(cx, id),
             action @ ReceiverAction::FinishCancelled => self.end(cx, id, action, RequestError::GivenUp),
