@@ -2,7 +2,8 @@
 
 use super::handover::Taker;
 use super::shared::{Engine, Unusable};
-use super::{Handler, Waiting};
+use super::token::Owned;
+use super::{Handler, Poller, Waiting};
 use crate::fabric::Port;
 use crate::wire::Time;
 
@@ -52,8 +53,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     pub(super) fn drive(&self) {
         let mut taker = Taker::new();
         let mut early = Vec::with_capacity(EARLY);
-        // Poisoned or closed: every call on the engine says so.
-        let _ = self.own_slot(|slot| {
+        let mut work = |slot: &mut Option<Poller<P, H>>| {
             let Some(poller) = slot else { return };
             while !self.keeper.is_closing() {
                 let now = self.clock.now();
@@ -65,7 +65,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     std::thread::yield_now();
                 }
             }
-        });
+            // Whoever made these wishes is told by their end.
+            taker.take(&self.wishes, drop);
+        };
+        // A call that began in another mode may still have the poller for a moment. Poisoned or closed: every call on
+        // the engine says so.
+        while let Ok(Owned::Busy) = self.own_slot(&mut work) {
+            std::thread::yield_now();
+        }
         self.wishes.close(taker);
     }
 }

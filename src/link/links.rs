@@ -1,8 +1,8 @@
 //! The links of one poller and the port that they complete on.
 
-use super::answered::Answered;
+use super::answered::{Answered, WireKey};
 use super::held::HeldTable;
-use super::incoming::{ReturnedKey, ServedTable};
+use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
 use super::requests::{Requests, Unsettled};
 use super::routes::{InRoutes, OutRoutes};
@@ -472,7 +472,7 @@ impl<C> Link<C> {
             Message::CancelAck { request } => self.acknowledged(cx, request),
             Message::Error { request, status } => self.error_came(cx, request, status),
             Message::Return { request, route, step, frame, iteration, held } => {
-                self.returned(cx, request, ReturnedKey { route, step, frame, iteration }, held)
+                self.returned(cx, request, WireKey { route, step, frame, iteration }, held)
             }
             Message::Held { request, held } => self.held_came(cx, request, held),
         }
