@@ -46,6 +46,8 @@ mutants! {
     DeadFlagLost,
     /// A value that came too late is thrown away.
     UnclaimedDropped,
+    /// Values that nobody took are thrown away when their link goes.
+    OrphansDropped,
     /// The sender does not hear that nobody took a value.
     ReturnNotSent,
     /// A request goes out though it is not known yet what became of an earlier one of its key.

@@ -1,5 +1,6 @@
 //! Receives that are given up while their values are on the way, between two real processes: whatever ends them and
-//! whenever, each value is received once, whole and in order, and no memory is left behind.
+//! whenever, each value is received once and whole, a receive that is alone gets what was sent first, and no memory is left
+//! behind.
 
 mod common;
 
@@ -11,7 +12,7 @@ use tensorwire::telemetry::{Counter, Gauge};
 use tensorwire::{Code, DType, Delivery, Edge, Error, Node, Status, Step, Tensor, TensorMut};
 
 /// Values of each kind in each direction.
-const VALUES: u32 = 800;
+const VALUES: u32 = 400;
 
 /// Steps that end early.
 const ENDED_STEPS: u64 = 150;
@@ -59,7 +60,18 @@ struct Stream {
     len: usize,
     into: bool,
     sent: u32,
-    got: u32,
+    /// Which values have come.
+    came: Vec<bool>,
+}
+
+impl Stream {
+    fn got(&self) -> u32 {
+        self.came.iter().filter(|came| **came).count() as u32
+    }
+
+    fn is_complete(&self) -> bool {
+        self.came.iter().all(|came| *came)
+    }
 }
 
 /// One of the two processes.
@@ -69,7 +81,7 @@ struct Side<'a> {
     random: Random,
     streams: Vec<Stream>,
     /// How receives ended: with a value, and without.
-    ended: [u64; 2],
+    counts: [u64; 2],
 }
 
 impl<'a> Side<'a> {
@@ -81,28 +93,28 @@ impl<'a> Side<'a> {
             len,
             into,
             sent: 0,
-            got: 0,
+            came: vec![false; VALUES as usize],
         });
         let step = node.step(1).expect("new");
-        Side { node, step, random: Random(seed), streams: streams.into(), ended: [0; 2] }
+        Side { node, step, random: Random(seed), streams: streams.into(), counts: [0; 2] }
     }
 
     /// Sends and receives everything.
     fn run(&mut self) {
         let end = Instant::now() + 5 * SOON;
-        while self.streams.iter().any(|stream| stream.sent < VALUES || stream.got < VALUES) {
+        while self.streams.iter().any(|stream| stream.sent < VALUES || !stream.is_complete()) {
             assert!(
                 Instant::now() < end,
                 "{:?}",
-                self.streams.iter().map(|s| (s.sent, s.got)).collect::<Vec<_>>()
+                self.streams.iter().map(|s| (s.sent, s.got())).collect::<Vec<_>>()
             );
             for _ in 0..self.random.below(4) {
                 self.send();
             }
             let at = self.random.below(KINDS.len() as u64) as usize;
-            match self.streams[at].got < VALUES {
-                true => self.receive(at),
-                false => self.some_progress(),
+            match self.streams[at].is_complete() {
+                false => self.receive(at),
+                true => self.some_progress(),
             }
         }
     }
@@ -169,14 +181,14 @@ impl<'a> Side<'a> {
                 (0..count).map(|_| self.step.recv_into(&from, self.given(at)).expect("begun")).collect();
             for pending in begun {
                 let got = pending.wait_timeout(self.random.moment());
-                self.ended_with(at, got.map(|got| got.tensor.freeze()));
+                self.ended(at, got.map(|got| got.tensor.freeze()), count == 1);
             }
             return;
         }
         let begun: Vec<_> = (0..count).map(|_| self.step.recv_pending(&from).expect("begun")).collect();
         for pending in begun {
             let got = pending.wait_timeout(self.random.moment());
-            self.ended_with(at, got.map(|got| got.tensor));
+            self.ended(at, got.map(|got| got.tensor), count == 1);
         }
     }
 
@@ -202,20 +214,29 @@ impl<'a> Side<'a> {
         let given = self.node.tensor(DType::F32, &[3]).expect("room");
         let pending = self.step.recv_into(&self.streams[at].from, given).expect("begun");
         match pending.wait_timeout(self.random.moment()) {
-            Err(Error::Misfit { .. }) => self.ended[1] += 1,
+            Err(Error::Misfit { .. }) => self.counts[1] += 1,
             other => self.ended_with(at, other.map(|got| got.tensor.freeze())),
         }
     }
 
+    /// A receive that had no other of its edge beside it has ended.
     fn ended_with(&mut self, at: usize, result: Result<Tensor, Error>) {
+        self.ended(at, result, true);
+    }
+
+    /// A receive has ended. Of several at once, one that gives up leaves its value to whoever asks next, which may be later
+    /// than those beside it get theirs; one that is alone gets what was sent first.
+    fn ended(&mut self, at: usize, result: Result<Tensor, Error>, alone: bool) {
         match result {
             Ok(tensor) => {
                 let stream = &mut self.streams[at];
-                check(&tensor, stream.got, stream.len);
-                stream.got += 1;
-                self.ended[0] += 1;
+                let number = number_of(&tensor, stream.len) as usize;
+                assert!(!std::mem::replace(&mut stream.came[number], true), "value {number} came twice");
+                let earlier = stream.came[..number].iter().position(|came| !came);
+                assert!(!alone || earlier.is_none(), "{number} came before {earlier:?}");
+                self.counts[0] += 1;
             }
-            Err(Error::Cancelled { .. } | Error::DeadlineExceeded { .. }) => self.ended[1] += 1,
+            Err(Error::Cancelled { .. } | Error::DeadlineExceeded { .. }) => self.counts[1] += 1,
             Err(error) => panic!("{error}"),
         }
     }
@@ -237,12 +258,13 @@ impl<'a> Side<'a> {
                 1 => self.node.cleanup(id),
                 _ => {}
             }
-            let mut got = 0;
+            let mut last = None;
             for pending in begun {
                 match pending.wait_timeout(Duration::from_millis(2)) {
                     Ok(delivery) => {
-                        check(&delivery.tensor, got, len);
-                        got += 1;
+                        let number = number_of(&delivery.tensor, len);
+                        assert!(last < Some(number) && number < 3, "{number} came after {last:?}");
+                        last = Some(number);
                     }
                     Err(
                         Error::Aborted { .. }
@@ -270,7 +292,7 @@ impl<'a> Side<'a> {
         }
         until(self.node, "the end of every tensor", || self.node.pool().is_empty());
         until(self.node, "the end of the quarantine", || quarantined(self.node) == 0);
-        let [with, without] = self.ended;
+        let [with, without] = self.counts;
         let count = |counter| self.node.counters().get(counter);
         println!(
             "{with} receives ended with a value and {without} without; cancels {}, late values {}, stale answers {}",
@@ -282,14 +304,17 @@ impl<'a> Side<'a> {
     }
 }
 
-fn check(tensor: &Tensor, number: u32, len: usize) {
+/// Which value this is; its bytes are whole.
+fn number_of(tensor: &Tensor, len: usize) -> u32 {
     let got = values(tensor);
     assert_eq!(got.len(), len);
+    let number = got[0] as u32;
     assert!(
         got.iter().enumerate().all(|(at, value)| *value == (number as usize + at) as f32),
         "{number}: {:?}",
         &got[..3]
     );
+    number
 }
 
 fn quarantined(node: &Node) -> u64 {

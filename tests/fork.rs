@@ -86,7 +86,11 @@ fn role_forker() {
         for result in [node.join(), node.stop(), node.fail("in a child")] {
             assert!(matches!(result, Err(NodeError::Forked)));
         }
-        assert_eq!(values(frozen.as_ref().expect("copied"))[0], 5.0, "reading is harmless");
+        assert_eq!(
+            values(frozen.as_ref().expect("copied"))[0],
+            5.0,
+            "reading goes on, while the parent holds it"
+        );
         drop((lent.take(), frozen.take(), writable.take(), ring.take(), step.clone(), node));
     });
     assert!(good, "the child failed or hung");

@@ -5,10 +5,11 @@ mod common;
 use common::{SOON, cluster, counting, member, run, until, values};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorwire::engine::Mode;
-use tensorwire::{Error, Node, process_cpus};
+use tensorwire::{CancelToken, DType, Error, Node, process_cpus};
 
 /// These tests look at all threads of the process, so they run one after the other.
 fn alone() -> MutexGuard<'static, ()> {
@@ -248,6 +249,98 @@ fn many_threads_hand_over_to_a_dedicated_poller_and_each_keeps_its_order() {
             }
         });
     });
+}
+
+#[test]
+fn a_receive_that_another_thread_cancels_ends_in_every_mode() {
+    let _alone = alone();
+    const EACH: usize = 1000;
+    for mode in ["inline", "adaptive", "dedicated"] {
+        pair(mode, |node, task| {
+            if task != 0 {
+                return;
+            }
+            let step = node.step(1).expect("new");
+            let edge = node.edge_from("w", 1, "never").expect("edge");
+            let ended = Arc::new(AtomicUsize::new(0));
+            let (tell, told) = channel::<CancelToken>();
+            std::thread::scope(|scope| {
+                scope.spawn(move || told.into_iter().for_each(|token| token.cancel()));
+                for number in 0..EACH {
+                    let note = ended.clone();
+                    let done = move |result: Result<_, Error>| {
+                        assert!(matches!(result, Err(Error::Cancelled { .. })));
+                        note.fetch_add(1, Ordering::SeqCst);
+                    };
+                    tell.send(step.recv_async(&edge, SOON, done).expect("begun")).expect("open");
+                    // So that the thread that polls has seen the last one, and this thread gets a lane.
+                    if number % 8 == 0 {
+                        std::thread::sleep(Duration::from_micros(300));
+                    }
+                }
+                drop(tell);
+            });
+            until(node, "the end of every receive", || ended.load(Ordering::SeqCst) == EACH);
+        });
+    }
+}
+
+#[test]
+fn a_value_is_kept_though_another_thread_begins_its_step() {
+    let _alone = alone();
+    const STEPS: u64 = 300;
+    for mode in ["inline", "adaptive", "dedicated"] {
+        pair(mode, |node, task| {
+            if task == 1 {
+                for id in 1..=STEPS {
+                    let step = node.step(id).expect("new");
+                    for thread in 0..2 {
+                        let edge = node.edge_from("w", 0, &format!("x{thread}")).expect("edge");
+                        assert!(step.recv(&edge, SOON).expect("it was sent").is_dead);
+                    }
+                }
+                return;
+            }
+            let gate = Barrier::new(2);
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    let gate = &gate;
+                    scope.spawn(move || {
+                        let edge = node.edge_to("w", 1, &format!("x{thread}")).expect("edge");
+                        for id in 1..=STEPS {
+                            gate.wait();
+                            node.step(id).expect("begun by either").send_dead(&edge).expect("sent");
+                        }
+                    });
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn who_waits_for_room_gets_the_first_that_there_is_in_every_mode() {
+    let _alone = alone();
+    // The pool of 8 MiB holds one of them.
+    let dims = [6 << 18];
+    for mode in ["inline", "adaptive", "dedicated"] {
+        pair(mode, move |node, task| {
+            let step = node.step(1).expect("new");
+            if task == 1 {
+                std::thread::sleep(Duration::from_millis(100));
+                step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
+                step.recv(&node.edge_from("w", 0, "y").expect("edge"), SOON).expect("received");
+                return;
+            }
+            let tensor = node.tensor(DType::F32, &dims).expect("room").freeze();
+            step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor).expect("sent");
+            let start = Instant::now();
+            let tensor = node.tensor_within(DType::F32, &dims, SOON).expect("room as soon as it was taken");
+            println!("{mode}: there was room after {:?}", start.elapsed());
+            assert!(start.elapsed() < SOON / 4);
+            step.send(&node.edge_to("w", 1, "y").expect("edge"), tensor.freeze()).expect("sent");
+        });
+    }
 }
 
 #[test]

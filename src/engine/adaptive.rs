@@ -60,8 +60,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     fn sleep_as_waiter(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<(), Unusable> {
         let seen = self.sleeper.seen();
-        let (mut armed, mut until) = (true, deadline);
-        // Another owner will complete what this thread waits for, or arm the port when it leaves.
+        let (mut armed, mut until) = (false, deadline);
+        // Beside another owner nobody may sleep: one that only submits arms nothing when it lets go.
         self.own(|poller| {
             armed = poller.arm();
             until = until.min(poller.next_deadline());

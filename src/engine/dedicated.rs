@@ -2,9 +2,13 @@
 
 use super::handover::Taker;
 use super::shared::{Engine, Unusable};
-use super::{Handler, Waiting};
+use super::token::Owned;
+use super::{Handler, Poller, Waiting};
 use crate::fabric::Port;
 use crate::wire::Time;
+
+/// Wishes that come back at a time, for which there is room from the start.
+const EARLY: usize = 64;
 
 impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Hands a wish over to the thread.
@@ -14,7 +18,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         loop {
             self.check()?;
             match self.wishes.give(op) {
-                Ok(()) => return Ok(()),
+                // The call of a wish that nobody takes any more is told by the wish's end.
+                Ok(()) => {
+                    self.wishes.drop_if_closed();
+                    return Ok(());
+                }
                 Err(back) => op = back,
             }
             self.waiting.pause(round);
@@ -44,18 +52,27 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// What the thread does until the engine is closed.
     pub(super) fn drive(&self) {
         let mut taker = Taker::new();
-        // Poisoned or closed: every call on the engine says so.
-        let _ = self.own_slot(|slot| {
+        let mut early = Vec::with_capacity(EARLY);
+        let mut work = |slot: &mut Option<Poller<P, H>>| {
             let Some(poller) = slot else { return };
             while !self.keeper.is_closing() {
                 let now = self.clock.now();
-                taker.take(&self.wishes, |op| poller.op(op, now));
+                let waited = early.len();
+                taker.take(&self.wishes, |op| early.extend(poller.op(op, now)));
+                // Since they came, all lanes were emptied: what they are about is there, or has ended.
+                early.drain(..waited).for_each(|op| drop(poller.op(op, now)));
                 if poller.step(now) == 0 && self.waiting == Waiting::Yield {
                     std::thread::yield_now();
                 }
             }
-            // What was handed over before the end is not lost without a word: its calls end.
+            // Whoever made these wishes is told by their end.
             taker.take(&self.wishes, drop);
-        });
+        };
+        // A call that began in another mode may still have the poller for a moment. Poisoned or closed: every call on
+        // the engine says so.
+        while let Ok(Owned::Busy) = self.own_slot(&mut work) {
+            std::thread::yield_now();
+        }
+        self.wishes.close(taker);
     }
 }

@@ -7,7 +7,8 @@ use crossbeam_queue::ArrayQueue;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::any::Any;
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Wishes of a thread through the shared queue before it gets a lane.
 const BUSY: u32 = 64;
@@ -24,6 +25,10 @@ pub(super) struct HandOver<T> {
     new_lanes: ArrayQueue<Consumer<T>>,
     /// Lanes that threads have and the taking side has not given up.
     lanes: AtomicUsize,
+    /// Nobody takes any more.
+    closed: AtomicBool,
+    /// After that, one thread at a time drops what is left.
+    dropping: AtomicBool,
 }
 
 /// The taking side.
@@ -51,7 +56,51 @@ impl<T: Send + 'static> HandOver<T> {
             shared: ArrayQueue::new(queue.max(1)),
             new_lanes: ArrayQueue::new(LANES),
             lanes: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            dropping: AtomicBool::new(false),
         }
+    }
+
+    /// The taking side ends: what was handed over and not taken is dropped, and so is what still comes.
+    pub fn close(&self, taker: Taker<T>) {
+        // Before the lanes are emptied: whoever gives afterwards sees it, and empties them again.
+        self.closed.store(true, Ordering::SeqCst);
+        for lane in taker.lanes {
+            // There is room: no more lanes than it holds exist.
+            let _ = self.new_lanes.push(lane);
+        }
+        self.drop_all();
+    }
+
+    /// Drops what this thread has just given, if nobody takes any more.
+    #[inline]
+    pub fn drop_if_closed(&self) {
+        // After the push, before the look: the taking side does it the other way round.
+        fence(Ordering::SeqCst);
+        if self.closed.load(Ordering::Relaxed) {
+            self.drop_all();
+        }
+    }
+
+    /// Drops what is there. A panic in a wish's end ends that wish alone.
+    #[cold]
+    fn drop_all(&self) {
+        let drop_one = |wish: T| drop(catch_unwind(AssertUnwindSafe(|| drop(wish))));
+        while let Some(wish) = self.shared.pop() {
+            drop_one(wish);
+        }
+        // One at a time: a lane in another thread's hands could be left with what was just pushed into it.
+        while self.dropping.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        for _ in 0..self.new_lanes.len() {
+            let Some(mut lane) = self.new_lanes.pop() else { break };
+            while let Ok(wish) = lane.pop() {
+                drop_one(wish);
+            }
+            let _ = self.new_lanes.push(lane);
+        }
+        self.dropping.store(false, Ordering::Release);
     }
 
     /// Puts a wish into the shared queue.

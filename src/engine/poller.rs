@@ -14,8 +14,9 @@ pub trait Handler<P: Port>: Send + 'static {
     /// What its users hand over to it.
     type Op: Send + 'static;
 
-    /// A user's wish.
-    fn op(&mut self, links: &mut Links<P, Self::Waiter>, op: Self::Op, now: Time);
+    /// A user's wish. One about something that another thread has handed over, and that is not there yet, comes back: it
+    /// is done once more when everything that was handed over before it has been.
+    fn op(&mut self, links: &mut Links<P, Self::Waiter>, op: Self::Op, now: Time) -> Option<Self::Op>;
 
     /// Something happened on a link.
     fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
@@ -43,11 +44,12 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         Poller { links, handler, active: false, armed: false }
     }
 
-    /// Does what a user wants, and what follows from it at once.
-    pub fn op(&mut self, op: H::Op, now: Time) {
+    /// Does what a user wants, and what follows from it at once. What comes back is [`Handler::op`]'s.
+    pub fn op(&mut self, op: H::Op, now: Time) -> Option<H::Op> {
         self.active = true;
-        self.handler.op(&mut self.links, op, now);
+        let back = self.handler.op(&mut self.links, op, now);
         self.events(now);
+        back
     }
 
     /// Moves everything that has come, a bounded amount, and ends what has waited too long at `now`. Returns

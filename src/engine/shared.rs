@@ -106,7 +106,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         loop {
             let owned = self.own(|poller| {
                 if let Some(op) = op.take() {
-                    poller.op(op, now);
+                    // All that was handed over before has been done: what comes back is about nothing.
+                    drop(poller.op(op, now));
                 }
             })?;
             match (owned, op.take()) {
@@ -289,7 +290,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
         for _ in 0..self.wishes.capacity() {
             let Some(op) = self.wishes.pop() else { return };
-            poller.op(op, now);
+            drop(poller.op(op, now));
         }
     }
 }
@@ -297,7 +298,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Abandoned, Calls, Completer, Executor};
+    use crate::engine::{Abandoned, Calls, Completer, Executor, start};
     use crate::fabric::Fabric;
     use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
     use crate::link::{LinkEvent, Links};
@@ -327,9 +328,12 @@ mod tests {
         type Waiter = ();
         type Op = Wish;
 
-        fn op(&mut self, _: &mut Links<ShmPort, ()>, op: Wish, _: Time) {
+        fn op(&mut self, _: &mut Links<ShmPort, ()>, op: Wish, _: Time) -> Option<Wish> {
             match op {
-                Wish::Keep(waiter) => self.0.push(waiter),
+                Wish::Keep(waiter) => {
+                    self.0.push(waiter);
+                    None
+                }
                 Wish::Panic => panic!("on purpose"),
             }
         }
@@ -351,8 +355,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_panic_ends_every_call_at_once_and_the_poller_with_it() {
+    fn engine() -> (Engine<ShmPort, Keeper>, Arc<crate::telemetry::Counters>) {
         let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
         let region = Region::create(0, &region).expect("a region");
         let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
@@ -361,8 +364,13 @@ mod tests {
         let counters = writer.counters();
         let links = Links::new(fabric.port().expect("a port"), pool, writer);
         let options =
-            EngineOptions { mode: Mode::Inline, waiting: Waiting::Yield, spin: Duration::ZERO, queue: 4 };
-        let engine = Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options);
+            EngineOptions { mode: Mode::Inline, waiting: Waiting::Yield, spin: Duration::ZERO, queue: 64 };
+        (Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options), counters)
+    }
+
+    #[test]
+    fn a_panic_ends_every_call_at_once_and_the_poller_with_it() {
+        let (engine, counters) = engine();
         let executor = Executor::default();
         let (told, ended) = channel();
         let waiter = Calls::callback(&executor, move |Ended| told.send(()).expect("open"));
@@ -375,5 +383,44 @@ mod tests {
         assert_eq!(engine.progress(), Err(Unusable::Poisoned));
         engine.close();
         executor.stop();
+    }
+
+    /// Of a dedicated poller, which comes to its end by `end` in the middle of what a thread with a lane hands over.
+    fn every_call_ends(end: fn(&Engine<ShmPort, Keeper>)) {
+        const CALLS: usize = 2000;
+        let engine = Arc::new(engine().0);
+        let thread = start(&engine, Mode::Dedicated, None, 0).expect("a thread");
+        let executor = Executor::default();
+        let (told, ended) = channel();
+        let mut given = 0;
+        for number in 0..CALLS {
+            if number == CALLS / 2 {
+                end(&engine);
+            }
+            let told = told.clone();
+            let waiter = Calls::callback(&executor, move |Ended| told.send(()).expect("open"));
+            // One that is refused is told by its end too.
+            given += 1;
+            let _ = engine.submit(Wish::Keep(waiter));
+            if number % 64 == 0 {
+                // The queue empties, and the thread gets a lane.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        for nth in 0..given {
+            ended.recv_timeout(Duration::from_secs(10)).unwrap_or_else(|_| panic!("{nth} of {given} ended"));
+        }
+        drop(thread);
+        executor.stop();
+    }
+
+    #[test]
+    fn a_panic_of_a_dedicated_poller_ends_the_calls_in_the_lanes_too() {
+        every_call_ends(|engine| engine.submit(Wish::Panic).expect("it is handed over"));
+    }
+
+    #[test]
+    fn closing_a_dedicated_poller_ends_the_calls_in_the_lanes_too() {
+        every_call_ends(Engine::close);
     }
 }

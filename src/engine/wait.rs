@@ -1,4 +1,5 @@
 //! How a thread waits while nothing comes.
+#![allow(clippy::disallowed_methods)] // who waits in vain sleeps for moments
 
 use std::time::Duration;
 

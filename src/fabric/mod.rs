@@ -181,8 +181,9 @@ pub trait Port: Send + 'static {
 
     /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]: what a poll
     /// would bring, and credits and room for what waits to be posted. It holds until the next [`Port::poll`] that
-    /// brings something, and costs little while it does. Returns `false` if something is there already: poll, and
-    /// don't sleep. May enter the kernel.
+    /// brings something, and costs little while it does. Returns `false` if a poll would bring something already: poll,
+    /// and don't sleep. Whoever has something to post tries it once more after this: of credits and room that
+    /// came before, nobody tells. May enter the kernel.
     fn arm(&mut self) -> bool;
 
     /// Takes a connected link in. No receive is posted on it yet.

@@ -4,7 +4,7 @@ use crate::wire::message::RequestId;
 
 /// For each slot of the peer's table, the place of the value that it was last answered with.
 ///
-/// A peer can use 2^20 slots at most, so this is bounded by 24 MiB, whatever the peer does.
+/// A peer can use 2^20 slots at most, so this is bounded by 56 MiB, whatever the peer does.
 #[derive(Debug)]
 pub(super) struct Answered {
     slots: Vec<Option<Answer>>,
@@ -14,6 +14,16 @@ pub(super) struct Answered {
 struct Answer {
     generation: u8,
     number: u64,
+    of: WireKey,
+}
+
+/// A value's key, as the peer names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WireKey {
+    pub route: u32,
+    pub step: u64,
+    pub frame: u64,
+    pub iteration: u64,
 }
 
 impl Answered {
@@ -24,18 +34,20 @@ impl Answered {
 
     /// A request was answered with the value that has this number.
     #[inline]
-    pub fn note(&mut self, request: RequestId, number: u64) {
+    pub fn note(&mut self, request: RequestId, number: u64, of: WireKey) {
         let slot = request.slot.index() as usize;
         if slot >= self.slots.len() {
             self.slots.resize(slot + 1, None);
         }
-        self.slots[slot] = Some(Answer { generation: request.generation, number });
+        self.slots[slot] = Some(Answer { generation: request.generation, number, of });
     }
 
-    /// The number of the value that this request was answered with: once, as a value can come back once.
-    pub fn take(&mut self, request: RequestId) -> Option<u64> {
+    /// The number of the value of that key that this request was answered with: once, as a value can come back once.
+    pub fn take(&mut self, request: RequestId, of: WireKey) -> Option<u64> {
         let answer = self.slots.get_mut(request.slot.index() as usize)?;
-        answer.take_if(|answer| answer.generation == request.generation).map(|answer| answer.number)
+        answer
+            .take_if(|answer| answer.generation == request.generation && answer.of == of)
+            .map(|answer| answer.number)
     }
 }
 
@@ -48,18 +60,21 @@ mod tests {
         RequestId { slot: Slot::new(slot).expect("20 bits"), generation }
     }
 
+    const KEY: WireKey = WireKey { route: 3, step: 4, frame: 0, iteration: 0 };
+
     #[test]
-    fn a_value_can_come_back_once_and_only_for_the_last_use_of_its_slot() {
+    fn a_value_can_come_back_once_under_its_key_and_only_for_the_last_use_of_its_slot() {
         let mut answered = Answered::with_capacity(2);
-        answered.note(request(5, 1), 70);
-        answered.note(request(0, 1), 71);
-        assert_eq!(answered.take(request(5, 0)), None, "an earlier use");
-        assert_eq!(answered.take(request(4, 1)), None, "never answered");
-        assert_eq!(answered.take(request(9, 1)), None, "beyond the table");
-        assert_eq!(answered.take(request(5, 1)), Some(70));
-        assert_eq!(answered.take(request(5, 1)), None, "twice");
-        answered.note(request(0, 2), 72);
-        assert_eq!(answered.take(request(0, 1)), None);
-        assert_eq!(answered.take(request(0, 2)), Some(72));
+        answered.note(request(5, 1), 70, KEY);
+        answered.note(request(0, 1), 71, KEY);
+        assert_eq!(answered.take(request(5, 0), KEY), None, "an earlier use");
+        assert_eq!(answered.take(request(4, 1), KEY), None, "never answered");
+        assert_eq!(answered.take(request(9, 1), KEY), None, "beyond the table");
+        assert_eq!(answered.take(request(5, 1), WireKey { step: 5, ..KEY }), None, "another key");
+        assert_eq!(answered.take(request(5, 1), KEY), Some(70));
+        assert_eq!(answered.take(request(5, 1), KEY), None, "twice");
+        answered.note(request(0, 2), 72, KEY);
+        assert_eq!(answered.take(request(0, 1), KEY), None);
+        assert_eq!(answered.take(request(0, 2), KEY), Some(72));
     }
 }

@@ -12,7 +12,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
-use crate::wire::{DType, Immediate, ImmediateKind, Status};
+use crate::wire::{Code, DType, Immediate, ImmediateKind, Status};
 
 impl<C> Link<C> {
     /// Sends a request, or holds it back while an earlier one for its key is not settled.
@@ -149,6 +149,9 @@ impl<C> Link<C> {
                     self.unsettled.add(&request.key);
                 }
             }
+        }
+        if request.machine.is_held_back() {
+            self.unsettled.forget(&request.key, id);
         }
         match request.machine.give_up() {
             ReceiverAction::SendCancel => self.send_cancel(cx, id),
@@ -381,7 +384,8 @@ impl<C> Link<C> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Error).map_err(|v| v.to_string())?;
         // A sender that is done with the step has forgotten what is in line here: that is whose turn it is.
-        let key = request.waiter.is_some().then(|| request.key.clone());
+        let is_over = status.derived || status.code == Code::NotFound;
+        let key = (is_over && request.waiter.is_some()).then(|| request.key.clone());
         if !self.held.is_empty()
             && let Some((name, held)) = key.and_then(|key| self.held.take_any(&key))
         {

@@ -1,5 +1,6 @@
 //! The requests of a peer, from their arrival to their answer.
 
+use super::answered::WireKey;
 use super::links::{Context, Link};
 use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
@@ -25,13 +26,11 @@ pub(super) struct Asking {
     kept: Option<(Tensor, u64)>,
 }
 
-/// What a value that comes back belongs to, as the peer names it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReturnedKey {
-    pub route: u32,
-    pub step: u64,
-    pub frame: u64,
-    pub iteration: u64,
+impl Asking {
+    fn wire_key(&self) -> WireKey {
+        let TensorKey { step, frame, iteration, .. } = self.key;
+        WireKey { route: self.route, step, frame, iteration }
+    }
 }
 
 /// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
@@ -103,11 +102,11 @@ impl<C> Link<C> {
             return Err(format!("a re-request came for slot {}, which is free", request.slot.index()));
         };
         served.machine.asked_again(grant.len).map_err(|violation| violation.to_string())?;
-        if let Some(served) = self.served.remove(&request.slot.index())
-            && let Some((tensor, number)) = served.kept
-        {
+        let Some(served) = self.served.remove(&request.slot.index()) else { return Ok(()) };
+        let of = served.wire_key();
+        if let Some((tensor, number)) = served.kept {
             let bytes = tensor.meta().bytes();
-            self.answered.note(request, number);
+            self.answered.note(request, number, of);
             self.write(cx, request, tensor, grant);
             cx.events.push_back(LinkEvent::Answered { bytes });
         }
@@ -144,12 +143,15 @@ impl<C> Link<C> {
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
-        of: ReturnedKey,
+        of: WireKey,
         held: u32,
     ) -> Result<(), String> {
         cx.counters.increment(Counter::ValuesReturned);
-        let Some(number) = self.answered.take(request) else {
-            return Err(format!("a value came back for slot {}, which was given none", request.slot.index()));
+        let Some(number) = self.answered.take(request, of) else {
+            return Err(format!(
+                "a value came back for slot {}, which was not given it",
+                request.slot.index()
+            ));
         };
         let edge = match self.routes_in.get(of.route).map(|route| &route.edge) {
             Some(Ok(edge)) => edge.clone(),
@@ -168,10 +170,8 @@ impl<C> Link<C> {
         held: u32,
         number: u64,
     ) -> bool {
-        if self.take_served(request).is_none() {
-            return false;
-        }
-        self.answered.note(request, number);
+        let Some(served) = self.take_served(request) else { return false };
+        self.answered.note(request, number, served.wire_key());
         self.send(cx, &Message::Held { request, held });
         true
     }
@@ -189,8 +189,9 @@ impl<C> Link<C> {
             Value::Tensor(tensor) => tensor,
             Value::Dead => {
                 served.machine.matched(SenderValue::DEAD);
+                let of = served.wire_key();
                 self.served.remove(&request.slot.index());
-                self.answered.note(request, number);
+                self.answered.note(request, number, of);
                 self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
                 return Served::Copied;
             }
@@ -217,14 +218,14 @@ impl<C> Link<C> {
                 && tensor.dtype() != DType::Bool,
         };
         let Some(served) = self.served_mut(request) else { return Served::Gone(Value::Tensor(tensor)) };
-        let (answer, grant) = (served.machine.matched(value), served.grant);
+        let (answer, grant, of) = (served.machine.matched(value), served.grant, served.wire_key());
         if answer == Answer::Meta {
             served.kept = Some((tensor, number));
             self.meta(cx, request, full, false);
             return Served::Kept;
         }
         self.served.remove(&request.slot.index());
-        self.answered.note(request, number);
+        self.answered.note(request, number, of);
         match (answer, grant) {
             (Answer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);

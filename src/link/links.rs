@@ -1,8 +1,8 @@
 //! The links of one poller and the port that they complete on.
 
-use super::answered::Answered;
+use super::answered::{Answered, WireKey};
 use super::held::HeldTable;
-use super::incoming::{ReturnedKey, ServedTable};
+use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
 use super::requests::{Requests, Unsettled};
 use super::routes::{InRoutes, OutRoutes};
@@ -119,7 +119,17 @@ impl<P: Port, C> Links<P, C> {
 
     /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
     pub fn arm(&mut self) -> bool {
-        self.port.arm()
+        if !self.port.arm() {
+            return false;
+        }
+        // Nobody tells of the credits and the room that came just before.
+        let mut left = false;
+        self.links.for_each_backlogged(|link| {
+            let backlog = link.out.backlog();
+            link.out.flush(&mut self.port);
+            left |= link.out.backlog() < backlog;
+        });
+        !left
     }
 
     /// Takes a connected link in and tries it in both directions; [`LinkEvent::Up`] tells when it works.
@@ -462,7 +472,7 @@ impl<C> Link<C> {
             Message::CancelAck { request } => self.acknowledged(cx, request),
             Message::Error { request, status } => self.error_came(cx, request, status),
             Message::Return { request, route, step, frame, iteration, held } => {
-                self.returned(cx, request, ReturnedKey { route, step, frame, iteration }, held)
+                self.returned(cx, request, WireKey { route, step, frame, iteration }, held)
             }
             Message::Held { request, held } => self.held_came(cx, request, held),
         }
@@ -515,7 +525,8 @@ impl<C> Link<C> {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
         }
         for held in self.held.drain() {
-            cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value });
+            let incarnation = self.identity.peer_incarnation;
+            cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value, incarnation });
         }
         let quarantined = self.requests.iter().map(|request| request.quarantined).sum();
         cx.counters.lower(Gauge::QuarantinedBytes, quarantined);

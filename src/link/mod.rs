@@ -235,6 +235,8 @@ pub enum LinkEvent<C> {
         key: TensorKey,
         /// The value.
         value: HeldValue,
+        /// The life of the peer that had sent it.
+        incarnation: u64,
     },
     /// A value came.
     Arrived {

@@ -82,6 +82,13 @@ impl Unsettled {
         }
     }
 
+    /// A request that was held back has ended.
+    pub fn forget(&mut self, key: &TensorKey, request: RequestId) {
+        if let Some(waiting) = self.keys.get_mut(key) {
+            waiting.held_back.retain(|held| *held != request);
+        }
+    }
+
     /// One request for a key is settled. Returns those that are not held back any more, in their order.
     pub fn settle(&mut self, key: &TensorKey) -> Vec<RequestId> {
         let Some(waiting) = self.keys.get_mut(key) else { return Vec::new() };
@@ -217,6 +224,27 @@ mod tests {
     use super::*;
     use crate::wire::EdgeName;
     use std::sync::Arc;
+
+    #[test]
+    fn requests_that_are_held_back_go_in_their_order_but_those_that_ended() {
+        let key = request(0).key;
+        let id = |slot| RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
+        let mut unsettled = Unsettled::default();
+        unsettled.add(&key);
+        unsettled.add(&key);
+        for slot in 0..3 {
+            unsettled.hold(&key, id(slot));
+        }
+        // As often as somebody gives up, nothing grows.
+        for _ in 0..1000 {
+            unsettled.hold(&key, id(7));
+            unsettled.forget(&key, id(7));
+        }
+        unsettled.forget(&key, id(1));
+        assert_eq!(unsettled.settle(&key), [], "one more is not settled");
+        assert_eq!(unsettled.settle(&key), [id(0), id(2)]);
+        assert_eq!(unsettled.len(), 0);
+    }
 
     fn request(waiter: u32) -> Request<u32> {
         let device = "/job:a/replica:0/task:0/device:CPU:0";

@@ -444,3 +444,25 @@ fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
     }
     panic!("the link is still up");
 }
+
+#[test]
+fn credits_that_came_before_the_port_is_armed_are_used_before_anybody_sleeps() {
+    let mut scene = scene();
+    scene.peer.route(0, 1, HERE, THERE);
+    let mut waiting = 0;
+    // The peer takes nothing, until an answer has to wait.
+    while scene.links.load().backlog == 0 {
+        scene.peer.ask(0, 0);
+        let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("a request was sent") };
+        scene.links.refuse(incoming, Status::new(Code::NotFound, "no"));
+        waiting += 1;
+        assert!(waiting < 10 * DEPTH, "answers always leave");
+    }
+    (1..waiting).for_each(|_| drop(scene.peer.next()));
+    while scene.links.poll() > 0 {}
+    // As if between the last poll and the arming.
+    scene.peer.port.publish_credits(scene.peer.link, Lane::CONTROL, waiting);
+    assert!(!scene.links.arm(), "an answer can leave");
+    assert_eq!(scene.links.load().backlog, 0);
+    scene.peer.next();
+}

@@ -2,8 +2,13 @@
 //!
 //! A child of `fork(2)` has every mapping of its parent, and a shared one is the same memory: a tensor filled, dropped
 //! or poisoned there would change under the parent and its peers. So a handler that runs in the child before
-//! anything else puts private copies (which cost nothing until they are written) in place of the mappings that
-//! are registered here. And everything that must not be used in a child remembers its [`Home`].
+//! anything else puts private mappings in place of those that are registered here: what the child writes stays in the
+//! child. They are no snapshot: a page that the child has not written shows what the parent makes of it, so a child reads
+//! its parent's tensors only while the parent holds them. And everything that must not be used in a child remembers
+//! its [`Home`].
+//!
+//! `fork(3)` of the C library calls the handler, as do Rust's `std::process` and Python. A child that was made
+//! by the bare system call, or by `vfork`, does not know that it is one: it must call `exec` and nothing else.
 
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::cell::UnsafeCell;
@@ -146,7 +151,7 @@ fn make_private(Entry { base, len, file }: Entry) {
     };
     let (kind, fd) = file.map_or((libc::MAP_ANONYMOUS, -1), |fd| (0, fd));
     if map(libc::PROT_READ | libc::PROT_WRITE, kind, fd) == libc::MAP_FAILED {
-        // Without a copy the child must not have it at all: a fault there is better than a write here.
+        // Without that the child must not have it at all: a fault there is better than a write here.
         map(libc::PROT_NONE, libc::MAP_ANONYMOUS, -1);
     }
 }

@@ -135,9 +135,10 @@ impl Pollers {
         let others: u32 = {
             let mut all = self.spinners.lock().unwrap_or_else(PoisonError::into_inner);
             all.insert(peer, spinners);
-            all.values().sum()
+            // Whatever a peer says.
+            all.values().fold(0, |sum: u32, spinners| sum.saturating_add(*spinners))
         };
-        let spinners = (others + self.polling.spinners()) as usize;
+        let spinners = others.saturating_add(self.polling.spinners()) as usize;
         if !self.polling.auto || choose_mode(spinners, process_cpus().len()) != Mode::Adaptive {
             return;
         }

@@ -43,15 +43,20 @@ impl Node {
     /// Tries again and again while progress is made.
     fn try_until<T>(&self, timeout: Duration, attempt: impl Fn() -> Attempt<T>) -> Result<T, TensorError> {
         let (over, failed) = (Cell::new(None), Cell::new(None));
-        let is_over = || match attempt() {
-            Attempt::Again(error) => {
-                failed.set(Some(error));
-                false
-            }
-            Attempt::Over(result) => {
+        let is_over = || {
+            // Whoever waits may ask again after it was over.
+            if let Some(result) = over.take() {
                 over.set(Some(result));
-                true
+                return true;
             }
+            match attempt() {
+                Attempt::Again(error) => failed.set(Some(error)),
+                Attempt::Over(result) => {
+                    over.set(Some(result));
+                    return true;
+                }
+            }
+            false
         };
         if !is_over() {
             self.rendezvous.wait_until(self.rendezvous.now() + timeout, &is_over)?;

@@ -128,9 +128,23 @@ pub fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
     (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// How many threads of the library, file descriptors and mappings of memfds there are, while a node runs. Threads
-/// that work for a moment are not counted.
-pub fn counts() -> (usize, usize, usize) {
+/// How many threads of the library, file descriptors and mappings of memfds a process has.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    pub threads: usize,
+    pub files: usize,
+    pub mappings: usize,
+}
+
+impl Counts {
+    /// Whether there is no more of anything than there was.
+    pub fn is_within(self, before: Counts) -> bool {
+        self.threads <= before.threads && self.files <= before.files && self.mappings <= before.mappings
+    }
+}
+
+/// What this process has while a node runs. Threads that work for a moment are not counted.
+pub fn counts() -> Counts {
     let threads = std::fs::read_dir("/proc/self/task").expect("procfs").filter_map(Result::ok);
     let threads = threads
         .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
@@ -138,5 +152,5 @@ pub fn counts() -> (usize, usize, usize) {
         .count();
     let files = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-    (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
+    Counts { threads, files, mappings: maps.lines().filter(|line| line.contains("memfd:")).count() }
 }

@@ -52,6 +52,17 @@ pub fn count_call(number: i64) {
     row.last_call.store(number, Relaxed);
 }
 
+/// The ids of the threads with one of these names.
+pub fn ids_of(names: &[&str]) -> Vec<i32> {
+    let ids = ROWS.iter().map(|row| row.tid.load(Relaxed)).filter(|tid| *tid != 0);
+    ids.filter(|tid| names.contains(&&*name_of(*tid))).collect()
+}
+
+fn name_of(tid: i32) -> String {
+    let comm = std::fs::read_to_string(format!("/proc/self/task/{tid}/comm"));
+    comm.map_or_else(|_| "(ended)".into(), |comm| comm.trim().to_owned())
+}
+
 /// What a thread did between two moments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activity {
@@ -99,10 +110,8 @@ fn counts(row: &Row) -> Counts {
 }
 
 fn activity(row: &Row, from: Counts, to: Counts) -> Activity {
-    let comm = format!("/proc/self/task/{}/comm", row.tid.load(Relaxed));
-    let name = std::fs::read_to_string(comm).unwrap_or_else(|_| "(ended)".into());
     Activity {
-        name: name.trim().to_owned(),
+        name: name_of(row.tid.load(Relaxed)),
         allocations: to.allocations - from.allocations,
         frees: to.frees - from.frees,
         calls: to.calls - from.calls,

@@ -2,14 +2,16 @@
 //!
 //! The filter turns each call into SIGSYS. The handler counts it for its thread and then makes it all the same,
 //! from the one instruction that the filter lets through: so the process goes on to work, and threads that may enter
-//! the kernel (the bootstrap's, the callbacks') do.
+//! the kernel (the bootstrap's, the callbacks') do. The calls that begin and end a thread are made with the signal
+//! blocked, so the filter of all threads lets them through; threads that move data get one more that does not.
 
-pub use machine::{install, thread_id};
+pub use machine::{install, thread_id, tighten};
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use libc::{c_int, c_long, c_void, siginfo_t, sock_filter, sock_fprog, ucontext_t};
     use std::io::Error;
+    use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
     std::arch::global_asm!(
         ".global tensorwire_test_gate",
@@ -69,7 +71,10 @@ mod machine {
         sock_filter { code: IF_EQUAL, jt: 0, jf: 1, k }
     }
 
-    fn program() -> Vec<sock_filter> {
+    /// The handlers' return, and the end of the process.
+    const NEVER_TRAPPED: [c_long; 2] = [libc::SYS_rt_sigreturn, libc::SYS_exit_group];
+
+    fn program(not_trapped: &[c_long]) -> Vec<sock_filter> {
         let gate = tensorwire_test_gate_end as *const () as u64;
         let mut program = vec![
             statement(LOAD, INSTRUCTION_LOW),
@@ -79,8 +84,8 @@ mod machine {
             statement(RETURN, libc::SECCOMP_RET_ALLOW),
             statement(LOAD, NUMBER),
         ];
-        for call in NOT_TRAPPED {
-            program.extend([unless(call as u32), statement(RETURN, libc::SECCOMP_RET_ALLOW)]);
+        for call in not_trapped {
+            program.extend([unless(*call as u32), statement(RETURN, libc::SECCOMP_RET_ALLOW)]);
         }
         program.push(statement(RETURN, libc::SECCOMP_RET_TRAP));
         program
@@ -108,7 +113,7 @@ mod machine {
     /// # Errors
     /// In words, if this machine does not let a process filter its own calls.
     pub fn install() -> Result<(), String> {
-        let mut program = program();
+        let mut program = program(&NOT_TRAPPED);
         let filter = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = trapped;
         // SAFETY: the structures are valid for the calls; the handler touches nothing that isn't safe in one.
@@ -121,6 +126,47 @@ mod machine {
             let (mode, all_threads) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
             checked("seccomp", libc::syscall(libc::SYS_seccomp, mode, all_threads, &filter))
         }
+    }
+
+    static STRICT: AtomicPtr<sock_fprog> = AtomicPtr::new(std::ptr::null_mut());
+    /// How often the strict filter was taken on, and how often that failed.
+    static TIGHTENED: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+
+    extern "C" fn take_on(_signal: c_int) {
+        let filter = STRICT.load(Ordering::Acquire) as i64;
+        let mode = i64::from(libc::SECCOMP_SET_MODE_FILTER);
+        // SAFETY: the filter is never freed; it is this thread's own, and everything here may be done in a handler.
+        let result = unsafe { tensorwire_test_gate(libc::SYS_seccomp, mode, 0, filter, 0, 0, 0) };
+        TIGHTENED[usize::from(result != 0)].fetch_add(1, Ordering::Release);
+    }
+
+    /// From now on every call of these threads is counted, by another filter that each takes on in a signal handler. They
+    /// must not end before the process does.
+    ///
+    /// # Errors
+    /// In words, if one of them can't.
+    pub fn tighten(threads: &[i32]) -> Result<(), String> {
+        let program = program(&NEVER_TRAPPED).leak();
+        let filter = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        STRICT.store(Box::leak(Box::new(filter)), Ordering::Release);
+        let handler: extern "C" fn(c_int) = take_on;
+        // SAFETY: the structure is valid for the call.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_RESTART;
+            checked("sigaction", libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()).into())?;
+        }
+        for thread in threads {
+            // SAFETY: it sends a signal, which has a handler.
+            let sent = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *thread, libc::SIGUSR1) };
+            checked("tgkill", sent)?;
+        }
+        let count = |at: usize| TIGHTENED[at].load(Ordering::Acquire) as usize;
+        while count(0) + count(1) < threads.len() {
+            std::hint::spin_loop();
+        }
+        if count(1) == 0 { Ok(()) } else { Err(format!("{} threads took on no filter", count(1))) }
     }
 }
 
@@ -138,5 +184,13 @@ mod machine {
     /// Always.
     pub fn install() -> Result<(), String> {
         Err("the filter's handler is written for x86_64".into())
+    }
+
+    /// Not written for this machine.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn tighten(_threads: &[i32]) -> Result<(), String> {
+        install()
     }
 }

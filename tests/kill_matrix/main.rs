@@ -14,13 +14,30 @@ mod victim;
 
 use common::cluster;
 use common::other::Other;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tensorwire::Node;
 
 /// How long the news of a death may take: the kernel tells it.
 pub(crate) const NEWS: Duration = Duration::from_secs(1);
 
 /// Bytes of a tensor that one poll does not pull whole.
 pub(crate) const BULK: usize = 6 << 20;
+
+fn poll(node: &Node) -> Duration {
+    let began = Instant::now();
+    node.progress().expect("usable");
+    began.elapsed()
+}
+
+/// How long a poll takes that finds nothing.
+pub(crate) fn idle_poll(node: &Node) -> Duration {
+    (0..50).map(|_| poll(node)).min().expect("some")
+}
+
+/// Polls once, and says whether a part of a bulk tensor was copied: no counter shows that, but the time does.
+pub(crate) fn pulls_a_part(node: &Node, idle: Duration) -> bool {
+    poll(node) > 100 * idle
+}
 
 /// Where in an exchange the victim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

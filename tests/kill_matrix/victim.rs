@@ -2,7 +2,8 @@
 
 use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, until};
-use crate::{BULK, Phase};
+use crate::{BULK, Phase, idle_poll, pulls_a_part};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorwire::telemetry::Counter;
 use tensorwire::{DType, Node};
@@ -34,6 +35,7 @@ fn bulk(node: &Node) -> tensorwire::Tensor {
 fn node_of(phase: Phase) -> Node {
     let receive = if phase == Phase::Borrow { "borrow" } else { "copy" };
     let node = member(&variable("TEST_CLUSTER"), 1).set("bulk_receive", receive).set("stop_timeout", "20s");
+    let node = node.set("poll", "inline");
     let node = node.start().expect("the node starts");
     node.join().expect("joined");
     println!("ready");
@@ -56,6 +58,7 @@ fn role_receiver() {
     }
     let step = node.step(id).expect("new");
     let edge = node.edge_from("w", 0, "t").expect("edge");
+    let idle = idle_poll(&node);
     let pending = step.recv_pending(&edge).expect("begun");
     match phase {
         Phase::Request | Phase::MetaData | Phase::Stop => {}
@@ -67,7 +70,7 @@ fn role_receiver() {
             if phase == Phase::Bulk {
                 println!("again");
                 wait_to_be_told();
-                node.progress().expect("usable");
+                assert!(pulls_a_part(&node, idle), "one poll brings a part");
                 assert!(!pending.is_done(), "one poll does not bring it all");
             }
         }
@@ -106,8 +109,21 @@ fn role_sender() {
         Phase::Request | Phase::Stop => {}
     }
     if phase == Phase::Stop {
-        println!("there");
-        node.stop().expect("killed before");
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stopping = scope.spawn(|| {
+                begun.store(true, Ordering::SeqCst);
+                node.stop()
+            });
+            while !begun.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Into the drain, which does not end before somebody asks.
+            std::thread::sleep(Duration::from_millis(3));
+            assert!(!stopping.is_finished(), "nobody has asked for its value");
+            println!("there");
+            stopping.join().expect("no panic").expect("killed before");
+        });
         unreachable!("its value was taken, or {SOON:?} are over");
     }
     stay();

@@ -13,6 +13,7 @@ pub const LOCKS: &[(&str, &str)] = &[
     ("src/bootstrap", "a thread of its own that moves no tensor"),
     ("src/engine/executor", "the queue of the thread that runs callbacks"),
     ("src/engine/keeper", "the start of a polling thread waits until it is pinned"),
+    ("src/engine/wait", "who waits in vain while others need its CPU sleeps for moments"),
     ("src/fabric/shm/doorbells", "a port takes a doorbell when it is made"),
     ("src/fabric/shm/known", "what links to one process share, when one is made"),
     ("src/fabric/shm/lazy", "a peer's region until it is mapped; later only a pointer is loaded"),
@@ -24,6 +25,7 @@ pub const LOCKS: &[(&str, &str)] = &[
     ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
     ("src/fabric/verbs/slot", "completion queues are shared out when a port or a link is made"),
     ("src/fabric/sim", "a network in one process, in virtual time"),
+    ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),
     (
         "src/memory/pool",
         "the central allocator, behind the caches: where a size is new or the caches are full",
@@ -38,8 +40,18 @@ pub const LOCKS: &[(&str, &str)] = &[
 /// What clippy would be told.
 const LINTS: &[&str] = &["disallowed_types", "disallowed_methods"];
 /// What waits for other threads.
-const WAITS: &[&str] =
-    &["Mutex", "MutexGuard", "RwLock", "Condvar", "Barrier", "mpsc", "parking_lot", "ReentrantLock"];
+const WAITS: &[&str] = &[
+    "Mutex",
+    "RwLock",
+    "Condvar",
+    "Barrier",
+    "mpsc",
+    "parking_lot",
+    "ReentrantLock",
+    "ShardedLock",
+    "Parker",
+    "park",
+];
 
 /// Every lock, and every leave to have one, that stands where none may.
 pub fn check(path: &Path, text: &str, whole_file_is_test: bool) -> Vec<String> {

@@ -22,6 +22,9 @@ pub fn program(seed: u64) -> Program {
             && matches!(action, Action::Send { .. } | Action::Receive { .. });
         actions.extend(vec![action; if repeats { 10 + from.random.below(30) as usize } else { 1 }]);
     }
+    if from.deaths && from.random.one_in(2) {
+        actions.extend(from.calm_and_cut());
+    }
     Program { seed, settings: from.settings, actions }
 }
 
@@ -101,6 +104,16 @@ impl Generator {
                 Action::Cut { a: at, b: (at + other) % self.settings.processes }
             }
         }
+    }
+
+    /// Every receive ends, whatever it asked for is settled, and then a link is lost: nothing may be lost with it.
+    fn calm_and_cut(&mut self) -> [Action; 7] {
+        let a = self.random.below(self.settings.processes as u64) as usize;
+        let b = (a + 1) % self.settings.processes;
+        let run = || Action::Run { rounds: 12 };
+        let longest = self.settings.recv_timeout.max(2_000_000);
+        let grace = Action::Advance { time: self.settings.cancel_grace };
+        [Action::Advance { time: longest }, run(), grace, run(), run(), Action::Cut { a, b }, run()]
     }
 
     /// Mostly the first: a key must have several values and receivers.

@@ -57,6 +57,8 @@ pub struct Call {
     pub end: Option<End>,
     /// Whether every earlier receive of its key had ended when it began.
     alone: bool,
+    /// Whether its link was lost when it had asked.
+    exposed: bool,
 }
 
 /// How a receive ended.
@@ -131,6 +133,7 @@ impl Model {
             cancelled: None,
             end: None,
             alone,
+            exposed: false,
         });
         self.channel(key).calls.push(call);
         call
@@ -156,13 +159,19 @@ impl Model {
         self.orphan(|key| key.from == at && key.step == step);
     }
 
-    pub fn cut(&mut self, a: At, b: At) {
+    /// The link of two is lost; `quiet` says that neither had asked the other for anything. If they had, the values of
+    /// whoever had asked and not got may be lost with it, on their way.
+    pub fn cut(&mut self, a: At, b: At, quiet: bool) {
         self.disturbed.insert((a.min(b), a.max(b)));
+        let between = |key: &Key| (key.from, key.to) == (a, b) || (key.from, key.to) == (b, a);
+        let asked = self.calls.iter_mut().filter(|call| !quiet && between(&call.key));
+        asked.for_each(|call| call.exposed = true);
     }
 
     pub fn died(&mut self, at: At) {
         for other in (0..self.settings.processes).filter(|other| *other != at) {
-            self.cut(at, other);
+            // What it had sent is an orphan, and what it was to get is lost with it.
+            self.cut(at, other, true);
         }
         self.lives[at] += 1;
         self.orphan(|key| key.from == at);
@@ -304,9 +313,7 @@ impl Model {
             Some(End::Got { .. }) => false,
             Some(End::Unheard) => true,
             Some(End::Failed { .. } | End::Dropped) | None => {
-                self.is_disturbed(key)
-                    || self.is_over(key.to, call.life, key.step)
-                    || self.lives[key.to] != call.life
+                call.exposed || self.is_over(key.to, call.life, key.step) || self.lives[key.to] != call.life
             }
         };
         channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()

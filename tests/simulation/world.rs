@@ -87,7 +87,8 @@ impl World {
             Action::Leave { at } => self.leave(at),
             Action::Return { at } => self.come_back(at),
             Action::Cut { a, b } => {
-                self.model.cut(a, b);
+                let asks = |at: At| self.processes[at].as_ref().is_some_and(|p| p.load().links.requests > 0);
+                self.model.cut(a, b, !asks(a) && !asks(b));
                 self.network.cut(a, b);
             }
             Action::Stall { at, time } => {

@@ -8,6 +8,7 @@ use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
 use crate::rendezvous::waiter::{GiveUp, Waiter};
 use crate::wire::{Code, Status, TaskId, Time};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Remote {
@@ -42,6 +43,8 @@ impl Remote {
                 self.undefer(step);
             }
             StepChange::Aborted { step, status } => {
+                // The word that it has begun may still be to come, from another thread, and changes nothing then.
+                let _ = self.steps.begin(step, &Arc::from(""));
                 self.steps.abort(step, status.clone());
                 let error = Error::Aborted { step, status: status.clone() };
                 self.end_step(links, step, &error, |_| status.clone().into_derived());

@@ -10,7 +10,7 @@ mod serving;
 mod unclaimed;
 
 use super::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
-use super::steps::Steps;
+use super::steps::{StepState, Steps};
 use super::table::{Numbered, Table};
 use super::waiter::{CallId, Waiter};
 use super::{Error, LossCause};
@@ -249,6 +249,12 @@ impl Remote {
         Load { links, values, asking, deferred, unclaimed }
     }
 
+    /// Whether values of a step may be kept: it goes on, or the word that it has begun is still to come from the thread that
+    /// began it, and another thread was quicker with a value.
+    fn may_hold(&self, step: u64) -> bool {
+        self.steps.is_live(step) || matches!(self.steps.state(step), StepState::NotBegun)
+    }
+
     fn peer(&mut self, index: PeerIndex) -> &mut Peer {
         &mut self.peers[index.0 as usize]
     }
@@ -264,10 +270,10 @@ impl<P: Port> Handler<P> for Remote {
     type Waiter = Waiter;
     type Op = RemoteOp<P::Link>;
 
-    fn op(&mut self, links: &mut Links<P, Waiter>, op: Self::Op, now: Time) {
+    fn op(&mut self, links: &mut Links<P, Waiter>, op: Self::Op, now: Time) -> Option<Self::Op> {
         match op {
             RemoteOp::Send { key, value } => {
-                if self.steps.is_live(key.step) {
+                if self.may_hold(key.step) {
                     let offered = self.outgoing.offer(&key, Outgoing::Value(value));
                     self.match_up(links, &key, offered);
                 } else {
@@ -277,7 +283,10 @@ impl<P: Port> Handler<P> for Remote {
             RemoteOp::Receive { peer, key, want, waiter } => {
                 self.receive(links, peer, key, want, waiter, now);
             }
-            RemoteOp::Cancel(cancel) => self.cancel(links, &cancel, now),
+            RemoteOp::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
+                true => self.cancel(links, &cancel, now),
+                false => return Some(RemoteOp::Cancel(cancel)),
+            },
             RemoteOp::Step(change) => self.step_changed(links, change),
             RemoteOp::Attach { peer, tag, link, done } => {
                 self.attach(links, peer, tag, link, done);
@@ -291,6 +300,7 @@ impl<P: Port> Handler<P> for Remote {
             RemoteOp::End { error } => self.end(links, &error),
             RemoteOp::Load(done) => done(self.load(links.load())),
         }
+        None
     }
 
     fn event(&mut self, links: &mut Links<P, Waiter>, event: LinkEvent<Waiter>, now: Time) {
@@ -312,7 +322,12 @@ impl<P: Port> Handler<P> for Remote {
                 self.calls.remove(&waiter.id);
                 self.failed(links.counters(), waiter, &key, error);
             }
-            LinkEvent::Orphaned { key, value } => self.keep_unclaimed(key, value),
+            LinkEvent::Orphaned { key, value, incarnation } => {
+                // What an old life had sent is not the new one's (SPEC 2.2).
+                if !self.is_succeeded(key.edge.source_task(), incarnation) {
+                    self.keep_unclaimed(key, value);
+                }
+            }
             LinkEvent::Withdrawn { incoming, key } => {
                 let withdrawn = self.outgoing.remove_waiter(&key, |asking| asking.incoming == incoming);
                 if let Some(asking) = withdrawn {
@@ -320,7 +335,7 @@ impl<P: Port> Handler<P> for Remote {
                 }
             }
             LinkEvent::PutBack { key, value, number } => {
-                if self.steps.is_live(key.step) {
+                if self.may_hold(key.step) {
                     let number = if is_on(Mutant::PutBackLast) { u64::MAX } else { number };
                     self.put_back(links, &key, Numbered { number, value: Outgoing::Value(value) });
                 } else {
@@ -328,7 +343,7 @@ impl<P: Port> Handler<P> for Remote {
                 }
             }
             LinkEvent::Returned { link, key, held, number } => {
-                if self.steps.is_live(key.step) {
+                if self.may_hold(key.step) {
                     self.put_back(links, &key, Numbered { number, value: Outgoing::Held { link, held } });
                 }
             }

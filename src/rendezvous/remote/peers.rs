@@ -8,6 +8,7 @@ use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
 use crate::rendezvous::{Error, LossCause};
 use crate::telemetry::Counter;
+use crate::wire::TaskId;
 
 /// How often a link is looked at before it is failed: enough for whatever its queues can hold.
 const LAST_POLLS: u32 = 10_000;
@@ -82,6 +83,13 @@ impl Remote {
             self.drop_unclaimed(|key| *key.edge.source_task() == task);
         }
         self.watch.up(index, tag);
+    }
+
+    /// Whether there is a link with a later life of a peer than this one.
+    pub(super) fn is_succeeded(&self, task: &TaskId, incarnation: u64) -> bool {
+        let peer = self.members.index(task).map(|index| &self.peers[index.0 as usize]);
+        let tie = peer.and_then(|peer| peer.tie.as_ref());
+        tie.is_some_and(|tie| matches!(tie.stage, Stage::Up) && tie.tag.incarnation != incarnation)
     }
 
     pub(super) fn down<P: Port>(
@@ -200,9 +208,9 @@ impl Remote {
         let (link, why) = (tie.link, LinkFailure::Local(cause.to_string()));
         // The first word on it stands.
         tie.verdict.get_or_insert(cause);
-        // The news came by another way than the peer's last tensors, which may still be unread. Bounded,
-        // as other peers may never be silent.
-        let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0);
+        // The news came by another way than the peer's last tensors, which may still be unread. A poll that copies a
+        // part of a large one brings nothing, and leaves something to come. Bounded, as other peers may never be silent.
+        let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0 && links.arm());
         links.fail(link, why);
     }
 

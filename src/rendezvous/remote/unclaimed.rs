@@ -11,7 +11,7 @@ use crate::rendezvous::waiter::Waiter;
 
 impl Remote {
     pub(super) fn keep_unclaimed(&mut self, key: TensorKey, unclaimed: HeldValue) {
-        if self.steps.is_live(key.step) && !is_on(Mutant::UnclaimedDropped) {
+        if self.may_hold(key.step) && !is_on(Mutant::OrphansDropped) {
             self.unclaimed.entry(key).or_default().push_back(unclaimed);
         }
     }
