@@ -24,6 +24,7 @@
 mod completion;
 pub mod shm;
 pub mod sim;
+pub mod verbs;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 

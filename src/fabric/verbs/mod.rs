@@ -1,0 +1,3 @@
+//! RDMA NICs: InfiniBand and RoCE, reliable connections.
+
+pub mod device;
