@@ -27,7 +27,7 @@ pub use model::{
     Device, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, Port, PortState, Speed,
 };
 pub use refusal::Refusal;
-pub use sysfs::{Found, UserAccess, read, user_access};
+pub use sysfs::{Found, UserAccess, device_file, read, user_access};
 pub use wishes::{Wish, Wishes};
 
 #[cfg(test)]

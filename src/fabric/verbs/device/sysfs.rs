@@ -6,7 +6,7 @@ use rustix::fs::{Access, access};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv6Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// What there is.
@@ -59,12 +59,16 @@ pub enum UserAccess {
 
 /// Looks whether this process may use `device`, by its file under `dev`, which is `/dev` but in tests. Opens nothing.
 pub fn user_access(dev: &Path, device: &Device) -> UserAccess {
-    let Some(number) = device.uverbs else { return UserAccess::NoDriver };
-    let path = dev.join(format!("infiniband/uverbs{number}"));
+    let Some(path) = device_file(dev, device) else { return UserAccess::NoDriver };
     match access(&path, Access::READ_OK | Access::WRITE_OK) {
         Ok(()) => UserAccess::Allowed,
         Err(why) => UserAccess::Refused { file: path.display().to_string(), why: why.into() },
     }
+}
+
+/// The file of `device` under `dev`, through which programs use it; `None` if `ib_uverbs` offers none.
+pub fn device_file(dev: &Path, device: &Device) -> Option<PathBuf> {
+    device.uverbs.map(|number| dev.join(format!("infiniband/uverbs{number}")))
 }
 
 fn names_in(folder: &Path) -> io::Result<Vec<String>> {
@@ -188,7 +192,7 @@ fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<Port> {
         max_mtu: None,
         max_message: None,
         grh_required: None,
-        gid_table: places.last().map_or(0, |last| last + 1),
+        gid_table: places.last().map_or(0, |last| last.saturating_add(1)),
         interfaces: interfaces(sysfs, &gids),
         gids,
         pkey_table: pkeys.last().map_or(0, |last| u32::from(*last) + 1),
