@@ -8,14 +8,16 @@ pub const NAME: &str = "libibverbs.so.1";
 /// The linker's list of libraries.
 const CACHE: &str = "/etc/ld.so.cache";
 
-/// Folders that it looks in whatever the list says.
+/// Folders that it looks in whatever the list says; on Debian also in their subfolder for the machine's kind.
 const FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 /// The file that the dynamic linker would take (`ld.so(8)`): of `LD_LIBRARY_PATH`, of its list, of its own folders.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let cache = std::fs::read(CACHE).unwrap_or_default();
-    find_in(std::env::split_paths(&path), &cache, FOLDERS.iter().map(PathBuf::from))
+    let kind = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let folders = FOLDERS.iter().flat_map(|folder| [Path::new(folder).join(&kind), folder.into()]);
+    find_in(std::env::split_paths(&path), &cache, folders)
 }
 
 fn find_in(

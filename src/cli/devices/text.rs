@@ -80,7 +80,7 @@ fn show_port(text: &mut String, port: &Port) -> std::fmt::Result {
     }
     for interface in &port.interfaces {
         if let Some(mtu) = interface.mtu {
-            write!(text, "; {mtu} of {}", interface.name)?;
+            write!(text, "; interface {} has {mtu}", interface.name)?;
         }
     }
     if let Some(bytes) = port.max_message {
@@ -117,7 +117,7 @@ fn show_choice(text: &mut String, choice: &Choice) -> std::fmt::Result {
     }
     match choice.mtu {
         Some(mtu) => write!(text, ", MTU {mtu}")?,
-        None => write!(text, ", MTU as active")?,
+        None => write!(text, ", the port's active MTU")?,
     }
     let header = if choice.global { "with" } else { "without" };
     writeln!(text, ", packets {header} a global header")
