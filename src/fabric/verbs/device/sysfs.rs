@@ -36,7 +36,7 @@ pub fn read(sysfs: &Path) -> io::Result<Found> {
     let uverbs = uverbs(sysfs);
     let mut devices: Vec<_> =
         names.into_iter().filter_map(|name| device(sysfs, &class.join(&name), name, &uverbs)).collect();
-    devices.sort_by(|a, b| natural(&a.name).cmp(&natural(&b.name)));
+    devices.sort_by_key(|device| natural(&device.name));
     Ok(Found { subsystem: true, devices })
 }
 
