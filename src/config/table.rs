@@ -295,8 +295,8 @@ settings! {
         |port| (port >= 1).then_some(port), ["RDMA_DEVICE_PORT"];
     /// The entry of the port's GID table that is this process's address. Without it the best: the first of RoCE v2 with
     /// an IPv4 address, else v2 with a global IPv6 address, else v2 with a link-local one, else v1; on InfiniBand 0.
-    rdma_gid_index: u32, Number<u32>, optional, "0 to 65535, an entry of the port's GID table that is not empty",
-        |index| (index <= 65535).then_some(index), ["RDMA_GID_INDEX"];
+    rdma_gid_index: u8, Number<u8>, optional, "0 to 255, an entry of the port's GID table that is not empty",
+        Some, ["RDMA_GID_INDEX"];
     /// The entry of the port's partition key table that queue pairs are in.
     rdma_qp_pkey_index: u16, Number<u16>, default("0"), "0 to 65535, an entry of the port's P_Key table that is not empty",
         Some, ["RDMA_QP_PKEY_INDEX", "RDMA_PKEY"];

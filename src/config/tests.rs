@@ -177,7 +177,7 @@ const SAMPLES: &[Sample] = &[
         NO_STRING,
     ),
     sample("rdma_device_port", &[("1", "1"), ("255", "255")], &["", "0", "256", "-1", "one"], NO_NUMBER),
-    sample("rdma_gid_index", &[("0", "0"), ("65535", "65535")], &["", "65536", "-1", "first"], NO_NUMBER),
+    sample("rdma_gid_index", &[("0", "0"), ("255", "255")], &["", "256", "-1", "first"], NO_NUMBER),
     sample(
         "rdma_qp_pkey_index",
         &[("0", "0"), ("65535", "65535")],

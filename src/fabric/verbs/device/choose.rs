@@ -119,14 +119,14 @@ fn uses_lid(port: &Port) -> bool {
     }
 }
 
-fn entry(port: &Port, index: u32) -> Option<&GidEntry> {
-    port.gids.iter().find(|entry| entry.index == index && !entry.gid.is_empty())
+fn entry(port: &Port, index: u8) -> Option<&GidEntry> {
+    port.gids.iter().find(|entry| entry.index == u32::from(index) && entry.is_usable())
 }
 
 fn asked_gid<'a>(
     device: &Device,
     port: &'a Port,
-    wish: &Wish<u32>,
+    wish: &Wish<u8>,
 ) -> Result<(&'a GidEntry, GidReason), Refusal> {
     let entry = entry(port, wish.value).ok_or_else(|| refusal::gid_index(wish, device, port))?;
     Ok((entry, GidReason::Asked(wish.origin().into())))
@@ -144,7 +144,7 @@ fn first_gid<'a>(device: &Device, port: &'a Port, needed: bool) -> Result<Option
 /// How good an entry is on Ethernet: less is better. `None` for one that is not chosen unless it is asked for.
 fn rank(entry: &GidEntry) -> Option<(u8, GidReason)> {
     match entry.kind {
-        _ if entry.gid.is_empty() => None,
+        _ if !entry.is_usable() => None,
         GidKind::RoceV2 if entry.gid.ipv4().is_some() => Some((0, GidReason::RoceV2Ipv4)),
         GidKind::RoceV2 if !entry.gid.is_link_local() => Some((1, GidReason::RoceV2Global)),
         GidKind::RoceV2 => Some((2, GidReason::RoceV2LinkLocal)),

@@ -85,6 +85,17 @@ pub struct GidEntry {
     pub interface: Option<String>,
 }
 
+impl GidEntry {
+    /// The highest index that a queue pair can be told to use: `sgid_index` of `ibv_modify_qp(3)` is a byte. Tables may be
+    /// longer.
+    pub const LAST_USABLE: u32 = u8::MAX as u32;
+
+    /// Whether a queue pair can use it.
+    pub fn is_usable(&self) -> bool {
+        self.index <= Self::LAST_USABLE && !self.gid.is_empty()
+    }
+}
+
 impl fmt::Display for GidEntry {
     /// `1 (10.0.0.1, RoCE v2, eth0)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

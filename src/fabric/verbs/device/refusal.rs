@@ -101,7 +101,7 @@ pub enum Refusal {
     },
     /// The port's GID table has nothing to choose.
     #[error(
-        "port {port} of {device} has no GID of RoCE v1 or v2 to choose: give its network interface an address and bring it \
+        "port {port} of {device} has no GID of RoCE v1 or v2 at 0 to 255 to choose: give its network interface an address and bring it \
          up, or name an entry with rdma_gid_index (RDMA_GID_INDEX); there is {gids}"
     )]
     NoGid {
@@ -175,11 +175,14 @@ fn setting<T: Display>(wish: &Wish<T>, allowed: String, offers: String) -> Refus
 }
 
 /// The place in the GID table is past its end, or empty.
-pub(super) fn gid_index(wish: &Wish<u32>, device: &Device, port: &Port) -> Refusal {
-    let last = port.gid_table.saturating_sub(1);
+pub(super) fn gid_index(wish: &Wish<u8>, device: &Device, port: &Port) -> Refusal {
+    let last = port.gid_table.saturating_sub(1).min(GidEntry::LAST_USABLE);
     let allowed = format!("0 to {last}, an entry that is not empty");
-    let what =
-        if wish.value < port.gid_table { "that entry is empty" } else { "that is past the table's end" };
+    let what = if u32::from(wish.value) < port.gid_table {
+        "that entry is empty"
+    } else {
+        "that is past the table's end"
+    };
     let offers =
         format!("{what}; the GID table of port {} of {} has {}", port.number, device.name, gids(port));
     setting(wish, allowed, offers)

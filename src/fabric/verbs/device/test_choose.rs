@@ -139,11 +139,23 @@ fn an_index_that_is_named_is_taken_whatever_its_kind() {
     for at in 0..4 {
         let wishes = Wishes { gid_index: wish("rdma_gid_index", at), ..Wishes::default() };
         let choice = chosen(&[device("a", vec![roce(1)])], &wishes);
-        assert_eq!((index(&choice), choice.gid_reason), (Some(at), GidReason::Asked("a test".into())));
+        assert_eq!((index(&choice), choice.gid_reason), (Some(at.into()), GidReason::Asked("a test".into())));
     }
     let unknown = ethernet(1, vec![entry(15, "fe80::1", GidKind::Unknown)]);
     let wishes = Wishes { gid_index: wish("rdma_gid_index", 15), ..Wishes::default() };
     assert_eq!(index(&chosen(&[device("a", vec![unknown])], &wishes)), Some(15));
+}
+
+#[test]
+fn an_entry_past_what_a_queue_pair_can_name_is_not_chosen() {
+    let gids = vec![
+        entry(256, "::ffff:10.0.0.1", GidKind::RoceV2),
+        entry(255, "fe80::1", GidKind::RoceV1),
+        entry(1023, "fd00::1", GidKind::RoceV2),
+    ];
+    let port = Port { gid_table: 1024, ..ethernet(1, gids) };
+    let choice = free(&[device("a", vec![port])]);
+    assert_eq!((index(&choice), choice.gid_reason), (Some(255), GidReason::RoceV1));
 }
 
 #[test]

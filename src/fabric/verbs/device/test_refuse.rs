@@ -132,7 +132,9 @@ fn an_infiniband_port_that_needs_a_gid_and_has_none() {
 fn a_roce_port_without_a_gid_to_choose() {
     let why = free(&[device("a", vec![ethernet(1, Vec::new())])]);
     assert!(
-        why.starts_with("port 1 of a has no GID of RoCE v1 or v2 to choose: give its network interface"),
+        why.starts_with(
+            "port 1 of a has no GID of RoCE v1 or v2 at 0 to 255 to choose: give its network interface"
+        ),
         "{why}"
     );
     assert!(why.ends_with("there is none"), "{why}");
@@ -151,7 +153,7 @@ fn a_gid_index_at_a_hole_or_past_the_end_of_a_sparse_table() {
         [device("a", vec![ethernet(1, gids)])]
     };
     let there = "the GID table of port 1 of a has 2 (fe80::1, RoCE v1, eth0), 7 (10.0.0.1, RoCE v2, eth0)";
-    for index in [0, 1, 3, 6, 8, 15, 16, 65535] {
+    for index in [0, 1, 3, 6, 8, 15, 16, 255] {
         let what = if index < 16 { "that entry is empty" } else { "that is past the table's end" };
         assert_eq!(
             refused(&sparse(), &Wishes { gid_index: wish("rdma_gid_index", index), ..Wishes::default() }),
@@ -161,6 +163,19 @@ fn a_gid_index_at_a_hole_or_past_the_end_of_a_sparse_table() {
             )
         );
     }
+}
+
+#[test]
+fn a_table_longer_than_a_queue_pair_can_name() {
+    let gids = vec![entry(256, "::ffff:10.0.0.1", GidKind::RoceV2)];
+    let devices = [device("a", vec![Port { gid_table: 1024, ..ethernet(1, gids) }])];
+    let why = free(&devices);
+    assert!(why.ends_with("; there is 256 (10.0.0.1, RoCE v2, eth0)"), "{why}");
+    let why = refused(&devices, &Wishes { gid_index: wish("rdma_gid_index", 7), ..Wishes::default() });
+    assert!(
+        why.contains(": it must be 0 to 255, an entry that is not empty; that entry is empty; "),
+        "{why}"
+    );
 }
 
 #[test]

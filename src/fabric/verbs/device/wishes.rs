@@ -46,7 +46,7 @@ pub struct Wishes {
     /// The port's number; otherwise the first active one.
     pub port: Option<Wish<u8>>,
     /// The place in the port's GID table; otherwise the best.
-    pub gid_index: Option<Wish<u32>>,
+    pub gid_index: Option<Wish<u8>>,
     /// The place in the port's partition key table.
     pub pkey_index: Wish<u16>,
     /// Work requests of each queue of a queue pair.
