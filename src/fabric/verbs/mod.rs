@@ -13,7 +13,7 @@
 //! | file | |
 //! |---|---|
 //! | `sys`, `library` | the library's interface |
-//! | `options`, `choose`, `failure` | what is asked for, what there is, what went wrong |
+//! | `device`, `options`, `choose`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `lane`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
@@ -27,6 +27,7 @@ mod choose;
 mod context;
 mod control;
 mod cq;
+pub mod device;
 mod events;
 mod failure;
 mod grants;
