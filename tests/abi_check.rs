@@ -88,9 +88,31 @@ fn structs_values_and_prototypes_are_those_of_the_header() {
         })
         .collect();
     wrong.extend(other_values(&constants, "the header", |c| Some(witness.value(c.name))));
-    let other = functions.iter().filter(|f| witness.value(&f.symbol) != 1);
-    wrong.extend(other.map(|f| format!("{f:?} has another prototype in the header")));
+    for function in &functions {
+        let (prototype, version) = witness.prototype_and_version(&function.symbol);
+        if !prototype {
+            wrong.push(format!("{function:?} has another prototype in the header"));
+        }
+        if !version {
+            wrong.push(format!("{} is found in another version than a linked program gets", function.symbol));
+        }
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn another_prototype_is_noticed() {
+    let with = |takes: &[&str]| Function {
+        symbol: "ibv_dealloc_pd".into(),
+        takes: takes.iter().map(|t| (*t).to_owned()).collect(),
+        returns: Some("c_int".into()),
+    };
+    for (takes, same) in
+        [(&["*mut ibv_pd"][..], true), (&["*mut ibv_cq"], false), (&["*mut ibv_pd", "u8"], false)]
+    {
+        let witness = Witness::of(&[], &[], &[with(takes)]);
+        assert_eq!(witness.prototype_and_version("ibv_dealloc_pd"), (same, true), "{takes:?}");
+    }
 }
 
 #[test]

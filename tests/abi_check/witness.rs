@@ -5,11 +5,20 @@ use crate::scan::Function;
 use crate::table::{Constant, Layout, Place, Size};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::process::Command;
 
-const HEAD: &str =
-    "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n";
+const HEAD: &str = r#"#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <infiniband/verbs.h>
+int main(void) {
+    void *library = dlopen("libibverbs.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+"#;
 
 /// What C says, by the names of the tables: for types size and alignment, for fields offset and size, for values the value.
 pub struct Witness(BTreeMap<String, (i64, i64)>);
@@ -32,12 +41,12 @@ impl Witness {
             say(&mut program, constant.name, constant.name, "0");
         }
         for function in functions {
-            let same = format!(
-                "__builtin_types_compatible_p(__typeof__(({})), {})",
-                function.symbol,
-                prototype(function)
-            );
-            say(&mut program, &function.symbol, &same, "0");
+            let symbol = &function.symbol;
+            let same =
+                format!("__builtin_types_compatible_p(__typeof__(({symbol})), {})", prototype(function));
+            // The linker gives a program the default version of a symbol, of which libibverbs has several.
+            let version = format!("(void *)({symbol}) == dlsym(library, \"{symbol}\")");
+            say(&mut program, symbol, &same, &version);
         }
         program.push_str("return 0; }\n");
         Witness(run(&program).lines().map(line).collect())
@@ -59,6 +68,13 @@ impl Witness {
 
     pub fn value(&self, name: &str) -> i64 {
         self.of_name(name).0
+    }
+
+    /// Whether a function has the prototype that we call it by, and whether looking it up by name finds the version that a
+    /// program is linked with.
+    pub fn prototype_and_version(&self, symbol: &str) -> (bool, bool) {
+        let (prototype, version) = self.of_name(symbol);
+        (prototype == 1, version == 1)
     }
 }
 
@@ -82,21 +98,16 @@ fn run(program: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, built) = (folder.path().join("witness.c"), folder.path().join("witness"));
     std::fs::write(&source, program).expect("a file");
-    output(Command::new("cc").args(["-std=gnu11", "-o"]).arg(&built).arg(&source), &source);
-    output(&mut Command::new(&built), &source)
+    output(
+        Command::new("cc").args(["-std=gnu11", "-o"]).arg(&built).arg(&source).args(["-libverbs", "-ldl"]),
+    );
+    output(&mut Command::new(&built))
 }
 
-fn output(command: &mut Command, source: &Path) -> String {
+fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?} can't be started: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
-    let line = |n: usize| {
-        std::fs::read_to_string(source).unwrap_or_default().lines().nth(n).unwrap_or_default().to_owned()
-    };
-    assert!(
-        output.status.success(),
-        "{command:?} failed; is libibverbs-dev installed?\n{said}\n(line 5 of the program is {:?})",
-        line(4)
-    );
+    assert!(output.status.success(), "{command:?} failed; is libibverbs-dev installed?\n{said}");
     String::from_utf8(output.stdout).expect("text")
 }
 
