@@ -2,7 +2,7 @@
 
 use super::sys::*;
 use libloading::os::unix as dl;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -81,8 +81,6 @@ library! {
         get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
         /// Frees a list; devices that were opened stay.
         free_device_list: fn(*mut *mut ibv_device);
-        /// GUID of a device, in network order.
-        get_device_guid: fn(*mut ibv_device) -> u64;
         /// Opens a device.
         open_device: fn(*mut ibv_device) -> *mut ibv_context;
         /// Closes a device of which nothing is left.
@@ -117,8 +115,6 @@ library! {
         ack_cq_events: fn(*mut ibv_cq, u32);
         /// Makes a queue pair.
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
-        /// What a queue pair is set to.
-        query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         /// Changes what a queue pair is set to.
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         /// Ends a queue pair; waits until its asynchronous events are acknowledged.
@@ -127,22 +123,13 @@ library! {
         get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
         /// Acknowledges an asynchronous event.
         ack_async_event: fn(*mut ibv_async_event);
-        /// The name of a completion's status.
-        wc_status_str: fn(u32) -> *const c_char;
-        /// The name of an asynchronous event.
-        event_type_str: fn(u32) -> *const c_char;
     }
     optional {
-        /// The kernel's index of a device; since rdma-core 28.
-        get_device_index = "ibv_get_device_index": fn(*mut ibv_device) -> c_int;
         /// An entry of a port's GID table with its type: device, port, index, entry, 0, size of the entry; since
-        /// rdma-core 33.
+        /// rdma-core 32.
         query_gid_ex = "_ibv_query_gid_ex": fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
-        /// The entries of all ports' GID tables that are not empty: device, entries, how many fit, 0, size of an entry. Returns
-        /// how many there are, or a negative errno; since rdma-core 33.
-        query_gid_table = "_ibv_query_gid_table": fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
         /// Registers memory with flags that a device may not know, as relaxed ordering: domain, first byte, length, the
-        /// address that work requests name it by, flags; since rdma-core 27.
+        /// address that work requests name it by, flags; since rdma-core 28.
         reg_mr_iova2 = "ibv_reg_mr_iova2": fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
     }
 }
