@@ -13,7 +13,7 @@
 //! | file | |
 //! |---|---|
 //! | `sys`, `library` | the library's interface |
-//! | `device`, `options`, `choose`, `failure` | what there is, what is asked for, what went wrong |
+//! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `lane`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
@@ -23,7 +23,7 @@
 mod address;
 mod bell;
 mod buffers;
-mod choose;
+mod chosen;
 mod context;
 mod control;
 mod cq;
@@ -37,6 +37,7 @@ pub mod library;
 mod link;
 mod options;
 mod port;
+mod probe;
 mod qp;
 mod slot;
 pub mod sys;
@@ -45,13 +46,16 @@ pub use bell::VerbsSleeper;
 pub use half::VerbsHalf;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
+pub use probe::complete;
 
 use super::{Fabric, FabricError, FabricKind, LinkOptions};
 use crate::memory::Pool;
-use choose::Chosen;
+use chosen::Chosen;
 use context::{Domain, MemoryRegion};
+use device::{Choice, Mtu};
 use events::Watcher;
 use failure::unavailable;
+use lane::SPARE;
 use library::Library;
 use slot::Slots;
 use std::sync::Arc;
@@ -109,7 +113,7 @@ impl VerbsFabric {
         options: VerbsOptions,
     ) -> Result<Self, FabricError> {
         options.check()?;
-        let chosen = Chosen::open(library, &options)?;
+        let chosen = Chosen::open(library, &options.wishes)?;
         let domain = Domain::new(&chosen.context)?;
         let region = pool.region();
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
@@ -135,12 +139,9 @@ impl VerbsFabric {
         };
         let watcher = Watcher::start(&chosen.context, chosen.port, ring)?;
         tracing::info!(
-            device = %chosen.context.name,
-            port = chosen.port,
-            gid_index = chosen.gid_index,
-            gid_type = chosen.gid_type.name(),
-            mtu = options::mtu_bytes(chosen.mtu),
-            "verbs"
+            chosen = %chosen.choice,
+            mtu = chosen.choice.mtu.map(Mtu::bytes),
+            "the verbs fabric is open"
         );
         let shared = Shared {
             watcher,
@@ -154,6 +155,21 @@ impl VerbsFabric {
             pool: pool.clone(),
         };
         Ok(VerbsFabric { shared: Arc::new(shared) })
+    }
+}
+
+impl VerbsFabric {
+    /// Which device, port and GID it uses, and why.
+    pub fn choice(&self) -> &Choice {
+        &self.shared.chosen.choice
+    }
+
+    /// Operations that each lane of a link can have outstanding, by the wished length of queues: the power of two that has
+    /// room in it, at least 2.
+    pub fn queue_depth(&self) -> u32 {
+        let device = u32::try_from(self.shared.chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
+        let most = self.choice().queue_depth.min(device.saturating_sub(SPARE)).max(2);
+        1 << most.ilog2()
     }
 }
 
