@@ -172,7 +172,16 @@ impl Library {
         let result = unsafe { ibv_query_port(context, port, &mut attr) };
         // SAFETY: the older call fills a part of the same struct.
         let result = result.unwrap_or_else(|| unsafe { (self.query_port)(context, port, &mut attr) });
-        if result == 0 { Ok(attr) } else { Err(std::io::Error::from_raw_os_error(result.abs())) }
+        if result == 0 { Ok(attr) } else { Err(returned(result)) }
+    }
+}
+
+/// The error of a call that returned other than 0: an errno (`ibv_modify_qp(3)`), with either sign, or from some drivers -1,
+/// with the errno where C keeps it. To be asked right after the call.
+pub(super) fn returned(result: c_int) -> std::io::Error {
+    match result {
+        -1 => std::io::Error::last_os_error(),
+        errno => std::io::Error::from_raw_os_error(errno.abs()),
     }
 }
 
@@ -190,5 +199,14 @@ mod tests {
     fn a_library_without_the_functions_is_refused_by_the_first_that_it_lacks() {
         let error = Library::open(Path::new("libc.so.6")).expect_err("no verbs").to_string();
         assert!(error.contains("libc.so.6 has no function ibv_get_device_list"), "{error}");
+    }
+
+    #[test]
+    fn an_error_is_what_the_call_returned_or_minus_one_and_errno() {
+        for result in [libc::EINVAL, -libc::EINVAL] {
+            assert_eq!(returned(result).raw_os_error(), Some(libc::EINVAL));
+        }
+        std::fs::File::open("/nowhere/file").expect_err("sets errno");
+        assert_eq!(returned(-1).raw_os_error(), Some(libc::ENOENT), "and not EPERM");
     }
 }
