@@ -89,7 +89,7 @@ impl Machine {
                 unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWUSER) }?;
                 rustix::process::chroot(&root)?;
             }
-            Ok(std::env::set_current_dir("/")?)
+            std::env::set_current_dir("/")
         };
         // SAFETY: between fork and exec it makes system calls and no more, as `pre_exec` asks for.
         unsafe { command.pre_exec(enter) };
