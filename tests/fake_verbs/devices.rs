@@ -169,7 +169,11 @@ unsafe extern "C" fn query_port(
 
 /// The symbol, which fills what the first version of the struct had.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
+pub unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
     // SAFETY: as the caller vouches.
     unsafe { query_port(context, port, attr, std::mem::offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
@@ -263,8 +267,13 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
             return -(EINVAL as isize);
         }
         let gid = ibv_gid { raw: *raw };
-        let told =
-            ibv_gid_entry { gid, gid_index: *index, port_num: port as u32, gid_type: *gid_type, ndev_ifindex: 0 };
+        let told = ibv_gid_entry {
+            gid,
+            gid_index: *index,
+            port_num: port as u32,
+            gid_type: *gid_type,
+            ndev_ifindex: 0,
+        };
         // SAFETY: the caller has room for so many.
         unsafe { entries.add(count).write(told) };
         count += 1;

@@ -125,7 +125,8 @@ impl Fake {
         std::fs::copy(compiled(cfgs), &copy).expect("copied");
         let library = Library::open(&copy).expect("it has every symbol");
         // SAFETY: the same library once more; its initialisers have no conditions.
-        let loaded = unsafe { dl::Library::open(Some(&copy), dl::RTLD_NOW | dl::RTLD_LOCAL) }.expect("loaded");
+        let loaded =
+            unsafe { dl::Library::open(Some(&copy), dl::RTLD_NOW | dl::RTLD_LOCAL) }.expect("loaded");
         // SAFETY: the type is that of the fake's function.
         let call = unsafe { loaded.get::<Call>(b"fake_command") }.expect("the fake has it");
         let fake = Fake { library, call, _loaded: loaded };

@@ -43,7 +43,10 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+pub unsafe extern "C" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
     // SAFETY: an opened device.
     let fd = unsafe { (*context).async_fd };
     // Without the lock: it may wait.

@@ -68,7 +68,8 @@ fn exact(mask: c_int, needed: c_int) -> Option<String> {
 
 fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_int) {
     if mask == TO_INIT {
-        (to.pkey_index, to.port_num, to.qp_access_flags) = (from.pkey_index, from.port_num, from.qp_access_flags);
+        (to.pkey_index, to.port_num, to.qp_access_flags) =
+            (from.pkey_index, from.port_num, from.qp_access_flags);
     } else if mask == TO_RTR {
         to.ah_attr = from.ah_attr;
         (to.path_mtu, to.dest_qp_num, to.rq_psn) = (from.path_mtu, from.dest_qp_num, from.rq_psn);

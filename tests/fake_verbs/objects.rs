@@ -97,7 +97,14 @@ pub unsafe extern "C" fn alloc_parent_domain(
     handle
 }
 
-fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: c_int, call: &str) -> *mut ibv_mr {
+fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_int,
+    call: &str,
+) -> *mut ibv_mr {
     let mut state = state();
     let Some(&Pd { context, root, .. }) = state.pds.get(&(pd as usize)) else {
         state.misuse("a region in a domain that there is not");
@@ -114,7 +121,9 @@ fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: c
         state.misuse("optional access flags without ibv_reg_mr_iova2: the kernel refuses them");
         return refuse(EINVAL);
     }
-    if access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
+    if access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0
+        && access & IBV_ACCESS_LOCAL_WRITE == 0
+    {
         state.misuse("a region that peers may write to and this side may not");
         return refuse(EINVAL);
     }

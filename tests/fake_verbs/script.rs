@@ -22,16 +22,12 @@ pub fn from_environment() -> State {
 
 /// Runs a command, and writes at most `room` bytes of its answer to `answer`. Returns the answer's length.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_command(
-    command: *const u8,
-    len: usize,
-    answer: *mut u8,
-    room: usize,
-) -> usize {
+pub unsafe extern "C" fn fake_command(command: *const u8, len: usize, answer: *mut u8, room: usize) -> usize {
     // SAFETY: the caller says how long both are.
     let command = unsafe { std::slice::from_raw_parts(command, len) };
     let mut state = state();
-    let said: Vec<String> = String::from_utf8_lossy(command).lines().map(|line| run(&mut state, line)).collect();
+    let said: Vec<String> =
+        String::from_utf8_lossy(command).lines().map(|line| run(&mut state, line)).collect();
     let said = said.concat();
     // SAFETY: as above.
     unsafe { std::ptr::copy_nonoverlapping(said.as_ptr(), answer, said.len().min(room)) };

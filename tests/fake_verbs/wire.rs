@@ -10,7 +10,11 @@ enum Outcome {
     Done,
     Wait(Stall),
     /// The request failed; and so did the target's queue pair, if there is an event that says so.
-    Failed { status: u32, vendor: u32, target_event: Option<u32> },
+    Failed {
+        status: u32,
+        vendor: u32,
+        target_event: Option<u32>,
+    },
 }
 
 fn failed(status: u32) -> Outcome {
@@ -97,7 +101,8 @@ fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
         Stall::NotReady if attr.rnr_retry == 7 => None,
         // The target's timer, which is set on both sides to the same. 22 is 20.48 ms; each two codes are twice as long.
         Stall::NotReady => {
-            let each = Duration::from_nanos(20_480_000 >> (22u8.saturating_sub(attr.min_rnr_timer) / 2).min(11));
+            let each =
+                Duration::from_nanos(20_480_000 >> (22u8.saturating_sub(attr.min_rnr_timer) / 2).min(11));
             Some((each * u32::from(attr.rnr_retry), IBV_WC_RNR_RETRY_EXC_ERR))
         }
     }
@@ -185,7 +190,9 @@ fn carry_out(state: &mut State, number: u32, send: &Send) -> Outcome {
 /// Whether a queue pair may use a piece of its own process's memory.
 fn may(state: &State, qp: &Qp, piece: &ibv_sge, needed: i32) -> bool {
     let Some(mr) = state.lkeys.get(&piece.lkey).map(|at| &state.mrs[at]) else { return piece.length == 0 };
-    mr.pd == state.pds[&qp.pd].root && mr.access & needed == needed && is_inside(mr, piece.addr, piece.length.into())
+    mr.pd == state.pds[&qp.pd].root
+        && mr.access & needed == needed
+        && is_inside(mr, piece.addr, piece.length.into())
 }
 
 fn is_inside(mr: &Mr, addr: u64, len: u64) -> bool {
@@ -239,7 +246,8 @@ fn copy(from: u64, to: u64, len: usize) {
         // SAFETY: registered memory on both sides, of the right size and aligned.
         unsafe {
             let word = (from as *const u64).read_unaligned();
-            std::sync::atomic::AtomicU64::from_ptr(to as *mut u64).store(word, std::sync::atomic::Ordering::Release);
+            std::sync::atomic::AtomicU64::from_ptr(to as *mut u64)
+                .store(word, std::sync::atomic::Ordering::Release);
         }
         return;
     }
@@ -290,7 +298,8 @@ fn fail(state: &mut State, number: u32, status: u32, vendor_err: u32) {
         let frees_sends = std::mem::take(&mut qp.silent) + 1;
         // Of a failed completion nothing else counts.
         let opcode = 0xBAD;
-        let wc = ibv_wc { wr_id: send.wr_id, status, vendor_err, qp_num: number, opcode, ..ibv_wc::default() };
+        let wc =
+            ibv_wc { wr_id: send.wr_id, status, vendor_err, qp_num: number, opcode, ..ibv_wc::default() };
         let cq = qp.cqs[0];
         complete(state, cq, Cqe { wc, frees_sends, frees_receives: 0 });
     }

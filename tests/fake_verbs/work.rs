@@ -88,7 +88,8 @@ unsafe fn post_one(state: &mut State, number: u32, wr: &ibv_send_wr) -> c_int {
         return errno;
     }
     // SAFETY: the bytes are there until the call returns.
-    let inline = is_inline.then(|| pieces.iter().flat_map(|piece| unsafe { bytes(piece) }.to_vec()).collect());
+    let inline =
+        is_inline.then(|| pieces.iter().flat_map(|piece| unsafe { bytes(piece) }.to_vec()).collect());
     if state.trace {
         state.log.push(format!(
             "post_send qp={number} opcode={} len={len} signaled={} inline={}",
