@@ -4,6 +4,8 @@
 
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
+mod events;
+mod failures;
 #[allow(dead_code)] // the rules of the conformance suite use all of it
 #[path = "../conformance/harness.rs"]
 mod harness;

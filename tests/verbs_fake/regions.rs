@@ -67,8 +67,10 @@ fn relaxed_ordering_is_for_the_pool_alone_and_only_when_asked_for() {
     // Words that are waited for and messages lie there.
     assert_plain_buffers(&others);
 
-    // A library that is too old for it registers without.
-    let (pools, others) = registered(&Fake::old(ONE_NIC), VerbsOptions { gid_index: Some(1), ..relaxed });
+    // A library that is too old for it registers without. It does not tell the types of GIDs either.
+    let mut relaxed = relaxed;
+    relaxed.wishes.gid_index = Some(wish("rdma_gid_index", 1));
+    let (pools, others) = registered(&Fake::old(ONE_NIC), relaxed);
     assert!(pools.iter().all(|pool| pool.word == "reg_mr" && pool.number("access") == POOL), "{pools:?}");
     assert_plain_buffers(&others);
 }
@@ -78,7 +80,9 @@ fn an_old_library_whose_contexts_have_no_extension_does() {
     needs_fake!();
     let script = ONE_NIC.replace("name=fake_0", "name=fake_0 old_context=1");
     let fake = Fake::old(&script);
-    let (mut a, mut b) = ends(&fake, [VerbsOptions::default(), VerbsOptions::default()], &link(1, 16));
+    let mut options = VerbsOptions::default();
+    options.wishes.gid_index = Some(wish("rdma_gid_index", 1));
+    let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(1, 16));
     let links = (a.link, b.link);
     assert_works(&mut a, &mut b, links);
     drop((a, b));

@@ -4,6 +4,7 @@ use crate::driver::{Fake, Line};
 use crate::needs_fake;
 use crate::setup::*;
 use tensorwire::fabric::verbs::VerbsOptions;
+use tensorwire::fabric::verbs::device::Mtu;
 
 /// The steps of a device's queue pairs to one state.
 fn steps(fake: &Fake, device: &str, to: &str) -> Vec<Line> {
@@ -28,18 +29,20 @@ gid index=3 type=2 gid=20010db8000000000000000000000002";
 fn every_setting_reaches_the_queue_pairs() {
     needs_fake!();
     let fake = Fake::new(TABLES);
+    let mut wishes = on("fake_0").wishes;
+    wishes.port = Some(wish("rdma_device_port", 2));
+    wishes.gid_index = Some(wish("rdma_gid_index", 150));
+    wishes.pkey_index = wish("rdma_qp_pkey_index", 8);
+    wishes.mtu = Some(wish("rdma_qp_mtu", Mtu::B1024));
     let options = VerbsOptions {
-        port: Some(2),
-        gid_index: Some(150),
-        pkey_index: 8,
+        wishes,
         service_level: 3,
         traffic_class: 96,
         timeout: 18,
         retry_count: 5,
         rnr_retry: 4,
         min_rnr_timer: 10,
-        mtu: Some(1024),
-        ..on("fake_0")
+        ..VerbsOptions::default()
     };
     let (mut a, mut b) = ends(&fake, [options, on("fake_1")], &link(2, 16));
     for step in steps(&fake, "fake_0", "INIT") {

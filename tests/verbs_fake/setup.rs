@@ -2,6 +2,7 @@
 
 use crate::driver::Fake;
 use crate::harness::{End, PATIENCE, connect, pool};
+use tensorwire::fabric::verbs::device::{Wish, Wishes};
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::fabric::{FabricError, Lane, LinkId, LinkOptions, Port, PostError};
 
@@ -29,8 +30,14 @@ macro_rules! needs_fake {
     };
 }
 
+pub fn wish<T>(key: &'static str, value: T) -> Wish<T> {
+    Wish::asked(key, value, "a test")
+}
+
+/// Options by which the device of this name is chosen.
 pub fn on(device: &str) -> VerbsOptions {
-    VerbsOptions { device: Some(device.into()), ..VerbsOptions::default() }
+    let device = Some(wish("rdma_device", device.to_owned()));
+    VerbsOptions { wishes: Wishes { device, ..Wishes::default() }, ..VerbsOptions::default() }
 }
 
 pub fn fabric(fake: &Fake, options: VerbsOptions) -> Result<VerbsFabric, FabricError> {
