@@ -8,8 +8,7 @@ use std::ffi::{c_char, c_int};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let mut state = state();
-    let no_device = state.devices.is_empty();
-    if let Some(errno) = (!no_device).then(|| state.fault("get_device_list", 0)).flatten() {
+    if let Some(errno) = state.fault_of_any("get_device_list") {
         set_errno(errno);
         return std::ptr::null_mut();
     }

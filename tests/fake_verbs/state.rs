@@ -233,22 +233,18 @@ impl State {
         self.contexts[&context].device
     }
 
-    /// The errno that the script has for this call now.
+    /// The errno that the script has for this call on a device now.
     pub fn fault(&mut self, call: &str, device: usize) -> Option<c_int> {
         if self.devices[device].removed {
             return Some(crate::c::EIO);
         }
         let name = &self.devices[device].name;
-        let fits = |fault: &&mut Fault| {
-            fault.call == call && fault.times > 0 && fault.device.as_ref().is_none_or(|d| d == name)
-        };
-        let fault = self.faults.iter_mut().find(fits)?;
-        if fault.skip > 0 {
-            fault.skip -= 1;
-            return None;
-        }
-        fault.times = if fault.times == u32::MAX { u32::MAX } else { fault.times - 1 };
-        Some(fault.errno)
+        due(&mut self.faults, |fault| fault.call == call && fault.device.as_ref().is_none_or(|d| d == name))
+    }
+
+    /// The errno that the script has for a call that is about no device.
+    pub fn fault_of_any(&mut self, call: &str) -> Option<c_int> {
+        due(&mut self.faults, |fault| fault.call == call)
     }
 
     pub fn qp_number(&self, handle: usize) -> Option<u32> {
@@ -270,6 +266,17 @@ impl State {
         let left = counts.iter().filter(|(_, count)| *count > 0);
         left.map(|(kind, count)| format!("{kind}={count}")).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// The errno of the first fault that fits, if it is its turn.
+fn due(faults: &mut [Fault], fits: impl Fn(&Fault) -> bool) -> Option<c_int> {
+    let fault = faults.iter_mut().find(|fault| fault.times > 0 && fits(fault))?;
+    if fault.skip > 0 {
+        fault.skip -= 1;
+        return None;
+    }
+    fault.times = if fault.times == u32::MAX { u32::MAX } else { fault.times - 1 };
+    Some(fault.errno)
 }
 
 /// A struct of the bindings with every field zero or null.

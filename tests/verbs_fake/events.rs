@@ -198,7 +198,7 @@ fn an_event_ends_the_sleep_of_an_armed_port() {
     }
     let (_, _, why) = a.until_down();
     assert!(matches!(why, LinkFailure::Device { .. }), "{why:?}");
-    drop((a, b));
+    drop((sleeper, a, b));
     fake.run("cut on=0");
     fake.assert_clean();
 }
