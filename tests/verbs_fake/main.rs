@@ -2,6 +2,7 @@
 //! refused something, how it sizes and fills queues, and what it makes of failures. What a link must do on any device is tested
 //! by `tests/conformance`, also on the fake.
 
+mod choice;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
 mod events;
@@ -10,6 +11,7 @@ mod failures;
 #[path = "../conformance/harness.rs"]
 mod harness;
 mod queues;
+mod refusals;
 mod regions;
 mod settings;
 mod setup;

@@ -219,7 +219,11 @@ impl Link {
     fn failed(&mut self, lane: u8, is_receive: bool, wc: &ibv_wc) {
         if lane == CONTROL {
             let why = self.completion(0, "control message", wc.status, wc.vendor_err);
-            if wc.status == IBV_WC_WR_FLUSH_ERR { self.control.flush() } else { self.control.destroy() }
+            if wc.status == IBV_WC_WR_FLUSH_ERR {
+                self.control.flush()
+            } else {
+                self.control.destroy()
+            }
             return self.suspected(wc, why);
         }
         let Some(of) = self.lanes.get_mut(usize::from(lane)) else { return };
