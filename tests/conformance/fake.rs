@@ -51,10 +51,11 @@ impl Harness for FakeNic {
 }
 
 /// Everything narrow: no inline bytes, requests of 512 KiB, queue pairs and completion queues that just hold a link, holes in the
-/// GID table, thread domains.
+/// GID table, thread domains; and slow.
 pub struct FakeNarrow;
 
 const NARROW: &str = "
+slow
 device name=narrow_0 max_inline=0 max_qp_wr=100 max_cqe=200 max_sge=1 max_qp_rd_atom=1 max_qp_init_rd_atom=4 thread_domains=1
 port max_msg_sz=524288 mtu=1 gid_len=256
 gid index=37 type=1 gid=fe800000000000000000000000000001

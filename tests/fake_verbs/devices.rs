@@ -80,6 +80,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     // SAFETY: inside what was just made.
     let handle = unsafe { &raw mut (*hand_out(around)).context };
     state.contexts.insert(handle as usize, Context { device: at, counter, events: Default::default() });
+    crate::engine::start(&mut state);
     handle
 }
 

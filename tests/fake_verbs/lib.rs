@@ -11,7 +11,8 @@
 //! | `state` | what there is |
 //! | `devices`, `objects`, `modify`, `events` | the calls of the slow path |
 //! | `work` | posting and polling |
-//! | `wire` | what a request does to the other side |
+//! | `engine` | when a request is carried out |
+//! | `wire` | what it does to the other side |
 
 #![allow(clippy::missing_safety_doc)] // the manual pages have it
 // What the bindings use of the `libc` crate, which is not at hand where `rustc` alone compiles.
@@ -19,6 +20,7 @@ extern crate self as libc;
 
 mod c;
 mod devices;
+mod engine;
 mod events;
 mod modify;
 mod objects;

@@ -58,7 +58,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     merge(&mut of.attr, attr, mask);
     // SAFETY: the public part of what was handed out.
     unsafe { (*qp).state = attr.qp_state };
-    crate::wire::run_all(&mut state);
+    crate::engine::run_all(&mut state);
     0
 }
 

@@ -91,7 +91,7 @@ fn run(state: &mut State, line: &str) -> String {
             state.devices[at].ports[port - 1].state = to;
             let kind = if to == IBV_PORT_ACTIVE { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR };
             events::tell_contexts(state, at, kind, About::Port(port as c_int));
-            crate::wire::run_all(state);
+            crate::engine::run_all(state);
         }
         "remove" => {
             let at = named(state, &words);
@@ -99,8 +99,9 @@ fn run(state: &mut State, line: &str) -> String {
         }
         "cut" => {
             state.cut = words.or("on", 1) != 0;
-            crate::wire::run_all(state);
+            crate::engine::run_all(state);
         }
+        "slow" => state.slow = words.or("on", 1) != 0,
         "trace" => state.trace = words.or("on", 1) != 0,
         "clear_log" => state.log.clear(),
         "log" => return state.log.iter().flat_map(|line| [line, "\n"]).collect(),

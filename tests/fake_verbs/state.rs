@@ -201,6 +201,10 @@ pub struct State {
     pub failing: Vec<Failing>,
     /// Nothing gets through.
     pub cut: bool,
+    /// Requests are carried out by a thread, one after the other.
+    pub slow: bool,
+    /// That thread is there.
+    pub working: bool,
     /// Every posted request is logged.
     pub trace: bool,
     pub log: Vec<String>,

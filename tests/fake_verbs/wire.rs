@@ -1,12 +1,11 @@
-//! What a request does: everything at once, while the lock is held, as soon as the other side is ready for it.
+//! What a request does to the other side, while the lock is held.
 
 use crate::events::tell;
 use crate::state::*;
 use crate::sys::*;
-use std::time::{Duration, Instant};
 
 /// What carrying out a request came to.
-enum Outcome {
+pub enum Outcome {
     Done,
     Wait(Stall),
     /// The request failed; and so did the target's queue pair, if there is an event that says so.
@@ -23,106 +22,6 @@ fn failed(status: u32) -> Outcome {
 
 fn violation(status: u32, event: u32) -> Outcome {
     Outcome::Failed { status, vendor: 0x5A, target_event: Some(event) }
-}
-
-/// Carries out what can be.
-pub fn run_all(state: &mut State) {
-    let waiting: Vec<u32> =
-        state.qps.iter().filter(|(_, qp)| !qp.sends.is_empty()).map(|(number, _)| *number).collect();
-    for number in waiting {
-        run(state, number);
-    }
-}
-
-/// Carries out what can be of one queue pair.
-pub fn run(state: &mut State, number: u32) {
-    while let Some(qp) = state.qps.get(&number) {
-        if qp.state == IBV_QPS_ERR {
-            return put_into_error(state, number);
-        }
-        let Some(send) = qp.sends.front().cloned() else { return };
-        let outcome = match fails(state, number, &send) {
-            Some(outcome) => outcome,
-            None => carry_out(state, number, &send),
-        };
-        let Some(qp) = state.qps.get_mut(&number) else { return };
-        match outcome {
-            Outcome::Wait(why) => {
-                let since = match qp.stalled {
-                    Some((what, since)) if what == why => since,
-                    _ => Instant::now(),
-                };
-                qp.stalled = Some((why, since));
-                match patience(&qp.attr, why) {
-                    Some((limit, status)) if since.elapsed() >= limit => fail(state, number, status, 0x81),
-                    _ => return,
-                }
-            }
-            Outcome::Done => {
-                qp.stalled = None;
-                qp.sends.pop_front();
-                qp.silent += 1;
-                if send.flags & IBV_SEND_SIGNALED != 0 {
-                    let frees_sends = std::mem::take(&mut qp.silent);
-                    let opcode = match send.opcode {
-                        IBV_WR_SEND => IBV_WC_SEND,
-                        IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
-                        _ => IBV_WC_RDMA_WRITE,
-                    };
-                    let wc = ibv_wc { wr_id: send.wr_id, qp_num: number, opcode, ..ibv_wc::default() };
-                    let cq = qp.cqs[0];
-                    complete(state, cq, Cqe { wc, frees_sends, frees_receives: 0 });
-                }
-            }
-            Outcome::Failed { status, vendor, target_event } => {
-                let target = qp.attr.dest_qp_num;
-                fail(state, number, status, vendor);
-                if let Some(event) = target_event
-                    && let Some(of) = state.qps.get(&target)
-                {
-                    let (context, handle) = (of.context, of.handle);
-                    put_into_error(state, target);
-                    tell(state, context, event, About::Qp(handle));
-                }
-            }
-        }
-    }
-}
-
-/// How long a stall is borne, and the status after that. 4.096 us x 2^timeout for each try, as long as the specification
-/// permits (four times that); and the time that the target asks for.
-fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
-    match why {
-        Stall::Silence if attr.timeout == 0 => None,
-        Stall::Silence => {
-            let each = Duration::from_nanos(4 * 4096 << attr.timeout);
-            Some((each * (u32::from(attr.retry_cnt) + 1), IBV_WC_RETRY_EXC_ERR))
-        }
-        Stall::NotReady if attr.rnr_retry == 7 => None,
-        // The target's timer, which is set on both sides to the same. 22 is 20.48 ms; each two codes are twice as long.
-        Stall::NotReady => {
-            let each =
-                Duration::from_nanos(20_480_000 >> (22u8.saturating_sub(attr.min_rnr_timer) / 2).min(11));
-            Some((each * u32::from(attr.rnr_retry), IBV_WC_RNR_RETRY_EXC_ERR))
-        }
-    }
-}
-
-/// What the script has for this request.
-fn fails(state: &mut State, number: u32, send: &Send) -> Option<Outcome> {
-    // Once for each request, not for each try.
-    if state.qps[&number].stalled.is_some() {
-        return None;
-    }
-    let at = state.failing.iter().position(|failing| {
-        failing.opcode.is_none_or(|opcode| opcode == send.opcode) && failing.qp.is_none_or(|qp| qp == number)
-    })?;
-    if state.failing[at].skip > 0 {
-        state.failing[at].skip -= 1;
-        return None;
-    }
-    let Failing { status, vendor, .. } = state.failing.remove(at);
-    Some(Outcome::Failed { status, vendor, target_event: None })
 }
 
 /// Whether packets of a queue pair reach the one that it is connected to.
@@ -142,7 +41,8 @@ fn reaches(state: &State, from: &Qp, to: &Qp) -> bool {
     addressed && !state.cut && from.attr.sq_psn == to.attr.rq_psn && from.attr.path_mtu == to.attr.path_mtu
 }
 
-fn carry_out(state: &mut State, number: u32, send: &Send) -> Outcome {
+/// Carries a request out, if the other side is ready for it.
+pub fn carry_out(state: &mut State, number: u32, send: &Send) -> Outcome {
     let qp = &state.qps[&number];
     let target = qp.attr.dest_qp_num;
     let Some(to) = state.qps.get(&target).filter(|_| target != number) else {
@@ -274,7 +174,7 @@ fn receive(state: &mut State, target: u32, send: &Send, status: u32) {
     complete(state, cq, Cqe { wc, frees_sends: 0, frees_receives: 1 });
 }
 
-fn complete(state: &mut State, at: usize, cqe: Cqe) {
+pub fn complete(state: &mut State, at: usize, cqe: Cqe) {
     let Some(cq) = state.cqs.get_mut(&at) else { return };
     if cq.entries.len() == cq.cqe {
         cq.overrun = true;
@@ -292,7 +192,7 @@ fn complete(state: &mut State, at: usize, cqe: Cqe) {
 }
 
 /// The first request fails, and with it the queue pair.
-fn fail(state: &mut State, number: u32, status: u32, vendor_err: u32) {
+pub fn fail(state: &mut State, number: u32, status: u32, vendor_err: u32) {
     let Some(qp) = state.qps.get_mut(&number) else { return };
     if let Some(send) = qp.sends.pop_front() {
         let frees_sends = std::mem::take(&mut qp.silent) + 1;

@@ -1,6 +1,7 @@
 //! Posting and polling.
 
 use crate::c::*;
+use crate::engine;
 use crate::state::*;
 use crate::sys::*;
 use crate::wire;
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn post_send(
         }
         request = wr.next;
     }
-    wire::run(&mut state, number);
+    engine::run(&mut state, number);
     0
 }
 
@@ -167,13 +168,13 @@ pub unsafe extern "C" fn post_recv(
     if state.qps[&number].state == IBV_QPS_ERR {
         wire::put_into_error(&mut state, number);
     }
-    wire::run_all(&mut state);
+    engine::run_all(&mut state);
     0
 }
 
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     let mut state = state();
-    wire::run_all(&mut state);
+    engine::run_all(&mut state);
     let Some(of) = state.cqs.get_mut(&(cq as usize)) else { return -EINVAL };
     if of.overrun {
         return -EIO;
