@@ -15,3 +15,4 @@ mod refusals;
 mod regions;
 mod settings;
 mod setup;
+mod watch;
