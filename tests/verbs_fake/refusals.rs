@@ -9,13 +9,6 @@ use std::time::{Duration, Instant};
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsHalf, VerbsOptions};
 use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
 
-fn assert_says(said: &str, parts: &[&str]) {
-    println!("{said}");
-    for part in parts {
-        assert!(said.contains(part), "{part:?} is not in: {said}");
-    }
-}
-
 const NO_MEMORY: &str =
     "raise the memlock limit (`ulimit -l unlimited`) or make the pool and queue_depth smaller";
 const NO_RIGHT: &str = "give the process access to /dev/infiniband, as with the group rdma";

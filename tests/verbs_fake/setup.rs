@@ -52,6 +52,13 @@ pub fn refusal(fake: &Fake, options: VerbsOptions) -> String {
     }
 }
 
+/// Says that a message has all of these parts.
+pub fn assert_says(said: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+}
+
 pub fn link(lanes: u8, depth: u32) -> LinkOptions {
     LinkOptions { lanes, depth, generation: 1 }
 }
