@@ -96,6 +96,10 @@ fn compiled(cfgs: &[&str]) -> PathBuf {
     command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "ibverbs"]);
     command.args(["-C", "opt-level=1", "-C", "panic=abort", "-C", "strip=symbols"]);
     command.args(cfgs.iter().flat_map(|cfg| ["--cfg", cfg]));
+    if cfgs.contains(&"as_system") {
+        // A library that is loaded already is found by this name.
+        command.args(["-C", "link-arg=-Wl,-soname,libibverbs.so.1"]);
+    }
     let output = command
         .arg("-o")
         .arg(half.path())
@@ -117,6 +121,17 @@ impl Fake {
     /// As an old rdma-core: without the functions that came later.
     pub fn old(script: &str) -> Self {
         Fake::load(script, &["without_optional"])
+    }
+
+    /// The library that the process finds by name from now on, as the system's: call it once, before anybody looks for that.
+    pub fn system(script: &str) -> Self {
+        let fake = Fake::load(script, &["as_system"]);
+        let system = Library::system().expect("a library of that name is loaded");
+        assert!(
+            std::ptr::fn_addr_eq(system.alloc_pd, fake.library.alloc_pd),
+            "the system's own was loaded before"
+        );
+        fake
     }
 
     fn load(script: &str, cfgs: &[&str]) -> Self {

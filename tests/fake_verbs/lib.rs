@@ -14,6 +14,7 @@
 //! | `engine` | when a request is carried out |
 //! | `wire` | what it does to the other side |
 
+#![allow(unexpected_cfgs)] // `driver.rs` sets them
 #![allow(clippy::missing_safety_doc)] // the manual pages have it
 // What the bindings use of the `libc` crate, which is not at hand where `rustc` alone compiles.
 extern crate self as libc;
