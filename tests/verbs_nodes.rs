@@ -50,7 +50,7 @@ fn tensors_of_every_size_travel_and_nothing_is_left_behind() {
     needs_fake!();
     let (fake, _turn) = fake();
     run(3, &ON_FAKE_1, |node, task| {
-        for (id, size) in [1, 1000, 100_000, 700_000].into_iter().enumerate() {
+        for (id, size) in [1, 1000, 100_000, 200_000].into_iter().enumerate() {
             let step = node.step(id as u64).expect("new");
             let (next, before) = ((task + 1) % 3, (task + 2) % 3);
             let edge = node.edge_to("w", next, "x").expect("an edge");
@@ -101,9 +101,11 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
             assert!(start.elapsed() < SOON, "the link did not come back: {errors:?}");
             errors.push(error.to_string());
             id += 1;
+            std::thread::sleep(Duration::from_millis(10));
         }
-        println!("{errors:#?}");
-        assert!(!errors.is_empty() && generation() > first, "{errors:?}");
+        assert!(generation() > first);
+        let said = errors.first().expect("what was under way has failed");
+        assert_says(said, &["retries exceeded (error 12, vendor's 0x42)", "same GID type and VLAN"]);
         let after = numbers(fake);
         assert!(after.iter().all(|number| !before.contains(number)), "{before:?} {after:?}");
         current.store(0, Ordering::SeqCst);
