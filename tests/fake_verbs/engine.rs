@@ -120,8 +120,8 @@ fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
         Stall::NotReady if attr.rnr_retry == 7 => None,
         // The target's timer, which is set on both sides to the same. 22 is 20.48 ms; each two codes are twice as long.
         Stall::NotReady => {
-            let each =
-                Duration::from_nanos(20_480_000 >> (22u8.saturating_sub(attr.min_rnr_timer) / 2).min(11));
+            let doubled = u32::from(attr.min_rnr_timer) / 2;
+            let each = Duration::from_micros((20_480 << doubled) >> 11);
             Some((each * u32::from(attr.rnr_retry), IBV_WC_RNR_RETRY_EXC_ERR))
         }
     }

@@ -74,9 +74,10 @@ pub fn ends(fake: &Fake, options: [VerbsOptions; 2], link: &LinkOptions) -> (Ver
     (End::new(to_a, a, links.0), End::new(to_b, b, links.1))
 }
 
-/// Two ends, one on each of [`TWO_NICS`].
+/// Two ends, one on each of [`TWO_NICS`], that wait a second for a receive: a test may stand still for a while on a busy machine.
 pub fn two(fake: &Fake, depth: u32) -> (Verbs, Verbs) {
-    ends(fake, [on("fake_0"), on("fake_1")], &link(1, depth))
+    let patient = |device| VerbsOptions { min_rnr_timer: 28, ..on(device) };
+    ends(fake, [patient("fake_0"), patient("fake_1")], &link(1, depth))
 }
 
 /// One more link between them.
