@@ -83,7 +83,11 @@ pub fn immediate(slot: u32) -> Immediate {
 
 /// Connects two fabrics of this process.
 pub fn connect<F: Fabric>(a: &F, b: &F, options: &LinkOptions) -> (F::Link, F::Link) {
-    let (a, b) = (a.half(options).expect("a half"), b.half(options).expect("a half"));
+    join([a.half(options).expect("a half"), b.half(options).expect("a half")])
+}
+
+/// Connects two halves.
+pub fn join<H: Half>([a, b]: [H; 2]) -> (H::Link, H::Link) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     std::thread::scope(|scope| {
         let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));

@@ -2,11 +2,12 @@
 
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, connect, immediate, options, pair, pattern, pool, tensor, tensor_mut,
+    End, Got, Harness, connect, immediate, join, options, pair, pattern, pool, tensor, tensor_mut,
 };
 use std::sync::OnceLock;
+use tensorwire::fabric::verbs::device::{Mtu, Wish, Wishes};
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Lane, LinkFailure, OpId, Port};
+use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port};
 use tensorwire::memory::Pool;
 
 /// Why there is no verbs fabric here; the same for all tests, looked up once.
@@ -19,6 +20,10 @@ fn skipped() -> Option<String> {
 
 fn fabric(pool: &Pool, options: VerbsOptions) -> VerbsFabric {
     VerbsFabric::new(pool, options).expect("there is a device, as `skipped` has seen")
+}
+
+fn small_packets() -> Wishes {
+    Wishes { mtu: Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test")), ..Wishes::default() }
 }
 
 pub struct VerbsOneLane;
@@ -50,7 +55,28 @@ impl Harness for VerbsTwoLanes {
     }
 
     fn fabric(pool: &Pool) -> VerbsFabric {
-        fabric(pool, VerbsOptions { mtu: Some(512), cq_entries: 16, ..VerbsOptions::default() })
+        fabric(pool, VerbsOptions { wishes: small_packets(), cq_entries: 16, ..VerbsOptions::default() })
+    }
+}
+
+/// As between devices of different kinds.
+#[test]
+fn a_link_is_as_deep_as_the_smaller_of_its_ends() {
+    if let Some(why) = skipped() {
+        println!("skipped: {why}");
+        return;
+    }
+    let pools = [pool(1 << 20), pool(1 << 20)];
+    let [a, b] = VerbsOneLane::fabrics([&pools[0], &pools[1]]);
+    let halves = [a.half(&options::<VerbsOneLane>(64)), b.half(&options::<VerbsOneLane>(8))];
+    let links = join(halves.map(|half| half.expect("a half")));
+    let [to_a, to_b] = pools;
+    let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
+    assert_eq!((a.port.limits(a.link).depth, b.port.limits(b.link).depth), (8, 8));
+    for round in 0..100u8 {
+        b.port.post_receives(b.link, Lane(0), 1);
+        a.port.send(a.link, Lane(0), &[round; 200]).expect("room");
+        assert_eq!(expect!(b.next(&mut a), Got::Message(bytes) => bytes), [round; 200]);
     }
 }
 

@@ -12,6 +12,7 @@ pub fn render(report: &Report) -> Result<String, CliError> {
     let devices = report.found.devices.iter().zip(&report.files);
     let value = json!({
         "rdma_subsystem": report.found.subsystem,
+        "untold": report.untold,
         "libibverbs": report.library.as_ref().map(|path| path.display().to_string()),
         "devices": devices.map(|(device, (file, access))| show_device(device, file.as_deref(), access)).collect::<Vec<_>>(),
         "choice": report.choice.as_ref().ok().map(show_choice),

@@ -1,17 +1,23 @@
 //! `tensorwire devices`: the RDMA devices of this machine, and which device, port and GID would be chosen and why.
 //!
-//! What is shown comes from the kernel's own files, so that it can be seen on a machine without libibverbs. The program ends
-//! with 0 if the verbs fabric would find all that it needs, and with 1 and every obstacle in one line if not.
+//! What is shown comes from the kernel's own files, so that it can be seen on a machine without libibverbs; where that is there, it
+//! is asked for limits and MTUs, which the files don't have. The program ends with 0 if the verbs fabric would find all that it
+//! needs, and with 1 and every obstacle in one line if not.
 
 mod json;
 mod library;
 mod text;
 
 use super::CliError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tensorwire::config::Config;
+use tensorwire::fabric::verbs;
 use tensorwire::fabric::verbs::device::{self, Choice, Found, Refusal, UserAccess};
+use tensorwire::fabric::verbs::library::Library;
 use tensorwire::node;
+
+/// Where the kernel shows this machine's devices.
+const SYSFS: &str = "/sys";
 
 /// Shows the RDMA devices of this machine: ports, state, speed, MTU, NUMA node, GID tables, limits; and which device, port
 /// and GID would be chosen and why, with the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...)
@@ -24,7 +30,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Where the kernel's device tree is, or a copy of another machine's
-    #[arg(long, value_name = "DIR", default_value = "/sys")]
+    #[arg(long, value_name = "DIR", default_value = SYSFS)]
     sysfs: PathBuf,
     /// Where the device files are
     #[arg(long, value_name = "DIR", default_value = "/dev")]
@@ -37,6 +43,8 @@ struct Report {
     /// For each device its file, and whether this process may use it.
     files: Vec<(Option<PathBuf>, UserAccess)>,
     library: Option<PathBuf>,
+    /// What the library could not tell, and why.
+    untold: Vec<String>,
     choice: Result<Choice, Refusal>,
     /// Where the kernel's files were looked for.
     class: PathBuf,
@@ -46,13 +54,16 @@ struct Report {
 pub fn run(args: Args) -> Result<(), CliError> {
     let config = settings(args.config)?;
     let class = args.sysfs.join("class/infiniband");
-    let found = device::read(&args.sysfs)
+    let mut found = device::read(&args.sysfs)
         .map_err(|error| CliError::failed(format!("reading {}", class.display()), error))?;
+    // The library knows this machine only.
+    let untold = if args.sysfs == Path::new(SYSFS) { complete(&mut found) } else { Vec::new() };
     let file = |device| (device::device_file(&args.dev, device), device::user_access(&args.dev, device));
     let report = Report {
         files: found.devices.iter().map(file).collect(),
         choice: device::choose(&found.devices, &node::rdma_wishes(&config)),
         library: library::find(),
+        untold,
         found,
         class,
     };
@@ -60,6 +71,21 @@ pub fn run(args: Args) -> Result<(), CliError> {
     match report.obstacles() {
         none if none.is_empty() => Ok(()),
         some => Err(CliError::Failed(some.join("; and "))),
+    }
+}
+
+/// Adds what libibverbs tells. Returns what it could not tell, and why.
+fn complete(found: &mut Found) -> Vec<String> {
+    if found.devices.is_empty() {
+        return Vec::new();
+    }
+    let library = match Library::system() {
+        Ok(library) => library,
+        Err(error) => return vec![error.to_string()],
+    };
+    match verbs::complete(library, &mut found.devices) {
+        Ok(silent) => silent.into_iter().map(|(_, error)| error.to_string()).collect(),
+        Err(error) => vec![error.to_string()],
     }
 }
 

@@ -21,6 +21,9 @@ pub fn render(report: &Report) -> String {
     if let (Some(library), false) = (&report.library, report.found.devices.is_empty()) {
         let _ = writeln!(text, "libibverbs: {}", library.display());
     }
+    for why in &report.untold {
+        let _ = writeln!(text, "limits and MTUs are not known: {why}");
+    }
     text
 }
 

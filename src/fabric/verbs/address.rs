@@ -1,6 +1,6 @@
 //! The address of a half: what the other half needs to reach it, opaque to everybody else.
 
-use super::choose::GidType;
+use super::device::GidKind;
 use super::failure::peer;
 use super::lane::Remote;
 use super::sys::*;
@@ -14,6 +14,13 @@ const MAGIC: [u8; 8] = *b"twibvadr";
 const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + (2 + 8 + 8 + 4) + (8 + 4 + 8);
 /// Bytes of a queue pair.
 const PAIR: usize = 4 + 4;
+
+/// Kinds of GIDs by their numbers in an address.
+const KINDS: [GidKind; 4] = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2, GidKind::Unknown];
+
+fn code(kind: GidKind) -> u8 {
+    KINDS.iter().position(|other| *other == kind).unwrap_or(KINDS.len() - 1) as u8
+}
 
 /// Memory that a process has registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +42,8 @@ pub(super) struct Hello {
 /// One end of a link: everything that the other needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct End {
-    pub gid_type: GidType,
-    pub grh_required: bool,
+    pub gid_kind: GidKind,
+    pub global: bool,
     pub lid: u16,
     pub gid: ibv_gid,
     /// Code of the path MTU, at most.
@@ -65,7 +72,7 @@ impl End {
         let mut bytes = Vec::with_capacity(HEAD + self.pairs.len() * PAIR);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend([self.gid_type as u8, u8::from(self.grh_required)]);
+        bytes.extend([code(self.gid_kind), u8::from(self.global)]);
         bytes.extend(self.lid.to_le_bytes());
         bytes.extend(self.gid.raw);
         bytes.extend([self.mtu as u8, self.reads, self.generation]);
@@ -119,23 +126,16 @@ impl End {
     /// # Errors
     /// Why not.
     pub fn check_fits(&self, own: &End) -> Result<(), FabricError> {
-        if self.gid_type != own.gid_type {
+        if self.gid_kind != own.gid_kind {
             return Err(peer(format!(
                 "its GID is of type {}, this side's of type {}: choose GID indices of the same type (`tensorwire devices`)",
-                self.gid_type.name(),
-                own.gid_type.name()
+                self.gid_kind, own.gid_kind
             )));
         }
         let (theirs, ours) = (self.pairs.len() - 1, own.pairs.len() - 1);
         if theirs != ours {
             return Err(peer(format!(
                 "it has {theirs} lanes, this side {ours}: set lanes to the same on both"
-            )));
-        }
-        if self.depth != own.depth {
-            return Err(peer(format!(
-                "its lanes are {} deep, this side's {}: set queue_depth to the same on both",
-                self.depth, own.depth
             )));
         }
         if self.generation != own.generation {
@@ -171,7 +171,7 @@ impl Reader<'_> {
     }
 
     fn end(&mut self, lanes: u8) -> Option<End> {
-        let [kind, grh] = self.take()?;
+        let [kind, global] = self.take()?;
         let lid = u16::from_le_bytes(self.take()?);
         let gid = ibv_gid { raw: self.take()? };
         let [mtu, reads, generation] = self.take()?;
@@ -185,13 +185,17 @@ impl Reader<'_> {
         };
         let hello = Hello { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
         let pairs = (0..=lanes).map(|_| Some((self.u24()?, self.u24()?))).collect::<Option<Vec<_>>>()?;
-        if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu)) || grh > 1 || reads == 0 {
+        if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu))
+            || global > 1
+            || reads == 0
+            || !depth.is_power_of_two()
+        {
             return None;
         }
         region.base.checked_add(region.len)?;
         Some(End {
-            gid_type: GidType::from_code(kind)?,
-            grh_required: grh == 1,
+            gid_kind: *KINDS.get(usize::from(kind))?,
+            global: global == 1,
             lid,
             gid,
             mtu: mtu.into(),
@@ -212,8 +216,8 @@ mod tests {
 
     fn end() -> End {
         End {
-            gid_type: GidType::RoceV2,
-            grh_required: true,
+            gid_kind: GidKind::RoceV2,
+            global: true,
             lid: 7,
             gid: ibv_gid { raw: [3; 16] },
             mtu: IBV_MTU_1024,
@@ -246,8 +250,9 @@ mod tests {
         };
         assert!(refused(|b| b[0] = 0).contains("not one of this fabric"));
         assert!(refused(|b| b[8] = 9).contains("version 9"));
-        assert!(refused(|b| b[10] = 3).contains("can't be"), "GID type");
+        assert!(refused(|b| b[10] = 4).contains("can't be"), "GID type");
         assert!(refused(|b| b[30] = 6).contains("can't be"), "MTU");
+        assert!(refused(|b| b[33] += 1).contains("can't be"), "a depth that is no power of two");
         let last = |b: &mut Vec<u8>| {
             let at = b.len() - 1;
             b[at] = 1;
@@ -264,10 +269,9 @@ mod tests {
         };
         assert!(end().check_fits(&end()).is_ok());
         assert!(
-            said(|e| e.gid_type = GidType::RoceV1).contains("of type RoCE v1, this side's of type RoCE v2")
+            said(|e| e.gid_kind = GidKind::RoceV1).contains("of type RoCE v1, this side's of type RoCE v2")
         );
         assert!(said(|e| e.pairs.truncate(2)).contains("1 lanes, this side 2"));
-        assert!(said(|e| e.depth = 8).contains("8 deep, this side's 64"));
         assert!(said(|e| e.generation = 1).contains("generation 1"));
     }
 

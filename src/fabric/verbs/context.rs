@@ -34,6 +34,16 @@ impl DeviceList {
         (0..self.count).map(|k| unsafe { name(*self.list.as_ptr().add(k)) }).collect()
     }
 
+    /// One of `IBV_NODE_*`.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn node_type(&self, at: usize) -> c_int {
+        assert!(at < self.count);
+        // SAFETY: inside the list, as was just checked, and a device of the library.
+        unsafe { (**self.list.as_ptr().add(at)).node_type }
+    }
+
     /// Opens the device at this place.
     ///
     /// # Panics

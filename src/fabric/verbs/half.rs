@@ -74,10 +74,7 @@ impl VerbsHalf {
             .and_then(|places| places.checked_add(control::room(lanes).iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all lanes have less than 2^32"))?;
         let places = slot.reserve(places)?;
-        let make = |room| {
-            let pkey = shared.options.pkey_index;
-            QueuePair::new(&slot.domain, &places.queue, &shared.watcher, room, &shared.chosen, pkey)
-        };
+        let make = |room| QueuePair::new(&slot.domain, &places.queue, &shared.watcher, room, &shared.chosen);
         let mut pairs = vec![make(control::room(lanes))?];
         for _ in 0..lanes {
             pairs.push(make([depth + SPARE, depth])?);
@@ -91,8 +88,8 @@ impl VerbsHalf {
             pairs.iter().map(|pair| Ok((pair.number, psn()?))).collect::<Result<Vec<_>, FabricError>>()?;
         let chosen = &shared.chosen;
         let own = End {
-            gid_type: chosen.gid_type,
-            grh_required: chosen.grh_required,
+            gid_kind: chosen.gid_kind,
+            global: chosen.global,
             lid: chosen.lid,
             gid: chosen.gid,
             mtu: chosen.mtu,
@@ -165,7 +162,7 @@ impl VerbsHalf {
                         self.pairs.len(),
                         chosen.context.name,
                         chosen.port,
-                        chosen.gid_type.name(),
+                        chosen.gid_kind,
                         chosen.gid_index
                     ),
                     after: timeout,
@@ -187,8 +184,11 @@ impl Half for VerbsHalf {
     /// Both sides do the same, whatever their roles.
     fn connect(mut self, _role: Role, peer: &[u8], timeout: Duration) -> Result<VerbsLink, FabricError> {
         let start = Instant::now();
-        let peer = End::from_bytes(peer)?;
+        let mut peer = End::from_bytes(peer)?;
         peer.check_fits(&self.own)?;
+        // Both sides come to the same: what the smaller of the two devices has room for.
+        self.options.depth = self.own.depth.min(peer.depth);
+        peer.depth = self.options.depth;
         self.reach(&peer)?;
         self.wait(start, timeout)?;
         let VerbsHalf { pairs, local, words, places, slot, shared, options, .. } = self;

@@ -13,7 +13,7 @@
 //! | file | |
 //! |---|---|
 //! | `sys`, `library` | the library's interface |
-//! | `device`, `options`, `choose`, `failure` | what there is, what is asked for, what went wrong |
+//! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `lane`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
@@ -23,7 +23,7 @@
 mod address;
 mod bell;
 mod buffers;
-mod choose;
+mod chosen;
 mod context;
 mod control;
 mod cq;
@@ -37,6 +37,7 @@ pub mod library;
 mod link;
 mod options;
 mod port;
+mod probe;
 mod qp;
 mod slot;
 pub mod sys;
@@ -45,11 +46,13 @@ pub use bell::VerbsSleeper;
 pub use half::VerbsHalf;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
+pub use probe::complete;
 
 use super::{Fabric, FabricError, FabricKind, LinkOptions};
 use crate::memory::Pool;
-use choose::Chosen;
+use chosen::Chosen;
 use context::{Domain, MemoryRegion};
+use device::Mtu;
 use events::Watcher;
 use failure::unavailable;
 use library::Library;
@@ -109,7 +112,7 @@ impl VerbsFabric {
         options: VerbsOptions,
     ) -> Result<Self, FabricError> {
         options.check()?;
-        let chosen = Chosen::open(library, &options)?;
+        let chosen = Chosen::open(library, &options.wishes)?;
         let domain = Domain::new(&chosen.context)?;
         let region = pool.region();
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
@@ -135,12 +138,9 @@ impl VerbsFabric {
         };
         let watcher = Watcher::start(&chosen.context, chosen.port, ring)?;
         tracing::info!(
-            device = %chosen.context.name,
-            port = chosen.port,
-            gid_index = chosen.gid_index,
-            gid_type = chosen.gid_type.name(),
-            mtu = options::mtu_bytes(chosen.mtu),
-            "verbs"
+            chosen = %chosen.choice,
+            mtu = chosen.choice.mtu.map(Mtu::bytes),
+            "the verbs fabric is open"
         );
         let shared = Shared {
             watcher,

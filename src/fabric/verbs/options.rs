@@ -1,18 +1,13 @@
 //! What the fabric is made with.
 
+use super::device::Wishes;
 use crate::fabric::{FabricError, FabricKind};
 
 /// What a verbs fabric is made with: which device, and how its queue pairs are set (SPEC 4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// The device's name, as `mlx5_0`; `None` for the first with an active port.
-    pub device: Option<String>,
-    /// The port, from 1 on; `None` for the first active one.
-    pub port: Option<u8>,
-    /// Index into the port's GID table; `None` for the best: RoCE v2 over IPv4 first, on InfiniBand 0.
-    pub gid_index: Option<u8>,
-    /// Index into the port's partition key table.
-    pub pkey_index: u16,
+    /// Which device, port, GID, partition key and MTU.
+    pub wishes: Wishes,
     /// Service level, 0 to 7.
     pub service_level: u8,
     /// What the network makes priorities of, on routed addresses.
@@ -26,9 +21,6 @@ pub struct VerbsOptions {
     /// How long a peer waits before it does that, as a code of 0 to 31 (InfiniBand specification, 9.7.5.2.8); 22 is
     /// 20.48 ms. It counts only between the making of a link and the first look at it, and for errors of credits.
     pub min_rnr_timer: u8,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096, at most the port's; `None` for the port's. The smaller of both
-    /// ends counts.
-    pub mtu: Option<u32>,
     /// Whether the bus may reorder the writes of bulk. Speeds up large tensors on some hosts; ignored by devices and
     /// libraries that don't know it. Nothing that lies in the pool is waited for by looking at it, so it is safe.
     pub relaxed_ordering: bool,
@@ -40,17 +32,13 @@ pub struct VerbsOptions {
 impl Default for VerbsOptions {
     fn default() -> Self {
         VerbsOptions {
-            device: None,
-            port: None,
-            gid_index: None,
-            pkey_index: 0,
+            wishes: Wishes::default(),
             service_level: 0,
             traffic_class: 0,
             timeout: 14,
             retry_count: 7,
             rnr_retry: 6,
             min_rnr_timer: 22,
-            mtu: None,
             relaxed_ordering: false,
             cq_entries: 16_384,
         }
@@ -76,30 +64,13 @@ impl VerbsOptions {
         if self.cq_entries == 0 {
             return Err(refuse("cq_entries", 0, "at least 1"));
         }
-        match self.mtu {
-            None => Ok(()),
-            Some(bytes) => mtu_code(bytes).map(|_| ()),
-        }
+        Ok(())
     }
-}
-
-/// The code of an MTU in bytes.
-pub(super) fn mtu_code(bytes: u32) -> Result<u32, FabricError> {
-    match bytes {
-        256 | 512 | 1024 | 2048 | 4096 => Ok(bytes.trailing_zeros() - 7),
-        _ => Err(refuse("mtu", u64::from(bytes), "256, 512, 1024, 2048 or 4096")),
-    }
-}
-
-/// Bytes of an MTU that is given by its code.
-pub(super) fn mtu_bytes(code: u32) -> u32 {
-    128 << code.min(5)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::verbs::sys::*;
 
     #[test]
     fn an_option_out_of_range_is_refused_by_name() {
@@ -110,22 +81,7 @@ mod tests {
             options.check().expect_err("refused").to_string()
         };
         assert_eq!(said(|o| o.timeout = 32), "verbs: timeout is 32: 0 to 31");
-        assert_eq!(said(|o| o.mtu = Some(1500)), "verbs: mtu is 1500: 256, 512, 1024, 2048 or 4096");
         assert!(said(|o| o.service_level = 8).contains("service_level is 8"));
         assert!(said(|o| o.cq_entries = 0).contains("cq_entries"));
-    }
-
-    #[test]
-    fn mtu_codes_are_those_of_the_header() {
-        for (code, bytes) in [
-            (IBV_MTU_256, 256),
-            (IBV_MTU_512, 512),
-            (IBV_MTU_1024, 1024),
-            (IBV_MTU_2048, 2048),
-            (IBV_MTU_4096, 4096),
-        ] {
-            assert_eq!(mtu_code(bytes).expect("a code"), code);
-            assert_eq!(mtu_bytes(code), bytes);
-        }
     }
 }

@@ -1,9 +1,10 @@
 //! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3; `ibv_modify_qp(3)`).
 
 use super::address::End;
-use super::choose::Chosen;
+use super::chosen::Chosen;
 use super::context::Domain;
 use super::cq::CompletionQueue;
+use super::device::GidKind;
 use super::events::{Registered, Watcher};
 use super::failure::{memory_remedy, os, unavailable};
 use super::options::VerbsOptions;
@@ -43,7 +44,6 @@ impl QueuePair {
         watcher: &Arc<Watcher>,
         [sends, receives]: [u32; 2],
         chosen: &Chosen,
-        pkey_index: u16,
     ) -> Result<Self, FabricError> {
         let context = &domain.context;
         let most = u32::try_from(context.attr().max_qp_wr).unwrap_or(0);
@@ -101,7 +101,7 @@ impl QueuePair {
         };
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
-            pkey_index,
+            pkey_index: chosen.pkey_index,
             port_num: chosen.port,
             qp_access_flags: (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
                 as u32,
@@ -149,7 +149,7 @@ impl QueuePair {
         let context = Arc::clone(&self.domain.context);
         let attr = context.attr();
         let clamp = |count: c_int| u8::try_from(count.clamp(1, 255)).unwrap_or(1);
-        let global = chosen.grh_required || peer.grh_required;
+        let global = chosen.global || peer.global || is_elsewhere(chosen, peer);
         let mut ready_to_receive = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
             path_mtu: chosen.mtu.min(peer.mtu),
@@ -221,6 +221,15 @@ impl QueuePair {
         // SAFETY: as in `post_send`.
         unsafe { ibv_post_recv(self.handle.as_ptr(), list, &mut bad) == 0 }
     }
+}
+
+/// Whether an InfiniBand peer is in another subnet, which packets reach by routers only.
+fn is_elsewhere(chosen: &Chosen, peer: &End) -> bool {
+    let (ours, theirs) = (&chosen.gid.raw, &peer.gid.raw);
+    chosen.gid_kind == GidKind::InfiniBand
+        && *ours != [0; 16]
+        && *theirs != [0; 16]
+        && ours[..8] != theirs[..8]
 }
 
 impl Drop for QueuePair {

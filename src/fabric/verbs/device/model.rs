@@ -78,6 +78,22 @@ pub enum PhysicalState {
     Unknown,
 }
 
+impl PhysicalState {
+    /// The state with this number.
+    pub fn from_code(code: u8) -> PhysicalState {
+        match code {
+            1 => PhysicalState::Sleep,
+            2 => PhysicalState::Polling,
+            3 => PhysicalState::Disabled,
+            4 => PhysicalState::Training,
+            5 => PhysicalState::LinkUp,
+            6 => PhysicalState::LinkErrorRecovery,
+            7 => PhysicalState::Test,
+            _ => PhysicalState::Unknown,
+        }
+    }
+}
+
 impl fmt::Display for PhysicalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -163,16 +163,7 @@ fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<Port> {
         5 => PortState::ActiveDefer,
         _ => PortState::Unknown,
     };
-    let physical = match code(&file("phys_state")) {
-        Some(1) => PhysicalState::Sleep,
-        Some(2) => PhysicalState::Polling,
-        Some(3) => PhysicalState::Disabled,
-        Some(4) => PhysicalState::Training,
-        Some(5) => PhysicalState::LinkUp,
-        Some(6) => PhysicalState::LinkErrorRecovery,
-        Some(7) => PhysicalState::Test,
-        _ => PhysicalState::Unknown,
-    };
+    let physical = PhysicalState::from_code(code(&file("phys_state")).unwrap_or(0));
     let link = match text(&file("link_layer")).as_deref() {
         Some("InfiniBand") => LinkLayer::InfiniBand,
         Some("Ethernet") => LinkLayer::Ethernet,
