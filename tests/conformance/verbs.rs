@@ -1,5 +1,5 @@
 //! The verbs fabric: on the RDMA device that there is, as soft-RoCE in a virtual machine, or between two devices that
-//! `TENSORWIRE_TEST_RDMA_DEVICES` names, as `rxe0,rxe1`.
+//! `TENSORWIRE_TEST_DEVICES` names, as `rxe0,rxe1`.
 
 use crate::expect;
 use crate::harness::{
@@ -21,7 +21,7 @@ pub fn skipped() -> Option<String> {
 
 /// What one of two ends asks for: the device that is named for it, if any is.
 fn wishes(end: usize) -> Wishes {
-    const NAMES: &str = "TENSORWIRE_TEST_RDMA_DEVICES";
+    const NAMES: &str = "TENSORWIRE_TEST_DEVICES";
     let named = std::env::var(NAMES).ok().and_then(|names| names.split(',').nth(end).map(str::to_string));
     let device = named.map(|name| Wish::asked("rdma_device", name, format!("environment variable {NAMES}")));
     Wishes { device, ..Wishes::default() }
