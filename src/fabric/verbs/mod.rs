@@ -157,6 +157,13 @@ impl VerbsFabric {
     }
 }
 
+impl VerbsFabric {
+    /// The device, port and GID that carry the bytes, and why these.
+    pub fn choice(&self) -> &device::Choice {
+        &self.shared.chosen.choice
+    }
+}
+
 impl Fabric for VerbsFabric {
     type Half = VerbsHalf;
     type Link = VerbsLink;
