@@ -8,7 +8,7 @@ use std::time::Duration;
 use tensorwire::fabric::MAX_MESSAGE;
 use tensorwire::fabric::verbs::device::Mtu;
 
-/// Turns at least: fewer say nothing about the spread.
+/// Turns at least beside references, and by default: fewer say nothing about the spread.
 pub const MIN_TURNS: u32 = 5;
 /// Payload at most, in bytes.
 const MAX_BYTES: usize = 1 << 30;
@@ -76,8 +76,8 @@ pub struct Args {
     /// The two cores: of the process that measures, and of the one that answers
     #[arg(long, value_parser = pair, value_name = "A,B")]
     pub cores: Option<[usize; 2]>,
-    /// Turns that the test and its references take
-    #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(MIN_TURNS)..=1000))]
+    /// Turns that the test takes, and its references, with which there are 5 at least [default: 5]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub turns: Option<u32>,
     /// Also write the report to this file
     #[arg(long, value_name = "FILE")]

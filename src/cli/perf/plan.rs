@@ -161,6 +161,12 @@ impl Plan {
             duration: args.duration,
             warmup: args.warmup,
         };
+        if plan.has_references() && plan.turns < MIN_TURNS {
+            return usage(format!(
+                "--turns: {} is not in {MIN_TURNS}..=1000: fewer say nothing about the spread of the references",
+                plan.turns
+            ));
+        }
         plan.given = plan.terms().into_iter().filter(|(name, _)| given.contains(&name.as_str())).collect();
         Ok(plan)
     }
