@@ -194,7 +194,11 @@ impl<T: Choice> Format for OneOf<T> {
             return Err(None);
         }
         let names: Vec<_> = T::NAMES.iter().map(|(name, _)| *name).collect();
-        Err(Some(format!("{text} is not available in this build yet; there is {}", names.join(" and "))))
+        let there = match &names[..] {
+            [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
+            _ => names.concat(),
+        };
+        Err(Some(format!("{text} is not available in this build yet; there is {there}")))
     }
 
     fn write(value: &T) -> String {

@@ -18,12 +18,23 @@ const KNOWN: &[(&str, &str)] = &[
     ("RDMA_QP_RETRY_COUNT", "rdma_qp_retry_count"),
     ("RDMA_RETRY_CNT", "rdma_qp_retry_count"),
     ("RDMA_QP_RNR_RETRY", "rdma_qp_rnr_retry"),
+    ("RDMA_QP_MIN_RNR_TIMER", "rdma_qp_min_rnr_timer"),
     ("RDMA_QP_SL", "rdma_qp_sl"),
     ("RDMA_SL", "rdma_qp_sl"),
     ("RDMA_QP_MTU", "rdma_qp_mtu"),
     ("RDMA_MTU", "rdma_qp_mtu"),
     ("RDMA_TRAFFIC_CLASS", "rdma_traffic_class"),
+    ("RDMA_RELAXED_ORDERING", "rdma_relaxed_ordering"),
 ];
+
+/// A value that the key allows.
+fn fine(key: &str) -> &'static str {
+    match key {
+        "rdma_qp_mtu" => "1024",
+        "rdma_relaxed_ordering" => "true",
+        _ => "5",
+    }
+}
 
 fn with(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
     let variables: BTreeMap<_, _> = pairs.iter().map(|(k, v)| (k.to_string(), OsString::from(v))).collect();
@@ -38,9 +49,8 @@ fn refused(pairs: &[(&str, &str)]) -> String {
 #[test]
 fn each_name_that_operators_know_sets_its_key_and_is_named_as_its_origin() {
     for (variable, key) in KNOWN {
-        // The one value that every key allows; a port is one of a device.
-        let (text, device) =
-            (if *key == "rdma_qp_mtu" { "1024" } else { "5" }, ("TENSORWIRE_RDMA_DEVICE", "5"));
+        // A port is one of a device.
+        let (text, device) = (fine(key), ("TENSORWIRE_RDMA_DEVICE", "5"));
         let pairs =
             if *key == "rdma_device" { vec![(*variable, text)] } else { vec![device, (*variable, text)] };
         let config = with(&pairs).unwrap_or_else(|error| panic!("{variable}: {error}"));

@@ -236,7 +236,7 @@ settings! {
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
     /// The fabric that reaches the peers.
-    fabric: Fabric, OneOf<Fabric>, default("auto"), "auto or shm", Some;
+    fabric: Fabric, OneOf<Fabric>, default("auto"), "auto, shm or verbs", Some;
     /// Who drives progress: the calls themselves (inline), the calls and a thread, both of which sleep while nothing
     /// comes (adaptive), or a thread that never sleeps (dedicated).
     poll: Poll, OneOf<Poll>, default("auto"), "auto, inline, adaptive or dedicated", Some;
@@ -312,6 +312,13 @@ settings! {
     /// How often a queue pair tries again where the peer has posted no receive; 7 is for ever.
     rdma_qp_rnr_retry: u8, Number<u8>, default("6"), "0 to 7", |count| (count <= 7).then_some(count),
         ["RDMA_QP_RNR_RETRY"];
+    /// How long a peer that has posted no receive has this side wait, as a code: 0 is 655.36 ms, 1 to 31 are 0.01 ms to 491.52 ms
+    /// (InfiniBand Architecture Specification, chapter 9.7.5.2.8); 22 is 20.48 ms.
+    rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
+        ["RDMA_QP_MIN_RNR_TIMER"];
+    /// Whether the bus may reorder what peers write to the pool, which is faster for large tensors on some hosts. Devices
+    /// and libraries that don't know it ignore it.
+    rdma_relaxed_ordering: bool, Switch, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
     /// The service level of queue pairs.
     rdma_qp_sl: u8, Number<u8>, default("0"), "0 to 7", |level| (level <= 7).then_some(level),
         ["RDMA_QP_SL", "RDMA_SL"];

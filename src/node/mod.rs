@@ -12,6 +12,7 @@ mod peering;
 mod pollers;
 mod process;
 mod rdma;
+mod reach;
 mod room;
 
 pub use builder::NodeBuilder;

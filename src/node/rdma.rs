@@ -1,6 +1,7 @@
 //! What the settings ask of an RDMA device.
 
 use crate::config::{Config, Origin};
+use crate::fabric::verbs::VerbsOptions;
 use crate::fabric::verbs::device::{Mtu, Wish, Wishes};
 
 /// What the settings ask of an RDMA device, each with where it was set, for
@@ -14,6 +15,21 @@ pub fn rdma_wishes(config: &Config) -> Wishes {
         queue_depth: wish(config, "rdma_qp_queue_depth", config.rdma_qp_queue_depth),
         // The configuration has checked that it is one of the sizes.
         mtu: config.rdma_qp_mtu.and_then(Mtu::from_bytes).map(|mtu| wish(config, "rdma_qp_mtu", mtu)),
+    }
+}
+
+/// What the verbs fabric of this process is made with.
+pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
+    VerbsOptions {
+        wishes: rdma_wishes(config),
+        service_level: config.rdma_qp_sl,
+        traffic_class: config.rdma_traffic_class,
+        timeout: config.rdma_qp_timeout,
+        retry_count: config.rdma_qp_retry_count,
+        rnr_retry: config.rdma_qp_rnr_retry,
+        min_rnr_timer: config.rdma_qp_min_rnr_timer,
+        relaxed_ordering: config.rdma_relaxed_ordering,
+        ..VerbsOptions::default()
     }
 }
 

@@ -32,12 +32,24 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says, so that the same tests
-/// hold in every mode.
+/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says and reaches the others by the fabric
+/// in `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
+/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
     let builder = Node::builder();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
         Ok(mode) => builder.set("poll", mode),
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_FABRIC") {
+        Ok(fabric) => builder.set("fabric", fabric),
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_DEVICES") {
+        Ok(devices) => {
+            let devices: Vec<_> = devices.split(',').collect();
+            builder.set("rdma_device", devices[task as usize % devices.len()])
+        }
         Err(_) => builder,
     };
     builder

@@ -1,7 +1,7 @@
 //! An opened device, its protection domain and registered memory, each closed when its last user is gone.
 
 use super::failure::{memory_remedy, os};
-use super::library::Library;
+use super::library::{Library, returned};
 use super::sys::*;
 use crate::fabric::FabricError;
 use std::ffi::{CStr, c_int};
@@ -65,7 +65,7 @@ impl DeviceList {
         // SAFETY: an opened device, and a struct for the answer.
         let result = unsafe { (self.library.query_device)(context.as_ptr(), attr.as_mut_ptr()) };
         if result != 0 {
-            let error = io::Error::from_raw_os_error(result.abs());
+            let error = returned(result);
             return Err(os(
                 format!("querying the device {}", context.name),
                 error,

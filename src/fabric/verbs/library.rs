@@ -2,7 +2,7 @@
 
 use super::sys::*;
 use libloading::os::unix as dl;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -81,8 +81,6 @@ library! {
         get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
         /// Frees a list; devices that were opened stay.
         free_device_list: fn(*mut *mut ibv_device);
-        /// GUID of a device, in network order.
-        get_device_guid: fn(*mut ibv_device) -> u64;
         /// Opens a device.
         open_device: fn(*mut ibv_device) -> *mut ibv_context;
         /// Closes a device of which nothing is left.
@@ -117,8 +115,6 @@ library! {
         ack_cq_events: fn(*mut ibv_cq, u32);
         /// Makes a queue pair.
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
-        /// What a queue pair is set to.
-        query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         /// Changes what a queue pair is set to.
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         /// Ends a queue pair; waits until its asynchronous events are acknowledged.
@@ -127,22 +123,13 @@ library! {
         get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
         /// Acknowledges an asynchronous event.
         ack_async_event: fn(*mut ibv_async_event);
-        /// The name of a completion's status.
-        wc_status_str: fn(u32) -> *const c_char;
-        /// The name of an asynchronous event.
-        event_type_str: fn(u32) -> *const c_char;
     }
     optional {
-        /// The kernel's index of a device; since rdma-core 28.
-        get_device_index = "ibv_get_device_index": fn(*mut ibv_device) -> c_int;
         /// An entry of a port's GID table with its type: device, port, index, entry, 0, size of the entry; since
-        /// rdma-core 33.
+        /// rdma-core 32.
         query_gid_ex = "_ibv_query_gid_ex": fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
-        /// The entries of all ports' GID tables that are not empty: device, entries, how many fit, 0, size of an entry. Returns
-        /// how many there are, or a negative errno; since rdma-core 33.
-        query_gid_table = "_ibv_query_gid_table": fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
         /// Registers memory with flags that a device may not know, as relaxed ordering: domain, first byte, length, the
-        /// address that work requests name it by, flags; since rdma-core 27.
+        /// address that work requests name it by, flags; since rdma-core 28.
         reg_mr_iova2 = "ibv_reg_mr_iova2": fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
     }
 }
@@ -185,7 +172,16 @@ impl Library {
         let result = unsafe { ibv_query_port(context, port, &mut attr) };
         // SAFETY: the older call fills a part of the same struct.
         let result = result.unwrap_or_else(|| unsafe { (self.query_port)(context, port, &mut attr) });
-        if result == 0 { Ok(attr) } else { Err(std::io::Error::from_raw_os_error(result.abs())) }
+        if result == 0 { Ok(attr) } else { Err(returned(result)) }
+    }
+}
+
+/// The error of a call that returned other than 0: an errno (`ibv_modify_qp(3)`), with either sign, or from some drivers -1,
+/// with the errno where C keeps it. To be asked right after the call.
+pub(super) fn returned(result: c_int) -> std::io::Error {
+    match result {
+        -1 => std::io::Error::last_os_error(),
+        errno => std::io::Error::from_raw_os_error(errno.abs()),
     }
 }
 
@@ -203,5 +199,14 @@ mod tests {
     fn a_library_without_the_functions_is_refused_by_the_first_that_it_lacks() {
         let error = Library::open(Path::new("libc.so.6")).expect_err("no verbs").to_string();
         assert!(error.contains("libc.so.6 has no function ibv_get_device_list"), "{error}");
+    }
+
+    #[test]
+    fn an_error_is_what_the_call_returned_or_minus_one_and_errno() {
+        for result in [libc::EINVAL, -libc::EINVAL] {
+            assert_eq!(returned(result).raw_os_error(), Some(libc::EINVAL));
+        }
+        std::fs::File::open("/nowhere/file").expect_err("sets errno");
+        assert_eq!(returned(-1).raw_os_error(), Some(libc::ENOENT), "and not EPERM");
     }
 }

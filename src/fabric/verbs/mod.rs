@@ -52,9 +52,10 @@ use super::{Fabric, FabricError, FabricKind, LinkOptions};
 use crate::memory::Pool;
 use chosen::Chosen;
 use context::{Domain, MemoryRegion};
-use device::Mtu;
+use device::{Choice, Mtu};
 use events::Watcher;
 use failure::unavailable;
+use lane::SPARE;
 use library::Library;
 use slot::Slots;
 use std::sync::Arc;
@@ -158,9 +159,17 @@ impl VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// The device, port and GID that carry the bytes, and why these.
-    pub fn choice(&self) -> &device::Choice {
+    /// Which device, port and GID it uses, and why.
+    pub fn choice(&self) -> &Choice {
         &self.shared.chosen.choice
+    }
+
+    /// Operations that each lane of a link can have outstanding, by the wished length of queues: the power of two that has
+    /// room in it, at least 2.
+    pub fn queue_depth(&self) -> u32 {
+        let device = u32::try_from(self.shared.chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
+        let most = self.choice().queue_depth.min(device.saturating_sub(SPARE)).max(2);
+        1 << most.ilog2()
     }
 }
 

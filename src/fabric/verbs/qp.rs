@@ -7,6 +7,7 @@ use super::cq::CompletionQueue;
 use super::device::GidKind;
 use super::events::{Registered, Watcher};
 use super::failure::{memory_remedy, os, unavailable};
+use super::library::returned;
 use super::options::VerbsOptions;
 use super::sys::*;
 use crate::fabric::FabricError;
@@ -118,7 +119,7 @@ impl QueuePair {
         if result == 0 {
             return Ok(());
         }
-        let error = io::Error::from_raw_os_error(result.abs());
+        let error = returned(result);
         let remedy = match error.raw_os_error() {
             Some(libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
                 "the peer's GID can't be reached from this port: check the addresses and VLANs of both interfaces, or choose \

@@ -95,7 +95,8 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// What `ibv_query_port(3)` tells. The last two fields are 0 where the library is older than they are.
+/// What `ibv_query_port(3)` tells. The library is told how much of it there is: newer ones know more fields, and what an
+/// older one doesn't know stays 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)] // the names are those of the manual page
@@ -127,7 +128,6 @@ pub struct ibv_port_attr {
     /// `IBV_QPF_*`.
     pub flags: u8,
     pub port_cap_flags2: u16,
-    pub active_speed_ex: u32,
 }
 
 /// What `ibv_get_async_event(3)` tells.

@@ -27,7 +27,7 @@ mod tests {
         assert_eq!(size_of::<ibv_gid_entry>(), 32);
         assert_eq!(size_of::<ibv_device>(), 664);
         assert_eq!(size_of::<ibv_device_attr>(), 232);
-        assert_eq!(size_of::<ibv_port_attr>(), 56);
+        assert_eq!(size_of::<ibv_port_attr>(), 52);
         assert_eq!(size_of::<ibv_async_event>(), 16);
         assert_eq!(size_of::<ibv_context_ops>(), 32 * 8);
         assert_eq!(offset_of!(ibv_context_ops, poll_cq), 11 * 8);
