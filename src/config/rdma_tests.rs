@@ -24,6 +24,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("RDMA_QP_MTU", "rdma_qp_mtu"),
     ("RDMA_MTU", "rdma_qp_mtu"),
     ("RDMA_TRAFFIC_CLASS", "rdma_traffic_class"),
+    ("RDMA_QPS_PER_PEER", "rdma_qps_per_peer"),
     ("RDMA_RELAXED_ORDERING", "rdma_relaxed_ordering"),
 ];
 

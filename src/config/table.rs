@@ -316,6 +316,9 @@ settings! {
     /// (InfiniBand Architecture Specification, chapter 9.7.5.2.8); 22 is 20.48 ms.
     rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
         ["RDMA_QP_MIN_RNR_TIMER"];
+    /// Queue pairs to each peer that large tensors are striped over. Between two members the smaller number counts.
+    rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to 16", |count| (1..=16).contains(&count).then_some(count),
+        ["RDMA_QPS_PER_PEER"];
     /// Whether the bus may reorder what peers write to the pool, which is faster for large tensors on some hosts. Devices
     /// and libraries that don't know it ignore it.
     rdma_relaxed_ordering: bool, Switch, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];

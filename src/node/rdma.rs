@@ -29,6 +29,7 @@ pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
         rnr_retry: config.rdma_qp_rnr_retry,
         min_rnr_timer: config.rdma_qp_min_rnr_timer,
         relaxed_ordering: config.rdma_relaxed_ordering,
+        qps_per_peer: config.rdma_qps_per_peer,
         ..VerbsOptions::default()
     }
 }

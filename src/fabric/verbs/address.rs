@@ -11,7 +11,7 @@ pub(super) const VERSION: u16 = 1;
 
 const MAGIC: [u8; 8] = *b"twibvadr";
 /// Bytes before the queue pairs.
-const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + (2 + 8 + 8 + 4) + (8 + 4 + 8);
+const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + 1 + (2 + 8 + 8 + 4) + (8 + 4 + 8);
 /// Bytes of a queue pair.
 const PAIR: usize = 4 + 4;
 
@@ -54,7 +54,9 @@ pub(super) struct End {
     pub generation: u8,
     pub region: RemoteRegion,
     pub hello: Hello,
-    /// Number and first packet's number of each queue pair: of the control queue pair, then of each lane.
+    /// Queue pairs for the parts of large writes, besides those of the lanes.
+    pub stripes: u8,
+    /// Number and first packet's number of each queue pair: of the control queue pair, then of each lane, then of each stripe.
     pub pairs: Vec<(u32, u32)>,
 }
 
@@ -62,9 +64,19 @@ impl End {
     /// Where the peer looks for the length of a write on a lane that takes more than one request: the first of as many
     /// words as the lane is deep, behind those for pings and for the lanes before it.
     pub fn totals(&self, lane: u8) -> Remote {
-        let lanes = self.pairs.len() as u64 - 1;
-        let word = 1 + lanes + u64::from(lane) * u64::from(self.depth);
+        let word = self.pairs.len() as u64 + u64::from(lane) * u64::from(self.depth);
         Remote { addr: self.hello.addr.wrapping_add(8 * word), rkey: self.hello.rkey }
+    }
+
+    /// Lanes of the link.
+    pub fn lanes(&self) -> u8 {
+        (self.pairs.len() - 1) as u8 - self.stripes
+    }
+
+    /// Leaves this many stripes.
+    pub fn keep_stripes(&mut self, count: u8) {
+        self.pairs.truncate(1 + usize::from(self.lanes()) + usize::from(count));
+        self.stripes = count;
     }
 
     /// The bytes that travel.
@@ -77,7 +89,7 @@ impl End {
         bytes.extend(self.gid.raw);
         bytes.extend([self.mtu as u8, self.reads, self.generation]);
         bytes.extend(self.depth.to_le_bytes());
-        bytes.push((self.pairs.len() - 1) as u8); // lanes, of which there are 255 at most
+        bytes.extend([self.lanes(), self.stripes]);
         bytes.extend(self.region.id.to_le_bytes());
         bytes.extend(self.region.base.to_le_bytes());
         bytes.extend(self.region.len.to_le_bytes());
@@ -110,15 +122,16 @@ impl End {
                 )));
             }
         }
-        let lanes = bytes.get(HEAD - 43).copied().unwrap_or(0);
-        let length = HEAD + PAIR * (usize::from(lanes) + 1);
+        let [lanes, stripes] = [HEAD - 44, HEAD - 43].map(|at| bytes.get(at).copied().unwrap_or(0));
+        let pairs = 1 + usize::from(lanes) + usize::from(stripes);
+        let length = HEAD + PAIR * pairs;
         if lanes == 0 || bytes.len() != length {
             let have = bytes.len();
             return Err(peer(format!(
-                "its address has {have} bytes, with {lanes} lanes it should have {length}"
+                "its address has {have} bytes, with {pairs} queue pairs it should have {length}"
             )));
         }
-        reader.end(lanes).ok_or_else(|| peer("its address has a value that can't be"))
+        reader.end(pairs).ok_or_else(|| peer("its address has a value that can't be"))
     }
 
     /// Whether a link can be made between two ends.
@@ -132,7 +145,7 @@ impl End {
                 self.gid_kind, own.gid_kind
             )));
         }
-        let (theirs, ours) = (self.pairs.len() - 1, own.pairs.len() - 1);
+        let (theirs, ours) = (self.lanes(), own.lanes());
         if theirs != ours {
             return Err(peer(format!(
                 "it has {theirs} lanes, this side {ours}: set lanes to the same on both"
@@ -170,13 +183,13 @@ impl Reader<'_> {
         self.u32().filter(|number| *number < 1 << 24)
     }
 
-    fn end(&mut self, lanes: u8) -> Option<End> {
+    fn end(&mut self, pairs: usize) -> Option<End> {
         let [kind, global] = self.take()?;
         let lid = u16::from_le_bytes(self.take()?);
         let gid = ibv_gid { raw: self.take()? };
         let [mtu, reads, generation] = self.take()?;
         let depth = self.u32()?;
-        let [_lanes] = self.take()?;
+        let [_lanes, stripes] = self.take()?;
         let region = RemoteRegion {
             id: u16::from_le_bytes(self.take()?),
             base: self.u64()?,
@@ -184,7 +197,7 @@ impl Reader<'_> {
             rkey: self.u32()?,
         };
         let hello = Hello { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
-        let pairs = (0..=lanes).map(|_| Some((self.u24()?, self.u24()?))).collect::<Option<Vec<_>>>()?;
+        let pairs = (0..pairs).map(|_| Some((self.u24()?, self.u24()?))).collect::<Option<Vec<_>>>()?;
         if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu))
             || global > 1
             || reads == 0
@@ -204,6 +217,7 @@ impl Reader<'_> {
             generation,
             region,
             hello,
+            stripes,
             pairs,
         })
     }
@@ -226,7 +240,8 @@ mod tests {
             generation: 9,
             region: RemoteRegion { id: 3, base: 0x7000, len: 4096, rkey: 0xABCD },
             hello: Hello { addr: 0x9000, rkey: 5, token: 77 },
-            pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6)],
+            stripes: 1,
+            pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],
         }
     }
 
@@ -271,7 +286,7 @@ mod tests {
         assert!(
             said(|e| e.gid_kind = GidKind::RoceV1).contains("of type RoCE v1, this side's of type RoCE v2")
         );
-        assert!(said(|e| e.pairs.truncate(2)).contains("1 lanes, this side 2"));
+        assert!(said(|e| e.pairs.truncate(3)).contains("1 lanes, this side 2"));
         assert!(said(|e| e.generation = 1).contains("generation 1"));
     }
 

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// The control queue pair waits for receives as long as it takes: what is sent on it is counted.
 const RNR_FOR_EVER: u8 = 7;
+/// Lanes that a link can have: the number of a queue pair travels in a byte of its requests' names.
+const MAX_LANES: u8 = 200;
 /// Between two looks for a ping.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -60,9 +62,11 @@ fn lane_places(lanes: u8, lane: usize, depth: u32) -> usize {
 impl VerbsHalf {
     pub(super) fn new(shared: &Arc<Shared>, port: usize, options: &LinkOptions) -> Result<Self, FabricError> {
         let LinkOptions { lanes, depth, generation } = *options;
-        if lanes == 0 || lanes == u8::MAX {
-            return Err(refuse("lanes", lanes.into(), "1 to 254"));
+        if lanes == 0 || lanes > MAX_LANES {
+            return Err(refuse("lanes", lanes.into(), "1 to 200"));
         }
+        let stripes = shared.options.qps_per_peer - 1;
+        let pairs_for_data = lanes + stripes;
         let device = &shared.chosen.context;
         let most = u32::try_from(device.attr().max_qp_wr).unwrap_or(0).saturating_sub(SPARE);
         if !depth.is_power_of_two() || depth > most {
@@ -70,19 +74,20 @@ impl VerbsHalf {
             return Err(refuse("depth", depth.into(), allowed));
         }
         let slot = shared.slots.get(port, &shared.domain)?;
-        let places = (u32::from(lanes))
+        let places = (u32::from(pairs_for_data))
             .checked_mul(2 * depth + SPARE)
             .and_then(|places| places.checked_add(control::room(lanes).iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all lanes have less than 2^32"))?;
         let places = slot.reserve(places)?;
         let make = |room| QueuePair::new(&slot.domain, &places.queue, &shared.watcher, room, &shared.chosen);
         let mut pairs = vec![make(control::room(lanes))?];
-        for _ in 0..lanes {
+        for _ in 0..pairs_for_data {
             pairs.push(make([depth + SPARE, depth])?);
         }
-        let count = usize::from(lanes);
-        let local = Buffer::new(&shared.domain, lane_places(lanes, count, depth) + 8, false)?;
-        let words = Buffer::new(&shared.domain, 8 * (1 + count + count * depth as usize), true)?;
+        let local =
+            Buffer::new(&shared.domain, lane_places(lanes, usize::from(pairs_for_data), depth) + 8, false)?;
+        let words =
+            Buffer::new(&shared.domain, 8 * (pairs.len() + usize::from(lanes) * depth as usize), true)?;
         let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
         let numbers =
@@ -104,6 +109,7 @@ impl VerbsHalf {
                 rkey: shared.region.rkey,
             },
             hello: Hello { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
+            stripes,
             pairs: numbers,
         };
         let address = own.to_bytes();
@@ -127,7 +133,7 @@ impl VerbsHalf {
             let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
             pair.connect(chosen, options, self.own.pairs[at].1, peer, peer.pairs[at], rnr_retry)?;
         }
-        let at = lane_places(self.options.lanes, usize::from(self.options.lanes), self.options.depth);
+        let at = lane_places(self.options.lanes, self.pairs.len() - 1, self.options.depth);
         self.local.write(at, &peer.hello.token.to_ne_bytes());
         for (index, pair) in self.pairs.iter_mut().enumerate() {
             let mut piece = self.local.piece(at, 8);
@@ -190,12 +196,16 @@ impl Half for VerbsHalf {
         // Both sides come to the same: what the smaller of the two devices has room for.
         self.options.depth = self.own.depth.min(peer.depth);
         peer.depth = self.options.depth;
+        let stripes = self.own.stripes.min(peer.stripes);
+        self.own.keep_stripes(stripes);
+        peer.keep_stripes(stripes);
+        self.pairs.truncate(peer.pairs.len());
         self.reach(&peer)?;
         self.wait(start, timeout)?;
         let VerbsHalf { pairs, local, words, places, slot, shared, options, .. } = self;
         let mut pairs = pairs.into_iter();
         let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
-        let lanes = pairs
+        let mut lanes: Vec<_> = pairs
             .enumerate()
             .map(|(at, pair)| {
                 Lane::new(
@@ -207,8 +217,9 @@ impl Half for VerbsHalf {
                 )
             })
             .collect();
+        let stripes = lanes.split_off(usize::from(options.lanes));
         let control = Control::new(first, 0, options.lanes);
-        let parts = Parts { lanes, control, local, words, peer, places, slot, shared };
+        let parts = Parts { lanes, stripes, control, local, words, peer, places, slot, shared };
         Ok(VerbsLink(Box::new(Link::new(&options, parts))))
     }
 }

@@ -9,6 +9,7 @@
 use super::address::RemoteRegion;
 use super::buffers::{Buffer, PLACE};
 use super::qp::QueuePair;
+use super::stripes::STRIPED;
 use super::sys::*;
 use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, MAX_MESSAGE, OpId, PostError};
 use crate::memory::{Tensor, TensorMut};
@@ -28,6 +29,8 @@ pub(super) enum Op {
     Copied,
     /// The source of a write, and the operation's name.
     Write(OpId, #[allow(dead_code)] Tensor),
+    /// A part of the source of a striped write, whose name lane 0 has. The part holds the source for itself.
+    Part(#[allow(dead_code)] Tensor),
     /// The target of a read, and the operation's name.
     Read(OpId, TensorMut),
 }
@@ -45,6 +48,28 @@ struct Entry {
 pub(super) struct Remote {
     pub addr: u64,
     pub rkey: u32,
+}
+
+/// What the peer is told of a write's length before its immediate comes.
+#[derive(Clone, Copy)]
+pub(super) enum Total {
+    /// Nothing.
+    None,
+    /// The length, if the write takes more than one request. The first of the words that it may look at.
+    IfSplit(Remote),
+    /// The length of the whole of which the write is the last part.
+    Striped { place: Remote, whole: u64 },
+}
+
+impl Total {
+    /// Where the words are and what is written there, for a write of so many bytes in so many requests.
+    fn word(&self, len: u64, chunks: u64) -> Option<(Remote, u64)> {
+        match *self {
+            Total::IfSplit(place) if chunks > 1 => Some((place, len)),
+            Total::Striped { place, whole } => Some((place, whole | STRIPED)),
+            Total::None | Total::IfSplit(_) => None,
+        }
+    }
 }
 
 /// One lane.
@@ -266,31 +291,43 @@ impl Lane {
         Ok(())
     }
 
-    /// A write of bytes that `op` holds: address, length and key. `totals` is where the peer looks for the length of a write that has more bytes than
-    /// one request carries.
+    /// Whether a write with immediate of so many bytes has room now.
+    ///
+    /// # Errors
+    /// If not, why.
+    pub fn has_room(&self, len: u64, longest: u32, total: &Total) -> Result<(), PostError> {
+        let chunks = len.div_ceil(u64::from(longest)).max(1);
+        let requests = chunks + u64::from(total.word(len, chunks).is_some());
+        self.room(u32::try_from(requests).unwrap_or(u32::MAX))
+    }
+
+    /// A write of bytes that `op` holds: address, length and key. One request carries `longest` bytes.
+    #[allow(clippy::too_many_arguments)] // the verb has these operands
     pub fn post_write(
         &mut self,
         buffer: &mut Buffer,
         (addr, len, lkey): (u64, u64, u32),
         remote: Remote,
         immediate: Option<Immediate>,
-        (max_request, totals): (u32, Remote),
+        longest: u32,
+        total: Total,
         op: Op,
     ) -> Result<(), PostError> {
-        let chunks = len.div_ceil(u64::from(max_request)).max(1);
-        let requests = chunks + u64::from(chunks > 1 && immediate.is_some());
+        let chunks = len.div_ceil(u64::from(longest)).max(1);
+        let word = total.word(len, chunks).filter(|_| immediate.is_some());
+        let requests = chunks + u64::from(word.is_some());
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
         self.room(requests)?;
         let signaled = self.must_signal(true, len);
-        if chunks > 1 && immediate.is_some() {
-            let word = u64::from(self.consuming % self.depth) * 8;
-            let total = Remote { addr: totals.addr.wrapping_add(word), rkey: totals.rkey };
-            let (piece, flags) = self.copy(buffer, &len.to_ne_bytes());
-            self.post(IBV_WR_RDMA_WRITE, piece, Some(total), None, flags)?;
+        if let Some((words, word)) = word {
+            let place = words.addr.wrapping_add(u64::from(self.consuming % self.depth) * 8);
+            let (piece, flags) = self.copy(buffer, &word.to_ne_bytes());
+            let there = Remote { addr: place, rkey: words.rkey };
+            self.post(IBV_WR_RDMA_WRITE, piece, Some(there), None, flags)?;
         }
         for chunk in 0..chunks {
-            let skip = chunk * u64::from(max_request);
-            let length = (len - skip).min(u64::from(max_request)) as u32;
+            let skip = chunk * u64::from(longest);
+            let length = (len - skip).min(u64::from(longest)) as u32;
             let is_last = chunk + 1 == chunks;
             let immediate = immediate.filter(|_| is_last);
             let opcode = if immediate.is_some() { IBV_WR_RDMA_WRITE_WITH_IMM } else { IBV_WR_RDMA_WRITE };
@@ -362,7 +399,7 @@ impl Lane {
         while let Some(entry) = self.outstanding.pop_front() {
             self.in_use -= entry.requests;
             match entry.op {
-                Op::Copied => {}
+                Op::Copied | Op::Part(_) => {}
                 Op::Write(id, source) => {
                     drop(source);
                     out.push(link, self.id, Event::Done { id });
@@ -382,7 +419,7 @@ impl Lane {
         debug_assert!(self.pair.is_none());
         for entry in self.outstanding.drain(..) {
             match entry.op {
-                Op::Copied => {}
+                Op::Copied | Op::Part(_) => {}
                 Op::Write(id, _) | Op::Read(id, _) => out.push(link, self.id, Event::Failed { id }),
             }
         }
@@ -393,7 +430,7 @@ impl Lane {
     pub fn first_operation(&self) -> &'static str {
         match self.outstanding.front().map(|entry| &entry.op) {
             Some(Op::Read(..)) => "read",
-            Some(Op::Write(..)) => "write",
+            Some(Op::Write(..) | Op::Part(_)) => "write",
             Some(Op::Copied) => "message or inline write",
             None => "request",
         }

@@ -9,6 +9,7 @@ use super::failure::status;
 use super::grants::{Grants, MAX_GRANTS};
 use super::lane::Lane;
 use super::slot::Slot;
+use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
 use crate::fabric::{
     Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE,
@@ -37,6 +38,7 @@ pub(super) struct Link {
     phase: Phase,
     // Queue pairs, then what they name, then their places in the completion queue.
     pub lanes: Vec<Lane>,
+    pub stripes: Stripes,
     pub control: Control,
     pub local: Buffer,
     words: Buffer,
@@ -58,6 +60,7 @@ pub(super) struct Link {
 /// What a half and a handshake make a link of.
 pub(super) struct Parts {
     pub lanes: Vec<Lane>,
+    pub stripes: Vec<Lane>,
     pub control: Control,
     pub local: Buffer,
     pub words: Buffer,
@@ -69,7 +72,7 @@ pub(super) struct Parts {
 
 impl Link {
     pub fn new(options: &LinkOptions, parts: Parts) -> Self {
-        let Parts { lanes, control, local, words, peer, places, slot, shared } = parts;
+        let Parts { lanes, stripes, control, local, words, peer, places, slot, shared } = parts;
         Link {
             limits: LinkLimits {
                 lanes: options.lanes,
@@ -83,6 +86,7 @@ impl Link {
             untold: vec![None; lanes.len()],
             is_behind: false,
             lanes,
+            stripes: Stripes::new(stripes, options.depth),
             control,
             local,
             words,
@@ -99,10 +103,29 @@ impl Link {
     /// Names the link, when a port takes it.
     pub fn attach(&mut self, id: LinkId) {
         self.id = id;
-        for lane in &mut self.lanes {
+        for lane in self.all_lanes() {
             lane.attach(id);
         }
+        for stripe in &mut self.stripes.lanes {
+            stripe.allow_receives(self.limits.depth);
+            stripe.refill(&self.local, true);
+        }
         self.control.attach(id, &self.local);
+    }
+
+    /// Lanes and stripes.
+    fn all_lanes(&mut self) -> impl Iterator<Item = &mut Lane> {
+        self.lanes.iter_mut().chain(&mut self.stripes.lanes)
+    }
+
+    /// The lane, or behind them the stripe, of this number.
+    #[inline]
+    fn lane(&mut self, number: u8) -> Option<&mut Lane> {
+        let number = usize::from(number);
+        match number.checked_sub(self.lanes.len()) {
+            None => self.lanes.get_mut(number),
+            Some(stripe) => self.stripes.lanes.get_mut(stripe),
+        }
     }
 
     #[inline]
@@ -129,7 +152,7 @@ impl Link {
                 self.control.part(&mut self.local, &why, std::iter::empty());
             }
             self.phase = Phase::Failing(why);
-            self.lanes.iter_mut().for_each(Lane::destroy);
+            self.all_lanes().for_each(Lane::destroy);
         }
     }
 
@@ -158,23 +181,31 @@ impl Link {
         if lane == CONTROL {
             return self.control_came(is_receive, wc);
         }
-        let Some(of) = self.lanes.get_mut(usize::from(lane)) else { return };
+        let (id, region, leaves) = (self.id, self.peer.region, self.left.is_some());
+        let Some(of) = self.lane(lane) else { return };
         if of.pair().is_none() {
             return;
         }
         if !is_receive {
-            of.done(self.id, out);
-            of.flush(&self.peer.region, self.left.is_some());
+            of.done(id, out);
+            of.flush(&region, leaves);
             return;
         }
         let Some((place, number)) = of.received() else { return };
+        if let Some(stripe) = usize::from(lane).checked_sub(self.lanes.len()) {
+            return self.part_came(stripe, wc, out);
+        }
         if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
             match Immediate::from_bits(u32::from_be(wc.imm_data)) {
                 Ok(immediate) => {
-                    let first = 1 + self.lanes.len() + usize::from(lane) * self.limits.depth as usize;
+                    let first = self.peer.pairs.len() + usize::from(lane) * self.limits.depth as usize;
                     let total = self.words.take_word(first + number as usize);
-                    let bytes = if total == 0 { u64::from(wc.byte_len) } else { total };
-                    out.push(self.id, LaneId(lane), Event::Immediate { immediate, bytes });
+                    let bytes = if total == 0 { u64::from(wc.byte_len) } else { total & !STRIPED };
+                    if lane == LaneId::CONTROL.0 {
+                        self.stripes.immediate(id, immediate, bytes, total & STRIPED != 0, out);
+                    } else {
+                        out.push(id, LaneId(lane), Event::Immediate { immediate, bytes });
+                    }
                 }
                 Err(error) => return self.fail(LinkFailure::Protocol(error.to_string())),
             }
@@ -184,11 +215,27 @@ impl Link {
                 return self.fail(LinkFailure::Protocol(format!("a message has {len} bytes")));
             }
             // SAFETY: this receive is complete, and its place is posted again only by a later refill.
-            out.push_message(self.id, LaneId(lane), unsafe { self.local.bytes(place, len) });
+            let bytes = unsafe { self.local.bytes(place, len) };
+            if lane == LaneId::CONTROL.0 {
+                self.stripes.message(id, bytes, out);
+            } else {
+                out.push_message(id, LaneId(lane), bytes);
+            }
         }
         if let Some(of) = self.lanes.get_mut(usize::from(lane)) {
             of.refill(&self.local, false);
         }
+    }
+
+    /// A part of a striped write has landed on the queue pair of this number.
+    fn part_came(&mut self, stripe: usize, wc: &ibv_wc, out: &mut Completions) {
+        if wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM {
+            return self.fail(LinkFailure::Protocol("it sent a message where parts of writes come".into()));
+        }
+        let lane = &mut self.stripes.lanes[stripe];
+        lane.allow_receives(1);
+        lane.refill(&self.local, false);
+        self.stripes.landed(self.id, stripe, out);
     }
 
     fn control_came(&mut self, is_receive: bool, wc: &ibv_wc) {
@@ -226,7 +273,7 @@ impl Link {
             }
             return self.suspected(wc, why);
         }
-        let Some(of) = self.lanes.get_mut(usize::from(lane)) else { return };
+        let Some(of) = self.lane(lane) else { return };
         if of.pair().is_none() {
             return;
         }
@@ -251,7 +298,8 @@ impl Link {
         }
         if events && self.is_up() {
             let device = &self.shared.chosen.context.name;
-            let of_lanes = self.lanes.iter().find_map(|lane| lane.failure(device));
+            let mut lanes = self.lanes.iter().chain(&self.stripes.lanes);
+            let of_lanes = lanes.find_map(|lane| lane.failure(device));
             if let Some(why) = of_lanes.or_else(|| self.control.failure(device)) {
                 self.fail(why);
             }
@@ -270,10 +318,10 @@ impl Link {
                 self.go_down(why, out);
             }
             Phase::Draining(why, since)
-                if emptied && self.lanes.iter().all(Lane::has_all) || ticks.wrapping_sub(*since) > LINGER =>
+                if emptied && self.has_all() || ticks.wrapping_sub(*since) > LINGER =>
             {
                 let why = why.clone();
-                self.lanes.iter_mut().for_each(Lane::destroy);
+                self.all_lanes().for_each(Lane::destroy);
                 self.go_down(why, out);
             }
             _ => {}
@@ -281,11 +329,15 @@ impl Link {
         self.left.is_some_and(|since| self.take_leave(ticks.wrapping_sub(since)))
     }
 
+    /// Whether everything has come that the peer will have sent.
+    fn has_all(&self) -> bool {
+        self.lanes.iter().all(Lane::has_all) && self.stripes.is_settled()
+    }
+
     #[cold]
     fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
-        for lane in &mut self.lanes {
-            lane.fail_all(self.id, out);
-        }
+        let id = self.id;
+        self.all_lanes().for_each(|lane| lane.fail_all(id, out));
         self.suspect = None;
         self.phase = Phase::Down;
         out.push(self.id, LaneId::CONTROL, Event::Down(why));
@@ -297,10 +349,9 @@ impl Link {
             // At once: it may be that nobody polls for a while.
             let counts = self.lanes.iter().map(|lane| lane.consuming);
             self.control.part(&mut self.local, &LinkFailure::Closed, counts);
-            for lane in &mut self.lanes {
-                lane.flush(&self.peer.region, true);
-            }
-            if ticks <= LINGER && !self.lanes.iter().all(Lane::is_idle) {
+            let region = self.peer.region;
+            self.all_lanes().for_each(|lane| lane.flush(&region, true));
+            if ticks <= LINGER && !self.all_lanes().all(|lane| lane.is_idle()) {
                 return false;
             }
         }
@@ -313,6 +364,9 @@ impl Link {
         let Some(of) = self.lanes.get_mut(index) else { return };
         // Whoever is told of receives must find them.
         of.refill(&self.local, true);
+        if lane == LaneId::CONTROL {
+            self.stripes.lanes.iter_mut().for_each(|stripe| stripe.refill(&self.local, true));
+        }
         if !self.is_up() {
             return;
         }

@@ -15,7 +15,7 @@
 //! | `sys`, `library` | the library's interface |
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
-//! | `lane`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
+//! | `lane`, `stripes`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
 
 #![allow(unsafe_code)]
@@ -40,6 +40,7 @@ mod port;
 mod probe;
 mod qp;
 mod slot;
+mod stripes;
 pub mod sys;
 
 pub use bell::VerbsSleeper;

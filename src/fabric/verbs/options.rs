@@ -1,6 +1,7 @@
 //! What the fabric is made with.
 
 use super::device::Wishes;
+use super::stripes::MAX_STRIPES;
 use crate::fabric::{FabricError, FabricKind};
 
 /// What a verbs fabric is made with: which device, and how its queue pairs are set (SPEC 4.3).
@@ -24,6 +25,9 @@ pub struct VerbsOptions {
     /// Whether the bus may reorder the writes of bulk. Speeds up large tensors on some hosts; ignored by devices and
     /// libraries that don't know it. Nothing that lies in the pool is waited for by looking at it, so it is safe.
     pub relaxed_ordering: bool,
+    /// Queue pairs to each peer that large writes are striped over, 1 to 16; between two ends the smaller number counts. One queue
+    /// pair is enough for most NICs; several help where one can't fill the network, as over several paths of a fabric.
+    pub qps_per_peer: u8,
     /// Completions that each completion queue holds, at most what the device permits. A port makes a further queue
     /// when its links need more, so that none can overrun.
     pub cq_entries: u32,
@@ -42,6 +46,7 @@ impl Default for VerbsOptions {
             rnr_retry: 6,
             min_rnr_timer: 22,
             relaxed_ordering: false,
+            qps_per_peer: 1,
             cq_entries: 16_384,
             signal_every: 64,
         }
@@ -64,6 +69,9 @@ impl VerbsOptions {
         at_most("retry_count", self.retry_count, 7, "0 to 7")?;
         at_most("rnr_retry", self.rnr_retry, 7, "0 to 7")?;
         at_most("min_rnr_timer", self.min_rnr_timer, 31, "0 to 31")?;
+        if !(1..=MAX_STRIPES + 1).contains(&self.qps_per_peer) {
+            return Err(refuse("qps_per_peer", self.qps_per_peer.into(), "1 to 16"));
+        }
         if self.cq_entries == 0 {
             return Err(refuse("cq_entries", 0, "at least 1"));
         }
@@ -88,6 +96,8 @@ mod tests {
         };
         assert_eq!(said(|o| o.timeout = 32), "verbs: timeout is 32: 0 to 31");
         assert!(said(|o| o.service_level = 8).contains("service_level is 8"));
+        assert_eq!(said(|o| o.qps_per_peer = 17), "verbs: qps_per_peer is 17: 1 to 16");
+        assert!(said(|o| o.qps_per_peer = 0).contains("qps_per_peer is 0"));
         assert!(said(|o| o.cq_entries = 0).contains("cq_entries"));
         assert!(said(|o| o.signal_every = 0).contains("signal_every"));
     }

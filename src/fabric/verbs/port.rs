@@ -3,7 +3,7 @@
 use super::Shared;
 use super::bell::VerbsSleeper;
 use super::cq::CompletionQueue;
-use super::lane::{Op, Remote};
+use super::lane::{Op, Remote, Total};
 use super::link::Link;
 use super::options::refuse;
 use super::slot::Slot;
@@ -379,10 +379,17 @@ impl Port for VerbsPort {
         let longest = self.shared.chosen.max_message;
         let link = self.lane(id, lane)?;
         let remote = Self::remote(link, target, len);
-        let totals = link.peer.totals(lane.0);
-        let of = &mut link.lanes[usize::from(lane.0)];
         let op = Op::Write(op, source.clone());
-        let posted = of.post_write(&mut link.local, bytes, remote, immediate, (longest, totals), op);
+        let posted = match immediate {
+            Some(immediate) if link.stripes.takes(lane, len) => {
+                link.write_striped(source, bytes, remote, immediate, longest, op)
+            }
+            _ => {
+                let total = Total::IfSplit(link.peer.totals(lane.0));
+                let of = &mut link.lanes[usize::from(lane.0)];
+                of.post_write(&mut link.local, bytes, remote, immediate, longest, total, op)
+            }
+        };
         noted(link, lane, posted)
     }
 
