@@ -1,7 +1,8 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
 //! `rules`, `holding` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
-//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show.
+//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show,
+//! `verbs` and `verbs_network` what only an RDMA device can.
 
 mod fake;
 mod harness;
@@ -11,6 +12,7 @@ mod processes;
 mod rules;
 mod sleeping;
 mod verbs;
+mod verbs_network;
 
 use harness::Harness;
 use std::time::Duration;

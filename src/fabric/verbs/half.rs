@@ -203,6 +203,7 @@ impl Half for VerbsHalf {
                     LaneId(at as u8),
                     options.depth,
                     lane_places(options.lanes, at, options.depth),
+                    shared.options.signal_every,
                 )
             })
             .collect();

@@ -17,8 +17,6 @@ use std::collections::VecDeque;
 
 /// Requests that the send queue holds besides the lane's depth: the ping, a flush, and two that are never used.
 pub(super) const SPARE: u32 = 4;
-/// Requests without a completion in a row, at most.
-const BATCH: u32 = 64;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
 /// Receives that are posted by one call.
@@ -56,6 +54,8 @@ pub(super) struct Lane {
     id: LaneId,
     depth: u32,
     max_inline: usize,
+    /// A request of so many in a row makes a completion.
+    signal_every: u32,
     outstanding: VecDeque<Entry>,
     in_use: u32,
     signaled: u32,
@@ -96,12 +96,13 @@ pub(super) fn name(link: LinkId, lane: u8, receive: bool) -> u64 {
 }
 
 impl Lane {
-    pub fn new(pair: QueuePair, id: LaneId, depth: u32, places: usize) -> Self {
+    pub fn new(pair: QueuePair, id: LaneId, depth: u32, places: usize, signal_every: u32) -> Self {
         Lane {
             max_inline: pair.max_inline,
             pair: Some(pair),
             id,
             depth,
+            signal_every: signal_every.min(depth / 4).max(1),
             outstanding: VecDeque::with_capacity(depth as usize + 1),
             in_use: 0,
             signaled: 0,
@@ -169,7 +170,7 @@ impl Lane {
     #[inline]
     fn must_signal(&self, holds: bool, bytes: u64) -> bool {
         holds && self.signaled == 0
-            || self.unsignaled + 1 >= (self.depth / 4).clamp(1, BATCH)
+            || self.unsignaled + 1 >= self.signal_every
             || self.unsignaled_bytes + bytes >= BATCH_BYTES
     }
 

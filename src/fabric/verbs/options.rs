@@ -27,6 +27,8 @@ pub struct VerbsOptions {
     /// Completions that each completion queue holds, at most what the device permits. A port makes a further queue
     /// when its links need more, so that none can overrun.
     pub cq_entries: u32,
+    /// A request at least of so many makes a completion; a quarter of the lane's depth, where that is less.
+    pub signal_every: u32,
 }
 
 impl Default for VerbsOptions {
@@ -41,6 +43,7 @@ impl Default for VerbsOptions {
             min_rnr_timer: 22,
             relaxed_ordering: false,
             cq_entries: 16_384,
+            signal_every: 64,
         }
     }
 }
@@ -64,6 +67,9 @@ impl VerbsOptions {
         if self.cq_entries == 0 {
             return Err(refuse("cq_entries", 0, "at least 1"));
         }
+        if self.signal_every == 0 {
+            return Err(refuse("signal_every", 0, "at least 1"));
+        }
         Ok(())
     }
 }
@@ -83,5 +89,6 @@ mod tests {
         assert_eq!(said(|o| o.timeout = 32), "verbs: timeout is 32: 0 to 31");
         assert!(said(|o| o.service_level = 8).contains("service_level is 8"));
         assert!(said(|o| o.cq_entries = 0).contains("cq_entries"));
+        assert!(said(|o| o.signal_every = 0).contains("signal_every"));
     }
 }
