@@ -114,7 +114,7 @@ fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
     match why {
         Stall::Silence if attr.timeout == 0 => None,
         Stall::Silence => {
-            let each = Duration::from_nanos(4 * 4096 << attr.timeout);
+            let each = Duration::from_nanos((4 * 4096) << attr.timeout);
             Some((each * (u32::from(attr.retry_cnt) + 1), IBV_WC_RETRY_EXC_ERR))
         }
         Stall::NotReady if attr.rnr_retry == 7 => None,

@@ -69,6 +69,7 @@ fn run(state: &mut State, line: &str) -> String {
             call: words.text("call").expect("call=").into(),
             device: words.text("device").map(Into::into),
             errno: words.or("errno", 22) as c_int,
+            minus_one: words.or("minus_one", 0) != 0,
             skip: words.or("skip", 0) as u32,
             times: words.number("times").map_or(u32::MAX, |times| times as u32),
         }),

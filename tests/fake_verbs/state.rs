@@ -169,6 +169,8 @@ pub struct Fault {
     pub call: String,
     pub device: Option<String>,
     pub errno: c_int,
+    /// As some drivers do: the call returns -1, and leaves the errno where the C library does.
+    pub minus_one: bool,
     pub skip: u32,
     /// How often; `u32::MAX` for ever.
     pub times: u32,
@@ -272,7 +274,7 @@ impl State {
     }
 }
 
-/// The errno of the first fault that fits, if it is its turn.
+/// What the call returns for the first fault that fits, if it is its turn.
 fn due(faults: &mut [Fault], fits: impl Fn(&Fault) -> bool) -> Option<c_int> {
     let fault = faults.iter_mut().find(|fault| fault.times > 0 && fits(fault))?;
     if fault.skip > 0 {
@@ -280,6 +282,10 @@ fn due(faults: &mut [Fault], fits: impl Fn(&Fault) -> bool) -> Option<c_int> {
         return None;
     }
     fault.times = if fault.times == u32::MAX { u32::MAX } else { fault.times - 1 };
+    if fault.minus_one {
+        crate::c::set_errno(fault.errno);
+        return Some(-1);
+    }
     Some(fault.errno)
 }
 

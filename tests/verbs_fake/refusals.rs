@@ -28,6 +28,11 @@ fn a_fabric_that_can_t_be_made_says_why() {
         ),
         ("open_device errno=1", ["opening the device fake_0", "in containers too"]),
         ("query_device errno=5", ["querying the device fake_0", "dmesg"]),
+        (
+            "query_device errno=5 minus_one=1",
+            ["querying the device fake_0 failed: Input/output error", "dmesg"],
+        ),
+        ("query_port errno=5 minus_one=1", ["querying port 1 of fake_0 failed: Input/output error", "dmesg"]),
         ("query_port errno=5", ["querying port 1 of fake_0", "dmesg"]),
         ("get_device_list errno=38", ["listing RDMA devices failed", "load the kernel's module ib_uverbs"]),
     ] {
@@ -143,6 +148,7 @@ fn a_queue_pair_that_can_t_be_connected_says_why() {
     needs_fake!();
     for (fault, parts) in [
         ("modify_qp:RTR errno=110", ["to RTR", "the peer's GID can't be reached from this port"]),
+        ("modify_qp:RTR errno=110 minus_one=1", ["to RTR", "the peer's GID can't be reached from this port"]),
         ("modify_qp:RTR errno=101", ["to RTR", "check the addresses and VLANs of both interfaces"]),
         ("modify_qp:RTR errno=113", ["to RTR", "or choose another GID index"]),
         ("modify_qp:RTR errno=22", ["to RTR", "see gid_index, pkey_index, mtu and service_level"]),
