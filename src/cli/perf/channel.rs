@@ -113,7 +113,7 @@ impl Stream for TcpStream {
     }
 
     fn local_ip(&self) -> std::io::Result<IpAddr> {
-        Ok(self.local_addr()?.ip())
+        Ok(self.local_addr()?.ip().to_canonical())
     }
 }
 
