@@ -16,6 +16,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
+/// How long the thread may take to see that its time is over: on a busy host it gets a CPU only in its turn.
+const NOTICE: Duration = Duration::from_secs(1);
+
 /// Version of the protocol in `proto/`; members that differ refuse each other.
 pub const PROTOCOL_VERSION: u32 = 1;
 
@@ -217,11 +220,14 @@ impl Bootstrap {
         if own_thread {
             return Err(BootstrapError::StopInCallback { me: me() });
         }
-        let ended = self.shared.wait(until.saturating_duration_since(Instant::now()), |members, phase| {
-            phase == Phase::Stopped && self.busy(members).next().is_none()
-        });
-        if !ended {
-            let busy = self.shared.see(|members| self.busy(members).collect::<Vec<_>>().join(", "));
+        let ended = |within| {
+            self.shared
+                .wait(within, |members, phase| phase == Phase::Stopped && self.busy(members).next().is_none())
+        };
+        let busy = || self.shared.see(|members| self.busy(members).collect::<Vec<_>>().join(", "));
+        let in_time = ended(until.saturating_duration_since(Instant::now()));
+        if !in_time && (!busy().is_empty() || !ended(NOTICE)) {
+            let busy = busy();
             let why = match busy.is_empty() {
                 true => "its thread got no time on a CPU; it ends by itself".to_owned(),
                 false => format!("still making links with {busy}; they end when the fabric gives up"),

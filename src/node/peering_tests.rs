@@ -125,7 +125,7 @@ fn a_peer_that_chose_another_fabric_is_refused_with_what_to_set() {
         );
     }
     let far = PeerInfo { host_id: "there".into(), ..peer };
-    let refused = a.peering.prepare(&far).err().expect("out of reach");
+    let refused = a.peering.prepare(&far).expect_err("out of reach");
     assert!(
         refused.message.contains("is on host there, this is here")
             && refused.message.contains("fabric = verbs")

@@ -455,8 +455,10 @@ struct Ground<'a> {
     remote: &'a dyn Fn() -> Remote,
 }
 
+type Built = (Arc<dyn Polled>, Arc<dyn Peering>);
+
 impl Ground<'_> {
-    fn build<F: Reach>(&self, fabric: F) -> Result<(Arc<dyn Polled>, Arc<dyn Peering>), NodeError> {
+    fn build<F: Reach>(&self, fabric: F) -> Result<Built, NodeError> {
         let Ground { config, pool, polling, names, host, remote } = *self;
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
         let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };

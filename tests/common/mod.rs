@@ -34,7 +34,7 @@ fn free_port() -> u16 {
 
 /// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says and reaches the others by the fabric
 /// in `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
-/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`.
+/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
     let builder = Node::builder();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
@@ -60,7 +60,7 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("pool_lock", "no")
         .set("join_timeout", "20s")
         .set("recv_timeout", "20s")
-        .set("stop_timeout", "300ms")
+        .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
 /// Runs `body` once for each member of a cluster, each on a thread of its own, joined to all others. A member

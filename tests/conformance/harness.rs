@@ -28,6 +28,9 @@ pub trait Harness {
 
     fn fabric(pool: &Pool) -> Self::Fabric;
 
+    /// Looks at what a test has left behind, once all its ends are dropped.
+    fn verify() {}
+
     /// Two processes that can reach each other.
     fn fabrics(pools: [&Pool; 2]) -> [Self::Fabric; 2] {
         pools.map(Self::fabric)

@@ -68,6 +68,7 @@ macro_rules! conformance {
                     return;
                 }
                 $crate::rules::$test::<$harness>();
+                <$harness as $crate::harness::Harness>::verify();
             }
         )*
     };

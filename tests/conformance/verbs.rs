@@ -1,29 +1,46 @@
-//! The verbs fabric: on any RDMA device that there is, as soft-RoCE in a virtual machine.
+//! The verbs fabric: on the RDMA device that there is, as soft-RoCE in a virtual machine, or between two devices that
+//! `TENSORWIRE_TEST_DEVICES` names, as `rxe0,rxe1`.
 
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, connect, immediate, join, options, pair, pattern, pool, tensor, tensor_mut,
+    End, Got, Harness, connect, immediate, join, options, pattern, pool, tensor, tensor_mut,
 };
 use std::sync::OnceLock;
 use tensorwire::fabric::verbs::device::{Mtu, Wish, Wishes};
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port};
+use tensorwire::fabric::{Fabric, Lane, OpId, Port};
 use tensorwire::memory::Pool;
 
 /// Why there is no verbs fabric here; the same for all tests, looked up once.
-fn skipped() -> Option<String> {
+pub fn skipped() -> Option<String> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
-    let why =
-        || VerbsFabric::new(&pool(1 << 20), VerbsOptions::default()).err().map(|error| error.to_string());
+    let options = || VerbsOptions { wishes: wishes(0), ..VerbsOptions::default() };
+    let why = || VerbsFabric::new(&pool(1 << 20), options()).err().map(|error| error.to_string());
     WHY.get_or_init(why).clone()
+}
+
+/// What one of two ends asks for: the device that is named for it, if any is.
+fn wishes(end: usize) -> Wishes {
+    const NAMES: &str = "TENSORWIRE_TEST_DEVICES";
+    let named = std::env::var(NAMES).ok().and_then(|names| names.split(',').nth(end).map(str::to_string));
+    let device = named.map(|name| Wish::asked("rdma_device", name, format!("environment variable {NAMES}")));
+    Wishes { device, ..Wishes::default() }
 }
 
 fn fabric(pool: &Pool, options: VerbsOptions) -> VerbsFabric {
     VerbsFabric::new(pool, options).expect("there is a device, as `skipped` has seen")
 }
 
-fn small_packets() -> Wishes {
-    Wishes { mtu: Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test")), ..Wishes::default() }
+/// One of two ends that are alike but for their devices.
+pub fn end(end: usize, pool: &Pool) -> VerbsFabric {
+    fabric(pool, VerbsOptions { wishes: wishes(end), ..VerbsOptions::default() })
+}
+
+/// The same with small packets and small completion queues.
+fn small_end(end: usize, pool: &Pool) -> VerbsFabric {
+    let mtu = Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test"));
+    let wishes = Wishes { mtu, ..wishes(end) };
+    fabric(pool, VerbsOptions { wishes, cq_entries: 16, ..VerbsOptions::default() })
 }
 
 pub struct VerbsOneLane;
@@ -38,7 +55,11 @@ impl Harness for VerbsOneLane {
     }
 
     fn fabric(pool: &Pool) -> VerbsFabric {
-        fabric(pool, VerbsOptions::default())
+        end(0, pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [VerbsFabric; 2] {
+        [end(0, pools[0]), end(1, pools[1])]
     }
 }
 
@@ -55,7 +76,11 @@ impl Harness for VerbsTwoLanes {
     }
 
     fn fabric(pool: &Pool) -> VerbsFabric {
-        fabric(pool, VerbsOptions { wishes: small_packets(), cq_entries: 16, ..VerbsOptions::default() })
+        small_end(0, pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [VerbsFabric; 2] {
+        [small_end(0, pools[0]), small_end(1, pools[1])]
     }
 }
 
@@ -114,26 +139,4 @@ fn a_write_and_a_read_of_more_than_one_work_request_are_one_operation() {
     a.port.read(a.link, lane, OpId(9), into, &exposed).expect("room");
     let read = expect!(a.next(&mut b), Got::ReadDone(9, target) => target);
     assert!(read.bytes() == source.bytes(), "the bytes differ");
-}
-
-/// Takes the network interface behind the device down, so it runs alone:
-/// `TENSORWIRE_TEST_NETDEV=rdma0 conformance --ignored verbs::a_port`, as root.
-#[test]
-#[ignore = "takes a network interface down: name it in TENSORWIRE_TEST_NETDEV"]
-fn a_port_that_stays_down_fails_its_links_by_name() {
-    let Ok(interface) = std::env::var("TENSORWIRE_TEST_NETDEV") else {
-        println!("skipped: TENSORWIRE_TEST_NETDEV names no interface");
-        return;
-    };
-    let (mut a, mut b) = pair::<VerbsOneLane>(16);
-    let set = |state: &str| {
-        let status = std::process::Command::new("ip").args(["link", "set", &interface, state]).status();
-        assert!(status.is_ok_and(|status| status.success()), "ip link set {interface} {state}");
-    };
-    set("down");
-    let why = expect!(a.next(&mut b), Got::Down(why) => why);
-    set("up");
-    println!("{why}");
-    assert!(matches!(why, LinkFailure::Device { event: "the port is down", .. }), "{why:?}");
-    expect!(b.next(&mut a), Got::Down(_) => ());
 }

@@ -75,6 +75,8 @@ pub(super) struct Control {
     /// A farewell was posted, and is not known to have arrived.
     pub parting: bool,
     pub has_parted: bool,
+    /// The queue pair carries nothing any more. It is kept for the asynchronous event that may tell why.
+    flushed: bool,
 }
 
 impl Control {
@@ -96,11 +98,13 @@ impl Control {
             head: 0,
             parting: false,
             has_parted: false,
+            flushed: false,
         }
     }
 
-    pub fn pair(&mut self) -> Option<&mut QueuePair> {
-        self.pair.as_mut()
+    /// Whether messages can be sent, now or later.
+    pub fn is_usable(&self) -> bool {
+        self.pair.is_some() && !self.flushed
     }
 
     pub fn failure(&self, device: &str) -> Option<LinkFailure> {
@@ -109,6 +113,12 @@ impl Control {
 
     pub fn destroy(&mut self) {
         self.pair = None;
+        self.parting = false;
+    }
+
+    /// A request was flushed: something has failed before it.
+    pub fn flush(&mut self) {
+        self.flushed = true;
         self.parting = false;
     }
 
@@ -175,10 +185,10 @@ impl Control {
     }
 
     fn send(&mut self, buffer: &mut Buffer, head: [u8; 4], value: u32) -> bool {
-        let Some(pair) = &mut self.pair else { return false };
-        if self.in_use >= self.sends - 2 {
+        if self.flushed || self.in_use >= self.sends - 2 {
             return false;
         }
+        let Some(pair) = &mut self.pair else { return false };
         let mut bytes = [0; BYTES];
         bytes[..4].copy_from_slice(&head);
         bytes[4..8].copy_from_slice(&value.to_le_bytes());

@@ -1,6 +1,7 @@
 //! How a link is made: queue pairs up to INIT, addresses swapped by others, then RTR and RTS, and a ping in both directions on
 //! each queue pair. A ping is a write of eight bytes that the other side told in its address, into a word that it looks at: no completion
 //! is needed for it, and it shows that the queue pair carries writes to this very half.
+#![allow(clippy::disallowed_methods)] // making a link may wait
 
 use super::Shared;
 use super::address::{End, Hello, RemoteRegion};

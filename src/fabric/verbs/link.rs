@@ -219,7 +219,11 @@ impl Link {
     fn failed(&mut self, lane: u8, is_receive: bool, wc: &ibv_wc) {
         if lane == CONTROL {
             let why = self.completion(0, "control message", wc.status, wc.vendor_err);
-            self.control.destroy();
+            if wc.status == IBV_WC_WR_FLUSH_ERR {
+                self.control.flush()
+            } else {
+                self.control.destroy()
+            }
             return self.suspected(wc, why);
         }
         let Some(of) = self.lanes.get_mut(usize::from(lane)) else { return };
@@ -323,7 +327,7 @@ impl Link {
                 if self.control.send_credits(&mut self.local, lane as u8, returned) {
                     *untold = None;
                 } else {
-                    self.is_behind = self.control.pair().is_some();
+                    self.is_behind = self.control.is_usable();
                 }
             }
         }
