@@ -88,7 +88,7 @@ impl From<ChannelError> for CliError {
 }
 
 /// A connected socket.
-trait Stream: Read + Write + AsFd {
+trait Stream: Read + Write + AsFd + Send {
     /// How long reading and writing wait at most.
     fn set_patience(&self, patience: Duration) -> std::io::Result<()>;
     /// The address at which this host is known to the other one.
@@ -113,7 +113,7 @@ impl Stream for TcpStream {
     }
 
     fn local_ip(&self) -> std::io::Result<IpAddr> {
-        Ok(self.local_addr()?.ip())
+        Ok(self.local_addr()?.ip().to_canonical())
     }
 }
 

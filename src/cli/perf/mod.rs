@@ -4,6 +4,7 @@
 //! socket ([`channel`]); within a turn only the workload's own path is used. Nothing here knows how a workload moves its
 //! bytes ([`workload`]).
 
+mod allowed;
 mod bandwidth;
 mod channel;
 mod cores;

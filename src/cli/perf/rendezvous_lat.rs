@@ -48,6 +48,8 @@ impl RendezvousLat {
             .set("fabric", name(settings.fabric))
             .set("wait", "spin")
             .set("join_timeout", "20s");
+        // Who runs a server here and a client there has asked for it.
+        builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
         for (key, value) in device(settings) {
             builder = builder.set(key, value);
         }

@@ -296,12 +296,13 @@ mod tests {
             depth: 64,
             mtu: None,
         };
-        let mut report = Report::new(&plan, facts, &Clock::new());
+        let mut report = Report::new(&plan, facts, &Clock::new(), plan.cores.responder);
         let mut recorder = crate::cli::perf::recorder::Recorder::new();
         [100, 300, 500].iter().for_each(|&nanos| recorder.record(nanos));
         report.add(&SizeResult {
             bytes: 8,
             summary: recorder.summary(0.5),
+            turns: Vec::new(),
             references: vec![Comparison::new("cache_line", 8, &[150.0], &[120.0])],
         });
         report
