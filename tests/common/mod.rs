@@ -63,6 +63,16 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
+/// Whether the fabric that the tests are run on lends nothing, which a test of loans then says.
+#[allow(dead_code)] // not every test borrows
+pub fn lends_nothing() -> bool {
+    let nothing = std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs");
+    if nothing {
+        println!("skipped: this fabric does not lend");
+    }
+    nothing
+}
+
 /// Runs `body` once for each member of a cluster, each on a thread of its own, joined to all others. A member
 /// whose body has ended goes on to serve its peers until all have ended.
 pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
