@@ -84,6 +84,27 @@ impl Harness for FakeNarrow {
     }
 }
 
+/// Large writes over four queue pairs, whose requests are carried out at different times.
+pub struct FakeStriped;
+
+impl Harness for FakeStriped {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 1;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        driver::skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(&format!("slow\n{ONE_NIC}"), pool, VerbsOptions { qps_per_peer: 4, ..patient() })
+    }
+
+    fn verify() {
+        verify();
+    }
+}
+
 /// InfiniBand, where a lid is the address.
 pub struct FakeInfiniBand;
 

@@ -102,6 +102,7 @@ conformance!(verbs_with_one_lane, verbs::VerbsOneLane);
 conformance!(verbs_with_two_lanes, verbs::VerbsTwoLanes);
 conformance!(verbs_on_a_fake_nic, fake::FakeNic);
 conformance!(verbs_on_a_narrow_fake, fake::FakeNarrow);
+conformance!(verbs_on_a_striped_fake, fake::FakeStriped);
 conformance!(verbs_on_fake_infiniband, fake::FakeInfiniBand);
 conformance!(sim_with_one_lane, SimOneLane);
 conformance!(sim_with_three_lanes, SimThreeLanes);

@@ -36,11 +36,11 @@ pub fn end(end: usize, pool: &Pool) -> VerbsFabric {
     fabric(pool, VerbsOptions { wishes: wishes(end), ..VerbsOptions::default() })
 }
 
-/// The same with small packets and small completion queues.
+/// The same with small packets, small completion queues, and large writes over three queue pairs.
 fn small_end(end: usize, pool: &Pool) -> VerbsFabric {
     let mtu = Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test"));
     let wishes = Wishes { mtu, ..wishes(end) };
-    fabric(pool, VerbsOptions { wishes, cq_entries: 16, ..VerbsOptions::default() })
+    fabric(pool, VerbsOptions { wishes, cq_entries: 16, qps_per_peer: 3, ..VerbsOptions::default() })
 }
 
 pub struct VerbsOneLane;
@@ -63,7 +63,7 @@ impl Harness for VerbsOneLane {
     }
 }
 
-/// With small packets and small completion queues.
+/// With small packets and small completion queues, and large writes over three queue pairs.
 pub struct VerbsTwoLanes;
 
 impl Harness for VerbsTwoLanes {

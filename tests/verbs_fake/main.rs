@@ -15,4 +15,5 @@ mod refusals;
 mod regions;
 mod settings;
 mod setup;
+mod stripes;
 mod watch;

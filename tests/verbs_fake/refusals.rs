@@ -119,8 +119,8 @@ fn lanes_and_depths_that_the_device_can_t_do_are_refused() {
     let script = ONE_NIC.replace("name=fake_0", "name=fake_0 max_qp_wr=132 max_cqe=1000");
     let fake = Fake::new(&script);
     let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
-    assert_says(&half_refusal(&made, &link(0, 16)), &["lanes is 0: 1 to 254"]);
-    assert_says(&half_refusal(&made, &link(255, 16)), &["lanes is 255: 1 to 254"]);
+    assert_says(&half_refusal(&made, &link(0, 16)), &["lanes is 0: 1 to 200"]);
+    assert_says(&half_refusal(&made, &link(255, 16)), &["lanes is 255: 1 to 200"]);
     assert_says(&half_refusal(&made, &link(1, 24)), &["depth is 24: a power of two", "max_qp_wr"]);
     assert_says(&half_refusal(&made, &link(1, 256)), &["depth is 256", "4 less than the device's max_qp_wr"]);
     assert_says(
