@@ -39,6 +39,7 @@ struct Held {
     what: Came,
 }
 
+#[allow(clippy::large_enum_variant)] // in a box, each message would allocate
 enum Came {
     Immediate { immediate: Immediate, bytes: u64 },
     Message { len: usize, bytes: [u8; MAX_MESSAGE] },
