@@ -40,6 +40,8 @@ pub struct VerbsPort {
     next: u32,
     /// What arming has found, for the next poll.
     stash: Vec<ibv_wc>,
+    /// Where a poll puts completions: kept, as clearing it costs more than an empty poll.
+    batch: Box<[ibv_wc]>,
     /// What detached links complete, for nobody.
     unheard: Completions,
     armed: bool,
@@ -58,6 +60,7 @@ impl VerbsPort {
             queues: Vec::new(),
             next: 0,
             stash: Vec::with_capacity(BATCH),
+            batch: vec![ibv_wc::default(); BATCH].into_boxed_slice(),
             unheard: Completions::default(),
             armed: false,
             news,
@@ -113,7 +116,7 @@ impl VerbsPort {
             }
             self.stash = stash;
         }
-        let mut batch = [ibv_wc::default(); BATCH];
+        let mut batch = std::mem::take(&mut self.batch);
         for at in 0..self.queues.len() {
             match self.queues[at].poll(&mut batch) {
                 Ok(count) => {
@@ -126,6 +129,7 @@ impl VerbsPort {
                 Err(()) => self.broken(at),
             }
         }
+        self.batch = batch;
         (came, emptied)
     }
 
@@ -233,10 +237,9 @@ impl Port for VerbsPort {
         self.armed = true;
         // What came before the arming makes no event.
         if self.stash.is_empty() {
-            let mut batch = [ibv_wc::default(); BATCH];
             for queue in &self.queues {
-                let count = queue.poll(&mut batch[..BATCH - self.stash.len()]).unwrap_or(0);
-                self.stash.extend_from_slice(&batch[..count]);
+                let count = queue.poll(&mut self.batch[..BATCH - self.stash.len()]).unwrap_or(0);
+                self.stash.extend_from_slice(&self.batch[..count]);
                 if self.stash.len() == BATCH {
                     break;
                 }
