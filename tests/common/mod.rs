@@ -34,7 +34,8 @@ fn free_port() -> u16 {
 
 /// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says and reaches the others by the fabric
 /// in `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
-/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in.
+/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in, and
+/// `TENSORWIRE_TEST_SILENCE` a longer silence of a peer that is alive.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
     let builder = Node::builder();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
@@ -50,6 +51,10 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
             let devices: Vec<_> = devices.split(',').collect();
             builder.set("rdma_device", devices[task as usize % devices.len()])
         }
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_SILENCE") {
+        Ok(silence) => builder.set("silence_bound", silence),
         Err(_) => builder,
     };
     builder
