@@ -68,10 +68,15 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
+/// Whether members reach each other through an RDMA device.
+pub fn over_verbs() -> bool {
+    std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
+}
+
 /// Whether the fabric that the tests are run on lends nothing, which a test of loans then says.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {
-    let nothing = std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs");
+    let nothing = over_verbs();
     if nothing {
         println!("skipped: this fabric does not lend");
     }

@@ -2,7 +2,7 @@
 
 use crate::common::other::{Other, counts};
 use crate::common::{SOON, cluster, member, until};
-use crate::{BULK, Killed, NEWS, PHASES, Phase, Row, idle_poll, pulls_a_part, rounds};
+use crate::{BULK, Killed, NEWS, Phase, Row, idle_poll, phases, pulls_a_part, rounds};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::telemetry::{Counter, Snapshot};
@@ -41,7 +41,8 @@ fn role_exchange_survivor() {
     let (copying, borrowing) = (start(&clusters[0], "copy"), start(&clusters[1], "borrow"));
     let mut rows = Vec::new();
     for killed in [Killed::Sender, Killed::Receiver] {
-        rows.extend(PHASES.map(|phase| (killed, phase, Row::new(format!("{phase:?}, {killed:?} killed")))));
+        let row = |phase| (killed, phase, Row::new(format!("{phase:?}, {killed:?} killed")));
+        rows.extend(phases().map(row));
     }
     let mut settled = None;
     let mut step = 0;

@@ -13,8 +13,6 @@ pub const IBV_NODE_RNIC: c_int = 4;
 
 /// `ibv_transport_type`: InfiniBand and RoCE.
 pub const IBV_TRANSPORT_IB: c_int = 0;
-/// `ibv_transport_type`: iWARP.
-pub const IBV_TRANSPORT_IWARP: c_int = 1;
 
 /// `ibv_port_attr::link_layer`: not said, which old InfiniBand devices do.
 pub const IBV_LINK_LAYER_UNSPECIFIED: u8 = 0;
@@ -23,8 +21,6 @@ pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 /// `ibv_port_attr::link_layer`: Ethernet, so RoCE.
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
-/// `ibv_port_state`: no state change.
-pub const IBV_PORT_NOP: u32 = 0;
 /// `ibv_port_state`: no physical link.
 pub const IBV_PORT_DOWN: u32 = 1;
 /// `ibv_port_state`: physical link, no subnet manager has been here.
@@ -41,12 +37,8 @@ pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
 /// `ibv_mtu`: 256 bytes.
 pub const IBV_MTU_256: u32 = 1;
-/// `ibv_mtu`: 512 bytes.
-pub const IBV_MTU_512: u32 = 2;
 /// `ibv_mtu`: 1024 bytes.
 pub const IBV_MTU_1024: u32 = 3;
-/// `ibv_mtu`: 2048 bytes.
-pub const IBV_MTU_2048: u32 = 4;
 /// `ibv_mtu`: 4096 bytes.
 pub const IBV_MTU_4096: u32 = 5;
 
@@ -121,8 +113,6 @@ pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
 /// `ibv_qp_attr_mask`: reads outstanding as the target.
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 /// `ibv_qp_attr_mask`.
-pub const IBV_QP_CAP: c_int = 1 << 19;
-/// `ibv_qp_attr_mask`.
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
 /// `ibv_wr_opcode`.
@@ -136,12 +126,8 @@ pub const IBV_WR_SEND_WITH_IMM: u32 = 3;
 /// `ibv_wr_opcode`.
 pub const IBV_WR_RDMA_READ: u32 = 4;
 
-/// `ibv_send_flags`: wait for earlier reads.
-pub const IBV_SEND_FENCE: u32 = 1;
 /// `ibv_send_flags`: make a completion.
 pub const IBV_SEND_SIGNALED: u32 = 1 << 1;
-/// `ibv_send_flags`: the receive's completion is a solicited one.
-pub const IBV_SEND_SOLICITED: u32 = 1 << 2;
 /// `ibv_send_flags`: the bytes are copied while posting.
 pub const IBV_SEND_INLINE: u32 = 1 << 3;
 
@@ -169,8 +155,6 @@ pub const IBV_WC_LOC_QP_OP_ERR: u32 = 2;
 pub const IBV_WC_LOC_PROT_ERR: u32 = 4;
 /// `ibv_wc_status`: flushed, as the queue pair was in error already.
 pub const IBV_WC_WR_FLUSH_ERR: u32 = 5;
-/// `ibv_wc_status`: memory window bind error.
-pub const IBV_WC_MW_BIND_ERR: u32 = 6;
 /// `ibv_wc_status`: bad response.
 pub const IBV_WC_BAD_RESP_ERR: u32 = 7;
 /// `ibv_wc_status`: local access error.
@@ -216,19 +200,7 @@ pub const IBV_EVENT_DEVICE_FATAL: u32 = 8;
 pub const IBV_EVENT_PORT_ACTIVE: u32 = 9;
 /// `ibv_event_type`: a port went down.
 pub const IBV_EVENT_PORT_ERR: u32 = 10;
-/// `ibv_event_type`: a port's lid changed.
-pub const IBV_EVENT_LID_CHANGE: u32 = 11;
-/// `ibv_event_type`.
-pub const IBV_EVENT_PKEY_CHANGE: u32 = 12;
-/// `ibv_event_type`.
-pub const IBV_EVENT_SM_CHANGE: u32 = 13;
-/// `ibv_event_type`.
-pub const IBV_EVENT_SRQ_ERR: u32 = 14;
-/// `ibv_event_type`.
-pub const IBV_EVENT_SRQ_LIMIT_REACHED: u32 = 15;
 /// `ibv_event_type`.
 pub const IBV_EVENT_QP_LAST_WQE_REACHED: u32 = 16;
-/// `ibv_event_type`.
-pub const IBV_EVENT_CLIENT_REREGISTER: u32 = 17;
 /// `ibv_event_type`: a port's GID table changed.
 pub const IBV_EVENT_GID_CHANGE: u32 = 18;
