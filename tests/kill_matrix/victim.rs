@@ -104,7 +104,12 @@ fn role_sender() {
     step.send(&edge, bulk(&node)).expect("sent");
     match phase {
         Phase::MetaData | Phase::ReRequest | Phase::Cancel => until_count(&node, Counter::MetaResponses, 1),
-        Phase::Bulk => until_count(&node, Counter::WritesPosted, 1),
+        Phase::Bulk => {
+            until_count(&node, Counter::WritesPosted, 1);
+            if over_verbs() {
+                die();
+            }
+        }
         Phase::Borrow => until_count(&node, Counter::LoansPosted, 1),
         Phase::Request | Phase::Stop => {}
     }
