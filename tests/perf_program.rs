@@ -199,6 +199,205 @@ fn ours_are_measured_at_small_and_bulk_sizes_beside_line_and_copy() {
     }
 }
 
+/// The report of a run that ended well.
+fn report(path: &Path, output: &Output) -> serde_json::Value {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    serde_json::from_str(&std::fs::read_to_string(path).expect("the report")).expect("JSON")
+}
+
+#[test]
+fn the_bare_fabrics_other_tests_run_in_two_processes_of_one_program() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (test, sizes, heading) in [
+        ("write_bw", "-s 8,64KiB", "MsgRate[Mpps]"),
+        ("send_lat", "-s 1,224", "half of the round trip"),
+        ("read_lat", "-s 8,64KiB", "the whole round trip"),
+    ] {
+        let path = folder.path().join(test);
+        let options = format!("{sizes} -n 200 --warmup 20 --pool 16MiB -t 32 --json {}", path.display());
+        let output = run(&format!("perf {test} --local {options}"));
+        let report = report(&path, &output);
+        assert!(text(&output.stdout).contains(heading), "{}", text(&output.stdout));
+        assert_eq!(
+            (&report["test"], &report["fabric"], &report["depth"]),
+            (&test.into(), &"shm".into(), &32.into())
+        );
+        let rows = report["results"].as_array().expect("a list");
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        for row in rows {
+            let figure = if test == "write_bw" { "gb_s" } else { "p50_ns" };
+            assert!(row["iterations"] == 200 && row[figure].as_f64().expect("a number") > 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn small_writes_that_are_copied_are_counted_like_others() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report");
+    let options = "perf write_bw --local -s 8 -I 8 -n 1000 --pool 8MiB -t 16 --json";
+    let report = report(&path, &run(&format!("{options} {}", path.display())));
+    assert_eq!((&report["inline_bytes"], &report["results"][0]["iterations"]), (&8.into(), &1000.into()));
+}
+
+/// A server of a test at a free port, with the command line of its client. Killed when dropped.
+struct Served {
+    server: Option<Child>,
+    port: u16,
+}
+
+impl Served {
+    fn start(arguments: &str) -> Self {
+        let free =
+            std::net::TcpListener::bind("[::]:0").or_else(|_| std::net::TcpListener::bind("0.0.0.0:0"));
+        let port = free.and_then(|listener| listener.local_addr()).expect("a port").port();
+        let server = program(&format!("perf {arguments} -p {port}"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        Served { server: Some(server), port }
+    }
+
+    /// Runs a client, which waits for the server to listen; says how both ended.
+    fn client(mut self, test: &str, options: &str) -> (Output, Output) {
+        let client = run(&format!("perf {test} localhost -p {} {options}", self.port));
+        let mut server = self.server.take().expect("started");
+        let since = Instant::now();
+        while server.try_wait().expect("ours").is_none() && since.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let late = server.try_wait().expect("ours").is_none();
+        server.kill().expect("ours");
+        assert!(!late, "the server does not end; its client said {}", text(&client.stderr));
+        (client, server.wait_with_output().expect("ours"))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+#[test]
+fn a_server_and_a_client_measure_each_test() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for test in ["write_lat", "write_bw", "send_lat", "read_lat", "rendezvous_lat"] {
+        let path = folder.path().join(test);
+        let served = Served::start(&format!("{test} -s 64"));
+        let options = format!("-s 64 -n 100 --turns 2 --pool 8MiB --json {}", path.display());
+        let (client, server) = served.client(test, &options);
+        assert!(server.status.success(), "{test}: {}", text(&server.stderr));
+        assert!(text(&server.stdout).contains(&format!("waiting for a client of {test}")), "{test}");
+        let report = report(&path, &client);
+        let row = &report["results"][0];
+        assert_eq!((&row["bytes"], &row["iterations"]), (&64.into(), &100.into()), "{test}");
+        assert_eq!(report["references"].as_array().map(Vec::len), Some(0), "{test}: no memory is shared");
+    }
+}
+
+#[test]
+fn a_duration_is_kept_by_a_server_and_a_client() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let since = Instant::now();
+    let (client, server) = Served::start("read_lat").client("read_lat", "-s 8 -D 0.1 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_client_that_asks_for_something_else_than_its_server_is_refused_on_both_sides() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    for (server, client, options, reason) in [
+        ("write_lat", "read_lat", "-s 8", "started for write_lat and the client runs read_lat"),
+        ("write_lat -s 8 -t 64", "write_lat", "-s 8,16", "--sizes is 8 at the server and 8,16 at the client"),
+        (
+            "write_bw --fabric shm",
+            "write_bw",
+            "--fabric verbs",
+            "--fabric is shm at the server and verbs at the client",
+        ),
+    ] {
+        let (client, server) = Served::start(server).client(client, options);
+        assert_eq!((client.status.code(), server.status.code()), (Some(1), Some(2)), "{reason}");
+        for said in [text(&client.stderr), text(&server.stderr)] {
+            assert!(said.contains(reason), "no {reason} in {said}");
+        }
+    }
+}
+
+#[test]
+fn a_client_without_a_server_is_told_how_to_start_one() {
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat"); // its port is free again once it is gone
+    let port = served.port;
+    drop(served);
+    let output = run(&format!("perf write_lat localhost -p {port}"));
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("localhost at port {port}")) && said.contains("without a host"), "{said}");
+}
+
+#[test]
+fn verbs_without_a_device_says_what_is_missing() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        println!("skipped: this machine has an RDMA device");
+        return;
+    }
+    for test in ["write_lat", "write_bw", "send_lat", "read_lat"] {
+        let output = run(&format!("perf {test} --local --fabric verbs -s 8 --pool 8MiB"));
+        assert_eq!(output.status.code(), Some(1), "{test}");
+        let said = text(&output.stderr);
+        assert!(said.contains("verbs: "), "{test}: {said}");
+        assert!(said.contains("libibverbs") || said.contains("RDMA device"), "{test}: {said}");
+    }
+}
+
+#[test]
+fn what_a_fabric_cannot_do_is_refused_with_the_reason() {
+    for (options, reason) in [
+        ("--ib-dev rxe0", "--ib-dev: shm has no device"),
+        ("--gid-index 1 --fabric shm", "--gid-index: shm has no GIDs"),
+        ("--cq-mod 4", "--cq-mod: shm has no completion queue"),
+        ("--notify memory", "lands when its receiver polls"),
+        ("--mtu 1500 --fabric verbs", "256, 512, 1024, 2048 or 4096"),
+        ("-F", "-F"),
+    ] {
+        let output = run(&format!("perf write_lat --local {options}"));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{options}: {said}");
+        assert!(said.contains(reason), "{options}: {said}");
+    }
+}
+
 #[test]
 fn more_inline_bytes_than_the_fabric_has_are_refused() {
     let _alone = alone();

@@ -27,12 +27,18 @@ impl Engine {
     /// Starts the engine and waits until all processes of the run are connected.
     pub fn join(assignment: &Assignment) -> Result<Engine> {
         let node = Node::builder()
+            .env()
             .member(assignment.member.job.name(), assignment.member.task as u32)
             .set("cluster", assignment.cluster())
             .set("pool_size", assignment.pool_bytes.to_string())
             // No process can go on without the others, so one that is lost ends all calls of all, by its name.
             .set("peer_loss", "fail_all")
-            .set("poll", assignment.poll.as_str());
+            .set("poll", assignment.poll.as_str())
+            .set("fabric", assignment.fabric.as_str());
+        let node = match &assignment.device {
+            Some(device) => node.set("rdma_device", device.as_str()),
+            None => node,
+        };
         let node = match assignment.core {
             Some(core) => node.set("cores", core.to_string()),
             None => node,

@@ -119,6 +119,8 @@ impl Crew {
                 pool_bytes: options.pool_bytes(),
                 core: options.cores.as_ref().map(|cores| cores.of(index)),
                 poll: options.poll.clone(),
+                fabric: options.fabric.clone(),
+                device: options.devices.as_ref().map(|devices| devices.of(index).to_string()),
                 parent: std::process::id(),
             };
             let (process, output) = Process::start(&assignment)?;

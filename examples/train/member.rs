@@ -67,6 +67,10 @@ pub struct Assignment {
     pub core: Option<usize>,
     /// Who makes progress.
     pub poll: String,
+    /// What moves the bytes.
+    pub fabric: String,
+    /// The RDMA device to use.
+    pub device: Option<String>,
     /// The process that started it: without that it must not live on.
     pub parent: u32,
 }

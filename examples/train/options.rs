@@ -40,6 +40,12 @@ pub struct Options {
     /// Who makes progress: auto, inline, adaptive or dedicated
     #[arg(long, value_name = "MODE", default_value = "auto", value_parser = ["auto", "inline", "adaptive", "dedicated"], hide_possible_values = true)]
     pub poll: String,
+    /// What moves the bytes: auto, shm or verbs
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "shm", "verbs"], hide_possible_values = true)]
+    pub fabric: String,
+    /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
+    #[arg(long, value_name = "LIST", value_parser = devices)]
+    pub devices: Option<DeviceList>,
     /// Memory that each process registers: bytes or KiB, MiB, GiB [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
@@ -71,6 +77,25 @@ impl CoreList {
     pub fn of(&self, process: usize) -> usize {
         self.0[process % self.0.len()]
     }
+}
+
+/// A list of RDMA devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceList(Vec<String>);
+
+impl DeviceList {
+    /// The device of the process with this number.
+    pub fn of(&self, process: usize) -> &str {
+        &self.0[process % self.0.len()]
+    }
+}
+
+fn devices(text: &str) -> Result<DeviceList, String> {
+    let names: Vec<_> = text.split(',').map(str::to_string).collect();
+    if names.iter().any(String::is_empty) {
+        return Err("names with a comma between two, as mlx5_0,mlx5_1".into());
+    }
+    Ok(DeviceList(names))
 }
 
 impl Options {
@@ -216,11 +241,13 @@ mod tests {
 
     #[test]
     fn every_option_arrives_where_it_is_used() {
-        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --poll adaptive --pool 3M --seed 8 --json a.json";
+        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --poll adaptive --fabric verbs --devices a,b --pool 3M --seed 8 --json a.json";
         let options = read_line(line).expect("options");
         assert_eq!(options.plan(), Plan { servers: 2, workers: 6, steps: 9, batch: 60, seed: 8 });
         assert_eq!(options.pool_bytes(), 3 << 20);
-        assert_eq!(options.poll, "adaptive");
+        assert_eq!((options.poll.as_str(), options.fabric.as_str()), ("adaptive", "verbs"));
+        let devices = options.devices.as_ref().expect("devices");
+        assert_eq!([0, 1, 2].map(|process| devices.of(process)), ["a", "b", "a"]);
         let cores = options.cores.as_ref().expect("cores");
         assert_eq!([0, 1, 2, 3].map(|process| cores.of(process)), [0, 1, 5, 0]);
         assert_eq!((options.single, options.json), (false, Some(PathBuf::from("a.json"))));
@@ -242,6 +269,8 @@ mod tests {
             ("--cores 1,0-5", ["core 2", "[0, 1, 5]"]),
             ("--cores 99999", ["--cores", "99999"]),
             ("--poll sometimes", ["--poll", "sometimes"]),
+            ("--fabric tcp", ["--fabric", "tcp"]),
+            ("--devices a,,b", ["--devices", "comma"]),
             ("--pool 4KiB", ["--pool", "1 MiB"]),
             ("--pool 99999999999G", ["--pool", "GiB"]),
             ("--pool 3MB", ["--pool", "3MB"]),
@@ -261,9 +290,10 @@ mod tests {
     fn help_names_every_option_and_is_no_error() {
         let stop = read_line("--help").expect_err("help");
         assert_eq!(stop.status, 0);
-        for option in
-            ["servers", "workers", "steps", "batch", "cores", "poll", "pool", "seed", "single", "json"]
-        {
+        for option in [
+            "servers", "workers", "steps", "batch", "cores", "poll", "fabric", "devices", "pool", "seed",
+            "single", "json",
+        ] {
             assert!(stop.text.contains(&format!("--{option}")), "{option}: {}", stop.text);
         }
         assert!(stop.text.lines().all(|line| line.len() <= 100), "{}", stop.text);

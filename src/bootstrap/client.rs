@@ -278,6 +278,9 @@ impl Client {
         let confirmed = match answer {
             Ok(answer) => self.digest_heartbeat(info, &answer),
             Err(error) => {
+                if let CallError::Unattended(why) = &error {
+                    self.shared.step(|members| ((), members.unattended(self.peer, why)));
+                }
                 tracing::debug!("{}: heartbeat: {}", options.me, error.into_text());
                 false
             }

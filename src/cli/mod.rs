@@ -3,6 +3,7 @@
 //! Exit codes: 0 when it did what was asked, 1 when that failed, 2 when the command line asks for something
 //! that can't be. These modules belong to the program alone; the library shows nothing of them.
 
+mod devices;
 mod perf;
 mod reference;
 
@@ -21,6 +22,8 @@ struct Cli {
 enum Command {
     /// Measures latency between two pinned processes, beside bare references, in turns.
     Perf(perf::Args),
+    /// Shows the RDMA devices of this machine, and which device, port and GID would be chosen and why.
+    Devices(devices::Args),
     /// Prints every setting: key, variable, default, what is allowed.
     Config,
     /// The second process of `perf --local`; only that one starts it.
@@ -73,6 +76,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse(); // prints help, version and mistakes itself, and exits with 2 on a mistake
     let outcome = match cli.command {
         Command::Perf(args) => perf::run(args),
+        Command::Devices(args) => devices::run(args),
         Command::Config => print(&tensorwire::config::reference()),
         Command::PerfResponder(args) => perf::respond(args),
     };

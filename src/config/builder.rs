@@ -5,7 +5,7 @@ use super::error::{ConfigError, Origin, quote};
 use super::file;
 use super::format::Refusal;
 use super::reference::nearest;
-use super::table::{Config, KEYS, Key, PREFIX, variable};
+use super::table::{Config, KEYS, Key, Origins, PREFIX, variable};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -59,6 +59,9 @@ impl Builder {
     }
 
     /// Reads the environment of this process: for each key a variable, for example `TENSORWIRE_POOL_SIZE`.
+    ///
+    /// The settings of RDMA devices also have the names that operators know, for example `RDMA_GID_INDEX`
+    /// ([`reference()`](super::reference()) lists them). Two variables that set one key to different values are an error.
     ///
     /// A variable that begins with `TENSORWIRE_` and is no key's is an error, so that a slip does not go unnoticed.
     /// `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*` are not for settings and are left alone, as are all others.
@@ -167,15 +170,24 @@ impl Settings {
 
     fn put_environment(&mut self, lookup: &Lookup) -> Result<(), ConfigError> {
         for key in KEYS {
-            let name = key.variable();
-            let Some(value) = lookup(&name) else { continue };
-            let origin = Origin::Variable { name };
-            match value.into_string() {
-                Ok(text) => self.put(key, text, origin)?,
-                Err(raw) => {
+            let mut said: Option<(String, String)> = None;
+            for name in key.variables() {
+                let Some(value) = lookup(&name) else { continue };
+                let origin = Origin::Variable { name: name.clone() };
+                let text = value.into_string().map_err(|raw| {
                     let why = Some(format!("it is not UTF-8; it must be {}", key.allowed));
-                    return Err(wrong(key, &raw.to_string_lossy(), origin, why));
+                    wrong(key, &raw.to_string_lossy(), origin.clone(), why)
+                })?;
+                match &said {
+                    None => self.put(key, text.clone(), origin)?,
+                    Some((_, other)) if *other == text => continue,
+                    Some((variable, other)) => {
+                        let why =
+                            format!("{variable} is {} and sets the same: unset one of them", quote(other));
+                        return Err(wrong(key, &text, origin, Some(why)));
+                    }
                 }
+                said = Some((name, text));
             }
         }
         Ok(())
@@ -190,6 +202,11 @@ impl Settings {
     /// Where the value of a key came from.
     pub fn origin(&self, name: &str) -> Origin {
         self.0.get(name).map_or(Origin::Default, |(_, origin)| origin.clone())
+    }
+
+    /// Where every value came from.
+    pub fn origins(&self) -> Origins {
+        Origins(self.0.iter().map(|(key, (_, origin))| (*key, origin.clone())).collect())
     }
 
     /// The strongest value of `key`, as `read` makes it; `None` if nobody set it and it has no default.

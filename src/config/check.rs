@@ -15,6 +15,7 @@ pub(super) fn whole(config: &Config, settings: &Settings) -> Result<(), ConfigEr
     exposure(config).map_err(|(key, why)| settings.conflict(key, why))?;
     required_pages(config).map_err(|(key, why)| settings.conflict(key, why))?;
     polling(config).map_err(|(key, why)| settings.conflict(key, why))?;
+    rdma(config).map_err(|(key, why)| settings.conflict(key, why))?;
     if config.silence_bound > config.heartbeat_interval {
         return Ok(());
     }
@@ -25,6 +26,15 @@ pub(super) fn whole(config: &Config, settings: &Settings) -> Result<(), ConfigEr
 }
 
 type Conflict = (&'static str, String);
+
+fn rdma(config: &Config) -> Result<(), Conflict> {
+    if config.rdma_device_port.is_none() || config.rdma_device.is_some() {
+        return Ok(());
+    }
+    let why =
+        "a port is one of a device: name that too, with rdma_device (RDMA_DEVICE), or leave the port out";
+    Err(("rdma_device_port", why.into()))
+}
 
 fn membership(config: &Config) -> Result<(), Conflict> {
     let Some(tasks) = config.cluster.get(&config.job) else {

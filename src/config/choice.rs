@@ -58,7 +58,9 @@ choices! {
         Auto = "auto",
         /// shared memory between processes of one host.
         Shm = "shm",
-    } planned ["verbs", "tcp"]
+        /// RDMA NICs through libibverbs, between processes of one host too.
+        Verbs = "verbs",
+    } planned ["tcp"]
 
     /// Who drives progress.
     Poll {

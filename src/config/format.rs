@@ -49,6 +49,27 @@ impl Format for Job {
     }
 }
 
+/// The name of an RDMA device: a folder of `/sys/class/infiniband`.
+pub(super) struct Nic;
+
+/// Bytes that the kernel has room for in a device's name, without the zero at its end (`IB_DEVICE_NAME_MAX`).
+const NIC_NAME: usize = 63;
+
+impl Format for Nic {
+    type Value = String;
+    const KIND: &'static str = "name";
+
+    fn read(text: &str) -> Result<String, Refusal> {
+        let wrong = |c: char| c == '/' || !c.is_ascii_graphic();
+        let is_name = (1..=NIC_NAME).contains(&text.len()) && ![".", ".."].contains(&text);
+        (is_name && !text.contains(wrong)).then(|| text.to_string()).ok_or(None)
+    }
+
+    fn write(value: &String) -> String {
+        value.clone()
+    }
+}
+
 /// A whole number.
 pub(super) struct Number<T>(PhantomData<T>);
 
@@ -173,7 +194,11 @@ impl<T: Choice> Format for OneOf<T> {
             return Err(None);
         }
         let names: Vec<_> = T::NAMES.iter().map(|(name, _)| *name).collect();
-        Err(Some(format!("{text} is not available in this build yet; there is {}", names.join(" and "))))
+        let there = match &names[..] {
+            [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
+            _ => names.concat(),
+        };
+        Err(Some(format!("{text} is not available in this build yet; there is {there}")))
     }
 
     fn write(value: &T) -> String {

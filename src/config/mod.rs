@@ -2,7 +2,7 @@
 //!
 //! A setting is a key of a TOML file, an environment variable (`TENSORWIRE_` and the key in upper case) and
 //! a method of [`Builder`]; the builder wins over the environment, the environment over the file, the file
-//! over the default. Every source is checked, also where a stronger one overrides it. What is wrong stops
+//! over the default. What concerns RDMA devices has the variables that operators know besides (`RDMA_DEVICE`, ...). Every source is checked, also where a stronger one overrides it. What is wrong stops
 //! the start with one line: where the value came from, the value, and what is allowed.
 //!
 //! One table (`table.rs`) names every key with its type, default, range and meaning; the struct, the
@@ -38,5 +38,7 @@ pub use error::{ConfigError, Origin};
 pub use reference::reference;
 pub use table::Config;
 
+#[cfg(test)]
+mod rdma_tests;
 #[cfg(test)]
 mod tests;

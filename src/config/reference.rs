@@ -1,6 +1,7 @@
 //! The table of all settings for people, and the nearest key to one that does not exist.
 
 use super::cluster::HostPort;
+use super::error::Origin;
 use super::table::{Config, KEYS};
 use std::fmt::Write;
 
@@ -15,11 +16,12 @@ pub fn reference() -> String {
             None => "not set".to_string(),
         };
         let meaning: String = key.meaning.concat();
-        let (name, variable, kind, allowed) = (key.name, key.variable(), key.kind, key.allowed);
+        let (name, kind, allowed) = (key.name, key.kind, key.allowed);
+        let variables = key.variables().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         // Writing to a String does not fail.
         let _ = writeln!(
             text,
-            "| `{name}` | `{variable}` | {kind} | {default} | {allowed} | {} |",
+            "| `{name}` | {variables} | {kind} | {default} | {allowed} | {} |",
             meaning.trim()
         );
     }
@@ -27,6 +29,11 @@ pub fn reference() -> String {
 }
 
 impl Config {
+    /// Where the value of a key came from; [`Origin::Default`] also for one that is not set, and for a name that is no key's.
+    pub fn origin(&self, key: &str) -> Origin {
+        self.origins.0.get(key).cloned().unwrap_or(Origin::Default)
+    }
+
     /// This process's own address in the cluster.
     ///
     /// `None` only for a value whose fields were changed after it was built, so that it is no member.

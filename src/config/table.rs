@@ -2,13 +2,15 @@
 //! tests (they fail without it).
 //!
 //! A row: what it means; the name; the type in the program; how it is spelled; `required`, `optional` or
-//! `default(text)`; what is allowed, in words; and a check of that, which may also round the value.
+//! `default(text)`; what is allowed, in words; a check of that, which may also round the value; and other
+//! variables that set it, where operators know it by another name.
 
 use super::builder::{Builder, Settings};
 use super::choice::{BulkReceive, Fabric, PeerLoss, Poll, PoolLock, PoolPages, Wait};
 use super::cluster::Cluster;
-use super::error::ConfigError;
-use super::format::{Address, Bytes, Cpus, Format, Job, Members, Number, OneOf, Refusal, Span, Switch};
+use super::error::{ConfigError, Origin};
+use super::format::{Address, Bytes, Cpus, Format, Job, Members, Nic, Number, OneOf, Refusal, Span, Switch};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use toml::de::DeValue;
@@ -20,6 +22,8 @@ pub(super) struct Key {
     pub kind: &'static str,
     pub default: Option<&'static str>,
     pub required: bool,
+    /// Variables that set this key besides its own.
+    pub also: &'static [&'static str],
     pub allowed: &'static str,
     /// Whether this is a value that the key allows.
     pub check: fn(&str) -> Result<(), Refusal>,
@@ -31,6 +35,11 @@ impl Key {
     /// The environment variable that sets this key.
     pub fn variable(&self) -> String {
         variable(self.name)
+    }
+
+    /// Every environment variable that sets this key, its own first.
+    pub fn variables(&self) -> impl Iterator<Item = String> {
+        std::iter::once(self.variable()).chain(self.also.iter().map(|name| (*name).to_string()))
     }
 
     /// The key with this name.
@@ -82,6 +91,15 @@ macro_rules! default_text {
     };
 }
 
+macro_rules! also_names {
+    () => {
+        &[]
+    };
+    ($names:expr) => {
+        &$names
+    };
+}
+
 macro_rules! default_doc {
     (required) => {
         "Required."
@@ -97,7 +115,8 @@ macro_rules! default_doc {
 macro_rules! settings {
     ($(
         $(#[doc = $meaning:literal])+
-        $name:ident: $type:ty, $format:ty, $flavour:ident $(($default:literal))?, $allowed:literal, $accept:expr;
+        $name:ident: $type:ty, $format:ty, $flavour:ident $(($default:literal))?, $allowed:literal, $accept:expr
+            $(, $also:expr)?;
     )+) => {
         /// All settings of one process, checked. Made by [`Config::builder`].
         #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +129,7 @@ macro_rules! settings {
                 #[doc = concat!("Allowed: ", $allowed, ".")]
                 pub $name: field!($flavour $type),
             )+
+            pub(super) origins: Origins,
         }
 
         impl Config {
@@ -123,7 +143,7 @@ macro_rules! settings {
                 Ok(Config {$(
                     $name: resolve!($flavour settings.value(stringify!($name), readers::$name)?,
                                     settings.missing(stringify!($name))),
-                )+})
+                )+ origins: settings.origins()})
             }
         }
 
@@ -154,12 +174,25 @@ macro_rules! settings {
             kind: <$format as Format>::KIND,
             default: default_text!($($default)?),
             required: matches!(stringify!($flavour).as_bytes(), b"required"),
+            also: also_names!($($also)?),
             allowed: $allowed,
             check: |text| readers::$name(text).map(|_| ()),
             from_toml: <$format as Format>::from_toml,
         }),+];
     };
 }
+
+/// Where the values of a [`Config`] came from. Two that say the same are equal wherever they have it from.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Origins(pub BTreeMap<&'static str, Origin>);
+
+impl PartialEq for Origins {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Origins {}
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -203,7 +236,7 @@ settings! {
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
     /// The fabric that reaches the peers.
-    fabric: Fabric, OneOf<Fabric>, default("auto"), "auto or shm", Some;
+    fabric: Fabric, OneOf<Fabric>, default("auto"), "auto, shm or verbs", Some;
     /// Who drives progress: the calls themselves (inline), the calls and a thread, both of which sleep while nothing
     /// comes (adaptive), or a thread that never sleeps (dedicated).
     poll: Poll, OneOf<Poll>, default("auto"), "auto, inline, adaptive or dedicated", Some;
@@ -253,4 +286,48 @@ settings! {
     stop_timeout: Duration, Span, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// What the loss of a peer does to calls that do not need it.
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
+
+    /// The RDMA device; without it the only one with an active port.
+    rdma_device: String, Nic, optional,
+        "the name of a device, as `tensorwire devices` lists them", Some, ["RDMA_DEVICE"];
+    /// The port of `rdma_device`; without it the first active one.
+    rdma_device_port: u8, Number<u8>, optional, "1 to 255, only with `rdma_device`",
+        |port| (port >= 1).then_some(port), ["RDMA_DEVICE_PORT"];
+    /// The entry of the port's GID table that is this process's address. Without it the best: the first of RoCE v2 with
+    /// an IPv4 address, else v2 with a global IPv6 address, else v2 with a link-local one, else v1; on InfiniBand 0.
+    rdma_gid_index: u8, Number<u8>, optional, "0 to 255, an entry of the port's GID table that is not empty",
+        Some, ["RDMA_GID_INDEX"];
+    /// The entry of the port's partition key table that queue pairs are in.
+    rdma_qp_pkey_index: u16, Number<u16>, default("0"), "0 to 65535, an entry of the port's P_Key table that is not empty",
+        Some, ["RDMA_QP_PKEY_INDEX", "RDMA_PKEY"];
+    /// Work requests that each queue of a queue pair has room for. The default gives way to a device that has less.
+    rdma_qp_queue_depth: u32, Number<u32>, default("1024"), "1 to 2147483647, at most the device's max_qp_wr",
+        |depth| (1..=i32::MAX as u32).contains(&depth).then_some(depth), ["RDMA_QP_QUEUE_DEPTH", "RDMA_QUEUE_DEPTH"];
+    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 us x 2^n; 0 is for ever.
+    rdma_qp_timeout: u8, Number<u8>, default("14"), "0 to 31", |n| (n <= 31).then_some(n),
+        ["RDMA_QP_TIMEOUT", "RDMA_TIMEOUT"];
+    /// How often a queue pair sends again without an acknowledgement before it fails; on soft-RoCE 7 is for ever.
+    rdma_qp_retry_count: u8, Number<u8>, default("7"), "0 to 7", |count| (count <= 7).then_some(count),
+        ["RDMA_QP_RETRY_COUNT", "RDMA_RETRY_CNT"];
+    /// How often a queue pair tries again where the peer has posted no receive; 7 is for ever.
+    rdma_qp_rnr_retry: u8, Number<u8>, default("6"), "0 to 7", |count| (count <= 7).then_some(count),
+        ["RDMA_QP_RNR_RETRY"];
+    /// How long a peer that has posted no receive has this side wait, as a code: 0 is 655.36 ms, 1 to 31 are 0.01 ms to 491.52 ms
+    /// (InfiniBand Architecture Specification, chapter 9.7.5.2.8); 22 is 20.48 ms.
+    rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
+        ["RDMA_QP_MIN_RNR_TIMER"];
+    /// Queue pairs to each peer that large tensors are striped over. Between two members the smaller number counts.
+    rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to 16", |count| (1..=16).contains(&count).then_some(count),
+        ["RDMA_QPS_PER_PEER"];
+    /// Whether the bus may reorder what peers write to the pool, which is faster for large tensors on some hosts. Devices
+    /// and libraries that don't know it ignore it.
+    rdma_relaxed_ordering: bool, Switch, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
+    /// The service level of queue pairs.
+    rdma_qp_sl: u8, Number<u8>, default("0"), "0 to 7", |level| (level <= 7).then_some(level),
+        ["RDMA_QP_SL", "RDMA_SL"];
+    /// The largest packet's payload in bytes; without it the port's active MTU. Between two members it is the smaller one's.
+    rdma_qp_mtu: u32, Number<u32>, optional, "256, 512, 1024, 2048 or 4096, at most the port's active MTU",
+        |bytes| [256, 512, 1024, 2048, 4096].contains(&bytes).then_some(bytes), ["RDMA_QP_MTU", "RDMA_MTU"];
+    /// The traffic class of packets with a global header, as all of RoCE have: its upper six bits are the DSCP.
+    rdma_traffic_class: u8, Number<u8>, default("0"), "0 to 255", Some, ["RDMA_TRAFFIC_CLASS"];
 }

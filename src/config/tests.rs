@@ -117,7 +117,12 @@ const SAMPLES: &[Sample] = &[
         NO_STRING,
     ),
     sample("numa_node", &[("0", "0"), ("1023", "1023")], &["", "-1", "1024", "a"], NO_NUMBER),
-    sample("fabric", &[("auto", "auto"), ("shm", "shm")], &["", "SHM", "verbs", "tcp", "grpc"], NO_STRING),
+    sample(
+        "fabric",
+        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs")],
+        &["", "SHM", "tcp", "grpc"],
+        NO_STRING,
+    ),
     sample(
         "poll",
         &[("auto", "auto"), ("inline", "inline"), ("adaptive", "adaptive"), ("dedicated", "dedicated")],
@@ -170,6 +175,40 @@ const SAMPLES: &[Sample] = &[
         &["", "ignore"],
         NO_STRING,
     ),
+    sample(
+        "rdma_device",
+        &[("mlx5_0", "mlx5_0"), ("rocep59s0f0", "rocep59s0f0")],
+        &["", ".", "..", "a/b", "a b", "a\n", "m\u{f6}"],
+        NO_STRING,
+    ),
+    sample("rdma_device_port", &[("1", "1"), ("255", "255")], &["", "0", "256", "-1", "one"], NO_NUMBER),
+    sample("rdma_gid_index", &[("0", "0"), ("255", "255")], &["", "256", "-1", "first"], NO_NUMBER),
+    sample(
+        "rdma_qp_pkey_index",
+        &[("0", "0"), ("65535", "65535")],
+        &["", "65536", "-1", "0xffff"],
+        NO_NUMBER,
+    ),
+    sample(
+        "rdma_qp_queue_depth",
+        &[("1", "1"), ("2147483647", "2147483647")],
+        &["", "0", "2147483648", "-1", "1k"],
+        NO_NUMBER,
+    ),
+    sample("rdma_qp_timeout", &[("0", "0"), ("31", "31")], &["", "32", "-1", "14ms"], NO_NUMBER),
+    sample("rdma_qp_retry_count", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
+    sample("rdma_qp_min_rnr_timer", &[("0", "0"), ("31", "31")], &["", "32", "-1", "22us"], NO_NUMBER),
+    sample("rdma_qps_per_peer", &[("1", "1"), ("16", "16")], &["", "0", "17", "all"], NO_NUMBER),
+    sample("rdma_relaxed_ordering", &[("true", "true"), ("false", "false")], &["", "yes", "1"], &["1", "[]"]),
+    sample("rdma_qp_rnr_retry", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
+    sample("rdma_qp_sl", &[("0", "0"), ("7", "7")], &["", "8", "-1", "x"], NO_NUMBER),
+    sample(
+        "rdma_qp_mtu",
+        &[("256", "256"), ("512", "512"), ("1024", "1024"), ("2048", "2048"), ("4096", "4096")],
+        &["", "0", "1", "1000", "1500", "8192", "4KiB"],
+        NO_NUMBER,
+    ),
+    sample("rdma_traffic_class", &[("0", "0"), ("255", "255")], &["", "256", "-1", "0x20"], NO_NUMBER),
 ];
 
 /// Settings with which every sample can be tried.
@@ -199,9 +238,14 @@ fn build_file_with(base: Builder, lines: &str) -> Result<Config, ConfigError> {
     base.file(file.path()).build()
 }
 
-/// What a key's good values need besides the base settings: several CPUs are for modes with polling threads.
+/// What a key's good values need besides the base settings: several CPUs are for modes with polling threads, and a
+/// port is one of a device.
 fn needed(key: &str, builder: Builder) -> Builder {
-    if key == "cores" { builder.set("poll", "dedicated") } else { builder }
+    match key {
+        "cores" => builder.set("poll", "dedicated"),
+        "rdma_device_port" => builder.set("rdma_device", "mlx5_0"),
+        _ => builder,
+    }
 }
 
 fn entry(config: &Config, key: &str) -> Option<String> {
@@ -262,10 +306,12 @@ fn every_good_value_is_taken_from_each_source() {
             let base = || needed(sample.key, base());
             assert_eq!(get(base().set(sample.key, *text).build()), expected, "builder: {what}");
 
-            let variable = Key::named(sample.key).expect("key").variable();
-            let lookup = environment(&[(variable.as_str(), *text)]);
-            let built = needed(sample.key, Config::builder()).file(base_file.path()).env_from(lookup).build();
-            assert_eq!(get(built), expected, "environment: {what}");
+            for variable in Key::named(sample.key).expect("key").variables() {
+                let lookup = environment(&[(variable.as_str(), *text)]);
+                let built =
+                    needed(sample.key, Config::builder()).file(base_file.path()).env_from(lookup).build();
+                assert_eq!(get(built), expected, "environment: {variable}: {what}");
+            }
 
             if ["job", "task", "cluster"].contains(&sample.key) {
                 continue; // in the file they are part of the base
@@ -288,13 +334,14 @@ fn every_bad_value_is_refused_with_its_origin_and_what_is_allowed() {
             let error = base().set(key.name, *text).build().expect_err(&format!("{} = {text:?}", key.name));
             assert_names(&error, &[key.name, &format!("{text:?}"), "(the builder): "]);
 
-            let variable = key.variable();
-            let lookup = environment(&[(variable.as_str(), *text)]);
-            let error = base().env_from(lookup).build().expect_err(&format!("{variable}={text:?}"));
-            assert_names(
-                &error,
-                &[key.name, &format!("{text:?}"), &format!("(environment variable {variable}): ")],
-            );
+            for variable in key.variables() {
+                let lookup = environment(&[(variable.as_str(), *text)]);
+                let error = base().env_from(lookup).build().expect_err(&format!("{variable}={text:?}"));
+                assert_names(
+                    &error,
+                    &[key.name, &format!("{text:?}"), &format!("(environment variable {variable}): ")],
+                );
+            }
         }
         for toml in sample.bad_toml {
             let what = format!("{} = {toml}", key.name);
@@ -394,11 +441,8 @@ fn a_variable_of_no_key_is_named_with_the_nearest_one() {
 fn what_is_planned_is_refused_by_name() {
     let why = |key: &str, text: &str| base().set(key, text).build().expect_err("refused").to_string();
     assert_eq!(
-        why("fabric", "verbs"),
-        "fabric is \"verbs\" (the builder): verbs is not available in this build yet; there is auto and shm"
-    );
-    assert!(
-        why("fabric", "tcp").ends_with(": tcp is not available in this build yet; there is auto and shm")
+        why("fabric", "tcp"),
+        "fabric is \"tcp\" (the builder): tcp is not available in this build yet; there is auto, shm and verbs"
     );
 }
 
@@ -500,6 +544,11 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
         "wait is \"spin\" (the builder): waiting calls sleep in the adaptive mode: set wait to auto, or poll to \
          inline or dedicated",
     ),
+    (
+        &[("rdma_device_port", "2")],
+        "rdma_device_port is \"2\" (the builder): a port is one of a device: name that too, with rdma_device \
+         (RDMA_DEVICE), or leave the port out",
+    ),
 ];
 
 #[test]
@@ -538,7 +587,8 @@ fn the_reference_lists_every_key_with_its_variable_default_and_range() {
     assert_eq!(reference.lines().count(), KEYS.len() + 2);
     for (key, line) in KEYS.iter().zip(reference.lines().skip(2)) {
         assert_eq!(line.matches('|').count(), 7, "{line}");
-        assert!(line.starts_with(&format!("| `{}` | `{}` |", key.name, key.variable())), "{line}");
+        let variables = key.variables().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        assert!(line.starts_with(&format!("| `{}` | {variables} |", key.name)), "{line}");
         assert!(line.contains(key.allowed) && line.contains(key.default.unwrap_or("")), "{line}");
     }
     assert!(reference.contains(

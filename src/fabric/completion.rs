@@ -75,6 +75,34 @@ pub enum LinkFailure {
     /// The peer sent what it may not: a bad region, key, bound, slot or message.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
+    /// A work request failed.
+    #[error(
+        "a {operation} on lane {lane} failed: {status} (error {code}, vendor's {vendor:#x}): usually {cause}"
+    )]
+    Completion {
+        /// What was asked for.
+        operation: &'static str,
+        /// On which lane.
+        lane: u8,
+        /// Name of its status.
+        status: &'static str,
+        /// Number of its status, `ibv_wc_status` on verbs.
+        code: u32,
+        /// What the device says besides.
+        vendor: u32,
+        /// What usually causes it and what to check.
+        cause: &'static str,
+    },
+    /// The device, its port or a queue of it failed, as an asynchronous event told.
+    #[error("{event} on {device}: {cause}")]
+    Device {
+        /// Which device.
+        device: String,
+        /// What happened.
+        event: &'static str,
+        /// What usually causes it and what to check.
+        cause: &'static str,
+    },
     /// A message or an immediate found no posted receive.
     #[error("lane {lane} had no posted receive for what came: the sender overran its credits")]
     NoReceive {

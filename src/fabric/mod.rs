@@ -24,6 +24,7 @@
 mod completion;
 pub mod shm;
 pub mod sim;
+pub mod verbs;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 
@@ -43,6 +44,8 @@ pub const MAX_MESSAGE: usize = 224;
 pub enum FabricKind {
     /// Shared memory between processes of one host.
     Shm,
+    /// RDMA NICs through libibverbs.
+    Verbs,
     /// A virtual network inside one process, for tests.
     Sim,
 }
@@ -51,6 +54,7 @@ impl fmt::Display for FabricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FabricKind::Shm => "shm",
+            FabricKind::Verbs => "verbs",
             FabricKind::Sim => "sim",
         })
     }
@@ -130,6 +134,16 @@ pub trait Fabric: Send + Sync + 'static {
     /// # Errors
     /// If the resources for it cannot be had or the options are out of range.
     fn half(&self, options: &LinkOptions) -> Result<Self::Half, FabricError>;
+
+    /// As [`Fabric::half`], for a link that will be attached to the fabric's port of this number: 0 for the one that was
+    /// made first. On a fabric that binds links to ports early another port refuses it; the others don't look at the number.
+    ///
+    /// # Errors
+    /// As [`Fabric::half`].
+    fn half_for(&self, port: usize, options: &LinkOptions) -> Result<Self::Half, FabricError> {
+        let _ = port;
+        self.half(options)
+    }
 }
 
 /// One side of a link that is not connected yet. Dropping it gives up everything that it holds.
@@ -350,6 +364,14 @@ pub enum FabricError {
         remedy: &'static str,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// What the fabric needs is not there, or can't do what is asked.
+    #[error("{fabric}: {why}")]
+    Unavailable {
+        /// On which fabric.
+        fabric: FabricKind,
+        /// What is missing, what there is instead, and what to change.
+        why: String,
     },
     /// An option is out of range.
     #[error("{fabric}: {option} is {value}: {allowed}")]

@@ -11,10 +11,13 @@ mod host;
 mod peering;
 mod pollers;
 mod process;
+mod rdma;
+mod reach;
 mod room;
 
 pub use builder::NodeBuilder;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
 pub use process::{Node, NodeState, PeerReport, PeerState};
+pub use rdma::rdma_wishes;
 pub use room::TensorError;

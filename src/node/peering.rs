@@ -1,13 +1,14 @@
 //! Makes links with peers when the bootstrap service brings their addresses.
 
-use super::pollers::Pollers;
+use super::pollers::{Polled, Pollers};
 use super::process::{PeerReport, PeerState};
+use super::reach::{Reach, Way};
 use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
 use crate::engine::{Executor, Unusable};
-use crate::fabric::shm::ShmFabric;
-use crate::fabric::{Fabric, FabricKind, Half, LinkOptions, Role};
+use crate::fabric::{Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LinkTag, LossCause, Losses, Members, PeerIndex, PeerStanding, PeerWatch, RemoteOp, Rendezvous,
+    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerStanding, PeerWatch, RemoteOp,
+    Rendezvous,
 };
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
@@ -15,17 +16,20 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-type ShmOp = RemoteOp<<ShmFabric as Fabric>::Link>;
-
-/// The members under the two names that the rooms have for them.
+/// The members under the two names that the rooms have for them, and how each was reached last.
 #[derive(Clone)]
 pub(super) struct Names {
     members: Members,
+    ways: Arc<Mutex<HashMap<PeerIndex, Way>>>,
 }
 
 impl Names {
     pub fn new(members: Members) -> Self {
-        Names { members }
+        Names { members, ways: Arc::default() }
+    }
+
+    fn ways(&self) -> MutexGuard<'_, HashMap<PeerIndex, Way>> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn index(&self, name: &TaskName) -> Option<PeerIndex> {
@@ -40,11 +44,15 @@ impl Names {
     /// What is known of everybody but this task.
     pub fn reports(&self, me: &TaskId, rendezvous: &Rendezvous) -> Vec<PeerReport> {
         let others = self.members.all().iter().filter(|task| *task != me);
-        others.filter_map(|task| Some(report(task, rendezvous.standing(self.members.index(task)?)))).collect()
+        let of = |task: &TaskId| {
+            let index = self.members.index(task)?;
+            Some(report(task, rendezvous.standing(index), self.ways().get(&index).copied()))
+        };
+        others.filter_map(of).collect()
     }
 }
 
-fn report(task: &TaskId, standing: PeerStanding) -> PeerReport {
+fn report(task: &TaskId, standing: PeerStanding, way: Option<Way>) -> PeerReport {
     let (tag, state) = match standing {
         PeerStanding::Absent => (None, PeerState::Absent),
         PeerStanding::Up(tag) => (Some(tag), PeerState::Connected),
@@ -54,8 +62,8 @@ fn report(task: &TaskId, standing: PeerStanding) -> PeerReport {
         task: task.clone(),
         incarnation: tag.map_or(0, |tag| tag.incarnation),
         generation: tag.map_or(0, |tag| tag.generation),
-        fabric: tag.map(|_| FabricKind::Shm),
-        why: tag.map_or("", |_| WHY),
+        fabric: way.filter(|_| tag.is_some()).map(|way| way.kind),
+        why: way.filter(|_| tag.is_some()).map_or("", |way| way.why),
         state,
     }
 }
@@ -65,7 +73,7 @@ pub(super) struct Watch {
     losses: Arc<Losses>,
     names: Names,
     bootstrap: OnceLock<Weak<Bootstrap>>,
-    pollers: OnceLock<(Weak<Pollers>, Executor)>,
+    pollers: OnceLock<(Weak<dyn Polled>, Executor)>,
 }
 
 impl Watch {
@@ -74,7 +82,7 @@ impl Watch {
     }
 
     /// From now on the bootstrap service hears of links that the fabric loses, and all pollers of what ends everything.
-    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<Pollers>, executor: &Executor) {
+    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<dyn Polled>, executor: &Executor) {
         let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
         let _ = self.pollers.set((Arc::downgrade(pollers), executor.clone()));
     }
@@ -121,36 +129,36 @@ impl PeerWatch for Watch {
 }
 
 /// The bootstrap service's hands: they make halves, connect them, and give the links to the poller.
-pub(super) struct FabricPeering {
-    fabric: ShmFabric,
-    pollers: Arc<Pollers>,
+pub(super) struct FabricPeering<F: Reach> {
+    fabric: F,
+    pollers: Arc<Pollers<F>>,
     names: Names,
     host: String,
     options: LinkOptions,
     /// After how long without a sign of life the bootstrap service holds a peer for dead.
     silence: Duration,
-    halves: Mutex<Halves>,
+    halves: Mutex<Halves<F::Half>>,
 }
 
-#[derive(Default)]
-struct Halves {
+struct Halves<H> {
     next: u64,
-    waiting: HashMap<u64, <ShmFabric as Fabric>::Half>,
+    waiting: HashMap<u64, (H, Way)>,
 }
 
-impl FabricPeering {
+impl<F: Reach> FabricPeering<F> {
     pub fn new(
-        fabric: ShmFabric,
-        pollers: Arc<Pollers>,
+        fabric: F,
+        pollers: Arc<Pollers<F>>,
         names: Names,
         host: String,
         options: LinkOptions,
         silence: Duration,
     ) -> Self {
-        FabricPeering { fabric, pollers, names, host, options, silence, halves: Mutex::default() }
+        let halves = Mutex::new(Halves { next: 0, waiting: HashMap::new() });
+        FabricPeering { fabric, pollers, names, host, options, silence, halves }
     }
 
-    fn halves(&self) -> MutexGuard<'_, Halves> {
+    fn halves(&self) -> MutexGuard<'_, Halves<F::Half>> {
         self.halves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -161,12 +169,7 @@ impl FabricPeering {
     }
 
     /// Hands the link to the poller and makes progress until it has been tried in both directions.
-    fn try_link(
-        &self,
-        peer: &PeerInfo,
-        link: <ShmFabric as Fabric>::Link,
-        timeout: Duration,
-    ) -> Result<(), Status> {
+    fn try_link(&self, peer: &PeerInfo, link: F::Link, timeout: Duration) -> Result<(), Status> {
         let (done, outcome) = channel();
         let index = self.index(&peer.name)?;
         let engine = self.pollers.of(index);
@@ -201,7 +204,7 @@ impl FabricPeering {
         self.tell(peer, |peer, tag| RemoteOp::Lose { peer, tag, cause });
     }
 
-    fn tell(&self, peer: &PeerInfo, op: impl FnOnce(PeerIndex, LinkTag) -> ShmOp) {
+    fn tell(&self, peer: &PeerInfo, op: impl FnOnce(PeerIndex, LinkTag) -> RemoteOp<F::Link>) {
         if let Ok(index) = self.index(&peer.name) {
             // On a poller that is not usable any more every link and call has ended already.
             let _ = self.pollers.of(index).submit(op(index, tag_of(peer)));
@@ -224,28 +227,23 @@ fn tag_of(peer: &PeerInfo) -> LinkTag {
     LinkTag { incarnation: peer.incarnation.get(), generation: peer.generation }
 }
 
-/// Why a peer is reached as it is.
-const WHY: &str = "same host: shared memory";
-
 /// How long the thread that tries a link rests between two looks.
 const PROBE: Duration = Duration::from_micros(50);
 
-impl Peering for FabricPeering {
+impl<F: Reach> Peering for FabricPeering<F> {
     fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
-        if peer.host_id != self.host {
-            let message = format!(
-                "{} runs on another host ({}; this is {}), and this version moves tensors only through shared memory: start all members on one host, in one network namespace",
-                peer.name, peer.host_id, self.host
-            );
-            return Err(Status::new(Code::FailedPrecondition, message));
-        }
+        let way = self.fabric.way(peer.host_id == self.host).map_err(|status| {
+            let hosts = format!("{} is on host {}, this is {}: ", peer.name, peer.host_id, self.host);
+            Status::new(status.code, hosts + &status.message)
+        })?;
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
-        let half = self.fabric.half(&options).map_err(unavailable)?;
-        let offer = half.address().to_vec();
+        let port = Paths::place(self.index(&peer.name)?, self.pollers.count());
+        let half = self.fabric.half_by(way, port, &options)?;
+        let offer = [&[way.tag()], half.address()].concat();
         let mut halves = self.halves();
         let ticket = halves.next;
         halves.next += 1;
-        halves.waiting.insert(ticket, half);
+        halves.waiting.insert(ticket, (half, way));
         Ok(Prepared { ticket, offer })
     }
 
@@ -258,13 +256,20 @@ impl Peering for FabricPeering {
         timeout: Duration,
     ) -> Result<(), Status> {
         let half = self.halves().waiting.remove(&ticket);
-        let half = half.ok_or_else(|| Status::new(Code::Internal, "the half of this link is gone"))?;
+        let (half, way) = half.ok_or_else(|| Status::new(Code::Internal, "the half of this link is gone"))?;
+        let offer = match offer.split_first() {
+            Some((tag, offer)) if *tag == way.tag() => offer,
+            _ => return Err(other_way(peer, way)),
+        };
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
         let link = half.connect(role, offer, timeout).map_err(unavailable)?;
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
-        // All peers of this version are on this host.
-        self.pollers.peer_spins(self.index(&peer.name)?, peer.spinners);
+        let index = self.index(&peer.name)?;
+        self.names.ways().insert(index, way);
+        if peer.host_id == self.host {
+            self.pollers.peer_spins(index, peer.spinners);
+        }
         Ok(())
     }
 
@@ -277,8 +282,10 @@ impl Peering for FabricPeering {
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
         self.tell(peer, |peer, tag| RemoteOp::Ready { peer, tag });
-        let (name, life) = (&peer.name, peer.incarnation);
-        tracing::info!(peer = %name, incarnation = %life, fabric = %FabricKind::Shm, why = WHY, "connected");
+        let way = self.index(&peer.name).ok().and_then(|index| self.names.ways().get(&index).copied());
+        if let Some(Way { kind, why }) = way {
+            tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %kind, why, "connected");
+        }
     }
 
     fn lost(&self, peer: &PeerInfo, cause: Gone) {
@@ -289,6 +296,15 @@ impl Peering for FabricPeering {
         let cause = self.cause(cause);
         self.tell(peer, |peer, tag| RemoteOp::Gone { peer, tag, cause });
     }
+}
+
+/// The two sides chose different fabrics.
+fn other_way(peer: &PeerInfo, way: Way) -> Status {
+    let message = format!(
+        "this side reaches {} by {} ({}), and it wants to be reached otherwise: set fabric to the same on all members",
+        peer.name, way.kind, way.why
+    );
+    Status::new(Code::FailedPrecondition, message)
 }
 
 fn unavailable(error: crate::fabric::FabricError) -> Status {

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::bootstrap::Incarnation;
-use crate::fabric::shm::ShmOptions;
+use crate::fabric::Fabric;
+use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::link::LinkSettings;
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
-use crate::node::pollers::{Polling, ShmEngine};
+use crate::node::pollers::{EngineOf, Polling};
 use crate::rendezvous::{Remote, RemoteSettings};
 use std::sync::atomic::AtomicUsize;
 
@@ -15,8 +16,8 @@ const SOON: Duration = Duration::from_secs(10);
 struct Side {
     task: u32,
     losses: Arc<Losses>,
-    engine: Arc<ShmEngine>,
-    peering: FabricPeering,
+    engine: Arc<EngineOf<ShmFabric>>,
+    peering: FabricPeering<ShmFabric>,
 }
 
 fn members() -> Members {
@@ -110,15 +111,37 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
 }
 
 #[test]
+fn a_peer_that_chose_another_fabric_is_refused_with_what_to_set() {
+    let a = side(0, 10);
+    let peer = info(1, 20, 1);
+    for offer in [&b"v-and-what-it-says"[..], b""] {
+        let half = a.peering.prepare(&peer).expect("a half");
+        let refused =
+            a.peering.connect(&peer, half.ticket, offer, true, SOON).expect_err("not shared memory");
+        assert_eq!(refused.code, Code::FailedPrecondition);
+        assert!(
+            refused.message.contains("by shm (same host") && refused.message.contains("set fabric"),
+            "{refused}"
+        );
+    }
+    let far = PeerInfo { host_id: "there".into(), ..peer };
+    let refused = a.peering.prepare(&far).expect_err("out of reach");
+    assert!(
+        refused.message.contains("is on host there, this is here")
+            && refused.message.contains("fabric = verbs")
+    );
+}
+
+#[test]
 fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let (a, b) = (side(0, 10), side(1, 20));
     let peer = info(1, 20, 1);
     let half = a.peering.prepare(&peer).expect("a half");
     let other = b.peering.fabric.half(&LinkOptions { lanes: 1, depth: 16, generation: 1 }).expect("a half");
-    let offer = other.address().to_vec();
+    let offer = [&half.offer[..1], other.address()].concat();
     std::thread::scope(|scope| {
         // Connects, and closes the link without a word.
-        scope.spawn(|| drop(other.connect(Role::Acceptor, &half.offer, SOON).expect("connected")));
+        scope.spawn(|| drop(other.connect(Role::Acceptor, &half.offer[1..], SOON).expect("connected")));
         let refused = a.peering.connect(&peer, half.ticket, &offer, true, SOON);
         println!("{}", refused.expect_err("nobody is at the other end"));
     });

@@ -7,7 +7,6 @@ use crate::engine::{
     Engine, EngineOptions, Mode, Poller, PollingThread, Waiting, choose_mode, process_cpus, start,
 };
 use crate::fabric::Fabric;
-use crate::fabric::shm::ShmFabric;
 use crate::link::Links;
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, PeerIndex, Remote, RemotePath};
@@ -19,11 +18,12 @@ use std::time::Duration;
 /// Wishes that wait for the owner of a poller.
 const QUEUE: usize = 4096;
 
-pub(super) type ShmEngine = Engine<<ShmFabric as Fabric>::Port, Remote>;
+/// A poller of a node, with those who call it.
+pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, Remote>;
 
 /// All pollers of a node. Peers are dealt out among them.
-pub(super) struct Pollers {
-    engines: Vec<Arc<ShmEngine>>,
+pub(super) struct Pollers<F: Fabric> {
+    engines: Vec<Arc<EngineOf<F>>>,
     counters: Vec<Arc<Counters>>,
     polling: Polling,
     /// Threads of each peer's process that would spin.
@@ -91,14 +91,32 @@ impl Polling {
     }
 }
 
-impl Pollers {
+/// Pollers, whatever moves their bytes.
+pub(super) trait Polled: Send + Sync {
+    /// Starts the polling threads, if there are to be any from the beginning.
+    fn start(&self) -> Result<(), NodeError>;
+
+    /// Who makes progress now.
+    fn mode(&self) -> Mode;
+
+    /// The ways to all peers.
+    fn paths(&self) -> Paths;
+
+    /// What all pollers have counted.
+    fn counted(&self) -> Snapshot;
+
+    /// Closes every link, ends every call and every polling thread. Does nothing the second time.
+    fn close(&self);
+}
+
+impl<F: Fabric> Pollers<F> {
     /// The pollers, without their threads. `remote` makes the upper half of each.
     pub fn new(
         polling: Polling,
-        fabric: &ShmFabric,
+        fabric: &F,
         pool: &Pool,
         remote: impl Fn() -> Remote,
-    ) -> Result<Pollers, NodeError> {
+    ) -> Result<Self, NodeError> {
         let Polling { waiting, spin, .. } = polling;
         let options = EngineOptions { mode: Mode::Inline, waiting, spin, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
@@ -110,14 +128,6 @@ impl Pollers {
             engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
         }
         Ok(Pollers { engines, counters, polling, spinners: Mutex::default(), threads: Mutex::default() })
-    }
-
-    /// Starts the polling threads, if there are to be any from the beginning.
-    pub fn start(&self) -> Result<(), NodeError> {
-        match self.polling.mode {
-            Mode::Inline => Ok(()),
-            mode => self.start_threads(mode),
-        }
     }
 
     fn start_threads(&self, mode: Mode) -> Result<(), NodeError> {
@@ -148,23 +158,34 @@ impl Pollers {
         }
     }
 
-    /// Who makes progress now.
-    pub fn mode(&self) -> Mode {
-        self.engines[0].mode()
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.engines.len()
     }
 
     /// The poller that serves a peer.
-    pub fn of(&self, peer: PeerIndex) -> &Arc<ShmEngine> {
+    pub fn of(&self, peer: PeerIndex) -> &Arc<EngineOf<F>> {
         &self.engines[Paths::place(peer, self.engines.len())]
     }
+}
 
-    /// The ways to all peers.
-    pub fn paths(&self) -> Paths {
+impl<F: Fabric> Polled for Pollers<F> {
+    fn start(&self) -> Result<(), NodeError> {
+        match self.polling.mode {
+            Mode::Inline => Ok(()),
+            mode => self.start_threads(mode),
+        }
+    }
+
+    fn mode(&self) -> Mode {
+        self.engines[0].mode()
+    }
+
+    fn paths(&self) -> Paths {
         Paths::new(self.engines.iter().map(|engine| engine.clone() as Arc<dyn RemotePath>).collect())
     }
 
-    /// What all pollers have counted.
-    pub fn counted(&self) -> Snapshot {
+    fn counted(&self) -> Snapshot {
         let mut sum = Snapshot::ZERO;
         for counters in &self.counters {
             sum += &counters.snapshot();
@@ -172,8 +193,7 @@ impl Pollers {
         sum
     }
 
-    /// Closes every link, ends every call and every polling thread. Does nothing the second time.
-    pub fn close(&self) {
+    fn close(&self) {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for engine in &self.engines {
             engine.close();

@@ -4,12 +4,14 @@ use super::builder::NodeBuilder;
 use super::error::NodeError;
 use super::host;
 use super::peering::{FabricPeering, Names, Watch};
-use super::pollers::{Pollers, Polling};
+use super::pollers::{Polled, Pollers, Polling};
+use super::reach::{Opened, Reach};
 use super::room::TensorError;
-use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, TaskName};
-use crate::config::{BulkReceive, Config, Fabric as FabricChoice, HostPort, PeerLoss, PoolLock, PoolPages};
+use crate::bootstrap::{
+    Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, Peering, TaskName,
+};
+use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
 use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
-use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
 use crate::memory::{
@@ -39,7 +41,7 @@ pub struct Node {
     stop_timeout: Duration,
     pub(super) pool: Pool,
     pub(super) rendezvous: Rendezvous,
-    pollers: Arc<Pollers>,
+    pollers: Arc<dyn Polled>,
     executor: Executor,
     names: Names,
     outstanding: Arc<AtomicUsize>,
@@ -108,9 +110,7 @@ impl Node {
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
-        // Every fabric that can be asked for so far is this one.
-        let (FabricChoice::Auto | FabricChoice::Shm) = config.fabric;
-        let fabric = ShmFabric::new(&pool, ShmOptions::default())?;
+        let opened = Opened::new(config, &pool)?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let names = Names::new(members.clone());
@@ -126,7 +126,13 @@ impl Node {
             )
         };
         let polling = Polling::new(config, members.all().len(), cpus);
-        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, &pool, remote)?);
+        let host = host::identity()?;
+        let ground =
+            Ground { config, pool: &pool, polling: &polling, names: &names, host: &host, remote: &remote };
+        let (pollers, peering) = match opened {
+            Opened::Shm(fabric) => ground.build(fabric)?,
+            Opened::Verbs(fabric) => ground.build(fabric)?,
+        };
         let executor = Executor::default();
         let rendezvous = Rendezvous::new(
             me.clone(),
@@ -138,12 +144,8 @@ impl Node {
             losses,
             rendezvous_settings(config),
         );
-        let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
-        let host = host::identity()?;
-        let silence = config.silence_bound;
-        let peering = FabricPeering::new(fabric, pollers.clone(), names.clone(), host.clone(), link, silence);
         let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
-        let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
+        let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         watch.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
         bootstrap.start()?;
@@ -440,6 +442,29 @@ impl Drop for Node {
         if let Err(error) = ended {
             tracing::warn!(%error, "the node did not stop cleanly");
         }
+    }
+}
+
+/// What pollers and the bootstrap service's hands are made of, whichever fabric they use.
+struct Ground<'a> {
+    config: &'a Config,
+    pool: &'a Pool,
+    polling: &'a Polling,
+    names: &'a Names,
+    host: &'a str,
+    remote: &'a dyn Fn() -> Remote,
+}
+
+type Built = (Arc<dyn Polled>, Arc<dyn Peering>);
+
+impl Ground<'_> {
+    fn build<F: Reach>(&self, fabric: F) -> Result<Built, NodeError> {
+        let Ground { config, pool, polling, names, host, remote } = *self;
+        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
+        let link = LinkOptions { lanes: config.lanes, depth: config.queue_depth, generation: 0 };
+        let (names, host) = (names.clone(), host.to_string());
+        let peering = FabricPeering::new(fabric, pollers.clone(), names, host, link, config.silence_bound);
+        Ok((pollers, Arc::new(peering)))
     }
 }
 

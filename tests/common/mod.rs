@@ -32,12 +32,29 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says, so that the same tests
-/// hold in every mode.
+/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says and reaches the others by the fabric
+/// in `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
+/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in, and
+/// `TENSORWIRE_TEST_SILENCE` a longer silence of a peer that is alive.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
     let builder = Node::builder();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
         Ok(mode) => builder.set("poll", mode),
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_FABRIC") {
+        Ok(fabric) => builder.set("fabric", fabric),
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_DEVICES") {
+        Ok(devices) => {
+            let devices: Vec<_> = devices.split(',').collect();
+            builder.set("rdma_device", devices[task as usize % devices.len()])
+        }
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_SILENCE") {
+        Ok(silence) => builder.set("silence_bound", silence),
         Err(_) => builder,
     };
     builder
@@ -48,7 +65,22 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("pool_lock", "no")
         .set("join_timeout", "20s")
         .set("recv_timeout", "20s")
-        .set("stop_timeout", "300ms")
+        .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
+}
+
+/// Whether members reach each other through an RDMA device.
+pub fn over_verbs() -> bool {
+    std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
+}
+
+/// Whether the fabric that the tests are run on lends nothing, which a test of loans then says.
+#[allow(dead_code)] // not every test borrows
+pub fn lends_nothing() -> bool {
+    let nothing = over_verbs();
+    if nothing {
+        println!("skipped: this fabric does not lend");
+    }
+    nothing
 }
 
 /// Runs `body` once for each member of a cluster, each on a thread of its own, joined to all others. A member

@@ -17,8 +17,19 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 pub trait Harness {
     type Fabric: Fabric;
     const LANES: u8;
+    /// Whether the target's side checks each access against the grant itself. Where not, it checks the region and its key, and
+    /// operations end without the target's polling.
+    const CHECKS_GRANTS: bool = true;
+
+    /// Why the fabric can't be tested here.
+    fn skipped() -> Option<String> {
+        None
+    }
 
     fn fabric(pool: &Pool) -> Self::Fabric;
+
+    /// Looks at what a test has left behind, once all its ends are dropped.
+    fn verify() {}
 
     /// Two processes that can reach each other.
     fn fabrics(pools: [&Pool; 2]) -> [Self::Fabric; 2] {
@@ -75,7 +86,11 @@ pub fn immediate(slot: u32) -> Immediate {
 
 /// Connects two fabrics of this process.
 pub fn connect<F: Fabric>(a: &F, b: &F, options: &LinkOptions) -> (F::Link, F::Link) {
-    let (a, b) = (a.half(options).expect("a half"), b.half(options).expect("a half"));
+    join([a.half(options).expect("a half"), b.half(options).expect("a half")])
+}
+
+/// Connects two halves.
+pub fn join<H: Half>([a, b]: [H; 2]) -> (H::Link, H::Link) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     std::thread::scope(|scope| {
         let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
@@ -159,7 +174,7 @@ impl<F: Fabric> End<F> {
         loop {
             match self.next_alone() {
                 Got::Failed(id) => failed.push(id),
-                Got::Done(id) => done.push(id),
+                Got::Done(id) | Got::ReadDone(id, _) => done.push(id),
                 Got::Down(why) => return (failed, done, why),
                 _ => {}
             }

@@ -1,14 +1,18 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
 //! `rules`, `holding` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
-//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show.
+//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show,
+//! `verbs` and `verbs_network` what only an RDMA device can.
 
+mod fake;
 mod harness;
 mod holding;
 mod many;
 mod processes;
 mod rules;
 mod sleeping;
+mod verbs;
+mod verbs_network;
 
 use harness::Harness;
 use std::time::Duration;
@@ -94,6 +98,12 @@ impl Harness for SimWithoutLoans {
     }
 }
 
+conformance!(verbs_with_one_lane, verbs::VerbsOneLane);
+conformance!(verbs_with_two_lanes, verbs::VerbsTwoLanes);
+conformance!(verbs_on_a_fake_nic, fake::FakeNic);
+conformance!(verbs_on_a_narrow_fake, fake::FakeNarrow);
+conformance!(verbs_on_a_striped_fake, fake::FakeStriped);
+conformance!(verbs_on_fake_infiniband, fake::FakeInfiniBand);
 conformance!(sim_with_one_lane, SimOneLane);
 conformance!(sim_with_three_lanes, SimThreeLanes);
 conformance!(sim_without_loans, SimWithoutLoans);

@@ -6,6 +6,7 @@ use crate::ShmOneLane;
 use crate::expect;
 use crate::harness::{End, Got, Harness, PATIENCE, connect, immediate, pattern, pool, tensor, tensor_mut};
 use crate::many;
+use crate::verbs_network;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -96,7 +97,7 @@ pub fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).expect("hex")).collect()
 }
 
-fn grant_to_bytes(grant: &Grant) -> Vec<u8> {
+pub fn grant_to_bytes(grant: &Grant) -> Vec<u8> {
     let mut bytes = grant.offset.to_le_bytes().to_vec();
     bytes.extend(grant.len.to_le_bytes());
     bytes.extend(grant.key.to_le_bytes());
@@ -104,7 +105,7 @@ fn grant_to_bytes(grant: &Grant) -> Vec<u8> {
     bytes
 }
 
-fn grant_from_bytes(bytes: &[u8]) -> Grant {
+pub fn grant_from_bytes(bytes: &[u8]) -> Grant {
     Grant {
         offset: u64::from_le_bytes(bytes[..8].try_into().expect("8")),
         len: u64::from_le_bytes(bytes[8..16].try_into().expect("8")),
@@ -144,6 +145,7 @@ fn child() {
         "flood" => child_floods(),
         "last words" => child_says_last_words(),
         "survivor" => child_survives(),
+        "verbs echo" => verbs_network::child_echoes(),
         "few files" => many::child_has_few_files(),
         other => match other.strip_prefix("sleep on ").and_then(|links| links.parse().ok()) {
             Some(links) => many::child_sleeps(links),

@@ -63,7 +63,12 @@ macro_rules! conformance {
         $(
             #[test]
             fn $test() {
+                if let Some(why) = <$harness as $crate::harness::Harness>::skipped() {
+                    println!("skipped: {why}");
+                    return;
+                }
                 $crate::rules::$test::<$harness>();
+                <$harness as $crate::harness::Harness>::verify();
             }
         )*
     };
@@ -327,7 +332,9 @@ pub fn a_write_outside_its_grant_fails_the_link_and_writes_nothing<H: Harness>()
         |grant| Grant { region: grant.region + 1, ..grant },
         |grant| Grant { key: grant.key ^ 0x1000_0000, ..grant },
     ];
-    for (k, forge) in forgeries.into_iter().enumerate() {
+    // Those that stay inside the region with its key, 0 to 2, can be told only by who knows the grant.
+    let told = if H::CHECKS_GRANTS { 0 } else { 3 };
+    for (k, forge) in forgeries.into_iter().enumerate().skip(told) {
         let (mut a, mut b) = pair::<H>(16);
         receives(&mut b, 4);
         let grant = granted(&mut b, 64);
@@ -350,6 +357,12 @@ pub fn a_write_outside_its_grant_fails_the_link_and_writes_nothing<H: Harness>()
 }
 
 pub fn a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing<H: Harness>() {
+    if !H::CHECKS_GRANTS {
+        println!(
+            "skipped: this fabric can't take the leave back; its callers know that no write is under way"
+        );
+        return;
+    }
     let (mut a, mut b) = pair::<H>(16);
     let old = granted(&mut b, 64);
     let tensor_again = revoked(&mut b, &old);
@@ -362,12 +375,13 @@ pub fn a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing<H: Harness>(
 }
 
 pub fn a_read_outside_its_grant_fails_the_link<H: Harness>() {
-    for forge in [
+    let forgeries: [fn(Grant) -> Grant; 4] = [
         |grant: Grant| Grant { len: 65, ..grant },
         |grant: Grant| Grant { key: grant.key ^ 0x1000_0000, ..grant },
         |grant: Grant| Grant { region: grant.region + 1, ..grant },
         |grant: Grant| Grant { offset: u64::MAX, ..grant },
-    ] {
+    ];
+    for forge in forgeries.into_iter().skip(usize::from(!H::CHECKS_GRANTS)) {
         let (mut a, mut b) = pair::<H>(16);
         let source = tensor(&b.pool, &[1; 64]);
         let grant = forge(b.port.expose(b.link, &source).expect("room"));
@@ -378,6 +392,10 @@ pub fn a_read_outside_its_grant_fails_the_link<H: Harness>() {
 }
 
 pub fn leave_to_write_is_no_leave_to_read<H: Harness>() {
+    if !H::CHECKS_GRANTS {
+        println!("skipped: on this fabric a region has one key, for writing and reading");
+        return;
+    }
     let (mut a, mut b) = pair::<H>(16);
     let grant = granted(&mut b, 64);
     let target = tensor_mut(&a.pool, 64);
@@ -551,8 +569,10 @@ pub fn the_peer_of_a_failed_link_goes_down_too<H: Harness>() {
     let posted = post_one_of_each(&mut a, &mut b);
     b.port.fail(b.link, LinkFailure::Local("enough".into()));
     let (mut failed, done, why) = a.until_down();
+    assert!(done.is_empty() || !H::CHECKS_GRANTS, "done without the peer: {done:?}");
+    failed.extend(done);
     failed.sort_unstable();
-    assert_eq!((failed, done), (posted, vec![]));
+    assert_eq!(failed, posted, "each ends once");
     assert_eq!(why, LinkFailure::Closed);
     assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
     a.assert_quiet(&mut b);

@@ -12,12 +12,12 @@ mod joining;
 mod survivor;
 mod victim;
 
-use common::cluster;
 use common::other::Other;
+use common::{cluster, lends_nothing, over_verbs};
 use std::time::{Duration, Instant};
 use tensorwire::Node;
 
-/// How long the news of a death may take: the kernel tells it.
+/// How long the news of a death may take. On one host the kernel tells it at once, elsewhere the next heartbeat.
 pub(crate) const NEWS: Duration = Duration::from_secs(1);
 
 /// Bytes of a tensor that one poll does not pull whole.
@@ -34,9 +34,10 @@ pub(crate) fn idle_poll(node: &Node) -> Duration {
     (0..50).map(|_| poll(node)).min().expect("some")
 }
 
-/// Polls once, and says whether a part of a bulk tensor was copied: no counter shows that, but the time does.
+/// Polls once, and says whether a part of a bulk tensor was copied: no counter shows that, but the time does. A device needs
+/// no poll for it.
 pub(crate) fn pulls_a_part(node: &Node, idle: Duration) -> bool {
-    poll(node) > 100 * idle
+    poll(node) > 100 * idle || over_verbs()
 }
 
 /// Where in an exchange the victim is.
@@ -67,6 +68,12 @@ pub(crate) const PHASES: [Phase; 7] = [
     Phase::Cancel,
     Phase::Stop,
 ];
+
+/// The phases that there are on this fabric.
+pub(crate) fn phases() -> impl Iterator<Item = Phase> + Clone {
+    let lends = !lends_nothing();
+    PHASES.into_iter().filter(move |phase| lends || *phase != Phase::Borrow)
+}
 
 /// Which side is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,6 +22,9 @@ pub const LOCKS: &[(&str, &str)] = &[
         "src/fabric/shm/limbo",
         "loans that outlived their link; tried, never waited for, and only if there are any",
     ),
+    ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
+    ("src/fabric/verbs/half", "making a link waits for the peer's ping"),
+    ("src/fabric/verbs/slot", "completion queues are shared out when a port or a link is made"),
     ("src/fabric/sim", "a network in one process, in virtual time"),
     ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),
     (

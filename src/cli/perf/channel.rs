@@ -1,13 +1,16 @@
-//! What the two processes say to each other between turns: length-prefixed JSON over a Unix socket.
+//! What the two processes say to each other between turns: length-prefixed JSON over a socket.
 //!
 //! Every wait has a deadline, and the end of the other process ends it at once. Nothing of it is measured.
 
-use super::options::{Settings, Test};
-use super::workload::Subject;
+use super::options::Test;
+use super::plan::{Settings, Terms};
+use super::workload::{Subject, Watch};
 use crate::cli::CliError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -23,25 +26,33 @@ pub enum Message {
     Open {
         /// The test that was asked for.
         test: Test,
+        /// The program's version: both must be the same.
+        version: String,
+        /// What both sides must agree on.
+        terms: Terms,
         /// What it is opened with.
         settings: Settings,
-        /// The core to run on.
+        /// The core to run on, where both are of one host's first process.
         core: usize,
     },
-    /// To the answering side: prepare, say [`Message::Ready`], and answer until the turn's last round trip.
+    /// From the answering side: it has opened, and runs on this core.
+    Opened {
+        /// The core.
+        core: usize,
+    },
+    /// To the answering side: prepare, and say [`Message::Ready`].
     Turn {
         /// Who is measured.
         subject: Subject,
         /// Payload, in bytes.
         bytes: usize,
     },
+    /// To the answering side: say [`Message::Ready`], answer so many round trips, and say [`Message::Done`].
+    Rounds(u64),
     /// From the answering side: what was asked for is prepared.
     Ready,
-    /// From the answering side: the turn is over.
-    Done {
-        /// Round trips that it answered.
-        rounds: u64,
-    },
+    /// From the answering side: it has answered.
+    Done,
     /// To the answering side: the run is over.
     Quit,
     /// From either side, for the workload: bytes that mean something to it, such as an address.
@@ -76,25 +87,73 @@ impl From<ChannelError> for CliError {
     }
 }
 
+/// A connected socket.
+trait Stream: Read + Write + AsFd + Send {
+    /// How long reading and writing wait at most.
+    fn set_patience(&self, patience: Duration) -> std::io::Result<()>;
+    /// The address at which this host is known to the other one.
+    fn local_ip(&self) -> std::io::Result<IpAddr>;
+}
+
+impl Stream for UnixStream {
+    fn set_patience(&self, patience: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(patience))?;
+        self.set_write_timeout(Some(patience))
+    }
+
+    fn local_ip(&self) -> std::io::Result<IpAddr> {
+        Ok(Ipv4Addr::LOCALHOST.into())
+    }
+}
+
+impl Stream for TcpStream {
+    fn set_patience(&self, patience: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(patience))?;
+        self.set_write_timeout(Some(patience))
+    }
+
+    fn local_ip(&self) -> std::io::Result<IpAddr> {
+        Ok(self.local_addr()?.ip().to_canonical())
+    }
+}
+
 /// One end.
-#[derive(Debug)]
 pub struct Channel {
-    stream: UnixStream,
+    stream: Box<dyn Stream>,
     patience: Duration,
 }
 
 impl Channel {
-    /// An end whose waits last for `patience` at most.
+    /// An end between processes of one host, whose waits last for `patience` at most.
     pub fn new(stream: UnixStream, patience: Duration) -> Result<Self, ChannelError> {
+        Channel::over(Box::new(stream), patience)
+    }
+
+    /// An end between hosts.
+    pub fn tcp(stream: TcpStream, patience: Duration) -> Result<Self, ChannelError> {
+        stream.set_nodelay(true)?;
+        Channel::over(Box::new(stream), patience)
+    }
+
+    fn over(stream: Box<dyn Stream>, patience: Duration) -> Result<Self, ChannelError> {
         let mut channel = Channel { stream, patience };
         channel.set_patience(patience)?;
         Ok(channel)
     }
 
+    /// What guards the waits of a turn: they end when the other side is gone.
+    pub fn watch(&self) -> Result<Watch, ChannelError> {
+        Ok(Watch::new(self.stream.as_fd().try_clone_to_owned()?))
+    }
+
+    /// The address at which this host is known to the other one.
+    pub fn local_ip(&self) -> Result<IpAddr, ChannelError> {
+        Ok(self.stream.local_ip()?)
+    }
+
     /// Changes how long a wait lasts at most.
     pub fn set_patience(&mut self, patience: Duration) -> Result<(), ChannelError> {
-        self.stream.set_read_timeout(Some(patience))?;
-        self.stream.set_write_timeout(Some(patience))?;
+        self.stream.set_patience(patience)?;
         self.patience = patience;
         Ok(())
     }
@@ -125,9 +184,18 @@ impl Channel {
 
     /// Whether there is something to hear, or the other side is gone.
     pub fn is_ready(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.look(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+    }
+
+    /// Blocks until there is something to hear, or the other side is gone.
+    pub fn wait(&self) {
+        while !self.look(None) {}
+    }
+
+    fn look(&self, timeout: Option<&Timespec>) -> bool {
+        let fd = self.stream.as_fd();
         // A failed look is left to the next receive to report.
-        poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&now)) != Ok(0)
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout) != Ok(0)
     }
 
     /// Hears one message in particular.
@@ -173,9 +241,9 @@ mod tests {
         assert!(!right.is_ready());
         left.send(&Message::Ready).unwrap();
         assert!(right.is_ready());
-        left.send(&Message::Done { rounds: 3 }).unwrap();
+        left.send(&Message::Rounds(3)).unwrap();
         right.expect(&Message::Ready).unwrap();
-        assert_eq!(right.receive().unwrap(), Message::Done { rounds: 3 });
+        assert_eq!(right.receive().unwrap(), Message::Rounds(3));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The turns: the test and its references one after the other, again and again, within the same minute.
 
 use super::channel::{Channel, Message};
-use super::options::{Length, Plan};
+use super::options::Figure;
+use super::plan::{Length, Plan};
 use super::recorder::{Recorder, Summary, median};
-use super::workload::{Halt, Initiator, Responder, Subject, Watch};
+use super::workload::{Initiator, Linger, Responder, Subject, Watch};
 use crate::cli::CliError;
 use crate::cli::reference::{CacheLine, Clock, Memcpy, RING_PAYLOAD, RING_SLOTS, Ring64, Shared};
 use std::sync::Arc;
@@ -16,8 +17,10 @@ const COPY_FROM: usize = 4096;
 pub struct SizeResult {
     /// The payload.
     pub bytes: usize,
-    /// One-way times over all turns.
+    /// The times over all turns: one way, or of the whole operation.
     pub summary: Summary,
+    /// What each turn took.
+    pub turns: Vec<Took>,
     /// What was measured beside it.
     pub references: Vec<Comparison>,
 }
@@ -58,18 +61,36 @@ impl Comparison {
     }
 }
 
+/// How long so many operations took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Took {
+    /// Operations.
+    pub count: u64,
+    /// Nanoseconds of all of them, one after the other or at the same time.
+    pub nanos: u64,
+}
+
+impl Took {
+    /// Nanoseconds for each.
+    pub fn each(&self) -> f64 {
+        self.nanos as f64 / self.count.max(1) as f64
+    }
+}
+
 /// The measuring side of a run.
 pub struct Run<'a> {
     plan: &'a Plan,
     clock: Clock,
-    shared: Arc<Shared>,
     watch: Watch,
     test: Box<dyn Initiator>,
     alone: Option<Box<dyn Initiator>>,
+    bare: Option<Bare>,
+}
+
+/// The references in memory that both processes share.
+struct Bare {
     cache_line: CacheLine,
     ring: Ring64,
-    /// Round trips of the whole run so far, with all subjects.
-    rounds: u64,
 }
 
 /// All turns of one subject at one size.
@@ -93,61 +114,60 @@ impl Series {
 }
 
 impl<'a> Run<'a> {
-    /// A run of the plan with this workload, and the same without idle links if it has some.
+    /// A run of the plan with this workload, and the same without idle links if it has some. References in shared memory run
+    /// beside it where both processes have that.
     pub fn new(
         plan: &'a Plan,
         clock: Clock,
-        shared: &Arc<Shared>,
+        watch: Watch,
+        shared: Option<&Arc<Shared>>,
         test: Box<dyn Initiator>,
         alone: Option<Box<dyn Initiator>>,
     ) -> Self {
-        Run {
-            plan,
-            clock,
-            shared: Arc::clone(shared),
-            watch: Watch::new(Arc::clone(shared)),
-            test,
-            alone,
+        let bare = shared.filter(|_| plan.has_references()).map(|shared| Bare {
             cache_line: CacheLine::new(shared, Subject::CacheLine),
             ring: Ring64::initiator(shared, Subject::Ring64, RING_SLOTS),
-            rounds: 0,
-        }
+        });
+        Run { plan, clock, watch, test, alone, bare }
     }
 
     /// Measures one size.
     pub fn size(&mut self, bytes: usize, channel: &mut Channel) -> Result<SizeResult, CliError> {
-        let mut ours = Series::new("", 0.5);
-        let mut line = Series::new("cache_line", 0.5);
-        let mut alone = self.alone.is_some().then(|| Series::new("alone", 0.5));
-        let mut ring = (bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
-        let mut copy = (bytes >= COPY_FROM).then(|| Series::new("memcpy", 1.0));
+        let figure = self.plan.test.figure();
+        let (bandwidth, beside) = (figure == Figure::Bandwidth, self.bare.is_some());
+        let scale = if figure == Figure::OneWay { 0.5 } else { 1.0 };
+        let mut ours = Series::new("", scale);
+        let mut alone = self.alone.is_some().then(|| Series::new("alone", scale));
+        let mut line = (beside && !bandwidth).then(|| Series::new("cache_line", 0.5));
+        let mut ring = (beside && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
+        let mut copy = (beside && bytes >= COPY_FROM).then(|| Series::new("memcpy", 1.0));
         let mut memory = Memcpy::new(if copy.is_some() { bytes } else { 0 })?;
-        let mut turn = Recorder::new();
+        let (mut turn, mut turns) = (Recorder::new(), Vec::new());
         for _ in 0..self.plan.turns {
-            self.turn(Subject::Test, bytes, channel, &mut turn)?;
+            let took = self.turn(Subject::Test, bytes, channel, &mut turn)?;
             ours.add(&turn);
-            if let Some(alone) = &mut alone {
-                self.turn(Subject::Alone, bytes, channel, &mut turn)?;
-                alone.add(&turn);
-            }
-            self.turn(Subject::CacheLine, bytes, channel, &mut turn)?;
-            line.add(&turn);
-            if let Some(ring) = &mut ring {
-                self.turn(Subject::Ring64, bytes, channel, &mut turn)?;
-                ring.add(&turn);
+            turns.push(took);
+            for (subject, series) in
+                [(Subject::Alone, &mut alone), (Subject::CacheLine, &mut line), (Subject::Ring64, &mut ring)]
+            {
+                if let Some(series) = series {
+                    self.turn(subject, bytes, channel, &mut turn)?;
+                    series.add(&turn);
+                }
             }
             if let Some(copy) = &mut copy {
-                turn.clear();
                 self.copies(bytes, &mut memory, &mut turn)?;
                 copy.add(&turn);
             }
         }
-        let references = [alone, Some(line), ring, copy]
+        let each: Vec<f64> = turns.iter().map(Took::each).collect();
+        let medians = if bandwidth { &each } else { &ours.medians };
+        let references = [alone, line, ring, copy]
             .into_iter()
             .flatten()
-            .map(|series| Comparison::new(series.name, bytes, &ours.medians, &series.medians))
+            .map(|series| Comparison::new(series.name, bytes, medians, &series.medians))
             .collect();
-        Ok(SizeResult { bytes, summary: ours.all.summary(ours.scale), references })
+        Ok(SizeResult { bytes, summary: ours.all.summary(ours.scale), turns, references })
     }
 
     /// One turn of a subject that the other process answers.
@@ -157,151 +177,121 @@ impl<'a> Run<'a> {
         bytes: usize,
         channel: &mut Channel,
         recorder: &mut Recorder,
-    ) -> Result<(), CliError> {
+    ) -> Result<Took, CliError> {
         recorder.clear();
         channel.send(&Message::Turn { subject, bytes })?;
-        self.subject(subject).prepare(bytes, channel)?;
-        channel.expect(&Message::Ready)?;
         let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
-        let (clock, watch, before) = (self.clock.clone(), self.watch.clone(), self.rounds);
-        let workload = self.subject(subject);
-        let failed = |halt| CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), halt);
-        let rounds = warm_and_sample(&clock, length, warmup, recorder, workload, &watch).map_err(failed)? + 1;
-        // The closing round tells the other side to stop. It is never a sample, so none is dropped.
-        self.shared.announce_end(before + rounds);
-        let workload = self.subject(subject);
-        workload.produce(&watch).and_then(|()| workload.round_trip(&watch)).map_err(failed)?;
-        self.rounds += rounds;
-        channel.expect(&Message::Done { rounds })?;
-        Ok(())
+        let (clock, watch) = (&self.clock, &self.watch);
+        let workload: &mut dyn Initiator = match (subject, &mut self.bare) {
+            (Subject::CacheLine, Some(bare)) => &mut bare.cache_line,
+            (Subject::Ring64, Some(bare)) => &mut bare.ring,
+            (Subject::Alone, _) => self.alone.as_deref_mut().unwrap_or(&mut *self.test),
+            _ => &mut *self.test,
+        };
+        workload.prepare(bytes, channel)?;
+        channel.expect(&Message::Ready)?;
+        let batch = |count, recorder: &mut Recorder| {
+            channel.send(&Message::Rounds(count))?;
+            channel.expect(&Message::Ready)?;
+            let nanos = workload.rounds(count, clock, watch, recorder).map_err(|halt| {
+                CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), halt)
+            })?;
+            channel.expect(&Message::Done)?;
+            Ok(nanos)
+        };
+        warm_and_measure(length, warmup, recorder, batch)
     }
 
     /// One turn of the reference that needs no other process.
     fn copies(&self, bytes: usize, memory: &mut Memcpy, recorder: &mut Recorder) -> Result<(), CliError> {
-        let mut copies = Copies { memory, bytes };
         let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
-        let copied = warm_and_sample(&self.clock, length, warmup, recorder, &mut copies, &self.watch);
-        copied.map(drop).map_err(|halt| CliError::failed("the memcpy reference", halt))
-    }
-
-    fn subject(&mut self, subject: Subject) -> &mut dyn Initiator {
-        match subject {
-            Subject::Test => &mut *self.test,
-            Subject::Alone => self.alone.as_deref_mut().unwrap_or(&mut *self.test),
-            Subject::CacheLine => &mut self.cache_line,
-            Subject::Ring64 => &mut self.ring,
-        }
-    }
-}
-
-/// What is timed again and again.
-trait Repeat {
-    /// What comes before each time and is not measured.
-    fn before(&mut self, watch: &Watch) -> Result<(), Halt>;
-    /// What is measured.
-    fn once(&mut self, watch: &Watch) -> Result<(), Halt>;
-}
-
-impl Repeat for dyn Initiator + '_ {
-    fn before(&mut self, watch: &Watch) -> Result<(), Halt> {
-        self.produce(watch)
-    }
-
-    fn once(&mut self, watch: &Watch) -> Result<(), Halt> {
-        self.round_trip(watch)
+        let clock = &self.clock;
+        let batch = |count, recorder: &mut Recorder| {
+            let began = clock.now();
+            for _ in 0..count {
+                let start = clock.now();
+                memory.copy(bytes);
+                recorder.record(clock.nanos(start, clock.now()));
+            }
+            Ok(clock.nanos(began, clock.now()))
+        };
+        warm_and_measure(length, warmup, recorder, batch).map(drop)
     }
 }
 
-/// Copies of so many bytes.
-struct Copies<'a> {
-    memory: &'a mut Memcpy,
-    bytes: usize,
-}
-
-impl Repeat for Copies<'_> {
-    fn before(&mut self, _watch: &Watch) -> Result<(), Halt> {
-        Ok(())
-    }
-
-    fn once(&mut self, _watch: &Watch) -> Result<(), Halt> {
-        self.memory.copy(self.bytes);
-        Ok(())
-    }
-}
-
-/// Does something `warmup` times, and then for the length of a turn with the time of each taken. Says how many times
-/// it was done.
-fn warm_and_sample(
-    clock: &Clock,
+/// Does something `warmup` times, and then for the length of a turn, in batches. A turn of so many seconds does half of what seems
+/// to be left again and again, so that a bad guess costs little.
+fn warm_and_measure(
     length: Length,
     warmup: u64,
     recorder: &mut Recorder,
-    what: &mut (impl Repeat + ?Sized),
-    watch: &Watch,
-) -> Result<u64, Halt> {
-    for _ in 0..warmup {
-        what.before(watch)?;
-        what.once(watch)?;
+    mut batch: impl FnMut(u64, &mut Recorder) -> Result<u64, CliError>,
+) -> Result<Took, CliError> {
+    let mut pace = Took::default();
+    if warmup > 0 {
+        pace = Took { count: warmup, nanos: batch(warmup, recorder)? };
     }
-    let (count, until) = match length {
-        Length::Iterations(count) => (count, u64::MAX),
-        Length::Duration(duration) => (u64::MAX, duration.as_nanos() as u64),
+    recorder.clear();
+    let duration = match length {
+        Length::Iterations(count) => return Ok(Took { count, nanos: batch(count, recorder)? }),
+        Length::Duration(duration) => duration.as_nanos() as u64,
     };
-    let began = clock.now();
-    let mut done = 0;
-    while done < count {
-        what.before(watch)?;
-        let start = clock.now();
-        what.once(watch)?;
-        let end = clock.now();
-        recorder.record(clock.nanos(start, end));
-        done += 1;
-        if clock.nanos(began, end) >= until {
-            break;
-        }
+    let mut took = Took::default();
+    while took.nanos < duration {
+        let left = (duration - took.nanos) as f64 / 2.0;
+        let count = if pace.count == 0 { 1 } else { (left / pace.each().max(1.0)) as u64 }.max(1);
+        let nanos = batch(count, recorder)?;
+        pace = Took { count, nanos };
+        took = Took { count: took.count + count, nanos: took.nanos + nanos };
     }
-    Ok(warmup + done)
+    Ok(took)
 }
 
 /// The answering side: does turn after turn until it is told to quit.
 pub fn answer(
     channel: &mut Channel,
-    shared: &Arc<Shared>,
+    shared: Option<&Arc<Shared>>,
     mut test: Box<dyn Responder>,
     mut alone: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {
-    let watch = Watch::new(Arc::clone(shared));
-    let mut cache_line = CacheLine::new(shared, Subject::CacheLine);
-    let mut ring = Ring64::responder(shared, Subject::Ring64, RING_SLOTS);
-    let mut total = 0;
+    let watch = channel.watch()?;
+    let mut bare = shared.map(|shared| {
+        (CacheLine::new(shared, Subject::CacheLine), Ring64::responder(shared, Subject::Ring64, RING_SLOTS))
+    });
+    let mut turn = (Subject::Test, 0);
     loop {
         while !channel.is_ready() {
-            test.linger().map_err(|halt| CliError::failed("between turns", halt))?;
-        }
-        let (subject, bytes) = match channel.receive()? {
-            Message::Quit => return Ok(()),
-            Message::Turn { subject, bytes } => (subject, bytes),
-            other => return Err(CliError::Failed(format!("{other:?} came instead of a turn"))),
-        };
-        let workload: &mut dyn Responder = match subject {
-            Subject::Test => &mut *test,
-            Subject::Alone => alone.as_deref_mut().unwrap_or(&mut *test),
-            Subject::CacheLine => &mut cache_line,
-            Subject::Ring64 => &mut ring,
-        };
-        workload.prepare(bytes, channel)?;
-        channel.send(&Message::Ready)?;
-        let before = total;
-        loop {
-            workload.answer(&watch).map_err(|halt| {
-                CliError::failed(format!("answering {subject:?} with {bytes} bytes"), halt)
-            })?;
-            total += 1;
-            if shared.ends_after(total) {
-                break;
+            let next = test.linger().map_err(|halt| CliError::failed("between turns", halt))?;
+            if next == Linger::Sleep {
+                channel.wait();
             }
         }
-        channel.send(&Message::Done { rounds: total - before })?;
+        let message = channel.receive()?;
+        if let Message::Turn { subject, bytes } = message {
+            turn = (subject, bytes);
+        }
+        let (subject, bytes) = turn;
+        let workload: &mut dyn Responder = match (subject, &mut bare) {
+            (Subject::CacheLine, Some((line, _))) => line,
+            (Subject::Ring64, Some((_, ring))) => ring,
+            (Subject::Alone, _) => alone.as_deref_mut().unwrap_or(&mut *test),
+            _ => &mut *test,
+        };
+        match message {
+            Message::Quit => return Ok(()),
+            Message::Turn { .. } => {
+                workload.prepare(bytes, channel)?;
+                channel.send(&Message::Ready)?;
+            }
+            Message::Rounds(count) => {
+                channel.send(&Message::Ready)?;
+                workload.answers(count, &watch).map_err(|halt| {
+                    CliError::failed(format!("answering {subject:?} with {bytes} bytes"), halt)
+                })?;
+                channel.send(&Message::Done)?;
+            }
+            other => return Err(CliError::Failed(format!("{other:?} came instead of a turn"))),
+        }
     }
 }
 
@@ -310,40 +300,32 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Something that takes so long, with a count of how often its source was written.
-    struct Nap(Duration, u64);
-
-    impl Repeat for Nap {
-        fn before(&mut self, _watch: &Watch) -> Result<(), Halt> {
-            self.1 += 1;
-            Ok(())
-        }
-
-        fn once(&mut self, _watch: &Watch) -> Result<(), Halt> {
-            std::thread::sleep(self.0);
-            Ok(())
-        }
-    }
-
-    /// Rounds, samples and sources written.
-    fn sample(length: Length, warmup: u64, each: Duration) -> (u64, u64, u64) {
-        let watch = Watch::new(Arc::new(Shared::create(0).unwrap().0));
-        let (mut recorder, mut nap) = (Recorder::new(), Nap(each, 0));
-        let rounds = warm_and_sample(&Clock::new(), length, warmup, &mut recorder, &mut nap, &watch).unwrap();
-        (rounds, recorder.summary(1.0).count, nap.1)
+    /// Measures something that takes so long; says what it came to, how many samples there are, and how often it was done.
+    fn measure(length: Length, warmup: u64, each: Duration) -> (Took, u64, u64) {
+        let (mut recorder, mut done) = (Recorder::new(), 0);
+        let nanos = each.as_nanos() as u64;
+        let batch = |count, recorder: &mut Recorder| {
+            (0..count).for_each(|_| recorder.record(nanos));
+            done += count;
+            Ok(count * nanos)
+        };
+        let took = warm_and_measure(length, warmup, &mut recorder, batch).unwrap();
+        (took, recorder.summary(1.0).count, done)
     }
 
     #[test]
     fn every_iteration_after_the_warm_up_is_a_sample() {
-        assert_eq!(sample(Length::Iterations(30), 12, Duration::ZERO), (42, 30, 42));
+        let (took, samples, done) = measure(Length::Iterations(30), 12, Duration::from_nanos(5));
+        assert_eq!((took, samples, done), (Took { count: 30, nanos: 150 }, 30, 42));
     }
 
     #[test]
     fn a_duration_keeps_every_sample_and_takes_one_at_least() {
-        let nap = Duration::from_millis(2);
-        assert_eq!(sample(Length::Duration(Duration::from_millis(1)), 0, nap), (1, 1, 1));
-        let (rounds, samples, _) = sample(Length::Duration(Duration::from_millis(20)), 3, nap);
-        assert!(rounds == samples + 3 && (1..=10).contains(&samples), "{samples} naps of 2 ms in 20 ms");
+        let each = Duration::from_millis(2);
+        let (took, samples, done) = measure(Length::Duration(Duration::from_millis(1)), 0, each);
+        assert_eq!((took.count, samples, done), (1, 1, 1));
+        let (took, samples, done) = measure(Length::Duration(Duration::from_millis(20)), 3, each);
+        assert_eq!((took.count, samples, done), (10, 10, 13), "naps of 2 ms in 20 ms");
     }
 
     #[test]

@@ -1,29 +1,40 @@
-//! `tensorwire perf`: latency between two pinned processes, beside references that run in turns with it.
+//! `tensorwire perf`: latency and bandwidth between two pinned processes, beside references that run in turns with it.
 //!
-//! The first process measures, the second one answers. Between turns they talk over a socket ([`channel`]); within
-//! a turn only the workload's own path is used, and the mapping that both share says when the turn ends. Nothing
-//! here knows how a workload moves its bytes ([`workload`]).
+//! The first process, or the client, measures; the second one, or the server, answers. Between turns they talk over a
+//! socket ([`channel`]); within a turn only the workload's own path is used. Nothing here knows how a workload moves its
+//! bytes ([`workload`]).
 
+mod allowed;
+mod bandwidth;
 mod channel;
 mod cores;
+mod fabrics;
 mod machine;
 mod measure;
+mod one_sided;
+mod open;
 mod options;
+mod plan;
+mod read_lat;
 mod recorder;
+mod remote;
 mod rendezvous_lat;
 mod report;
 mod second;
+mod send_lat;
+mod side;
 mod workload;
+mod write_bw;
 mod write_lat;
 
 pub use channel::Channel;
 pub use options::Args;
-pub use workload::{Facts, Halt, Initiator, Responder, Subject, Watch};
+pub use workload::{Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
 
 use super::CliError;
 use super::reference::{Clock, ROOM, Shared};
 use channel::{ChannelError, Message};
-use options::Plan;
+use plan::{Part, Plan};
 use report::{JsonFile, Report};
 use second::Second;
 use std::sync::Arc;
@@ -38,37 +49,52 @@ pub struct ResponderArgs {
     parent: i32,
 }
 
-/// Measures, prints, and writes the report.
+/// Takes the part that was asked for. Who measures prints, and writes the report.
 pub fn run(args: Args) -> Result<(), CliError> {
     let plan = Plan::check(args, tensorwire::engine::process_cpus())?;
     let json = plan.json.as_deref().map(JsonFile::probe).transpose()?;
-    let (shared, memfd) = Shared::create(ROOM)?;
-    let shared = Arc::new(shared);
-    let (mut second, mut channel) = Second::start(&shared, memfd)?;
-    let report =
-        measure(&plan, &shared, &mut channel).map_err(|error| explain(error, &mut channel, &mut second))?;
-    second.finish()?;
+    let report = match &plan.part {
+        Part::Local => local(&plan)?,
+        Part::Client(host, port) => remote::client(&plan, host, *port)?,
+        Part::Server(port) => return remote::serve(&plan, *port),
+    };
     match json {
         Some(file) => file.write(&report.to_json()?),
         None => Ok(()),
     }
 }
 
-fn measure(plan: &Plan, shared: &Arc<Shared>, channel: &mut Channel) -> Result<Report, CliError> {
+fn local(plan: &Plan) -> Result<Report, CliError> {
+    let (shared, memfd) = Shared::create(ROOM)?;
+    let (mut second, mut channel) = Second::start(memfd)?;
+    let report = measure(plan, Some(&Arc::new(shared)), &mut channel)
+        .map_err(|error| explain(error, &mut channel, Some(&mut second)))?;
+    second.finish()?;
+    Ok(report)
+}
+
+fn measure(plan: &Plan, shared: Option<&Arc<Shared>>, channel: &mut Channel) -> Result<Report, CliError> {
     let (test, settings) = (plan.test, plan.settings.clone());
-    channel.send(&Message::Open { test, settings, core: plan.cores.responder })?;
-    let workload = workload::initiator(test, &plan.settings, shared, channel)?;
+    let (version, terms, core) = (env!("CARGO_PKG_VERSION").into(), plan.terms(), plan.cores.responder);
+    channel.send(&Message::Open { test, version, terms, settings, core })?;
+    if plan.part != Part::Local {
+        channel.expect(&Message::Ready)?; // it agrees
+    }
+    let workload = open::initiator(test, &plan.settings, shared, channel)?;
     let alone = match plan.settings.without_links() {
-        Some(settings) => Some(workload::initiator(test, &settings, shared, channel)?),
+        Some(settings) => Some(open::initiator(test, &settings, shared, channel)?),
         None => None,
     };
     // Only now: a thread that the workload has started must not share the core that measures.
     pin(plan.cores.initiator)?;
     let clock = Clock::new();
-    channel.expect(&Message::Ready)?;
-    let mut report = Report::new(plan, workload.facts(), &clock);
+    let core = match channel.receive()? {
+        Message::Opened { core } => core,
+        other => return Err(CliError::Failed(format!("{other:?} came instead of the word that it is open"))),
+    };
+    let mut report = Report::new(plan, workload.facts(), &clock, core);
     super::print(&report.header())?;
-    let mut run = measure::Run::new(plan, clock, shared, workload, alone);
+    let mut run = measure::Run::new(plan, clock, channel.watch()?, shared, workload, alone);
     for &bytes in &plan.sizes {
         report.add(&run.size(bytes, channel)?);
         super::print(&report.newest_row())?;
@@ -78,8 +104,8 @@ fn measure(plan: &Plan, shared: &Arc<Shared>, channel: &mut Channel) -> Result<R
     Ok(report)
 }
 
-/// Why a run failed: what the second process said last, or how it ended, or else what this one saw.
-fn explain(seen: CliError, channel: &mut Channel, second: &mut Second) -> CliError {
+/// Why a run failed: what the other process said last, or how it ended, or else what this one saw.
+fn explain(seen: CliError, channel: &mut Channel, second: Option<&mut Second>) -> CliError {
     if matches!(seen, CliError::Usage(_)) {
         return seen; // the other side stumbled over the same
     }
@@ -87,10 +113,11 @@ fn explain(seen: CliError, channel: &mut Channel, second: &mut Second) -> CliErr
     while heard.is_ok() {
         heard = channel.receive();
     }
+    let name = if second.is_some() { "second process" } else { "server" };
     if let Err(ChannelError::Failed(why)) = heard {
-        return CliError::Failed(format!("the second process failed: {why}"));
+        return CliError::Failed(format!("the {name} failed: {why}"));
     }
-    match second.epitaph() {
+    match second.and_then(Second::epitaph) {
         Some(epitaph) => CliError::Failed(format!("{epitaph}; this one saw: {seen}")),
         None => seen,
     }
@@ -99,26 +126,34 @@ fn explain(seen: CliError, channel: &mut Channel, second: &mut Second) -> CliErr
 /// The second process: answers until the first one tells it to quit.
 pub fn respond(args: ResponderArgs) -> Result<(), CliError> {
     let (shared, mut channel) = second::inherit(&args)?;
-    serve(&shared, &mut channel).map_err(|error| {
-        // Said first, so that it is there when the first process stops waiting.
-        let told = channel.send(&Message::Failed(error.to_string()));
-        shared.abort();
-        if told.is_ok() { CliError::Reported } else { error }
+    let answered = match channel.receive()? {
+        Message::Open { test, settings, core, .. } => {
+            answer(test, &settings, core, Some(&shared), &mut channel)
+        }
+        other => Err(CliError::Failed(format!("{other:?} came first"))),
+    };
+    // Said first, so that it is there when the first process stops waiting.
+    answered.map_err(|error| match channel.send(&Message::Failed(error.to_string())) {
+        Ok(()) => CliError::Reported,
+        Err(_) => error,
     })
 }
 
-fn serve(shared: &Arc<Shared>, channel: &mut Channel) -> Result<(), CliError> {
-    let (test, settings, core) = match channel.receive()? {
-        Message::Open { test, settings, core } => (test, settings, core),
-        other => return Err(CliError::Failed(format!("{other:?} came first"))),
-    };
-    let workload = workload::responder(test, &settings, shared, channel)?;
+/// The answering side, once it is known what of.
+fn answer(
+    test: options::Test,
+    settings: &plan::Settings,
+    core: usize,
+    shared: Option<&Arc<Shared>>,
+    channel: &mut Channel,
+) -> Result<(), CliError> {
+    let workload = open::responder(test, settings, shared, channel)?;
     let alone = match settings.without_links() {
-        Some(settings) => Some(workload::responder(test, &settings, shared, channel)?),
+        Some(settings) => Some(open::responder(test, &settings, shared, channel)?),
         None => None,
     };
     pin(core)?;
-    channel.send(&Message::Ready)?;
+    channel.send(&Message::Opened { core })?;
     measure::answer(channel, shared, workload, alone)
 }
 

@@ -3,8 +3,9 @@
 //! Each tensor is freshly written by its producer, between the round trips and not measured.
 
 use super::channel::Channel;
-use super::options::Settings;
-use super::workload::{Facts, Halt, Initiator, PATIENCE, Responder, Watch};
+use super::options::FabricName;
+use super::plan::Settings;
+use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
 use crate::cli::CliError;
 use std::net::TcpListener;
 use tensorwire::memory::{BufferRing, Tensor, TensorMut};
@@ -20,6 +21,7 @@ const BUFFERS: usize = 3;
 /// One side: a node of a cluster of two.
 pub struct RendezvousLat {
     node: Node,
+    fabric: &'static str,
     step: Step,
     to: Edge,
     from: Edge,
@@ -43,9 +45,14 @@ impl RendezvousLat {
             .set("cluster", cluster(me, channel)?)
             .set("pool_size", settings.pool.to_string())
             .set("queue_depth", settings.depth.to_string())
-            .set("fabric", "shm")
+            .set("fabric", name(settings.fabric))
             .set("wait", "spin")
             .set("join_timeout", "20s");
+        // Who runs a server here and a client there has asked for it.
+        builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
+        for (key, value) in device(settings) {
+            builder = builder.set(key, value);
+        }
         let inline = settings.inline.unwrap_or(128);
         builder = builder.set("small_tensor_bytes", inline.to_string());
         let node = builder.start().map_err(|error| failed(&error))?;
@@ -57,6 +64,7 @@ impl RendezvousLat {
         let depth = settings.depth;
         Ok(RendezvousLat {
             node,
+            fabric: name(settings.fabric),
             step,
             to,
             from,
@@ -139,7 +147,7 @@ impl Initiator for RendezvousLat {
 
     fn facts(&self) -> Facts {
         Facts {
-            fabric: "shm".into(),
+            fabric: self.fabric.into(),
             device: None,
             pages: self.node.pool_report().pages.to_string(),
             poll_mode: "inline, spin".into(),
@@ -162,14 +170,36 @@ impl Responder for RendezvousLat {
     }
 
     /// What was sent last is served when this side makes progress.
-    fn linger(&mut self) -> Result<(), Halt> {
-        self.progress()
+    fn linger(&mut self) -> Result<Linger, Halt> {
+        self.progress().map(|()| Linger::Again)
     }
+}
+
+/// The setting's name of a fabric.
+fn name(fabric: FabricName) -> &'static str {
+    match fabric {
+        FabricName::Shm => "shm",
+        FabricName::Verbs => "verbs",
+    }
+}
+
+/// The settings that name a device, as far as they were asked for.
+fn device(settings: &Settings) -> impl Iterator<Item = (&'static str, String)> {
+    let device = &settings.device;
+    [
+        ("rdma_device", device.name.clone()),
+        ("rdma_device_port", device.port.map(|port| port.to_string())),
+        ("rdma_gid_index", device.gid_index.map(|index| index.to_string())),
+        ("rdma_qp_mtu", settings.mtu.map(|bytes| bytes.to_string())),
+    ]
+    .into_iter()
+    .filter_map(|(key, value)| Some((key, value?)))
 }
 
 /// The cluster of the two: each finds a free port of its own and tells the other.
 fn cluster(me: u32, channel: &mut Channel) -> Result<String, CliError> {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let ip = channel.local_ip()?;
+    let free = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr());
     let own = free.map_err(|error| CliError::failed("looking for a free port", error))?.to_string();
     let theirs = String::from_utf8_lossy(&channel.swap(own.as_bytes())?).into_owned();
     let (first, second) = if me == 0 { (own, theirs) } else { (theirs, own) };

@@ -1,9 +1,11 @@
 //! What a run says: a header, perftest's latency table, the references beside it, and the same as JSON.
 
+use super::bandwidth::Bandwidth;
 use super::cores::siblings;
 use super::machine;
 use super::measure::{Comparison, SizeResult};
-use super::options::Plan;
+use super::options::Figure;
+use super::plan::{Part, Plan};
 use super::recorder::Summary;
 use super::workload::Facts;
 use crate::cli::CliError;
@@ -16,6 +18,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Serialize)]
 pub struct Report {
     test: &'static str,
+    #[serde(skip)]
+    figure: Figure,
     fabric: String,
     device: Option<String>,
     pages: String,
@@ -34,7 +38,10 @@ pub struct Report {
     cpu: String,
     commit: String,
     version: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     results: Vec<Row>,
+    #[serde(rename = "results", skip_serializing_if = "Vec::is_empty")]
+    bandwidths: Vec<Bandwidth>,
     references: Vec<Reference>,
 }
 
@@ -68,14 +75,16 @@ struct Reference {
 
 impl Report {
     /// A report without results.
-    pub fn new(plan: &Plan, facts: Facts, clock: &Clock) -> Self {
+    /// The answering side runs on this core.
+    pub fn new(plan: &Plan, facts: Facts, clock: &Clock, responder: usize) -> Self {
         Report {
             test: plan.test.name(),
+            figure: plan.test.figure(),
             fabric: facts.fabric,
             device: facts.device,
             pages: facts.pages,
-            cores: [plan.cores.initiator, plan.cores.responder],
-            cores_are_siblings: plan.cores.share_a_core(siblings),
+            cores: [plan.cores.initiator, responder],
+            cores_are_siblings: plan.part == Part::Local && plan.cores.share_a_core(siblings),
             poll_mode: facts.poll_mode,
             inline_bytes: facts.inline_bytes,
             depth: facts.depth,
@@ -89,6 +98,7 @@ impl Report {
             commit: machine::commit(),
             version: env!("CARGO_PKG_VERSION"),
             results: Vec::new(),
+            bandwidths: Vec::new(),
             references: Vec::new(),
         }
     }
@@ -98,6 +108,9 @@ impl Report {
         let Summary { count, min_ns, p50_ns, p90_ns, p99_ns, p999_ns, p9999_ns, max_ns, mean_ns, stdev_ns } =
             result.summary;
         let (bytes, iterations) = (result.bytes, count);
+        if self.figure == Figure::Bandwidth {
+            self.bandwidths.push(Bandwidth::of(bytes, &result.turns));
+        }
         let row = Row {
             bytes,
             iterations,
@@ -111,7 +124,9 @@ impl Report {
             mean_ns,
             stdev_ns,
         };
-        self.results.push(row);
+        if self.figure != Figure::Bandwidth {
+            self.results.push(row);
+        }
         self.references.extend(result.references.iter().map(|comparison| {
             let &Comparison { name, bytes, ours_p50_ns, p50_ns, ratio, ratio_min, ratio_max } = comparison;
             Reference { name, bytes, p50_ns, ours_p50_ns, ratio, ratio_min, ratio_max }
@@ -132,7 +147,12 @@ impl Report {
         );
         let none = || "none".to_owned();
         let rule = "-".repeat(132);
-        let mut text = format!("{rule}\n {} latency, one way (half of the round trip)\n", self.test);
+        let figure = match self.figure {
+            Figure::OneWay => "latency, one way (half of the round trip)",
+            Figure::RoundTrip => "latency, the whole round trip",
+            Figure::Bandwidth => "bandwidth, one direction",
+        };
+        let mut text = format!("{rule}\n {} {figure}\n", self.test);
         for (name, value) in [
             ("fabric", self.fabric.clone()),
             ("device", self.device.clone().unwrap_or_else(none)),
@@ -152,6 +172,9 @@ impl Report {
             // Writing to a String does not fail.
             let _ = writeln!(text, " {name:<12}: {value}");
         }
+        if self.figure == Figure::Bandwidth {
+            return text + &rule + "\n" + &Bandwidth::head();
+        }
         let _ = writeln!(
             text,
             "{rule}\n {:<10} {:<12} {:<13} {:<13} {:<16} {:<13} {:<15} {:<21} {:<22}",
@@ -170,6 +193,9 @@ impl Report {
 
     /// The table's newest row.
     pub fn newest_row(&self) -> String {
+        if let Some(bandwidth) = self.bandwidths.last() {
+            return bandwidth.row();
+        }
         let Some(row) = self.results.last() else { return String::new() };
         let [min, max, typical, mean, stdev, p99, p999] =
             [row.min_ns, row.max_ns, row.p50_ns, row.mean_ns, row.stdev_ns, row.p99_ns, row.p999_ns]
@@ -183,6 +209,9 @@ impl Report {
     /// The references, with both absolute figures.
     pub fn reference_table(&self) -> String {
         let rule = "-".repeat(132);
+        if self.references.is_empty() {
+            return rule + "\n";
+        }
         let mut text = format!(
             "{rule}\n beside it in turns, medians of {} turns\n {:<12} {:<10} {:<14} {:<18} {:<8} {}\n",
             self.turns, "reference", "#bytes", "ours[usec]", "reference[usec]", "ratio", "over the turns"
@@ -267,12 +296,13 @@ mod tests {
             depth: 64,
             mtu: None,
         };
-        let mut report = Report::new(&plan, facts, &Clock::new());
+        let mut report = Report::new(&plan, facts, &Clock::new(), plan.cores.responder);
         let mut recorder = crate::cli::perf::recorder::Recorder::new();
         [100, 300, 500].iter().for_each(|&nanos| recorder.record(nanos));
         report.add(&SizeResult {
             bytes: 8,
             summary: recorder.summary(0.5),
+            turns: Vec::new(),
             references: vec![Comparison::new("cache_line", 8, &[150.0], &[120.0])],
         });
         report

@@ -4,16 +4,14 @@ use super::ResponderArgs;
 use super::channel::{Channel, PATIENCE};
 use crate::cli::CliError;
 use crate::cli::reference::Shared;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::FdFlags;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::Signal;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a process that was told to end may take.
@@ -23,13 +21,11 @@ const PARTING: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Second {
     child: Child,
-    watcher: Option<JoinHandle<()>>,
 }
 
 impl Second {
-    /// Starts it with its end of a new channel, and the mapping's file inherited. Its death raises the mapping's abort
-    /// flag. Call this before the thread is pinned: the watcher must not share the measuring core.
-    pub fn start(shared: &Arc<Shared>, memfd: OwnedFd) -> Result<(Self, Channel), CliError> {
+    /// Starts it with its end of a new channel, which hangs up when it dies, and the mapping's file inherited.
+    pub fn start(memfd: OwnedFd) -> Result<(Self, Channel), CliError> {
         let tried = "starting the second process";
         let failed = |error: std::io::Error| CliError::failed(tried, error);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
@@ -43,13 +39,7 @@ impl Second {
             .stdout(Stdio::null())
             .spawn()
             .map_err(failed)?;
-        let mut second = Second { child, watcher: None };
-        let pidfd = pidfd_open(Pid::from_child(&second.child), PidfdFlags::empty())
-            .map_err(|error| failed(error.into()))?;
-        let shared = Arc::clone(shared);
-        let watcher = std::thread::Builder::new().name("perf-watcher".into());
-        second.watcher = Some(watcher.spawn(move || abort_on_end(&pidfd, &shared)).map_err(failed)?);
-        Ok((second, Channel::new(ours, PATIENCE)?))
+        Ok((Second { child }, Channel::new(ours, PATIENCE)?))
     }
 
     /// Waits for it to end by itself, as it does after it was told to quit.
@@ -84,15 +74,7 @@ impl Drop for Second {
         // An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Some(watcher) = self.watcher.take() {
-            let _ = watcher.join();
-        }
     }
-}
-
-fn abort_on_end(pidfd: &OwnedFd, shared: &Shared) {
-    while poll(&mut [PollFd::new(pidfd, PollFlags::IN)], None).is_err() {} // interrupted by a signal
-    shared.abort();
 }
 
 fn how(status: ExitStatus) -> String {

@@ -1,23 +1,21 @@
 //! What can be measured: one side that starts round trips, one that answers them.
 //!
 //! To add a workload: implement both traits, add a variant to [`Test`](super::options::Test) with its facts, and
-//! open the two sides in [`initiator`] and [`responder`].
+//! open the two sides in [`open`](super::open).
 
 use super::channel::Channel;
-use super::options::{Settings, Test};
-use super::rendezvous_lat::RendezvousLat;
-use super::write_lat::WriteLat;
+use super::recorder::Recorder;
 use crate::cli::CliError;
-use crate::cli::reference::{CacheLine, Ring64, Shared};
+use crate::cli::reference::Clock;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
-use tensorwire::fabric::Role;
 
 /// How long one side waits for the other within a round trip.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// How many times a wait looks before it asks whether it still makes sense: a few microseconds.
-const LOOKS: u32 = 4096;
+/// How many times a wait looks before it asks whether it still makes sense, which takes a system call.
+const LOOKS: u32 = 1 << 14;
 
 /// The side that measures.
 pub trait Initiator {
@@ -33,6 +31,20 @@ pub trait Initiator {
     /// One round trip: payload there, payload back.
     fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt>;
 
+    /// So many round trips, each a sample. Says how many nanoseconds all of them took. What does not come in round trips
+    /// does it its own way, and takes no samples.
+    fn rounds(&mut self, count: u64, clock: &Clock, watch: &Watch, into: &mut Recorder) -> Result<u64, Halt> {
+        let began = clock.now();
+        for _ in 0..count {
+            self.produce(watch)?;
+            let start = clock.now();
+            self.round_trip(watch)?;
+            let end = clock.now();
+            into.record(clock.nanos(start, end));
+        }
+        Ok(clock.nanos(began, clock.now()))
+    }
+
     /// What the report says about it.
     fn facts(&self) -> Facts;
 }
@@ -45,8 +57,22 @@ pub trait Responder {
     /// Waits for one payload, and sends one back.
     fn answer(&mut self, watch: &Watch) -> Result<(), Halt>;
 
+    /// Answers so many. What is one-sided has nothing to answer.
+    fn answers(&mut self, count: u64, watch: &Watch) -> Result<(), Halt> {
+        (0..count).try_for_each(|_| self.answer(watch))
+    }
+
     /// Called again and again between turns: the other side may still want what was sent last.
-    fn linger(&mut self) -> Result<(), Halt>;
+    fn linger(&mut self) -> Result<Linger, Halt>;
+}
+
+/// What the answering side does until the other one asks for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linger {
+    /// It must go on looking after what the other side wants.
+    Again,
+    /// Nothing: it may sleep.
+    Sleep,
 }
 
 /// What a workload found when it was opened, for the report's header.
@@ -96,21 +122,34 @@ pub enum Halt {
 }
 
 /// Guards the waits inside a turn: none outlives the other process, and none is endless.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Watch {
-    shared: Arc<Shared>,
+    /// The channel to the other process: it hangs up when that one ends.
+    socket: OwnedFd,
 }
 
 impl Watch {
-    /// One that looks at this mapping's abort flag.
-    pub fn new(shared: Arc<Shared>) -> Self {
-        Watch { shared }
+    /// One that looks at this socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        Watch { socket }
+    }
+
+    /// One for tests, whose other process never ends.
+    #[cfg(test)]
+    pub fn without_other() -> Self {
+        let flags = rustix::event::EventfdFlags::empty();
+        Watch::new(rustix::event::eventfd(0, flags).expect("an eventfd"))
     }
 
     /// Begins a wait.
     #[inline(always)]
     pub fn wait(&self) -> Wait<'_> {
         Wait { watch: self, looks: 0, since: None }
+    }
+
+    fn is_gone(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.socket, PollFlags::RDHUP)], Some(&now)) == Ok(1)
     }
 }
 
@@ -136,7 +175,7 @@ impl Wait<'_> {
     #[cold]
     fn ask(&mut self) -> Result<(), Halt> {
         self.looks = 0;
-        if self.watch.shared.is_aborted() {
+        if self.watch.is_gone() {
             return Err(Halt::Aborted);
         }
         let since = *self.since.get_or_insert_with(Instant::now);
@@ -144,48 +183,20 @@ impl Wait<'_> {
     }
 }
 
-/// Opens the measuring side of the test that was asked for. The responder opens at the same time.
-pub fn initiator(
-    test: Test,
-    settings: &Settings,
-    shared: &Arc<Shared>,
-    channel: &mut Channel,
-) -> Result<Box<dyn Initiator>, CliError> {
-    Ok(match test {
-        Test::WriteLat => Box::new(WriteLat::open(Role::Initiator, settings, channel)?),
-        Test::RendezvousLat => Box::new(RendezvousLat::open(0, settings, channel)?),
-        Test::CacheLine => Box::new(CacheLine::new(shared, Subject::Test)),
-        Test::Ring64 => Box::new(Ring64::initiator(shared, Subject::Test, settings.depth)),
-    })
-}
-
-/// Opens the answering side of the test that was asked for.
-pub fn responder(
-    test: Test,
-    settings: &Settings,
-    shared: &Arc<Shared>,
-    channel: &mut Channel,
-) -> Result<Box<dyn Responder>, CliError> {
-    Ok(match test {
-        Test::WriteLat => Box::new(WriteLat::open(Role::Acceptor, settings, channel)?),
-        Test::RendezvousLat => Box::new(RendezvousLat::open(1, settings, channel)?),
-        Test::CacheLine => Box::new(CacheLine::new(shared, Subject::Test)),
-        Test::Ring64 => Box::new(Ring64::responder(shared, Subject::Test, settings.depth)),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_wait_ends_soon_after_an_abort() {
-        let (shared, _fd) = Shared::create(0).unwrap();
-        let shared = Arc::new(shared);
-        let watch = Watch::new(Arc::clone(&shared));
+    fn a_wait_ends_soon_after_the_other_side() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let watch = Watch::new(ours.into());
         let mut wait = watch.wait();
         (0..3 * LOOKS).for_each(|_| wait.again().unwrap());
-        shared.abort();
+        std::io::Write::write_all(&mut theirs, b"a word is no end").unwrap();
+        (0..3 * LOOKS).for_each(|_| wait.again().unwrap());
+        drop(theirs);
         let halt = (0..=LOOKS).find_map(|_| wait.again().err());
         assert!(matches!(halt, Some(Halt::Aborted)));
     }

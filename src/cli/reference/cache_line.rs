@@ -2,7 +2,7 @@
 
 use super::{LINE_APART, Shared, set};
 use crate::cli::CliError;
-use crate::cli::perf::{Channel, Facts, Halt, Initiator, Responder, Subject, Watch};
+use crate::cli::perf::{Channel, Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,8 +75,8 @@ impl Responder for CacheLine {
     }
 
     /// What was sent lies in the mapping.
-    fn linger(&mut self) -> Result<(), Halt> {
-        Ok(())
+    fn linger(&mut self) -> Result<Linger, Halt> {
+        Ok(Linger::Again)
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn every_ping_is_answered_once() {
         let shared = Arc::new(Shared::create(ROOM).unwrap().0);
-        let watch = Watch::new(Arc::clone(&shared));
+        let watch = Watch::without_other();
         let mut answering = CacheLine::new(&shared, Subject::CacheLine);
         let mut measuring = CacheLine::new(&shared, Subject::CacheLine);
         std::thread::scope(|scope| {

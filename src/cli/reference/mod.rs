@@ -6,12 +6,14 @@
 
 mod cache_line;
 mod clock;
+mod landing;
 mod memcpy;
 mod ring_64;
 mod shared;
 
 pub use cache_line::CacheLine;
 pub use clock::Clock;
+pub use landing::Landing;
 pub use memcpy::Memcpy;
 pub use ring_64::{PAYLOAD as RING_PAYLOAD, Ring64};
 pub use shared::Shared;

@@ -2,7 +2,7 @@
 
 use super::{MAX_RING_SLOTS, RING_BYTES, RINGS, Shared, set};
 use crate::cli::CliError;
-use crate::cli::perf::{Channel, Facts, Halt, Initiator, Responder, Subject, Watch};
+use crate::cli::perf::{Channel, Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,8 +121,8 @@ impl Responder for Ring64 {
     }
 
     /// What was sent lies in the mapping.
-    fn linger(&mut self) -> Result<(), Halt> {
-        Ok(())
+    fn linger(&mut self) -> Result<Linger, Halt> {
+        Ok(Linger::Again)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn messages_go_round_a_ring_several_times_with_their_payload() {
         let shared = Arc::new(Shared::create(ROOM).unwrap().0);
-        let watch = Watch::new(Arc::clone(&shared));
+        let watch = Watch::without_other();
         let mut answering = Ring64::responder(&shared, Subject::Ring64, 4);
         let mut measuring = Ring64::initiator(&shared, Subject::Ring64, 4);
         answering.resize(PAYLOAD);

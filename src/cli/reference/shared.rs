@@ -1,4 +1,4 @@
-//! The mapping that both processes share: two flags, and the lines that the bare references bounce.
+//! The mapping that both processes share: the lines that the bare references bounce.
 //!
 //! A memfd sealed against shrinking, so that no access can fault. Everything in it is an atomic word.
 #![allow(unsafe_code)] // the view of the mapping as atomic words
@@ -8,16 +8,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Distance of what one process writes from what the other reads: the prefetcher pulls pairs of lines.
-const APART: usize = 128;
-/// Where the abort flag is; a line that is hardly ever written.
-const ABORT: usize = 0;
-/// Where the number of the round trip that ends the turn is.
-const END: usize = APART;
-/// Where the room for references begins.
-const ROOM: usize = 4096;
+use std::sync::atomic::AtomicU64;
 
 /// The mapping, seen from one process.
 #[derive(Debug)]
@@ -32,7 +23,7 @@ impl Shared {
         let tried = "making the mapping that both processes share";
         let fd = rustix::fs::memfd_create("tensorwire-perf", MemfdFlags::ALLOW_SEALING)
             .map_err(|error| CliError::failed(tried, error))?;
-        rustix::fs::ftruncate(&fd, (ROOM + room) as u64).map_err(|error| CliError::failed(tried, error))?;
+        rustix::fs::ftruncate(&fd, room as u64).map_err(|error| CliError::failed(tried, error))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|error| CliError::failed(tried, error))?;
         let file = File::from(fd);
@@ -55,32 +46,7 @@ impl Shared {
     /// # Panics
     /// If they do not lie in the room, or `offset` is not a multiple of 8.
     pub fn room(&self, offset: usize, count: usize) -> &[AtomicU64] {
-        self.words(ROOM + offset, count)
-    }
-
-    /// Tells both processes to give up.
-    pub fn abort(&self) {
-        self.flag(ABORT).store(1, Ordering::Release);
-    }
-
-    /// Whether one of them was told to give up.
-    pub fn is_aborted(&self) -> bool {
-        self.flag(ABORT).load(Ordering::Acquire) != 0
-    }
-
-    /// Says after which round trip, counted from 1 over the whole run, the turn ends: call it before that round's
-    /// ping. The answering side sees it with the ping, because whatever carries the ping orders memory.
-    pub fn announce_end(&self, round: u64) {
-        self.flag(END).store(round, Ordering::Release);
-    }
-
-    /// Whether the turn ends after this round trip, which was just answered.
-    pub fn ends_after(&self, round: u64) -> bool {
-        self.flag(END).load(Ordering::Acquire) == round
-    }
-
-    fn flag(&self, offset: usize) -> &AtomicU64 {
-        &self.words(offset, 1)[0]
+        self.words(offset, count)
     }
 
     fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
@@ -100,21 +66,18 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
-    fn both_views_see_the_same_words_and_flags() {
+    fn both_views_see_the_same_words() {
         let (ours, fd) = Shared::create(64).unwrap();
         let theirs = Shared::open(&File::from(fd)).unwrap();
         ours.room(8, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!(theirs.room(0, 8)[1].load(Ordering::Relaxed), 7);
-        ours.announce_end(3);
-        assert!(theirs.ends_after(3) && !theirs.ends_after(2) && !theirs.is_aborted());
-        theirs.abort();
-        assert!(ours.is_aborted());
     }
 
     #[test]
-    #[should_panic(expected = "9 words at 4096 do not lie in a mapping of 4160 bytes")]
+    #[should_panic(expected = "9 words at 0 do not lie in a mapping of 64 bytes")]
     fn words_outside_the_mapping_are_refused() {
         Shared::create(64).unwrap().0.room(0, 9);
     }

@@ -15,7 +15,11 @@ pub(super) fn leave(line: &OwnWords, why: &LinkFailure) {
     let word = match why {
         LinkFailure::Protocol(_) => PROTOCOL,
         LinkFailure::NoReceive { lane } => NO_RECEIVE | u64::from(*lane) << 8,
-        LinkFailure::PeerDied { .. } | LinkFailure::Closed | LinkFailure::Local(_) => CLOSED,
+        LinkFailure::Completion { .. }
+        | LinkFailure::Device { .. }
+        | LinkFailure::PeerDied { .. }
+        | LinkFailure::Closed
+        | LinkFailure::Local(_) => CLOSED,
     };
     line.store(0, word, Ordering::Release);
     // Orders the store before every later write to memory that was lent or named to the peer: one that

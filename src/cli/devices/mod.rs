@@ -1,0 +1,144 @@
+//! `tensorwire devices`: the RDMA devices of this machine, and which device, port and GID would be chosen and why.
+//!
+//! What is shown comes from the kernel's own files, so that it can be seen on a machine without libibverbs; where that is there, it
+//! is asked for limits and MTUs, which the files don't have. The program ends with 0 if the verbs fabric would find all that it
+//! needs, and with 1 and every obstacle in one line if not.
+
+mod json;
+mod library;
+mod text;
+
+use super::CliError;
+use std::path::{Path, PathBuf};
+use tensorwire::config::Config;
+use tensorwire::fabric::verbs;
+use tensorwire::fabric::verbs::device::{self, Choice, Found, Refusal, UserAccess};
+use tensorwire::fabric::verbs::library::Library;
+use tensorwire::node;
+
+/// Where the kernel shows this machine's devices.
+const SYSFS: &str = "/sys";
+
+/// Shows the RDMA devices of this machine: ports, state, speed, MTU, NUMA node, GID tables, limits; and which device, port
+/// and GID would be chosen and why, with the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...)
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// A configuration file with settings of devices, below those of the environment
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where the kernel's device tree is, or a copy of another machine's
+    #[arg(long, value_name = "DIR", default_value = SYSFS)]
+    sysfs: PathBuf,
+    /// Where the device files are
+    #[arg(long, value_name = "DIR", default_value = "/dev")]
+    dev: PathBuf,
+}
+
+/// What there is to say.
+struct Report {
+    found: Found,
+    /// For each device its file, and whether this process may use it.
+    files: Vec<(Option<PathBuf>, UserAccess)>,
+    library: Option<PathBuf>,
+    /// What the library could not tell, and why.
+    untold: Vec<String>,
+    choice: Result<Choice, Refusal>,
+    /// Where the kernel's files were looked for.
+    class: PathBuf,
+}
+
+/// Shows the devices.
+pub fn run(args: Args) -> Result<(), CliError> {
+    let config = settings(args.config)?;
+    let class = args.sysfs.join("class/infiniband");
+    let mut found = device::read(&args.sysfs)
+        .map_err(|error| CliError::failed(format!("reading {}", class.display()), error))?;
+    // The library knows this machine only.
+    let untold = if args.sysfs == Path::new(SYSFS) { complete(&mut found) } else { Vec::new() };
+    let file = |device| (device::device_file(&args.dev, device), device::user_access(&args.dev, device));
+    let report = Report {
+        files: found.devices.iter().map(file).collect(),
+        choice: device::choose(&found.devices, &node::rdma_wishes(&config)),
+        library: library::find(),
+        untold,
+        found,
+        class,
+    };
+    super::print(&if args.json { json::render(&report)? } else { text::render(&report) })?;
+    match report.obstacles() {
+        none if none.is_empty() => Ok(()),
+        some => Err(CliError::Failed(some.join("; and "))),
+    }
+}
+
+/// Adds what libibverbs tells. Returns what it could not tell, and why.
+fn complete(found: &mut Found) -> Vec<String> {
+    if found.devices.is_empty() {
+        return Vec::new();
+    }
+    let library = match Library::system() {
+        Ok(library) => library,
+        Err(error) => return vec![error.to_string()],
+    };
+    match verbs::complete(library, &mut found.devices) {
+        Ok(silent) => silent.into_iter().map(|(_, error)| error.to_string()).collect(),
+        Err(error) => vec![error.to_string()],
+    }
+}
+
+/// The settings of devices, from the file and the environment. The others have no part in this, so they may be missing, and
+/// variables of theirs are not looked at.
+fn settings(file: Option<PathBuf>) -> Result<Config, CliError> {
+    let builder = Config::builder()
+        .member("devices", 0)
+        .set("cluster", "devices=127.0.0.1:1")
+        .env_from(|name| name.contains("RDMA_").then(|| std::env::var_os(name)).flatten());
+    let builder = match file {
+        Some(file) => builder.file(file),
+        None => builder,
+    };
+    builder.build().map_err(|error| CliError::Usage(error.to_string()))
+}
+
+impl Report {
+    /// Why the verbs fabric would not start here: all that is known to be in its way.
+    fn obstacles(&self) -> Vec<String> {
+        let mut obstacles = Vec::new();
+        match &self.choice {
+            Err(Refusal::NoDevice) if !self.found.subsystem => obstacles.push(format!(
+                "there is no RDMA device, nor the kernel's part for them ({} is not there): load the driver of the NIC (or \
+                 of soft-RoCE: rdma_rxe), and see that the container, if this is one, shows it",
+                self.class.display()
+            )),
+            Err(refusal) => obstacles.push(refusal.to_string()),
+            Ok(choice) => {
+                let at = self.found.devices.iter().position(|device| device.name == choice.device);
+                obstacles.extend(at.and_then(|at| refused(&choice.device, &self.files[at].1)));
+            }
+        }
+        if self.library.is_none() {
+            obstacles.push(format!(
+                "{} was not found: install it (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)",
+                library::NAME
+            ));
+        }
+        obstacles
+    }
+}
+
+/// Why this process can't use a device; `None` if it can.
+fn refused(name: &str, access: &UserAccess) -> Option<String> {
+    match access {
+        UserAccess::Allowed => None,
+        UserAccess::Refused { file, why } => Some(format!(
+            "{name} can't be used by this process: {file}: {why}: give its user read and write permission (and the container \
+             the device)"
+        )),
+        _ => {
+            Some(format!("{name} can't be used by any program: the kernel's module ib_uverbs is not loaded"))
+        }
+    }
+}

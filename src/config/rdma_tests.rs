@@ -1,0 +1,124 @@
+//! The settings of RDMA devices: the names that operators know, and what each is by default.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// Every variable besides those of this crate, with its key.
+const KNOWN: &[(&str, &str)] = &[
+    ("RDMA_DEVICE", "rdma_device"),
+    ("RDMA_DEVICE_PORT", "rdma_device_port"),
+    ("RDMA_GID_INDEX", "rdma_gid_index"),
+    ("RDMA_QP_PKEY_INDEX", "rdma_qp_pkey_index"),
+    ("RDMA_PKEY", "rdma_qp_pkey_index"),
+    ("RDMA_QP_QUEUE_DEPTH", "rdma_qp_queue_depth"),
+    ("RDMA_QUEUE_DEPTH", "rdma_qp_queue_depth"),
+    ("RDMA_QP_TIMEOUT", "rdma_qp_timeout"),
+    ("RDMA_TIMEOUT", "rdma_qp_timeout"),
+    ("RDMA_QP_RETRY_COUNT", "rdma_qp_retry_count"),
+    ("RDMA_RETRY_CNT", "rdma_qp_retry_count"),
+    ("RDMA_QP_RNR_RETRY", "rdma_qp_rnr_retry"),
+    ("RDMA_QP_MIN_RNR_TIMER", "rdma_qp_min_rnr_timer"),
+    ("RDMA_QP_SL", "rdma_qp_sl"),
+    ("RDMA_SL", "rdma_qp_sl"),
+    ("RDMA_QP_MTU", "rdma_qp_mtu"),
+    ("RDMA_MTU", "rdma_qp_mtu"),
+    ("RDMA_TRAFFIC_CLASS", "rdma_traffic_class"),
+    ("RDMA_QPS_PER_PEER", "rdma_qps_per_peer"),
+    ("RDMA_RELAXED_ORDERING", "rdma_relaxed_ordering"),
+];
+
+/// A value that the key allows.
+fn fine(key: &str) -> &'static str {
+    match key {
+        "rdma_qp_mtu" => "1024",
+        "rdma_relaxed_ordering" => "true",
+        _ => "5",
+    }
+}
+
+fn with(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let variables: BTreeMap<_, _> = pairs.iter().map(|(k, v)| (k.to_string(), OsString::from(v))).collect();
+    let lookup = move |name: &str| variables.get(name).cloned();
+    Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1").env_from(lookup).build()
+}
+
+fn refused(pairs: &[(&str, &str)]) -> String {
+    with(pairs).expect_err("refused").to_string()
+}
+
+#[test]
+fn each_name_that_operators_know_sets_its_key_and_is_named_as_its_origin() {
+    for (variable, key) in KNOWN {
+        // A port is one of a device.
+        let (text, device) = (fine(key), ("TENSORWIRE_RDMA_DEVICE", "5"));
+        let pairs =
+            if *key == "rdma_device" { vec![(*variable, text)] } else { vec![device, (*variable, text)] };
+        let config = with(&pairs).unwrap_or_else(|error| panic!("{variable}: {error}"));
+        let entries = config.entries();
+        let (_, value) = entries.iter().find(|(name, _)| name == key).expect(key);
+        assert_eq!(value.as_deref(), Some(text), "{variable}");
+        assert_eq!(config.origin(key).to_string(), format!("environment variable {variable}"));
+    }
+}
+
+#[test]
+fn no_other_variable_is_looked_up_than_those_of_the_reference() {
+    let reference = reference();
+    for (variable, key) in KNOWN {
+        let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).expect(key);
+        assert!(row.contains(&format!("`{variable}`")), "{row}");
+    }
+    let named = reference.matches("`RDMA_").count();
+    assert_eq!(named, KNOWN.len(), "a name that this test does not know is in the reference");
+}
+
+#[test]
+fn the_defaults_are_those_that_operators_know() {
+    let config = with(&[]).expect("defaults");
+    assert_eq!((&config.rdma_device, config.rdma_device_port, config.rdma_gid_index), (&None, None, None));
+    assert_eq!((config.rdma_qp_pkey_index, config.rdma_qp_queue_depth, config.rdma_qp_mtu), (0, 1024, None));
+    assert_eq!((config.rdma_qp_timeout, config.rdma_qp_retry_count, config.rdma_qp_rnr_retry), (14, 7, 6));
+    assert_eq!((config.rdma_qp_sl, config.rdma_traffic_class), (0, 0));
+    assert_eq!(config.origin("rdma_qp_timeout"), Origin::Default);
+    assert_eq!(config.origin("rdma_device"), Origin::Default);
+}
+
+#[test]
+fn a_value_that_is_no_number_or_out_of_range_stops_the_start_with_one_line() {
+    assert_eq!(
+        refused(&[("RDMA_QP_TIMEOUT", "soon")]),
+        "rdma_qp_timeout is \"soon\" (environment variable RDMA_QP_TIMEOUT): it must be 0 to 31"
+    );
+    assert_eq!(
+        refused(&[("RDMA_RETRY_CNT", "8")]),
+        "rdma_qp_retry_count is \"8\" (environment variable RDMA_RETRY_CNT): it must be 0 to 7"
+    );
+    assert_eq!(
+        refused(&[("RDMA_MTU", "1500")]),
+        "rdma_qp_mtu is \"1500\" (environment variable RDMA_MTU): it must be 256, 512, 1024, 2048 or 4096, at most \
+         the port's active MTU"
+    );
+}
+
+#[test]
+fn two_names_of_one_setting_must_agree() {
+    assert_eq!(with(&[("RDMA_QP_SL", "3"), ("RDMA_SL", "3")]).expect("the same").rdma_qp_sl, 3);
+    assert_eq!(
+        refused(&[("RDMA_QP_SL", "3"), ("RDMA_SL", "4")]),
+        "rdma_qp_sl is \"4\" (environment variable RDMA_SL): RDMA_QP_SL is \"3\" and sets the same: unset one of them"
+    );
+    assert_eq!(
+        refused(&[("TENSORWIRE_RDMA_GID_INDEX", "1"), ("RDMA_GID_INDEX", "2")]),
+        "rdma_gid_index is \"2\" (environment variable RDMA_GID_INDEX): TENSORWIRE_RDMA_GID_INDEX is \"1\" and sets \
+         the same: unset one of them"
+    );
+}
+
+#[test]
+fn where_a_value_comes_from_makes_no_difference_between_two_configurations() {
+    let builder = || Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
+    let said = builder().rdma_qp_sl(2).build().expect("config");
+    assert_eq!(said.origin("rdma_qp_sl"), Origin::Builder);
+    assert_eq!(said, with(&[("RDMA_SL", "2")]).expect("config"));
+}

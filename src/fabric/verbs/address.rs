@@ -1,0 +1,304 @@
+//! The address of a half: what the other half needs to reach it, opaque to everybody else.
+
+use super::device::GidKind;
+use super::failure::peer;
+use super::lane::Remote;
+use super::sys::*;
+use crate::fabric::FabricError;
+
+/// Version of the address, of the ping and of the control messages. They change together.
+pub(super) const VERSION: u16 = 1;
+
+const MAGIC: [u8; 8] = *b"twibvadr";
+/// Bytes before the queue pairs.
+const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + 1 + (2 + 8 + 8 + 4) + (8 + 4 + 8);
+/// Bytes of a queue pair.
+const PAIR: usize = 4 + 4;
+
+/// Kinds of GIDs by their numbers in an address.
+const KINDS: [GidKind; 4] = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2, GidKind::Unknown];
+
+fn code(kind: GidKind) -> u8 {
+    KINDS.iter().position(|other| *other == kind).unwrap_or(KINDS.len() - 1) as u8
+}
+
+/// Memory that a process has registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RemoteRegion {
+    pub id: u16,
+    pub base: u64,
+    pub len: u64,
+    pub rkey: u32,
+}
+
+/// Where the peer writes what it was told here, to show that its queue pairs work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub addr: u64,
+    pub rkey: u32,
+    pub token: u64,
+}
+
+/// One end of a link: everything that the other needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct End {
+    pub gid_kind: GidKind,
+    pub global: bool,
+    pub lid: u16,
+    pub gid: ibv_gid,
+    /// Code of the path MTU, at most.
+    pub mtu: u32,
+    /// Reads that it answers at a time.
+    pub reads: u8,
+    pub depth: u32,
+    pub generation: u8,
+    pub region: RemoteRegion,
+    pub hello: Hello,
+    /// Queue pairs for the parts of large writes, besides those of the lanes.
+    pub stripes: u8,
+    /// Number and first packet's number of each queue pair: of the control queue pair, then of each lane, then of each stripe.
+    pub pairs: Vec<(u32, u32)>,
+}
+
+impl End {
+    /// Where the peer looks for the length of a write on a lane that takes more than one request: the first of as many
+    /// words as the lane is deep, behind those for pings and for the lanes before it.
+    pub fn totals(&self, lane: u8) -> Remote {
+        let word = self.pairs.len() as u64 + u64::from(lane) * u64::from(self.depth);
+        Remote { addr: self.hello.addr.wrapping_add(8 * word), rkey: self.hello.rkey }
+    }
+
+    /// Lanes of the link.
+    pub fn lanes(&self) -> u8 {
+        (self.pairs.len() - 1) as u8 - self.stripes
+    }
+
+    /// Leaves this many stripes.
+    pub fn keep_stripes(&mut self, count: u8) {
+        self.pairs.truncate(1 + usize::from(self.lanes()) + usize::from(count));
+        self.stripes = count;
+    }
+
+    /// The bytes that travel.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEAD + self.pairs.len() * PAIR);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend([code(self.gid_kind), u8::from(self.global)]);
+        bytes.extend(self.lid.to_le_bytes());
+        bytes.extend(self.gid.raw);
+        bytes.extend([self.mtu as u8, self.reads, self.generation]);
+        bytes.extend(self.depth.to_le_bytes());
+        bytes.extend([self.lanes(), self.stripes]);
+        bytes.extend(self.region.id.to_le_bytes());
+        bytes.extend(self.region.base.to_le_bytes());
+        bytes.extend(self.region.len.to_le_bytes());
+        bytes.extend(self.region.rkey.to_le_bytes());
+        bytes.extend(self.hello.addr.to_le_bytes());
+        bytes.extend(self.hello.rkey.to_le_bytes());
+        bytes.extend(self.hello.token.to_le_bytes());
+        for (number, psn) in &self.pairs {
+            bytes.extend(number.to_le_bytes());
+            bytes.extend(psn.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads an address that a peer has sent.
+    ///
+    /// # Errors
+    /// If it is none of this version, or has a value that can't be.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
+        let mut reader = Reader(bytes);
+        if reader.take::<8>() != Some(MAGIC) {
+            return Err(peer(format!("its address of {} bytes is not one of this fabric", bytes.len())));
+        }
+        match reader.take().map(u16::from_le_bytes) {
+            Some(VERSION) => {}
+            version => {
+                return Err(peer(format!(
+                    "its address has version {}, this side speaks {VERSION}: run the same release on both",
+                    version.unwrap_or(0)
+                )));
+            }
+        }
+        let [lanes, stripes] = [HEAD - 44, HEAD - 43].map(|at| bytes.get(at).copied().unwrap_or(0));
+        let pairs = 1 + usize::from(lanes) + usize::from(stripes);
+        let length = HEAD + PAIR * pairs;
+        if lanes == 0 || bytes.len() != length {
+            let have = bytes.len();
+            return Err(peer(format!(
+                "its address has {have} bytes, with {pairs} queue pairs it should have {length}"
+            )));
+        }
+        reader.end(pairs).ok_or_else(|| peer("its address has a value that can't be"))
+    }
+
+    /// Whether a link can be made between two ends.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_fits(&self, own: &End) -> Result<(), FabricError> {
+        if self.gid_kind != own.gid_kind {
+            return Err(peer(format!(
+                "its GID is of type {}, this side's of type {}: choose GID indices of the same type (`tensorwire devices`)",
+                self.gid_kind, own.gid_kind
+            )));
+        }
+        let (theirs, ours) = (self.lanes(), own.lanes());
+        if theirs != ours {
+            return Err(peer(format!(
+                "it has {theirs} lanes, this side {ours}: set lanes to the same on both"
+            )));
+        }
+        if self.generation != own.generation {
+            return Err(peer(format!(
+                "its half is of generation {}, this side's of {}: it is not of this link",
+                self.generation, own.generation
+            )));
+        }
+        Ok(())
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// A number of 24 bits.
+    fn u24(&mut self) -> Option<u32> {
+        self.u32().filter(|number| *number < 1 << 24)
+    }
+
+    fn end(&mut self, pairs: usize) -> Option<End> {
+        let [kind, global] = self.take()?;
+        let lid = u16::from_le_bytes(self.take()?);
+        let gid = ibv_gid { raw: self.take()? };
+        let [mtu, reads, generation] = self.take()?;
+        let depth = self.u32()?;
+        let [_lanes, stripes] = self.take()?;
+        let region = RemoteRegion {
+            id: u16::from_le_bytes(self.take()?),
+            base: self.u64()?,
+            len: self.u64()?,
+            rkey: self.u32()?,
+        };
+        let hello = Hello { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
+        let pairs = (0..pairs).map(|_| Some((self.u24()?, self.u24()?))).collect::<Option<Vec<_>>>()?;
+        if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu))
+            || global > 1
+            || reads == 0
+            || !depth.is_power_of_two()
+        {
+            return None;
+        }
+        region.base.checked_add(region.len)?;
+        Some(End {
+            gid_kind: *KINDS.get(usize::from(kind))?,
+            global: global == 1,
+            lid,
+            gid,
+            mtu: mtu.into(),
+            reads,
+            depth,
+            generation,
+            region,
+            hello,
+            stripes,
+            pairs,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn end() -> End {
+        End {
+            gid_kind: GidKind::RoceV2,
+            global: true,
+            lid: 7,
+            gid: ibv_gid { raw: [3; 16] },
+            mtu: IBV_MTU_1024,
+            reads: 16,
+            depth: 64,
+            generation: 9,
+            region: RemoteRegion { id: 3, base: 0x7000, len: 4096, rkey: 0xABCD },
+            hello: Hello { addr: 0x9000, rkey: 5, token: 77 },
+            stripes: 1,
+            pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],
+        }
+    }
+
+    #[test]
+    fn an_address_comes_back_as_it_was_and_each_shorter_or_longer_one_is_refused() {
+        let bytes = end().to_bytes();
+        assert_eq!(End::from_bytes(&bytes).expect("ours"), end());
+        for len in 0..bytes.len() {
+            assert!(End::from_bytes(&bytes[..len]).is_err(), "{len} bytes passed");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(End::from_bytes(&longer).expect_err("too long").to_string().contains("bytes"));
+    }
+
+    #[test]
+    fn what_can_t_be_is_refused() {
+        let refused = |change: fn(&mut Vec<u8>)| {
+            let mut bytes = end().to_bytes();
+            change(&mut bytes);
+            End::from_bytes(&bytes).expect_err("refused").to_string()
+        };
+        assert!(refused(|b| b[0] = 0).contains("not one of this fabric"));
+        assert!(refused(|b| b[8] = 9).contains("version 9"));
+        assert!(refused(|b| b[10] = 4).contains("can't be"), "GID type");
+        assert!(refused(|b| b[30] = 6).contains("can't be"), "MTU");
+        assert!(refused(|b| b[33] += 1).contains("can't be"), "a depth that is no power of two");
+        let last = |b: &mut Vec<u8>| {
+            let at = b.len() - 1;
+            b[at] = 1;
+        };
+        assert!(refused(last).contains("can't be"), "a packet number of 32 bits");
+    }
+
+    #[test]
+    fn ends_that_do_not_fit_are_refused_by_name() {
+        let said = |change: fn(&mut End)| {
+            let mut other = end();
+            change(&mut other);
+            other.check_fits(&end()).expect_err("refused").to_string()
+        };
+        assert!(end().check_fits(&end()).is_ok());
+        assert!(
+            said(|e| e.gid_kind = GidKind::RoceV1).contains("of type RoCE v1, this side's of type RoCE v2")
+        );
+        assert!(said(|e| e.pairs.truncate(3)).contains("1 lanes, this side 2"));
+        assert!(said(|e| e.generation = 1).contains("generation 1"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = End::from_bytes(&bytes);
+            let mut ours = end().to_bytes();
+            for (place, byte) in bytes.iter().enumerate().skip(10).take(ours.len().saturating_sub(10)) {
+                if let Some(there) = ours.get_mut(place) { *there = *byte; }
+            }
+            let _ = End::from_bytes(&ours);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The memory of a link that is not the pool's: where messages are received, what is copied before it is sent, and the words
+//! that the peer may write to. Only those words can be reached by the peer.
+
+use super::context::{Domain, MemoryRegion};
+use super::failure::os;
+use super::sys::*;
+use crate::fabric::FabricError;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a place for a message: the longest and some more, in whole cache lines.
+pub(super) const PLACE: usize = 256;
+const PAGE: usize = 4096;
+
+/// Registered memory of our own.
+pub(super) struct Buffer {
+    // First: the device lets go before the memory is freed.
+    region: MemoryRegion,
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is plain bytes; who may touch which of them is up to the link that owns it.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// `len` bytes, zero; peers may write to them if `remote` says so.
+    pub fn new(domain: &Arc<Domain>, len: usize, remote: bool) -> Result<Self, FabricError> {
+        let no_memory =
+            || os(format!("allocating {len} bytes"), io::ErrorKind::OutOfMemory.into(), "free memory");
+        let size = len.max(1).next_multiple_of(PAGE);
+        let layout = Layout::from_size_align(size, PAGE).map_err(|_| no_memory())?;
+        // SAFETY: the layout has at least one page.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;
+        let access = IBV_ACCESS_LOCAL_WRITE | if remote { IBV_ACCESS_REMOTE_WRITE } else { 0 };
+        // SAFETY: the memory is freed after the registration's end; nobody makes references to it, see the methods below.
+        let made = unsafe { MemoryRegion::new(domain, base, size, access) };
+        match made {
+            Ok(region) => Ok(Buffer { region, base, layout }),
+            Err(error) => {
+                // SAFETY: allocated just now with this layout.
+                unsafe { dealloc(base.as_ptr(), layout) };
+                Err(error)
+            }
+        }
+    }
+
+    pub fn rkey(&self) -> u32 {
+        self.region.rkey
+    }
+
+    /// The bytes from `at` on, as a work request names them.
+    pub fn piece(&self, at: usize, len: usize) -> ibv_sge {
+        debug_assert!(at + len <= self.layout.size());
+        ibv_sge { addr: self.base.as_ptr() as u64 + at as u64, length: len as u32, lkey: self.region.lkey }
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// If they don't fit.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.layout.size()));
+        // SAFETY: inside, as was just checked; `&mut self`, and the link writes only to places that the device does not
+        // have at the time.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) };
+    }
+
+    /// Bytes that the device has written.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    ///
+    /// # Safety
+    /// The device does not have them: their receive is complete, and they are not posted again as long as the slice
+    /// is there.
+    pub unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.layout.size()));
+        // SAFETY: inside, initialised (zeroed at first), and not written meanwhile, as the caller vouches.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
+    }
+
+    /// A word that the peer may write to at any time.
+    ///
+    /// # Panics
+    /// If it is not inside.
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        assert!((index + 1) * 8 <= self.layout.size());
+        // SAFETY: inside and aligned; words are only ever looked at as atomics, and a device writes them whole.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
+    }
+
+    /// Takes what the peer has left in a word; 0 if nothing.
+    #[inline]
+    pub fn take_word(&self, index: usize) -> u64 {
+        let word = self.word(index);
+        let found = word.load(Ordering::Acquire);
+        if found != 0 {
+            word.store(0, Ordering::Relaxed);
+        }
+        found
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.region.end();
+        // SAFETY: allocated with this layout, and the device has let go of it.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}

@@ -1,0 +1,83 @@
+//! The device, port and address that a fabric uses: opened as [`choose`] says.
+
+use super::context::Context;
+use super::device::{Choice, GidKind, LinkLayer, Refusal, Wishes, choose};
+use super::failure::unavailable;
+use super::library::Library;
+use super::probe::{Probed, probe};
+use super::sys::*;
+use crate::fabric::FabricError;
+use std::sync::Arc;
+
+/// The device, port and address that a fabric uses.
+pub(super) struct Chosen {
+    pub context: Arc<Context>,
+    pub port: u8,
+    pub lid: u16,
+    pub gid: ibv_gid,
+    pub gid_index: u8,
+    pub gid_kind: GidKind,
+    /// Every packet has a global header.
+    pub global: bool,
+    pub pkey_index: u16,
+    /// Code of the path MTU, at most.
+    pub mtu: u32,
+    /// Bytes of the longest work request.
+    pub max_message: u32,
+    /// All of it for people, with the reasons.
+    pub choice: Choice,
+}
+
+impl Chosen {
+    /// Opens what the wishes name, or what there is.
+    ///
+    /// # Errors
+    /// If there is nothing that is as wished, or that can be opened.
+    pub fn open(library: &'static Library, wishes: &Wishes) -> Result<Self, FabricError> {
+        let (mut devices, mut contexts, mut closed) = (Vec::new(), Vec::new(), Vec::new());
+        for Probed { name, opened } in probe(library)? {
+            match opened {
+                Ok((device, context)) => {
+                    devices.push(device);
+                    contexts.push(context);
+                }
+                Err(error) if wishes.device.as_ref().is_some_and(|wish| wish.value == name) => {
+                    return Err(error);
+                }
+                Err(error) => closed.push(error),
+            }
+        }
+        let choice = match choose(&devices, wishes) {
+            Ok(choice) => choice,
+            // The only devices are ones that can't be opened: that is what is wrong.
+            Err(Refusal::NoDevice) if !closed.is_empty() => return Err(closed.swap_remove(0)),
+            Err(refusal) => {
+                let closed = closed.iter().map(|error| format!("; {error}")).collect::<String>();
+                return Err(unavailable(format!("{refusal}{closed}")));
+            }
+        };
+        let Some(at) = devices.iter().position(|device| device.name == choice.device) else {
+            unreachable!("the choice is one of the devices")
+        };
+        Chosen::of(contexts.swap_remove(at), choice)
+    }
+
+    fn of(context: Arc<Context>, choice: Choice) -> Result<Self, FabricError> {
+        let attr = context.port(choice.port)?;
+        let kind = choice.gid.as_ref().map_or(GidKind::InfiniBand, |entry| entry.kind);
+        Ok(Chosen {
+            port: choice.port,
+            lid: choice.lid,
+            gid: ibv_gid { raw: choice.gid.as_ref().map_or([0; 16], |entry| entry.gid.0) },
+            // What can be chosen is at most 255, see `GidEntry::is_usable`.
+            gid_index: choice.gid.as_ref().map_or(0, |entry| entry.index as u8),
+            gid_kind: if choice.link == LinkLayer::InfiniBand { GidKind::InfiniBand } else { kind },
+            global: choice.global,
+            pkey_index: choice.pkey_index,
+            mtu: choice.mtu.map_or(attr.active_mtu, |mtu| mtu.code().into()),
+            max_message: attr.max_msg_sz.clamp(1 << 12, 1 << 30),
+            context,
+            choice,
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! An opened device, its protection domain and registered memory, each closed when its last user is gone.
+
+use super::failure::{memory_remedy, os};
+use super::library::{Library, returned};
+use super::sys::*;
+use crate::fabric::FabricError;
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// All devices that there are.
+pub(super) struct DeviceList {
+    library: &'static Library,
+    list: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+impl DeviceList {
+    pub fn new(library: &'static Library) -> Result<Self, FabricError> {
+        let mut count: c_int = 0;
+        // SAFETY: the count is written, nothing else is touched.
+        let list = unsafe { (library.get_device_list)(&mut count) };
+        let list = NonNull::new(list).ok_or_else(|| {
+            let remedy = "load the kernel's module ib_uverbs, and give the process access to /sys/class/infiniband_verbs";
+            os("listing RDMA devices", io::Error::last_os_error(), remedy)
+        })?;
+        Ok(DeviceList { library, list, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// The devices' names, in the library's order.
+    pub fn names(&self) -> Vec<String> {
+        // SAFETY: the library's list, not freed yet, has `count` devices, whose names end with a zero byte.
+        (0..self.count).map(|k| unsafe { name(*self.list.as_ptr().add(k)) }).collect()
+    }
+
+    /// One of `IBV_NODE_*`.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn node_type(&self, at: usize) -> c_int {
+        assert!(at < self.count);
+        // SAFETY: inside the list, as was just checked, and a device of the library.
+        unsafe { (**self.list.as_ptr().add(at)).node_type }
+    }
+
+    /// Opens the device at this place.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn open(&self, at: usize) -> Result<Arc<Context>, FabricError> {
+        assert!(at < self.count);
+        // SAFETY: inside the list, as was just checked.
+        let device = unsafe { *self.list.as_ptr().add(at) };
+        // SAFETY: a device of the library.
+        let name = unsafe { name(device) };
+        // SAFETY: a device of a list that is not freed yet.
+        let context = unsafe { (self.library.open_device)(device) };
+        let handle = NonNull::new(context).ok_or_else(|| {
+            let remedy = "give the process access to /dev/infiniband/uverbs*, in containers too";
+            os(format!("opening the device {name}"), io::Error::last_os_error(), remedy)
+        })?;
+        let mut context = Context { library: self.library, handle, name, attr: None };
+        let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
+        // SAFETY: an opened device, and a struct for the answer.
+        let result = unsafe { (self.library.query_device)(context.as_ptr(), attr.as_mut_ptr()) };
+        if result != 0 {
+            let error = returned(result);
+            return Err(os(
+                format!("querying the device {}", context.name),
+                error,
+                "see the kernel's log (`dmesg`)",
+            ));
+        }
+        // SAFETY: integers, for which the zeros that were there first are good too.
+        context.attr = Some(unsafe { attr.assume_init() });
+        Ok(Arc::new(context))
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: this list, once. Opened devices stay (`ibv_get_device_list(3)`).
+        unsafe { (self.library.free_device_list)(self.list.as_ptr()) };
+    }
+}
+
+/// The name of a device of a list that is not freed.
+unsafe fn name(device: *mut ibv_device) -> String {
+    // SAFETY: the caller vouches for the device; the library ends each name with a zero byte.
+    unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// An opened device.
+pub(super) struct Context {
+    pub library: &'static Library,
+    handle: NonNull<ibv_context>,
+    pub name: String,
+    attr: Option<ibv_device_attr>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is thread safe); the struct
+// itself is not changed after it is made.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub fn as_ptr(&self) -> *mut ibv_context {
+        self.handle.as_ptr()
+    }
+
+    /// What the device can do.
+    pub fn attr(&self) -> &ibv_device_attr {
+        match &self.attr {
+            Some(attr) => attr,
+            None => unreachable!("a context is handed out only with its attributes"),
+        }
+    }
+
+    /// What a port is and does.
+    pub fn port(&self, port: u8) -> Result<ibv_port_attr, FabricError> {
+        // SAFETY: an opened device of this library.
+        unsafe { self.library.port(self.as_ptr(), port) }.map_err(|error| {
+            os(format!("querying port {port} of {}", self.name), error, "see the kernel's log (`dmesg`)")
+        })
+    }
+
+    /// The descriptor that has asynchronous events.
+    pub fn async_fd(&self) -> c_int {
+        // SAFETY: an opened device.
+        unsafe { (*self.as_ptr()).async_fd }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: what was made of the device holds it, so nothing of it is left. A failure leaves it open.
+        unsafe { (self.library.close_device)(self.as_ptr()) };
+    }
+}
+
+/// A protection domain: what of a device belongs together.
+pub(super) struct Domain {
+    pub context: Arc<Context>,
+    handle: NonNull<ibv_pd>,
+    /// For a parent domain: what it stands for, and its thread domain.
+    parent: Option<(Arc<Domain>, NonNull<ibv_td>)>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Domain {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, FabricError> {
+        // SAFETY: an opened device.
+        let handle =
+            NonNull::new(unsafe { (context.library.alloc_pd)(context.as_ptr()) }).ok_or_else(|| {
+                let error = io::Error::last_os_error();
+                let remedy = memory_remedy(&error);
+                os(format!("making a protection domain of {}", context.name), error, remedy)
+            })?;
+        Ok(Arc::new(Domain { context: Arc::clone(context), handle, parent: None }))
+    }
+
+    /// A stand-in for `domain` whose queue pairs one thread at a time uses, which spares the driver their locks; `domain` itself
+    /// where the driver has no such thing.
+    pub fn for_one_thread(domain: &Arc<Domain>) -> Arc<Domain> {
+        let context = &domain.context;
+        // SAFETY: an opened device.
+        let Some(thread) = (unsafe { ibv_alloc_td(context.as_ptr()) }).and_then(NonNull::new) else {
+            return Arc::clone(domain);
+        };
+        // SAFETY: both domains are of this device, and the stand-in holds them.
+        let made = unsafe { ibv_alloc_parent_domain(context.as_ptr(), domain.as_ptr(), thread.as_ptr()) };
+        match made.and_then(NonNull::new) {
+            Some(handle) => Arc::new(Domain {
+                context: Arc::clone(context),
+                handle,
+                parent: Some((Arc::clone(domain), thread)),
+            }),
+            None => {
+                // SAFETY: nothing was made with it.
+                unsafe { ibv_dealloc_td(thread.as_ptr()) };
+                Arc::clone(domain)
+            }
+        }
+    }
+
+    pub fn as_ptr(&self) -> *mut ibv_pd {
+        self.handle.as_ptr()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: what was made in the domain holds it, so nothing of it is left.
+        unsafe { (self.context.library.dealloc_pd)(self.as_ptr()) };
+        if let Some((_domain, thread)) = &self.parent {
+            // SAFETY: its parent domain is gone.
+            unsafe { ibv_dealloc_td(thread.as_ptr()) };
+        }
+    }
+}
+
+/// Registered memory.
+pub(super) struct MemoryRegion {
+    domain: Arc<Domain>,
+    handle: Option<NonNull<ibv_mr>>,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers memory with these rights (`IBV_ACCESS_*`).
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as the registration is there, and what the rights permit others to do to it is
+    /// no data race: nobody has a reference to what a peer or the device may write.
+    pub unsafe fn new(
+        domain: &Arc<Domain>,
+        base: NonNull<u8>,
+        len: usize,
+        access: c_int,
+    ) -> Result<Self, FabricError> {
+        let library = domain.context.library;
+        let (pd, start) = (domain.as_ptr(), base.as_ptr().cast());
+        let made = match library.reg_mr_iova2 {
+            // SAFETY: as the caller vouches.
+            Some(register) if access & IBV_ACCESS_RELAXED_ORDERING != 0 => unsafe {
+                register(pd, start, len, base.as_ptr() as u64, access as u32)
+            },
+            // SAFETY: as the caller vouches.
+            _ => unsafe { (library.reg_mr)(pd, start, len, access & !IBV_ACCESS_RELAXED_ORDERING) },
+        };
+        let handle = NonNull::new(made).ok_or_else(|| {
+            let error = io::Error::last_os_error();
+            let remedy = memory_remedy(&error);
+            os(format!("registering {len} bytes with {}", domain.context.name), error, remedy)
+        })?;
+        // SAFETY: a registration of the library.
+        let (lkey, rkey) = unsafe { ((*handle.as_ptr()).lkey, (*handle.as_ptr()).rkey) };
+        Ok(MemoryRegion { domain: Arc::clone(domain), handle: Some(handle), lkey, rkey })
+    }
+
+    /// Ends the registration: the device touches the memory no more.
+    pub fn end(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            // SAFETY: this registration, once.
+            unsafe { (self.domain.context.library.dereg_mr)(handle.as_ptr()) };
+        }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,270 @@
+//! The control queue pair of a link: small messages between the two fabrics themselves, on a queue pair of their own, so that they
+//! consume none of the owners' receives and still come through when a lane has failed.
+//!
+//! A side sends at most [`WINDOW`] messages more than the other has said to have consumed. The other says so with each of its own
+//! messages, and with an acknowledgement after each half window; acknowledgements and the farewell are outside of the window, and
+//! the receive queue has room for those that there can be.
+
+use super::buffers::Buffer;
+use super::lane::name;
+use super::qp::QueuePair;
+use super::sys::*;
+use crate::fabric::{LinkFailure, LinkId};
+
+/// Messages that are sent and not acknowledged, at most.
+const WINDOW: u32 = 32;
+
+/// Requests that the send and the receive queue hold: a window, what acknowledges one, the farewell, what goes before it for each
+/// lane, the ping of the link's making, and some more.
+pub(super) fn room(lanes: u8) -> [u32; 2] {
+    let receives = WINDOW + 16 + u32::from(lanes);
+    [receives + 8, receives]
+}
+
+/// The control queue pair, where a request's name has a lane.
+pub(super) const CONTROL: u8 = u8::MAX;
+/// Bytes of a message.
+const BYTES: usize = 16;
+
+/// Bytes of a link's buffer that it needs.
+pub(super) fn bytes_of_places(lanes: u8) -> usize {
+    let [sends, receives] = room(lanes);
+    (sends + receives) as usize * BYTES
+}
+
+const CREDITS: u8 = 1;
+const ACK: u8 = 2;
+const FAREWELL: u8 = 3;
+const LAST: u8 = 4;
+
+/// Why a side takes no part any more, in a farewell.
+const CLOSED: u8 = 0;
+const NO_RECEIVE: u8 = 1;
+const PROTOCOL: u8 = 2;
+
+/// What a peer has said.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// The newest number of receives that it has returned on a lane.
+    Credits { lane: u8, returned: u32 },
+    /// So many receives of a lane are consumed once everything has come that it sent there.
+    Last { lane: u8, count: u32 },
+    /// It takes no part any more.
+    Farewell(LinkFailure),
+    /// Nothing that the link must know.
+    Nothing,
+}
+
+/// A side's end of the control queue pair.
+pub(super) struct Control {
+    pair: Option<QueuePair>,
+    link: LinkId,
+    places: usize,
+    sends: u32,
+    receives: u32,
+    max_inline: usize,
+    /// Requests posted and not known to be done.
+    in_use: u32,
+    send_at: u32,
+    /// Messages within the window: sent, consumed by the peer, consumed here, and told of those.
+    sent: u32,
+    acknowledged: u32,
+    consumed: u32,
+    told: u32,
+    head: u32,
+    /// A farewell was posted, and is not known to have arrived.
+    pub parting: bool,
+    pub has_parted: bool,
+    /// The queue pair carries nothing any more. It is kept for the asynchronous event that may tell why.
+    flushed: bool,
+}
+
+impl Control {
+    pub fn new(pair: QueuePair, places: usize, lanes: u8) -> Self {
+        let [sends, receives] = room(lanes);
+        Control {
+            sends,
+            receives,
+            max_inline: pair.max_inline,
+            pair: Some(pair),
+            link: LinkId(0),
+            places,
+            in_use: 0,
+            send_at: 0,
+            sent: 0,
+            acknowledged: 0,
+            consumed: 0,
+            told: 0,
+            head: 0,
+            parting: false,
+            has_parted: false,
+            flushed: false,
+        }
+    }
+
+    /// Whether messages can be sent, now or later.
+    pub fn is_usable(&self) -> bool {
+        self.pair.is_some() && !self.flushed
+    }
+
+    pub fn failure(&self, device: &str) -> Option<LinkFailure> {
+        self.pair.as_ref()?.news.failure(device)
+    }
+
+    pub fn destroy(&mut self) {
+        self.pair = None;
+        self.parting = false;
+    }
+
+    /// A request was flushed: something has failed before it.
+    pub fn flush(&mut self) {
+        self.flushed = true;
+        self.parting = false;
+    }
+
+    /// Posts the receives, when a port takes the link.
+    pub fn attach(&mut self, link: LinkId, buffer: &Buffer) {
+        self.link = link;
+        for place in 0..self.receives {
+            self.post_receive(buffer, place);
+        }
+    }
+
+    fn post_receive(&mut self, buffer: &Buffer, place: u32) {
+        let mut piece = buffer.piece(self.places + place as usize * BYTES, BYTES);
+        let mut request = ibv_recv_wr {
+            wr_id: name(self.link, CONTROL, true),
+            next: std::ptr::null_mut(),
+            sg_list: &mut piece,
+            num_sge: 1,
+        };
+        if let Some(pair) = &mut self.pair {
+            // SAFETY: the place is this receive's alone until it is complete. If the queue pair is broken, what is outstanding on
+            // it tells.
+            unsafe { pair.post_receives(&mut request) };
+        }
+    }
+
+    /// Whether a message within the window can be sent now.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.sent.wrapping_sub(self.acknowledged) < WINDOW && self.in_use < WINDOW
+    }
+
+    /// Tells the peer of receives that were returned. `false` if there is no room now.
+    pub fn send_credits(&mut self, buffer: &mut Buffer, lane: u8, returned: u32) -> bool {
+        if !self.has_room() || !self.send(buffer, [CREDITS, lane, 0, 0], returned) {
+            return false;
+        }
+        self.sent = self.sent.wrapping_add(1);
+        true
+    }
+
+    /// Tells the peer that this side takes no part any more, once; and of `lanes`, of how many receives each will have consumed when
+    /// all has come that was posted there.
+    pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure, lanes: impl Iterator<Item = u32>) {
+        if self.parting || self.has_parted {
+            return;
+        }
+        for (lane, count) in lanes.enumerate() {
+            self.send(buffer, [LAST, lane as u8, 0, 0], count);
+        }
+        let head = match why {
+            LinkFailure::Completion { code, lane, .. } if *code == IBV_WC_RNR_RETRY_EXC_ERR => {
+                [FAREWELL, *lane, NO_RECEIVE, 0]
+            }
+            LinkFailure::Completion { code, lane, .. }
+                if [IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR].contains(code) =>
+            {
+                [FAREWELL, *lane, PROTOCOL, 0]
+            }
+            LinkFailure::Protocol(_) => [FAREWELL, 0, PROTOCOL, 0],
+            _ => [FAREWELL, 0, CLOSED, 0],
+        };
+        self.parting = self.send(buffer, head, 0);
+    }
+
+    fn send(&mut self, buffer: &mut Buffer, head: [u8; 4], value: u32) -> bool {
+        if self.flushed || self.in_use >= self.sends - 2 {
+            return false;
+        }
+        let Some(pair) = &mut self.pair else { return false };
+        let mut bytes = [0; BYTES];
+        bytes[..4].copy_from_slice(&head);
+        bytes[4..8].copy_from_slice(&value.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.consumed.to_le_bytes());
+        let mut request = ibv_send_wr::zeroed();
+        request.wr_id = name(self.link, CONTROL, false);
+        request.opcode = IBV_WR_SEND;
+        request.send_flags = IBV_SEND_SIGNALED;
+        // Places are used in turn, one for each request that the queue holds, so this one is free.
+        let at = self.places + (self.receives + self.send_at) as usize * BYTES;
+        buffer.write(at, &bytes);
+        let mut piece = buffer.piece(at, BYTES);
+        if self.max_inline >= BYTES {
+            request.send_flags |= IBV_SEND_INLINE;
+        }
+        request.sg_list = &mut piece;
+        request.num_sge = 1;
+        // SAFETY: the place stays as it is until the request is done, see above.
+        if !unsafe { pair.post_send(&mut request) } {
+            return false;
+        }
+        self.send_at = (self.send_at + 1) % self.sends;
+        self.in_use += 1;
+        self.told = self.consumed;
+        true
+    }
+
+    /// A request of ours is done.
+    pub fn done(&mut self) {
+        self.in_use = self.in_use.saturating_sub(1);
+        // Requests are done in order, and nothing is sent after the farewell.
+        if self.parting && self.in_use == 0 {
+            self.parting = false;
+            self.has_parted = true;
+        }
+    }
+
+    /// A message has come.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn received(&mut self, buffer: &mut Buffer, len: u32) -> Result<Said, &'static str> {
+        let place = self.head;
+        self.head = (self.head + 1) % self.receives;
+        if len as usize != BYTES {
+            return Err("it sent a control message of another length");
+        }
+        let mut bytes = [0; BYTES];
+        // SAFETY: this receive is complete, and is posted again below.
+        bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
+        self.post_receive(buffer, place);
+        let [kind, lane, code, _, rest @ ..] = bytes;
+        let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+        let (value, acknowledged) = (word(0), word(4));
+        if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
+            return Err("it acknowledged control messages that were not sent");
+        }
+        self.acknowledged = acknowledged;
+        match kind {
+            ACK => Ok(Said::Nothing),
+            LAST => Ok(Said::Last { lane, count: value }),
+            FAREWELL => Ok(Said::Farewell(match code {
+                NO_RECEIVE => LinkFailure::NoReceive { lane },
+                PROTOCOL => LinkFailure::Protocol(format!(
+                    "what it did on lane {lane} was refused, or it refuses what this side did there"
+                )),
+                _ => LinkFailure::Closed,
+            })),
+            CREDITS => {
+                self.consumed = self.consumed.wrapping_add(1);
+                if self.consumed.wrapping_sub(self.told) >= WINDOW / 2 {
+                    self.send(buffer, [ACK, 0, 0, 0], 0);
+                }
+                Ok(Said::Credits { lane, returned: value })
+            }
+            _ => Err("it sent a control message of an unknown kind"),
+        }
+    }
+}

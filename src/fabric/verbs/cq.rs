@@ -1,0 +1,173 @@
+//! Completion queues that can't overrun.
+//!
+//! A queue pair takes as many places of a completion queue as it has work requests in both its queues, before it is made. A
+//! work request holds its place until its completion has been polled, and only then is another posted for it, so the
+//! completions that wait in a queue are never more than its places. What a queue pair leaves behind when it is
+//! destroyed holds its places until the queue has been found empty after that.
+
+use super::context::Context;
+use super::failure::{memory_remedy, os, unavailable};
+use super::sys::*;
+use crate::fabric::FabricError;
+use rustix::fd::BorrowedFd;
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What tells that completion queues have something.
+pub(super) struct Channel {
+    context: Arc<Context>,
+    handle: NonNull<ibv_comp_channel>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread; the struct is not changed after it is made.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, FabricError> {
+        // SAFETY: an opened device.
+        let made = unsafe { (context.library.create_comp_channel)(context.as_ptr()) };
+        let handle = NonNull::new(made).ok_or_else(|| {
+            let remedy = "raise the limit of open files";
+            os(format!("making a completion channel of {}", context.name), io::Error::last_os_error(), remedy)
+        })?;
+        let channel = Channel { context: Arc::clone(context), handle };
+        rustix::io::ioctl_fionbio(channel.fd(), true).map_err(|error| {
+            os("making a completion channel non-blocking", error.into(), "see the kernel's log (`dmesg`)")
+        })?;
+        Ok(Arc::new(channel))
+    }
+
+    /// Readable when a queue that was armed has something.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel's descriptor is open as long as the channel is there.
+        unsafe { BorrowedFd::borrow_raw((*self.handle.as_ptr()).fd) }
+    }
+
+    /// Takes and acknowledges an event; `false` if there is none.
+    pub fn take(&self) -> bool {
+        let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let library = self.context.library;
+        // SAFETY: a channel of the library; both pointers are written.
+        if unsafe { (library.get_cq_event)(self.handle.as_ptr(), &mut cq, &mut context) } != 0 {
+            return false;
+        }
+        // SAFETY: the queue of the event just taken; it is not destroyed before its events are acknowledged.
+        unsafe { (library.ack_cq_events)(cq, 1) };
+        true
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: its queues hold it, so none is left.
+        unsafe { (self.context.library.destroy_comp_channel)(self.handle.as_ptr()) };
+    }
+}
+
+/// A completion queue.
+pub(super) struct CompletionQueue {
+    channel: Arc<Channel>,
+    handle: NonNull<ibv_cq>,
+    places: u32,
+    used: AtomicU32,
+    /// Places of queue pairs that are destroyed, whose completions may still be there.
+    stale: AtomicU32,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread; what is changed after it is made is atomic.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+impl CompletionQueue {
+    /// A queue of at least `places`.
+    pub fn new(channel: &Arc<Channel>, places: u32) -> Result<Arc<Self>, FabricError> {
+        let context = &channel.context;
+        let most = u32::try_from(context.attr().max_cqe).unwrap_or(0);
+        if places > most {
+            return Err(unavailable(format!(
+                "a link needs {places} places of a completion queue, and {} has queues of {most} at most: lower queue_depth or \
+                 the number of lanes",
+                context.name
+            )));
+        }
+        let entries = c_int::try_from(places).unwrap_or(c_int::MAX);
+        // SAFETY: a device and a channel of it.
+        let made = unsafe {
+            let null = std::ptr::null_mut();
+            (context.library.create_cq)(context.as_ptr(), entries, null, channel.handle.as_ptr(), 0)
+        };
+        let handle = NonNull::new(made).ok_or_else(|| {
+            let error = io::Error::last_os_error();
+            let remedy = memory_remedy(&error);
+            os(format!("making a completion queue of {places} for {}", context.name), error, remedy)
+        })?;
+        let channel = Arc::clone(channel);
+        Ok(Arc::new(CompletionQueue {
+            channel,
+            handle,
+            places,
+            used: AtomicU32::new(0),
+            stale: AtomicU32::new(0),
+        }))
+    }
+
+    pub fn as_ptr(&self) -> *mut ibv_cq {
+        self.handle.as_ptr()
+    }
+
+    /// Takes places, if there are so many.
+    pub fn reserve(self: &Arc<Self>, places: u32) -> Option<Places> {
+        let more = |used: u32| used.checked_add(places).filter(|sum| *sum <= self.places);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Places { queue: Arc::clone(self), places })
+    }
+
+    /// Takes completions out. The caller is the only one that polls the queue.
+    ///
+    /// # Errors
+    /// If the device is broken.
+    #[inline]
+    pub fn poll(&self, room: &mut [ibv_wc]) -> Result<usize, ()> {
+        let stale = self.stale.load(Ordering::Acquire);
+        // SAFETY: a completion queue of the library, polled by the owner of its port alone.
+        let came = usize::try_from(unsafe { ibv_poll_cq(self.as_ptr(), room) }).map_err(|_| ())?;
+        if stale != 0 && came < room.len() {
+            // Empty, after those queue pairs were destroyed.
+            self.stale.fetch_sub(stale, Ordering::AcqRel);
+            self.used.fetch_sub(stale, Ordering::AcqRel);
+        }
+        Ok(came)
+    }
+
+    /// Asks for an event with the next completion.
+    pub fn arm(&self) {
+        // SAFETY: a completion queue of the library, made with a channel. The call fails on broken devices alone, of which
+        // an asynchronous event tells.
+        unsafe { ibv_req_notify_cq(self.as_ptr(), false) };
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: its queue pairs hold it, so none is left, and events are acknowledged as they are taken.
+        unsafe { (self.channel.context.library.destroy_cq)(self.as_ptr()) };
+    }
+}
+
+/// Places of a completion queue that a link has taken. Dropped after the queue pairs of the link.
+pub(super) struct Places {
+    pub queue: Arc<CompletionQueue>,
+    places: u32,
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        self.queue.stale.fetch_add(self.places, Ordering::AcqRel);
+    }
+}

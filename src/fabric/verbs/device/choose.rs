@@ -1,0 +1,184 @@
+//! The choice itself.
+
+use super::choice::{Choice, DeviceReason, GidReason, PortReason};
+use super::gid::{GidEntry, GidKind};
+use super::model::{Device, LinkLayer, Port};
+use super::refusal::{self, Refusal};
+use super::wishes::{Wish, Wishes};
+
+/// Chooses device, port and GID, and checks what else is wished against what they offer.
+///
+/// A device that nobody named is the only one with an active port; a port the first active one; a GID the first of
+/// the best kind: RoCE v2 with an IPv4 address, v2 with a global IPv6 address, v2 link-local, v1; on InfiniBand entry
+/// 0. What is not known of a device (see [`Device`]) is not checked.
+///
+/// # Errors
+/// The first thing that can't be as wished, or that is not clear without a wish.
+pub fn choose(devices: &[Device], wishes: &Wishes) -> Result<Choice, Refusal> {
+    let (device, device_reason) = choose_device(devices, wishes.device.as_ref())?;
+    let (port, port_reason) = choose_port(devices, device, wishes)?;
+    let by_lid = uses_lid(port);
+    let global = !by_lid || port.grh_required == Some(true) || wishes.gid_index.is_some();
+    if by_lid && port.lid == 0 && !global {
+        let (device, ports) = (device.name.clone(), refusal::ports(device));
+        return Err(Refusal::NoLid { device, port: port.number, ports });
+    }
+    let (gid, gid_reason) = match &wishes.gid_index {
+        Some(wish) => asked_gid(device, port, wish).map(|(gid, reason)| (Some(gid), reason))?,
+        None if by_lid => (first_gid(device, port, global)?, GidReason::InfiniBand),
+        None => best_gid(device, port).map(|(gid, reason)| (Some(gid), reason))?,
+    };
+    let pkey = choose_pkey(device, port, &wishes.pkey_index)?;
+    Ok(Choice {
+        device: device.name.clone(),
+        device_reason,
+        port: port.number,
+        port_reason,
+        link: port.link,
+        lid: port.lid,
+        gid: gid.cloned(),
+        gid_reason,
+        global,
+        pkey_index: wishes.pkey_index.value,
+        pkey,
+        queue_depth: choose_depth(device, &wishes.queue_depth)?,
+        mtu: match (&wishes.mtu, port.active_mtu) {
+            (Some(wish), Some(active)) if wish.value > active => {
+                return Err(refusal::mtu(wish, device, port, active));
+            }
+            (Some(wish), _) => Some(wish.value),
+            (None, active) => active,
+        },
+    })
+}
+
+fn choose_device<'a>(
+    devices: &'a [Device],
+    wish: Option<&Wish<String>>,
+) -> Result<(&'a Device, DeviceReason), Refusal> {
+    let listed = || refusal::devices(devices);
+    if devices.is_empty() && wish.is_none() {
+        return Err(Refusal::NoDevice);
+    }
+    if let Some(wish) = wish {
+        let Some(device) = devices.iter().find(|device| device.name == wish.value) else {
+            return Err(Refusal::UnknownDevice { wish: wish.to_string(), devices: listed() });
+        };
+        if let Some(why) = device.unfit() {
+            return Err(Refusal::UnfitDevice { wish: wish.to_string(), why, devices: listed() });
+        }
+        return Ok((device, DeviceReason::Asked(wish.origin().into())));
+    }
+    let active: Vec<_> = devices.iter().filter(|device| device.active_ports().next().is_some()).collect();
+    match active[..] {
+        [] => Err(Refusal::NoActivePort { devices: listed() }),
+        [device] => Ok((device, DeviceReason::OnlyActive)),
+        _ => Err(Refusal::SeveralDevices { count: active.len(), devices: listed() }),
+    }
+}
+
+fn choose_port<'a>(
+    devices: &[Device],
+    device: &'a Device,
+    wishes: &Wishes,
+) -> Result<(&'a Port, PortReason), Refusal> {
+    let ports = || refusal::ports(device);
+    if let Some(wish) = &wishes.port {
+        let Some(port) = device.ports.iter().find(|port| port.number == wish.value) else {
+            let device = device.name.clone();
+            return Err(Refusal::UnknownPort { wish: wish.to_string(), device, ports: ports() });
+        };
+        if !port.is_active() {
+            return Err(Refusal::PortDown {
+                wish: wish.to_string(),
+                device: device.name.clone(),
+                port: port.number,
+                state: port.state.to_string(),
+                ports: ports(),
+            });
+        }
+        return Ok((port, PortReason::Asked(wish.origin().into())));
+    }
+    let first = device.active_ports().min_by_key(|port| port.number);
+    match (first, device.active_ports().count()) {
+        (Some(port), 1) => Ok((port, PortReason::OnlyActive)),
+        (Some(port), _) => Ok((port, PortReason::FirstActive)),
+        (None, _) => Err(Refusal::DeviceDown {
+            wish: wishes.device.as_ref().map_or_else(|| device.name.clone(), Wish::to_string),
+            devices: refusal::devices(devices),
+        }),
+    }
+}
+
+/// Whether the port's address is a lid. A port of unknown kind that has one is of InfiniBand, as Ethernet gives none.
+fn uses_lid(port: &Port) -> bool {
+    match port.link {
+        LinkLayer::InfiniBand => true,
+        LinkLayer::Ethernet => false,
+        LinkLayer::Unknown => port.lid != 0,
+    }
+}
+
+fn entry(port: &Port, index: u8) -> Option<&GidEntry> {
+    port.gids.iter().find(|entry| entry.index == u32::from(index) && entry.is_usable())
+}
+
+fn asked_gid<'a>(
+    device: &Device,
+    port: &'a Port,
+    wish: &Wish<u8>,
+) -> Result<(&'a GidEntry, GidReason), Refusal> {
+    let entry = entry(port, wish.value).ok_or_else(|| refusal::gid_index(wish, device, port))?;
+    Ok((entry, GidReason::Asked(wish.origin().into())))
+}
+
+fn first_gid<'a>(device: &Device, port: &'a Port, needed: bool) -> Result<Option<&'a GidEntry>, Refusal> {
+    let first = entry(port, 0);
+    if needed && first.is_none() {
+        let (device, gids) = (device.name.clone(), refusal::gids(port));
+        return Err(Refusal::NoFirstGid { device, port: port.number, gids });
+    }
+    Ok(first)
+}
+
+/// How good an entry is on Ethernet: less is better. `None` for one that is not chosen unless it is asked for.
+fn rank(entry: &GidEntry) -> Option<(u8, GidReason)> {
+    match entry.kind {
+        _ if !entry.is_usable() => None,
+        GidKind::RoceV2 if entry.gid.ipv4().is_some() => Some((0, GidReason::RoceV2Ipv4)),
+        GidKind::RoceV2 if !entry.gid.is_link_local() => Some((1, GidReason::RoceV2Global)),
+        GidKind::RoceV2 => Some((2, GidReason::RoceV2LinkLocal)),
+        GidKind::RoceV1 => Some((3, GidReason::RoceV1)),
+        GidKind::InfiniBand | GidKind::Unknown => None,
+    }
+}
+
+fn best_gid<'a>(device: &Device, port: &'a Port) -> Result<(&'a GidEntry, GidReason), Refusal> {
+    let ranked = port.gids.iter().filter_map(|entry| rank(entry).map(|(rank, reason)| (rank, entry, reason)));
+    let best = ranked.min_by_key(|(rank, entry, _)| (*rank, entry.index));
+    best.map(|(_, entry, reason)| (entry, reason)).ok_or_else(|| Refusal::NoGid {
+        device: device.name.clone(),
+        port: port.number,
+        gids: refusal::gids(port),
+    })
+}
+
+fn choose_pkey(device: &Device, port: &Port, wish: &Wish<u16>) -> Result<Option<u16>, Refusal> {
+    if port.pkey_table == 0 {
+        return Ok(None); // not seen: the device will say
+    }
+    match port.pkeys.iter().find(|pkey| pkey.index == wish.value) {
+        Some(pkey) => Ok(Some(pkey.key)),
+        None => Err(refusal::pkey_index(wish, device, port)),
+    }
+}
+
+fn choose_depth(device: &Device, wish: &Wish<u32>) -> Result<u32, Refusal> {
+    match &device.limits {
+        Some(limits) if wish.value > limits.max_qp_wr => match wish.origin {
+            Some(_) => Err(refusal::queue_depth(wish, device, limits.max_qp_wr)),
+            None => Ok(limits.max_qp_wr),
+        },
+        _ => Ok(wish.value),
+    }
+}

@@ -1,0 +1,40 @@
+//! Which RDMA devices there are, and which device, port and GID a process uses.
+//!
+//! [`Device`] says what a device is: its ports with state, speed and MTU, their GID and partition key tables,
+//! what it can hold. [`read`] fills it from sysfs, where the kernel shows nearly all of that without any
+//! library; what only `ibv_query_device(3)` and `ibv_query_port(3)` tell is `None` until somebody who has asked
+//! fills it in. [`choose`] takes the devices and the [`Wishes`] of the configuration, and answers with a
+//! [`Choice`], each part with its reason, or with a [`Refusal`] that lists what there is to choose from.
+//!
+//! Nothing here opens a device, loads a library or holds `unsafe` code: the choice is a function of plain values,
+//! so that tables which no machine at hand has can be written down and tried.
+//!
+//! Sources: InfiniBand Architecture Specification volume 1, chapters 4 (GIDs), 10.9 (partition keys) and 14.2.5 (PortInfo),
+//! and its annexes A16 and A17 (RoCE); `Documentation/ABI/stable/sysfs-class-infiniband` of Linux.
+
+mod choice;
+mod choose;
+mod gid;
+mod model;
+mod refusal;
+mod sysfs;
+mod wishes;
+
+pub use choice::{Choice, DeviceReason, GidReason, PortReason};
+pub use choose::choose;
+pub use gid::{Gid, GidEntry, GidKind};
+pub use model::{
+    Device, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, Port, PortState, Speed,
+};
+pub use refusal::Refusal;
+pub use sysfs::{Found, UserAccess, device_file, read, user_access};
+pub use wishes::{Wish, Wishes};
+
+#[cfg(test)]
+mod test_choose;
+#[cfg(test)]
+mod test_refuse;
+#[cfg(test)]
+mod test_sysfs;
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,237 @@
+//! What is chosen, and why.
+
+use super::testing::{device, down, entry, ethernet, infiniband, limits, roce};
+use super::*;
+
+fn chosen(devices: &[Device], wishes: &Wishes) -> Choice {
+    choose(devices, wishes).unwrap_or_else(|refusal| panic!("refused: {refusal}"))
+}
+
+fn free(devices: &[Device]) -> Choice {
+    chosen(devices, &Wishes::default())
+}
+
+fn index(choice: &Choice) -> Option<u32> {
+    choice.gid.as_ref().map(|entry| entry.index)
+}
+
+fn wish<T>(key: &'static str, value: T) -> Option<Wish<T>> {
+    Some(Wish::asked(key, value, "a test"))
+}
+
+#[test]
+fn the_only_device_its_only_port_and_its_best_gid_need_no_wish() {
+    let choice = free(&[device("mlx5_0", vec![roce(1)])]);
+    assert_eq!((choice.device.as_str(), choice.port, index(&choice)), ("mlx5_0", 1, Some(3)));
+    assert_eq!(choice.device_reason, DeviceReason::OnlyActive);
+    assert_eq!((&choice.port_reason, &choice.gid_reason), (&PortReason::OnlyActive, &GidReason::RoceV2Ipv4));
+    assert!(choice.global);
+    assert_eq!(
+        (choice.pkey_index, choice.pkey, choice.queue_depth, choice.mtu),
+        (0, Some(0xffff), 1024, None)
+    );
+    assert_eq!(
+        choice.to_string(),
+        "device mlx5_0 (the only one with an active port), port 1 (the only active one), GID 3 (10.0.0.1, RoCE v2, \
+         eth0): the first of RoCE v2 with an IPv4 address"
+    );
+}
+
+#[test]
+fn a_device_without_an_active_port_does_not_count() {
+    let mut iwarp = device("iw0", vec![roce(1)]);
+    iwarp.node_type = NodeType::Rnic;
+    let mut odd = device("efa_0", vec![roce(1)]);
+    odd.node_type = NodeType::Other(7);
+    let devices = [
+        device("a", vec![down(roce(1)), down(roce(2))]),
+        device("b", Vec::new()),
+        iwarp,
+        odd,
+        device("c", vec![down(roce(1)), roce(2), roce(3)]),
+    ];
+    let choice = free(&devices);
+    assert_eq!((choice.device.as_str(), choice.port), ("c", 2));
+    assert_eq!(
+        (choice.device_reason, choice.port_reason),
+        (DeviceReason::OnlyActive, PortReason::FirstActive)
+    );
+}
+
+#[test]
+fn only_active_is_active() {
+    for state in
+        [PortState::Down, PortState::Init, PortState::Armed, PortState::ActiveDefer, PortState::Unknown]
+    {
+        let first = Port { state, ..roce(1) };
+        let choice = free(&[device("a", vec![first, roce(2)])]);
+        assert_eq!((choice.port, &choice.port_reason), (2, &PortReason::OnlyActive), "{state}");
+    }
+}
+
+#[test]
+fn the_first_active_port_is_the_one_of_the_lowest_number() {
+    let choice = free(&[device("a", vec![roce(7), roce(3), down(roce(1)), roce(255)])]);
+    assert_eq!((choice.port, choice.port_reason), (3, PortReason::FirstActive));
+}
+
+#[test]
+fn a_device_and_a_port_that_are_named_are_taken() {
+    let devices = [device("a", vec![roce(1)]), device("b", vec![roce(1), infiniband(2, 9), down(roce(3))])];
+    let named = Wishes { device: wish("rdma_device", "b".into()), ..Wishes::default() };
+    let choice = chosen(&devices, &named);
+    assert_eq!((choice.device.as_str(), choice.port), ("b", 1));
+    assert_eq!(choice.device_reason, DeviceReason::Asked("a test".into()));
+    assert_eq!(choice.port_reason, PortReason::FirstActive);
+    let choice = chosen(&devices, &Wishes { port: wish("rdma_device_port", 2), ..named });
+    assert_eq!((choice.port, choice.link, choice.lid), (2, LinkLayer::InfiniBand, 9));
+    assert_eq!(choice.port_reason, PortReason::Asked("a test".into()));
+    assert!(
+        choice.to_string().contains("device b (asked for by a test), port 2 (asked for by a test), lid 0x9")
+    );
+}
+
+/// Addresses of each kind, worst first, with the reason for which each is chosen.
+fn kinds() -> Vec<(&'static str, GidKind, GidReason)> {
+    vec![
+        ("::ffff:10.0.0.9", GidKind::RoceV1, GidReason::RoceV1),
+        ("fe80::9", GidKind::RoceV2, GidReason::RoceV2LinkLocal),
+        ("fd00::9", GidKind::RoceV2, GidReason::RoceV2Global),
+        ("::ffff:10.0.0.9", GidKind::RoceV2, GidReason::RoceV2Ipv4),
+    ]
+}
+
+#[test]
+fn the_best_kind_of_gid_wins_in_whatever_order_and_wherever_in_a_sparse_table() {
+    let kinds = kinds();
+    // Every set of kinds, at every rotation of places that have holes between them.
+    let places = [0, 3, 7, 200];
+    for set in 1_usize..16 {
+        for turn in 0..4 {
+            let present: Vec<_> = (0..4).filter(|kind| set & (1 << kind) != 0).collect();
+            let mut gids: Vec<_> = present
+                .iter()
+                .map(|&kind| entry(places[(kind + turn) % 4], kinds[kind].0, kinds[kind].1))
+                .collect();
+            for _ in 0..2 {
+                gids.reverse(); // the order in which they are listed says nothing
+                let port = Port { gid_table: 256, ..ethernet(1, gids.clone()) };
+                let choice = free(&[device("a", vec![port])]);
+                let best = *present.last().expect("not empty");
+                assert_eq!(choice.gid_reason, kinds[best].2, "set {set:04b} turn {turn}");
+                assert_eq!(index(&choice), Some(places[(best + turn) % 4]), "set {set:04b} turn {turn}");
+            }
+        }
+    }
+}
+
+#[test]
+fn of_equals_the_one_at_the_lowest_index_wins() {
+    for (address, kind, reason) in kinds() {
+        let gids = vec![entry(12, address, kind), entry(4, address, kind), entry(9, address, kind)];
+        let choice = free(&[device("a", vec![ethernet(1, gids)])]);
+        assert_eq!((index(&choice), choice.gid_reason), (Some(4), reason));
+    }
+}
+
+#[test]
+fn an_index_that_is_named_is_taken_whatever_its_kind() {
+    for at in 0..4 {
+        let wishes = Wishes { gid_index: wish("rdma_gid_index", at), ..Wishes::default() };
+        let choice = chosen(&[device("a", vec![roce(1)])], &wishes);
+        assert_eq!((index(&choice), choice.gid_reason), (Some(at.into()), GidReason::Asked("a test".into())));
+    }
+    let unknown = ethernet(1, vec![entry(15, "fe80::1", GidKind::Unknown)]);
+    let wishes = Wishes { gid_index: wish("rdma_gid_index", 15), ..Wishes::default() };
+    assert_eq!(index(&chosen(&[device("a", vec![unknown])], &wishes)), Some(15));
+}
+
+#[test]
+fn an_entry_past_what_a_queue_pair_can_name_is_not_chosen() {
+    let gids = vec![
+        entry(256, "::ffff:10.0.0.1", GidKind::RoceV2),
+        entry(255, "fe80::1", GidKind::RoceV1),
+        entry(1023, "fd00::1", GidKind::RoceV2),
+    ];
+    let port = Port { gid_table: 1024, ..ethernet(1, gids) };
+    let choice = free(&[device("a", vec![port])]);
+    assert_eq!((index(&choice), choice.gid_reason), (Some(255), GidReason::RoceV1));
+}
+
+#[test]
+fn infiniband_uses_the_lid_and_no_global_header_unless_it_must() {
+    let choice = free(&[device("mlx5_0", vec![infiniband(1, 0x1f)])]);
+    assert_eq!((choice.lid, choice.global, index(&choice)), (0x1f, false, Some(0)));
+    assert_eq!((&choice.gid_reason, choice.link), (&GidReason::InfiniBand, LinkLayer::InfiniBand));
+
+    // No GID at the first place: none is needed.
+    let bare = Port { gids: Vec::new(), ..infiniband(1, 7) };
+    let choice = free(&[device("mlx5_0", vec![bare])]);
+    assert_eq!((choice.lid, choice.global, choice.gid.as_ref()), (7, false, None));
+    assert!(choice.to_string().ends_with("lid 0x7, no GID, and none is needed"), "{choice}");
+
+    // The port asks for a global header; then it may even lack a lid.
+    for lid in [0, 7] {
+        let port = Port { grh_required: Some(true), ..infiniband(1, lid) };
+        let choice = free(&[device("mlx5_0", vec![port])]);
+        assert_eq!((choice.lid, choice.global, index(&choice)), (lid, true, Some(0)));
+    }
+    let port = Port { grh_required: Some(false), ..infiniband(1, 7) };
+    assert!(!free(&[device("mlx5_0", vec![port])]).global);
+
+    // So does who names a GID.
+    let mut port = infiniband(1, 7);
+    port.gids.push(entry(5, "fec0::1", GidKind::InfiniBand));
+    let wishes = Wishes { gid_index: wish("rdma_gid_index", 5), ..Wishes::default() };
+    let choice = chosen(&[device("mlx5_0", vec![port])], &wishes);
+    assert_eq!((choice.lid, choice.global, index(&choice)), (7, true, Some(5)));
+}
+
+#[test]
+fn a_port_of_unknown_kind_is_of_infiniband_if_it_has_a_lid() {
+    let unknown = |port: Port| Port { link: LinkLayer::Unknown, ..port };
+    let choice = free(&[device("a", vec![unknown(infiniband(1, 3))])]);
+    assert_eq!((choice.gid_reason, choice.global), (GidReason::InfiniBand, false));
+    let choice = free(&[device("a", vec![unknown(roce(1))])]);
+    assert_eq!((choice.gid_reason, choice.global), (GidReason::RoceV2Ipv4, true));
+}
+
+#[test]
+fn the_partition_key_is_the_one_at_the_index() {
+    let pkeys = vec![Pkey { index: 0, key: 0xffff }, Pkey { index: 5, key: 0x8001 }];
+    let port = Port { pkey_table: 128, pkeys, ..infiniband(1, 3) };
+    let wishes = Wishes { pkey_index: Wish::asked("rdma_qp_pkey_index", 5, "a test"), ..Wishes::default() };
+    let choice = chosen(&[device("a", vec![port])], &wishes);
+    assert_eq!((choice.pkey_index, choice.pkey), (5, Some(0x8001)));
+    // A table that nobody has seen is not judged.
+    let port = Port { pkey_table: 0, pkeys: Vec::new(), ..infiniband(1, 3) };
+    let choice = chosen(&[device("a", vec![port])], &wishes);
+    assert_eq!((choice.pkey_index, choice.pkey), (5, None));
+}
+
+#[test]
+fn the_depth_that_nobody_asked_for_gives_way_to_the_device() {
+    let with = |max, depth: Wish<u32>| {
+        let device = Device { limits: Some(limits(max)), ..device("a", vec![roce(1)]) };
+        chosen(&[device], &Wishes { queue_depth: depth, ..Wishes::default() }).queue_depth
+    };
+    let default = || Wish::default_of("rdma_qp_queue_depth", 1024);
+    assert_eq!((with(32768, default()), with(1024, default()), with(1023, default())), (1024, 1024, 1023));
+    assert_eq!(with(512, Wish::asked("rdma_qp_queue_depth", 512, "a test")), 512);
+}
+
+#[test]
+fn the_mtu_is_the_active_one_or_a_smaller_one_that_is_asked_for() {
+    for active in Mtu::ALL {
+        let port = Port { active_mtu: Some(active), ..roce(1) };
+        let devices = [device("a", vec![port])];
+        assert_eq!(free(&devices).mtu, Some(active));
+        for asked in Mtu::ALL.into_iter().filter(|asked| *asked <= active) {
+            let wishes = Wishes { mtu: wish("rdma_qp_mtu", asked), ..Wishes::default() };
+            assert_eq!(chosen(&devices, &wishes).mtu, Some(asked));
+        }
+    }
+    // Not judged as long as the active one is not known.
+    let wishes = Wishes { mtu: wish("rdma_qp_mtu", Mtu::B4096), ..Wishes::default() };
+    assert_eq!(chosen(&[device("a", vec![roce(1)])], &wishes).mtu, Some(Mtu::B4096));
+}

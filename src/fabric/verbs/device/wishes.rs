@@ -1,0 +1,69 @@
+//! What the configuration asks of a device.
+
+use super::model::Mtu;
+use std::fmt;
+
+/// A value that is wanted, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish<T> {
+    /// The setting's key.
+    pub key: &'static str,
+    /// The value.
+    pub value: T,
+    /// Where it was set, for people: `environment variable RDMA_GID_INDEX`. `None` for a default, which nobody asked for.
+    pub origin: Option<String>,
+}
+
+impl<T> Wish<T> {
+    /// A value that nobody asked for.
+    pub fn default_of(key: &'static str, value: T) -> Self {
+        Wish { key, value, origin: None }
+    }
+
+    /// A value that was set at `origin`.
+    pub fn asked(key: &'static str, value: T, origin: impl Into<String>) -> Self {
+        Wish { key, value, origin: Some(origin.into()) }
+    }
+
+    /// Where it was set.
+    pub fn origin(&self) -> &str {
+        self.origin.as_deref().unwrap_or("the default")
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for Wish<T> {
+    /// `rdma_gid_index is "7" (environment variable RDMA_GID_INDEX)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {:?} ({})", self.key, self.value.to_string(), self.origin())
+    }
+}
+
+/// What the configuration asks of a device: the settings that depend on which devices there are and what they offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// The device's name; otherwise the only one with an active port.
+    pub device: Option<Wish<String>>,
+    /// The port's number; otherwise the first active one.
+    pub port: Option<Wish<u8>>,
+    /// The place in the port's GID table; otherwise the best.
+    pub gid_index: Option<Wish<u8>>,
+    /// The place in the port's partition key table.
+    pub pkey_index: Wish<u16>,
+    /// Work requests of each queue of a queue pair.
+    pub queue_depth: Wish<u32>,
+    /// The largest packets; otherwise the port's active MTU.
+    pub mtu: Option<Wish<Mtu>>,
+}
+
+impl Default for Wishes {
+    fn default() -> Self {
+        Wishes {
+            device: None,
+            port: None,
+            gid_index: None,
+            pkey_index: Wish::default_of("rdma_qp_pkey_index", 0),
+            queue_depth: Wish::default_of("rdma_qp_queue_depth", 1024),
+            mtu: None,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Asynchronous events of a device (`ibv_get_async_event(3)`): a thread of its own waits for them, so that no poller asks the
+//! kernel, and leaves what they mean where pollers look.
+#![allow(clippy::disallowed_types)] // the table of queue pairs: links made and ended, and events
+
+use super::context::Context;
+use super::failure::os;
+use super::sys::*;
+use crate::fabric::{FabricError, LinkFailure};
+use rustix::event::Timespec;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+/// How long a port may be down before its links are; a cable that is plugged back is found within the retries.
+const GRACE: u32 = 20;
+/// How long the thread waits at a time, which is also the measure of time for links that end.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What a queue pair's link is told.
+const FINE: u32 = 0;
+const CQ_ERR: u32 = 1;
+const QP_FATAL: u32 = 2;
+const QP_REQ_ERR: u32 = 3;
+const QP_ACCESS_ERR: u32 = 4;
+const DEVICE_FATAL: u32 = 5;
+const PORT_DOWN: u32 = 6;
+
+/// What the thread and the pollers share.
+#[derive(Default)]
+struct Board {
+    /// By address of the queue pair.
+    pairs: Mutex<HashMap<usize, Arc<AtomicU32>>>,
+    /// Grows with each piece of news.
+    news: AtomicU32,
+    /// Tenths of a second, about.
+    ticks: AtomicU32,
+}
+
+impl Board {
+    fn pairs(&self) -> MutexGuard<'_, HashMap<usize, Arc<AtomicU32>>> {
+        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, pair: usize, what: u32) {
+        if let Some(word) = self.pairs().get(&pair) {
+            let _ = word.compare_exchange(FINE, what, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    fn tell_all(&self, what: u32) {
+        for word in self.pairs().values() {
+            let _ = word.compare_exchange(FINE, what, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+}
+
+/// The thread that waits for a device's asynchronous events.
+pub(super) struct Watcher {
+    board: Arc<Board>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One queue pair's place on the board.
+pub(super) struct Registered {
+    board: Weak<Board>,
+    pair: usize,
+    word: Arc<AtomicU32>,
+}
+
+impl Watcher {
+    /// Starts the thread. `ring` is called after each piece of news.
+    pub fn start(
+        context: &Arc<Context>,
+        port: u8,
+        ring: impl Fn() + Send + 'static,
+    ) -> Result<Arc<Self>, FabricError> {
+        let remedy = "raise the limits of open files and threads";
+        // SAFETY: the context is open, and so is its descriptor.
+        let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
+        rustix::io::ioctl_fionbio(events, true)
+            .map_err(|error| os("making asynchronous events non-blocking", error.into(), remedy))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| os("making an eventfd", error.into(), remedy))?;
+        let ended = stop.try_clone().map_err(|error| os("copying an eventfd", error, remedy))?;
+        let board = Arc::<Board>::default();
+        let (context, shared) = (Arc::clone(context), Arc::clone(&board));
+        let thread = std::thread::Builder::new()
+            .name("tensorwire-ibv".into())
+            .spawn(move || watch(&context, port, &shared, &ended, &ring))
+            .map_err(|error| os("starting the thread for asynchronous events", error, remedy))?;
+        Ok(Arc::new(Watcher { board, stop, thread: Some(thread) }))
+    }
+
+    /// A number that grows with each piece of news.
+    #[inline]
+    pub fn news(&self) -> u32 {
+        self.board.news.load(Ordering::Acquire)
+    }
+
+    /// Tenths of a second since the start, about.
+    pub fn ticks(&self) -> u32 {
+        self.board.ticks.load(Ordering::Relaxed)
+    }
+
+    /// A place on the board for a new queue pair.
+    pub fn register(&self, pair: *mut ibv_qp) -> Registered {
+        let word = Arc::new(AtomicU32::new(FINE));
+        self.board.pairs().insert(pair as usize, Arc::clone(&word));
+        Registered { board: Arc::downgrade(&self.board), pair: pair as usize, word }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Registered {
+    /// Why the queue pair can't be used any more, if an event has told.
+    pub fn failure(&self, device: &str) -> Option<LinkFailure> {
+        let (event, cause) = match self.word.load(Ordering::Acquire) {
+            FINE => return None,
+            QP_REQ_ERR => return Some(LinkFailure::Protocol("the peer sent an invalid request".into())),
+            QP_ACCESS_ERR => {
+                return Some(LinkFailure::Protocol(
+                    "the peer used a key or bounds that were not granted".into(),
+                ));
+            }
+            CQ_ERR => ("a completion queue overran", "an error of this program: please report it"),
+            QP_FATAL => ("a queue pair failed", "the driver or the device: see the kernel's log (`dmesg`)"),
+            PORT_DOWN => ("the port is down", "check the cable, the switch and `ip link`"),
+            _ => ("the device failed or was removed", "see the kernel's log (`dmesg`)"),
+        };
+        Some(LinkFailure::Device { device: device.into(), event, cause })
+    }
+
+    /// Takes the queue pair off the board, before it is destroyed.
+    pub fn forget(&self) {
+        if let Some(board) = self.board.upgrade() {
+            board.pairs().remove(&self.pair);
+        }
+    }
+}
+
+fn watch(context: &Context, port: u8, board: &Board, stop: &OwnedFd, ring: &dyn Fn()) {
+    // SAFETY: the thread holds the context, which has the descriptor open.
+    let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
+    let mut down_since = None;
+    loop {
+        let mut fds =
+            [PollFd::new(&events, PollFlags::IN), PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+        let came = poll(&mut fds, Some(&TICK));
+        if !fds[1].revents().is_empty() {
+            return;
+        }
+        let ticks = board.ticks.load(Ordering::Relaxed);
+        if came == Ok(0) {
+            board.ticks.store(ticks.wrapping_add(1), Ordering::Relaxed);
+        }
+        let mut told = false;
+        while let Some(event) = Taken::next(context) {
+            told |= event.tell(port, board, &mut down_since, ticks);
+        }
+        if down_since.is_some_and(|since| ticks.wrapping_sub(since) > GRACE) {
+            down_since = None;
+            board.tell_all(PORT_DOWN);
+            told = true;
+        }
+        if told {
+            board.news.fetch_add(1, Ordering::AcqRel);
+            ring();
+        }
+    }
+}
+
+/// An event that was taken; acknowledged when it is dropped.
+struct Taken<'a> {
+    context: &'a Context,
+    event: ibv_async_event,
+}
+
+impl<'a> Taken<'a> {
+    fn next(context: &'a Context) -> Option<Self> {
+        let mut event =
+            ibv_async_event { element: ibv_async_element { cq: std::ptr::null_mut() }, event_type: u32::MAX };
+        // SAFETY: an opened device whose events don't block, and a struct for the answer.
+        let result = unsafe { (context.library.get_async_event)(context.as_ptr(), &mut event) };
+        (result == 0).then_some(Taken { context, event })
+    }
+
+    /// Leaves on the board what it means. Returns whether that is news.
+    fn tell(&self, port: u8, board: &Board, down_since: &mut Option<u32>, ticks: u32) -> bool {
+        // SAFETY: the pointer is of this event type; it is compared, not followed.
+        let pair = || unsafe { self.event.element.qp } as usize;
+        // SAFETY: the number is of this event type.
+        let ours = || unsafe { self.event.element.port_num } == i32::from(port);
+        match self.event.event_type {
+            IBV_EVENT_QP_FATAL => board.tell(pair(), QP_FATAL),
+            IBV_EVENT_QP_REQ_ERR => board.tell(pair(), QP_REQ_ERR),
+            IBV_EVENT_QP_ACCESS_ERR => board.tell(pair(), QP_ACCESS_ERR),
+            // Which links it hits can't be told: a queue is shared.
+            IBV_EVENT_CQ_ERR => board.tell_all(CQ_ERR),
+            IBV_EVENT_DEVICE_FATAL => board.tell_all(DEVICE_FATAL),
+            IBV_EVENT_PORT_ERR if ours() => {
+                tracing::warn!(device = %context_name(self.context), port, "the port went down");
+                *down_since = Some(ticks);
+                return false;
+            }
+            IBV_EVENT_PORT_ACTIVE if ours() => {
+                tracing::info!(device = %context_name(self.context), port, "the port is up again");
+                *down_since = None;
+                return false;
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+fn context_name(context: &Context) -> &str {
+    &context.name
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the event that was taken, once.
+        unsafe { (self.context.library.ack_async_event)(&mut self.event) };
+    }
+}

@@ -1,0 +1,83 @@
+//! What the peer may write to and read from, held until it is taken back.
+//!
+//! The device checks that an access is inside the pool and has the pool's key; which part of the pool a grant names, and whether
+//! it was taken back, it can't check. So a peer is trusted with the pool as a whole, and a grant is used again only when
+//! the caller knows that no write to it is under way.
+
+use crate::fabric::PostError;
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::Grant;
+use std::collections::HashMap;
+
+/// Grants that a link can have at a time.
+pub(super) const MAX_GRANTS: usize = 1 << 14;
+
+/// The grants of one link, by their place in the pool.
+#[derive(Default)]
+pub(super) struct Grants {
+    writes: HashMap<u64, TensorMut, foldhash::fast::RandomState>,
+    /// One tensor can be exposed more than once.
+    reads: HashMap<u64, (Tensor, u32), foldhash::fast::RandomState>,
+    /// Grants without bytes have no place.
+    empty: Vec<TensorMut>,
+}
+
+impl Grants {
+    fn has_room(&self) -> bool {
+        self.writes.len() + self.reads.len() + self.empty.len() < MAX_GRANTS
+    }
+
+    /// Grants a tensor of the pool for writing.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] with the tensor.
+    pub fn add(&mut self, target: TensorMut, region: u16, key: u32) -> Result<Grant, (PostError, TensorMut)> {
+        if !self.has_room() {
+            return Err((PostError::Full, target));
+        }
+        match target.span().filter(|_| !target.bytes().is_empty()) {
+            Some(span) => {
+                let len = target.bytes().len() as u64;
+                self.writes.insert(span.offset, target);
+                Ok(Grant { region, key, offset: span.offset, len })
+            }
+            None => {
+                self.empty.push(target);
+                Ok(Grant { region, key, offset: 0, len: 0 })
+            }
+        }
+    }
+
+    /// Takes a grant for writing back.
+    pub fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
+        if grant.len == 0 { self.empty.pop() } else { self.writes.remove(&grant.offset) }
+    }
+
+    /// Grants a tensor of the pool for reading.
+    ///
+    /// # Errors
+    /// [`PostError::Full`].
+    pub fn expose(&mut self, source: &Tensor, region: u16, key: u32) -> Result<Grant, PostError> {
+        if !self.has_room() {
+            return Err(PostError::Full);
+        }
+        let Some(span) = source.span().filter(|_| !source.bytes().is_empty()) else {
+            return Ok(Grant { region, key, offset: 0, len: 0 });
+        };
+        self.reads.entry(span.offset).or_insert_with(|| (source.clone(), 0)).1 += 1;
+        Ok(Grant { region, key, offset: span.offset, len: source.bytes().len() as u64 })
+    }
+
+    /// Takes a grant for reading back.
+    pub fn withdraw(&mut self, grant: &Grant) {
+        if grant.len == 0 {
+            return;
+        }
+        if let Some((_, count)) = self.reads.get_mut(&grant.offset) {
+            *count -= 1;
+            if *count == 0 {
+                self.reads.remove(&grant.offset);
+            }
+        }
+    }
+}

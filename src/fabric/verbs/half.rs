@@ -1,0 +1,225 @@
+//! How a link is made: queue pairs up to INIT, addresses swapped by others, then RTR and RTS, and a ping in both directions on
+//! each queue pair. A ping is a write of eight bytes that the other side told in its address, into a word that it looks at: no completion
+//! is needed for it, and it shows that the queue pair carries writes to this very half.
+#![allow(clippy::disallowed_methods)] // making a link may wait
+
+use super::Shared;
+use super::address::{End, Hello, RemoteRegion};
+use super::buffers::Buffer;
+use super::control::{self, Control};
+use super::cq::Places;
+use super::failure::os;
+use super::lane::{self, Lane, SPARE};
+use super::link::{Link, Parts};
+use super::options::refuse;
+use super::port::VerbsLink;
+use super::qp::QueuePair;
+use super::slot::Slot;
+use super::sys::*;
+use crate::fabric::{FabricError, FabricKind, Half, Lane as LaneId, LinkOptions, Role};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The control queue pair waits for receives as long as it takes: what is sent on it is counted.
+const RNR_FOR_EVER: u8 = 7;
+/// Lanes that a link can have: the number of a queue pair travels in a byte of its requests' names.
+const MAX_LANES: u8 = 200;
+/// Between two looks for a ping.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// One side of a link that is not connected yet.
+pub struct VerbsHalf {
+    // Queue pairs first, then what they name, then their places in the completion queue.
+    pairs: Vec<QueuePair>,
+    local: Buffer,
+    words: Buffer,
+    places: Places,
+    slot: Arc<Slot>,
+    shared: Arc<Shared>,
+    options: LinkOptions,
+    own: End,
+    address: Vec<u8>,
+}
+
+fn random<const N: usize>() -> Result<[u8; N], FabricError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        os(
+            "drawing random numbers",
+            std::io::Error::other(error.to_string()),
+            "let the process call getrandom(2)",
+        )
+    })?;
+    Ok(bytes)
+}
+
+/// Where the pieces of a link's buffer are: the control queue pair's, then each lane's, last the pings to be sent.
+fn lane_places(lanes: u8, lane: usize, depth: u32) -> usize {
+    control::bytes_of_places(lanes).next_multiple_of(64) + lane * lane::bytes_of_places(depth)
+}
+
+impl VerbsHalf {
+    pub(super) fn new(shared: &Arc<Shared>, port: usize, options: &LinkOptions) -> Result<Self, FabricError> {
+        let LinkOptions { lanes, depth, generation } = *options;
+        if lanes == 0 || lanes > MAX_LANES {
+            return Err(refuse("lanes", lanes.into(), "1 to 200"));
+        }
+        let stripes = shared.options.qps_per_peer - 1;
+        let pairs_for_data = lanes + stripes;
+        let device = &shared.chosen.context;
+        let most = u32::try_from(device.attr().max_qp_wr).unwrap_or(0).saturating_sub(SPARE);
+        if !depth.is_power_of_two() || depth > most {
+            let allowed = "a power of two, and 4 less than the device's max_qp_wr at most (`ibv_devinfo -v`)";
+            return Err(refuse("depth", depth.into(), allowed));
+        }
+        let slot = shared.slots.get(port, &shared.domain)?;
+        let places = (u32::from(pairs_for_data))
+            .checked_mul(2 * depth + SPARE)
+            .and_then(|places| places.checked_add(control::room(lanes).iter().sum()))
+            .ok_or_else(|| refuse("depth", depth.into(), "so many that all lanes have less than 2^32"))?;
+        let places = slot.reserve(places)?;
+        let make = |room| QueuePair::new(&slot.domain, &places.queue, &shared.watcher, room, &shared.chosen);
+        let mut pairs = vec![make(control::room(lanes))?];
+        for _ in 0..pairs_for_data {
+            pairs.push(make([depth + SPARE, depth])?);
+        }
+        let local =
+            Buffer::new(&shared.domain, lane_places(lanes, usize::from(pairs_for_data), depth) + 8, false)?;
+        let words =
+            Buffer::new(&shared.domain, 8 * (pairs.len() + usize::from(lanes) * depth as usize), true)?;
+        let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
+        let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
+        let numbers =
+            pairs.iter().map(|pair| Ok((pair.number, psn()?))).collect::<Result<Vec<_>, FabricError>>()?;
+        let chosen = &shared.chosen;
+        let own = End {
+            gid_kind: chosen.gid_kind,
+            global: chosen.global,
+            lid: chosen.lid,
+            gid: chosen.gid,
+            mtu: chosen.mtu,
+            reads: u8::try_from(device.attr().max_qp_rd_atom.clamp(1, 255)).unwrap_or(1),
+            depth,
+            generation,
+            region: RemoteRegion {
+                id: shared.region_id,
+                base: shared.base,
+                len: shared.pool.region().len(),
+                rkey: shared.region.rkey,
+            },
+            hello: Hello { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
+            stripes,
+            pairs: numbers,
+        };
+        let address = own.to_bytes();
+        Ok(VerbsHalf {
+            pairs,
+            local,
+            words,
+            places,
+            slot,
+            shared: Arc::clone(shared),
+            options: options.clone(),
+            own,
+            address,
+        })
+    }
+
+    /// Moves each queue pair to RTS and writes the peer's token to it.
+    fn reach(&mut self, peer: &End) -> Result<(), FabricError> {
+        let (chosen, options) = (&self.shared.chosen, &self.shared.options);
+        for (at, pair) in self.pairs.iter_mut().enumerate() {
+            let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
+            pair.connect(chosen, options, self.own.pairs[at].1, peer, peer.pairs[at], rnr_retry)?;
+        }
+        let at = lane_places(self.options.lanes, self.pairs.len() - 1, self.options.depth);
+        self.local.write(at, &peer.hello.token.to_ne_bytes());
+        for (index, pair) in self.pairs.iter_mut().enumerate() {
+            let mut piece = self.local.piece(at, 8);
+            let mut request = ibv_send_wr::zeroed();
+            // A failure completes under a name that no link has; the wait below tells of it.
+            request.wr_id = u64::MAX;
+            request.opcode = IBV_WR_RDMA_WRITE;
+            request.sg_list = &mut piece;
+            request.num_sge = 1;
+            let addr = peer.hello.addr.wrapping_add(8 * index as u64);
+            request.wr.rdma = ibv_wr_rdma { remote_addr: addr, rkey: peer.hello.rkey };
+            // SAFETY: the place is in the link's buffer, which outlives the queue pair, and nobody writes to it again.
+            if !unsafe { pair.post_send(&mut request) } {
+                let error = std::io::Error::last_os_error();
+                return Err(os("posting a ping to the peer", error, "see the kernel's log (`dmesg`)"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the peer has written this side's token on each queue pair.
+    fn wait(&self, start: Instant, timeout: Duration) -> Result<(), FabricError> {
+        let token = self.own.hello.token;
+        let missing =
+            || (0..self.pairs.len()).filter(|at| self.words.word(*at).load(Ordering::Acquire) != token);
+        while missing().next().is_some() {
+            if start.elapsed() >= timeout {
+                let (chosen, count) = (&self.shared.chosen, missing().count());
+                return Err(FabricError::Timeout {
+                    fabric: FabricKind::Verbs,
+                    tried: format!(
+                        "waiting for the peer's ping on {count} of {} queue pairs of {} port {}, {} GID index {}",
+                        self.pairs.len(),
+                        chosen.context.name,
+                        chosen.port,
+                        chosen.gid_kind,
+                        chosen.gid_index
+                    ),
+                    after: timeout,
+                });
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+impl Half for VerbsHalf {
+    type Link = VerbsLink;
+
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    /// Both sides do the same, whatever their roles.
+    fn connect(mut self, _role: Role, peer: &[u8], timeout: Duration) -> Result<VerbsLink, FabricError> {
+        let start = Instant::now();
+        let mut peer = End::from_bytes(peer)?;
+        peer.check_fits(&self.own)?;
+        // Both sides come to the same: what the smaller of the two devices has room for.
+        self.options.depth = self.own.depth.min(peer.depth);
+        peer.depth = self.options.depth;
+        let stripes = self.own.stripes.min(peer.stripes);
+        self.own.keep_stripes(stripes);
+        peer.keep_stripes(stripes);
+        self.pairs.truncate(peer.pairs.len());
+        self.reach(&peer)?;
+        self.wait(start, timeout)?;
+        let VerbsHalf { pairs, local, words, places, slot, shared, options, .. } = self;
+        let mut pairs = pairs.into_iter();
+        let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
+        let mut lanes: Vec<_> = pairs
+            .enumerate()
+            .map(|(at, pair)| {
+                Lane::new(
+                    pair,
+                    LaneId(at as u8),
+                    options.depth,
+                    lane_places(options.lanes, at, options.depth),
+                    shared.options.signal_every,
+                )
+            })
+            .collect();
+        let stripes = lanes.split_off(usize::from(options.lanes));
+        let control = Control::new(first, 0, options.lanes);
+        let parts = Parts { lanes, stripes, control, local, words, peer, places, slot, shared };
+        Ok(VerbsLink(Box::new(Link::new(&options, parts))))
+    }
+}

@@ -1,0 +1,501 @@
+//! One lane: a queue pair, what is outstanding on it, and its receives.
+//!
+//! Work requests that are posted and not known to be done are never more than the lane is deep, plus the ping of the
+//! link's making and one flush, for which the send queue has room of its own: so posting never fails for want of room. Not every
+//! request makes a completion: the first of those that hold a tensor does, then each of every few requests or MiB. Where
+//! held tensors are left behind the last of these, a request of no bytes follows that does (a *flush*), so a lane that goes
+//! quiet holds nothing.
+
+use super::address::RemoteRegion;
+use super::buffers::{Buffer, PLACE};
+use super::qp::QueuePair;
+use super::stripes::STRIPED;
+use super::sys::*;
+use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, MAX_MESSAGE, OpId, PostError};
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::Immediate;
+use std::collections::VecDeque;
+
+/// Requests that the send queue holds besides the lane's depth: the ping, a flush, and two that are never used.
+pub(super) const SPARE: u32 = 4;
+/// Bytes of requests without a completion in a row, at most.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Receives that are posted by one call.
+const REFILL: usize = 32;
+
+/// What an outstanding entry holds.
+pub(super) enum Op {
+    /// Nothing: its bytes were copied.
+    Copied,
+    /// The source of a write, and the operation's name.
+    Write(OpId, #[allow(dead_code)] Tensor),
+    /// A part of the source of a striped write, whose name lane 0 has. The part holds the source for itself.
+    Part(#[allow(dead_code)] Tensor),
+    /// The target of a read, and the operation's name.
+    Read(OpId, TensorMut),
+}
+
+struct Entry {
+    /// Work requests that it counts for.
+    requests: u32,
+    signaled: bool,
+    is_flush: bool,
+    op: Op,
+}
+
+/// Where a request goes, for those that name memory of the peer's.
+#[derive(Clone, Copy)]
+pub(super) struct Remote {
+    pub addr: u64,
+    pub rkey: u32,
+}
+
+/// What the peer is told of a write's length before its immediate comes.
+#[derive(Clone, Copy)]
+pub(super) enum Total {
+    /// Nothing.
+    None,
+    /// The length, if the write takes more than one request. The first of the words that it may look at.
+    IfSplit(Remote),
+    /// The length of the whole of which the write is the last part.
+    Striped { place: Remote, whole: u64 },
+}
+
+impl Total {
+    /// Where the words are and what is written there, for a write of so many bytes in so many requests.
+    fn word(&self, len: u64, chunks: u64) -> Option<(Remote, u64)> {
+        match *self {
+            Total::IfSplit(place) if chunks > 1 => Some((place, len)),
+            Total::Striped { place, whole } => Some((place, whole | STRIPED)),
+            Total::None | Total::IfSplit(_) => None,
+        }
+    }
+}
+
+/// One lane.
+pub(super) struct Lane {
+    // First: once it is gone the device touches nothing of the rest.
+    pair: Option<QueuePair>,
+    id: LaneId,
+    depth: u32,
+    max_inline: usize,
+    /// A request of so many in a row makes a completion.
+    signal_every: u32,
+    outstanding: VecDeque<Entry>,
+    in_use: u32,
+    signaled: u32,
+    /// Since the last request with a completion.
+    unsignaled: u32,
+    unsignaled_bytes: u64,
+    holds_unsignaled: bool,
+    flushing: bool,
+    /// Next place for bytes that are copied and can't be inline.
+    copy_at: u32,
+    /// What the low half of a request's name says.
+    name: u64,
+    /// Receives that may be consumed, posted or not yet posted.
+    allowed: u32,
+    posted: u32,
+    /// Next receive to be posted, and next to complete.
+    tail: u32,
+    head: u32,
+    /// Receive-consuming requests of this side, for the place of a split write's length.
+    pub consuming: u32,
+    pub consumed: u32,
+    /// What the peer will have sent of those, if it has said so.
+    pub expected: Option<u32>,
+    /// What the peer has told of its receives.
+    pub returned: u32,
+    /// Start of the lane's places in the link's buffer.
+    places: usize,
+}
+
+/// Bytes of a link's buffer that a lane needs: places to receive, and places to copy to.
+pub(super) fn bytes_of_places(depth: u32) -> usize {
+    2 * depth as usize * PLACE
+}
+
+/// Names a link's requests: the link, the lane, and whether it is a receive.
+pub(super) fn name(link: LinkId, lane: u8, receive: bool) -> u64 {
+    u64::from(link.0) << 32 | u64::from(lane) << 8 | u64::from(receive)
+}
+
+impl Lane {
+    pub fn new(pair: QueuePair, id: LaneId, depth: u32, places: usize, signal_every: u32) -> Self {
+        Lane {
+            max_inline: pair.max_inline,
+            pair: Some(pair),
+            id,
+            depth,
+            signal_every: signal_every.min(depth / 4).max(1),
+            outstanding: VecDeque::with_capacity(depth as usize + 1),
+            in_use: 0,
+            signaled: 0,
+            unsignaled: 0,
+            unsignaled_bytes: 0,
+            holds_unsignaled: false,
+            flushing: false,
+            copy_at: 0,
+            name: 0,
+            allowed: 0,
+            posted: 0,
+            tail: 0,
+            head: 0,
+            consuming: 0,
+            consumed: 0,
+            expected: None,
+            returned: 0,
+            places,
+        }
+    }
+
+    /// Names the lane's requests, when a port takes the link.
+    pub fn attach(&mut self, link: LinkId) {
+        self.name = name(link, self.id.0, false);
+    }
+
+    pub fn pair(&mut self) -> Option<&mut QueuePair> {
+        self.pair.as_mut()
+    }
+
+    /// Whether asynchronous events have told of the queue pair.
+    pub fn failure(&self, device: &str) -> Option<crate::fabric::LinkFailure> {
+        self.pair.as_ref()?.news.failure(device)
+    }
+
+    /// Ends the queue pair: from now on the device touches no memory for it.
+    pub fn destroy(&mut self) {
+        self.pair = None;
+    }
+
+    /// Whether everything has come that the peer will have sent.
+    pub fn has_all(&self) -> bool {
+        self.expected.is_none_or(|count| count.wrapping_sub(self.consumed) as i32 <= 0)
+    }
+
+    /// Whether nothing is outstanding.
+    pub fn is_idle(&self) -> bool {
+        self.outstanding.is_empty()
+    }
+
+    #[inline]
+    fn room(&self, requests: u32) -> Result<(), PostError> {
+        if self.pair.is_none() {
+            return Err(PostError::Down);
+        }
+        if requests > self.depth {
+            return Err(PostError::Refused(
+                "more bytes than a lane carries in one operation: deepen its queue or send less at a time",
+            ));
+        }
+        if self.in_use + requests > self.depth { Err(PostError::Full) } else { Ok(()) }
+    }
+
+    /// Whether a request of so many bytes must make a completion.
+    #[inline]
+    fn must_signal(&self, holds: bool, bytes: u64) -> bool {
+        holds && self.signaled == 0
+            || self.unsignaled + 1 >= self.signal_every
+            || self.unsignaled_bytes + bytes >= BATCH_BYTES
+    }
+
+    /// Posts one request. The bytes of `piece` stay until it is done, as the caller sees to.
+    #[inline]
+    fn post(
+        &mut self,
+        opcode: u32,
+        mut piece: ibv_sge,
+        remote: Option<Remote>,
+        immediate: Option<Immediate>,
+        flags: u32,
+    ) -> Result<(), PostError> {
+        let mut request = ibv_send_wr::zeroed();
+        request.wr_id = self.name;
+        request.opcode = opcode;
+        request.send_flags = flags;
+        if piece.length > 0 {
+            request.sg_list = &mut piece;
+            request.num_sge = 1;
+        }
+        if let Some(immediate) = immediate {
+            request.imm_data = immediate.to_bits().to_be();
+        }
+        if let Some(Remote { addr, rkey }) = remote {
+            request.wr.rdma = ibv_wr_rdma { remote_addr: addr, rkey };
+        }
+        let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
+        // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the queue pair is there, and
+        // the entry that the caller adds holds the tensor until it is done; inline bytes are copied in the call.
+        if unsafe { pair.post_send(&mut request) } {
+            Ok(())
+        } else {
+            // There is room, so the queue pair is broken: its completions or an event tell why.
+            Err(PostError::Down)
+        }
+    }
+
+    /// Notes what was posted.
+    #[inline]
+    fn note(&mut self, requests: u32, signaled: bool, bytes: u64, op: Op) {
+        if signaled {
+            self.signaled += 1;
+            (self.unsignaled, self.unsignaled_bytes, self.holds_unsignaled) = (0, 0, false);
+        } else {
+            self.unsignaled += 1;
+            self.unsignaled_bytes += bytes;
+            self.holds_unsignaled |= !matches!(op, Op::Copied);
+        }
+        self.in_use += requests;
+        self.outstanding.push_back(Entry { requests, signaled, is_flush: false, op });
+    }
+
+    /// Where a request finds bytes that need not stay after it is posted, and the flag that says so: the bytes themselves where
+    /// they can be inline, else a copy.
+    #[inline]
+    fn copy(&mut self, buffer: &mut Buffer, bytes: &[u8]) -> (ibv_sge, u32) {
+        if bytes.len() <= self.max_inline {
+            return (
+                ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 },
+                IBV_SEND_INLINE,
+            );
+        }
+        // There are as many places as requests that can be outstanding, used in turn, so this one is free.
+        let at = self.places + (self.depth + self.copy_at) as usize * PLACE;
+        buffer.write(at, bytes);
+        self.copy_at = (self.copy_at + 1) % self.depth;
+        (buffer.piece(at, bytes.len()), 0)
+    }
+
+    /// A send or a write whose bytes are copied before this returns.
+    #[inline]
+    pub fn post_copied(
+        &mut self,
+        buffer: &mut Buffer,
+        bytes: &[u8],
+        remote: Option<Remote>,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        debug_assert!(bytes.len() <= MAX_MESSAGE);
+        self.room(1)?;
+        let opcode = match (remote, immediate) {
+            (None, _) => IBV_WR_SEND,
+            (Some(_), None) => IBV_WR_RDMA_WRITE,
+            (Some(_), Some(_)) => IBV_WR_RDMA_WRITE_WITH_IMM,
+        };
+        let signaled = self.must_signal(false, 0);
+        let (piece, flags) = self.copy(buffer, bytes);
+        let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
+        self.post(opcode, piece, remote, immediate, flags)?;
+        self.consuming = self.consuming.wrapping_add(u32::from(opcode != IBV_WR_RDMA_WRITE));
+        self.note(1, signaled, 0, Op::Copied);
+        Ok(())
+    }
+
+    /// Whether a write with immediate of so many bytes has room now.
+    ///
+    /// # Errors
+    /// If not, why.
+    pub fn has_room(&self, len: u64, longest: u32, total: &Total) -> Result<(), PostError> {
+        let chunks = len.div_ceil(u64::from(longest)).max(1);
+        let requests = chunks + u64::from(total.word(len, chunks).is_some());
+        self.room(u32::try_from(requests).unwrap_or(u32::MAX))
+    }
+
+    /// A write of bytes that `op` holds: address, length and key. One request carries `longest` bytes.
+    #[allow(clippy::too_many_arguments)] // the verb has these operands
+    pub fn post_write(
+        &mut self,
+        buffer: &mut Buffer,
+        (addr, len, lkey): (u64, u64, u32),
+        remote: Remote,
+        immediate: Option<Immediate>,
+        longest: u32,
+        total: Total,
+        op: Op,
+    ) -> Result<(), PostError> {
+        let chunks = len.div_ceil(u64::from(longest)).max(1);
+        let word = total.word(len, chunks).filter(|_| immediate.is_some());
+        let requests = chunks + u64::from(word.is_some());
+        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
+        self.room(requests)?;
+        let signaled = self.must_signal(true, len);
+        if let Some((words, word)) = word {
+            let place = words.addr.wrapping_add(u64::from(self.consuming % self.depth) * 8);
+            let (piece, flags) = self.copy(buffer, &word.to_ne_bytes());
+            let there = Remote { addr: place, rkey: words.rkey };
+            self.post(IBV_WR_RDMA_WRITE, piece, Some(there), None, flags)?;
+        }
+        for chunk in 0..chunks {
+            let skip = chunk * u64::from(longest);
+            let length = (len - skip).min(u64::from(longest)) as u32;
+            let is_last = chunk + 1 == chunks;
+            let immediate = immediate.filter(|_| is_last);
+            let opcode = if immediate.is_some() { IBV_WR_RDMA_WRITE_WITH_IMM } else { IBV_WR_RDMA_WRITE };
+            let flags = if is_last && signaled { IBV_SEND_SIGNALED } else { 0 };
+            let piece = ibv_sge { addr: addr + skip, length, lkey };
+            let there = Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
+            if let Err(error) = self.post(opcode, piece, Some(there), immediate, flags) {
+                // What was posted of it must not be read any more once `op` is let go.
+                self.destroy();
+                return Err(error);
+            }
+        }
+        self.consuming = self.consuming.wrapping_add(u32::from(immediate.is_some()));
+        self.note(requests, signaled, len, op);
+        Ok(())
+    }
+
+    /// A read into the target that comes along.
+    pub fn post_read(
+        &mut self,
+        id: OpId,
+        mut target: TensorMut,
+        (len, lkey): (u64, u32),
+        remote: Remote,
+        max_request: u32,
+    ) -> Result<(), (PostError, TensorMut)> {
+        let chunks = len.div_ceil(u64::from(max_request)).max(1);
+        let requests = u32::try_from(chunks).unwrap_or(u32::MAX);
+        if let Err(error) = self.room(requests) {
+            return Err((error, target));
+        }
+        let addr = target.as_mut_ptr() as u64;
+        let signaled = self.must_signal(true, len);
+        for chunk in 0..chunks {
+            let skip = chunk * u64::from(max_request);
+            let length = (len - skip).min(u64::from(max_request)) as u32;
+            let flags = if chunk + 1 == chunks && signaled { IBV_SEND_SIGNALED } else { 0 };
+            let piece = ibv_sge { addr: addr + skip, length, lkey };
+            let there = Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
+            if let Err(error) = self.post(IBV_WR_RDMA_READ, piece, Some(there), None, flags) {
+                // What was posted of it must not write to what is given back.
+                self.destroy();
+                return Err((error, target));
+            }
+        }
+        self.note(requests, signaled, len, Op::Read(id, target));
+        Ok(())
+    }
+
+    /// Asks for a completion behind everything that is outstanding, if none is under way. `all`: also behind what holds no tensor.
+    pub fn flush(&mut self, region: &RemoteRegion, all: bool) {
+        let left = self.holds_unsignaled || all && self.unsignaled > 0;
+        if !left || self.signaled > 0 || self.flushing || self.pair.is_none() {
+            return;
+        }
+        let remote = Remote { addr: region.base, rkey: region.rkey };
+        if self.post(IBV_WR_RDMA_WRITE, ibv_sge::default(), Some(remote), None, IBV_SEND_SIGNALED).is_ok() {
+            self.flushing = true;
+            self.note(0, true, 0, Op::Copied);
+            if let Some(entry) = self.outstanding.back_mut() {
+                entry.is_flush = true;
+            }
+        }
+    }
+
+    /// A request with a completion is done, and so is what was posted before it.
+    #[inline]
+    pub fn done(&mut self, link: LinkId, out: &mut Completions) {
+        while let Some(entry) = self.outstanding.pop_front() {
+            self.in_use -= entry.requests;
+            match entry.op {
+                Op::Copied | Op::Part(_) => {}
+                Op::Write(id, source) => {
+                    drop(source);
+                    out.push(link, self.id, Event::Done { id });
+                }
+                Op::Read(id, target) => out.push(link, self.id, Event::ReadDone { id, target }),
+            }
+            if entry.signaled {
+                self.signaled -= 1;
+                self.flushing &= !entry.is_flush;
+                break;
+            }
+        }
+    }
+
+    /// What is outstanding has failed. The queue pair is gone already.
+    pub fn fail_all(&mut self, link: LinkId, out: &mut Completions) {
+        debug_assert!(self.pair.is_none());
+        for entry in self.outstanding.drain(..) {
+            match entry.op {
+                Op::Copied | Op::Part(_) => {}
+                Op::Write(id, _) | Op::Read(id, _) => out.push(link, self.id, Event::Failed { id }),
+            }
+        }
+        self.in_use = 0;
+    }
+
+    /// What the first outstanding request was, for messages.
+    pub fn first_operation(&self) -> &'static str {
+        match self.outstanding.front().map(|entry| &entry.op) {
+            Some(Op::Read(..)) => "read",
+            Some(Op::Write(..) | Op::Part(_)) => "write",
+            Some(Op::Copied) => "message or inline write",
+            None => "request",
+        }
+    }
+
+    /// The peer may consume so many more receives.
+    pub fn allow_receives(&mut self, count: u32) {
+        self.allowed = self.allowed.saturating_add(count);
+    }
+
+    /// Posts receives that may be posted: at once where `all` or few are left, else when there are enough for a batch.
+    #[inline]
+    pub fn refill(&mut self, buffer: &Buffer, all: bool) {
+        let mut missing = (self.depth - self.posted).min(self.allowed);
+        let batch = (self.depth / 4).clamp(1, REFILL as u32);
+        if missing == 0 || !all && missing < batch && self.posted > self.depth / 2 {
+            return;
+        }
+        while missing > 0 {
+            let count = missing.min(REFILL as u32);
+            if !self.post_batch(buffer, count as usize) {
+                return; // broken: completions or an event tell why
+            }
+            self.posted += count;
+            self.allowed -= count;
+            missing -= count;
+        }
+    }
+
+    fn post_batch(&mut self, buffer: &Buffer, count: usize) -> bool {
+        let mut pieces = [ibv_sge::default(); REFILL];
+        let empty = ibv_recv_wr {
+            wr_id: self.name | 1,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 1,
+        };
+        let mut requests = [empty; REFILL];
+        for piece in &mut pieces[..count] {
+            *piece = buffer.piece(self.places + self.tail as usize * PLACE, PLACE);
+            self.tail = (self.tail + 1) % self.depth;
+        }
+        let (first_piece, first) = (pieces.as_mut_ptr(), requests.as_mut_ptr());
+        for k in 0..count {
+            let next = if k + 1 < count { first.wrapping_add(k + 1) } else { std::ptr::null_mut() };
+            // SAFETY: inside both arrays, which are not touched otherwise until the list is posted.
+            unsafe {
+                (*first.add(k)).sg_list = first_piece.add(k);
+                (*first.add(k)).next = next;
+            }
+        }
+        let Some(pair) = &mut self.pair else { return false };
+        // SAFETY: a list of `count` requests in an array that lives; the places are used in turn and this many are not
+        // posted, so nobody touches them before they are complete.
+        unsafe { pair.post_receives(&mut *first) }
+    }
+
+    /// A receive is complete: returns where its bytes are, and how many receive-consuming requests came before it.
+    #[inline]
+    pub fn received(&mut self) -> Option<(usize, u32)> {
+        self.posted = self.posted.checked_sub(1)?;
+        let place = self.places + self.head as usize * PLACE;
+        self.head = (self.head + 1) % self.depth;
+        let number = self.consumed;
+        self.consumed = number.wrapping_add(1);
+        Some((place, number % self.depth))
+    }
+}

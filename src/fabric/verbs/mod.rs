@@ -1,0 +1,194 @@
+//! RDMA NICs through libibverbs: InfiniBand and RoCE, reliable connections.
+//!
+//! The pool is registered once, and each tensor's bytes go straight from one process's pool to the other's. A link has a queue
+//! pair for each lane, and one for control messages between the two fabrics: returned receives, and the farewell of a side that
+//! takes no part any more. Completions of all links of a port come by one completion queue, or a few, which can't overrun.
+//!
+//! What the device checks is that an access has the key of the pool and lies inside it. It can't check which part was
+//! granted, or that a grant was taken back: peers are trusted with the pool, as they are with the step they compute.
+//!
+//! libibverbs is loaded when a fabric is made. In steady state there is no system call of ours, lock, allocation or log on the
+//! way of a byte; a device without kernel bypass, as soft-RoCE, enters the kernel with each post.
+//!
+//! | file | |
+//! |---|---|
+//! | `sys`, `library` | the library's interface |
+//! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
+//! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
+//! | `lane`, `stripes`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
+//! | `address`, `half` | how a link is made |
+
+#![allow(unsafe_code)]
+
+mod address;
+mod bell;
+mod buffers;
+mod chosen;
+mod context;
+mod control;
+mod cq;
+pub mod device;
+mod events;
+mod failure;
+mod grants;
+mod half;
+mod lane;
+pub mod library;
+mod link;
+mod options;
+mod port;
+mod probe;
+mod qp;
+mod slot;
+mod stripes;
+pub mod sys;
+
+pub use bell::VerbsSleeper;
+pub use half::VerbsHalf;
+pub use options::VerbsOptions;
+pub use port::{VerbsLink, VerbsPort};
+pub use probe::complete;
+
+use super::{Fabric, FabricError, FabricKind, LinkOptions};
+use crate::memory::Pool;
+use chosen::Chosen;
+use context::{Domain, MemoryRegion};
+use device::{Choice, Mtu};
+use events::Watcher;
+use failure::unavailable;
+use lane::SPARE;
+use library::Library;
+use slot::Slots;
+use std::sync::Arc;
+use sys::*;
+
+/// A process's access to its peers through one port of an RDMA device.
+///
+/// All tensors that go through it are of one pool, which is registered as a whole. Its thread waits for the device's
+/// asynchronous events, and ends with the last port, half and link.
+pub struct VerbsFabric {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    // In this order: the thread that wakes the slots, what is registered, the device.
+    watcher: Arc<Watcher>,
+    slots: Arc<Slots>,
+    region: MemoryRegion,
+    region_id: u16,
+    /// The pool's first byte.
+    base: u64,
+    domain: Arc<Domain>,
+    chosen: Chosen,
+    options: VerbsOptions,
+    pool: Pool,
+}
+
+impl Shared {
+    /// Whether bytes lie in the pool.
+    #[inline]
+    fn is_ours(&self, addr: u64, len: u64) -> bool {
+        let offset = addr.wrapping_sub(self.base);
+        offset.checked_add(len).is_some_and(|end| end <= self.pool.region().len())
+    }
+}
+
+impl VerbsFabric {
+    /// A fabric for the tensors of `pool`, which is registered: that takes about 0.06 ms for each MiB, and its pages can't be
+    /// swapped out from then on.
+    ///
+    /// # Errors
+    /// If libibverbs or a usable device is missing, an option is out of range, or the memory can't be registered.
+    pub fn new(pool: &Pool, options: VerbsOptions) -> Result<Self, FabricError> {
+        let library = Library::system().map_err(|error| unavailable(error.to_string()))?;
+        VerbsFabric::with_library(library, pool, options)
+    }
+
+    /// As [`VerbsFabric::new`], with a library of the caller's.
+    ///
+    /// # Errors
+    /// As [`VerbsFabric::new`].
+    pub fn with_library(
+        library: &'static Library,
+        pool: &Pool,
+        options: VerbsOptions,
+    ) -> Result<Self, FabricError> {
+        options.check()?;
+        let chosen = Chosen::open(library, &options.wishes)?;
+        let domain = Domain::new(&chosen.context)?;
+        let region = pool.region();
+        let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
+        let windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        let mut access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        if chosen.context.attr().device_cap_flags & windows != 0 {
+            access |= IBV_ACCESS_MW_BIND;
+        }
+        if options.relaxed_ordering {
+            access |= IBV_ACCESS_RELAXED_ORDERING;
+        }
+        // SAFETY: the pool, which is held longer, keeps the region mapped. Who owns a tensor of the pool makes references to
+        // its bytes alone, and what peers were granted is owned by a link until it is taken back.
+        let registered = unsafe { MemoryRegion::new(&domain, region.base(), len, access) }?;
+        let slots = Arc::new(Slots::new(options.cq_entries));
+        let ring = {
+            let slots = Arc::downgrade(&slots);
+            move || {
+                if let Some(slots) = slots.upgrade() {
+                    slots.wake_all();
+                }
+            }
+        };
+        let watcher = Watcher::start(&chosen.context, chosen.port, ring)?;
+        tracing::info!(
+            chosen = %chosen.choice,
+            mtu = chosen.choice.mtu.map(Mtu::bytes),
+            "the verbs fabric is open"
+        );
+        let shared = Shared {
+            watcher,
+            slots,
+            region: registered,
+            region_id: region.id(),
+            base: region.base().as_ptr() as u64,
+            domain,
+            chosen,
+            options,
+            pool: pool.clone(),
+        };
+        Ok(VerbsFabric { shared: Arc::new(shared) })
+    }
+}
+
+impl VerbsFabric {
+    /// Which device, port and GID it uses, and why.
+    pub fn choice(&self) -> &Choice {
+        &self.shared.chosen.choice
+    }
+
+    /// Operations that each lane of a link can have outstanding, by the wished length of queues: the power of two that has
+    /// room in it, at least 2.
+    pub fn queue_depth(&self) -> u32 {
+        let device = u32::try_from(self.shared.chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
+        let most = self.choice().queue_depth.min(device.saturating_sub(SPARE)).max(2);
+        1 << most.ilog2()
+    }
+}
+
+impl Fabric for VerbsFabric {
+    type Half = VerbsHalf;
+    type Link = VerbsLink;
+    type Port = VerbsPort;
+    const KIND: FabricKind = FabricKind::Verbs;
+
+    fn port(&self) -> Result<VerbsPort, FabricError> {
+        VerbsPort::new(Arc::clone(&self.shared))
+    }
+
+    fn half(&self, options: &LinkOptions) -> Result<VerbsHalf, FabricError> {
+        self.half_for(0, options)
+    }
+
+    fn half_for(&self, port: usize, options: &LinkOptions) -> Result<VerbsHalf, FabricError> {
+        VerbsHalf::new(&self.shared, port, options)
+    }
+}

@@ -1,0 +1,474 @@
+//! The links that one poller owns.
+
+use super::Shared;
+use super::bell::VerbsSleeper;
+use super::cq::CompletionQueue;
+use super::lane::{Op, Remote, Total};
+use super::link::Link;
+use super::options::refuse;
+use super::slot::Slot;
+use super::sys::ibv_wc;
+use crate::fabric::{
+    Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port, PostError,
+};
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::{Grant, Immediate};
+use std::sync::Arc;
+
+/// Completions that one poll takes out of a queue.
+const BATCH: usize = 64;
+/// How long, in ticks of 100 ms, a port that ends gives its links to say so.
+const FAREWELLS: u32 = 10;
+
+/// What a link that is not there can do.
+static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false, grants: 0 };
+
+/// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next operation.
+pub struct VerbsLink(pub(super) Box<Link>);
+
+/// The links that one poller owns. See [`Port`].
+///
+/// A poll takes completions out of the port's queue, of which there is one unless its links need more places than one has.
+/// A link that was detached lives on for up to two seconds, until what was posted on it has arrived and the peer knows.
+pub struct VerbsPort {
+    shared: Arc<Shared>,
+    slot: Arc<Slot>,
+    // In the order of their numbers. Dropped before the queues.
+    #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
+    links: Vec<Box<Link>>,
+    queues: Vec<Arc<CompletionQueue>>,
+    next: u32,
+    /// What arming has found, for the next poll.
+    stash: Vec<ibv_wc>,
+    /// Where a poll puts completions: kept, as clearing it costs more than an empty poll.
+    batch: Box<[ibv_wc]>,
+    /// What detached links complete, for nobody.
+    unheard: Completions,
+    armed: bool,
+    /// The number of asynchronous news that were looked at.
+    news: u32,
+}
+
+impl VerbsPort {
+    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, FabricError> {
+        let slot = shared.slots.next(&shared.domain)?;
+        let news = shared.watcher.news();
+        Ok(VerbsPort {
+            shared,
+            slot,
+            links: Vec::new(),
+            queues: Vec::new(),
+            next: 0,
+            stash: Vec::with_capacity(BATCH),
+            batch: vec![ibv_wc::default(); BATCH].into_boxed_slice(),
+            unheard: Completions::default(),
+            armed: false,
+            news,
+        })
+    }
+
+    #[inline]
+    fn place(&self, id: LinkId) -> Option<usize> {
+        self.links.binary_search_by_key(&id, |link| link.id).ok()
+    }
+
+    /// A link that its owner has not let go.
+    #[inline]
+    fn link(&mut self, id: LinkId) -> Option<&mut Link> {
+        let place = self.place(id)?;
+        Some(&mut *self.links[place]).filter(|link| link.left.is_none())
+    }
+
+    /// A link and one of its lanes, to post on.
+    #[inline]
+    fn lane(&mut self, id: LinkId, lane: Lane) -> Result<&mut Link, PostError> {
+        let link = self.link(id).ok_or(PostError::Down)?;
+        if !link.is_up() {
+            return Err(PostError::Down);
+        }
+        if usize::from(lane.0) >= link.lanes.len() {
+            return Err(PostError::Refused("the link has no such lane"));
+        }
+        Ok(link)
+    }
+
+    #[inline]
+    fn dispatch(&mut self, wc: &ibv_wc, out: &mut Completions) {
+        // A name that no link has any more is of queue pairs that are destroyed.
+        let Some(place) = self.place(LinkId((wc.wr_id >> 32) as u32)) else { return };
+        let link = &mut self.links[place];
+        if link.left.is_none() {
+            link.complete(wc, out);
+        } else {
+            link.complete(wc, &mut self.unheard);
+        }
+    }
+
+    /// Takes out what is there, a bounded amount. Returns whether anything came, and whether that was all.
+    #[inline]
+    fn drain(&mut self, out: &mut Completions) -> (bool, bool) {
+        let (mut came, mut emptied) = (false, true);
+        if !self.stash.is_empty() {
+            came = true;
+            let mut stash = std::mem::take(&mut self.stash);
+            for wc in stash.drain(..) {
+                self.dispatch(&wc, out);
+            }
+            self.stash = stash;
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        for at in 0..self.queues.len() {
+            match self.queues[at].poll(&mut batch) {
+                Ok(count) => {
+                    came |= count > 0;
+                    emptied &= count < BATCH;
+                    for wc in &batch[..count] {
+                        self.dispatch(wc, out);
+                    }
+                }
+                Err(()) => self.broken(at),
+            }
+        }
+        self.batch = batch;
+        (came, emptied)
+    }
+
+    #[cold]
+    fn broken(&mut self, queue: usize) {
+        for link in &mut self.links {
+            if Arc::ptr_eq(&link.places.queue, &self.queues[queue]) {
+                link.fail(LinkFailure::Device {
+                    device: self.shared.chosen.context.name.clone(),
+                    event: "a completion queue can't be polled",
+                    cause: "the device failed: see the kernel's log (`dmesg`)",
+                });
+            }
+        }
+    }
+
+    /// Looks at what completions don't tell, of the links that want it.
+    fn look_around(&mut self, emptied: bool, out: &mut Completions) {
+        let news = self.shared.watcher.news();
+        let events = news != self.news;
+        self.news = news;
+        let unheard = &mut self.unheard;
+        self.links.retain_mut(|link| {
+            if !events && !link.wants_look() {
+                return true;
+            }
+            let out = if link.left.is_none() { &mut *out } else { &mut *unheard };
+            !link.look(emptied, events, out)
+        });
+        self.unheard.clear();
+    }
+
+    /// Where the bytes of a source lie and by which key, if peers can reach it: only the pool is registered.
+    #[inline]
+    fn source(shared: &Shared, source: &Tensor, skip: u64, len: u64) -> Result<(u64, u64, u32), PostError> {
+        let bytes = source.bytes();
+        if skip.checked_add(len).is_none_or(|end| end > bytes.len() as u64) {
+            return Err(PostError::Refused("the source has fewer bytes"));
+        }
+        if len == 0 {
+            return Ok((0, 0, 0));
+        }
+        let addr = bytes.as_ptr() as u64;
+        if !shared.is_ours(addr, bytes.len() as u64) {
+            return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
+        }
+        Ok((addr + skip, len, shared.region.lkey))
+    }
+
+    /// What an access of `len` bytes to a grant means to the device. One that the peer can't have granted is named so that
+    /// its device refuses it.
+    #[inline]
+    fn remote(link: &Link, grant: &Grant, len: u64) -> Remote {
+        let region = &link.peer.region;
+        if len == 0 {
+            return Remote { addr: region.base, rkey: region.rkey };
+        }
+        let addr = region.base.wrapping_add(grant.offset);
+        // A key that is not the pool's gives no right to its addresses.
+        let rkey = if grant.region == region.id { grant.key } else { !region.rkey };
+        Remote { addr, rkey }
+    }
+}
+
+/// Tells a link that a request was refused for another reason than room.
+#[inline]
+fn noted<T>(link: &mut Link, lane: Lane, posted: Result<T, PostError>) -> Result<T, PostError> {
+    if let Err(PostError::Down) = posted {
+        link.refused(lane);
+    }
+    posted
+}
+
+impl Drop for VerbsPort {
+    /// Gives the links a moment to tell their peers.
+    fn drop(&mut self) {
+        let start = self.shared.watcher.ticks();
+        for link in &mut self.links {
+            link.left.get_or_insert(start);
+        }
+        let mut unheard = Completions::default();
+        while !self.links.is_empty() && self.shared.watcher.ticks().wrapping_sub(start) < FAREWELLS {
+            let (came, emptied) = self.drain(&mut unheard);
+            self.look_around(emptied, &mut unheard);
+            unheard.clear();
+            if !came {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Port for VerbsPort {
+    type Link = VerbsLink;
+    type Sleeper = VerbsSleeper;
+
+    fn sleeper(&self) -> VerbsSleeper {
+        VerbsSleeper { bell: Arc::clone(&self.slot.bell) }
+    }
+
+    fn arm(&mut self) -> bool {
+        for queue in &self.queues {
+            queue.arm();
+        }
+        self.armed = true;
+        // What came before the arming makes no event.
+        if self.stash.is_empty() {
+            for queue in &self.queues {
+                let count = queue.poll(&mut self.batch[..BATCH - self.stash.len()]).unwrap_or(0);
+                self.stash.extend_from_slice(&self.batch[..count]);
+                if self.stash.len() == BATCH {
+                    break;
+                }
+            }
+        }
+        self.stash.is_empty()
+            && self.news == self.shared.watcher.news()
+            && !self.links.iter().any(|link| link.has_news())
+    }
+
+    fn attach(&mut self, link: VerbsLink) -> Result<LinkId, FabricError> {
+        let mut link = link.0;
+        if !Arc::ptr_eq(&link.slot, &self.slot) {
+            let allowed = "a link is attached to the port of the number that its half was made for";
+            return Err(refuse("port", self.slot.number as u64, allowed));
+        }
+        if !self.queues.iter().any(|queue| Arc::ptr_eq(queue, &link.places.queue)) {
+            self.queues.push(Arc::clone(&link.places.queue));
+        }
+        let id = LinkId(self.next);
+        self.next += 1;
+        link.attach(id);
+        self.links.push(link);
+        // An armed port heeds it too.
+        self.queues.iter().filter(|_| self.armed).for_each(|queue| queue.arm());
+        Ok(id)
+    }
+
+    fn detach(&mut self, id: LinkId) {
+        let ticks = self.shared.watcher.ticks();
+        if let Some(link) = self.link(id) {
+            link.left = Some(ticks);
+            let mut unheard = Completions::default();
+            if link.look(false, false, &mut unheard)
+                && let Some(place) = self.place(id)
+            {
+                self.links.remove(place);
+            }
+        }
+    }
+
+    fn fail(&mut self, id: LinkId, why: LinkFailure) {
+        if let Some(link) = self.link(id) {
+            link.fail(why);
+        }
+    }
+
+    fn limits(&self, id: LinkId) -> &LinkLimits {
+        match self.place(id) {
+            Some(place) if self.links[place].left.is_none() => &self.links[place].limits,
+            _ => &NOTHING,
+        }
+    }
+
+    fn poll(&mut self, out: &mut Completions) -> usize {
+        let before = out.len();
+        loop {
+            let (came, emptied) = self.drain(out);
+            self.look_around(emptied, out);
+            if out.len() > before {
+                self.armed = false;
+                break;
+            }
+            if !(came && self.armed) {
+                break;
+            }
+            // What came was nothing that a poll brings, and it has used up the arming.
+            self.queues.iter().for_each(|queue| queue.arm());
+        }
+        out.len() - before
+    }
+
+    fn post_receives(&mut self, id: LinkId, lane: Lane, count: u32) {
+        if let Some(link) = self.link(id)
+            && let Some(lane) = link.lanes.get_mut(usize::from(lane.0))
+        {
+            lane.allow_receives(count);
+            lane.refill(&link.local, false);
+        }
+    }
+
+    fn publish_credits(&mut self, id: LinkId, lane: Lane, returned: u32) {
+        if let Some(link) = self.link(id) {
+            link.publish_credits(lane, returned);
+        }
+    }
+
+    fn peer_credits(&mut self, id: LinkId, lane: Lane) -> u32 {
+        let lanes = self.link(id).map(|link| &link.lanes);
+        lanes.and_then(|lanes| lanes.get(usize::from(lane.0))).map_or(0, |lane| lane.returned)
+    }
+
+    #[inline]
+    fn send(&mut self, id: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError> {
+        if bytes.len() > MAX_MESSAGE {
+            return Err(PostError::Refused("a message has at most 224 bytes"));
+        }
+        let link = self.lane(id, lane)?;
+        let posted = link.lanes[usize::from(lane.0)].post_copied(&mut link.local, bytes, None, None);
+        noted(link, lane, posted)
+    }
+
+    #[inline]
+    fn write_inline(
+        &mut self,
+        id: LinkId,
+        lane: Lane,
+        bytes: &[u8],
+        target: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        let len = bytes.len() as u64;
+        let link = self.lane(id, lane)?;
+        if bytes.len() > MAX_MESSAGE {
+            return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
+        }
+        if len > target.len {
+            return Err(PostError::Refused("the grant is for fewer bytes"));
+        }
+        let remote = Some(Self::remote(link, target, len));
+        let posted = link.lanes[usize::from(lane.0)].post_copied(&mut link.local, bytes, remote, immediate);
+        noted(link, lane, posted)
+    }
+
+    fn write(
+        &mut self,
+        id: LinkId,
+        lane: Lane,
+        op: OpId,
+        source: &Tensor,
+        skip: u64,
+        len: u64,
+        target: &Grant,
+        immediate: Option<Immediate>,
+    ) -> Result<(), PostError> {
+        if len > target.len {
+            return Err(PostError::Refused("the grant is for fewer bytes"));
+        }
+        let bytes = Self::source(&self.shared, source, skip, len)?;
+        let longest = self.shared.chosen.max_message;
+        let link = self.lane(id, lane)?;
+        let remote = Self::remote(link, target, len);
+        let op = Op::Write(op, source.clone());
+        let posted = match immediate {
+            Some(immediate) if link.stripes.takes(lane, len) => {
+                link.write_striped(source, bytes, remote, immediate, longest, op)
+            }
+            _ => {
+                let total = Total::IfSplit(link.peer.totals(lane.0));
+                let of = &mut link.lanes[usize::from(lane.0)];
+                of.post_write(&mut link.local, bytes, remote, immediate, longest, total, op)
+            }
+        };
+        noted(link, lane, posted)
+    }
+
+    fn read(
+        &mut self,
+        id: LinkId,
+        lane: Lane,
+        op: OpId,
+        target: TensorMut,
+        source: &Grant,
+    ) -> Result<(), (PostError, TensorMut)> {
+        let len = source.len;
+        if len > target.bytes().len() as u64 {
+            return Err((PostError::Refused("the target has fewer bytes than the source"), target));
+        }
+        if len > 0 && !self.shared.is_ours(target.as_ptr() as u64, len) {
+            return Err((
+                PostError::Refused("the target is not in the pool that this fabric shares"),
+                target,
+            ));
+        }
+        let (longest, lkey) = (self.shared.chosen.max_message, self.shared.region.lkey);
+        let link = match self.lane(id, lane) {
+            Ok(link) => link,
+            Err(error) => return Err((error, target)),
+        };
+        let remote = Self::remote(link, source, len);
+        let of = &mut link.lanes[usize::from(lane.0)];
+        of.post_read(op, target, (len, lkey), remote, longest).inspect_err(|(error, _)| {
+            if *error == PostError::Down {
+                link.refused(lane);
+            }
+        })
+    }
+
+    fn lend(
+        &mut self,
+        _link: LinkId,
+        _lane: Lane,
+        _id: OpId,
+        _source: &Tensor,
+        _immediate: Immediate,
+    ) -> Result<(), PostError> {
+        Err(PostError::Refused("this fabric does not lend: see the link's limits"))
+    }
+
+    fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
+        let (region, key) = (self.shared.region_id, self.shared.region.rkey);
+        let len = target.bytes().len() as u64;
+        if len > 0 && !self.shared.is_ours(target.as_ptr() as u64, len) {
+            return Err((
+                PostError::Refused("the target is not in the pool that this fabric shares"),
+                target,
+            ));
+        }
+        match self.link(id).filter(|link| link.is_up()) {
+            Some(link) => link.grants.add(target, region, key),
+            None => Err((PostError::Down, target)),
+        }
+    }
+
+    fn revoke(&mut self, id: LinkId, grant: &Grant) -> Option<TensorMut> {
+        self.link(id)?.grants.revoke(grant)
+    }
+
+    fn expose(&mut self, id: LinkId, source: &Tensor) -> Result<Grant, PostError> {
+        let (region, key) = (self.shared.region_id, self.shared.region.rkey);
+        let ours = Self::source(&self.shared, source, 0, source.bytes().len() as u64).map(|_| ());
+        let link = self.link(id).filter(|link| link.is_up()).ok_or(PostError::Down)?;
+        ours?;
+        link.grants.expose(source, region, key)
+    }
+
+    fn withdraw(&mut self, id: LinkId, grant: &Grant) {
+        if let Some(link) = self.link(id) {
+            link.grants.withdraw(grant);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3; `ibv_modify_qp(3)`).
+
+use super::address::End;
+use super::chosen::Chosen;
+use super::context::Domain;
+use super::cq::CompletionQueue;
+use super::device::GidKind;
+use super::events::{Registered, Watcher};
+use super::failure::{memory_remedy, os, unavailable};
+use super::library::returned;
+use super::options::VerbsOptions;
+use super::sys::*;
+use crate::fabric::FabricError;
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Routers that a packet may pass (SPEC 4.2).
+const HOP_LIMIT: u8 = 64;
+/// What is tried for inline bytes, from the best on.
+const INLINE: [u32; 4] = [256, 128, 64, 0];
+
+/// A queue pair.
+pub(super) struct QueuePair {
+    handle: NonNull<ibv_qp>,
+    domain: Arc<Domain>,
+    _queue: Arc<CompletionQueue>,
+    /// Bytes that a request carries inline.
+    pub max_inline: usize,
+    pub number: u32,
+    /// Its news, as asynchronous events tell them.
+    pub news: Registered,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread (`Domain::for_one_thread`) posting
+// may not be concurrent, which `&mut self` sees to.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// A queue pair in the state INIT: it can take receives.
+    pub fn new(
+        domain: &Arc<Domain>,
+        queue: &Arc<CompletionQueue>,
+        watcher: &Arc<Watcher>,
+        [sends, receives]: [u32; 2],
+        chosen: &Chosen,
+    ) -> Result<Self, FabricError> {
+        let context = &domain.context;
+        let most = u32::try_from(context.attr().max_qp_wr).unwrap_or(0);
+        if sends.max(receives) > most {
+            return Err(unavailable(format!(
+                "a queue pair with {sends} sends and {receives} receives was asked for, and {} permits {most}: lower queue_depth",
+                context.name
+            )));
+        }
+        let mut made = std::ptr::null_mut();
+        let mut error = io::Error::from_raw_os_error(libc::EINVAL);
+        let mut granted = ibv_qp_cap::default();
+        for inline in INLINE {
+            let mut init = ibv_qp_init_attr {
+                qp_context: std::ptr::null_mut(),
+                send_cq: queue.as_ptr(),
+                recv_cq: queue.as_ptr(),
+                srq: std::ptr::null_mut(),
+                cap: ibv_qp_cap {
+                    max_send_wr: sends,
+                    max_recv_wr: receives,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: inline,
+                },
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: a domain and a queue of the same device.
+            made = unsafe { (context.library.create_qp)(domain.as_ptr(), &mut init) };
+            if !made.is_null() {
+                granted = init.cap;
+                break;
+            }
+            error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EINVAL) {
+                break; // not for want of inline bytes
+            }
+        }
+        let handle = NonNull::new(made).ok_or_else(|| {
+            let remedy = memory_remedy(&error);
+            let tried =
+                format!("making a queue pair of {sends} sends and {receives} receives on {}", context.name);
+            os(tried, error, remedy)
+        })?;
+        // SAFETY: a queue pair of the library.
+        let number = unsafe { (*handle.as_ptr()).qp_num };
+        let mut pair = QueuePair {
+            handle,
+            domain: Arc::clone(domain),
+            _queue: Arc::clone(queue),
+            max_inline: granted.max_inline_data as usize,
+            number,
+            news: watcher.register(handle.as_ptr()),
+        };
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: chosen.pkey_index,
+            port_num: chosen.port,
+            qp_access_flags: (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
+                as u32,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        pair.modify(&mut attr, mask, "INIT")?;
+        Ok(pair)
+    }
+
+    fn modify(&mut self, attr: &mut ibv_qp_attr, mask: c_int, state: &str) -> Result<(), FabricError> {
+        // SAFETY: a queue pair of the library and attributes of which the mask says what counts.
+        let result = unsafe { (self.domain.context.library.modify_qp)(self.handle.as_ptr(), attr, mask) };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = returned(result);
+        let remedy = match error.raw_os_error() {
+            Some(libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+                "the peer's GID can't be reached from this port: check the addresses and VLANs of both interfaces, or choose \
+                 another GID index"
+            }
+            Some(libc::EINVAL) => {
+                "the device refuses a setting: see gid_index, pkey_index, mtu and service_level"
+            }
+            _ => "see the kernel's log (`dmesg`)",
+        };
+        Err(os(
+            format!("moving queue pair {} of {} to {state}", self.number, self.domain.context.name),
+            error,
+            remedy,
+        ))
+    }
+
+    /// Connects it to the peer's queue pair: RTR, then RTS.
+    pub fn connect(
+        &mut self,
+        chosen: &Chosen,
+        options: &VerbsOptions,
+        own_psn: u32,
+        peer: &End,
+        (peer_number, peer_psn): (u32, u32),
+        rnr_retry: u8,
+    ) -> Result<(), FabricError> {
+        let context = Arc::clone(&self.domain.context);
+        let attr = context.attr();
+        let clamp = |count: c_int| u8::try_from(count.clamp(1, 255)).unwrap_or(1);
+        let global = chosen.global || peer.global || is_elsewhere(chosen, peer);
+        let mut ready_to_receive = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            path_mtu: chosen.mtu.min(peer.mtu),
+            dest_qp_num: peer_number,
+            rq_psn: peer_psn,
+            max_dest_rd_atomic: clamp(attr.max_qp_rd_atom),
+            min_rnr_timer: options.min_rnr_timer,
+            ah_attr: ibv_ah_attr {
+                grh: ibv_global_route {
+                    dgid: peer.gid,
+                    flow_label: 0,
+                    sgid_index: chosen.gid_index,
+                    hop_limit: HOP_LIMIT,
+                    traffic_class: options.traffic_class,
+                },
+                dlid: peer.lid,
+                sl: options.service_level,
+                is_global: u8::from(global),
+                port_num: chosen.port,
+                ..ibv_ah_attr::default()
+            },
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut ready_to_receive, mask, "RTR")?;
+        let mut ready_to_send = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            sq_psn: own_psn,
+            timeout: options.timeout,
+            retry_cnt: options.retry_count,
+            rnr_retry,
+            max_rd_atomic: clamp(attr.max_qp_init_rd_atom).min(peer.reads),
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE
+            | IBV_QP_SQ_PSN
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut ready_to_send, mask, "RTS")
+    }
+
+    /// Posts one request on the send queue. `false` if the device refuses it.
+    ///
+    /// # Safety
+    /// Its piece of memory stays as it is until the request is complete or the queue pair destroyed; inline, until this
+    /// returns.
+    #[inline]
+    pub unsafe fn post_send(&mut self, request: &mut ibv_send_wr) -> bool {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: a queue pair of the library, to which `&mut self` is the only way; the rest as the caller vouches.
+        unsafe { ibv_post_send(self.handle.as_ptr(), request, &mut bad) == 0 }
+    }
+
+    /// Posts a list of receives. `false` if the device refuses any.
+    ///
+    /// # Safety
+    /// Nobody else touches their pieces of memory until they are complete or the queue pair is destroyed.
+    #[inline]
+    pub unsafe fn post_receives(&mut self, list: &mut ibv_recv_wr) -> bool {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as in `post_send`.
+        unsafe { ibv_post_recv(self.handle.as_ptr(), list, &mut bad) == 0 }
+    }
+}
+
+/// Whether an InfiniBand peer is in another subnet, which packets reach by routers only.
+fn is_elsewhere(chosen: &Chosen, peer: &End) -> bool {
+    let (ours, theirs) = (&chosen.gid.raw, &peer.gid.raw);
+    chosen.gid_kind == GidKind::InfiniBand
+        && *ours != [0; 16]
+        && *theirs != [0; 16]
+        && ours[..8] != theirs[..8]
+}
+
+impl Drop for QueuePair {
+    /// After this the device touches no memory for the queue pair.
+    fn drop(&mut self) {
+        self.news.forget();
+        // SAFETY: this queue pair, once; its asynchronous events are acknowledged as they are taken.
+        unsafe { (self.domain.context.library.destroy_qp)(self.handle.as_ptr()) };
+    }
+}

@@ -1,0 +1,91 @@
+//! What belongs to one port: its completion queues, their channel, its bell. There before the port is, since a link's queue
+//! pairs are bound to a completion queue when they are made.
+#![allow(clippy::disallowed_types)] // making links and ports
+
+use super::bell::Bell;
+use super::context::Domain;
+use super::cq::{Channel, CompletionQueue, Places};
+use crate::fabric::FabricError;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What belongs to one port.
+pub(super) struct Slot {
+    pub number: usize,
+    pub bell: Arc<Bell>,
+    /// Where the port's queue pairs are made: one thread at a time uses them.
+    pub domain: Arc<Domain>,
+    channel: Arc<Channel>,
+    queues: Mutex<Vec<Arc<CompletionQueue>>>,
+    cq_entries: u32,
+}
+
+impl Slot {
+    fn new(number: usize, domain: &Arc<Domain>, cq_entries: u32) -> Result<Self, FabricError> {
+        let channel = Channel::new(&domain.context)?;
+        Ok(Slot {
+            number,
+            bell: Bell::new(&channel)?,
+            domain: Domain::for_one_thread(domain),
+            channel,
+            queues: Mutex::default(),
+            cq_entries,
+        })
+    }
+
+    /// Places for a link's completions, in a queue that has them or in a new one.
+    ///
+    /// # Errors
+    /// If the device has no queue of that size, or no more queues.
+    pub fn reserve(&self, places: u32) -> Result<Places, FabricError> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reserved) = queues.iter().find_map(|queue| queue.reserve(places)) {
+            return Ok(reserved);
+        }
+        let most = u32::try_from(self.domain.context.attr().max_cqe).unwrap_or(u32::MAX);
+        let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places))?;
+        let reserved = queue.reserve(places);
+        queues.push(queue);
+        match reserved {
+            Some(reserved) => Ok(reserved),
+            None => unreachable!("a new queue has at least as many places"),
+        }
+    }
+}
+
+/// All slots of a fabric, in the order of its ports.
+pub(super) struct Slots {
+    all: Mutex<(Vec<Arc<Slot>>, usize)>,
+    cq_entries: u32,
+}
+
+impl Slots {
+    pub fn new(cq_entries: u32) -> Self {
+        Slots { all: Mutex::default(), cq_entries }
+    }
+
+    /// The slot of the port of this number.
+    pub fn get(&self, number: usize, domain: &Arc<Domain>) -> Result<Arc<Slot>, FabricError> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        while all.0.len() <= number {
+            let slot = Slot::new(all.0.len(), domain, self.cq_entries)?;
+            all.0.push(Arc::new(slot));
+        }
+        Ok(Arc::clone(&all.0[number]))
+    }
+
+    /// The slot of the next port that is made.
+    pub fn next(&self, domain: &Arc<Domain>) -> Result<Arc<Slot>, FabricError> {
+        let number = {
+            let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+            all.1 += 1;
+            all.1 - 1
+        };
+        self.get(number, domain)
+    }
+
+    /// Ends the sleep of every port's threads.
+    pub fn wake_all(&self) {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.0.iter().for_each(|slot| slot.bell.wake_all());
+    }
+}

@@ -1,0 +1,218 @@
+//! Large writes over several queue pairs at a time (`qps_per_peer`).
+//!
+//! A striped write is cut into as many parts as a link has queue pairs for data. Each part ends with an immediate on its own
+//! queue pair. The part on lane 0 comes with a word that says so, and its event waits until the other queue pairs' parts have landed
+//! too; whatever comes behind it on the lane waits with it. So the order within the lane holds as if there were one queue
+//! pair, and nobody above has to know of stripes: a message that was sent behind a write still arrives behind all of it.
+
+use super::lane::{Lane, Op, Remote, Total};
+use super::link::Link;
+use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, MAX_MESSAGE, PostError};
+use crate::memory::Tensor;
+use crate::wire::Immediate;
+use std::collections::VecDeque;
+
+/// Queue pairs for data that a link can have, those of its lanes aside.
+pub(super) const MAX_STRIPES: u8 = 15;
+/// The bit of a write's announced length that says that it is striped.
+pub(super) const STRIPED: u64 = 1 << 63;
+/// Bytes of a part, at least: below, a second queue pair costs more than it saves.
+const SMALLEST: u64 = 64 << 10;
+/// Parts begin on multiples of this, which is one of every MTU.
+const ALIGN: u64 = 4096;
+
+/// The queue pairs besides lane 0's, and what waits for their parts.
+#[derive(Default)]
+pub(super) struct Stripes {
+    pub lanes: Vec<Lane>,
+    /// Of each, the parts that have landed, modulo 2^32.
+    landed: Vec<u32>,
+    /// Striped writes whose part on lane 0 has landed, modulo 2^32.
+    begun: u32,
+    held: VecDeque<Held>,
+}
+
+/// Something that came on lane 0 behind a striped write that is not whole, or its own end.
+struct Held {
+    /// How many striped writes must be whole.
+    needs: u32,
+    what: Came,
+}
+
+#[allow(clippy::large_enum_variant)] // in a box, each message would allocate
+enum Came {
+    Immediate { immediate: Immediate, bytes: u64 },
+    Message { len: usize, bytes: [u8; MAX_MESSAGE] },
+}
+
+impl Stripes {
+    pub fn new(lanes: Vec<Lane>, depth: u32) -> Self {
+        // What is held has a receive of its own each, so there is never more.
+        let held = if lanes.is_empty() { VecDeque::new() } else { VecDeque::with_capacity(depth as usize) };
+        Stripes { landed: vec![0; lanes.len()], lanes, begun: 0, held }
+    }
+
+    /// Whether a write with immediate of so many bytes is striped.
+    #[inline]
+    pub fn takes(&self, lane: LaneId, len: u64) -> bool {
+        let parts = self.lanes.len() as u64 + 1;
+        parts > 1 && lane == LaneId::CONTROL && len >= parts * SMALLEST
+    }
+
+    fn is_whole(&self, needs: u32) -> bool {
+        self.landed.iter().all(|landed| landed.wrapping_sub(needs) as i32 >= 0)
+    }
+
+    /// Whether nothing waits for parts.
+    pub fn is_settled(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// An immediate came on lane 0.
+    #[inline]
+    pub fn immediate(
+        &mut self,
+        link: LinkId,
+        immediate: Immediate,
+        bytes: u64,
+        striped: bool,
+        out: &mut Completions,
+    ) {
+        self.begun = self.begun.wrapping_add(u32::from(striped));
+        if self.held.is_empty() && (!striped || self.is_whole(self.begun)) {
+            return out.push(link, LaneId::CONTROL, Event::Immediate { immediate, bytes });
+        }
+        self.held.push_back(Held { needs: self.begun, what: Came::Immediate { immediate, bytes } });
+    }
+
+    /// A message of at most [`MAX_MESSAGE`] bytes came on lane 0.
+    #[inline]
+    pub fn message(&mut self, link: LinkId, message: &[u8], out: &mut Completions) {
+        if self.held.is_empty() {
+            return out.push_message(link, LaneId::CONTROL, message);
+        }
+        let mut bytes = [0; MAX_MESSAGE];
+        bytes[..message.len()].copy_from_slice(message);
+        let what = Came::Message { len: message.len(), bytes };
+        self.held.push_back(Held { needs: self.begun, what });
+    }
+
+    /// A part has landed on one of the queue pairs.
+    pub fn landed(&mut self, link: LinkId, at: usize, out: &mut Completions) {
+        self.landed[at] = self.landed[at].wrapping_add(1);
+        while self.held.front().is_some_and(|held| self.is_whole(held.needs)) {
+            match self.held.pop_front().map(|held| held.what) {
+                Some(Came::Immediate { immediate, bytes }) => {
+                    out.push(link, LaneId::CONTROL, Event::Immediate { immediate, bytes });
+                }
+                Some(Came::Message { len, bytes }) => {
+                    out.push_message(link, LaneId::CONTROL, &bytes[..len]);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on lane 0. All or nothing is posted,
+    /// unless a queue pair is broken, and then the link ends.
+    pub fn write_striped(
+        &mut self,
+        source: &Tensor,
+        (addr, len, lkey): (u64, u64, u32),
+        remote: Remote,
+        immediate: Immediate,
+        longest: u32,
+        op: Op,
+    ) -> Result<(), PostError> {
+        let part = len.div_ceil(self.stripes.lanes.len() as u64 + 1).next_multiple_of(ALIGN);
+        // Parts are so large that what is rounded up leaves the last one some bytes.
+        let last = len - part * self.stripes.lanes.len() as u64;
+        let totals = Total::Striped { place: self.peer.totals(LaneId::CONTROL.0), whole: len };
+        for lane in &self.stripes.lanes {
+            lane.has_room(part, longest, &Total::None)?;
+        }
+        self.lanes[0].has_room(last, longest, &totals)?;
+        let from = |skip: u64| Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
+        let mut skip = 0;
+        for lane in &mut self.stripes.lanes {
+            let bytes = (addr + skip, part, lkey);
+            let op = Op::Part(source.clone());
+            lane.post_write(&mut self.local, bytes, from(skip), Some(immediate), longest, Total::None, op)?;
+            skip += part;
+        }
+        let bytes = (addr + skip, last, lkey);
+        self.lanes[0].post_write(&mut self.local, bytes, from(skip), Some(immediate), longest, totals, op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{ImmediateKind, Slot};
+
+    const LINK: LinkId = LinkId(3);
+
+    fn immediate(slot: u32) -> Immediate {
+        Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(slot).expect("fits") }
+    }
+
+    /// Slots of immediates, and lengths of messages plus 1,000.
+    fn told(out: &mut Completions) -> Vec<u32> {
+        let number = |event: &Event, message: &[u8]| match event {
+            Event::Immediate { immediate, .. } => immediate.slot.index(),
+            _ => 1000 + message.len() as u32,
+        };
+        let told = out.drain().map(|(completion, message)| number(&completion.event, message)).collect();
+        out.clear();
+        told
+    }
+
+    fn stripes(count: usize) -> Stripes {
+        Stripes { landed: vec![0; count], ..Stripes::default() }
+    }
+
+    #[test]
+    fn a_striped_write_is_told_once_all_its_parts_have_landed_whatever_comes_first() {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let (mut stripes, mut out) = (stripes(2), Completions::default());
+            for (at, part) in order.into_iter().enumerate() {
+                match part {
+                    2 => stripes.immediate(LINK, immediate(7), 5, true, &mut out),
+                    part => stripes.landed(LINK, part, &mut out),
+                }
+                let expected = if at == 2 { vec![7] } else { vec![] };
+                assert_eq!(told(&mut out), expected, "{order:?} at {at}");
+            }
+            assert!(stripes.is_settled());
+        }
+    }
+
+    #[test]
+    fn what_comes_behind_a_striped_write_stays_behind_it() {
+        let (mut stripes, mut out) = (stripes(1), Completions::default());
+        stripes.immediate(LINK, immediate(1), 5, false, &mut out);
+        stripes.immediate(LINK, immediate(2), 5, true, &mut out);
+        stripes.message(LINK, &[0; 10], &mut out);
+        stripes.immediate(LINK, immediate(3), 5, true, &mut out);
+        stripes.immediate(LINK, immediate(4), 5, false, &mut out);
+        assert_eq!(told(&mut out), [1]);
+        stripes.landed(LINK, 0, &mut out);
+        assert_eq!(told(&mut out), [2, 1010]);
+        stripes.message(LINK, &[0; 20], &mut out);
+        stripes.landed(LINK, 0, &mut out);
+        assert_eq!(told(&mut out), [3, 4, 1020]);
+        assert!(stripes.is_settled());
+    }
+
+    #[test]
+    fn counts_may_wrap() {
+        let (mut stripes, mut out) = (stripes(1), Completions::default());
+        (stripes.begun, stripes.landed[0]) = (u32::MAX, u32::MAX);
+        stripes.immediate(LINK, immediate(1), 5, true, &mut out);
+        assert!(!stripes.is_settled());
+        stripes.landed(LINK, 0, &mut out);
+        assert_eq!(told(&mut out), [1]);
+    }
+}

@@ -1,0 +1,311 @@
+//! Protection domains, memory regions, completion queues, queue pairs and work requests as libibverbs lays them out.
+
+use super::device::{ibv_context, ibv_gid};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// A protection domain. Made by the library alone.
+#[repr(C)]
+pub struct ibv_pd {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// The kernel's name of it.
+    pub handle: u32,
+}
+
+/// A registered piece of memory. Made by the library alone.
+#[repr(C)]
+pub struct ibv_mr {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Its first byte.
+    pub addr: *mut c_void,
+    /// How many bytes.
+    pub length: usize,
+    /// The kernel's name of it.
+    pub handle: u32,
+    /// What work requests of this process name it by.
+    pub lkey: u32,
+    /// What peers name it by.
+    pub rkey: u32,
+}
+
+/// What blocks until a completion queue has something. Made by the library alone.
+#[repr(C)]
+pub struct ibv_comp_channel {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// Readable when there is an event.
+    pub fd: c_int,
+    /// How many completion queues use it.
+    pub refcnt: c_int,
+}
+
+/// A completion queue. Made by the library alone; its last fields are the library's own.
+#[repr(C)]
+pub struct ibv_cq {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// Its channel, or null.
+    pub channel: *mut ibv_comp_channel,
+    /// What its maker gave.
+    pub cq_context: *mut c_void,
+    /// The kernel's name of it.
+    pub handle: u32,
+    /// How many completions it holds, at least as many as were asked for.
+    pub cqe: c_int,
+    mutex: libc::pthread_mutex_t,
+    cond: libc::pthread_cond_t,
+    comp_events_completed: u32,
+    async_events_completed: u32,
+}
+
+/// A queue pair. Made by the library alone; its last fields are the library's own.
+#[repr(C)]
+pub struct ibv_qp {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// What its maker gave.
+    pub qp_context: *mut c_void,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Where its sends complete.
+    pub send_cq: *mut ibv_cq,
+    /// Where its receives complete.
+    pub recv_cq: *mut ibv_cq,
+    /// Its shared receive queue, or null.
+    pub srq: *mut c_void,
+    /// The kernel's name of it.
+    pub handle: u32,
+    /// What peers reach it by, 24 bits.
+    pub qp_num: u32,
+    /// One of `IBV_QPS_*`, as of the last call that changed it.
+    pub state: u32,
+    /// One of `IBV_QPT_*`.
+    pub qp_type: u32,
+    mutex: libc::pthread_mutex_t,
+    cond: libc::pthread_cond_t,
+    events_completed: u32,
+}
+
+/// How much a queue pair holds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ibv_qp_cap {
+    /// Work requests of the send queue.
+    pub max_send_wr: u32,
+    /// Work requests of the receive queue.
+    pub max_recv_wr: u32,
+    /// Pieces of memory of a request of the send queue.
+    pub max_send_sge: u32,
+    /// Pieces of memory of a request of the receive queue.
+    pub max_recv_sge: u32,
+    /// Bytes that `IBV_SEND_INLINE` carries.
+    pub max_inline_data: u32,
+}
+
+/// What `ibv_create_qp(3)` makes a queue pair with; `cap` comes back with what was granted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_qp_init_attr {
+    /// Comes back in [`ibv_qp::qp_context`].
+    pub qp_context: *mut c_void,
+    /// Where its sends complete.
+    pub send_cq: *mut ibv_cq,
+    /// Where its receives complete.
+    pub recv_cq: *mut ibv_cq,
+    /// A shared receive queue, or null.
+    pub srq: *mut c_void,
+    /// How much it is to hold.
+    pub cap: ibv_qp_cap,
+    /// One of `IBV_QPT_*`.
+    pub qp_type: u32,
+    /// Not 0: every request of the send queue makes a completion.
+    pub sq_sig_all: c_int,
+}
+
+/// The global part of an address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_global_route {
+    /// The target's.
+    pub dgid: ibv_gid,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// Which of the port's own GIDs is the source.
+    pub sgid_index: u8,
+    /// Routers that may be passed.
+    pub hop_limit: u8,
+    /// Of which the network makes priorities.
+    pub traffic_class: u8,
+}
+
+/// An address to send to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_ah_attr {
+    /// Counts if `is_global` is not 0.
+    pub grh: ibv_global_route,
+    /// The target's lid on InfiniBand.
+    pub dlid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Low bits of the source's lid.
+    pub src_path_bits: u8,
+    /// 0: as fast as the port is.
+    pub static_rate: u8,
+    /// Whether `grh` is sent.
+    pub is_global: u8,
+    /// The port of this side.
+    pub port_num: u8,
+}
+
+/// What `ibv_modify_qp(3)` changes; a mask says which of the fields count.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)] // the names are those of the manual page
+pub struct ibv_qp_attr {
+    /// One of `IBV_QPS_*`.
+    pub qp_state: u32,
+    pub cur_qp_state: u32,
+    /// One of `IBV_MTU_*`.
+    pub path_mtu: u32,
+    pub path_mig_state: u32,
+    pub qkey: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub dest_qp_num: u32,
+    /// `IBV_ACCESS_*`.
+    pub qp_access_flags: c_uint,
+    pub cap: ibv_qp_cap,
+    pub ah_attr: ibv_ah_attr,
+    pub alt_ah_attr: ibv_ah_attr,
+    pub pkey_index: u16,
+    pub alt_pkey_index: u16,
+    pub en_sqd_async_notify: u8,
+    pub sq_draining: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    /// How long a peer that found no receive waits: the code of the InfiniBand specification, 9.7.5.2.8.
+    pub min_rnr_timer: u8,
+    pub port_num: u8,
+    /// 4.096 us times two to the power of this; 0 for ever.
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub alt_port_num: u8,
+    pub alt_timeout: u8,
+    pub rate_limit: u32,
+}
+
+/// A piece of memory of a work request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_sge {
+    /// Its first byte.
+    pub addr: u64,
+    /// How many bytes.
+    pub length: u32,
+    /// Of the region that it lies in; unused with `IBV_SEND_INLINE`.
+    pub lkey: u32,
+}
+
+/// What a write or read names at the target.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_wr_rdma {
+    /// Address, in the target's process.
+    pub remote_addr: u64,
+    /// Key of the region that it lies in.
+    pub rkey: u32,
+}
+
+/// As large as what an atomic names, which is the largest of the union; only [`ibv_wr_rdma`] is used.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_wr_target {
+    /// Of writes and reads.
+    pub rdma: ibv_wr_rdma,
+    _atomic: [u64; 4],
+}
+
+/// A request of the send queue.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_send_wr {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// The next of a list, or null.
+    pub next: *mut ibv_send_wr,
+    /// Pieces of memory.
+    pub sg_list: *mut ibv_sge,
+    /// How many of them.
+    pub num_sge: c_int,
+    /// One of `IBV_WR_*`.
+    pub opcode: u32,
+    /// `IBV_SEND_*`.
+    pub send_flags: c_uint,
+    /// Immediate data, in network order.
+    pub imm_data: u32,
+    /// What is named at the target.
+    pub wr: ibv_wr_target,
+    _qp_type: u32,
+    _bind_mw_or_tso: [u64; 6],
+}
+
+impl ibv_send_wr {
+    /// A request with every field zero or null.
+    pub const fn zeroed() -> Self {
+        ibv_send_wr {
+            wr_id: 0,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 0,
+            opcode: 0,
+            send_flags: 0,
+            imm_data: 0,
+            wr: ibv_wr_target { _atomic: [0; 4] },
+            _qp_type: 0,
+            _bind_mw_or_tso: [0; 6],
+        }
+    }
+}
+
+/// A request of the receive queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_recv_wr {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// The next of a list, or null.
+    pub next: *mut ibv_recv_wr,
+    /// Pieces of memory.
+    pub sg_list: *mut ibv_sge,
+    /// How many of them.
+    pub num_sge: c_int,
+}
+
+/// A completion. Of one that failed only `wr_id`, `status`, `qp_num` and `vendor_err` count (`ibv_poll_cq(3)`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)] // the names are those of the manual page
+pub struct ibv_wc {
+    pub wr_id: u64,
+    /// One of `IBV_WC_*`.
+    pub status: u32,
+    /// One of `IBV_WC_*`.
+    pub opcode: u32,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    /// In network order.
+    pub imm_data: u32,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    /// `IBV_WC_WITH_IMM` and others.
+    pub wc_flags: c_uint,
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+}

@@ -1,0 +1,89 @@
+//! What the settings ask of an RDMA device.
+
+use crate::config::{Config, Origin};
+use crate::fabric::verbs::VerbsOptions;
+use crate::fabric::verbs::device::{Mtu, Wish, Wishes};
+
+/// What the settings ask of an RDMA device, each with where it was set, for
+/// [`choose`](crate::fabric::verbs::device::choose).
+pub fn rdma_wishes(config: &Config) -> Wishes {
+    Wishes {
+        device: config.rdma_device.clone().map(|name| wish(config, "rdma_device", name)),
+        port: config.rdma_device_port.map(|port| wish(config, "rdma_device_port", port)),
+        gid_index: config.rdma_gid_index.map(|index| wish(config, "rdma_gid_index", index)),
+        pkey_index: wish(config, "rdma_qp_pkey_index", config.rdma_qp_pkey_index),
+        queue_depth: wish(config, "rdma_qp_queue_depth", config.rdma_qp_queue_depth),
+        // The configuration has checked that it is one of the sizes.
+        mtu: config.rdma_qp_mtu.and_then(Mtu::from_bytes).map(|mtu| wish(config, "rdma_qp_mtu", mtu)),
+    }
+}
+
+/// What the verbs fabric of this process is made with.
+pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
+    VerbsOptions {
+        wishes: rdma_wishes(config),
+        service_level: config.rdma_qp_sl,
+        traffic_class: config.rdma_traffic_class,
+        timeout: config.rdma_qp_timeout,
+        retry_count: config.rdma_qp_retry_count,
+        rnr_retry: config.rdma_qp_rnr_retry,
+        min_rnr_timer: config.rdma_qp_min_rnr_timer,
+        relaxed_ordering: config.rdma_relaxed_ordering,
+        qps_per_peer: config.rdma_qps_per_peer,
+        ..VerbsOptions::default()
+    }
+}
+
+fn wish<T>(config: &Config, key: &'static str, value: T) -> Wish<T> {
+    let origin = match config.origin(key) {
+        Origin::Default => None,
+        set => Some(set.to_string()),
+    };
+    Wish { key, value, origin }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn config(variables: &'static [(&'static str, &'static str)]) -> Config {
+        let lookup = move |name: &str| {
+            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| OsString::from(value))
+        };
+        let builder = Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
+        builder.rdma_qp_queue_depth(64).env_from(lookup).build().expect("config")
+    }
+
+    #[test]
+    fn nothing_but_defaults_asks_for_nothing() {
+        let config = Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
+        assert_eq!(rdma_wishes(&config.build().expect("config")), Wishes::default());
+    }
+
+    #[test]
+    fn each_setting_becomes_a_wish_with_its_origin() {
+        let wishes = rdma_wishes(&config(&[
+            ("RDMA_DEVICE", "mlx5_1"),
+            ("RDMA_DEVICE_PORT", "2"),
+            ("RDMA_GID_INDEX", "3"),
+            ("RDMA_PKEY", "4"),
+            ("RDMA_MTU", "2048"),
+        ]));
+        assert_eq!(
+            wishes.device,
+            Some(Wish::asked("rdma_device", "mlx5_1".into(), "environment variable RDMA_DEVICE"))
+        );
+        assert_eq!(
+            wishes.port,
+            Some(Wish::asked("rdma_device_port", 2, "environment variable RDMA_DEVICE_PORT"))
+        );
+        assert_eq!(
+            wishes.gid_index,
+            Some(Wish::asked("rdma_gid_index", 3, "environment variable RDMA_GID_INDEX"))
+        );
+        assert_eq!(wishes.pkey_index, Wish::asked("rdma_qp_pkey_index", 4, "environment variable RDMA_PKEY"));
+        assert_eq!(wishes.queue_depth, Wish::asked("rdma_qp_queue_depth", 64, "the builder"));
+        assert_eq!(wishes.mtu, Some(Wish::asked("rdma_qp_mtu", Mtu::B2048, "environment variable RDMA_MTU")));
+    }
+}

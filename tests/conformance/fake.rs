@@ -1,0 +1,132 @@
+//! The verbs fabric over the scripted libibverbs of `tests/fake_verbs`: devices as no soft-RoCE has them, and a watch over what
+//! the fabric asks of them.
+
+#[path = "../fake_verbs/driver.rs"]
+mod driver;
+
+use crate::harness::Harness;
+use driver::{Fake, ONE_NIC};
+use std::cell::RefCell;
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::memory::Pool;
+
+thread_local! {
+    /// The library of this test.
+    static FAKE: RefCell<Option<Fake>> = const { RefCell::new(None) };
+}
+
+fn fabric(script: &str, pool: &Pool, options: VerbsOptions) -> VerbsFabric {
+    FAKE.with_borrow_mut(|fake| {
+        let fake = fake.get_or_insert_with(|| Fake::new(script));
+        VerbsFabric::with_library(fake.library, pool, options).expect("the script has a device")
+    })
+}
+
+/// A second for a receive that is not there, so that a machine that is busy with other things makes no failures.
+fn patient() -> VerbsOptions {
+    VerbsOptions { min_rnr_timer: 28, ..VerbsOptions::default() }
+}
+
+/// Once everything is dropped: nothing is left, and nothing was misused. A rule that has no fabric was skipped.
+fn verify() {
+    if let Some(fake) = FAKE.take() {
+        fake.assert_clean();
+    }
+}
+
+/// A common NIC.
+pub struct FakeNic;
+
+impl Harness for FakeNic {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 2;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        driver::skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(ONE_NIC, pool, patient())
+    }
+
+    fn verify() {
+        verify();
+    }
+}
+
+/// Everything narrow: no inline bytes, requests of 512 KiB, queue pairs and completion queues that just hold a link, holes in the
+/// GID table, thread domains; and slow.
+pub struct FakeNarrow;
+
+const NARROW: &str = "
+slow
+device name=narrow_0 max_inline=0 max_qp_wr=100 max_cqe=200 max_sge=1 max_qp_rd_atom=1 max_qp_init_rd_atom=4 thread_domains=1
+port max_msg_sz=524288 mtu=1 gid_len=256
+gid index=37 type=1 gid=fe800000000000000000000000000001
+gid index=200 type=2 gid=fe800000000000000000000000000001";
+
+impl Harness for FakeNarrow {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 1;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        driver::skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(NARROW, pool, VerbsOptions { cq_entries: 1, ..patient() })
+    }
+
+    fn verify() {
+        verify();
+    }
+}
+
+/// Large writes over four queue pairs, whose requests are carried out at different times.
+pub struct FakeStriped;
+
+impl Harness for FakeStriped {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 1;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        driver::skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(&format!("slow\n{ONE_NIC}"), pool, VerbsOptions { qps_per_peer: 4, ..patient() })
+    }
+
+    fn verify() {
+        verify();
+    }
+}
+
+/// InfiniBand, where a lid is the address.
+pub struct FakeInfiniBand;
+
+const INFINIBAND: &str = "
+device name=mlx5_0 caps=0x20000
+port layer=1 lid=17 max_msg_sz=1073741824
+gid index=0 type=0 gid=fe80000000000000b8599f0300a1b2c4";
+
+impl Harness for FakeInfiniBand {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 3;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        driver::skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(INFINIBAND, pool, patient())
+    }
+
+    fn verify() {
+        verify();
+    }
+}

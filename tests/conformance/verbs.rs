@@ -1,0 +1,142 @@
+//! The verbs fabric: on the RDMA device that there is, as soft-RoCE in a virtual machine, or between two devices that
+//! `TENSORWIRE_TEST_DEVICES` names, as `rxe0,rxe1`.
+
+use crate::expect;
+use crate::harness::{
+    End, Got, Harness, connect, immediate, join, options, pattern, pool, tensor, tensor_mut,
+};
+use std::sync::OnceLock;
+use tensorwire::fabric::verbs::device::{Mtu, Wish, Wishes};
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::fabric::{Fabric, Lane, OpId, Port};
+use tensorwire::memory::Pool;
+
+/// Why there is no verbs fabric here; the same for all tests, looked up once.
+pub fn skipped() -> Option<String> {
+    static WHY: OnceLock<Option<String>> = OnceLock::new();
+    let options = || VerbsOptions { wishes: wishes(0), ..VerbsOptions::default() };
+    let why = || VerbsFabric::new(&pool(1 << 20), options()).err().map(|error| error.to_string());
+    WHY.get_or_init(why).clone()
+}
+
+/// What one of two ends asks for: the device that is named for it, if any is.
+fn wishes(end: usize) -> Wishes {
+    const NAMES: &str = "TENSORWIRE_TEST_DEVICES";
+    let named = std::env::var(NAMES).ok().and_then(|names| names.split(',').nth(end).map(str::to_string));
+    let device = named.map(|name| Wish::asked("rdma_device", name, format!("environment variable {NAMES}")));
+    Wishes { device, ..Wishes::default() }
+}
+
+fn fabric(pool: &Pool, options: VerbsOptions) -> VerbsFabric {
+    VerbsFabric::new(pool, options).expect("there is a device, as `skipped` has seen")
+}
+
+/// One of two ends that are alike but for their devices.
+pub fn end(end: usize, pool: &Pool) -> VerbsFabric {
+    fabric(pool, VerbsOptions { wishes: wishes(end), ..VerbsOptions::default() })
+}
+
+/// The same with small packets, small completion queues, and large writes over three queue pairs.
+fn small_end(end: usize, pool: &Pool) -> VerbsFabric {
+    let mtu = Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test"));
+    let wishes = Wishes { mtu, ..wishes(end) };
+    fabric(pool, VerbsOptions { wishes, cq_entries: 16, qps_per_peer: 3, ..VerbsOptions::default() })
+}
+
+pub struct VerbsOneLane;
+
+impl Harness for VerbsOneLane {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 1;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        end(0, pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [VerbsFabric; 2] {
+        [end(0, pools[0]), end(1, pools[1])]
+    }
+}
+
+/// With small packets and small completion queues, and large writes over three queue pairs.
+pub struct VerbsTwoLanes;
+
+impl Harness for VerbsTwoLanes {
+    type Fabric = VerbsFabric;
+    const LANES: u8 = 2;
+    const CHECKS_GRANTS: bool = false;
+
+    fn skipped() -> Option<String> {
+        skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        small_end(0, pool)
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [VerbsFabric; 2] {
+        [small_end(0, pools[0]), small_end(1, pools[1])]
+    }
+}
+
+/// As between devices of different kinds.
+#[test]
+fn a_link_is_as_deep_as_the_smaller_of_its_ends() {
+    if let Some(why) = skipped() {
+        println!("skipped: {why}");
+        return;
+    }
+    let pools = [pool(1 << 20), pool(1 << 20)];
+    let [a, b] = VerbsOneLane::fabrics([&pools[0], &pools[1]]);
+    let halves = [a.half(&options::<VerbsOneLane>(64)), b.half(&options::<VerbsOneLane>(8))];
+    let links = join(halves.map(|half| half.expect("a half")));
+    let [to_a, to_b] = pools;
+    let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
+    assert_eq!((a.port.limits(a.link).depth, b.port.limits(b.link).depth), (8, 8));
+    for round in 0..100u8 {
+        b.port.post_receives(b.link, Lane(0), 1);
+        a.port.send(a.link, Lane(0), &[round; 200]).expect("room");
+        assert_eq!(expect!(b.next(&mut a), Got::Message(bytes) => bytes), [round; 200]);
+    }
+}
+
+/// Longer than one work request of soft-RoCE (8 MiB) carries. A NIC's carries up to 1 GiB.
+#[test]
+fn a_write_and_a_read_of_more_than_one_work_request_are_one_operation() {
+    if let Some(why) = skipped() {
+        println!("skipped: {why}");
+        return;
+    }
+    const LEN: usize = (20 << 20) + 123;
+    let pools = [pool(48 << 20), pool(48 << 20)];
+    let [a, b] = VerbsOneLane::fabrics([&pools[0], &pools[1]]);
+    let links = connect(&a, &b, &options::<VerbsOneLane>(16));
+    let [to_a, to_b] = pools;
+    let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
+    let lane = Lane(0);
+    b.port.post_receives(b.link, lane, 3);
+    let target = tensor_mut(&b.pool, LEN);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &pattern(LEN, 3));
+    for (slot, len) in [(1, LEN as u64), (2, 5), (3, LEN as u64 - 1)] {
+        let id = OpId(u64::from(slot));
+        a.port.write(a.link, lane, id, &source, 0, len, &grant, Some(immediate(slot))).expect("room");
+    }
+    for (slot, len) in [(1, LEN as u64), (2, 5), (3, LEN as u64 - 1)] {
+        let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
+        assert_eq!(got, (immediate(slot), len));
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), u64::from(slot));
+    }
+    let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
+    assert!(written.bytes() == source.bytes(), "the bytes differ");
+    let exposed = b.port.expose(b.link, &written).expect("room");
+    let into = tensor_mut(&a.pool, LEN);
+    a.port.read(a.link, lane, OpId(9), into, &exposed).expect("room");
+    let read = expect!(a.next(&mut b), Got::ReadDone(9, target) => target);
+    assert!(read.bytes() == source.bytes(), "the bytes differ");
+}

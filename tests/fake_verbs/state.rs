@@ -1,0 +1,310 @@
+//! What there is: devices as the script made them, and everything that was made of them.
+
+use crate::c::Counter;
+use crate::sys::*;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ffi::c_int;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// A port, as the script made it.
+pub struct PortConfig {
+    pub state: u32,
+    pub active_mtu: u32,
+    pub gid_len: u32,
+    /// Address and type by index; what is not there is empty.
+    pub gids: BTreeMap<u32, ([u8; 16], u32)>,
+    pub lid: u16,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub max_msg_sz: u32,
+    pub pkeys: u16,
+}
+
+/// A device, as the script made it.
+pub struct Device {
+    pub handle: usize,
+    pub name: String,
+    pub guid: u64,
+    pub caps: u32,
+    pub max_qp_wr: c_int,
+    pub max_cqe: c_int,
+    pub max_sge: c_int,
+    pub max_qp_rd_atom: c_int,
+    pub max_qp_init_rd_atom: c_int,
+    /// What a queue pair carries inline; it is refused if it is to carry more.
+    pub max_inline: u32,
+    pub thread_domains: bool,
+    /// As an old library: the context has no extension.
+    pub old_context: bool,
+    pub removed: bool,
+    pub ports: Vec<PortConfig>,
+}
+
+pub struct Context {
+    pub device: usize,
+    pub counter: Counter,
+    pub events: VecDeque<(u32, About)>,
+}
+
+/// What an asynchronous event is about.
+#[derive(Clone, Copy, PartialEq)]
+pub enum About {
+    Device,
+    Port(c_int),
+    Qp(usize),
+    Cq(usize),
+}
+
+pub struct Pd {
+    pub context: usize,
+    /// The domain that a parent domain stands for, else itself.
+    pub root: usize,
+    /// The thread domain, or 0.
+    pub td: usize,
+}
+
+pub struct Mr {
+    pub pd: usize,
+    pub start: u64,
+    pub len: u64,
+    pub access: c_int,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+pub struct Channel {
+    pub context: usize,
+    pub counter: Counter,
+    pub events: VecDeque<usize>,
+}
+
+pub struct Cq {
+    pub context: usize,
+    pub channel: usize,
+    pub cqe: usize,
+    pub entries: VecDeque<Cqe>,
+    pub armed: bool,
+    pub overrun: bool,
+    pub taken: u32,
+    pub acknowledged: u32,
+}
+
+/// A completion, and the places that polling it gives back.
+pub struct Cqe {
+    pub wc: ibv_wc,
+    pub frees_sends: u32,
+    pub frees_receives: u32,
+}
+
+#[derive(Clone)]
+pub struct Send {
+    pub wr_id: u64,
+    pub opcode: u32,
+    pub flags: u32,
+    pub imm: u32,
+    pub pieces: Vec<ibv_sge>,
+    pub inline: Option<Vec<u8>>,
+    pub len: u64,
+    pub remote: (u64, u32),
+}
+
+pub struct Recv {
+    pub wr_id: u64,
+    pub pieces: Vec<ibv_sge>,
+}
+
+#[derive(Default)]
+pub struct Counts {
+    pub sends: u64,
+    pub signaled: u64,
+    pub inline: u64,
+    pub recv_calls: u64,
+    pub recvs: u64,
+    pub most_used: u32,
+}
+
+pub struct Qp {
+    pub handle: usize,
+    pub context: usize,
+    pub device: usize,
+    pub pd: usize,
+    pub cqs: [usize; 2],
+    pub cap: ibv_qp_cap,
+    pub state: u32,
+    pub attr: ibv_qp_attr,
+    pub sends: VecDeque<Send>,
+    pub receives: VecDeque<Recv>,
+    /// Places that are taken, until a completion that frees them is polled.
+    pub sends_used: u32,
+    pub receives_used: u32,
+    /// Requests that are done and made no completion.
+    pub silent: u32,
+    /// What the first request waits for, since when.
+    pub stalled: Option<(Stall, Instant)>,
+    pub unacknowledged: u32,
+    pub counts: Counts,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Stall {
+    /// Nobody answers.
+    Silence,
+    /// The target has no receive.
+    NotReady,
+}
+
+/// A queue pair as the program has it: the public part first.
+#[repr(C)]
+pub struct QpHandle {
+    pub qp: ibv_qp,
+    /// Somebody is posting.
+    pub busy: AtomicBool,
+    /// It is in a thread domain, whose driver takes no lock.
+    pub single: bool,
+}
+
+pub struct Fault {
+    pub call: String,
+    pub device: Option<String>,
+    pub errno: c_int,
+    /// As some drivers do: the call returns -1, and leaves the errno where the C library does.
+    pub minus_one: bool,
+    pub skip: u32,
+    /// How often; `u32::MAX` for ever.
+    pub times: u32,
+}
+
+/// A request that is to fail.
+pub struct Failing {
+    pub skip: u32,
+    pub status: u32,
+    pub vendor: u32,
+    pub opcode: Option<u32>,
+    pub qp: Option<u32>,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub devices: Vec<Device>,
+    pub lists: HashMap<usize, usize>,
+    pub contexts: HashMap<usize, Context>,
+    pub pds: HashMap<usize, Pd>,
+    pub tds: HashSet<usize>,
+    pub mrs: HashMap<usize, Mr>,
+    pub lkeys: HashMap<u32, usize>,
+    pub rkeys: HashMap<u32, usize>,
+    pub channels: HashMap<usize, Channel>,
+    pub cqs: HashMap<usize, Cq>,
+    pub qps: HashMap<u32, Qp>,
+    pub next: u32,
+    pub faults: Vec<Fault>,
+    pub failing: Vec<Failing>,
+    /// Nothing gets through.
+    pub cut: bool,
+    /// Requests are carried out by a thread, one after the other.
+    pub slow: bool,
+    /// That thread is there.
+    pub working: bool,
+    /// Every posted request is logged.
+    pub trace: bool,
+    pub log: Vec<String>,
+    pub misuses: Vec<String>,
+}
+
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(crate::script::from_environment()));
+
+/// Told when an asynchronous event was acknowledged.
+pub static ACKNOWLEDGED: Condvar = Condvar::new();
+
+pub fn state() -> MutexGuard<'static, State> {
+    STATE.lock().expect("a panic ends the process")
+}
+
+impl State {
+    pub fn misuse(&mut self, what: impl Into<String>) {
+        let what = what.into();
+        self.log.push(format!("misuse {what}"));
+        self.misuses.push(what);
+    }
+
+    /// A number that was never used.
+    pub fn fresh(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    pub fn device_of(&self, context: usize) -> usize {
+        self.contexts[&context].device
+    }
+
+    /// The errno that the script has for this call on a device now.
+    pub fn fault(&mut self, call: &str, device: usize) -> Option<c_int> {
+        if self.devices[device].removed {
+            return Some(crate::c::EIO);
+        }
+        let name = &self.devices[device].name;
+        due(&mut self.faults, |fault| fault.call == call && fault.device.as_ref().is_none_or(|d| d == name))
+    }
+
+    /// The errno that the script has for a call that is about no device.
+    pub fn fault_of_any(&mut self, call: &str) -> Option<c_int> {
+        due(&mut self.faults, |fault| fault.call == call)
+    }
+
+    pub fn qp_number(&self, handle: usize) -> Option<u32> {
+        self.qps.iter().find(|(_, qp)| qp.handle == handle).map(|(number, _)| *number)
+    }
+
+    /// What is left, by kind.
+    pub fn left(&self) -> String {
+        let counts = [
+            ("lists", self.lists.len()),
+            ("contexts", self.contexts.len()),
+            ("domains", self.pds.len()),
+            ("thread_domains", self.tds.len()),
+            ("regions", self.mrs.len()),
+            ("channels", self.channels.len()),
+            ("queues", self.cqs.len()),
+            ("pairs", self.qps.len()),
+        ];
+        let left = counts.iter().filter(|(_, count)| *count > 0);
+        left.map(|(kind, count)| format!("{kind}={count}")).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What the call returns for the first fault that fits, if it is its turn.
+fn due(faults: &mut [Fault], fits: impl Fn(&Fault) -> bool) -> Option<c_int> {
+    let fault = faults.iter_mut().find(|fault| fault.times > 0 && fits(fault))?;
+    if fault.skip > 0 {
+        fault.skip -= 1;
+        return None;
+    }
+    fault.times = if fault.times == u32::MAX { u32::MAX } else { fault.times - 1 };
+    if fault.minus_one {
+        crate::c::set_errno(fault.errno);
+        return Some(-1);
+    }
+    Some(fault.errno)
+}
+
+/// A struct of the bindings with every field zero or null.
+pub fn zeroed<T>() -> T {
+    // SAFETY: all structs that this is used for are integers, pointers and optional functions.
+    unsafe { std::mem::MaybeUninit::zeroed().assume_init() }
+}
+
+/// Leaks a struct to the program that called.
+pub fn hand_out<T>(value: T) -> *mut T {
+    Box::into_raw(Box::new(value))
+}
+
+/// Takes a struct back.
+///
+/// # Safety
+/// It was handed out by [`hand_out`], and nobody uses it any more.
+pub unsafe fn take_back<T>(pointer: *mut T) {
+    // SAFETY: as the caller vouches.
+    drop(unsafe { Box::from_raw(pointer) });
+}

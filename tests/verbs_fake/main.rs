@@ -1,0 +1,19 @@
+//! The verbs fabric on devices that a script makes up (`tests/fake_verbs`): how it sets queue pairs, what it says when it is
+//! refused something, how it sizes and fills queues, and what it makes of failures. What a link must do on any device is tested
+//! by `tests/conformance`, also on the fake.
+
+mod choice;
+#[path = "../fake_verbs/driver.rs"]
+mod driver;
+mod events;
+mod failures;
+#[allow(dead_code)] // the rules of the conformance suite use all of it
+#[path = "../conformance/harness.rs"]
+mod harness;
+mod queues;
+mod refusals;
+mod regions;
+mod settings;
+mod setup;
+mod stripes;
+mod watch;

@@ -1,0 +1,250 @@
+//! How queues are sized and filled.
+
+use crate::driver::{Fake, Line, ONE_NIC};
+use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
+use crate::setup::*;
+use crate::{expect, needs_fake};
+use tensorwire::fabric::verbs::VerbsOptions;
+use tensorwire::fabric::{Fabric, OpId, Port, PostError};
+
+const WRITE: u64 = 0;
+const WRITE_WITH_IMMEDIATE: u64 = 1;
+const SEND: u64 = 2;
+const READ: u64 = 4;
+
+/// What `a` has posted on its lanes since the trace began.
+fn traced(fake: &Fake, opcodes: &[u64]) -> Vec<Line> {
+    let lanes = &pairs_of(fake, "fake_0")[1..];
+    let mut posted = fake.calls("post_send");
+    posted.retain(|line| lanes.contains(&line.number("qp")) && opcodes.contains(&line.number("opcode")));
+    posted
+}
+
+fn numbers(lines: &[Line], name: &str) -> Vec<u64> {
+    lines.iter().map(|line| line.number(name)).collect()
+}
+
+#[test]
+fn completion_queues_hold_all_that_their_queue_pairs_can_complete() {
+    needs_fake!();
+    // The fake compares each queue with the queue pairs on it, when they are made and with each completion.
+    for cq_entries in [1, 300, 1000, 16_384] {
+        let fake = Fake::new(ONE_NIC);
+        let options = VerbsOptions { cq_entries, ..VerbsOptions::default() };
+        let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(2, 16));
+        let mut links = vec![(a.link, b.link)];
+        for _ in 0..9 {
+            links.push(another(&mut a, &mut b, &link(2, 16)));
+        }
+        for link in links {
+            assert_works(&mut a, &mut b, link);
+        }
+        let queues = fake.calls("create_cq");
+        let sizes = numbers(&queues, "cqe");
+        match cq_entries {
+            16_384 => assert_eq!(sizes, [16_384; 2], "one for each port is enough"),
+            1 => assert_eq!(sizes.len(), 20, "one for each link: {sizes:?}"),
+            _ => assert!(
+                sizes.len() > 2 && sizes.iter().all(|size| *size == u64::from(cq_entries)),
+                "{sizes:?}"
+            ),
+        }
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn the_places_of_links_that_are_gone_are_used_again() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let options = VerbsOptions { cq_entries: 400, ..VerbsOptions::default() };
+    let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(1, 64));
+    for generation in 2..12 {
+        a.port.detach(a.link);
+        b.port.detach(b.link);
+        for _ in 0..200 {
+            a.poll();
+            b.poll();
+        }
+        let mut again = link(1, 64);
+        again.generation = generation;
+        (a.link, b.link) = another(&mut a, &mut b, &again);
+        let links = (a.link, b.link);
+        assert_works(&mut a, &mut b, links);
+    }
+    let made = fake.calls("create_cq").len();
+    assert!(made <= 4, "ten links one after the other, and {made} completion queues");
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn only_some_requests_make_a_completion() {
+    needs_fake!();
+    const DEPTH: u32 = 64;
+    const COUNT: u64 = 1000;
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, DEPTH);
+    b.port.post_receives(b.link, ZERO, u32::MAX);
+    for _ in 0..COUNT {
+        while let Err(error) = a.port.send(a.link, ZERO, b"x") {
+            assert_eq!(error, PostError::Full);
+            a.poll();
+            b.poll();
+            b.inbox.clear();
+        }
+    }
+    let pairs = fake.pairs();
+    let lane = pairs.iter().find(|pair| pair.number("sends") >= COUNT).expect("the lane");
+    let (sends, signaled) = (lane.number("sends"), lane.number("signaled"));
+    assert_eq!(lane.number("inline") + 1, sends, "all but the ping are inline");
+    // A quarter of the queue without a completion, and then one with.
+    assert!((COUNT / 16..=COUNT / 16 + 2).contains(&signaled), "{signaled} of {sends}");
+    assert!(lane.number("most_used") <= u64::from(DEPTH) + 4);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_request_that_holds_a_tensor_completes_with_the_first_or_behind_the_last() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 64);
+    let target = tensor_mut(&b.pool, 64);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &[1; 64]);
+    fake.run("trace");
+    for id in 0..10 {
+        a.port.write(a.link, ZERO, OpId(id), &source, 0, 64, &grant, None).expect("room");
+    }
+    for id in 0..10 {
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), id);
+    }
+    let posted = traced(&fake, &[WRITE]);
+    // The first tells of itself; of the nine others a request of no bytes does, behind them.
+    assert_eq!(numbers(&posted, "signaled"), [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    assert_eq!(posted[10].number("len"), 0);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn bytes_are_inline_up_to_what_the_device_grants() {
+    needs_fake!();
+    for (grants, takes) in [(0, 0), (60, 0), (64, 64), (200, 128), (256, 256), (1000, 256)] {
+        let script = TWO_NICS.replace("name=fake_0", &format!("name=fake_0 max_inline={grants}"));
+        let fake = Fake::new(&script);
+        let (mut a, mut b) = two(&fake, 16);
+        assert_eq!(fake.calls("create_qp")[0].number("inline"), takes);
+        b.port.post_receives(b.link, ZERO, 4);
+        fake.run("trace");
+        for len in [16, 64, 65, 200] {
+            let bytes = pattern(len, grants);
+            a.port.send(a.link, ZERO, &bytes).expect("room");
+            assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), bytes);
+        }
+        let expected = [16, 64, 65, 200].map(|len| u64::from(len <= takes));
+        assert_eq!(numbers(&traced(&fake, &[SEND]), "inline"), expected, "of {grants}");
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
+    needs_fake!();
+    const LEN: usize = 20_000;
+    let script = TWO_NICS.replace("port\n", "port max_msg_sz=4096\n");
+    let fake = Fake::new(&script);
+    let (mut a, mut b) = two(&fake, 32);
+    b.port.post_receives(b.link, ZERO, 2);
+    let target = tensor_mut(&b.pool, LEN);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &pattern(LEN, 5));
+    fake.run("trace");
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, LEN as u64, &grant, Some(immediate(4))).expect("room");
+    let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
+    assert_eq!(got, (immediate(4), LEN as u64), "the length of all, not of the last request");
+    expect!(a.next(&mut b), Got::Done(1) => ());
+    // The length goes ahead; the immediate is on the last.
+    assert_eq!(numbers(&traced(&fake, &[WRITE]), "len"), [8, 4096, 4096, 4096, 4096]);
+    assert_eq!(numbers(&traced(&fake, &[WRITE_WITH_IMMEDIATE]), "len"), [LEN as u64 - 4 * 4096]);
+    let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
+    assert!(written.bytes() == source.bytes(), "the bytes differ");
+
+    let exposed = b.port.expose(b.link, &written).expect("room");
+    let into = tensor_mut(&a.pool, LEN);
+    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("room");
+    let read = expect!(a.next(&mut b), Got::ReadDone(2, target) => target);
+    assert!(read.bytes() == source.bytes(), "the bytes differ");
+    assert_eq!(numbers(&traced(&fake, &[READ]), "len"), [4096, 4096, 4096, 4096, LEN as u64 - 4 * 4096]);
+
+    // More requests than the queue holds can't be.
+    let wide = tensor(&a.pool, &vec![1; 40 * 4096]);
+    let target = tensor_mut(&b.pool, 40 * 4096);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let refused = a.port.write(a.link, ZERO, OpId(3), &wide, 0, 40 * 4096, &grant, None);
+    assert!(
+        matches!(refused, Err(PostError::Refused(why)) if why.contains("deepen its queue")),
+        "{refused:?}"
+    );
+    b.port.revoke(b.link, &grant);
+    drop((read, wide, source, written));
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn receives_are_posted_in_batches() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 64);
+    b.port.post_receives(b.link, ZERO, 64 + 1000);
+    for round in 0..1000u32 {
+        a.port.send(a.link, ZERO, &round.to_le_bytes()).expect("each is taken before the next");
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), round.to_le_bytes());
+    }
+    let pairs = fake.pairs();
+    let lane = pairs.iter().find(|pair| pair.number("recvs") > 900).expect("the lane");
+    let (calls, posted) = (lane.number("recv_calls"), lane.number("recvs"));
+    assert!(calls * 8 < posted, "{calls} calls for {posted} receives");
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn as_many_operations_as_the_lane_is_deep_can_be_outstanding() {
+    needs_fake!();
+    const DEPTH: u64 = 1024;
+    let script = TWO_NICS.replace("name=fake_0", "name=fake_0 max_qp_wr=1028");
+    let fake = Fake::new(&script);
+    let (mut a, mut b) = two(&fake, DEPTH as u32);
+    let target = tensor_mut(&b.pool, 8);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &[1; 8]);
+    fake.run("cut");
+    let mut ids = 0;
+    while a.port.write(a.link, ZERO, OpId(ids), &source, 0, 8, &grant, None) == Ok(()) {
+        ids += 1;
+    }
+    assert_eq!(ids, DEPTH);
+    fake.run("cut on=0");
+    for id in 0..ids {
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), id);
+    }
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn each_port_has_queues_of_its_own() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+    let ports = [fabric.port().expect("a port"), fabric.port().expect("a port")];
+    let halves = [0, 1].map(|port| fabric.half_for(port, &link(1, 16)).expect("a half"));
+    assert_eq!(fake.calls("create_cq").len(), 2);
+    drop((ports, halves, fabric));
+    fake.assert_clean();
+}

@@ -1,0 +1,225 @@
+//! What is said when a device or the kernel refuses something: what was tried, why, and what to change. And nothing is left
+//! behind.
+
+use crate::driver::{Fake, ONE_NIC};
+use crate::harness::PATIENCE;
+use crate::needs_fake;
+use crate::setup::*;
+use std::time::{Duration, Instant};
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsHalf, VerbsOptions};
+use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
+
+const NO_MEMORY: &str =
+    "raise the memlock limit (`ulimit -l unlimited`) or make the pool and queue_depth smaller";
+const NO_RIGHT: &str = "give the process access to /dev/infiniband, as with the group rdma";
+
+#[test]
+fn a_fabric_that_can_t_be_made_says_why() {
+    needs_fake!();
+    for (fault, parts) in [
+        ("reg_mr errno=12", ["registering 1048576 bytes with fake_0", NO_MEMORY]),
+        ("reg_mr errno=1", ["registering 1048576 bytes with fake_0", NO_RIGHT]),
+        ("reg_mr errno=13", ["registering 1048576 bytes with fake_0", NO_RIGHT]),
+        ("reg_mr errno=14", ["registering 1048576 bytes with fake_0", "dmesg"]),
+        ("alloc_pd errno=12", ["making a protection domain of fake_0", NO_MEMORY]),
+        (
+            "open_device errno=13",
+            ["opening the device fake_0 failed: Permission denied", "/dev/infiniband/uverbs*"],
+        ),
+        ("open_device errno=1", ["opening the device fake_0", "in containers too"]),
+        ("query_device errno=5", ["querying the device fake_0", "dmesg"]),
+        (
+            "query_device errno=5 minus_one=1",
+            ["querying the device fake_0 failed: Input/output error", "dmesg"],
+        ),
+        ("query_port errno=5 minus_one=1", ["querying port 1 of fake_0 failed: Input/output error", "dmesg"]),
+        ("query_port errno=5", ["querying port 1 of fake_0", "dmesg"]),
+        ("get_device_list errno=38", ["listing RDMA devices failed", "load the kernel's module ib_uverbs"]),
+    ] {
+        let fake = Fake::new(&format!("{ONE_NIC}\nfault call={fault}"));
+        assert_says(&refusal(&fake, VerbsOptions::default()), &parts);
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn options_that_no_device_permits_are_refused_by_name() {
+    needs_fake!();
+    type Change = fn(&mut VerbsOptions);
+    let wrong: [(Change, &str); 7] = [
+        (|o| o.service_level = 8, "service_level is 8: 0 to 7"),
+        (|o| o.timeout = 32, "timeout is 32: 0 to 31"),
+        (|o| o.retry_count = 8, "retry_count is 8: 0 to 7"),
+        (|o| o.rnr_retry = 8, "rnr_retry is 8: 0 to 7"),
+        (|o| o.min_rnr_timer = 32, "min_rnr_timer is 32: 0 to 31"),
+        (|o| o.cq_entries = 0, "cq_entries is 0: at least 1"),
+        (|o| o.timeout = 255, "timeout is 255: 0 to 31"),
+    ];
+    let fake = Fake::new(ONE_NIC);
+    for (change, said) in wrong {
+        let mut options = VerbsOptions::default();
+        change(&mut options);
+        assert_says(&refusal(&fake, options), &[said]);
+    }
+    fake.assert_clean();
+}
+
+fn half_refusal(fabric: &VerbsFabric, options: &LinkOptions) -> String {
+    match fabric.half(options) {
+        Ok(_) => panic!("a half was made"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_half_that_can_t_be_made_says_why() {
+    needs_fake!();
+    for (fault, parts) in [
+        (
+            "create_comp_channel errno=24",
+            ["making a completion channel of fake_0", "raise the limit of open files"],
+        ),
+        ("create_cq errno=12", ["making a completion queue of 16384 for fake_0", NO_MEMORY]),
+        ("create_qp errno=12", ["making a queue pair of", NO_MEMORY]),
+        (
+            "create_qp errno=12 skip=2",
+            ["making a queue pair of 20 sends and 16 receives on fake_0", NO_MEMORY],
+        ),
+        ("create_qp errno=1", ["making a queue pair of", NO_RIGHT]),
+        ("create_qp errno=22", ["making a queue pair of", "dmesg"]),
+        ("modify_qp:INIT errno=22", ["moving queue pair", "the device refuses a setting"]),
+        // The pool is registered by now: these are a link's own places.
+        ("reg_mr errno=12", ["registering", NO_MEMORY]),
+        ("reg_mr errno=12 skip=1", ["registering", NO_MEMORY]),
+    ] {
+        let fake = Fake::new(ONE_NIC);
+        let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+        fake.run(&format!("fault call={fault}"));
+        assert_says(&half_refusal(&made, &link(2, 16)), &parts);
+        drop(made);
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_port_that_can_t_be_made_says_why() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+    fake.run("fault call=create_comp_channel errno=24 times=1");
+    let error = made.port().err().expect("no channel").to_string();
+    assert_says(&error, &["making a completion channel of fake_0", "raise the limit of open files"]);
+    drop(made);
+    fake.assert_clean();
+}
+
+#[test]
+fn lanes_and_depths_that_the_device_can_t_do_are_refused() {
+    needs_fake!();
+    let script = ONE_NIC.replace("name=fake_0", "name=fake_0 max_qp_wr=132 max_cqe=1000");
+    let fake = Fake::new(&script);
+    let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+    assert_says(&half_refusal(&made, &link(0, 16)), &["lanes is 0: 1 to 200"]);
+    assert_says(&half_refusal(&made, &link(255, 16)), &["lanes is 255: 1 to 200"]);
+    assert_says(&half_refusal(&made, &link(1, 24)), &["depth is 24: a power of two", "max_qp_wr"]);
+    assert_says(&half_refusal(&made, &link(1, 256)), &["depth is 256", "4 less than the device's max_qp_wr"]);
+    assert_says(
+        &half_refusal(&made, &link(4, 128)),
+        &[
+            "a link needs 1152 places of a completion queue, and fake_0 has queues of 1000",
+            "lower queue_depth",
+        ],
+    );
+    drop(made.half(&link(1, 128)).expect("just as deep as the device permits"));
+    drop(made);
+    fake.assert_clean();
+}
+
+/// Both halves of a link, and what the first says of the other's address.
+fn connect_refusal(a: VerbsHalf, b: &VerbsHalf) -> String {
+    match a.connect(Role::Initiator, b.address(), PATIENCE) {
+        Ok(_) => panic!("they were connected"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_queue_pair_that_can_t_be_connected_says_why() {
+    needs_fake!();
+    for (fault, parts) in [
+        ("modify_qp:RTR errno=110", ["to RTR", "the peer's GID can't be reached from this port"]),
+        ("modify_qp:RTR errno=110 minus_one=1", ["to RTR", "the peer's GID can't be reached from this port"]),
+        ("modify_qp:RTR errno=101", ["to RTR", "check the addresses and VLANs of both interfaces"]),
+        ("modify_qp:RTR errno=113", ["to RTR", "or choose another GID index"]),
+        ("modify_qp:RTR errno=22", ["to RTR", "see gid_index, pkey_index, mtu and service_level"]),
+        ("modify_qp:RTR errno=22 skip=1", ["to RTR", "the device refuses a setting"]),
+        ("modify_qp:RTS errno=22", ["to RTS", "the device refuses a setting"]),
+        ("modify_qp:RTS errno=5", ["to RTS", "dmesg"]),
+    ] {
+        let fake = Fake::new(TWO_NICS);
+        let a = fabric(&fake, on("fake_0")).expect("a fabric");
+        let b = fabric(&fake, on("fake_1")).expect("a fabric");
+        let halves = [a.half(&link(1, 16)).expect("a half"), b.half(&link(1, 16)).expect("a half")];
+        fake.run(&format!("fault call={fault}"));
+        let [to_b, to_a] = halves;
+        let said = connect_refusal(to_b, &to_a);
+        assert_says(&said, &["moving queue pair", "of fake_0", parts[0], parts[1]]);
+        drop((to_a, a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn ends_that_do_not_fit_are_refused_by_name() {
+    needs_fake!();
+    let script = TWO_NICS.replace(
+        "type=2 gid=00000000000000000000ffff0a000002",
+        "type=1 gid=00000000000000000000ffff0a000002",
+    );
+    let fake = Fake::new(&script);
+    let a = fabric(&fake, on("fake_0")).expect("a fabric");
+    let b = fabric(&fake, on("fake_1")).expect("a fabric");
+    let half = |of: &VerbsFabric, options: &LinkOptions| of.half(options).expect("a half");
+    let said = connect_refusal(half(&a, &link(1, 16)), &half(&b, &link(1, 16)));
+    assert_says(&said, &["its GID is of type RoCE v1, this side's of type RoCE v2", "tensorwire devices"]);
+    let said = connect_refusal(half(&a, &link(1, 16)), &half(&a, &link(2, 16)));
+    assert_says(&said, &["it has 2 lanes, this side 1"]);
+    let later = LinkOptions { generation: 2, ..link(1, 16) };
+    let said = connect_refusal(half(&a, &link(1, 16)), &half(&a, &later));
+    assert_says(&said, &["its half is of generation 2, this side's of 1"]);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_waited_for_no_longer_than_was_said() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let a = fabric(&fake, on("fake_0")).expect("a fabric");
+    let b = fabric(&fake, on("fake_1")).expect("a fabric");
+    let halves = [a.half(&link(2, 16)).expect("a half"), b.half(&link(2, 16)).expect("a half")];
+    let start = Instant::now();
+    let [to_b, to_a] = halves;
+    let timeout = Duration::from_millis(300);
+    let said = match to_b.connect(Role::Initiator, to_a.address(), timeout) {
+        Ok(_) => panic!("nobody was there"),
+        Err(error) => error.to_string(),
+    };
+    assert!(start.elapsed() >= timeout && start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert_says(&said, &["ping on 3 of 3 queue pairs of fake_0 port 1, RoCE v2 GID index 1", "300ms"]);
+    drop((to_a, a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_link_is_attached_to_the_port_that_it_was_made_for() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+    let mut ports = [made.port().expect("a port"), made.port().expect("a port")];
+    let links = crate::harness::connect(&made, &made, &link(1, 16));
+    let error = tensorwire::fabric::Port::attach(&mut ports[1], links.0).expect_err("of port 0").to_string();
+    assert_says(&error, &["port is 1", "the port of the number that its half was made for"]);
+    drop((links.1, ports, made));
+    fake.assert_clean();
+}

@@ -1,0 +1,113 @@
+//! Two ends on made-up devices, and links between them.
+
+use crate::driver::Fake;
+use crate::harness::{End, PATIENCE, connect, pool};
+use tensorwire::fabric::verbs::device::{Wish, Wishes};
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::fabric::{FabricError, Lane, LinkId, LinkOptions, Port, PostError};
+
+pub type Verbs = End<VerbsFabric>;
+
+pub const ZERO: Lane = Lane(0);
+
+/// Two NICs on one network, as on two hosts.
+pub const TWO_NICS: &str = "
+device name=fake_0
+port
+gid index=1 type=2 gid=00000000000000000000ffff0a000001
+device name=fake_1
+port
+gid index=1 type=2 gid=00000000000000000000ffff0a000002";
+
+/// Ends the test, and says why, where the fake can't be compiled.
+#[macro_export]
+macro_rules! needs_fake {
+    () => {
+        if let Some(why) = $crate::driver::skipped() {
+            println!("skipped: {why}");
+            return;
+        }
+    };
+}
+
+pub fn wish<T>(key: &'static str, value: T) -> Wish<T> {
+    Wish::asked(key, value, "a test")
+}
+
+/// Options by which the device of this name is chosen.
+pub fn on(device: &str) -> VerbsOptions {
+    let device = Some(wish("rdma_device", device.to_owned()));
+    VerbsOptions { wishes: Wishes { device, ..Wishes::default() }, ..VerbsOptions::default() }
+}
+
+pub fn fabric(fake: &Fake, options: VerbsOptions) -> Result<VerbsFabric, FabricError> {
+    VerbsFabric::with_library(fake.library, &pool(1 << 20), options)
+}
+
+/// What a fabric is refused with.
+pub fn refusal(fake: &Fake, options: VerbsOptions) -> String {
+    match fabric(fake, options) {
+        Ok(_) => panic!("a fabric was made"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Says that a message has all of these parts.
+pub fn assert_says(said: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+}
+
+pub fn link(lanes: u8, depth: u32) -> LinkOptions {
+    LinkOptions { lanes, depth, generation: 1 }
+}
+
+/// Two ends with a link.
+pub fn ends(fake: &Fake, options: [VerbsOptions; 2], link: &LinkOptions) -> (Verbs, Verbs) {
+    let pools = [pool(8 << 20), pool(8 << 20)];
+    let [a, b] = options;
+    let a = VerbsFabric::with_library(fake.library, &pools[0], a).expect("the script has the device");
+    let b = VerbsFabric::with_library(fake.library, &pools[1], b).expect("the script has the device");
+    let links = connect(&a, &b, link);
+    let [to_a, to_b] = pools;
+    (End::new(to_a, a, links.0), End::new(to_b, b, links.1))
+}
+
+/// Two ends, one on each of [`TWO_NICS`], that wait a second for a receive: a test may stand still for a while on a busy machine.
+pub fn two(fake: &Fake, depth: u32) -> (Verbs, Verbs) {
+    let patient = |device| VerbsOptions { min_rnr_timer: 28, ..on(device) };
+    ends(fake, [patient("fake_0"), patient("fake_1")], &link(1, depth))
+}
+
+/// One more link between them.
+pub fn another(a: &mut Verbs, b: &mut Verbs, options: &LinkOptions) -> (LinkId, LinkId) {
+    let links = connect(&a.fabric, &b.fabric, options);
+    (a.port.attach(links.0).expect("room"), b.port.attach(links.1).expect("room"))
+}
+
+/// Says that messages still get from `a` to `b` on this link.
+pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
+    b.port.post_receives(links.1, ZERO, 1);
+    let start = std::time::Instant::now();
+    while let Err(error) = a.port.send(links.0, ZERO, b"alive") {
+        assert_eq!(error, PostError::Full);
+        a.poll();
+    }
+    loop {
+        // What comes on other links is not asked here.
+        if let Some((_, _, got)) = b.inbox.pop_front().filter(|(link, ..)| *link == links.1) {
+            let message = crate::expect!(got, crate::harness::Got::Message(m) => m);
+            return assert_eq!(message, b"alive");
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+        a.poll();
+        b.poll();
+    }
+}
+
+/// The numbers of a device's queue pairs, in the order in which they were made: of each link the control queue pair first.
+pub fn pairs_of(fake: &Fake, device: &str) -> Vec<u64> {
+    let pairs = fake.pairs();
+    pairs.iter().filter(|pair| pair.text("device") == device).map(|pair| pair.number("qp")).collect()
+}

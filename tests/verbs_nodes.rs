@@ -1,0 +1,279 @@
+//! Whole nodes on the verbs fabric, over the scripted libibverbs of `tests/fake_verbs`: the settings' way to the queue pairs, what
+//! a start is refused with, and links that fail and come back.
+
+mod common;
+#[path = "fake_verbs/driver.rs"]
+mod driver;
+
+use common::{SOON, cluster, counting, run, values};
+use driver::Fake;
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use tensorwire::config::Config;
+use tensorwire::{Error, Node};
+
+/// Two that can be used, with a table that has a hole.
+const DEVICES: &str = "
+device name=fake_0 max_qp_wr=4096
+port pkeys=9 mtu=4
+gid index=3 type=2 gid=00000000000000000000ffff0a000001
+port state=1
+device name=fake_1
+port
+gid index=1 type=2 gid=00000000000000000000ffff0a000002";
+
+/// The library of this process, for one test at a time.
+fn fake() -> (&'static Fake, MutexGuard<'static, ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    static FAKE: OnceLock<Fake> = OnceLock::new();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let fake = FAKE.get_or_init(|| Fake::system(DEVICES));
+    fake.run("clear_log");
+    (fake, turn)
+}
+
+macro_rules! needs_fake {
+    () => {
+        if let Some(why) = driver::skipped() {
+            println!("skipped: {why}");
+            return;
+        }
+    };
+}
+
+const ON_FAKE_1: [(&str, &str); 2] = [("fabric", "verbs"), ("rdma_device", "fake_1")];
+
+#[test]
+fn tensors_of_every_size_travel_and_nothing_is_left_behind() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    run(3, &ON_FAKE_1, |node, task| {
+        for (id, size) in [1, 1000, 100_000, 200_000].into_iter().enumerate() {
+            let step = node.step(id as u64).expect("new");
+            let (next, before) = ((task + 1) % 3, (task + 2) % 3);
+            let edge = node.edge_to("w", next, "x").expect("an edge");
+            step.send(&edge, counting(node, task as f32, size)).expect("sent");
+            let edge = node.edge_from("w", before, "x").expect("an edge");
+            let got = step.recv(&edge, SOON).expect("received");
+            assert_eq!(values(&got.tensor), values(&counting(node, before as f32, size)));
+        }
+    });
+    fake.assert_clean();
+}
+
+#[test]
+fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    // The step that is under way; 0 once all is done.
+    let current = Arc::new(AtomicU64::new(1));
+    run(2, &ON_FAKE_1, move |node, task| {
+        if task == 0 {
+            let mut sent = 0;
+            while current.load(Ordering::SeqCst) > 0 {
+                let id = current.load(Ordering::SeqCst);
+                if id != sent && id > 0 {
+                    let edge = node.edge_to("w", 1, "x").expect("an edge");
+                    // Refused while there is no link.
+                    let _ = node.step(id).and_then(|step| step.send(&edge, counting(node, id as f32, 5000)));
+                    sent = id;
+                }
+                let _ = node.progress();
+            }
+            return;
+        }
+        let exchange = |id: u64| {
+            current.store(id, Ordering::SeqCst);
+            let edge = node.edge_from("w", 0, "x").expect("an edge");
+            let got = node.step(id).and_then(|step| step.recv(&edge, Duration::from_secs(2)))?;
+            assert_eq!(values(&got.tensor)[4999], id as f32 + 4999.0);
+            Ok::<(), Error>(())
+        };
+        exchange(1).expect("the link is there");
+        let generation = || node.peers().iter().map(|peer| peer.generation).max().expect("a peer");
+        let (first, before) = (generation(), numbers(fake));
+        fake.run("fail_request status=12 vendor=0x42");
+        let start = Instant::now();
+        let (mut id, mut errors) = (2, Vec::new());
+        while let Err(error) = exchange(id) {
+            assert!(start.elapsed() < SOON, "the link did not come back: {errors:?}");
+            errors.push(error.to_string());
+            id += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(generation() > first);
+        let said = errors.first().expect("what was under way has failed");
+        assert_says(said, &["retries exceeded (error 12, vendor's 0x42)", "same GID type and VLAN"]);
+        let after = numbers(fake);
+        assert!(after.iter().all(|number| !before.contains(number)), "{before:?} {after:?}");
+        current.store(0, Ordering::SeqCst);
+    });
+    fake.assert_clean();
+}
+
+/// The queue pairs that there are.
+fn numbers(fake: &Fake) -> Vec<u64> {
+    fake.pairs().iter().map(|pair| pair.number("qp")).collect()
+}
+
+fn refused(variables: &'static [(&'static str, &'static str)]) -> String {
+    let lookup = |name: &str| {
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| OsString::from(value))
+    };
+    let builder = Config::builder().member("w", 0).set("cluster", cluster(1)).set("fabric", "verbs");
+    let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
+    let error = match builder.env_from(lookup).build() {
+        Err(error) => error.to_string(),
+        Ok(config) => Node::start(&config).err().expect("refused").to_string(),
+    };
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+fn assert_says(said: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+}
+
+#[test]
+fn a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what_it_offers() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    assert_says(
+        &refused(&[]),
+        &["2 RDMA devices have an active port", "RDMA_DEVICE", "fake_0 (", "fake_1 ("],
+    );
+    assert_says(
+        &refused(&[("RDMA_DEVICE", "mlx5_0")]),
+        &["\"mlx5_0\" (environment variable RDMA_DEVICE)", "fake_0 (", "fake_1 ("],
+    );
+    assert_says(
+        &refused(&[("RDMA_DEVICE", "fake_0"), ("RDMA_DEVICE_PORT", "2")]),
+        &[
+            "\"2\" (environment variable RDMA_DEVICE_PORT)",
+            "port 2 of fake_0 is DOWN",
+            "port 1 ACTIVE Ethernet",
+        ],
+    );
+    assert_says(
+        &refused(&[("RDMA_DEVICE", "fake_0"), ("RDMA_DEVICE_PORT", "3")]),
+        &["\"3\" (environment variable RDMA_DEVICE_PORT)", "fake_0 has no such port", "port 2 DOWN Ethernet"],
+    );
+    assert_says(
+        &refused(&[("RDMA_DEVICE", "fake_0"), ("RDMA_GID_INDEX", "1")]),
+        &["\"1\" (environment variable RDMA_GID_INDEX)", "0 to 15", "entry is empty", "3 (10.0.0.1, RoCE v2"],
+    );
+    for variable in ["RDMA_QP_PKEY_INDEX", "RDMA_PKEY"] {
+        let variables = Vec::leak(vec![("RDMA_DEVICE", "fake_0"), (variable, "9")]);
+        assert_says(&refused(variables), &[&format!("\"9\" (environment variable {variable})"), "0 to 8"]);
+    }
+    for variable in ["RDMA_QP_QUEUE_DEPTH", "RDMA_QUEUE_DEPTH"] {
+        let variables = Vec::leak(vec![("RDMA_DEVICE", "fake_0"), (variable, "4097")]);
+        let parts =
+            [&*format!("\"4097\" (environment variable {variable})"), "1 to 4096", "fake_0", "max_qp_wr"];
+        assert_says(&refused(variables), &parts);
+    }
+    for variable in ["RDMA_QP_MTU", "RDMA_MTU"] {
+        let variables = Vec::leak(vec![("RDMA_DEVICE", "fake_0"), (variable, "4096")]);
+        let parts =
+            [&*format!("\"4096\" (environment variable {variable})"), "256, 512, 1024, 2048", "is 2048"];
+        assert_says(&refused(variables), &parts);
+    }
+    for (variable, value, allowed) in [
+        ("RDMA_QP_TIMEOUT", "32", "0 to 31"),
+        ("RDMA_TIMEOUT", "soon", "0 to 31"),
+        ("RDMA_QP_RETRY_COUNT", "8", "0 to 7"),
+        ("RDMA_RETRY_CNT", "-1", "0 to 7"),
+        ("RDMA_QP_SL", "8", "0 to 7"),
+        ("RDMA_SL", "high", "0 to 7"),
+        ("RDMA_TRAFFIC_CLASS", "256", "0 to 255"),
+        ("RDMA_MTU", "1500", "256, 512, 1024, 2048 or 4096"),
+        ("RDMA_DEVICE_PORT", "0", "1 to 255"),
+        ("RDMA_GID_INDEX", "256", "0 to 255"),
+    ] {
+        let variables = Vec::leak(vec![("RDMA_DEVICE", "fake_0"), (variable, value)]);
+        assert_says(&refused(variables), &[&format!("{value:?} (environment variable {variable})"), allowed]);
+    }
+    fake.assert_clean();
+}
+
+/// Starts one node with these variables, and joins it with one that has none.
+fn joined(fake: &Fake, variables: &'static [(&'static str, &'static str)]) -> Vec<driver::Line> {
+    fake.run("clear_log");
+    let cluster = cluster(2);
+    let lookup = |name: &str| {
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| OsString::from(value))
+    };
+    let node = |task: u32, device: Option<&str>| {
+        let builder = Config::builder().member("w", task).set("cluster", &*cluster).set("fabric", "verbs");
+        let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
+        match device {
+            Some(device) => builder.set("rdma_device", device),
+            None => builder.env_from(lookup),
+        }
+    };
+    let [a, b] = [node(0, None), node(1, Some("fake_1"))]
+        .map(|builder| Node::start(&builder.build().expect("a configuration")).expect("a node"));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| b.join().expect("joined"));
+        a.join().expect("joined");
+        other.join().expect("no panic");
+    });
+    let of: Vec<u64> = fake
+        .pairs()
+        .iter()
+        .filter(|pair| pair.text("device") == "fake_0")
+        .map(|pair| pair.number("qp"))
+        .collect();
+    let mut steps = fake.calls("modify_qp");
+    steps.retain(|step| of.contains(&step.number("qp")));
+    assert!(steps.len() >= 6, "a control queue pair and a lane, three steps each: {steps:?}");
+    drop((a, b));
+    fake.assert_clean();
+    steps
+}
+
+#[test]
+fn the_variables_reach_the_queue_pairs_under_both_names() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    let spellings: [&[(&str, &str)]; 2] = [
+        &[
+            ("RDMA_DEVICE", "fake_0"),
+            ("RDMA_DEVICE_PORT", "1"),
+            ("RDMA_GID_INDEX", "3"),
+            ("RDMA_QP_PKEY_INDEX", "8"),
+            ("RDMA_QP_QUEUE_DEPTH", "128"),
+            ("RDMA_QP_TIMEOUT", "17"),
+            ("RDMA_QP_RETRY_COUNT", "5"),
+            ("RDMA_QP_SL", "3"),
+            ("RDMA_QP_MTU", "512"),
+            ("RDMA_TRAFFIC_CLASS", "104"),
+        ],
+        &[
+            ("RDMA_DEVICE", "fake_0"),
+            ("RDMA_PKEY", "8"),
+            ("RDMA_QUEUE_DEPTH", "128"),
+            ("RDMA_TIMEOUT", "17"),
+            ("RDMA_RETRY_CNT", "5"),
+            ("RDMA_SL", "3"),
+            ("RDMA_MTU", "512"),
+            ("RDMA_TRAFFIC_CLASS", "104"),
+        ],
+    ];
+    for variables in spellings {
+        for step in joined(fake, variables) {
+            let told = |names: &[&str]| names.iter().map(|name| step.number(name)).collect::<Vec<_>>();
+            match step.text("to") {
+                "INIT" => assert_eq!(told(&["port", "pkey_index"]), [1, 8]),
+                "RTR" => assert_eq!(told(&["sgid_index", "sl", "path_mtu", "traffic_class"]), [3, 3, 2, 104]),
+                _ => assert_eq!(told(&["timeout", "retry_count"]), [17, 5]),
+            }
+        }
+    }
+}
