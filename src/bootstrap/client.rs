@@ -169,8 +169,26 @@ impl Client {
     async fn try_link(&self, info: &PeerInfo) -> Result<(), String> {
         let offer = prepare(&self.shared, self.peer, info).await?;
         let theirs = self.exchange(info, offer).await?;
-        connect(&self.shared, self.peer, info, theirs).await?;
+        let mut made = std::pin::pin!(connect(&self.shared, self.peer, info, theirs));
+        loop {
+            match timeout(PAUSES.1, made.as_mut()).await {
+                Ok(made) => break made?,
+                // A fabric that only the network tells of deaths waits for a dead peer, too.
+                Err(_) => self.look_for_death().await?,
+            }
+        }
         self.confirm(info).await
+    }
+
+    /// An error if the peer's process has ended.
+    async fn look_for_death(&self) -> Result<(), String> {
+        match self.hello().await {
+            Err(CallError::Unattended(why)) => {
+                self.not_met(CallError::Unattended(why.clone()), Duration::ZERO);
+                Err(why)
+            }
+            Ok(_) | Err(CallError::Refused(_) | CallError::Unreachable(_)) => Ok(()),
+        }
     }
 
     /// Swaps offers. Repeats the call if its answer may have been lost.

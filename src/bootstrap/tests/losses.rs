@@ -158,7 +158,7 @@ fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on(
     for victim in [0usize, 1] {
         let members: Vec<Member> = (0..2).map(|task| Member::new(options(&cluster, task))).collect();
         let survivor = &members[1 - victim];
-        *survivor.peering.delay.lock().unwrap() = Duration::from_millis(1500);
+        *survivor.peering.delay.lock().unwrap() = Duration::from_secs(4);
         members.iter().for_each(|member| member.service.start().expect("it starts"));
         let begin = Instant::now();
         while survivor.peering.connected.lock().unwrap().is_empty() {
@@ -171,8 +171,10 @@ fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on(
             Told::Gone(_, cause) => Some(cause.clone()),
             _ => None,
         });
-        println!("known after {:?}: {cause}", killed.elapsed());
+        let took = killed.elapsed();
+        println!("known after {took:?}: {cause}");
         assert!(matches!(cause, LossCause::Died { .. }), "{cause}");
+        assert!(took < Duration::from_millis(500) * 5, "looks are 500 ms apart: {took:?}");
         let again = Member::start(options(&cluster, victim as u32));
         survivor.join();
         again.join();

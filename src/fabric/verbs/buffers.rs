@@ -5,8 +5,7 @@ use super::context::{Domain, MemoryRegion};
 use super::failure::os;
 use super::sys::*;
 use crate::fabric::FabricError;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::io;
+use memmap2::{Advice, MmapMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +16,11 @@ const PAGE: usize = 4096;
 
 /// Registered memory of our own.
 pub(super) struct Buffer {
-    // First: the device lets go before the memory is freed.
+    // First: the device lets go before the memory is unmapped.
     region: MemoryRegion,
     base: NonNull<u8>,
-    layout: Layout,
+    /// Not in forked children: what they or this process write after a fork would be copied away from under the device.
+    map: MmapMut,
 }
 
 // SAFETY: the memory is plain bytes; who may touch which of them is up to the link that owns it.
@@ -29,23 +29,15 @@ unsafe impl Send for Buffer {}
 impl Buffer {
     /// `len` bytes, zero; peers may write to them if `remote` says so.
     pub fn new(domain: &Arc<Domain>, len: usize, remote: bool) -> Result<Self, FabricError> {
-        let no_memory =
-            || os(format!("allocating {len} bytes"), io::ErrorKind::OutOfMemory.into(), "free memory");
         let size = len.max(1).next_multiple_of(PAGE);
-        let layout = Layout::from_size_align(size, PAGE).map_err(|_| no_memory())?;
-        // SAFETY: the layout has at least one page.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;
+        let failed = |error| os(format!("mapping {size} bytes"), error, "free memory");
+        let mut map = MmapMut::map_anon(size).map_err(failed)?;
+        map.advise(Advice::DontFork).map_err(failed)?;
+        let base = NonNull::from(&mut map[..]).cast::<u8>();
         let access = IBV_ACCESS_LOCAL_WRITE | if remote { IBV_ACCESS_REMOTE_WRITE } else { 0 };
-        // SAFETY: the memory is freed after the registration's end; nobody makes references to it, see the methods below.
-        let made = unsafe { MemoryRegion::new(domain, base, size, access) };
-        match made {
-            Ok(region) => Ok(Buffer { region, base, layout }),
-            Err(error) => {
-                // SAFETY: allocated just now with this layout.
-                unsafe { dealloc(base.as_ptr(), layout) };
-                Err(error)
-            }
-        }
+        // SAFETY: the memory is unmapped after the registration's end; nobody makes references to it, see the methods below.
+        let region = unsafe { MemoryRegion::new(domain, base, size, access) }?;
+        Ok(Buffer { region, base, map })
     }
 
     pub fn rkey(&self) -> u32 {
@@ -54,7 +46,7 @@ impl Buffer {
 
     /// The bytes from `at` on, as a work request names them.
     pub fn piece(&self, at: usize, len: usize) -> ibv_sge {
-        debug_assert!(at + len <= self.layout.size());
+        debug_assert!(at + len <= self.map.len());
         ibv_sge { addr: self.base.as_ptr() as u64 + at as u64, length: len as u32, lkey: self.region.lkey }
     }
 
@@ -63,7 +55,7 @@ impl Buffer {
     /// # Panics
     /// If they don't fit.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
-        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.layout.size()));
+        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.map.len()));
         // SAFETY: inside, as was just checked; `&mut self`, and the link writes only to places that the device does not
         // have at the time.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) };
@@ -78,7 +70,7 @@ impl Buffer {
     /// The device does not have them: their receive is complete, and they are not posted again as long as the slice
     /// is there.
     pub unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.layout.size()));
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.map.len()));
         // SAFETY: inside, initialised (zeroed at first), and not written meanwhile, as the caller vouches.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
@@ -88,7 +80,7 @@ impl Buffer {
     /// # Panics
     /// If it is not inside.
     pub fn word(&self, index: usize) -> &AtomicU64 {
-        assert!((index + 1) * 8 <= self.layout.size());
+        assert!((index + 1) * 8 <= self.map.len());
         // SAFETY: inside and aligned; words are only ever looked at as atomics, and a device writes them whole.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
     }
@@ -102,13 +94,5 @@ impl Buffer {
             word.store(0, Ordering::Relaxed);
         }
         found
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        self.region.end();
-        // SAFETY: allocated with this layout, and the device has let go of it.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
