@@ -256,7 +256,7 @@ settings! {
     cores: Vec<usize>, Cpus, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 
-    /// Operations that can be outstanding on each lane of a link.
+    /// Operations that can be outstanding on each lane of a link; on verbs `rdma_qp_queue_depth` says that.
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
     /// Lanes of each link: queue pairs on verbs, rings on shared memory, where all data takes the first one.
@@ -300,7 +300,8 @@ settings! {
     /// The entry of the port's partition key table that queue pairs are in.
     rdma_qp_pkey_index: u16, Number<u16>, default("0"), "0 to 65535, an entry of the port's P_Key table that is not empty",
         Some, ["RDMA_QP_PKEY_INDEX", "RDMA_PKEY"];
-    /// Work requests that each queue of a queue pair has room for. The default gives way to a device that has less.
+    /// Work requests that each queue of a queue pair has room for, of which a power of two is used, at least 2. The default gives
+    /// way to a device that has less.
     rdma_qp_queue_depth: u32, Number<u32>, default("1024"), "1 to 2147483647, at most the device's max_qp_wr",
         |depth| (1..=i32::MAX as u32).contains(&depth).then_some(depth), ["RDMA_QP_QUEUE_DEPTH", "RDMA_QUEUE_DEPTH"];
     /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 us x 2^n; 0 is for ever.

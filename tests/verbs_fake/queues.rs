@@ -5,7 +5,7 @@ use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::{Fabric, OpId, Port, PostError};
+use tensorwire::fabric::{Completions, Fabric, OpId, Port, PostError};
 
 const WRITE: u64 = 0;
 const WRITE_WITH_IMMEDIATE: u64 = 1;
@@ -76,6 +76,22 @@ fn the_places_of_links_that_are_gone_are_used_again() {
     let made = fake.calls("create_cq").len();
     assert!(made <= 4, "ten links one after the other, and {made} completion queues");
     drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn the_places_of_halves_that_came_to_nothing_are_used_again() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+    let mut port = fabric.port().expect("a port");
+    let mut nothing = Completions::default();
+    for _ in 0..100 {
+        drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
+        port.poll(&mut nothing);
+    }
+    assert_eq!(fake.calls("create_cq").len(), 1, "one queue has places for seven such halves at a time");
+    drop((port, fabric));
     fake.assert_clean();
 }
 

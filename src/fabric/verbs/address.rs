@@ -2,7 +2,9 @@
 
 use super::device::GidKind;
 use super::failure::peer;
+use super::half::MAX_LANES;
 use super::lane::Remote;
+use super::stripes::MAX_STRIPES;
 use super::sys::*;
 use crate::fabric::FabricError;
 
@@ -123,6 +125,11 @@ impl End {
             }
         }
         let [lanes, stripes] = [HEAD - 44, HEAD - 43].map(|at| bytes.get(at).copied().unwrap_or(0));
+        if stripes > MAX_STRIPES || lanes > MAX_LANES {
+            return Err(peer(format!(
+                "its address has {lanes} lanes and {stripes} more queue pairs for data"
+            )));
+        }
         let pairs = 1 + usize::from(lanes) + usize::from(stripes);
         let length = HEAD + PAIR * pairs;
         if lanes == 0 || bytes.len() != length {
@@ -201,6 +208,7 @@ impl Reader<'_> {
         if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu))
             || global > 1
             || reads == 0
+            || depth < 2
             || !depth.is_power_of_two()
         {
             return None;
@@ -298,7 +306,11 @@ mod tests {
             for (place, byte) in bytes.iter().enumerate().skip(10).take(ours.len().saturating_sub(10)) {
                 if let Some(there) = ours.get_mut(place) { *there = *byte; }
             }
-            let _ = End::from_bytes(&ours);
+            if let Ok(mut other) = End::from_bytes(&ours) {
+                let _ = other.check_fits(&end());
+                other.keep_stripes(0);
+                prop_assert_eq!(other.pairs.len(), 1 + usize::from(other.lanes()));
+            }
         }
     }
 }

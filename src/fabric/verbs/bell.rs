@@ -91,8 +91,12 @@ impl Bell {
         if poll(fds, Some(&timeout)).is_err() {
             return; // a signal: sleeps may end early
         }
-        let (kicked, came) =
-            (!fds[0].revents().is_empty(), fds.get(1).is_some_and(|fd| !fd.revents().is_empty()));
+        let of_channel = fds.get(1).map_or(PollFlags::empty(), PollFd::revents);
+        if of_channel.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            // The device is gone, and its channel always ready: from now on only kicks end a sleep.
+            let _ = poll(&mut fds[..1], Some(&timeout));
+        }
+        let (kicked, came) = (!fds[0].revents().is_empty(), of_channel.contains(PollFlags::IN));
         if came {
             let mut taken = false;
             while self.channel.take() {

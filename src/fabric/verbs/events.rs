@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// How long a port may be down before its links are; a cable that is plugged back is found within the retries.
 const GRACE: u32 = 20;
@@ -154,18 +155,25 @@ fn watch(context: &Context, port: u8, board: &Board, stop: &OwnedFd, ring: &dyn 
     // SAFETY: the thread holds the context, which has the descriptor open.
     let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
     let mut down_since = None;
+    let mut is_gone = false;
+    let start = Instant::now();
     loop {
         let mut fds =
-            [PollFd::new(&events, PollFlags::IN), PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
-        let came = poll(&mut fds, Some(&TICK));
-        if !fds[1].revents().is_empty() {
+            [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN), PollFd::new(&events, PollFlags::IN)];
+        // The descriptor of a device that is gone is always ready.
+        let heeded = if is_gone { 1 } else { 2 };
+        let _ = poll(&mut fds[..heeded], Some(&TICK));
+        if !fds[0].revents().is_empty() {
             return;
         }
-        let ticks = board.ticks.load(Ordering::Relaxed);
-        if came == Ok(0) {
-            board.ticks.store(ticks.wrapping_add(1), Ordering::Relaxed);
-        }
+        let ticks = (start.elapsed().as_millis() / 100) as u32;
+        board.ticks.store(ticks, Ordering::Relaxed);
         let mut told = false;
+        if !is_gone && fds[1].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            is_gone = true;
+            board.tell_all(DEVICE_FATAL);
+            told = true;
+        }
         while let Some(event) = Taken::next(context) {
             told |= event.tell(port, board, &mut down_since, ticks);
         }

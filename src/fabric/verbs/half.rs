@@ -6,6 +6,7 @@
 use super::Shared;
 use super::address::{End, Hello, RemoteRegion};
 use super::buffers::Buffer;
+use super::context::Domain;
 use super::control::{self, Control};
 use super::cq::Places;
 use super::failure::os;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 /// The control queue pair waits for receives as long as it takes: what is sent on it is counted.
 const RNR_FOR_EVER: u8 = 7;
 /// Lanes that a link can have: the number of a queue pair travels in a byte of its requests' names.
-const MAX_LANES: u8 = 200;
+pub(super) const MAX_LANES: u8 = 200;
 /// Between two looks for a ping.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -79,7 +80,9 @@ impl VerbsHalf {
             .and_then(|places| places.checked_add(control::room(lanes).iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all lanes have less than 2^32"))?;
         let places = slot.reserve(places)?;
-        let make = |room| QueuePair::new(&slot.domain, &places.queue, &shared.watcher, room, &shared.chosen);
+        // Of this link alone: this thread uses it until the link is made, and then the port's.
+        let domain = Domain::for_one_thread(&shared.domain);
+        let make = |room| QueuePair::new(&domain, &places.queue, &shared.watcher, room, &shared.chosen);
         let mut pairs = vec![make(control::room(lanes))?];
         for _ in 0..pairs_for_data {
             pairs.push(make([depth + SPARE, depth])?);

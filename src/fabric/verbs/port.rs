@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 /// Completions that one poll takes out of a queue.
 const BATCH: usize = 64;
+/// How often one poll of an armed port arms it again for what a poll does not bring: a peer may send that without end.
+const ROUNDS: usize = 4;
 /// How long, in ticks of 100 ms, a port that ends gives its links to say so.
 const FAREWELLS: u32 = 10;
 
@@ -116,6 +118,7 @@ impl VerbsPort {
             }
             self.stash = stash;
         }
+        self.slot.adopt(&mut self.queues);
         let mut batch = std::mem::take(&mut self.batch);
         for at in 0..self.queues.len() {
             match self.queues[at].poll(&mut batch) {
@@ -256,9 +259,7 @@ impl Port for VerbsPort {
             let allowed = "a link is attached to the port of the number that its half was made for";
             return Err(refuse("port", self.slot.number as u64, allowed));
         }
-        if !self.queues.iter().any(|queue| Arc::ptr_eq(queue, &link.places.queue)) {
-            self.queues.push(Arc::clone(&link.places.queue));
-        }
+        self.slot.adopt(&mut self.queues);
         let id = LinkId(self.next);
         self.next += 1;
         link.attach(id);
@@ -296,7 +297,7 @@ impl Port for VerbsPort {
 
     fn poll(&mut self, out: &mut Completions) -> usize {
         let before = out.len();
-        loop {
+        for _ in 0..ROUNDS {
             let (came, emptied) = self.drain(out);
             self.look_around(emptied, out);
             if out.len() > before {

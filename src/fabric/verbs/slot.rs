@@ -6,16 +6,18 @@ use super::bell::Bell;
 use super::context::Domain;
 use super::cq::{Channel, CompletionQueue, Places};
 use crate::fabric::FabricError;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What belongs to one port.
 pub(super) struct Slot {
     pub number: usize,
     pub bell: Arc<Bell>,
-    /// Where the port's queue pairs are made: one thread at a time uses them.
-    pub domain: Arc<Domain>,
+    domain: Arc<Domain>,
     channel: Arc<Channel>,
     queues: Mutex<Vec<Arc<CompletionQueue>>>,
+    /// How many those are.
+    count: AtomicUsize,
     cq_entries: u32,
 }
 
@@ -25,11 +27,23 @@ impl Slot {
         Ok(Slot {
             number,
             bell: Bell::new(&channel)?,
-            domain: Domain::for_one_thread(domain),
+            domain: Arc::clone(domain),
             channel,
             queues: Mutex::default(),
+            count: AtomicUsize::new(0),
             cq_entries,
         })
+    }
+
+    /// Adds the queues that the port does not know yet to those that it polls: all of them, also where no link has come of a half, as what
+    /// such a half leaves behind is given back when its queue has been polled.
+    #[inline]
+    pub fn adopt(&self, known: &mut Vec<Arc<CompletionQueue>>) {
+        if self.count.load(Ordering::Acquire) == known.len() {
+            return;
+        }
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        known.extend(queues[known.len()..].iter().map(Arc::clone));
     }
 
     /// Places for a link's completions, in a queue that has them or in a new one.
@@ -45,6 +59,7 @@ impl Slot {
         let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places))?;
         let reserved = queue.reserve(places);
         queues.push(queue);
+        self.count.store(queues.len(), Ordering::Release);
         match reserved {
             Some(reserved) => Ok(reserved),
             None => unreachable!("a new queue has at least as many places"),
