@@ -53,7 +53,7 @@ impl Mode {
 
     /// Fewer rounds where threads that spin take turns on a CPU: each turn is a slice of the scheduler.
     fn rounds(&self, wanted: u32) -> u32 {
-        if self.has_room() { wanted } else { (wanted / 400).max(150) }
+        if self.has_room() { wanted } else { (wanted / 200).max(300) }
     }
 }
 
