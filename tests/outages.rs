@@ -26,17 +26,32 @@ fn shell(variable: &str) {
     assert!(status.is_ok_and(|status| status.success()), "{variable}: {command}");
 }
 
-fn cut() {
-    shell("TENSORWIRE_TEST_CUT");
+/// A network that is cut. It is mended in any case, for the tests that come after.
+struct Outage;
+
+impl Outage {
+    fn begin() -> Self {
+        shell("TENSORWIRE_TEST_CUT");
+        Outage
+    }
+
+    fn mend(self) {
+        drop(self);
+    }
 }
 
-fn mend() {
-    shell("TENSORWIRE_TEST_MEND");
+impl Drop for Outage {
+    fn drop(&mut self) {
+        shell("TENSORWIRE_TEST_MEND");
+    }
 }
 
-/// A node that gives up a request after three retries. (Seven are as many as it takes, on soft-RoCE.)
-fn start(cluster: &str, task: u32) -> Node {
-    let node = member(cluster, task).set("join_timeout", "300ms").set("rdma_qp_retry_count", "3");
+/// Retries of a request that are as many as it takes, on soft-RoCE, and so many that it fails within a second.
+const FOR_EVER: &str = "7";
+const FEW: &str = "3";
+
+fn start(cluster: &str, task: u32, retries: &str) -> Node {
+    let node = member(cluster, task).set("join_timeout", "300ms").set("rdma_qp_retry_count", retries);
     node.start().expect("the node starts")
 }
 
@@ -64,7 +79,8 @@ fn first_step(node: &Node, task: u32) -> u64 {
 #[ignore = "a role, not a test"]
 fn role_echo() {
     let text = |name: &str| std::env::var(name).expect("started by a test");
-    let node = start(&text("TEST_CLUSTER"), text("TEST_TASK").parse().expect("a number"));
+    let task = text("TEST_TASK").parse().expect("a number");
+    let node = start(&text("TEST_CLUSTER"), task, &text("TEST_RETRIES"));
     join(&node);
     println!("ready");
     let ask = node.edge_from("w", 0, "ask").expect("an edge");
@@ -121,11 +137,14 @@ fn exchange(node: &Node, task: u32, id: u64) {
 }
 
 /// w/0, and a process for each of the others.
-fn started(others: u32) -> (Node, Vec<Other>) {
+fn started(others: u32, retries: &str) -> (Node, Vec<Other>) {
     let cluster = cluster(1 + others as usize);
-    let echo = |task: u32| Other::start_with("echo", &cluster, &[("TEST_TASK", &task.to_string())]);
+    let echo = |task: u32| {
+        let environment = [("TEST_TASK", &*task.to_string()), ("TEST_RETRIES", retries)];
+        Other::start_with("echo", &cluster, &environment)
+    };
     let mut echos: Vec<_> = (1..=others).map(echo).collect();
-    let node = start(&cluster, 0);
+    let node = start(&cluster, 0, retries);
     join(&node);
     echos.iter_mut().for_each(|echo| drop(echo.wait_for("ready")));
     (node, echos)
@@ -174,17 +193,17 @@ fn expect_return(node: &Node, before: (u64, u64)) {
 #[test]
 #[ignore = "cuts the network"]
 fn a_short_outage_holds_a_receive_up_and_ends_nothing() {
-    let (node, echos) = started(1);
+    let (node, echos) = started(1, FOR_EVER);
     let (first, before) = (first_step(&node, 1), link(&node, 1));
     (first..first + 10).for_each(|id| exchange(&node, 1, id));
     // What the other has to acknowledge is acknowledged.
     progress_for(&node, Duration::from_millis(200));
-    cut();
+    let outage = Outage::begin();
     let began = Instant::now();
     let held = ask(&node, 1, first + 10).expect("begun");
     progress_for(&node, Duration::from_millis(100));
     assert!(!held.answer.is_done(), "the network is not cut");
-    mend();
+    outage.mend();
     held.result().expect("the retries bridge it");
     println!("answered after {:?}", began.elapsed());
     (first + 11..first + 20).for_each(|id| exchange(&node, 1, id));
@@ -195,10 +214,10 @@ fn a_short_outage_holds_a_receive_up_and_ends_nothing() {
 #[test]
 #[ignore = "cuts the network"]
 fn a_port_that_stays_down_ends_the_calls_and_the_cable_brings_the_link_back() {
-    let (node, echos) = started(1);
+    let (node, echos) = started(1, FOR_EVER);
     let (first, before) = (first_step(&node, 1), link(&node, 1));
     (first..first + 10).for_each(|id| exchange(&node, 1, id));
-    cut();
+    let outage = Outage::begin();
     let began = Instant::now();
     let lost = ask(&node, 1, first + 10).and_then(Asked::result).expect_err("nothing gets through");
     expect_loss(&lost, began.elapsed(), "the port is down");
@@ -211,7 +230,7 @@ fn a_port_that_stays_down_ends_the_calls_and_the_cable_brings_the_link_back() {
         step.send(&own, counting(&node, id as f32, LEN)).expect("sent");
         assert_eq!(values(&step.recv(&own, SOON).expect("received").tensor)[0], id as f32);
     }
-    mend();
+    outage.mend();
     expect_return(&node, before);
     end(node, echos);
 }
@@ -219,11 +238,11 @@ fn a_port_that_stays_down_ends_the_calls_and_the_cable_brings_the_link_back() {
 #[test]
 #[ignore = "cuts the network"]
 fn a_network_that_loses_everything_ends_one_link_and_the_others_go_on() {
-    let (node, echos) = started(2);
+    let (node, echos) = started(2, FEW);
     let (before, other) = (link(&node, 1), link(&node, 2));
     let (first, mut id) = (first_step(&node, 1), first_step(&node, 2));
     (first..first + 10).for_each(|id| exchange(&node, 1, id));
-    cut();
+    let outage = Outage::begin();
     let began = Instant::now();
     let lost = ask(&node, 1, first + 10).expect("begun");
     let mut others = 0;
@@ -240,7 +259,7 @@ fn a_network_that_loses_everything_ends_one_link_and_the_others_go_on() {
         (id, others) = (id + 1, others + 1);
     }
     println!("{others} exchanges with w/2 meanwhile");
-    mend();
+    outage.mend();
     expect_return(&node, before);
     assert_eq!(link(&node, 2), other, "the link that nothing was wrong with");
     end(node, echos);
