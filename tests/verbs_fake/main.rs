@@ -5,6 +5,7 @@
 mod choice;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
+mod early;
 mod events;
 mod failures;
 #[allow(dead_code)] // the rules of the conformance suite use all of it
@@ -16,4 +17,5 @@ mod regions;
 mod settings;
 mod setup;
 mod stripes;
+mod stuck;
 mod watch;
