@@ -3,12 +3,17 @@
 mod common;
 
 use common::other::{Other, holdings};
-use common::{SOON, cluster, counting, member, until};
+use common::{SOON, cluster, counting, lends_nothing, member, over_verbs, until};
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Error, LossCause, Node};
 
 /// How long the news of a death may take. Death is told by the kernel, so this is generous.
 const NEWS: Duration = Duration::from_secs(1);
+
+/// How often one is killed in a transfer, each time a little later. Large tensors take their time through soft-RoCE.
+fn rounds() -> u64 {
+    if over_verbs() { 2 } else { 5 }
+}
 
 /// The node of a role. Only what a test has started gets here.
 fn other_node() -> Node {
@@ -136,7 +141,7 @@ fn a_peer_that_is_killed_while_idle_fails_the_calls_that_need_it() {
 
 #[test]
 fn a_sender_that_is_killed_in_a_transfer_fails_the_receive_and_leaks_nothing() {
-    for round in 0..5 {
+    for round in 0..rounds() {
         let cluster = cluster(2);
         let mut other = Other::start("sender", &cluster);
         let node = this_node(&cluster);
@@ -157,13 +162,17 @@ fn a_sender_that_is_killed_in_a_transfer_fails_the_receive_and_leaks_nothing() {
             }
             node.cleanup(id);
         }
+        if over_verbs() {
+            // What a peer was granted is its own until the queue pairs are gone.
+            until(&node, "the end of the link", || node.pool().is_empty());
+        }
         assert!(node.pool().is_empty());
     }
 }
 
 #[test]
 fn a_receiver_that_is_killed_in_a_transfer_gives_the_senders_memory_back() {
-    for round in 0..5 {
+    for round in 0..rounds() {
         let cluster = cluster(2);
         let mut other = Other::start("receiver", &cluster);
         let node = this_node(&cluster);
@@ -188,6 +197,9 @@ fn a_receiver_that_is_killed_in_a_transfer_gives_the_senders_memory_back() {
 
 #[test]
 fn a_borrower_that_is_killed_gives_its_loans_back() {
+    if lends_nothing() {
+        return;
+    }
     let cluster = cluster(2);
     let mut other = Other::start("borrower", &cluster);
     let node = this_node(&cluster);

@@ -183,12 +183,15 @@ impl Client {
     /// An error if the peer's process has ended.
     async fn look_for_death(&self) -> Result<(), String> {
         match self.hello().await {
-            Err(CallError::Unattended(why)) => {
-                self.not_met(CallError::Unattended(why.clone()), Duration::ZERO);
-                Err(why)
-            }
+            Err(CallError::Unattended(why)) => Err(self.died(why)),
             Ok(_) | Err(CallError::Refused(_) | CallError::Unreachable(_)) => Ok(()),
         }
+    }
+
+    /// Nobody listens any more at the address of a peer that was met.
+    fn died(&self, why: String) -> String {
+        self.not_met(CallError::Unattended(why.clone()), Duration::ZERO);
+        why
     }
 
     /// Swaps offers. Repeats the call if its answer may have been lost.
@@ -228,7 +231,8 @@ impl Client {
                 Ok((grpc::Progress::Connecting, _)) => format!("{} is still connecting", info.name),
                 Ok((_, why)) => return Err(why),
                 Err(CallError::Refused(why)) => return Err(why),
-                Err(CallError::Unreachable(why) | CallError::Unattended(why)) => {
+                Err(CallError::Unattended(why)) => return Err(self.died(why)),
+                Err(CallError::Unreachable(why)) => {
                     sleep(PAUSES.0).await;
                     why
                 }

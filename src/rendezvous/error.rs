@@ -29,6 +29,9 @@ pub enum LossCause {
     /// It broke the protocol.
     #[error("{0}")]
     Protocol(String),
+    /// A device, its port or the network between the two failed. Its process may be well.
+    #[error("{0}")]
+    Network(String),
     /// The link was closed from this side.
     #[error("{0}")]
     Closed(String),

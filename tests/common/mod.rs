@@ -68,6 +68,13 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
+/// How long a peer may go unheard: `usual`, or what `TENSORWIRE_TEST_SILENCE` says, in seconds.
+pub fn silence_or(usual: Duration) -> Duration {
+    let Ok(text) = std::env::var("TENSORWIRE_TEST_SILENCE") else { return usual };
+    let seconds = text.strip_suffix('s').and_then(|number| number.parse().ok());
+    Duration::from_secs(seconds.unwrap_or_else(|| panic!("TENSORWIRE_TEST_SILENCE is {text:?}, not as 15s")))
+}
+
 /// Whether members reach each other through an RDMA device.
 pub fn over_verbs() -> bool {
     std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")

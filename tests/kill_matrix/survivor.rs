@@ -174,6 +174,8 @@ impl<'a> Round<'a> {
             Phase::Bulk => {
                 self.until_one_more(Counter::MessagesSent, sent);
                 if over_verbs() {
+                    // Not before it is the request with a destination that was sent: nothing is polled from then on.
+                    until(node, "a destination", || !node.pool().is_empty());
                     return self.sender_dies_in_a_write(pending);
                 }
                 self.victim.wait_for("there");

@@ -240,6 +240,10 @@ fn cause_of(failure: LinkFailure) -> LossCause {
         LinkFailure::PeerDied { .. } => LossCause::Died(failure.to_string()),
         LinkFailure::Closed => LossCause::Left(failure.to_string()),
         LinkFailure::Local(why) => LossCause::Closed(why),
-        other => LossCause::Protocol(other.to_string()),
+        LinkFailure::Refused(_) => LossCause::Closed(failure.to_string()),
+        LinkFailure::Completion { .. } | LinkFailure::Device { .. } => {
+            LossCause::Network(failure.to_string())
+        }
+        LinkFailure::Protocol(_) | LinkFailure::NoReceive { .. } => LossCause::Protocol(failure.to_string()),
     }
 }
