@@ -199,7 +199,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         return refuse(errno);
     }
     let counter = Counter::new();
-    let handle = hand_out(ibv_comp_channel { context, fd: counter.0, refcnt: 0 });
+    let handle = hand_out(ibv_comp_channel { context, fd: counter.fd, refcnt: 0 });
     let context = context as usize;
     state.channels.insert(handle as usize, Channel { context, counter, events: Default::default() });
     handle

@@ -96,7 +96,7 @@ fn run(state: &mut State, line: &str) -> String {
         }
         "remove" => {
             let at = named(state, &words);
-            events::remove(state, at);
+            events::remove(state, at, words.or("silently", 0) != 0);
         }
         "cut" => {
             state.cut = words.or("on", 1) != 0;
@@ -143,6 +143,7 @@ fn device(state: &mut State, words: &Words<'_>) {
         thread_domains: number("thread_domains", 0) != 0,
         old_context: number("old_context", 0) != 0,
         removed: false,
+        silent: false,
         ports: Vec::new(),
     });
 }

@@ -39,6 +39,8 @@ pub struct Device {
     /// As an old library: the context has no extension.
     pub old_context: bool,
     pub removed: bool,
+    /// It was removed, and says nothing of what it had to do.
+    pub silent: bool,
     pub ports: Vec<PortConfig>,
 }
 

@@ -13,6 +13,7 @@ mod harness;
 mod queues;
 mod refusals;
 mod regions;
+mod removal;
 mod settings;
 mod setup;
 mod stripes;
