@@ -103,6 +103,11 @@ fn run(state: &mut State, line: &str) -> String {
             crate::engine::run_all(state);
         }
         "slow" => state.slow = words.or("on", 1) != 0,
+        "hold" => {
+            state.hold = words.or("on", 1) != 0;
+            RELEASED.notify_all();
+        }
+        "held" => return state.held.to_string(),
         "trace" => state.trace = words.or("on", 1) != 0,
         "clear_log" => state.log.clear(),
         "log" => return state.log.iter().flat_map(|line| [line, "\n"]).collect(),

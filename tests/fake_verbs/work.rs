@@ -6,27 +6,40 @@ use crate::state::*;
 use crate::sys::*;
 use crate::wire;
 use std::ffi::c_int;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-/// Marks a queue pair that one thread at a time may use as used, as long as it is there.
-struct Turn(*mut QpHandle);
+/// Marks a thread domain, all of whose queue pairs one thread at a time may use, as used, as long as it is there. Other
+/// queue pairs have locks of the driver's, as `ibv_alloc_td(3)` says.
+struct Turn(Option<*const TdHandle>);
 
 impl Turn {
-    fn take(qp: *mut ibv_qp) -> Self {
-        let handle = qp.cast::<QpHandle>();
+    /// Of the domain of a queue pair, with the state.
+    fn take(qp: *mut ibv_qp) -> (Self, MutexGuard<'static, State>) {
         // SAFETY: a queue pair that was handed out.
-        let (busy, single) = unsafe { (&(*handle).busy, (*handle).single) };
-        if busy.swap(true, Ordering::AcqRel) && single {
-            state().misuse("two threads post at once on a queue pair of a thread domain");
+        let td = unsafe { (*qp.cast::<QpHandle>()).td };
+        let turn = Turn((!td.is_null()).then_some(td));
+        // SAFETY: a domain is there as long as its queue pairs are.
+        let was_busy = turn.0.is_some_and(|td| unsafe { (*td).busy.swap(true, Ordering::AcqRel) });
+        let mut state = state();
+        if was_busy {
+            state.misuse("two threads post at once on queue pairs of one thread domain");
         }
-        Turn(handle)
+        if state.hold {
+            state.held += 1;
+            state = RELEASED.wait_while(state, |state| state.hold).expect("a panic ends the process");
+            state.held -= 1;
+        }
+        (turn, state)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // SAFETY: a queue pair that was handed out, and is in use.
-        unsafe { (*self.0).busy.store(false, Ordering::Release) };
+        if let Some(td) = self.0 {
+            // SAFETY: as above; the queue pair is in use.
+            unsafe { (*td).busy.store(false, Ordering::Release) };
+        }
     }
 }
 
@@ -41,8 +54,7 @@ pub unsafe extern "C" fn post_send(
     mut request: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let _turn = Turn::take(qp);
-    let mut state = state();
+    let (_turn, mut state) = Turn::take(qp);
     // SAFETY: a queue pair that was handed out.
     let number = unsafe { (*qp).qp_num };
     // SAFETY: a list of the caller's, that ends with null.
@@ -134,8 +146,7 @@ pub unsafe extern "C" fn post_recv(
     mut request: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _turn = Turn::take(qp);
-    let mut state = state();
+    let (_turn, mut state) = Turn::take(qp);
     // SAFETY: a queue pair that was handed out.
     let number = unsafe { (*qp).qp_num };
     let Some(of) = state.qps.get_mut(&number) else { return EINVAL };

@@ -3,6 +3,7 @@
 //! by `tests/conformance`, also on the fake.
 
 mod choice;
+mod domains;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
 mod events;
