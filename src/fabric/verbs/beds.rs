@@ -9,6 +9,7 @@
 
 use crate::fabric::Sleep;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A word that threads share: loom's in its tests.
 pub(super) trait Word: Default {
@@ -44,8 +45,6 @@ word!(AtomicU64);
 /// What sleepers block on.
 pub(super) trait Descriptors {
     type Word: Word;
-    /// A point in time.
-    type Until: Copy;
 
     /// Makes the descriptor of that kind readable.
     fn kick(&self, who: Sleep);
@@ -53,9 +52,9 @@ pub(super) trait Descriptors {
     /// Makes it unreadable.
     fn unkick(&self, who: Sleep);
 
-    /// Blocks until the descriptor of that kind is readable, or the channel if it is heeded, or the time has come. May return
+    /// Blocks until the descriptor of that kind is readable, or the channel if it is heeded, or for `timeout`. May return
     /// early.
-    fn block(&self, who: Sleep, heeds: bool, until: Self::Until) -> Roused;
+    fn block(&self, who: Sleep, heeds: bool, timeout: Duration) -> Roused;
 
     /// Takes an event off the channel; `false` if there is none.
     fn take(&self) -> bool;
@@ -165,11 +164,11 @@ impl<D: Descriptors> Beds<D> {
         }
     }
 
-    pub fn sleep(&self, who: Sleep, seen: u32, until: D::Until) {
+    pub fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
         let (own, other) = self.of(who);
         let ring = own.enter();
         let roused = match ring.wrapping_add(other.ring()) == seen {
-            true => self.block(who, until),
+            true => self.block(who, timeout),
             false => Roused::default(),
         };
         if own.leave(ring, roused.kicked) {
@@ -184,26 +183,19 @@ impl<D: Descriptors> Beds<D> {
         }
     }
 
-    fn block(&self, who: Sleep, until: D::Until) -> Roused {
-        let is_keeper = who == Sleep::Keeper;
-        let mut is_deaf = is_keeper && self.deafen();
-        let mut roused = self.descriptors.block(who, !is_deaf, until);
-        if is_keeper && roused.came && self.deafen() {
-            // What came is for those who attend since then.
-            (is_deaf, roused.came) = (true, false);
-            if !roused.kicked {
-                roused = self.descriptors.block(who, false, until);
-            }
+    fn block(&self, who: Sleep, timeout: Duration) -> Roused {
+        if who == Sleep::Waiter {
+            return self.descriptors.block(who, true, timeout);
         }
-        if is_deaf {
+        let is_attended = |word: u64| word % DEAF > 0;
+        if self.attending.update(|word| is_attended(word).then_some(word + DEAF)).is_ok() {
+            let roused = self.descriptors.block(who, false, timeout);
             self.attending.add(DEAF.wrapping_neg());
+            return roused;
         }
-        roused
-    }
-
-    /// Counts a keeper that does not heed the channel, if anybody attends.
-    fn deafen(&self) -> bool {
-        self.attending.update(|word| (word % DEAF > 0).then_some(word + DEAF)).is_ok()
+        let Roused { kicked, came } = self.descriptors.block(who, true, timeout);
+        // What came is for those who attend since then, and is left to them.
+        Roused { kicked, came: came && !is_attended(self.attending.load()) }
     }
 
     /// Takes what the channel has, and wakes those who wait for it.
@@ -222,6 +214,8 @@ impl<D: Descriptors> Beds<D> {
 mod tests {
     use super::*;
     use loom::sync::{Arc, Condvar, Mutex};
+
+    const FOREVER: Duration = Duration::MAX;
 
     word!(loom::sync::atomic::AtomicU64);
 
@@ -265,7 +259,6 @@ mod tests {
 
     impl Descriptors for Model {
         type Word = loom::sync::atomic::AtomicU64;
-        type Until = ();
 
         fn kick(&self, who: Sleep) {
             self.change(|kernel| kernel.kicked[who as usize] = true);
@@ -275,7 +268,7 @@ mod tests {
             self.change(|kernel| kernel.kicked[who as usize] = false);
         }
 
-        fn block(&self, who: Sleep, heeds: bool, (): ()) -> Roused {
+        fn block(&self, who: Sleep, heeds: bool, _timeout: Duration) -> Roused {
             let mut kernel = self.0.lock().expect("not poisoned");
             loop {
                 let roused = Roused { kicked: kernel.kicked[who as usize], came: heeds && kernel.events > 0 };
@@ -304,7 +297,7 @@ mod tests {
     /// Sleeps until there was a wake-up since `seen` was drawn.
     fn sleep(beds: &Beds<Model>, who: Sleep, seen: u32) {
         while beds.seen() == seen {
-            beds.sleep(who, seen, ());
+            beds.sleep(who, seen, FOREVER);
             loom::thread::yield_now();
         }
     }
@@ -366,7 +359,7 @@ mod tests {
             beds.descriptors.arm();
             let seen = beds.seen();
             let [same, device] = [Arc::clone(&beds), Arc::clone(&beds)];
-            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, ()));
+            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, FOREVER));
             let device = loom::thread::spawn(move || device.descriptors.complete());
             beds.attend();
             loop {
@@ -374,7 +367,7 @@ mod tests {
                 if beds.descriptors.arm() > 0 {
                     break;
                 }
-                beds.sleep(Sleep::Waiter, seen, ());
+                beds.sleep(Sleep::Waiter, seen, FOREVER);
                 loom::thread::yield_now();
             }
             beds.leave();
@@ -393,7 +386,7 @@ mod tests {
                 if beds.descriptors.arm() > 0 {
                     return;
                 }
-                beds.sleep(Sleep::Waiter, seen, ());
+                beds.sleep(Sleep::Waiter, seen, FOREVER);
                 loom::thread::yield_now();
             }
         }
@@ -414,7 +407,7 @@ mod tests {
             beds.attend();
             let seen = beds.seen();
             let same = Arc::clone(&beds);
-            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, ()));
+            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, FOREVER));
             beds.leave();
             beds.descriptors.arm();
             beds.descriptors.complete();
@@ -422,23 +415,20 @@ mod tests {
         });
     }
 
-    /// While a waiter attends, what comes ends no keeper's sleep.
+    /// While a waiter attends, a keeper takes nothing off the channel.
     #[test]
     fn loom_a_keeper_leaves_to_waiters_what_comes() {
         model(|beds| {
             beds.descriptors.arm();
             let seen = beds.seen();
             let same = Arc::clone(&beds);
-            let keeper = loom::thread::spawn(move || {
-                same.sleep(Sleep::Keeper, seen, ());
-                same.seen()
-            });
+            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, FOREVER));
             // It may sleep already, and heed the channel.
             beds.attend();
             beds.descriptors.complete();
             assert!(beds.descriptors.take(), "it is still there");
             beds.wake(Sleep::Keeper);
-            assert_ne!(keeper.join().expect("the keeper wakes"), seen);
+            keeper.join().expect("the keeper wakes");
         });
     }
 }

@@ -9,8 +9,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The longest sleep; what an arming could miss on a broken device is found after it.
 const LIMIT: Duration = Duration::from_millis(100);
@@ -21,6 +21,8 @@ pub(super) struct Bell(Beds<Waits>);
 /// What the threads of a port block on.
 struct Waits {
     channel: Arc<Channel>,
+    /// The device is gone, and its channel always ready: from now on only kicks end a sleep.
+    has_hung_up: AtomicBool,
     waiter: OwnedFd,
     keeper: OwnedFd,
 }
@@ -31,7 +33,12 @@ impl Bell {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|error| os("making an eventfd", error.into(), "raise the limit of open files"))
         };
-        let waits = Waits { channel: Arc::clone(channel), waiter: make()?, keeper: make()? };
+        let waits = Waits {
+            channel: Arc::clone(channel),
+            has_hung_up: AtomicBool::new(false),
+            waiter: make()?,
+            keeper: make()?,
+        };
         Ok(Arc::new(Bell(Beds::new(waits))))
     }
 
@@ -51,16 +58,8 @@ impl Waits {
     }
 }
 
-/// Waits for one of them until then. `false` if a signal has come first.
-fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-    poll(fds, Some(&left)).is_ok()
-}
-
 impl Descriptors for Waits {
     type Word = AtomicU64;
-    type Until = Instant;
 
     fn kick(&self, who: Sleep) {
         // It fails only where the count is full, and then everybody is awake.
@@ -71,21 +70,22 @@ impl Descriptors for Waits {
         let _ = rustix::io::read(self.of(who), &mut [0; 8]);
     }
 
-    fn block(&self, who: Sleep, heeds: bool, until: Instant) -> Roused {
+    fn block(&self, who: Sleep, heeds: bool, timeout: Duration) -> Roused {
         let mut fds = [
             PollFd::from_borrowed_fd(self.of(who).as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN),
         ];
-        if !wait(&mut fds[..1 + usize::from(heeds)], until) {
-            return Roused::default();
+        let heeds = heeds && !self.has_hung_up.load(Ordering::Relaxed);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(timeout.min(LIMIT).subsec_nanos()) };
+        if poll(&mut fds[..1 + usize::from(heeds)], Some(&timeout)).is_err() {
+            return Roused::default(); // a signal: sleeps may end early
         }
-        let came = fds[1].revents().contains(PollFlags::IN);
-        let is_gone = fds[1].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
-        // The channel of a device that is gone is always ready: from now on only kicks end a sleep.
-        if is_gone && !came && !wait(&mut fds[..1], until) {
-            return Roused::default();
+        let [own, channel] = [fds[0].revents(), fds[1].revents()];
+        let came = channel.contains(PollFlags::IN);
+        if !came && channel.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            self.has_hung_up.store(true, Ordering::Relaxed);
         }
-        Roused { kicked: !fds[0].revents().is_empty(), came }
+        Roused { kicked: !own.is_empty(), came }
     }
 
     fn take(&self) -> bool {
@@ -105,7 +105,7 @@ impl Sleeper for VerbsSleeper {
     }
 
     fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
-        self.bell.0.sleep(who, seen, Instant::now() + timeout.min(LIMIT));
+        self.bell.0.sleep(who, seen, timeout);
     }
 
     fn wake(&self, who: Sleep) {
