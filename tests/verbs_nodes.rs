@@ -22,7 +22,10 @@ gid index=3 type=2 gid=00000000000000000000ffff0a000001
 port state=1
 device name=fake_1
 port
-gid index=1 type=2 gid=00000000000000000000ffff0a000002";
+gid index=1 type=2 gid=00000000000000000000ffff0a000002
+device name=fake_2
+port max_msg_sz=4096
+gid index=1 type=2 gid=00000000000000000000ffff0a000003";
 
 /// The library of this process, for one test at a time.
 fn fake() -> (&'static Fake, MutexGuard<'static, ()>) {
@@ -113,6 +116,34 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
     fake.assert_clean();
 }
 
+#[test]
+fn a_tensor_of_more_requests_than_the_queue_has_is_refused_to_its_receiver_and_others_go_on() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    let short = [("fabric", "verbs"), ("rdma_device", "fake_2"), ("rdma_qp_queue_depth", "16")];
+    run(2, &short, |node, task| {
+        let (to, from) = (
+            node.edge_to("w", 1 - task, "x").expect("an edge"),
+            node.edge_from("w", 1 - task, "x").expect("an edge"),
+        );
+        // 16 requests of 4 KiB, of which one tells the length.
+        for (id, floats) in [15 * 1024, 15 * 1024 + 1, 100].into_iter().enumerate() {
+            let step = node.step(id as u64).expect("new");
+            step.send(&to, counting(node, 1.0, floats)).expect("sent");
+            match step.recv(&from, SOON) {
+                Ok(got) => assert_eq!(values(&got.tensor).len(), floats),
+                Err(error) => {
+                    assert_eq!(id, 1, "{error}");
+                    let parts =
+                        ["the tensor has 61444 bytes", "carries 61440 in one write", "rdma_qp_queue_depth"];
+                    assert_says(&error.to_string(), &parts);
+                }
+            }
+        }
+    });
+    fake.assert_clean();
+}
+
 /// The queue pairs that there are.
 fn numbers(fake: &Fake) -> Vec<u64> {
     fake.pairs().iter().map(|pair| pair.number("qp")).collect()
@@ -145,7 +176,7 @@ fn a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what
     let (fake, _turn) = fake();
     assert_says(
         &refused(&[]),
-        &["2 RDMA devices have an active port", "RDMA_DEVICE", "fake_0 (", "fake_1 ("],
+        &["3 RDMA devices have an active port", "RDMA_DEVICE", "fake_0 (", "fake_1 ("],
     );
     assert_says(
         &refused(&[("RDMA_DEVICE", "mlx5_0")]),

@@ -69,6 +69,9 @@ pub enum LinkFailure {
     /// The peer has closed the link.
     #[error("the peer closed the link")]
     Closed,
+    /// What is to leave can't, now or later: an error of this library.
+    #[error("what waits to be sent can't be posted: {0}")]
+    Refused(&'static str),
     /// This side has closed the link.
     #[error("the link was closed: {0}")]
     Local(String),

@@ -84,6 +84,9 @@ pub struct LinkOptions {
     pub lanes: u8,
     /// Operations that can be outstanding on each lane; a power of two.
     pub depth: u32,
+    /// Receives of each lane that are to be there before the peer can reach this side. A fabric where what comes early
+    /// waits until the link is attached posts none of them, and says so in [`LinkLimits::receives`].
+    pub receives: u32,
     /// Tells this life of the link from earlier ones between the same two processes.
     pub generation: u8,
 }
@@ -104,8 +107,12 @@ pub struct LinkLimits {
     pub lanes: u8,
     /// Operations that can be outstanding on each lane, and receives that can be posted on it.
     pub depth: u32,
+    /// Receives of each lane that were posted when the link was made: [`LinkOptions::receives`], or none.
+    pub receives: u32,
     /// Bytes that [`Port::write_inline`] carries at most.
     pub max_inline: usize,
+    /// Bytes that [`Port::write`] carries at most.
+    pub max_write: u64,
     /// Whether [`Port::lend`] works.
     pub lends: bool,
     /// Grants that there can be at a time.
@@ -186,7 +193,7 @@ pub trait Port: Send + 'static {
     /// came before, nobody tells. May enter the kernel.
     fn arm(&mut self) -> bool;
 
-    /// Takes a connected link in. No receive is posted on it yet.
+    /// Takes a connected link in. As many receives are posted on it as [`LinkLimits::receives`] says.
     ///
     /// # Errors
     /// If this port has no room for it.

@@ -205,6 +205,17 @@ impl<C> Link<C> {
         let meta =
             if version == asked_version { MetaRef::Cached(version) } else { MetaRef::New(full.clone()) };
         let bytes = tensor.meta().bytes();
+        let limits = cx.port.limits(self.id);
+        let (lends, most) = (limits.lends, limits.max_write);
+        if bytes > most {
+            let message = format!(
+                "the tensor has {bytes} bytes, and the queue of the link to {} carries {most} in one write: raise \
+                 queue_depth (rdma_qp_queue_depth on verbs) on both sides, or send it in parts",
+                self.identity.peer
+            );
+            self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
+            return Served::Copied;
+        }
         let value = SenderValue {
             dead: false,
             bytes,
@@ -212,7 +223,7 @@ impl<C> Link<C> {
             fits_response: bytes <= u64::from(self.settings.small_tensor_bytes)
                 && meta.response_len(bytes as usize) <= MAX_MESSAGE,
             // Loans may be held for long, and must never fill the queue that everything else leaves by.
-            lendable: cx.port.limits(self.id).lends
+            lendable: lends
                 && self.out.values() < self.depth as usize / 2
                 && tensor.span().is_some()
                 && tensor.dtype() != DType::Bool,

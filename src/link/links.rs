@@ -144,9 +144,9 @@ impl<P: Port, C> Links<P, C> {
     ) -> Result<LinkId, crate::fabric::FabricError> {
         let id = self.port.attach(link)?;
         let limits = self.port.limits(id);
-        let (depth, lanes) = (limits.depth, limits.lanes);
+        let (depth, posted, lanes) = (limits.depth, limits.receives, limits.lanes);
         for lane in 0..lanes {
-            self.port.post_receives(id, Lane(lane), depth);
+            self.port.post_receives(id, Lane(lane), depth - posted);
         }
         let mut link = Link::new(id, identity, settings, depth);
         let nonce = link.nonce;

@@ -1,6 +1,6 @@
 //! What leaves on the control lane: in order, under the peer's credits, queued when it can't leave at once.
 
-use crate::fabric::{Lane, LinkId, MAX_MESSAGE, OpId, Port, PostError};
+use crate::fabric::{Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Message, fragment};
@@ -88,18 +88,26 @@ impl Outbox {
         self.push(port, Item::Lend { source, immediate });
     }
 
-    /// Posts what is queued, as far as credits and room go.
+    /// Posts what is queued, as far as credits and room go. A link that is down reports that by its port, and nothing
+    /// queued can leave any more.
     pub fn flush<P: Port>(&mut self, port: &mut P) {
         while !self.queue.is_empty() && self.has_credit(port) {
             let Some(item) = self.queue.front() else { return };
             match post(port, self.link, &mut self.next_op, item) {
                 Ok(()) => self.sent = self.sent.wrapping_add(1 + u32::from(is_on(Mutant::LostCredit))),
                 Err(PostError::Full) => return,
-                // The link's failure is reported by the port; nothing queued can leave any more.
-                Err(PostError::Down | PostError::Refused(_)) => return self.queue.clear(),
+                Err(PostError::Down) => return self.queue.clear(),
+                Err(PostError::Refused(why)) => return self.end(port, why),
             }
             self.queue.pop_front();
         }
+    }
+
+    /// Nothing may be lost, so a link ends on which something can never leave. As with any failure, the port reports that.
+    #[cold]
+    fn end<P: Port>(&mut self, port: &mut P, why: &'static str) {
+        self.queue.clear();
+        port.fail(self.link, LinkFailure::Refused(why));
     }
 
     /// The fast path of a message: straight from the encoder's buffer into the port.
@@ -111,7 +119,8 @@ impl Outbox {
                     return;
                 }
                 Err(PostError::Full) => {}
-                Err(PostError::Down | PostError::Refused(_)) => return,
+                Err(PostError::Down) => return,
+                Err(PostError::Refused(why)) => return self.end(port, why),
             }
         }
         let mut item = [0; MAX_MESSAGE];
@@ -127,7 +136,8 @@ impl Outbox {
                     return;
                 }
                 Err(PostError::Full) => {}
-                Err(PostError::Down | PostError::Refused(_)) => return,
+                Err(PostError::Down) => return,
+                Err(PostError::Refused(why)) => return self.end(port, why),
             }
         }
         self.queue.push_back(item);

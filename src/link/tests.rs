@@ -45,7 +45,7 @@ fn scene() -> Scene {
 fn scene_with(settings: LinkSettings) -> Scene {
     let (ours, theirs) = (pool(), pool());
     let fabrics = [&ours, &theirs].map(|pool| ShmFabric::new(pool, ShmOptions::default()).expect("a fabric"));
-    let options = LinkOptions { lanes: 1, depth: DEPTH, generation: 0 };
+    let options = LinkOptions { lanes: 1, depth: DEPTH, receives: 0, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let patience = Duration::from_secs(5);

@@ -67,7 +67,8 @@ impl Reach for VerbsFabric {
     }
 
     fn half_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status> {
-        let options = LinkOptions { depth: self.queue_depth(), ..options.clone() };
+        let depth = self.queue_depth();
+        let options = LinkOptions { depth, receives: depth, ..options.clone() };
         self.half_for(port, &options).map_err(unavailable)
     }
 }

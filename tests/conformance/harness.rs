@@ -100,7 +100,7 @@ pub fn join<H: Half>([a, b]: [H; 2]) -> (H::Link, H::Link) {
 }
 
 pub fn options<H: Harness>(depth: u32) -> LinkOptions {
-    LinkOptions { lanes: H::LANES, depth, generation: 1 }
+    LinkOptions { lanes: H::LANES, depth, receives: 0, generation: 1 }
 }
 
 /// Two ends, connected, with no receive posted.

@@ -12,7 +12,7 @@ use tensorwire::memory::Pool;
 
 const LINKS: usize = 1024;
 const ZERO: Lane = Lane(0);
-const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 16, generation: 0 };
+const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 };
 /// Asked for what a process has used, where everything else is echoed.
 const REPORT: &[u8] = b"report";
 

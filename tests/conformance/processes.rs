@@ -22,7 +22,7 @@ const BOUND: Duration = Duration::from_secs(5);
 type ShmEnd = End<ShmFabric>;
 
 fn options() -> LinkOptions {
-    LinkOptions { lanes: 1, depth: 64, generation: 0 }
+    LinkOptions { lanes: 1, depth: 64, receives: 0, generation: 0 }
 }
 
 /// The peer's process, seen from its parent. Killed on drop.

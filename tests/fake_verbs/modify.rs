@@ -36,6 +36,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         IBV_QPS_INIT => "INIT",
         IBV_QPS_RTR => "RTR",
         IBV_QPS_RTS => "RTS",
+        IBV_QPS_ERR => "ERR",
         _ => "other",
     };
     if let Some(errno) = state.fault(&format!("modify_qp:{name}"), device) {
@@ -45,6 +46,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         (IBV_QPS_RESET, IBV_QPS_INIT) => exact(mask, TO_INIT).or_else(|| init(&state, number, attr)),
         (IBV_QPS_INIT, IBV_QPS_RTR) => exact(mask, TO_RTR).or_else(|| rtr(&state, number, attr)),
         (IBV_QPS_RTR, IBV_QPS_RTS) => exact(mask, TO_RTS).or_else(|| rts(&state, number, attr)),
+        (_, IBV_QPS_ERR) => exact(mask, IBV_QP_STATE),
         (from, to) => Some(format!("from state {from} to {to}")),
     };
     if let Some(wrong) = wrong {
@@ -52,7 +54,12 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         state.log.push(format!("refused modify_qp to={name}: {wrong}"));
         return EINVAL;
     }
-    state.log.push(describe(number, name, attr));
+    let receives = state.qps[&number].receives.len();
+    state.log.push(describe(number, name, attr) + &format!(" receives={receives}"));
+    if attr.qp_state == IBV_QPS_ERR {
+        crate::wire::put_into_error(&mut state, number);
+        return 0;
+    }
     let Some(of) = state.qps.get_mut(&number) else { return EINVAL };
     of.state = attr.qp_state;
     merge(&mut of.attr, attr, mask);

@@ -172,6 +172,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mut state = state();
+    if let Some(errno) = state.fault_of_any("dereg_mr") {
+        return errno;
+    }
     let Some(of) = state.mrs.remove(&(mr as usize)) else {
         state.misuse("a region was ended that there is not");
         return EINVAL;
@@ -367,6 +370,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         state.misuse("a queue pair was ended that there is not");
         return EINVAL;
     };
+    if let Some(errno) = state.fault_of_any("destroy_qp") {
+        return errno;
+    }
     // What was not fetched will not be.
     let context = state.qps[&number].context;
     if let Some(context) = state.contexts.get_mut(&context) {

@@ -69,7 +69,8 @@ pub struct Bootstrap {
 
 impl Bootstrap {
     pub fn new(settings: &Settings) -> Self {
-        let options = LinkOptions { lanes: settings.lanes, depth: settings.depth, generation: 0 };
+        let options =
+            LinkOptions { lanes: settings.lanes, depth: settings.depth, receives: 0, generation: 0 };
         Bootstrap { pairs: BTreeMap::new(), news: Vec::new(), options }
     }
 

@@ -108,6 +108,24 @@ fn a_failed_read_and_a_failed_message_are_named_as_such() {
 }
 
 #[test]
+fn what_succeeded_without_a_word_before_it_does_not_give_a_failure_its_name() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 16);
+    b.port.post_receives(b.link, ZERO, 2);
+    let source = tensor(&b.pool, &[1; 64]);
+    let exposed = b.port.expose(b.link, &source).expect("room");
+    a.port.send(a.link, ZERO, b"unsignaled").expect("room");
+    expect!(b.next(&mut a), Got::Message(_) => ());
+    fake.run("fail_request status=12 opcode=4");
+    a.port.read(a.link, ZERO, OpId(1), tensor_mut(&a.pool, 64), &exposed).expect("room");
+    let (_, _, why) = a.until_down();
+    assert!(matches!(why, LinkFailure::Completion { operation: "read", .. }), "{why:?}");
+    drop((source, a, b));
+    fake.assert_clean();
+}
+
+#[test]
 fn the_queue_pairs_of_a_failed_link_are_gone_before_it_says_so() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);

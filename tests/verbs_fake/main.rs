@@ -6,6 +6,7 @@ mod choice;
 mod domains;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
+mod early;
 mod events;
 mod failures;
 #[allow(dead_code)] // the rules of the conformance suite use all of it
@@ -18,4 +19,5 @@ mod removal;
 mod settings;
 mod setup;
 mod stripes;
+mod stuck;
 mod watch;

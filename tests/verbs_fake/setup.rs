@@ -60,7 +60,7 @@ pub fn assert_says(said: &str, parts: &[&str]) {
 }
 
 pub fn link(lanes: u8, depth: u32) -> LinkOptions {
-    LinkOptions { lanes, depth, generation: 1 }
+    LinkOptions { lanes, depth, receives: 0, generation: 1 }
 }
 
 /// Two ends with a link.

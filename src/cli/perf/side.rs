@@ -56,7 +56,7 @@ impl<F: Measured> Side<F> {
         let fabric = F::open(&pool, settings).map_err(linking)?;
         let mut port = fabric.port().map_err(linking)?;
         let mut link = |depth| {
-            let options = LinkOptions { lanes: 1, depth, generation: 0 };
+            let options = LinkOptions { lanes: 1, depth, receives: depth, generation: 0 };
             let half = fabric.half(&options).map_err(linking)?;
             let theirs = channel.swap(half.address())?;
             let link = half.connect(role, &theirs, MEETING).map_err(linking)?;
@@ -66,8 +66,9 @@ impl<F: Measured> Side<F> {
             link(IDLE_DEPTH)?;
         }
         let link = link(settings.depth)?;
-        let (depth, most) = (port.limits(link).depth, port.limits(link).max_inline);
-        port.post_receives(link, Lane::CONTROL, depth);
+        let limits = port.limits(link);
+        let (depth, posted, most) = (limits.depth, limits.receives, limits.max_inline);
+        port.post_receives(link, Lane::CONTROL, depth - posted);
         let inline = settings.inline.map_or(most, |inline| inline as usize);
         if inline > most {
             return Err(CliError::Usage(format!(

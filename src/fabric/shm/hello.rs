@@ -157,7 +157,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn options() -> LinkOptions {
-        LinkOptions { lanes: 2, depth: 64, generation: 5 }
+        LinkOptions { lanes: 2, depth: 64, receives: 0, generation: 5 }
     }
 
     fn hello() -> Hello {

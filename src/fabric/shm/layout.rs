@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn options(lanes: u8, depth: u32) -> LinkOptions {
-        LinkOptions { lanes, depth, generation: 0 }
+        LinkOptions { lanes, depth, receives: 0, generation: 0 }
     }
 
     #[test]

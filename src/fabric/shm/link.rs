@@ -99,7 +99,9 @@ impl Link {
             limits: LinkLimits {
                 lanes: options.lanes,
                 depth: options.depth,
+                receives: 0, // what comes early waits in the ring
                 max_inline: PAYLOAD_BYTES,
+                max_write: u64::MAX,
                 lends: true,
                 grants: MAX_GRANTS as u32,
             },

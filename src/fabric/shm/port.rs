@@ -14,7 +14,8 @@ use std::sync::Arc;
 const SWEEP_EVERY: u32 = 1024;
 
 /// What a link that is not there can do.
-static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false, grants: 0 };
+static NOTHING: LinkLimits =
+    LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 /// A connected link that no port has yet. Dropping it closes it.
 pub struct ShmLink(pub(super) Box<Link>);

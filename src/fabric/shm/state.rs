@@ -19,6 +19,7 @@ pub(super) fn leave(line: &OwnWords, why: &LinkFailure) {
         | LinkFailure::Device { .. }
         | LinkFailure::PeerDied { .. }
         | LinkFailure::Closed
+        | LinkFailure::Refused(_)
         | LinkFailure::Local(_) => CLOSED,
     };
     line.store(0, word, Ordering::Release);

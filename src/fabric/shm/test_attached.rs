@@ -65,7 +65,7 @@ impl End {
 }
 
 fn connect(a: &mut End, b: &mut End, depth: u32) -> (LinkId, LinkId) {
-    let options = LinkOptions { lanes: 1, depth, generation: 0 };
+    let options = LinkOptions { lanes: 1, depth, receives: 0, generation: 0 };
     let (half, other) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
     let (to_a, to_b) = (half.address().to_vec(), other.address().to_vec());
     let (first, second) = std::thread::scope(|scope| {
@@ -291,7 +291,7 @@ fn a_number_is_never_used_twice_and_a_full_port_says_so() {
     let (other, _) = connect(&mut a, &mut b, 2);
     assert!(a.attached().get(other).is_none() || place_of(other) != place_of(again));
     a.port.links.places.resize_with(PLACES, Place::default);
-    let options = LinkOptions { lanes: 1, depth: 2, generation: 0 };
+    let options = LinkOptions { lanes: 1, depth: 2, receives: 0, generation: 0 };
     let (half, own) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
     let (to_a, to_b) = (half.address().to_vec(), own.address().to_vec());
     let error = std::thread::scope(|scope| {

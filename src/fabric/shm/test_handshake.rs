@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_millis(100);
-const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, generation: 0 };
+const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
 
 fn half(options: &LinkOptions) -> ShmHalf {
     let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, generation: 0 };
+const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
 const LANE: Lane = Lane(0);
 
 /// The peer.

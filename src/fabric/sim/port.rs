@@ -18,7 +18,8 @@ use std::time::Duration;
 const MAX_INLINE: usize = 128;
 
 /// What a link that is not there can do.
-static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false, grants: 0 };
+static NOTHING: LinkLimits =
+    LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 struct Attached {
     id: LinkId,
@@ -108,7 +109,15 @@ impl Port for SimPort {
             let options = &state.sides[side].options;
             let lends = state.options.lends;
             let (lanes, depth, grants) = (options.lanes, options.depth, MAX_GRANTS as u32);
-            LinkLimits { lanes, depth, max_inline: MAX_INLINE, lends, grants }
+            LinkLimits {
+                lanes,
+                depth,
+                receives: 0,
+                max_inline: MAX_INLINE,
+                max_write: u64::MAX,
+                lends,
+                grants,
+            }
         });
         self.links.push(Attached { id, side, limits });
         Ok(id)

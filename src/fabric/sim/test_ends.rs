@@ -171,7 +171,7 @@ fn time_that_passes_by_polling_passes_a_stall_too() {
 
 fn halves(network: &SimNetwork) -> ([SimFabric; 2], [SimHalf; 2]) {
     let fabrics = [network.process(&pool()), network.process(&pool())];
-    let options = LinkOptions { lanes: 1, depth: 16, generation: 0 };
+    let options = LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 };
     let halves = [0, 1].map(|k: usize| fabrics[k].half(&options).expect("a half"));
     (fabrics, halves)
 }
@@ -208,7 +208,8 @@ fn who_has_connected_hears_of_an_end_before_the_other_has() {
 fn the_dead_connect_to_nobody_and_a_half_to_one_other_only() {
     let network = SimNetwork::new(1, SimOptions::default());
     let (fabrics, [a, b]) = halves(&network);
-    let third = fabrics[0].half(&LinkOptions { lanes: 1, depth: 16, generation: 0 }).expect("a half");
+    let third =
+        fabrics[0].half(&LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 }).expect("a half");
     let reached = a.connect(Role::Initiator, b.address(), Duration::ZERO);
     let why = third.connect(Role::Initiator, b.address(), Duration::ZERO).err().expect("refused");
     assert!(why.to_string().contains("somebody else"), "{why}");

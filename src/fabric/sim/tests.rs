@@ -33,7 +33,7 @@ pub(super) struct World {
 }
 
 fn linked(fabrics: &[SimFabric; 2], generation: u8) -> [SimLink; 2] {
-    let options = LinkOptions { lanes: 2, depth: 64, generation };
+    let options = LinkOptions { lanes: 2, depth: 64, receives: 0, generation };
     let halves = [0, 1].map(|k: usize| fabrics[k].half(&options).expect("a half"));
     let addresses = [0, 1].map(|k: usize| halves[k].address().to_vec());
     let [a, b] = halves;
@@ -203,7 +203,7 @@ fn a_half_can_only_be_connected_to_its_equal_that_lives() {
     let network = SimNetwork::new(1, SimOptions::default());
     let fabrics = [network.process(&pool()), network.process(&pool())];
     let half = |who: usize, lanes| {
-        fabrics[who].half(&LinkOptions { lanes, depth: 16, generation: 0 }).expect("a half")
+        fabrics[who].half(&LinkOptions { lanes, depth: 16, receives: 0, generation: 0 }).expect("a half")
     };
     let refused = |ours: SimHalf, address: &[u8]| {
         ours.connect(Role::Initiator, address, Duration::ZERO).err().expect("refused").to_string()
@@ -218,6 +218,6 @@ fn a_half_can_only_be_connected_to_its_equal_that_lives() {
     let other = half(1, 1);
     network.kill(fabrics[1].process());
     assert!(refused(half(0, 1), other.address()).contains("gone"));
-    assert!(fabrics[0].half(&LinkOptions { lanes: 0, depth: 16, generation: 0 }).is_err());
-    assert!(fabrics[0].half(&LinkOptions { lanes: 1, depth: 17, generation: 0 }).is_err());
+    assert!(fabrics[0].half(&LinkOptions { lanes: 0, depth: 16, receives: 0, generation: 0 }).is_err());
+    assert!(fabrics[0].half(&LinkOptions { lanes: 1, depth: 17, receives: 0, generation: 0 }).is_err());
 }

@@ -66,8 +66,13 @@ impl End {
     /// Where the peer looks for the length of a write on a lane that takes more than one request: the first of as many
     /// words as the lane is deep, behind those for pings and for the lanes before it.
     pub fn totals(&self, lane: u8) -> Remote {
-        let word = self.pairs.len() as u64 + u64::from(lane) * u64::from(self.depth);
-        Remote { addr: self.hello.addr.wrapping_add(8 * word), rkey: self.hello.rkey }
+        let addr = self.hello.addr.wrapping_add(8 * self.first_total(lane) as u64);
+        Remote { addr, rkey: self.hello.rkey }
+    }
+
+    /// The number of the first of those words.
+    pub fn first_total(&self, lane: u8) -> usize {
+        self.pairs.len() - 1 + usize::from(lane) * self.depth as usize
     }
 
     /// Lanes of the link.

@@ -16,11 +16,11 @@ const PAGE: usize = 4096;
 
 /// Registered memory of our own.
 pub(super) struct Buffer {
-    // First: the device lets go before the memory is unmapped.
     region: MemoryRegion,
     base: NonNull<u8>,
+    len: usize,
     /// Not in forked children: what they or this process write after a fork would be copied away from under the device.
-    map: MmapMut,
+    map: Option<MmapMut>,
 }
 
 // SAFETY: the memory is plain bytes; who may touch which of them is up to the link that owns it.
@@ -37,16 +37,22 @@ impl Buffer {
         let access = IBV_ACCESS_LOCAL_WRITE | if remote { IBV_ACCESS_REMOTE_WRITE } else { 0 };
         // SAFETY: the memory is unmapped after the registration's end; nobody makes references to it, see the methods below.
         let region = unsafe { MemoryRegion::new(domain, base, size, access) }?;
-        Ok(Buffer { region, base, map })
+        Ok(Buffer { region, base, len: size, map: Some(map) })
     }
 
     pub fn rkey(&self) -> u32 {
         self.region.rkey
     }
 
+    /// Leaves the memory to the device for ever.
+    pub fn keep(&mut self) {
+        self.region.keep();
+        std::mem::forget(self.map.take());
+    }
+
     /// The bytes from `at` on, as a work request names them.
     pub fn piece(&self, at: usize, len: usize) -> ibv_sge {
-        debug_assert!(at + len <= self.map.len());
+        debug_assert!(at + len <= self.len);
         ibv_sge { addr: self.base.as_ptr() as u64 + at as u64, length: len as u32, lkey: self.region.lkey }
     }
 
@@ -55,7 +61,7 @@ impl Buffer {
     /// # Panics
     /// If they don't fit.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
-        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.map.len()));
+        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.len));
         // SAFETY: inside, as was just checked; `&mut self`, and the link writes only to places that the device does not
         // have at the time.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) };
@@ -70,7 +76,7 @@ impl Buffer {
     /// The device does not have them: their receive is complete, and they are not posted again as long as the slice
     /// is there.
     pub unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.map.len()));
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len));
         // SAFETY: inside, initialised (zeroed at first), and not written meanwhile, as the caller vouches.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
@@ -79,20 +85,35 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is not inside.
-    pub fn word(&self, index: usize) -> &AtomicU64 {
-        assert!((index + 1) * 8 <= self.map.len());
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!((index + 1) * 8 <= self.len);
         // SAFETY: inside and aligned; words are only ever looked at as atomics, and a device writes them whole.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
+    }
+
+    /// What the peer has left in a word; 0 if nothing. Words travel in little-endian order.
+    #[inline]
+    pub fn look(&self, index: usize) -> u64 {
+        u64::from_le(self.word(index).load(Ordering::Acquire))
     }
 
     /// Takes what the peer has left in a word; 0 if nothing.
     #[inline]
     pub fn take_word(&self, index: usize) -> u64 {
-        let word = self.word(index);
-        let found = word.load(Ordering::Acquire);
+        let found = self.look(index);
         if found != 0 {
-            word.store(0, Ordering::Relaxed);
+            self.word(index).store(0, Ordering::Relaxed);
         }
         found
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let map = self.map.take();
+        if !self.region.end() {
+            // The device has it.
+            std::mem::forget(map);
+        }
     }
 }

@@ -250,12 +250,24 @@ impl MemoryRegion {
         Ok(MemoryRegion { domain: Arc::clone(domain), handle: Some(handle), lkey, rkey })
     }
 
-    /// Ends the registration: the device touches the memory no more.
-    pub fn end(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            // SAFETY: this registration, once.
-            unsafe { (self.domain.context.library.dereg_mr)(handle.as_ptr()) };
+    /// Leaves the memory registered for ever.
+    pub fn keep(&mut self) {
+        self.handle = None;
+        std::mem::forget(Arc::clone(&self.domain));
+    }
+
+    /// Ends the registration. Returns whether the device touches the memory no more: else it must stay mapped for ever.
+    pub fn end(&mut self) -> bool {
+        let Some(handle) = self.handle.take() else { return true };
+        let context = &self.domain.context;
+        // SAFETY: this registration, once.
+        let result = unsafe { (context.library.dereg_mr)(handle.as_ptr()) };
+        if result != 0 {
+            let error = returned(result);
+            tracing::error!(device = %context.name, %error, "a registration of memory can't be ended: both stay");
+            self.keep();
         }
+        result == 0
     }
 }
 

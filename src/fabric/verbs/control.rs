@@ -80,14 +80,14 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub fn new(pair: QueuePair, places: usize, lanes: u8) -> Self {
+    pub fn new(pair: QueuePair, link: LinkId, places: usize, lanes: u8) -> Self {
         let [sends, receives] = room(lanes);
         Control {
             sends,
             receives,
             max_inline: pair.max_inline,
             pair: Some(pair),
-            link: LinkId(0),
+            link,
             places,
             in_use: 0,
             send_at: 0,
@@ -122,15 +122,16 @@ impl Control {
         self.parting = false;
     }
 
-    /// Posts the receives, when a port takes the link.
-    pub fn attach(&mut self, link: LinkId, buffer: &Buffer) {
-        self.link = link;
-        for place in 0..self.receives {
-            self.post_receive(buffer, place);
-        }
+    pub fn pair(&mut self) -> Option<&mut QueuePair> {
+        self.pair.as_mut()
     }
 
-    fn post_receive(&mut self, buffer: &Buffer, place: u32) {
+    /// Posts all receives, before the peer can reach the queue pair. `false` if the device refuses them.
+    pub fn post_receives(&mut self, buffer: &Buffer) -> bool {
+        (0..self.receives).all(|place| self.post_receive(buffer, place))
+    }
+
+    fn post_receive(&mut self, buffer: &Buffer, place: u32) -> bool {
         let mut piece = buffer.piece(self.places + place as usize * BYTES, BYTES);
         let mut request = ibv_recv_wr {
             wr_id: name(self.link, CONTROL, true),
@@ -138,11 +139,9 @@ impl Control {
             sg_list: &mut piece,
             num_sge: 1,
         };
-        if let Some(pair) = &mut self.pair {
-            // SAFETY: the place is this receive's alone until it is complete. If the queue pair is broken, what is outstanding on
-            // it tells.
-            unsafe { pair.post_receives(&mut request) };
-        }
+        let Some(pair) = &mut self.pair else { return false };
+        // SAFETY: the place is this receive's alone until it is complete.
+        unsafe { pair.post_receives(&mut request) }
     }
 
     /// Whether a message within the window can be sent now.
@@ -239,6 +238,7 @@ impl Control {
         let mut bytes = [0; BYTES];
         // SAFETY: this receive is complete, and is posted again below.
         bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
+        // If the queue pair is broken, what is outstanding on it tells.
         self.post_receive(buffer, place);
         let [kind, lane, code, _, rest @ ..] = bytes;
         let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);

@@ -1,6 +1,6 @@
-//! How a link is made: queue pairs up to INIT, addresses swapped by others, then RTR and RTS, and a ping in both directions on
-//! each queue pair. A ping is a write of eight bytes that the other side told in its address, into a word that it looks at: no completion
-//! is needed for it, and it shows that the queue pair carries writes to this very half.
+//! How a link is made: queue pairs up to INIT, addresses swapped by others, receives, then RTR and RTS, and a ping in both
+//! directions on each queue pair that carries data. A ping is a write of eight bytes that the other side told in its address, into a word
+//! that it looks at: no completion is needed for it, and it shows that the queue pair carries writes to this very half.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
 use super::Shared;
@@ -15,13 +15,15 @@ use super::link::{Link, Parts};
 use super::options::refuse;
 use super::port::VerbsLink;
 use super::qp::QueuePair;
-use super::slot::Slot;
+use super::slot::{Awaited, Slot};
 use super::sys::*;
 use crate::fabric::{FabricError, FabricKind, Half, Lane as LaneId, LinkOptions, Role};
+use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// What a queue pair for data lets the peer do.
+const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 /// The control queue pair waits for receives as long as it takes: what is sent on it is counted.
 const RNR_FOR_EVER: u8 = 7;
 /// Lanes that a link can have: the number of a queue pair travels in a byte of its requests' names.
@@ -35,6 +37,7 @@ pub struct VerbsHalf {
     pairs: Vec<QueuePair>,
     local: Buffer,
     words: Buffer,
+    awaited: Awaited,
     places: Places,
     slot: Arc<Slot>,
     shared: Arc<Shared>,
@@ -62,7 +65,7 @@ fn lane_places(lanes: u8, lane: usize, depth: u32) -> usize {
 
 impl VerbsHalf {
     pub(super) fn new(shared: &Arc<Shared>, port: usize, options: &LinkOptions) -> Result<Self, FabricError> {
-        let LinkOptions { lanes, depth, generation } = *options;
+        let LinkOptions { lanes, depth, receives: _, generation } = *options;
         if lanes == 0 || lanes > MAX_LANES {
             return Err(refuse("lanes", lanes.into(), "1 to 200"));
         }
@@ -82,15 +85,20 @@ impl VerbsHalf {
         let places = slot.reserve(places)?;
         // Of this link alone: this thread uses it until the link is made, and then the port's.
         let domain = Domain::for_one_thread(&shared.domain);
-        let make = |room| QueuePair::new(&domain, &places.queue, &shared.watcher, room, &shared.chosen);
-        let mut pairs = vec![make(control::room(lanes))?];
+        let make = |room, rights| {
+            QueuePair::new(&domain, &places.queue, &shared.watcher, room, rights, &shared.chosen)
+        };
+        let mut pairs = vec![make(control::room(lanes), IBV_ACCESS_LOCAL_WRITE)?];
         for _ in 0..pairs_for_data {
-            pairs.push(make([depth + SPARE, depth])?);
+            pairs.push(make([depth + SPARE, depth], POOL_ACCESS)?);
         }
         let local =
             Buffer::new(&shared.domain, lane_places(lanes, usize::from(pairs_for_data), depth) + 8, false)?;
-        let words =
-            Buffer::new(&shared.domain, 8 * (pairs.len() + usize::from(lanes) * depth as usize), true)?;
+        let words = Buffer::new(
+            &shared.domain,
+            8 * (usize::from(pairs_for_data) + usize::from(lanes) * depth as usize),
+            true,
+        )?;
         let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
         let numbers =
@@ -120,6 +128,7 @@ impl VerbsHalf {
             pairs,
             local,
             words,
+            awaited: slot.await_link(),
             places,
             slot,
             shared: Arc::clone(shared),
@@ -129,16 +138,16 @@ impl VerbsHalf {
         })
     }
 
-    /// Moves each queue pair to RTS and writes the peer's token to it.
-    fn reach(&mut self, peer: &End) -> Result<(), FabricError> {
+    /// Moves each queue pair to RTS and writes the peer's token to those for data.
+    fn reach(&mut self, pairs: &mut [&mut QueuePair], peer: &End) -> Result<(), FabricError> {
         let (chosen, options) = (&self.shared.chosen, &self.shared.options);
-        for (at, pair) in self.pairs.iter_mut().enumerate() {
+        for (at, pair) in pairs.iter_mut().enumerate() {
             let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
             pair.connect(chosen, options, self.own.pairs[at].1, peer, peer.pairs[at], rnr_retry)?;
         }
-        let at = lane_places(self.options.lanes, self.pairs.len() - 1, self.options.depth);
-        self.local.write(at, &peer.hello.token.to_ne_bytes());
-        for (index, pair) in self.pairs.iter_mut().enumerate() {
+        let at = lane_places(self.options.lanes, pairs.len() - 1, self.options.depth);
+        self.local.write(at, &peer.hello.token.to_le_bytes());
+        for (index, pair) in pairs[1..].iter_mut().enumerate() {
             let mut piece = self.local.piece(at, 8);
             let mut request = ibv_send_wr::zeroed();
             // A failure completes under a name that no link has; the wait below tells of it.
@@ -157,23 +166,18 @@ impl VerbsHalf {
         Ok(())
     }
 
-    /// Waits until the peer has written this side's token on each queue pair.
-    fn wait(&self, start: Instant, timeout: Duration) -> Result<(), FabricError> {
+    /// Waits until the peer has written this side's token on so many queue pairs.
+    fn wait(&self, pairs: usize, start: Instant, timeout: Duration) -> Result<(), FabricError> {
         let token = self.own.hello.token;
-        let missing =
-            || (0..self.pairs.len()).filter(|at| self.words.word(*at).load(Ordering::Acquire) != token);
+        let missing = || (0..pairs).filter(|at| self.words.look(*at) != token);
         while missing().next().is_some() {
             if start.elapsed() >= timeout {
                 let (chosen, count) = (&self.shared.chosen, missing().count());
                 return Err(FabricError::Timeout {
                     fabric: FabricKind::Verbs,
                     tried: format!(
-                        "waiting for the peer's ping on {count} of {} queue pairs of {} port {}, {} GID index {}",
-                        self.pairs.len(),
-                        chosen.context.name,
-                        chosen.port,
-                        chosen.gid_kind,
-                        chosen.gid_index
+                        "waiting for the peer's ping on {count} of {pairs} queue pairs of {} port {}, {} GID index {}",
+                        chosen.context.name, chosen.port, chosen.gid_kind, chosen.gid_index
                     ),
                     after: timeout,
                 });
@@ -181,6 +185,30 @@ impl VerbsHalf {
             std::thread::sleep(LOOK);
         }
         Ok(())
+    }
+}
+
+impl VerbsHalf {
+    /// What the queue pairs become: the link's control, and its lanes with the stripes behind them.
+    fn lanes(&mut self) -> (Control, Vec<Lane>) {
+        let (options, link) = (&self.options, self.awaited.link);
+        let mut pairs = self.pairs.drain(..);
+        let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
+        let lanes = pairs.enumerate().map(|(at, pair)| {
+            let places = lane_places(options.lanes, at, options.depth);
+            Lane::new(pair, link, LaneId(at as u8), options.depth, places, self.shared.options.signal_every)
+        });
+        (Control::new(first, link, 0, options.lanes), lanes.collect())
+    }
+
+    /// Posts what the peer finds as soon as it can reach this side. `false` if the device refuses it.
+    fn post_receives(&self, control: &mut Control, lanes: &mut [Lane]) -> bool {
+        let LinkOptions { lanes: count, depth, receives, .. } = self.options;
+        let (lanes, stripes) = lanes.split_at_mut(usize::from(count));
+        lanes.iter_mut().for_each(|lane| lane.allow_receives(receives.min(depth)));
+        stripes.iter_mut().for_each(|stripe| stripe.allow_receives(depth));
+        control.post_receives(&self.local)
+            && lanes.iter_mut().chain(stripes).all(|lane| lane.refill(&self.local, true))
     }
 }
 
@@ -203,26 +231,18 @@ impl Half for VerbsHalf {
         self.own.keep_stripes(stripes);
         peer.keep_stripes(stripes);
         self.pairs.truncate(peer.pairs.len());
-        self.reach(&peer)?;
-        self.wait(start, timeout)?;
-        let VerbsHalf { pairs, local, words, places, slot, shared, options, .. } = self;
-        let mut pairs = pairs.into_iter();
-        let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
-        let mut lanes: Vec<_> = pairs
-            .enumerate()
-            .map(|(at, pair)| {
-                Lane::new(
-                    pair,
-                    LaneId(at as u8),
-                    options.depth,
-                    lane_places(options.lanes, at, options.depth),
-                    shared.options.signal_every,
-                )
-            })
-            .collect();
-        let stripes = lanes.split_off(usize::from(options.lanes));
-        let control = Control::new(first, 0, options.lanes);
-        let parts = Parts { lanes, stripes, control, local, words, peer, places, slot, shared };
+        let (mut control, mut lanes) = self.lanes();
+        if !self.post_receives(&mut control, &mut lanes) {
+            let error = std::io::Error::last_os_error();
+            return Err(os("posting receives for the peer", error, "see the kernel's log (`dmesg`)"));
+        }
+        let mut pairs: Vec<_> =
+            control.pair().into_iter().chain(lanes.iter_mut().flat_map(Lane::pair)).collect();
+        self.reach(&mut pairs, &peer)?;
+        self.wait(lanes.len(), start, timeout)?;
+        let stripes = lanes.split_off(usize::from(self.options.lanes));
+        let VerbsHalf { local, words, awaited, places, slot, shared, options, .. } = self;
+        let parts = Parts { lanes, stripes, control, local, words, peer, awaited, places, slot, shared };
         Ok(VerbsLink(Box::new(Link::new(&options, parts))))
     }
 }

@@ -20,6 +20,8 @@ use std::collections::VecDeque;
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
+/// Where a request's opcode is in its name.
+const OPCODE_SHIFT: u32 = 16;
 /// Receives that are posted by one call.
 const REFILL: usize = 32;
 
@@ -76,6 +78,8 @@ impl Total {
 pub(super) struct Lane {
     // First: once it is gone the device touches nothing of the rest.
     pair: Option<QueuePair>,
+    /// The queue pair could not be stopped: what is outstanding is never let go.
+    pub is_lost: bool,
     id: LaneId,
     depth: u32,
     max_inline: usize,
@@ -115,16 +119,36 @@ pub(super) fn bytes_of_places(depth: u32) -> usize {
     2 * depth as usize * PLACE
 }
 
-/// Names a link's requests: the link, the lane, and whether it is a receive.
+/// Names a link's requests: the link, the opcode of what is sent, the lane, and whether it is a receive.
 pub(super) fn name(link: LinkId, lane: u8, receive: bool) -> u64 {
     u64::from(link.0) << 32 | u64::from(lane) << 8 | u64::from(receive)
 }
 
+/// What a request of this name is, for messages.
+pub(super) fn operation(name: u64) -> &'static str {
+    match (name & 1, (name >> OPCODE_SHIFT) as u8 as u32) {
+        (1, _) => "receive",
+        (_, IBV_WR_SEND) => "message",
+        (_, IBV_WR_RDMA_READ) => "read",
+        _ => "write",
+    }
+}
+
 impl Lane {
-    pub fn new(pair: QueuePair, id: LaneId, depth: u32, places: usize, signal_every: u32) -> Self {
+    /// A lane of this link. `places` is where its places in the link's buffer begin.
+    pub fn new(
+        pair: QueuePair,
+        link: LinkId,
+        id: LaneId,
+        depth: u32,
+        places: usize,
+        signal_every: u32,
+    ) -> Self {
         Lane {
+            name: name(link, id.0, false),
             max_inline: pair.max_inline,
             pair: Some(pair),
+            is_lost: false,
             id,
             depth,
             signal_every: signal_every.min(depth / 4).max(1),
@@ -136,7 +160,6 @@ impl Lane {
             holds_unsignaled: false,
             flushing: false,
             copy_at: 0,
-            name: 0,
             allowed: 0,
             posted: 0,
             tail: 0,
@@ -149,11 +172,6 @@ impl Lane {
         }
     }
 
-    /// Names the lane's requests, when a port takes the link.
-    pub fn attach(&mut self, link: LinkId) {
-        self.name = name(link, self.id.0, false);
-    }
-
     pub fn pair(&mut self) -> Option<&mut QueuePair> {
         self.pair.as_mut()
     }
@@ -163,9 +181,9 @@ impl Lane {
         self.pair.as_ref()?.news.failure(device)
     }
 
-    /// Ends the queue pair: from now on the device touches no memory for it.
+    /// Ends the queue pair: from now on the device touches no memory for it, unless it [is lost](Lane::is_lost).
     pub fn destroy(&mut self) {
-        self.pair = None;
+        self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
     }
 
     /// Whether everything has come that the peer will have sent.
@@ -210,7 +228,7 @@ impl Lane {
         flags: u32,
     ) -> Result<(), PostError> {
         let mut request = ibv_send_wr::zeroed();
-        request.wr_id = self.name;
+        request.wr_id = self.name | u64::from(opcode) << OPCODE_SHIFT;
         request.opcode = opcode;
         request.send_flags = flags;
         if piece.length > 0 {
@@ -321,7 +339,7 @@ impl Lane {
         let signaled = self.must_signal(true, len);
         if let Some((words, word)) = word {
             let place = words.addr.wrapping_add(u64::from(self.consuming % self.depth) * 8);
-            let (piece, flags) = self.copy(buffer, &word.to_ne_bytes());
+            let (piece, flags) = self.copy(buffer, &word.to_le_bytes());
             let there = Remote { addr: place, rkey: words.rkey };
             self.post(IBV_WR_RDMA_WRITE, piece, Some(there), None, flags)?;
         }
@@ -418,22 +436,14 @@ impl Lane {
     pub fn fail_all(&mut self, link: LinkId, out: &mut Completions) {
         debug_assert!(self.pair.is_none());
         for entry in self.outstanding.drain(..) {
-            match entry.op {
-                Op::Copied | Op::Part(_) => {}
-                Op::Write(id, _) | Op::Read(id, _) => out.push(link, self.id, Event::Failed { id }),
+            if let Op::Write(id, _) | Op::Read(id, _) = entry.op {
+                out.push(link, self.id, Event::Failed { id });
+            }
+            if self.is_lost {
+                std::mem::forget(entry.op);
             }
         }
         self.in_use = 0;
-    }
-
-    /// What the first outstanding request was, for messages.
-    pub fn first_operation(&self) -> &'static str {
-        match self.outstanding.front().map(|entry| &entry.op) {
-            Some(Op::Read(..)) => "read",
-            Some(Op::Write(..) | Op::Part(_)) => "write",
-            Some(Op::Copied) => "message or inline write",
-            None => "request",
-        }
     }
 
     /// The peer may consume so many more receives.
@@ -441,23 +451,25 @@ impl Lane {
         self.allowed = self.allowed.saturating_add(count);
     }
 
-    /// Posts receives that may be posted: at once where `all` or few are left, else when there are enough for a batch.
+    /// Posts receives that may be posted: at once where `all` or few are left, else when there are enough for a batch. `false` if
+    /// the device refuses them: completions or an event tell why.
     #[inline]
-    pub fn refill(&mut self, buffer: &Buffer, all: bool) {
+    pub fn refill(&mut self, buffer: &Buffer, all: bool) -> bool {
         let mut missing = (self.depth - self.posted).min(self.allowed);
         let batch = (self.depth / 4).clamp(1, REFILL as u32);
         if missing == 0 || !all && missing < batch && self.posted > self.depth / 2 {
-            return;
+            return true;
         }
         while missing > 0 {
             let count = missing.min(REFILL as u32);
             if !self.post_batch(buffer, count as usize) {
-                return; // broken: completions or an event tell why
+                return false;
             }
             self.posted += count;
             self.allowed -= count;
             missing -= count;
         }
+        true
     }
 
     fn post_batch(&mut self, buffer: &Buffer, count: usize) -> bool {
@@ -497,5 +509,14 @@ impl Lane {
         let number = self.consumed;
         self.consumed = number.wrapping_add(1);
         Some((place, number % self.depth))
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.destroy();
+        if self.is_lost {
+            std::mem::forget(std::mem::take(&mut self.outstanding));
+        }
     }
 }

@@ -7,8 +7,8 @@ use super::control::{CONTROL, Control, Said};
 use super::cq::Places;
 use super::failure::status;
 use super::grants::{Grants, MAX_GRANTS};
-use super::lane::Lane;
-use super::slot::Slot;
+use super::lane::{Lane, operation};
+use super::slot::{Awaited, Slot};
 use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
 use crate::fabric::{
@@ -52,6 +52,7 @@ pub(super) struct Link {
     suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
     pub left: Option<u32>,
+    pub awaited: Awaited,
     pub places: Places,
     pub slot: Arc<Slot>,
     pub shared: Arc<Shared>,
@@ -65,6 +66,7 @@ pub(super) struct Parts {
     pub local: Buffer,
     pub words: Buffer,
     pub peer: End,
+    pub awaited: Awaited,
     pub places: Places,
     pub slot: Arc<Slot>,
     pub shared: Arc<Shared>,
@@ -72,16 +74,19 @@ pub(super) struct Parts {
 
 impl Link {
     pub fn new(options: &LinkOptions, parts: Parts) -> Self {
-        let Parts { lanes, stripes, control, local, words, peer, places, slot, shared } = parts;
+        let Parts { lanes, stripes, control, local, words, peer, awaited, places, slot, shared } = parts;
         Link {
             limits: LinkLimits {
                 lanes: options.lanes,
                 depth: options.depth,
+                receives: options.receives.min(options.depth),
                 max_inline: MAX_MESSAGE,
+                // One request goes before a write of several, with its length.
+                max_write: u64::from(options.depth - 1) * u64::from(shared.chosen.max_message),
                 lends: false,
                 grants: MAX_GRANTS as u32,
             },
-            id: LinkId(0),
+            id: awaited.link,
             phase: Phase::Up,
             untold: vec![None; lanes.len()],
             is_behind: false,
@@ -94,23 +99,11 @@ impl Link {
             peer,
             suspect: None,
             left: None,
+            awaited,
             places,
             slot,
             shared,
         }
-    }
-
-    /// Names the link, when a port takes it.
-    pub fn attach(&mut self, id: LinkId) {
-        self.id = id;
-        for lane in self.all_lanes() {
-            lane.attach(id);
-        }
-        for stripe in &mut self.stripes.lanes {
-            stripe.allow_receives(self.limits.depth);
-            stripe.refill(&self.local, true);
-        }
-        self.control.attach(id, &self.local);
     }
 
     /// Lanes and stripes.
@@ -165,6 +158,12 @@ impl Link {
         }
     }
 
+    /// Something needs more room than there is: what is done must be known to be.
+    pub fn make_room(&mut self) {
+        let region = self.peer.region;
+        self.all_lanes().for_each(|lane| lane.flush(&region, true));
+    }
+
     fn completion(&self, lane: u8, operation: &'static str, code: u32, vendor: u32) -> LinkFailure {
         let (name, cause) = status(code);
         LinkFailure::Completion { operation, lane, status: name, code, vendor, cause }
@@ -176,7 +175,7 @@ impl Link {
         let lane = (wc.wr_id >> 8) as u8;
         let is_receive = wc.wr_id & 1 != 0;
         if wc.status != IBV_WC_SUCCESS {
-            return self.failed(lane, is_receive, wc);
+            return self.failed(lane, wc);
         }
         if lane == CONTROL {
             return self.control_came(is_receive, wc);
@@ -198,7 +197,7 @@ impl Link {
         if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
             match Immediate::from_bits(u32::from_be(wc.imm_data)) {
                 Ok(immediate) => {
-                    let first = self.peer.pairs.len() + usize::from(lane) * self.limits.depth as usize;
+                    let first = self.peer.first_total(lane);
                     let total = self.words.take_word(first + number as usize);
                     let bytes = if total == 0 { u64::from(wc.byte_len) } else { total & !STRIPED };
                     if lane == LaneId::CONTROL.0 {
@@ -263,7 +262,7 @@ impl Link {
     }
 
     #[cold]
-    fn failed(&mut self, lane: u8, is_receive: bool, wc: &ibv_wc) {
+    fn failed(&mut self, lane: u8, wc: &ibv_wc) {
         if lane == CONTROL {
             let why = self.completion(0, "control message", wc.status, wc.vendor_err);
             if wc.status == IBV_WC_WR_FLUSH_ERR {
@@ -273,12 +272,10 @@ impl Link {
             }
             return self.suspected(wc, why);
         }
-        let Some(of) = self.lane(lane) else { return };
-        if of.pair().is_none() {
+        if self.lane(lane).and_then(Lane::pair).is_none() {
             return;
         }
-        let operation = if is_receive { "receive" } else { of.first_operation() };
-        let why = self.completion(lane, operation, wc.status, wc.vendor_err);
+        let why = self.completion(lane, operation(wc.wr_id), wc.status, wc.vendor_err);
         self.suspected(wc, why);
     }
 
@@ -338,9 +335,19 @@ impl Link {
     fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
         let id = self.id;
         self.all_lanes().for_each(|lane| lane.fail_all(id, out));
+        self.keep_what_is_lost();
         self.suspect = None;
         self.phase = Phase::Down;
         out.push(self.id, LaneId::CONTROL, Event::Down(why));
+    }
+
+    /// Where a queue pair could not be stopped, the peer may write as long as this process lives: nobody else may get that.
+    fn keep_what_is_lost(&mut self) {
+        if self.all_lanes().any(|lane| lane.is_lost) {
+            std::mem::forget((std::mem::take(&mut self.grants), Arc::clone(&self.shared)));
+            self.local.keep();
+            self.words.keep();
+        }
     }
 
     /// What a link that was detached still has to do. Returns whether it is over.
@@ -349,8 +356,7 @@ impl Link {
             // At once: it may be that nobody polls for a while.
             let counts = self.lanes.iter().map(|lane| lane.consuming);
             self.control.part(&mut self.local, &LinkFailure::Closed, counts);
-            let region = self.peer.region;
-            self.all_lanes().for_each(|lane| lane.flush(&region, true));
+            self.make_room();
             if ticks <= LINGER && !self.all_lanes().all(|lane| lane.is_idle()) {
                 return false;
             }
@@ -365,7 +371,9 @@ impl Link {
         // Whoever is told of receives must find them.
         of.refill(&self.local, true);
         if lane == LaneId::CONTROL {
-            self.stripes.lanes.iter_mut().for_each(|stripe| stripe.refill(&self.local, true));
+            for stripe in &mut self.stripes.lanes {
+                stripe.refill(&self.local, true);
+            }
         }
         if !self.is_up() {
             return;
@@ -385,5 +393,12 @@ impl Link {
                 }
             }
         }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.all_lanes().for_each(Lane::destroy);
+        self.keep_what_is_lost();
     }
 }

@@ -85,6 +85,15 @@ struct Shared {
     pool: Pool,
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.region.end() {
+            // The device has the pool, which so stays as it is.
+            std::mem::forget(self.pool.clone());
+        }
+    }
+}
+
 impl Shared {
     /// Whether bytes lie in the pool.
     #[inline]

@@ -23,7 +23,8 @@ const ROUNDS: usize = 4;
 const FAREWELLS: u32 = 10;
 
 /// What a link that is not there can do.
-static NOTHING: LinkLimits = LinkLimits { lanes: 0, depth: 0, max_inline: 0, lends: false, grants: 0 };
+static NOTHING: LinkLimits =
+    LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next operation.
 pub struct VerbsLink(pub(super) Box<Link>);
@@ -39,7 +40,6 @@ pub struct VerbsPort {
     #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
     links: Vec<Box<Link>>,
     queues: Vec<Arc<CompletionQueue>>,
-    next: u32,
     /// What arming has found, for the next poll.
     stash: Vec<ibv_wc>,
     /// Where a poll puts completions: kept, as clearing it costs more than an empty poll.
@@ -47,6 +47,8 @@ pub struct VerbsPort {
     /// What detached links complete, for nobody.
     unheard: Completions,
     armed: bool,
+    /// Some link may want a look.
+    is_restless: bool,
     /// The number of asynchronous news that were looked at.
     news: u32,
 }
@@ -60,11 +62,11 @@ impl VerbsPort {
             slot,
             links: Vec::new(),
             queues: Vec::new(),
-            next: 0,
             stash: Vec::with_capacity(BATCH),
             batch: vec![ibv_wc::default(); BATCH].into_boxed_slice(),
             unheard: Completions::default(),
             armed: false,
+            is_restless: false,
             news,
         })
     }
@@ -96,14 +98,15 @@ impl VerbsPort {
 
     #[inline]
     fn dispatch(&mut self, wc: &ibv_wc, out: &mut Completions) {
-        // A name that no link has any more is of queue pairs that are destroyed.
-        let Some(place) = self.place(LinkId((wc.wr_id >> 32) as u32)) else { return };
+        let id = LinkId((wc.wr_id >> 32) as u32);
+        let Some(place) = self.place(id) else { return self.slot.keep(id, wc) };
         let link = &mut self.links[place];
         if link.left.is_none() {
             link.complete(wc, out);
         } else {
             link.complete(wc, &mut self.unheard);
         }
+        self.is_restless |= link.wants_look();
     }
 
     /// Takes out what is there, a bounded amount. Returns whether anything came, and whether that was all.
@@ -138,6 +141,7 @@ impl VerbsPort {
 
     #[cold]
     fn broken(&mut self, queue: usize) {
+        self.is_restless = true;
         for link in &mut self.links {
             if Arc::ptr_eq(&link.places.queue, &self.queues[queue]) {
                 link.fail(LinkFailure::Device {
@@ -150,10 +154,17 @@ impl VerbsPort {
     }
 
     /// Looks at what completions don't tell, of the links that want it.
+    #[inline]
     fn look_around(&mut self, emptied: bool, out: &mut Completions) {
         let news = self.shared.watcher.news();
         let events = news != self.news;
-        self.news = news;
+        if events || self.is_restless {
+            self.news = news;
+            self.look_at_links(emptied, events, out);
+        }
+    }
+
+    fn look_at_links(&mut self, emptied: bool, events: bool, out: &mut Completions) {
         let unheard = &mut self.unheard;
         self.links.retain_mut(|link| {
             if !events && !link.wants_look() {
@@ -162,7 +173,22 @@ impl VerbsPort {
             let out = if link.left.is_none() { &mut *out } else { &mut *unheard };
             !link.look(emptied, events, out)
         });
+        self.is_restless = self.links.iter().any(|link| link.wants_look());
         self.unheard.clear();
+    }
+
+    /// Tells a link why a request was not posted.
+    #[cold]
+    fn noted(&mut self, id: LinkId, lane: Lane, why: PostError) {
+        let Some(link) = self.link(id) else { return };
+        match why {
+            PostError::Full => link.make_room(),
+            PostError::Down => {
+                link.refused(lane);
+                self.is_restless = true;
+            }
+            PostError::Refused(_) => {}
+        }
     }
 
     /// Where the bytes of a source lie and by which key, if peers can reach it: only the pool is registered.
@@ -197,15 +223,6 @@ impl VerbsPort {
     }
 }
 
-/// Tells a link that a request was refused for another reason than room.
-#[inline]
-fn noted<T>(link: &mut Link, lane: Lane, posted: Result<T, PostError>) -> Result<T, PostError> {
-    if let Err(PostError::Down) = posted {
-        link.refused(lane);
-    }
-    posted
-}
-
 impl Drop for VerbsPort {
     /// Gives the links a moment to tell their peers.
     fn drop(&mut self) {
@@ -213,6 +230,7 @@ impl Drop for VerbsPort {
         for link in &mut self.links {
             link.left.get_or_insert(start);
         }
+        self.is_restless = true;
         let mut unheard = Completions::default();
         while !self.links.is_empty() && self.shared.watcher.ticks().wrapping_sub(start) < FAREWELLS {
             let (came, emptied) = self.drain(&mut unheard);
@@ -250,20 +268,22 @@ impl Port for VerbsPort {
         }
         self.stash.is_empty()
             && self.news == self.shared.watcher.news()
-            && !self.links.iter().any(|link| link.has_news())
+            && !(self.is_restless && self.links.iter().any(|link| link.has_news()))
     }
 
     fn attach(&mut self, link: VerbsLink) -> Result<LinkId, FabricError> {
-        let mut link = link.0;
+        let link = link.0;
         if !Arc::ptr_eq(&link.slot, &self.slot) {
             let allowed = "a link is attached to the port of the number that its half was made for";
             return Err(refuse("port", self.slot.number as u64, allowed));
         }
         self.slot.adopt(&mut self.queues);
-        let id = LinkId(self.next);
-        self.next += 1;
-        link.attach(id);
-        self.links.push(link);
+        let id = link.id;
+        // The next poll tells what came for it before, and looks at events from before.
+        self.stash.extend(link.awaited.came());
+        self.news = self.shared.watcher.news().wrapping_sub(1);
+        let place = self.links.partition_point(|other| other.id < id);
+        self.links.insert(place, link);
         // An armed port heeds it too.
         self.queues.iter().filter(|_| self.armed).for_each(|queue| queue.arm());
         Ok(id)
@@ -271,6 +291,7 @@ impl Port for VerbsPort {
 
     fn detach(&mut self, id: LinkId) {
         let ticks = self.shared.watcher.ticks();
+        self.is_restless = true;
         if let Some(link) = self.link(id) {
             link.left = Some(ticks);
             let mut unheard = Completions::default();
@@ -283,6 +304,7 @@ impl Port for VerbsPort {
     }
 
     fn fail(&mut self, id: LinkId, why: LinkFailure) {
+        self.is_restless = true;
         if let Some(link) = self.link(id) {
             link.fail(why);
         }
@@ -325,6 +347,8 @@ impl Port for VerbsPort {
     fn publish_credits(&mut self, id: LinkId, lane: Lane, returned: u32) {
         if let Some(link) = self.link(id) {
             link.publish_credits(lane, returned);
+            let wants_look = link.wants_look();
+            self.is_restless |= wants_look;
         }
     }
 
@@ -340,7 +364,7 @@ impl Port for VerbsPort {
         }
         let link = self.lane(id, lane)?;
         let posted = link.lanes[usize::from(lane.0)].post_copied(&mut link.local, bytes, None, None);
-        noted(link, lane, posted)
+        posted.inspect_err(|error| self.noted(id, lane, *error))
     }
 
     #[inline]
@@ -362,7 +386,7 @@ impl Port for VerbsPort {
         }
         let remote = Some(Self::remote(link, target, len));
         let posted = link.lanes[usize::from(lane.0)].post_copied(&mut link.local, bytes, remote, immediate);
-        noted(link, lane, posted)
+        posted.inspect_err(|error| self.noted(id, lane, *error))
     }
 
     fn write(
@@ -394,7 +418,7 @@ impl Port for VerbsPort {
                 of.post_write(&mut link.local, bytes, remote, immediate, longest, total, op)
             }
         };
-        noted(link, lane, posted)
+        posted.inspect_err(|error| self.noted(id, lane, *error))
     }
 
     fn read(
@@ -422,11 +446,8 @@ impl Port for VerbsPort {
         };
         let remote = Self::remote(link, source, len);
         let of = &mut link.lanes[usize::from(lane.0)];
-        of.post_read(op, target, (len, lkey), remote, longest).inspect_err(|(error, _)| {
-            if *error == PostError::Down {
-                link.refused(lane);
-            }
-        })
+        let posted = of.post_read(op, target, (len, lkey), remote, longest);
+        posted.inspect_err(|(error, _)| self.noted(id, lane, *error))
     }
 
     fn lend(

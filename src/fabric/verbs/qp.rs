@@ -25,12 +25,13 @@ const INLINE: [u32; 4] = [256, 128, 64, 0];
 pub(super) struct QueuePair {
     handle: NonNull<ibv_qp>,
     domain: Arc<Domain>,
-    _queue: Arc<CompletionQueue>,
+    queue: Arc<CompletionQueue>,
     /// Bytes that a request carries inline.
     pub max_inline: usize,
     pub number: u32,
     /// Its news, as asynchronous events tell them.
     pub news: Registered,
+    is_ended: bool,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread (`Domain::for_one_thread`) posting
@@ -38,12 +39,13 @@ pub(super) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair in the state INIT: it can take receives.
+    /// A queue pair in the state INIT: it can take receives. `rights` (`IBV_ACCESS_*`) is what the peer may do through it.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
         watcher: &Arc<Watcher>,
         [sends, receives]: [u32; 2],
+        rights: c_int,
         chosen: &Chosen,
     ) -> Result<Self, FabricError> {
         let context = &domain.context;
@@ -95,17 +97,17 @@ impl QueuePair {
         let mut pair = QueuePair {
             handle,
             domain: Arc::clone(domain),
-            _queue: Arc::clone(queue),
+            queue: Arc::clone(queue),
             max_inline: granted.max_inline_data as usize,
             number,
             news: watcher.register(handle.as_ptr()),
+            is_ended: false,
         };
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             pkey_index: chosen.pkey_index,
             port_num: chosen.port,
-            qp_access_flags: (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
-                as u32,
+            qp_access_flags: rights as u32,
             ..ibv_qp_attr::default()
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -233,11 +235,42 @@ fn is_elsewhere(chosen: &Chosen, peer: &End) -> bool {
         && ours[..8] != theirs[..8]
 }
 
-impl Drop for QueuePair {
-    /// After this the device touches no memory for the queue pair.
-    fn drop(&mut self) {
+impl QueuePair {
+    /// Destroys the queue pair. Returns whether the device touches no memory for it from now on. A driver that can't even stop it
+    /// leaves no more to do than never to use again what the queue pair may touch.
+    pub fn end(mut self) -> bool {
+        self.destroy()
+    }
+
+    fn destroy(&mut self) -> bool {
+        self.is_ended = true;
         self.news.forget();
         // SAFETY: this queue pair, once; its asynchronous events are acknowledged as they are taken.
-        unsafe { (self.domain.context.library.destroy_qp)(self.handle.as_ptr()) };
+        let result = unsafe { (self.domain.context.library.destroy_qp)(self.handle.as_ptr()) };
+        if result == 0 {
+            return true;
+        }
+        // It is there still, and so is what it was made of.
+        std::mem::forget((Arc::clone(&self.queue), Arc::clone(&self.domain)));
+        let (device, pair, error) = (self.domain.context.name.clone(), self.number, returned(result));
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        match self.modify(&mut attr, IBV_QP_STATE, "ERR") {
+            Ok(()) => {
+                tracing::warn!(device, pair, %error, "a queue pair can't be destroyed: it stays, in state ERR")
+            }
+            Err(also) => {
+                tracing::error!(device, pair, %error, %also, "a queue pair can't be destroyed: what it was given is lost");
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.destroy();
+        }
     }
 }

@@ -5,9 +5,11 @@
 use super::bell::Bell;
 use super::context::Domain;
 use super::cq::{Channel, CompletionQueue, Places};
-use crate::fabric::FabricError;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use super::sys::ibv_wc;
+use crate::fabric::{FabricError, LinkId};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What belongs to one port.
 pub(super) struct Slot {
@@ -19,6 +21,29 @@ pub(super) struct Slot {
     /// How many those are.
     count: AtomicUsize,
     cq_entries: u32,
+    /// The number of the next link.
+    next: AtomicU32,
+    /// Links that the port has not taken yet, and what has completed for them.
+    awaited: Mutex<HashMap<LinkId, Vec<ibv_wc>>>,
+}
+
+/// A link that is being made. What completes for it is kept until its port takes it.
+pub(super) struct Awaited {
+    pub link: LinkId,
+    slot: Arc<Slot>,
+}
+
+impl Awaited {
+    /// The port takes the link. Returns what has completed for it so far.
+    pub fn came(&self) -> Vec<ibv_wc> {
+        self.slot.awaited().remove(&self.link).unwrap_or_default()
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.came();
+    }
 }
 
 impl Slot {
@@ -32,7 +57,29 @@ impl Slot {
             queues: Mutex::default(),
             count: AtomicUsize::new(0),
             cq_entries,
+            next: AtomicU32::new(0),
+            awaited: Mutex::default(),
         })
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, HashMap<LinkId, Vec<ibv_wc>>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Numbers a link that will be the port's.
+    pub fn await_link(self: &Arc<Self>) -> Awaited {
+        let link = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
+        self.awaited().insert(link, Vec::new());
+        Awaited { link, slot: Arc::clone(self) }
+    }
+
+    /// Something completed for a link that the port does not have. It is kept if it is one that is being made, whose queue pairs
+    /// complete no more than their receives; else its queue pairs are destroyed.
+    #[cold]
+    pub fn keep(&self, link: LinkId, wc: &ibv_wc) {
+        if let Some(kept) = self.awaited().get_mut(&link) {
+            kept.push(*wc);
+        }
     }
 
     /// Adds the queues that the port does not know yet to those that it polls: all of them, also where no link has come of a half, as what

@@ -105,7 +105,7 @@ fn pair<F: Fabric>(
     depth: u32,
     tells_news: bool,
 ) -> Pair<F::Port> {
-    let options = LinkOptions { lanes: 1, depth, generation: 0 };
+    let options = LinkOptions { lanes: 1, depth, receives: 0, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let patience = Duration::from_secs(5);

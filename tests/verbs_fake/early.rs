@@ -1,0 +1,89 @@
+//! What a peer sends before this side's port has its link.
+
+use crate::driver::Fake;
+use crate::harness::{Got, connect, immediate, tensor};
+use crate::setup::*;
+use crate::{expect, needs_fake};
+use tensorwire::fabric::verbs::VerbsOptions;
+use tensorwire::fabric::{LinkOptions, OpId, Port};
+
+/// As links of nodes are made.
+fn full(lanes: u8, depth: u32) -> LinkOptions {
+    LinkOptions { receives: depth, ..link(lanes, depth) }
+}
+
+#[test]
+fn each_queue_pair_has_its_receives_before_the_peer_can_reach_it() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let striped = |device| VerbsOptions { qps_per_peer: 3, ..on(device) };
+    let pair = ends(&fake, [striped("fake_0"), striped("fake_1")], &full(2, 16));
+    let mut steps = fake.calls("modify_qp");
+    steps.retain(|step| step.text("to") == "RTR");
+    assert_eq!(steps.len(), 10, "a control queue pair, two lanes and two stripes at each end");
+    for step in steps {
+        assert!(step.number("receives") >= 16, "{step:?}");
+    }
+    drop(pair);
+    fake.assert_clean();
+}
+
+#[test]
+fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    // Whoever finds no receive fails at once.
+    let hasty = |device| VerbsOptions { rnr_retry: 0, ..on(device) };
+    let (mut a, mut b) = ends(&fake, [hasty("fake_0"), hasty("fake_1")], &full(1, 16));
+    for round in 0..3 {
+        let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(1, 16));
+        let from = a.port.attach(to_b).expect("room");
+        assert_eq!(a.port.limits(from).receives, 16);
+        let exposed = b.port.expose(b.link, &tensor(&b.pool, &[7; 64])).expect("room");
+        for k in 0..8u8 {
+            a.port.send(from, ZERO, &[k; 200]).expect("room");
+            a.port
+                .write_inline(from, ZERO, &[], &exposed.part(0, 0).expect("empty"), Some(immediate(k.into())))
+                .expect("room");
+        }
+        a.port.publish_credits(from, ZERO, 77);
+        // Its port goes on with its other links meanwhile.
+        let links = (b.link, a.link);
+        assert_works(&mut b, &mut a, links);
+        b.assert_quiet(&mut a);
+        let late = b.port.attach(to_a).expect("room");
+        if round == 2 {
+            b.port.detach(late);
+            continue;
+        }
+        for k in 0..8u8 {
+            assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [k; 200]);
+            assert_eq!(expect!(b.next(&mut a), Got::Immediate(of, 0) => of), immediate(k.into()));
+        }
+        assert_eq!(b.port.peer_credits(late, ZERO), 77);
+        let written = tensor(&b.pool, &[1; 8]);
+        b.port
+            .write(late, ZERO, OpId(1), &written, 0, 0, &exposed.part(0, 0).expect("empty"), None)
+            .expect("room");
+        expect!(b.next(&mut a), Got::Done(1) => ());
+    }
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_came_for_a_link_that_nobody_takes_is_forgotten() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(1, 16));
+    let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(1, 16));
+    let from = a.port.attach(to_b).expect("room");
+    a.port.send(from, ZERO, b"to nobody").expect("room");
+    b.assert_quiet(&mut a);
+    drop(to_a);
+    b.assert_quiet(&mut a);
+    let links = (a.link, b.link);
+    assert_works(&mut a, &mut b, links);
+    drop((a, b));
+    fake.assert_clean();
+}
