@@ -141,6 +141,9 @@ impl Fake {
         let copy = folder.path().join("libibverbs.so.1");
         std::fs::copy(compiled(cfgs), &copy).expect("copied");
         let library = Library::open(&copy).expect("it has every symbol");
+        // A library stays for ever; one that nobody named any more would pass for a leak.
+        static OPENED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
+        OPENED.lock().expect("nobody panics with it").push(library);
         // SAFETY: the same library once more; its initialisers have no conditions.
         let loaded =
             unsafe { dl::Library::open(Some(&copy), dl::RTLD_NOW | dl::RTLD_LOCAL) }.expect("loaded");
