@@ -149,7 +149,7 @@ impl Fake {
             unsafe { dl::Library::open(Some(&copy), dl::RTLD_NOW | dl::RTLD_LOCAL) }.expect("loaded");
         // SAFETY: the type is that of the fake's function.
         let call = unsafe { loaded.get::<Call>(b"fake_command") }.expect("the fake has it");
-        let fake = Fake { library, call, loaded: loaded };
+        let fake = Fake { library, call, loaded };
         fake.run(script);
         fake
     }

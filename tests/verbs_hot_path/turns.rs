@@ -61,7 +61,11 @@ impl Turns {
         let make =
             |pool| VerbsFabric::with_library(fake.library, pool, options.clone()).expect("it has a device");
         let fabrics = [make(&pools[0]), make(&pools[1])];
-        let links = connect(&fabrics[0], &fabrics[1], &LinkOptions { lanes: 1, depth: 64, generation: 1 });
+        let links = connect(
+            &fabrics[0],
+            &fabrics[1],
+            &LinkOptions { lanes: 1, depth: 64, generation: 1, receives: 0 },
+        );
         let end = |fabric: &VerbsFabric, link| {
             let mut port = fabric.port().expect("a port");
             let link = port.attach(link).expect("room");

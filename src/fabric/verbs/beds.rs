@@ -158,7 +158,7 @@ impl<D: Descriptors> Beds<D> {
 
     pub fn leave(&self) {
         let before = self.attending.add(1u64.wrapping_neg());
-        if before % DEAF == 1 && before >= DEAF {
+        if before as u32 == 1 && before >= DEAF {
             // So that it heeds the channel from now on.
             self.wake(Sleep::Keeper);
         }
@@ -187,7 +187,7 @@ impl<D: Descriptors> Beds<D> {
         if who == Sleep::Waiter {
             return self.descriptors.block(who, true, timeout);
         }
-        let is_attended = |word: u64| word % DEAF > 0;
+        let is_attended = |word: u64| word as u32 > 0;
         if self.attending.update(|word| is_attended(word).then_some(word + DEAF)).is_ok() {
             let roused = self.descriptors.block(who, false, timeout);
             self.attending.add(DEAF.wrapping_neg());
