@@ -1,9 +1,12 @@
-//! The stopwatch: the processor's time stamp counter where it is invariant, else the system's monotonic clock.
+//! The stopwatch: the processor's time stamp counter where it can be trusted, else the system's monotonic clock.
 #![allow(unsafe_code)] // the two instructions that read the counter
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
+/// What the kernel keeps the time by.
+#[cfg(target_arch = "x86_64")]
+const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 /// How long the counter is compared with the system's clock.
 const CALIBRATION: Duration = Duration::from_millis(50);
 
@@ -30,7 +33,7 @@ impl Clock {
     /// The best clock of this machine. Takes 50 ms where the counter has to be calibrated.
     pub fn new() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if counter_is_invariant(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()) {
+        if counter_is_invariant(&read("/proc/cpuinfo")) || kernel_trusts_counter(&read(CLOCK_SOURCE)) {
             return Clock { source: calibrate() };
         }
         Clock { source: Source::System { origin: Instant::now() } }
@@ -63,7 +66,7 @@ impl fmt::Display for Clock {
         match &self.source {
             #[cfg(target_arch = "x86_64")]
             Source::Tsc { nanos_per_tick } => write!(f, "TSC at {:.1} MHz", 1e3 / nanos_per_tick),
-            Source::System { .. } => f.write_str("CLOCK_MONOTONIC (the TSC is not invariant here)"),
+            Source::System { .. } => f.write_str("CLOCK_MONOTONIC (the TSC is not to be trusted here)"),
         }
     }
 }
@@ -73,6 +76,17 @@ impl fmt::Display for Clock {
 fn counter_is_invariant(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     ["constant_tsc", "nonstop_tsc"].iter().all(|wanted| flags.split_whitespace().any(|flag| flag == *wanted))
+}
+
+/// Whether the kernel keeps the time by the counter: it watches it, and takes another clock when they differ.
+#[cfg(target_arch = "x86_64")]
+fn kernel_trusts_counter(source: &str) -> bool {
+    source.trim_end() == "tsc"
+}
+
+#[cfg(target_arch = "x86_64")]
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -131,6 +145,17 @@ mod tests {
             "{clock}: {measured} ns, the system says {expected}"
         );
         assert_eq!(clock.nanos(end, start), 0, "time never runs backwards");
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_counter_is_good_where_the_kernel_keeps_the_time_by_it() {
+        assert!(kernel_trusts_counter("tsc\n"));
+        assert!(
+            !kernel_trusts_counter("hpet\n")
+                && !kernel_trusts_counter("tsc-early\n")
+                && !kernel_trusts_counter("")
+        );
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -13,7 +13,7 @@ pub(super) const VERSION: u16 = 1;
 
 const MAGIC: [u8; 8] = *b"twibvadr";
 /// Bytes before the queue pairs.
-const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + 1 + (2 + 8 + 8 + 4) + (8 + 4 + 8);
+const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + 1 + (2 + 8 + 4) + (8 + 4 + 8);
 /// Bytes of a queue pair.
 const PAIR: usize = 4 + 4;
 
@@ -29,7 +29,6 @@ fn code(kind: GidKind) -> u8 {
 pub(super) struct RemoteRegion {
     pub id: u16,
     pub base: u64,
-    pub len: u64,
     pub rkey: u32,
 }
 
@@ -99,7 +98,6 @@ impl End {
         bytes.extend([self.lanes(), self.stripes]);
         bytes.extend(self.region.id.to_le_bytes());
         bytes.extend(self.region.base.to_le_bytes());
-        bytes.extend(self.region.len.to_le_bytes());
         bytes.extend(self.region.rkey.to_le_bytes());
         bytes.extend(self.hello.addr.to_le_bytes());
         bytes.extend(self.hello.rkey.to_le_bytes());
@@ -129,21 +127,7 @@ impl End {
                 )));
             }
         }
-        let [lanes, stripes] = [HEAD - 44, HEAD - 43].map(|at| bytes.get(at).copied().unwrap_or(0));
-        if stripes > MAX_STRIPES || lanes > MAX_LANES {
-            return Err(peer(format!(
-                "its address has {lanes} lanes and {stripes} more queue pairs for data"
-            )));
-        }
-        let pairs = 1 + usize::from(lanes) + usize::from(stripes);
-        let length = HEAD + PAIR * pairs;
-        if lanes == 0 || bytes.len() != length {
-            let have = bytes.len();
-            return Err(peer(format!(
-                "its address has {have} bytes, with {pairs} queue pairs it should have {length}"
-            )));
-        }
-        reader.end(pairs).ok_or_else(|| peer("its address has a value that can't be"))
+        reader.end(bytes.len())
     }
 
     /// Whether a link can be made between two ends.
@@ -195,21 +179,43 @@ impl Reader<'_> {
         self.u32().filter(|number| *number < 1 << 24)
     }
 
-    fn end(&mut self, pairs: usize) -> Option<End> {
+    /// What is behind the version of an address of so many bytes.
+    fn end(&mut self, have: usize) -> Result<End, FabricError> {
+        let head = self
+            .head()
+            .ok_or_else(|| peer(format!("its address has {have} bytes, and a value that can't be")))?;
+        let (mut end, lanes) = head;
+        if lanes == 0 || lanes > MAX_LANES || end.stripes > MAX_STRIPES {
+            let stripes = end.stripes;
+            return Err(peer(format!(
+                "its address has {lanes} lanes and {stripes} more queue pairs for data"
+            )));
+        }
+        let pairs = 1 + usize::from(lanes) + usize::from(end.stripes);
+        if self.0.len() != PAIR * pairs {
+            let length = HEAD + PAIR * pairs;
+            return Err(peer(format!(
+                "its address has {have} bytes, with {pairs} queue pairs it should have {length}"
+            )));
+        }
+        for _ in 0..pairs {
+            let pair = self.u24().zip(self.u24());
+            end.pairs.push(pair.ok_or_else(|| peer("its address has a queue pair whose numbers can't be"))?);
+        }
+        Ok(end)
+    }
+
+    /// What is before the queue pairs, and the number of lanes.
+    fn head(&mut self) -> Option<(End, u8)> {
         let [kind, global] = self.take()?;
         let lid = u16::from_le_bytes(self.take()?);
         let gid = ibv_gid { raw: self.take()? };
         let [mtu, reads, generation] = self.take()?;
         let depth = self.u32()?;
-        let [_lanes, stripes] = self.take()?;
-        let region = RemoteRegion {
-            id: u16::from_le_bytes(self.take()?),
-            base: self.u64()?,
-            len: self.u64()?,
-            rkey: self.u32()?,
-        };
+        let [lanes, stripes] = self.take()?;
+        let region =
+            RemoteRegion { id: u16::from_le_bytes(self.take()?), base: self.u64()?, rkey: self.u32()? };
         let hello = Hello { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
-        let pairs = (0..pairs).map(|_| Some((self.u24()?, self.u24()?))).collect::<Option<Vec<_>>>()?;
         if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu))
             || global > 1
             || reads == 0
@@ -218,8 +224,7 @@ impl Reader<'_> {
         {
             return None;
         }
-        region.base.checked_add(region.len)?;
-        Some(End {
+        let end = End {
             gid_kind: *KINDS.get(usize::from(kind))?,
             global: global == 1,
             lid,
@@ -231,8 +236,9 @@ impl Reader<'_> {
             region,
             hello,
             stripes,
-            pairs,
-        })
+            pairs: Vec::new(),
+        };
+        Some((end, lanes))
     }
 }
 
@@ -251,7 +257,7 @@ mod tests {
             reads: 16,
             depth: 64,
             generation: 9,
-            region: RemoteRegion { id: 3, base: 0x7000, len: 4096, rkey: 0xABCD },
+            region: RemoteRegion { id: 3, base: 0x7000, rkey: 0xABCD },
             hello: Hello { addr: 0x9000, rkey: 5, token: 77 },
             stripes: 1,
             pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],

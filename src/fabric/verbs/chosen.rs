@@ -1,5 +1,6 @@
 //! The device, port and address that a fabric uses: opened as [`choose`] says.
 
+use super::buffers::PLACE;
 use super::context::Context;
 use super::device::{Choice, GidKind, LinkLayer, Refusal, Wishes, choose};
 use super::failure::unavailable;
@@ -64,6 +65,12 @@ impl Chosen {
 
     fn of(context: Arc<Context>, choice: Choice) -> Result<Self, FabricError> {
         let attr = context.port(choice.port)?;
+        if (attr.max_msg_sz as usize) < PLACE {
+            return Err(unavailable(format!(
+                "port {} of {} carries messages of {} bytes at most, and {PLACE} are needed: name another port or device",
+                choice.port, context.name, attr.max_msg_sz
+            )));
+        }
         let kind = choice.gid.as_ref().map_or(GidKind::InfiniBand, |entry| entry.kind);
         Ok(Chosen {
             port: choice.port,
@@ -75,7 +82,7 @@ impl Chosen {
             global: choice.global,
             pkey_index: choice.pkey_index,
             mtu: choice.mtu.map_or(attr.active_mtu, |mtu| mtu.code().into()),
-            max_message: attr.max_msg_sz.clamp(1 << 12, 1 << 30),
+            max_message: attr.max_msg_sz.min(1 << 30),
             context,
             choice,
         })

@@ -55,6 +55,11 @@ pub(super) enum Said {
     Nothing,
 }
 
+/// The place after this one, of so many that are used in turn.
+fn next(place: u32, places: u32) -> u32 {
+    if place + 1 < places { place + 1 } else { 0 }
+}
+
 /// A side's end of the control queue pair.
 pub(super) struct Control {
     pair: Option<QueuePair>,
@@ -209,7 +214,7 @@ impl Control {
         if !unsafe { pair.post_send(&mut request) } {
             return false;
         }
-        self.send_at = (self.send_at + 1) % self.sends;
+        self.send_at = next(self.send_at, self.sends);
         self.in_use += 1;
         self.told = self.consumed;
         true
@@ -231,7 +236,7 @@ impl Control {
     /// What is wrong with it.
     pub fn received(&mut self, buffer: &mut Buffer, len: u32) -> Result<Said, &'static str> {
         let place = self.head;
-        self.head = (self.head + 1) % self.receives;
+        self.head = next(self.head, self.receives);
         if len as usize != BYTES {
             return Err("it sent a control message of another length");
         }

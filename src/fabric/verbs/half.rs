@@ -113,12 +113,7 @@ impl VerbsHalf {
             reads: u8::try_from(device.attr().max_qp_rd_atom.clamp(1, 255)).unwrap_or(1),
             depth,
             generation,
-            region: RemoteRegion {
-                id: shared.region_id,
-                base: shared.base,
-                len: shared.pool.region().len(),
-                rkey: shared.region.rkey,
-            },
+            region: RemoteRegion { id: shared.region_id, base: shared.base, rkey: shared.region.rkey },
             hello: Hello { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
             stripes,
             pairs: numbers,

@@ -119,6 +119,13 @@ pub(super) fn bytes_of_places(depth: u32) -> usize {
     2 * depth as usize * PLACE
 }
 
+/// Requests that an operation of so many bytes takes, if one carries `longest`.
+#[inline]
+fn requests_for(len: u64, longest: u32) -> u64 {
+    // Without the division, which costs more than all the rest of posting a short write.
+    if len <= u64::from(longest) { 1 } else { len.div_ceil(u64::from(longest)) }
+}
+
 /// Names a link's requests: the link, the opcode of what is sent, the lane, and whether it is a receive.
 pub(super) fn name(link: LinkId, lane: u8, receive: bool) -> u64 {
     u64::from(link.0) << 32 | u64::from(lane) << 8 | u64::from(receive)
@@ -194,6 +201,12 @@ impl Lane {
     /// Whether nothing is outstanding.
     pub fn is_idle(&self) -> bool {
         self.outstanding.is_empty()
+    }
+
+    /// What a number is and-ed with to be a place of the queue: its depth is a power of two.
+    #[inline]
+    fn mask(&self) -> u32 {
+        self.depth - 1
     }
 
     #[inline]
@@ -280,7 +293,7 @@ impl Lane {
         // There are as many places as requests that can be outstanding, used in turn, so this one is free.
         let at = self.places + (self.depth + self.copy_at) as usize * PLACE;
         buffer.write(at, bytes);
-        self.copy_at = (self.copy_at + 1) % self.depth;
+        self.copy_at = (self.copy_at + 1) & self.mask();
         (buffer.piece(at, bytes.len()), 0)
     }
 
@@ -314,7 +327,7 @@ impl Lane {
     /// # Errors
     /// If not, why.
     pub fn has_room(&self, len: u64, longest: u32, total: &Total) -> Result<(), PostError> {
-        let chunks = len.div_ceil(u64::from(longest)).max(1);
+        let chunks = requests_for(len, longest);
         let requests = chunks + u64::from(total.word(len, chunks).is_some());
         self.room(u32::try_from(requests).unwrap_or(u32::MAX))
     }
@@ -331,14 +344,14 @@ impl Lane {
         total: Total,
         op: Op,
     ) -> Result<(), PostError> {
-        let chunks = len.div_ceil(u64::from(longest)).max(1);
+        let chunks = requests_for(len, longest);
         let word = total.word(len, chunks).filter(|_| immediate.is_some());
         let requests = chunks + u64::from(word.is_some());
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
         self.room(requests)?;
         let signaled = self.must_signal(true, len);
         if let Some((words, word)) = word {
-            let place = words.addr.wrapping_add(u64::from(self.consuming % self.depth) * 8);
+            let place = words.addr.wrapping_add(u64::from(self.consuming & self.mask()) * 8);
             // Named, as inline bytes are read when the request is posted.
             let bytes = word.to_le_bytes();
             let (piece, flags) = self.copy(buffer, &bytes);
@@ -374,7 +387,7 @@ impl Lane {
         remote: Remote,
         max_request: u32,
     ) -> Result<(), (PostError, TensorMut)> {
-        let chunks = len.div_ceil(u64::from(max_request)).max(1);
+        let chunks = requests_for(len, max_request);
         let requests = u32::try_from(chunks).unwrap_or(u32::MAX);
         if let Err(error) = self.room(requests) {
             return Err((error, target));
@@ -485,7 +498,7 @@ impl Lane {
         let mut requests = [empty; REFILL];
         for piece in &mut pieces[..count] {
             *piece = buffer.piece(self.places + self.tail as usize * PLACE, PLACE);
-            self.tail = (self.tail + 1) % self.depth;
+            self.tail = (self.tail + 1) & self.mask();
         }
         let (first_piece, first) = (pieces.as_mut_ptr(), requests.as_mut_ptr());
         for k in 0..count {
@@ -507,10 +520,10 @@ impl Lane {
     pub fn received(&mut self) -> Option<(usize, u32)> {
         self.posted = self.posted.checked_sub(1)?;
         let place = self.places + self.head as usize * PLACE;
-        self.head = (self.head + 1) % self.depth;
+        self.head = (self.head + 1) & self.mask();
         let number = self.consumed;
         self.consumed = number.wrapping_add(1);
-        Some((place, number % self.depth))
+        Some((place, number & self.mask()))
     }
 }
 

@@ -115,28 +115,33 @@ impl VerbsPort {
         let (mut came, mut emptied) = (false, true);
         if !self.stash.is_empty() {
             came = true;
-            let mut stash = std::mem::take(&mut self.stash);
-            for wc in stash.drain(..) {
-                self.dispatch(&wc, out);
-            }
-            self.stash = stash;
+            self.unpack(out);
         }
         self.slot.adopt(&mut self.queues);
-        let mut batch = std::mem::take(&mut self.batch);
         for at in 0..self.queues.len() {
-            match self.queues[at].poll(&mut batch) {
+            match self.queues[at].poll(&mut self.batch) {
+                Ok(0) => {}
                 Ok(count) => {
-                    came |= count > 0;
+                    came = true;
                     emptied &= count < BATCH;
-                    for wc in &batch[..count] {
-                        self.dispatch(wc, out);
+                    for k in 0..count {
+                        let wc = self.batch[k];
+                        self.dispatch(&wc, out);
                     }
                 }
                 Err(()) => self.broken(at),
             }
         }
-        self.batch = batch;
         (came, emptied)
+    }
+
+    /// Takes out what was taken out of the queues before.
+    fn unpack(&mut self, out: &mut Completions) {
+        let mut stash = std::mem::take(&mut self.stash);
+        for wc in stash.drain(..) {
+            self.dispatch(&wc, out);
+        }
+        self.stash = stash;
     }
 
     #[cold]

@@ -86,9 +86,13 @@ impl Slot {
     /// such a half leaves behind is given back when its queue has been polled.
     #[inline]
     pub fn adopt(&self, known: &mut Vec<Arc<CompletionQueue>>) {
-        if self.count.load(Ordering::Acquire) == known.len() {
-            return;
+        if self.count.load(Ordering::Acquire) != known.len() {
+            self.adopt_more(known);
         }
+    }
+
+    #[cold]
+    fn adopt_more(&self, known: &mut Vec<Arc<CompletionQueue>>) {
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         known.extend(queues[known.len()..].iter().map(Arc::clone));
     }
