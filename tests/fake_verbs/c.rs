@@ -17,11 +17,13 @@ pub const EINVAL: c_int = 22;
 pub const ENODATA: c_int = 61;
 pub const EOPNOTSUPP: c_int = 95;
 
-const EFD_SEMAPHORE: c_int = 1;
-const EFD_CLOEXEC: c_int = 0o2_000_000;
+const O_CLOEXEC: c_int = 0o2_000_000;
+const O_NONBLOCK: c_int = 0o4000;
+const F_SETFL: c_int = 4;
 
 unsafe extern "C" {
-    fn eventfd(count: u32, flags: c_int) -> c_int;
+    fn pipe2(ends: *mut c_int, flags: c_int) -> c_int;
+    fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
     fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
     fn write(fd: c_int, from: *const c_void, len: usize) -> isize;
     fn close(fd: c_int) -> c_int;
@@ -33,36 +35,62 @@ pub fn set_errno(errno: c_int) {
     unsafe { *__errno_location() = errno };
 }
 
-/// A descriptor that is readable as long as it counts more than 0. Its owner may make it non-blocking.
-pub struct Counter(pub c_int);
+/// A descriptor that is readable as long as it counts more than 0: a pipe with a byte for each. Its owner may make it
+/// non-blocking.
+pub struct Counter {
+    pub fd: c_int,
+    /// The end that is written to, until it hangs up.
+    writer: Option<c_int>,
+}
 
 impl Counter {
     pub fn new() -> Self {
-        // SAFETY: no pointers.
-        let fd = unsafe { eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC) };
-        assert!(fd >= 0, "eventfd");
-        Counter(fd)
+        let mut ends = [-1; 2];
+        // SAFETY: two descriptors are written.
+        assert_eq!(unsafe { pipe2(ends.as_mut_ptr(), O_CLOEXEC) }, 0, "pipe2");
+        let [fd, writer] = ends;
+        // SAFETY: no pointers. The state is locked while it is written to.
+        assert_eq!(unsafe { fcntl(writer, F_SETFL, O_NONBLOCK) }, 0, "fcntl");
+        Counter { fd, writer: Some(writer) }
     }
 
+    /// Counts one more; one that has hung up counts no more.
     pub fn add(&self) {
-        // SAFETY: eight bytes are read.
-        let written = unsafe { write(self.0, (&raw const ONE).cast(), 8) };
-        assert_eq!(written, 8, "eventfd is full");
+        let Some(writer) = self.writer else { return };
+        // SAFETY: one byte is read.
+        let written = unsafe { write(writer, (&raw const ONE).cast(), 1) };
+        assert_eq!(written, 1, "the pipe is full");
+    }
+
+    /// From now on `poll` answers `POLLHUP`, for ever: at once, and when nothing is left to be read.
+    pub fn hang_up(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            // SAFETY: no pointers; the descriptor is this counter's.
+            unsafe { close(writer) };
+        }
     }
 }
 
-static ONE: u64 = 1;
+static ONE: u8 = 1;
 
 /// Takes one off a counter, waiting for it if it blocks. `false` if there is none; then `errno` says why.
 pub fn take(fd: c_int) -> bool {
-    let mut word = 0u64;
-    // SAFETY: eight bytes are written.
-    unsafe { read(fd, (&raw mut word).cast(), 8) == 8 }
+    let mut byte = 0u8;
+    // SAFETY: one byte is written.
+    match unsafe { read(fd, (&raw mut byte).cast(), 1) } {
+        1 => true,
+        0 => {
+            set_errno(EIO);
+            false
+        }
+        _ => false,
+    }
 }
 
 impl Drop for Counter {
     fn drop(&mut self) {
+        self.hang_up();
         // SAFETY: no pointers; the descriptor is this counter's.
-        unsafe { close(self.0) };
+        unsafe { close(self.fd) };
     }
 }

@@ -67,7 +67,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     }
     let context = &mut around.context;
     context.device = device;
-    context.async_fd = counter.0;
+    context.async_fd = counter.fd;
     context.cmd_fd = -1;
     context.num_comp_vectors = 1;
     context.abi_compat = if of.old_context { std::ptr::null_mut() } else { usize::MAX as _ };

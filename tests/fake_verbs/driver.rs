@@ -12,6 +12,8 @@ use tensorwire::fabric::verbs::library::Library;
 
 type Call = unsafe extern "C" fn(*const u8, usize, *mut u8, usize) -> usize;
 
+type Watch = unsafe extern "C" fn(extern "C" fn(), extern "C" fn());
+
 /// One device with one active Ethernet port, RoCE v2 over IPv4 at index 1.
 pub const ONE_NIC: &str = "
 device name=fake_0
@@ -23,7 +25,7 @@ gid index=1 type=2 gid=00000000000000000000ffff0a000001";
 pub struct Fake {
     pub library: &'static Library,
     call: dl::Symbol<Call>,
-    _loaded: dl::Library,
+    loaded: dl::Library,
 }
 
 /// A line of the log: what was called, and with what.
@@ -139,12 +141,15 @@ impl Fake {
         let copy = folder.path().join("libibverbs.so.1");
         std::fs::copy(compiled(cfgs), &copy).expect("copied");
         let library = Library::open(&copy).expect("it has every symbol");
+        // A library stays for ever; one that nobody named any more would pass for a leak.
+        static OPENED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
+        OPENED.lock().expect("nobody panics with it").push(library);
         // SAFETY: the same library once more; its initialisers have no conditions.
         let loaded =
             unsafe { dl::Library::open(Some(&copy), dl::RTLD_NOW | dl::RTLD_LOCAL) }.expect("loaded");
         // SAFETY: the type is that of the fake's function.
         let call = unsafe { loaded.get::<Call>(b"fake_command") }.expect("the fake has it");
-        let fake = Fake { library, call, _loaded: loaded };
+        let fake = Fake { library, call, loaded };
         fake.run(script);
         fake
     }
@@ -162,6 +167,14 @@ impl Fake {
             }
             answer.resize(len, 0); // only what changes nothing answers so much
         }
+    }
+
+    /// Calls these, on the calling thread, around each call of the library that posts, polls or arms.
+    pub fn watch(&self, entered: extern "C" fn(), left: extern "C" fn()) {
+        // SAFETY: the type is that of the fake's function.
+        let watch = unsafe { self.loaded.get::<Watch>(b"fake_watch") }.expect("the fake has it");
+        // SAFETY: functions of this type.
+        unsafe { watch(entered, left) };
     }
 
     /// What was called, in order.

@@ -49,6 +49,9 @@ pub fn start(state: &mut State) {
 /// Carries out the first request of a queue pair. Returns whether it did, and another may follow.
 fn step(state: &mut State, number: u32) -> bool {
     let Some(qp) = state.qps.get(&number) else { return false };
+    if state.devices[qp.device].silent {
+        return false;
+    }
     if qp.state == IBV_QPS_ERR {
         put_into_error(state, number);
         return false;

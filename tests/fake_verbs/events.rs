@@ -141,12 +141,25 @@ pub fn on_demand(state: &mut State, event_type: u32, qp: Option<u32>, port: c_in
     }
 }
 
-/// The device is pulled out.
-pub fn remove(state: &mut State, device: usize) {
-    state.devices[device].removed = true;
-    let pairs: Vec<u32> = state.qps.iter().filter(|(_, qp)| qp.device == device).map(|(n, _)| *n).collect();
-    for number in pairs {
-        crate::wire::put_into_error(state, number);
+/// The device is pulled out: its calls fail, its descriptors hang up. What was posted is flushed and an event tells, but by a
+/// device that ends `silently`: there neither is, and what is posted from now on is never heard of again.
+pub fn remove(state: &mut State, device: usize, silently: bool) {
+    let of = &mut state.devices[device];
+    (of.removed, of.silent) = (true, silently);
+    if !silently {
+        let pairs: Vec<u32> =
+            state.qps.iter().filter(|(_, qp)| qp.device == device).map(|(n, _)| *n).collect();
+        for number in pairs {
+            crate::wire::put_into_error(state, number);
+        }
+        tell_contexts(state, device, IBV_EVENT_DEVICE_FATAL, About::Device);
     }
-    tell_contexts(state, device, IBV_EVENT_DEVICE_FATAL, About::Device);
+    let contexts: Vec<usize> =
+        state.contexts.iter().filter(|(_, of)| of.device == device).map(|(at, _)| *at).collect();
+    for at in contexts {
+        if let Some(context) = state.contexts.get_mut(&at) {
+            context.counter.hang_up();
+        }
+        state.channels.values_mut().filter(|of| of.context == at).for_each(|of| of.counter.hang_up());
+    }
 }

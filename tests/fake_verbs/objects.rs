@@ -56,9 +56,9 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
     if let Some(errno) = state.fault("alloc_td", device) {
         return refuse(errno);
     }
-    let handle = hand_out(ibv_td { context });
+    let handle = hand_out(TdHandle { td: ibv_td { context }, busy: AtomicBool::new(false) });
     state.tds.insert(handle as usize);
-    handle
+    handle.cast()
 }
 
 pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         return EINVAL;
     }
     // SAFETY: handed out above, and it was still there.
-    unsafe { take_back(td) };
+    unsafe { take_back(td.cast::<TdHandle>()) };
     0
 }
 
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         return refuse(errno);
     }
     let counter = Counter::new();
-    let handle = hand_out(ibv_comp_channel { context, fd: counter.0, refcnt: 0 });
+    let handle = hand_out(ibv_comp_channel { context, fd: counter.fd, refcnt: 0 });
     let context = context as usize;
     state.channels.insert(handle as usize, Channel { context, counter, events: Default::default() });
     handle
@@ -318,7 +318,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     qp.context = context as _;
     (qp.qp_context, qp.pd, qp.send_cq, qp.recv_cq) = (init.qp_context, pd, init.send_cq, init.recv_cq);
     (qp.qp_num, qp.state, qp.qp_type) = (number, IBV_QPS_RESET, init.qp_type);
-    let handle = hand_out(QpHandle { qp, busy: AtomicBool::new(false), single: td != 0 });
+    let handle = hand_out(QpHandle { qp, td: td as *const TdHandle });
     let made = Qp {
         handle: handle as usize,
         context,

@@ -96,13 +96,18 @@ fn run(state: &mut State, line: &str) -> String {
         }
         "remove" => {
             let at = named(state, &words);
-            events::remove(state, at);
+            events::remove(state, at, words.or("silently", 0) != 0);
         }
         "cut" => {
             state.cut = words.or("on", 1) != 0;
             crate::engine::run_all(state);
         }
         "slow" => state.slow = words.or("on", 1) != 0,
+        "hold" => {
+            state.hold = words.or("on", 1) != 0;
+            RELEASED.notify_all();
+        }
+        "held" => return state.held.to_string(),
         "trace" => state.trace = words.or("on", 1) != 0,
         "clear_log" => state.log.clear(),
         "log" => return state.log.iter().flat_map(|line| [line, "\n"]).collect(),
@@ -143,6 +148,7 @@ fn device(state: &mut State, words: &Words<'_>) {
         thread_domains: number("thread_domains", 0) != 0,
         old_context: number("old_context", 0) != 0,
         removed: false,
+        silent: false,
         ports: Vec::new(),
     });
 }

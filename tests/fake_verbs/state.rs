@@ -39,6 +39,8 @@ pub struct Device {
     /// As an old library: the context has no extension.
     pub old_context: bool,
     pub removed: bool,
+    /// It was removed, and says nothing of what it had to do.
+    pub silent: bool,
     pub ports: Vec<PortConfig>,
 }
 
@@ -159,10 +161,16 @@ pub enum Stall {
 #[repr(C)]
 pub struct QpHandle {
     pub qp: ibv_qp,
-    /// Somebody is posting.
+    /// The thread domain that it is in, or null.
+    pub td: *const TdHandle,
+}
+
+/// A thread domain as the program has it: the public part first.
+#[repr(C)]
+pub struct TdHandle {
+    pub td: ibv_td,
+    /// Somebody is posting on one of its queue pairs, whose driver takes no lock for that.
     pub busy: AtomicBool,
-    /// It is in a thread domain, whose driver takes no lock.
-    pub single: bool,
 }
 
 pub struct Fault {
@@ -207,6 +215,10 @@ pub struct State {
     pub slow: bool,
     /// That thread is there.
     pub working: bool,
+    /// Who posts stands still where a driver writes to the device.
+    pub hold: bool,
+    /// How many do.
+    pub held: u32,
     /// Every posted request is logged.
     pub trace: bool,
     pub log: Vec<String>,
@@ -217,6 +229,9 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(crate::script
 
 /// Told when an asynchronous event was acknowledged.
 pub static ACKNOWLEDGED: Condvar = Condvar::new();
+
+/// Told when nobody is held any more.
+pub static RELEASED: Condvar = Condvar::new();
 
 pub fn state() -> MutexGuard<'static, State> {
     STATE.lock().expect("a panic ends the process")

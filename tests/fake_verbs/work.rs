@@ -6,27 +6,75 @@ use crate::state::*;
 use crate::sys::*;
 use crate::wire;
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
+use std::sync::MutexGuard;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Marks a queue pair that one thread at a time may use as used, as long as it is there.
-struct Turn(*mut QpHandle);
+/// Tells a test when the library is entered and left on the way of data, so that it can tell its own doings from ours.
+static WATCH: [AtomicPtr<()>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
+
+/// From now on `entered` and `left` are called, on the calling thread, around each call that posts, polls or arms.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_watch(entered: extern "C" fn(), left: extern "C" fn()) {
+    WATCH[0].store(entered as *mut (), Ordering::Release);
+    WATCH[1].store(left as *mut (), Ordering::Release);
+}
+
+fn tell(at: usize) {
+    let watch = WATCH[at].load(Ordering::Acquire);
+    if !watch.is_null() {
+        // SAFETY: a function of this type, as `fake_watch` has got it.
+        unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(watch)() };
+    }
+}
+
+/// A call is in the library as long as this is there: the first thing that it makes, and so the last that it ends.
+pub struct Inside;
+
+impl Inside {
+    pub fn enter() -> Self {
+        tell(0);
+        Inside
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        tell(1);
+    }
+}
+
+/// Marks a thread domain, all of whose queue pairs one thread at a time may use, as used, as long as it is there. Other
+/// queue pairs have locks of the driver's, as `ibv_alloc_td(3)` says.
+struct Turn(Option<*const TdHandle>);
 
 impl Turn {
-    fn take(qp: *mut ibv_qp) -> Self {
-        let handle = qp.cast::<QpHandle>();
+    /// Of the domain of a queue pair, with the state.
+    fn take(qp: *mut ibv_qp) -> (Self, MutexGuard<'static, State>) {
         // SAFETY: a queue pair that was handed out.
-        let (busy, single) = unsafe { (&(*handle).busy, (*handle).single) };
-        if busy.swap(true, Ordering::AcqRel) && single {
-            state().misuse("two threads post at once on a queue pair of a thread domain");
+        let td = unsafe { (*qp.cast::<QpHandle>()).td };
+        let turn = Turn((!td.is_null()).then_some(td));
+        // SAFETY: a domain is there as long as its queue pairs are.
+        let was_busy = turn.0.is_some_and(|td| unsafe { (*td).busy.swap(true, Ordering::AcqRel) });
+        let mut state = state();
+        if was_busy {
+            state.misuse("two threads post at once on queue pairs of one thread domain");
         }
-        Turn(handle)
+        if state.hold {
+            state.held += 1;
+            state = RELEASED.wait_while(state, |state| state.hold).expect("a panic ends the process");
+            state.held -= 1;
+        }
+        (turn, state)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // SAFETY: a queue pair that was handed out, and is in use.
-        unsafe { (*self.0).busy.store(false, Ordering::Release) };
+        if let Some(td) = self.0 {
+            // SAFETY: as above; the queue pair is in use.
+            unsafe { (*td).busy.store(false, Ordering::Release) };
+        }
     }
 }
 
@@ -41,8 +89,8 @@ pub unsafe extern "C" fn post_send(
     mut request: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let _turn = Turn::take(qp);
-    let mut state = state();
+    let _inside = Inside::enter();
+    let (_turn, mut state) = Turn::take(qp);
     // SAFETY: a queue pair that was handed out.
     let number = unsafe { (*qp).qp_num };
     // SAFETY: a list of the caller's, that ends with null.
@@ -134,8 +182,8 @@ pub unsafe extern "C" fn post_recv(
     mut request: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _turn = Turn::take(qp);
-    let mut state = state();
+    let _inside = Inside::enter();
+    let (_turn, mut state) = Turn::take(qp);
     // SAFETY: a queue pair that was handed out.
     let number = unsafe { (*qp).qp_num };
     let Some(of) = state.qps.get_mut(&number) else { return EINVAL };
@@ -173,6 +221,7 @@ pub unsafe extern "C" fn post_recv(
 }
 
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
+    let _inside = Inside::enter();
     let mut state = state();
     engine::run_all(&mut state);
     let Some(of) = state.cqs.get_mut(&(cq as usize)) else { return -EINVAL };
@@ -193,6 +242,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) 
 }
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
+    let _inside = Inside::enter();
     let mut state = state();
     let Some(of) = state.cqs.get_mut(&(cq as usize)) else { return EINVAL };
     if of.channel == 0 {

@@ -30,6 +30,30 @@ static ROWS: [Row; 256] = [const { Row::free() }; 256];
 
 thread_local! {
     static MINE: Cell<Option<&'static Row>> = const { Cell::new(None) };
+    /// How deep the thread is in a library whose doings don't count, and how often it was there.
+    static ELSEWHERE: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// What the calling thread does from now on is not ours, until it comes back. Safe in a signal handler, as what follows.
+#[allow(dead_code)] // where there is such a library
+pub extern "C" fn gone_elsewhere() {
+    ELSEWHERE.with(|elsewhere| elsewhere.set((elsewhere.get().0 + 1, elsewhere.get().1 + 1)));
+}
+
+/// The end of what [`gone_elsewhere`] has begun.
+#[allow(dead_code)] // as above
+pub extern "C" fn came_back() {
+    ELSEWHERE.with(|elsewhere| elsewhere.set((elsewhere.get().0 - 1, elsewhere.get().1)));
+}
+
+/// How often the calling thread was elsewhere.
+#[allow(dead_code)] // as above
+pub fn times_elsewhere() -> u64 {
+    ELSEWHERE.with(Cell::get).1
+}
+
+fn is_ours() -> bool {
+    ELSEWHERE.with(Cell::get).0 == 0
 }
 
 fn mine() -> &'static Row {
@@ -47,6 +71,9 @@ fn mine() -> &'static Row {
 
 /// Counts a system call of the calling thread. Safe in a signal handler.
 pub fn count_call(number: i64) {
+    if !is_ours() {
+        return;
+    }
     let row = mine();
     row.calls.fetch_add(1, Relaxed);
     row.last_call.store(number, Relaxed);
@@ -119,6 +146,14 @@ fn activity(row: &Row, from: Counts, to: Counts) -> Activity {
     }
 }
 
+fn count_heap(allocations: u64, frees: u64) {
+    let row = mine();
+    if is_ours() {
+        row.allocations.fetch_add(allocations, Relaxed);
+        row.frees.fetch_add(frees, Relaxed);
+    }
+}
+
 /// The system's allocator, counted by thread.
 struct Counting;
 
@@ -128,27 +163,25 @@ static ALLOCATOR: Counting = Counting;
 // SAFETY: each call goes to the system's allocator as it came; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        mine().allocations.fetch_add(1, Relaxed);
+        count_heap(1, 0);
         // SAFETY: the caller's promises are those of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        mine().allocations.fetch_add(1, Relaxed);
+        count_heap(1, 0);
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        mine().frees.fetch_add(1, Relaxed);
+        count_heap(0, 1);
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let row = mine();
-        row.allocations.fetch_add(1, Relaxed);
-        row.frees.fetch_add(1, Relaxed);
+        count_heap(1, 1);
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }

@@ -3,6 +3,7 @@
 //! by `tests/conformance`, also on the fake.
 
 mod choice;
+mod domains;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
 mod early;
@@ -14,6 +15,7 @@ mod harness;
 mod queues;
 mod refusals;
 mod regions;
+mod removal;
 mod settings;
 mod setup;
 mod stripes;

@@ -65,6 +65,22 @@ fn silence_counts_from_the_last_sign_of_life() {
 }
 
 #[test]
+fn a_linked_life_whose_calls_are_not_answered_is_held_for_silent_at_the_bound_and_not_before() {
+    let start = Instant::now();
+    let (mut members, info) = linked(start);
+    let just_before = start + SILENCE - Duration::from_nanos(1);
+    for now in [start + SILENCE / 2, just_before] {
+        assert!(members.unanswered(0, now).is_empty() && members.silent(0, now).is_empty());
+        assert!(members.all_linked());
+    }
+    // What is linked falls silent as a link, not as one that was never there.
+    assert!(members.unanswered(0, start + SILENCE).is_empty());
+    let acts = members.silent(0, start + SILENCE);
+    assert_eq!(acts, [Act::Lost(info, LossCause::Silent { after: SILENCE })]);
+    assert!(members.unanswered(0, start + SILENCE * 9).is_empty(), "told only once");
+}
+
+#[test]
 fn a_life_held_for_dead_may_come_back_with_a_new_generation_until_another_one_takes_its_name() {
     let start = Instant::now();
     let (mut members, info) = linked(start);

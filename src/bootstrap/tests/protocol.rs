@@ -195,6 +195,32 @@ fn a_peer_that_stood_still_is_lost_and_is_linked_again_in_the_same_life_when_it_
     member.peering.await_ready(&name("worker", 0), 2);
 }
 
+/// Its kernel takes connections, and nobody answers on them: that is no refusal, which would tell that it has died.
+#[test]
+fn a_linked_peer_that_hangs_is_held_for_silent_after_the_bound() {
+    let cluster = workers(2);
+    let hanging = TcpListener::bind(cluster.address(&name("worker", 0)).unwrap()).unwrap();
+    let options = options(&cluster, 1);
+    // Longer than a call may take: the first was made before there was a link to watch over.
+    let silence = options.silence;
+    let member = Member::start(options);
+    let mut raw = Raw::new(&cluster, 7);
+    raw.hello().unwrap();
+    raw.link(1);
+    let linked = Instant::now();
+    member.peering.await_ready(&name("worker", 0), 1);
+    let (who, cause) = member.peering.await_loss();
+    let took = linked.elapsed();
+    println!("{cause}; known {took:?} after it was linked");
+    assert_eq!(who, name("worker", 0));
+    assert!(matches!(cause, LossCause::Silent { after } if after >= silence), "{cause}");
+    assert!(took < 3 * silence, "the call that nobody answers has no bound: {took:?}");
+    let called = hanging.set_nonblocking(true).and_then(|()| hanging.accept());
+    assert!(called.is_ok(), "it was called, and not refused: {called:?}");
+    // A refusal would have told more.
+    assert!(!member.peering.told().iter().any(|told| matches!(told, Told::Gone(..))));
+}
+
 #[test]
 fn saying_goodbye_to_a_peer_that_does_not_answer_is_bounded() {
     let cluster = workers(2);

@@ -352,7 +352,9 @@ impl Lane {
         let signaled = self.must_signal(true, len);
         if let Some((words, word)) = word {
             let place = words.addr.wrapping_add(u64::from(self.consuming & self.mask()) * 8);
-            let (piece, flags) = self.copy(buffer, &word.to_le_bytes());
+            // Named, as inline bytes are read when the request is posted.
+            let bytes = word.to_le_bytes();
+            let (piece, flags) = self.copy(buffer, &bytes);
             let there = Remote { addr: place, rkey: words.rkey };
             self.post(IBV_WR_RDMA_WRITE, piece, Some(there), None, flags)?;
         }

@@ -15,12 +15,13 @@
 //! | `sys`, `library` | the library's interface |
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
-//! | `lane`, `stripes`, `control`, `grants`, `link`, `slot`, `bell`, `port` | what is done |
+//! | `lane`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
 
 #![allow(unsafe_code)]
 
 mod address;
+mod beds;
 mod bell;
 mod buffers;
 mod chosen;

@@ -1,0 +1,119 @@
+//! A turn of everything that moves data, between two ports that one thread owns.
+
+use crate::driver::Fake;
+use crate::harness::{connect, immediate, pool, tensor, tensor_mut};
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions, VerbsPort};
+use tensorwire::fabric::{Completions, Event, Fabric, Lane, LinkId, LinkOptions, OpId, Port, PostError};
+use tensorwire::memory::{Tensor, TensorMut};
+use tensorwire::wire::Grant;
+
+const ZERO: Lane = Lane(0);
+/// Polls in which a turn must be over: the fake carries requests out when they are posted.
+const PATIENCE: u32 = 100_000;
+
+/// One end, and what came.
+struct End {
+    port: VerbsPort,
+    link: LinkId,
+    completions: Completions,
+    /// How many operations are done, messages and immediates came.
+    came: [u32; 3],
+    /// A read's target, when it is back.
+    target: Option<TensorMut>,
+}
+
+impl End {
+    fn poll(&mut self) {
+        self.completions.clear();
+        self.port.poll(&mut self.completions);
+        for (completion, message) in self.completions.drain() {
+            match completion.event {
+                Event::Done { .. } => self.came[0] += 1,
+                Event::ReadDone { target, .. } => {
+                    self.came[0] += 1;
+                    self.target = Some(target);
+                }
+                Event::Message(_) => {
+                    assert_eq!(message, b"a message");
+                    self.came[1] += 1;
+                }
+                Event::Immediate { .. } => self.came[2] += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Two ends, what is written from the first to the second, and what it reads there.
+pub struct Turns {
+    a: End,
+    b: End,
+    source: Tensor,
+    grant: Grant,
+    exposed: Grant,
+    returned: u32,
+    _fabrics: [VerbsFabric; 2],
+}
+
+impl Turns {
+    pub fn new(fake: &Fake, options: VerbsOptions, bytes: usize) -> Self {
+        let pools = [pool(16 << 20), pool(16 << 20)];
+        let make =
+            |pool| VerbsFabric::with_library(fake.library, pool, options.clone()).expect("it has a device");
+        let fabrics = [make(&pools[0]), make(&pools[1])];
+        let links = connect(
+            &fabrics[0],
+            &fabrics[1],
+            &LinkOptions { lanes: 1, depth: 64, generation: 1, receives: 0 },
+        );
+        let end = |fabric: &VerbsFabric, link| {
+            let mut port = fabric.port().expect("a port");
+            let link = port.attach(link).expect("room");
+            let completions = Completions::with_capacity(64);
+            End { port, link, completions, came: [0; 3], target: None }
+        };
+        let (mut a, mut b) = (end(&fabrics[0], links.0), end(&fabrics[1], links.1));
+        a.target = Some(tensor_mut(&pools[0], bytes));
+        let grant = b.port.grant(b.link, tensor_mut(&pools[1], bytes)).expect("room");
+        let exposed = b.port.expose(b.link, &tensor(&pools[1], &vec![2; bytes])).expect("room");
+        let source = tensor(&pools[0], &vec![1; bytes]);
+        Turns { a, b, source, grant, exposed, returned: 0, _fabrics: fabrics }
+    }
+
+    /// A write, one with an immediate, an inline one, a message and a read; and receives for them.
+    pub fn turn(&mut self) {
+        let Turns { a, b, source, grant, exposed, .. } = self;
+        let len = source.bytes().len() as u64;
+        b.port.post_receives(b.link, ZERO, 3);
+        self.returned += 3;
+        b.port.publish_credits(b.link, ZERO, self.returned);
+        a.port.write(a.link, ZERO, OpId(1), source, 0, len, grant, None).expect("room");
+        a.port.write(a.link, ZERO, OpId(2), source, 0, len, grant, Some(immediate(7))).expect("room");
+        a.port.write_inline(a.link, ZERO, b"inline", grant, Some(immediate(8))).expect("room");
+        a.port.send(a.link, ZERO, b"a message").expect("room");
+        let target = a.target.take().expect("it came back");
+        let posted: Result<(), (PostError, TensorMut)> = a.port.read(a.link, ZERO, OpId(3), target, exposed);
+        posted.expect("room");
+        for _ in 0..PATIENCE {
+            a.poll();
+            b.poll();
+            if a.came == [3, 0, 0]
+                && b.came == [0, 1, 2]
+                && a.port.peer_credits(a.link, ZERO) == self.returned
+            {
+                (a.came, b.came) = ([0; 3], [0; 3]);
+                return;
+            }
+        }
+        panic!("this is all that came: {:?} {:?}", a.came, b.came);
+    }
+
+    /// Arms both ports, as whoever sleeps does.
+    pub fn arm(&mut self) {
+        for end in [&mut self.a, &mut self.b] {
+            while !end.port.arm() {
+                end.poll();
+            }
+        }
+    }
+}
