@@ -78,6 +78,16 @@ mutants! {
     KeptValueForgotten,
     /// A local value that misfits is lost.
     LocalMisfitLost,
+    /// What comes for a standing request before it is claimed is thrown away.
+    ParkedDropped,
+    /// Standing requests stay when their step ends.
+    ArmedOutlivesStep,
+    /// A tensor that fits the destination of a standing request keeps the meta-data of the one before.
+    NotRetyped,
+    /// What has come for standing requests is thrown away when they are given up.
+    DisarmedValueDropped,
+    /// What has come for standing requests is thrown away when their link goes.
+    ParkedNotOrphaned,
 }
 
 /// Whether a bug is switched on.

@@ -271,7 +271,8 @@ settings! {
     /// Routes (edges that a peer has asked for) that are remembered for each link.
     max_routes: u32, Number<u32>, default("65536"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Requests that are kept for each peer while their step has not started here.
+    /// Requests that are kept for each peer while their step has not started here. Standing requests, which come before
+    /// their step by their nature, count among `max_requests` alone, and take half of it at most.
     max_deferred: u32, Number<u32>, default("1024"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
     /// Tensors that can wait to be received; one more send fails at once.

@@ -1,5 +1,6 @@
 //! Requests of this side, from their sending to their end.
 
+use super::armed::Parked;
 use super::destination::{place_response, take_back};
 use super::held::Held;
 use super::links::{Context, Link, RequestRefused};
@@ -11,11 +12,11 @@ use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
-use crate::wire::message::{Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
+use crate::wire::message::{Before, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
 use crate::wire::{Code, DType, Immediate, ImmediateKind, Status};
 
 impl<C> Link<C> {
-    /// Sends a request, or holds it back while an earlier one for its key is not settled.
+    /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
     pub(super) fn request<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
@@ -24,6 +25,10 @@ impl<C> Link<C> {
         timeout_ms: u32,
         waiter: C,
     ) -> Result<RequestId, (RequestRefused, C)> {
+        let (want, waiter) = match self.claim(cx, &key, want, timeout_ms, waiter) {
+            Ok(id) => return Ok(id),
+            Err(unclaimed) => unclaimed,
+        };
         let full = RequestRefused::TooManyRequests { max: self.requests.max() };
         if !self.requests.has_room() {
             return Err((full, waiter));
@@ -94,7 +99,7 @@ impl<C> Link<C> {
         self.send(cx, &message);
     }
 
-    fn announce<P: Port>(
+    pub(super) fn announce<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         announce: Announce,
@@ -153,9 +158,23 @@ impl<C> Link<C> {
         if request.machine.is_held_back() {
             self.unsettled.forget(&request.key, id);
         }
+        if request.machine.is_unclaimed() {
+            if is_on(Mutant::ArmedOutlivesStep) {
+                return;
+            }
+            self.unlist(id);
+        }
+        self.give_up_now(cx, id);
+    }
+
+    /// Gives up a request of which everything else has been seen to.
+    pub(super) fn give_up_now<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+        let Some(request) = self.requests.get(id) else { return };
         match request.machine.give_up() {
             ReceiverAction::SendCancel => self.send_cancel(cx, id),
-            action @ ReceiverAction::FinishCancelled => self.end(cx, id, action, RequestError::GivenUp),
+            action @ (ReceiverAction::FinishCancelled | ReceiverAction::Free) => {
+                self.end(cx, id, action, RequestError::GivenUp);
+            }
             _ => {}
         }
     }
@@ -173,12 +192,17 @@ impl<C> Link<C> {
         match immediate.kind {
             ImmediateKind::Plain => {
                 let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
-                let Some(target) = take_back(request, cx.port, cx.counters, link) else {
+                let Some(mut target) = take_back(request, cx.port, cx.counters, link) else {
                     return Err(format!(
                         "a write landed for slot {}, which granted nothing",
                         id.slot.index()
                     ));
                 };
+                if request.is_retyped
+                    && let Some(meta) = &request.meta
+                {
+                    target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
+                }
                 let received =
                     if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
                 let side = request.meta.as_ref().map_or(Side::POOL, |meta| meta.side);
@@ -224,14 +248,19 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         id: RequestId,
         meta: VersionedMeta,
-        loan_follows: bool,
+        before: Before,
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         if meta.meta.dtype() == DType::String {
             return Err("it offered strings, which this version does not move".into());
         }
-        let arrival = if loan_follows { Arrival::MetaBeforeLoan } else { Arrival::Meta };
+        let arrival = match before {
+            Before::ReRequest => Arrival::Meta,
+            Before::Loan => Arrival::MetaBeforeLoan,
+            Before::Write => Arrival::MetaBeforeWrite { bytes: meta.meta.bytes() },
+        };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
+        request.is_retyped = before == Before::Write && !is_on(Mutant::NotRetyped);
         request.meta = Some(meta.clone());
         let key = request.key.clone();
         self.routes_out.learn(&key.edge, &meta);
@@ -359,6 +388,10 @@ impl<C> Link<C> {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
         let Held { key, value, asked } = held;
+        if action == ReceiverAction::Park {
+            drop(take_back(request, cx.port, cx.counters, link));
+            return self.park(id, Parked::Value(value));
+        }
         if request.waiter.is_none() {
             return self.late(cx, id, action, value);
         }
@@ -383,17 +416,28 @@ impl<C> Link<C> {
         cx.counters.increment(Counter::ErrorsReceived);
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Error).map_err(|v| v.to_string())?;
+        self.sender_failed(cx, id, action, status);
+        Ok(())
+    }
+
+    /// The sender has no value for a request, for this reason.
+    pub(super) fn sender_failed<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        action: ReceiverAction,
+        status: Status,
+    ) {
+        let Some(request) = self.requests.get(id) else { return };
         // A sender that is done with the step has forgotten what is in line here: that is whose turn it is.
         let is_over = status.derived || status.code == Code::NotFound;
         let key = (is_over && request.waiter.is_some()).then(|| request.key.clone());
         if !self.held.is_empty()
             && let Some((name, held)) = key.and_then(|key| self.held.take_any(&key))
         {
-            self.place(cx, id, action, Some(name), held);
-            return Ok(());
+            return self.place(cx, id, action, Some(name), held);
         }
         self.end(cx, id, action, RequestError::Remote(status));
-        Ok(())
     }
 
     /// `CANCEL_ACK`.
@@ -418,16 +462,26 @@ impl<C> Link<C> {
         request
     }
 
-    fn deliver<P: Port>(
+    pub(super) fn deliver<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
-        received: Received,
-        sender: Side,
+        mut received: Received,
+        mut sender: Side,
     ) {
-        if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
+        if action == ReceiverAction::Park {
+            return self.park(id, Parked::Value(HeldValue::of(received, sender)));
+        }
+        let Some(request) = self.requests.get(id) else { return };
+        if request.waiter.is_none() {
             return self.late(cx, id, action, HeldValue::of(received, sender));
+        }
+        if let Some(given) = request.copy_to.take() {
+            match HeldValue::of(received, sender).place(cx.pool, Some(given), true) {
+                Ok(placed) => (received, sender) = placed,
+                Err(unfit) => return self.unwanted(cx, id, action, unfit.value, unfit.error),
+            }
         }
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
             cx.events.push_back(LinkEvent::Arrived { waiter, key, received, sender });
@@ -452,7 +506,7 @@ impl<C> Link<C> {
     }
 
     /// A value has come that its waiter does not want, or can't have, as it is.
-    fn unwanted<P: Port>(
+    pub(super) fn unwanted<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -460,6 +514,9 @@ impl<C> Link<C> {
         value: HeldValue,
         error: RequestError,
     ) {
+        if action == ReceiverAction::Park {
+            return self.park(id, Parked::Value(value));
+        }
         if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
             return self.late(cx, id, action, value);
         }
@@ -468,7 +525,7 @@ impl<C> Link<C> {
     }
 
     /// Holds the value that a request was answered with, and has its place put back in line.
-    fn hold<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, value: HeldValue) {
+    pub(super) fn hold<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, value: HeldValue) {
         let Some(request) = self.requests.get(id) else { return };
         let (key, route, asked) = (request.key.clone(), request.route, request.asked);
         let TensorKey { step, frame, iteration, .. } = key;
@@ -479,13 +536,19 @@ impl<C> Link<C> {
         self.send(cx, &Message::Return { request: id, route, step, frame, iteration, held });
     }
 
-    fn end<P: Port>(
+    pub(super) fn end<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
         error: RequestError,
     ) {
+        if action == ReceiverAction::Park {
+            if let Some(request) = self.requests.get(id) {
+                drop(take_back(request, cx.port, cx.counters, self.id));
+            }
+            return self.park(id, Parked::Failed(error));
+        }
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
             cx.events.push_back(LinkEvent::Failed { waiter, key, error });
         }
@@ -502,6 +565,7 @@ impl<C> Link<C> {
             let request = self.requests.get(id)?;
             return Some((request.waiter.take(), request.key.clone()));
         }
+        self.unlist(id);
         let mut request = self.requests.remove(id)?;
         // The tensor goes back to the pool: nothing can be written to it any more.
         drop(take_back(&mut request, cx.port, cx.counters, self.id));

@@ -47,7 +47,11 @@ impl<C> Link<C> {
         }
     }
 
-    fn grant<P: Port>(&self, cx: &mut Context<'_, P, C>, target: TensorMut) -> Result<Grant, TensorMut> {
+    pub(super) fn grant<P: Port>(
+        &self,
+        cx: &mut Context<'_, P, C>,
+        target: TensorMut,
+    ) -> Result<Grant, TensorMut> {
         cx.port.grant(self.id, target).map_err(|(_, target)| target)
     }
 }

@@ -8,8 +8,8 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
 use crate::telemetry::Counter;
+use crate::wire::message::{Arm, Before, MetaRef, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
-use crate::wire::message::{MetaRef, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
 use foldhash::HashMap;
 
@@ -42,6 +42,7 @@ impl<C> Link<C> {
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: &TensorRequest,
+        armed: bool,
     ) -> Result<(), String> {
         let slot = request.request.slot.index();
         if let Some(served) = self.served.get(&slot) {
@@ -74,6 +75,7 @@ impl<C> Link<C> {
             granted: request.grant.map(|grant| grant.len),
             meta_version: request.meta_version,
             borrow: request.borrow,
+            armed,
         };
         let served = Asking {
             generation: request.request.generation,
@@ -86,7 +88,31 @@ impl<C> Link<C> {
         };
         self.served.insert(slot, served);
         let incoming = Incoming { link: self.id, request: request.request };
-        cx.events.push_back(LinkEvent::Asked { incoming, key, timeout_ms: request.timeout_ms });
+        cx.events.push_back(LinkEvent::Asked { incoming, key, timeout_ms: request.timeout_ms, armed });
+        Ok(())
+    }
+
+    /// `ARM`: as many requests as it has steps.
+    pub(super) fn asked_in_advance<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        arm: &Arm<'_>,
+    ) -> Result<(), String> {
+        for (n, step) in arm.steps.iter().enumerate() {
+            let request = TensorRequest {
+                request: step.request,
+                route: arm.route,
+                // The message was refused if this overflows.
+                step: arm.first_step.wrapping_add(n as u64),
+                frame: arm.frame,
+                iteration: arm.iteration,
+                meta_version: arm.meta_version,
+                timeout_ms: u32::MAX,
+                borrow: arm.borrow,
+                grant: arm.grant(&step),
+            };
+            self.asked(cx, &request, true)?;
+        }
         Ok(())
     }
 
@@ -232,7 +258,7 @@ impl<C> Link<C> {
         let (answer, grant, of) = (served.machine.matched(value), served.grant, served.wire_key());
         if answer == Answer::Meta {
             served.kept = Some((tensor, number));
-            self.meta(cx, request, full, false);
+            self.meta(cx, request, full, Before::ReRequest);
             return Served::Kept;
         }
         self.served.remove(&request.slot.index());
@@ -245,15 +271,19 @@ impl<C> Link<C> {
                 return Served::Copied;
             }
             (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
+            (Answer::MetaThenWrite, Some(grant)) => {
+                self.meta(cx, request, full, Before::Write);
+                self.write(cx, request, tensor, Grant { len: bytes, ..grant });
+            }
             (Answer::Lend { meta_first }, _) => {
                 if meta_first {
-                    self.meta(cx, request, full, true);
+                    self.meta(cx, request, full, Before::Loan);
                 }
                 cx.counters.increment(Counter::LoansPosted);
                 self.out.lend(cx.port, tensor, immediate(ImmediateKind::Lend, request));
             }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
-            (Answer::Write | Answer::Dead | Answer::Meta, _) => {}
+            (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
         }
         Served::Posted
     }
@@ -263,10 +293,10 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         request: RequestId,
         meta: VersionedMeta,
-        loan_follows: bool,
+        before: Before,
     ) {
         cx.counters.increment(Counter::MetaResponses);
-        self.send(cx, &Message::Meta { request, loan_follows, meta });
+        self.send(cx, &Message::Meta { request, before, meta });
     }
 
     fn write<P: Port>(

@@ -1,6 +1,7 @@
 //! The links of one poller and the port that they complete on.
 
 use super::answered::{Answered, WireKey};
+use super::armed::ArmedTable;
 use super::held::HeldTable;
 use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
@@ -61,6 +62,7 @@ pub(super) struct Link<C> {
     pub answered: Answered,
     pub held: HeldTable,
     pub unsettled: Unsettled,
+    pub armed: ArmedTable,
     /// Requests made so far.
     pub asked: u64,
     pub routes_out: OutRoutes,
@@ -219,7 +221,7 @@ impl<P: Port, C> Links<P, C> {
         self.events.pop_front()
     }
 
-    /// Asks the peer for a tensor. The answer is an event that carries `waiter`.
+    /// Asks the peer for a tensor, or claims what was asked for in advance. The answer is an event that carries `waiter`.
     ///
     /// # Errors
     /// The waiter comes back if there is no such link, no room for the request, or no memory for its destination.
@@ -235,6 +237,30 @@ impl<P: Port, C> Links<P, C> {
         let asked = found.request(&mut cx, key, want, timeout_ms, waiter);
         self.links.note_backlog(link);
         asked
+    }
+
+    /// Whether standing requests of a key can say where, or how, their tensors are to come: its meta-data is known, or they
+    /// would be borrowed.
+    pub fn foresees(&mut self, link: LinkId, key: &TensorKey, borrow: bool) -> bool {
+        self.with(link).is_some_and(|(found, mut cx)| found.foresees(&mut cx, key, borrow))
+    }
+
+    /// Asks the peer in advance for the tensors of `count` steps from that of `first` on, or of as many as there is room
+    /// for. Returns of how many. A later [`Links::request`] for one of them claims what was asked for.
+    pub fn arm_steps(&mut self, link: LinkId, first: &TensorKey, count: u32, borrow: bool) -> u32 {
+        let Some((found, mut cx)) = self.with(link) else { return 0 };
+        let armed = found.arm(&mut cx, first, count, borrow);
+        self.links.note_backlog(link);
+        armed
+    }
+
+    /// Gives up what was asked for in advance and not claimed, of the keys that fit. Values that have come are in line
+    /// again.
+    pub fn disarm(&mut self, link: LinkId, fits: &mut dyn FnMut(&TensorKey) -> bool) {
+        if let Some((found, mut cx)) = self.with(link) {
+            found.disarm(&mut cx, fits);
+            self.links.note_backlog(link);
+        }
     }
 
     /// Looks at every waiter of a link's requests.
@@ -315,6 +341,7 @@ impl<P: Port, C> Links<P, C> {
             leaving: sum(|link| link.out.values()),
             held: sum(|link| link.held.len()),
             unsettled: sum(|link| link.unsettled.len()),
+            armed: sum(|link| link.armed.len()),
         }
     }
 
@@ -362,6 +389,7 @@ impl<C> Link<C> {
             answered: Answered::with_capacity(IN_FLIGHT),
             held: HeldTable::default(),
             unsettled: Unsettled::default(),
+            armed: ArmedTable::new(),
             asked: 0,
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
@@ -461,13 +489,14 @@ impl<C> Link<C> {
                 true => Ok(()),
                 false => Err(format!("route {number} was dropped, but never announced")),
             },
-            Message::Request(request) => self.asked(cx, &request),
+            Message::Request(request) => self.asked(cx, &request, false),
+            Message::Arm(arm) => self.asked_in_advance(cx, &arm),
             Message::ReRequest { request, grant } => self.asked_again(cx, request, grant),
             Message::Cancel { request } => {
                 self.cancelled(cx, request);
                 Ok(())
             }
-            Message::Meta { request, loan_follows, meta } => self.meta_came(cx, request, meta, loan_follows),
+            Message::Meta { request, before, meta } => self.meta_came(cx, request, meta, before),
             Message::Response { request, meta, data } => self.response_came(cx, request, meta, data),
             Message::CancelAck { request } => self.acknowledged(cx, request),
             Message::Error { request, status } => self.error_came(cx, request, status),
@@ -524,6 +553,7 @@ impl<C> Link<C> {
         if !is_on(Mutant::OutstandingLeak) {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
         }
+        self.hold_parked();
         for held in self.held.drain() {
             let incarnation = self.identity.peer_incarnation;
             cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value, incarnation });

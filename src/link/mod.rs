@@ -7,6 +7,7 @@
 //! What may not be done here: block, ask for the time, look a key up, call user code.
 
 mod answered;
+mod armed;
 mod arrivals;
 mod destination;
 mod held;
@@ -73,8 +74,11 @@ pub fn side_of_mut(tensor: &TensorMut) -> Side {
 /// How much the links of a poller have to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// Requests of this side that the peers may still answer, those that were given up included.
+    /// Requests of this side that the peers may still answer, those that were given up included, and standing ones that
+    /// nobody has claimed.
     pub requests: usize,
+    /// Those of them that are standing and that nobody has claimed.
+    pub armed: usize,
     /// Requests of the peers that have not been answered whole.
     pub served: usize,
     /// Routes with a request of this side.
@@ -193,6 +197,8 @@ pub enum LinkEvent<C> {
         key: TensorKey,
         /// How long the peer waits, in ms; `u32::MAX` for ever.
         timeout_ms: u32,
+        /// Whether the peer asks in advance.
+        armed: bool,
     },
     /// A peer gave up a request that was not answered yet.
     Withdrawn {

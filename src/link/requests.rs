@@ -1,5 +1,6 @@
 //! The slot table: every request of ours that the peer may still answer.
 
+use super::armed::Parked;
 use super::links::IN_FLIGHT;
 use super::{TensorKey, Want};
 use crate::memory::TensorMut;
@@ -44,6 +45,14 @@ pub(super) struct Request<C> {
     pub is_unsettled: bool,
     /// Whether what still comes for it is nobody's: its step has ended.
     pub is_abandoned: bool,
+    /// What came for it before it was claimed, if it is a standing one.
+    pub parked: Option<Parked>,
+    /// The tensor that the waiter gave who claimed it: what lands is copied there.
+    pub copy_to: Option<TensorMut>,
+    /// Bytes of its destination, as long as it is armed.
+    pub armed_bytes: u64,
+    /// Whether its destination gets other meta-data once the tensor has landed.
+    pub is_retyped: bool,
 }
 
 /// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
@@ -103,10 +112,15 @@ impl Unsettled {
 impl<C> Request<C> {
     /// A request that is not sent yet.
     pub fn held_back(key: TensorKey, waiter: C, route: u32, asked: u64, timeout_ms: u32) -> Self {
+        Request { waiter: Some(waiter), ..Self::without_waiter(key, route, asked, timeout_ms) }
+    }
+
+    /// The same without a waiter.
+    pub fn without_waiter(key: TensorKey, route: u32, asked: u64, timeout_ms: u32) -> Self {
         Request {
             machine: Receiver::held_back(),
             key,
-            waiter: Some(waiter),
+            waiter: None,
             grant: None,
             given: None,
             into: false,
@@ -120,6 +134,10 @@ impl<C> Request<C> {
             quarantined: 0,
             is_unsettled: false,
             is_abandoned: false,
+            parked: None,
+            copy_to: None,
+            armed_bytes: 0,
+            is_retyped: false,
         }
     }
 }

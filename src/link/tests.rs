@@ -5,7 +5,7 @@ use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
 use crate::fabric::{Completions, Event, Fabric, Half, Lane, LinkOptions, Port, Role};
 use crate::memory::{Pool, PoolOptions, Region, RegionOptions};
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{Message, MetaRef, TensorRequest, VERSION, VersionedMeta};
+use crate::wire::message::{Before, Message, MetaRef, TensorRequest, VERSION, VersionedMeta};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, TaskId};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ fn meta(dtype: DType, dims: &[u64]) -> VersionedMeta {
 fn a_ping_of_another_version_ends_the_link_with_both_versions() {
     let mut scene = scene();
     scene.peer.say(&Message::Ping { version: VERSION + 1, nonce: 0 });
-    scene.expect_violation("speaks version 2 of the protocol, this side version 1");
+    scene.expect_violation("speaks version 3 of the protocol, this side version 2");
 }
 
 #[test]
@@ -355,7 +355,11 @@ fn answers_for_an_earlier_use_of_a_slot_are_dropped_and_counted() {
         scene.peer.immediate(ImmediateKind::Plain, id);
         scene.peer.immediate(ImmediateKind::Dead, id);
         scene.peer.say(&Message::Response { request: id, meta: MetaRef::Cached(1), data: &[] });
-        scene.peer.say(&Message::Meta { request: id, loan_follows: false, meta: meta(DType::U8, &[1]) });
+        scene.peer.say(&Message::Meta {
+            request: id,
+            before: Before::ReRequest,
+            meta: meta(DType::U8, &[1]),
+        });
         scene.peer.say(&Message::CancelAck { request: id });
         assert!(scene.events().is_empty());
     }
@@ -392,7 +396,11 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
         ),
         (
             |peer, request| {
-                peer.say(&Message::Meta { request, loan_follows: false, meta: meta(DType::String, &[3]) })
+                peer.say(&Message::Meta {
+                    request,
+                    before: Before::ReRequest,
+                    meta: meta(DType::String, &[3]),
+                })
             },
             "strings",
         ),

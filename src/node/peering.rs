@@ -46,7 +46,7 @@ impl Names {
         let others = self.members.all().iter().filter(|task| *task != me);
         let of = |task: &TaskId| {
             let index = self.members.index(task)?;
-            Some(report(task, rendezvous.standing(index), self.ways().get(&index).copied()))
+            Some(report(task, rendezvous.peer_standing(index), self.ways().get(&index).copied()))
         };
         others.filter_map(of).collect()
     }

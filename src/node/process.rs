@@ -20,7 +20,7 @@ use crate::memory::{
 };
 use crate::rendezvous::{
     Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
-    Sequence, Step,
+    Sequence, Standing, Step,
 };
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
@@ -320,6 +320,15 @@ impl Node {
     /// declared base: choose bases above all step ids that belong to none.
     pub fn sequence(&self, base: u64) -> Sequence {
         self.rendezvous.sequence(base)
+    }
+
+    /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a sequence at a time, as long as
+    /// what this returns is there. Receives stay as they are.
+    ///
+    /// # Errors
+    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] already.
+    pub fn standing(&self, edge: &Edge, sequence: Sequence, window: u32) -> Result<Standing, Error> {
+        self.rendezvous.standing(edge, sequence, window)
     }
 
     /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it does not

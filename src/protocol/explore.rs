@@ -33,6 +33,35 @@ enum Ask {
     GrantedOther,
     /// It would be borrowed.
     Borrow,
+    /// A standing request with the right meta-data and a destination for it.
+    Armed,
+    /// One with a destination that is larger than what comes.
+    ArmedRoomy,
+    /// One with a destination that is too small for large values.
+    ArmedTight,
+    /// One without a destination.
+    ArmedBare,
+    /// One that would borrow.
+    ArmedBorrow,
+}
+
+impl Ask {
+    const ALL: [Ask; 9] = [
+        Ask::First,
+        Ask::Granted,
+        Ask::GrantedOther,
+        Ask::Borrow,
+        Ask::Armed,
+        Ask::ArmedRoomy,
+        Ask::ArmedTight,
+        Ask::ArmedBare,
+        Ask::ArmedBorrow,
+    ];
+
+    fn is_armed(self) -> bool {
+        use Ask::{Armed, ArmedBare, ArmedBorrow, ArmedRoomy, ArmedTight};
+        matches!(self, Armed | ArmedRoomy | ArmedTight | ArmedBare | ArmedBorrow)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +79,7 @@ enum ToReceiver {
     Response,
     Loan,
     Meta { loan_follows: bool },
+    MetaBeforeWrite,
     Held,
     CancelAck,
 }
@@ -63,6 +93,8 @@ enum Line {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Waiter {
+    /// Nobody has claimed the standing request.
+    NotYet,
     Waits,
     Got,
     ToldCancelled,
@@ -77,6 +109,8 @@ enum Step {
     Receiver,
     GiveUp,
     Drop,
+    Claim,
+    Disarm,
 }
 
 #[derive(Clone, Debug)]
@@ -88,6 +122,7 @@ struct World {
     granted: Option<u64>,
     no_room: bool,
     held: bool,
+    parked: bool,
     sender: Option<Sender>,
     kept: bool,
     sent: bool,
@@ -98,6 +133,7 @@ struct World {
 }
 
 const OTHER: u64 = 77;
+const ROOMY: u64 = 2000;
 
 impl Kind {
     fn bytes(self) -> u64 {
@@ -112,14 +148,16 @@ impl Kind {
 impl World {
     fn new(case: Case) -> Self {
         let granted = Self::grant_of(case);
+        let armed = case.asked.is_armed();
         World {
             case,
-            receiver: Receiver::new(granted),
-            waiter: Waiter::Waits,
+            receiver: if armed { Receiver::armed(granted) } else { Receiver::new(granted) },
+            waiter: if armed { Waiter::NotYet } else { Waiter::Waits },
             in_use: true,
             granted,
             no_room: false,
             held: false,
+            parked: false,
             sender: None,
             kept: false,
             sent: false,
@@ -132,9 +170,10 @@ impl World {
 
     fn grant_of(case: Case) -> Option<u64> {
         match case.asked {
-            Ask::Granted => Some(case.value.bytes()),
-            Ask::GrantedOther => Some(OTHER),
-            Ask::First | Ask::Borrow => None,
+            Ask::Granted | Ask::Armed => Some(case.value.bytes()),
+            Ask::GrantedOther | Ask::ArmedTight => Some(OTHER),
+            Ask::ArmedRoomy => Some(ROOMY),
+            Ask::First | Ask::Borrow | Ask::ArmedBare | Ask::ArmedBorrow => None,
         }
     }
 
@@ -160,6 +199,9 @@ impl World {
             self.may_give_up && waits && self.receiver.clone().give_up() != ReceiverAction::None,
         );
         add(Step::Drop, self.may_give_up && waits);
+        let unclaimed = self.waiter == Waiter::NotYet;
+        add(Step::Claim, unclaimed);
+        add(Step::Disarm, self.may_give_up && unclaimed);
         steps
     }
 
@@ -176,13 +218,33 @@ impl World {
                 self.waiter = Waiter::Dropped;
                 self.give_up();
             }
+            Step::Claim => {
+                self.waiter = Waiter::Waits;
+                if !self.in_use {
+                    // It had to be given up before: its receive asks by itself, and is told what that one would be.
+                    self.waiter = Waiter::ToldNoRoom;
+                } else if self.receiver.claim() == ReceiverAction::Deliver {
+                    assert!(std::mem::take(&mut self.parked), "it is here");
+                    (self.waiter, self.in_use) = (Waiter::Got, false);
+                }
+            }
+            Step::Disarm => {
+                self.waiter = Waiter::Dropped;
+                if std::mem::take(&mut self.parked) {
+                    self.held = true;
+                    self.to_sender.push_back(ToSender::Return);
+                }
+                self.give_up();
+            }
         }
         Ok(())
     }
 
     fn give_up(&mut self) {
-        if self.receiver.give_up() == ReceiverAction::SendCancel {
-            self.to_sender.push_back(ToSender::Cancel);
+        match self.receiver.give_up() {
+            ReceiverAction::SendCancel => self.to_sender.push_back(ToSender::Cancel),
+            ReceiverAction::Free => self.in_use = false,
+            _ => {}
         }
     }
 
@@ -217,10 +279,13 @@ impl World {
                     if answer == (Answer::Lend { meta_first: true }) {
                         self.to_receiver.push_back(ToReceiver::Meta { loan_follows: true });
                     }
+                    if answer == Answer::MetaThenWrite {
+                        self.to_receiver.push_back(ToReceiver::MetaBeforeWrite);
+                    }
                     self.to_receiver.push_back(match answer {
                         Answer::Dead => ToReceiver::Dead,
                         Answer::Response => ToReceiver::Response,
-                        Answer::Write => ToReceiver::Write,
+                        Answer::Write | Answer::MetaThenWrite => ToReceiver::Write,
                         Answer::Lend { .. } | Answer::Meta => ToReceiver::Loan,
                     });
                 }
@@ -234,12 +299,13 @@ impl World {
             ToSender::Request => {
                 let granted = Self::grant_of(self.case);
                 let meta_version = match self.case.asked {
-                    Ask::First | Ask::Borrow => 0,
-                    Ask::Granted => 5,
-                    Ask::GrantedOther => 4,
+                    Ask::First | Ask::Borrow | Ask::ArmedBare | Ask::ArmedBorrow => 0,
+                    Ask::Granted | Ask::Armed => 5,
+                    Ask::GrantedOther | Ask::ArmedRoomy | Ask::ArmedTight => 4,
                 };
-                let borrow = self.case.asked == Ask::Borrow;
-                self.sender = Some(Sender::new(Asked { granted, meta_version, borrow }));
+                let borrow = matches!(self.case.asked, Ask::Borrow | Ask::ArmedBorrow);
+                let armed = self.case.asked.is_armed();
+                self.sender = Some(Sender::new(Asked { granted, meta_version, borrow, armed }));
                 self.serve();
             }
             ToSender::ReRequest => {
@@ -278,6 +344,10 @@ impl World {
             ToReceiver::Dead => Arrival::Dead,
             ToReceiver::Response => Arrival::Response,
             ToReceiver::Loan => Arrival::Loan,
+            ToReceiver::MetaBeforeWrite => {
+                self.granted = Some(self.case.value.bytes());
+                Arrival::MetaBeforeWrite { bytes: self.case.value.bytes() }
+            }
             ToReceiver::Meta { loan_follows: true } => Arrival::MetaBeforeLoan,
             ToReceiver::Meta { loan_follows: false } => Arrival::Meta,
             ToReceiver::Held => {
@@ -315,6 +385,7 @@ impl World {
                 }
             }
             ReceiverAction::Free => self.in_use = false,
+            ReceiverAction::Park => (self.parked, self.granted) = (true, None),
             ReceiverAction::SendCancel | ReceiverAction::AskOnceMore => panic!("{action:?} for {arrival:?}"),
         }
         if !self.in_use {
@@ -345,6 +416,7 @@ impl World {
             + usize::from(self.waiter == Waiter::Got)
             + usize::from(self.line == Line::Value)
             + usize::from(self.kept)
+            + usize::from(self.parked)
             + usize::from(held_in_line);
         assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
         // A write that is under way, or may still be posted, finds its grant.
@@ -364,7 +436,7 @@ impl World {
     fn check_end(&self) {
         assert!(self.sender.is_none() && !self.kept, "a request is left at the sender: {self:?}");
         assert!(!self.in_use && self.granted.is_none(), "a slot is left at the receiver: {self:?}");
-        assert_ne!(self.waiter, Waiter::Waits, "a waiter hangs: {self:?}");
+        assert!(!matches!(self.waiter, Waiter::Waits | Waiter::NotYet), "a waiter hangs: {self:?}");
     }
 }
 
@@ -388,8 +460,7 @@ fn explore(world: &World, seen_ends: &mut HashSet<(Waiter, Line)>) -> u64 {
 
 fn cases() -> impl Iterator<Item = Case> {
     let values = [Kind::Dead, Kind::Small, Kind::Empty, Kind::Large, Kind::Lendable];
-    let asks = [Ask::First, Ask::Granted, Ask::GrantedOther, Ask::Borrow];
-    let all = values.into_iter().flat_map(move |value| asks.map(move |asked| (value, asked)));
+    let all = values.into_iter().flat_map(move |value| Ask::ALL.map(move |asked| (value, asked)));
     all.flat_map(|(value, asked)| [true, false].map(|room| Case { value, asked, room }))
 }
 
@@ -463,6 +534,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             Just(Loan),
             Just(Meta),
             Just(MetaBeforeLoan),
+            (0..3_u64).prop_map(|bytes| MetaBeforeWrite { bytes: bytes * 500 }),
             Just(Held),
             Just(NotHeld),
             Just(Error),
@@ -476,15 +548,25 @@ proptest! {
     /// that was not granted.
     #[test]
     fn whatever_a_peer_says_a_waiter_is_told_once(
-        granted in proptest::option::of(0..3_u64), room: bool,
+        granted in proptest::option::of(0..3_u64), room: bool, armed: bool,
         said in proptest::collection::vec((arrival(), 0..4_u8), 0..24),
     ) {
         let mut granted = granted.map(|bytes| bytes * 500);
-        let mut receiver = Receiver::new(granted);
+        let mut receiver = if armed { Receiver::armed(granted) } else { Receiver::new(granted) };
         let (mut told, mut freed, mut cancels) = (0, false, 0);
+        let mut parked = false;
         for (arrival, wish) in said {
-            if wish == 0 && receiver.give_up() == ReceiverAction::SendCancel {
-                cancels += 1;
+            if wish == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
+                prop_assert!(parked, "nothing had come");
+                (told, freed) = (told + 1, true);
+            }
+            match (wish, freed) {
+                (0, false) => match receiver.give_up() {
+                    ReceiverAction::SendCancel => cancels += 1,
+                    ReceiverAction::Free => freed = true,
+                    _ => {}
+                },
+                _ => {}
             }
             let before = granted;
             let Ok(action) = receiver.arrive(arrival) else { break };
@@ -492,8 +574,16 @@ proptest! {
             if let Arrival::Landed { bytes } = arrival {
                 prop_assert_eq!(before, Some(bytes));
             }
+            if let Arrival::MetaBeforeWrite { bytes } = arrival {
+                prop_assert!(armed && before.is_some_and(|granted| bytes <= granted));
+                granted = Some(bytes);
+            }
             match action {
                 ReceiverAction::Deliver => (told, freed) = (told + 1, true),
+                ReceiverAction::Park => {
+                    prop_assert!(armed && !parked);
+                    parked = true;
+                }
                 ReceiverAction::DeliverAndKeep => told += 1,
                 ReceiverAction::FinishCancelled => {
                     prop_assert_eq!(cancels, 1);

@@ -18,6 +18,14 @@
 //!   RETURN ───────────────────────────────────▶ nobody took the answer: its value is in line again
 //! ```
 //!
+//! Standing requests are requests that are made in advance, many at a time; what comes for one waits until it is claimed:
+//!
+//! ```text
+//!   ARM (one request for each of some steps) ──▶ each waits for its value
+//!                 ◀─────────────────────────── write + immediate                   done, once claimed
+//!                 ◀─────────────────────────── META_DATA_RESPONSE, write + immediate (changed, and fits)
+//! ```
+//!
 //! A value whose receiver is gone when it comes, or does not want it as it is, stays where it has come to; what goes back is
 //! its place in line. So there is one line for a key, at the sender, and whoever is next in it gets the value that was sent first.
 

@@ -20,6 +20,11 @@ pub enum Arrival {
     Meta,
     /// The sender's meta-data, with a loan behind it.
     MetaBeforeLoan,
+    /// The sender's meta-data for a standing request, with the write behind it.
+    MetaBeforeWrite {
+        /// Bytes of the tensor.
+        bytes: u64,
+    },
     /// The sender's word that the next value in line is one that this side holds itself, and it does.
     Held,
     /// The same word, for a value that is not held here any more.
@@ -39,6 +44,8 @@ pub enum ReceiverAction {
     Allocate,
     /// Hand the value, or the error, to the waiter; the slot is free.
     Deliver,
+    /// Keep the value, or the error, in the slot: nobody has claimed the standing request yet.
+    Park,
     /// Hand the value, or the error, to the waiter; the slot stays in use until the cancel is acknowledged.
     DeliverAndKeep,
     /// Send `TENSOR_REQUEST` once more, under the same name: the answer to the last one was void.
@@ -55,6 +62,17 @@ pub enum ReceiverAction {
 #[derive(Clone, Debug)]
 pub struct Receiver {
     state: State,
+    claim: Claim,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    /// A plain request: it was made for its waiter.
+    Plain,
+    /// A standing request that nobody waits for yet.
+    Unclaimed,
+    /// A standing request that has got its waiter, or has been given up.
+    Claimed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +95,8 @@ enum State {
     },
     /// The value came all the same; the acknowledgement is still to come.
     Overtaken,
+    /// What was asked for is in the slot, until somebody claims it.
+    Parked,
     Done,
 }
 
@@ -89,6 +109,7 @@ impl State {
             State::AskedAgain { .. } => "that waits for its write",
             State::Cancelling { .. } => "that was given up",
             State::Overtaken => "whose value had come",
+            State::Parked => "whose answer had come",
             State::Done => "that was done",
         }
     }
@@ -97,12 +118,32 @@ impl State {
 impl Receiver {
     /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
     pub fn new(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted } }
+        Receiver { state: State::Asked { granted }, claim: Claim::Plain }
+    }
+
+    /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
+    pub fn armed(granted: Option<u64>) -> Self {
+        Receiver { state: State::Asked { granted }, claim: Claim::Unclaimed }
+    }
+
+    /// Whether nobody has claimed the standing request, and nobody has given it up.
+    pub fn is_unclaimed(&self) -> bool {
+        self.claim == Claim::Unclaimed
+    }
+
+    /// A waiter takes the standing request. [`ReceiverAction::Deliver`] if what it asked for has come.
+    pub fn claim(&mut self) -> ReceiverAction {
+        debug_assert!(self.is_unclaimed());
+        self.claim = Claim::Claimed;
+        match self.state {
+            State::Parked => self.done(),
+            _ => ReceiverAction::None,
+        }
     }
 
     /// A request that is not sent yet: [`Receiver::asked`] says when it is.
     pub fn held_back() -> Self {
-        Receiver { state: State::HeldBack }
+        Receiver { state: State::HeldBack, claim: Claim::Plain }
     }
 
     /// Whether the request is not sent yet.
@@ -129,7 +170,7 @@ impl Receiver {
                 self.state = State::Done;
                 Ok(ReceiverAction::Free)
             }
-            State::HeldBack | State::Allocating | State::Overtaken | State::Done => {
+            State::HeldBack | State::Allocating | State::Overtaken | State::Parked | State::Done => {
                 Err(self.violation(arrival))
             }
         }
@@ -147,7 +188,13 @@ impl Receiver {
                 Ok(ReceiverAction::Allocate)
             }
             Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
-            Arrival::Landed { .. } | Arrival::CancelAck => Err(self.violation(arrival)),
+            Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
+                self.state = State::Asked { granted: Some(bytes) };
+                Ok(ReceiverAction::None)
+            }
+            Arrival::Landed { .. } | Arrival::MetaBeforeWrite { .. } | Arrival::CancelAck => {
+                Err(self.violation(arrival))
+            }
         }
     }
 
@@ -180,6 +227,11 @@ impl Receiver {
             Arrival::NotHeld => Ok(ReceiverAction::None),
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
+            Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
+                self.state = State::Cancelling { granted: Some(bytes) };
+                Ok(ReceiverAction::None)
+            }
+            Arrival::MetaBeforeWrite { .. } => Err(self.violation(arrival)),
             Arrival::CancelAck => {
                 self.state = State::Done;
                 Ok(ReceiverAction::FinishCancelled)
@@ -201,9 +253,16 @@ impl Receiver {
         ReceiverAction::SendCancel
     }
 
-    /// The waiter gives up.
+    /// The waiter gives up, or a standing request is given up by who made it.
     pub fn give_up(&mut self) -> ReceiverAction {
+        if self.claim == Claim::Unclaimed {
+            self.claim = Claim::Claimed;
+        }
         let granted = match self.state {
+            State::Parked => {
+                self.state = State::Done;
+                return ReceiverAction::Free;
+            }
             State::HeldBack => {
                 self.state = State::Done;
                 return ReceiverAction::FinishCancelled;
@@ -216,7 +275,16 @@ impl Receiver {
         ReceiverAction::SendCancel
     }
 
+    /// Whether a tensor may come that has fewer bytes than were granted for it.
+    fn fits(&self, granted: Option<u64>, bytes: u64) -> bool {
+        self.claim != Claim::Plain && granted.is_some_and(|granted| bytes <= granted)
+    }
+
     fn done(&mut self) -> ReceiverAction {
+        if self.claim == Claim::Unclaimed {
+            self.state = State::Parked;
+            return ReceiverAction::Park;
+        }
         self.state = State::Done;
         ReceiverAction::Deliver
     }
@@ -228,6 +296,7 @@ impl Receiver {
             Arrival::Response => "a tensor response",
             Arrival::Loan => "a loan",
             Arrival::Meta | Arrival::MetaBeforeLoan => "meta-data",
+            Arrival::MetaBeforeWrite { .. } => "meta-data before a write that was not granted",
             Arrival::Held | Arrival::NotHeld => "word of a value that is held here",
             Arrival::Error => "an error status",
             Arrival::CancelAck => "an acknowledgement of a cancel",
@@ -331,6 +400,49 @@ mod tests {
         receiver.asked(Some(8));
         assert!(!receiver.is_held_back());
         assert_eq!(run(&mut receiver, &[Landed { bytes: 8 }]), [ReceiverAction::Deliver]);
+    }
+
+    #[test]
+    fn what_comes_for_a_standing_request_waits_for_whoever_claims_it() {
+        for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Held, Error] {
+            let mut receiver = Receiver::armed(Some(8));
+            assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::Park]);
+            assert!(receiver.clone().arrive(answer).is_err(), "{answer:?} twice");
+            assert!(receiver.is_unclaimed());
+            assert_eq!(receiver.claim(), ReceiverAction::Deliver);
+            let mut receiver = Receiver::armed(Some(8));
+            assert_eq!(receiver.claim(), ReceiverAction::None);
+            assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::Deliver]);
+        }
+    }
+
+    #[test]
+    fn a_standing_request_that_is_given_up_is_like_any_other() {
+        let mut receiver = Receiver::armed(Some(8));
+        assert_eq!(receiver.give_up(), ReceiverAction::SendCancel);
+        assert!(!receiver.is_unclaimed());
+        let actions = run(&mut receiver, &[Landed { bytes: 8 }, CancelAck]);
+        assert_eq!(actions, [ReceiverAction::DeliverAndKeep, ReceiverAction::Free]);
+        let mut receiver = Receiver::armed(Some(8));
+        run(&mut receiver, &[Dead]);
+        assert_eq!(receiver.give_up(), ReceiverAction::Free, "nothing more can come");
+    }
+
+    #[test]
+    fn a_smaller_tensor_comes_to_a_standing_request_behind_its_meta_data_alone() {
+        let smaller = [MetaBeforeWrite { bytes: 5 }, Landed { bytes: 5 }];
+        let mut receiver = Receiver::armed(Some(8));
+        assert_eq!(run(&mut receiver, &smaller), [ReceiverAction::None, ReceiverAction::Park]);
+        let mut receiver = Receiver::armed(Some(8));
+        receiver.give_up();
+        assert_eq!(run(&mut receiver, &smaller), [ReceiverAction::None, ReceiverAction::DeliverAndKeep]);
+        let mut receiver = Receiver::armed(Some(8));
+        run(&mut receiver, &smaller[..1]);
+        assert!(receiver.arrive(Landed { bytes: 8 }).is_err(), "not what was announced");
+        assert!(Receiver::armed(Some(8)).arrive(Landed { bytes: 5 }).is_err(), "without meta-data");
+        assert!(Receiver::armed(Some(8)).arrive(MetaBeforeWrite { bytes: 9 }).is_err(), "beyond the grant");
+        assert!(Receiver::armed(None).arrive(MetaBeforeWrite { bytes: 0 }).is_err(), "nothing was granted");
+        assert!(Receiver::new(Some(8)).arrive(MetaBeforeWrite { bytes: 5 }).is_err(), "a plain request");
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub struct Asked {
     pub meta_version: u32,
     /// Whether it would borrow.
     pub borrow: bool,
+    /// Whether it is a standing request: a tensor that fits what was granted is written there, whatever its meta-data.
+    pub armed: bool,
 }
 
 /// What the sender knows of the value that matched.
@@ -43,6 +45,8 @@ pub enum Answer {
     Response,
     /// A write with immediate to the granted destination.
     Write,
+    /// The meta-data, and right behind it a write with immediate to the start of the granted destination.
+    MetaThenWrite,
     /// The meta-data if the receiver has not got it, then a loan.
     Lend {
         /// Whether the meta-data must go first.
@@ -99,6 +103,9 @@ impl Sender {
         if known && self.asked.granted == Some(value.bytes) {
             return Answer::Write;
         }
+        if self.asked.armed && self.asked.granted.is_some_and(|granted| value.bytes <= granted) {
+            return Answer::MetaThenWrite;
+        }
         self.state = State::Keeping { bytes: value.bytes };
         Answer::Meta
     }
@@ -131,7 +138,7 @@ impl Sender {
 mod tests {
     use super::*;
 
-    const ASKED: Asked = Asked { granted: Some(1000), meta_version: 3, borrow: false };
+    const ASKED: Asked = Asked { granted: Some(1000), meta_version: 3, borrow: false, armed: false };
     const VALUE: SenderValue =
         SenderValue { dead: false, bytes: 1000, meta_version: 3, fits_response: false, lendable: true };
 
@@ -148,6 +155,20 @@ mod tests {
         let mut sender = Sender::new(nothing);
         assert_eq!(sender.matched(VALUE), Answer::Meta);
         assert_eq!(sender.asked_again(1000), Ok(()));
+    }
+
+    #[test]
+    fn what_fits_the_destination_of_a_standing_request_is_written_behind_its_meta_data() {
+        let standing = Asked { armed: true, ..ASKED };
+        assert_eq!(Sender::new(standing).matched(VALUE), Answer::Write);
+        for bytes in [0, 999, 1000] {
+            let newer = SenderValue { meta_version: 4, bytes, ..VALUE };
+            assert_eq!(Sender::new(standing).matched(newer), Answer::MetaThenWrite);
+        }
+        let larger = SenderValue { meta_version: 4, bytes: 1001, ..VALUE };
+        assert_eq!(Sender::new(standing).matched(larger), Answer::Meta);
+        let bare = Asked { granted: None, ..standing };
+        assert_eq!(Sender::new(bare).matched(VALUE), Answer::Meta);
     }
 
     #[test]

@@ -186,6 +186,12 @@ pub enum Error {
         /// The type.
         dtype: crate::wire::DType,
     },
+    /// An edge is asked for in advance twice.
+    #[error("{edge} is asked for in advance already: drop that Standing first, or change its window")]
+    StandsAlready {
+        /// Which edge.
+        edge: String,
+    },
     /// An abort needs an error.
     #[error("step {step} can't be aborted with status OK: give the error that ends it")]
     AbortWithOk {
@@ -230,7 +236,7 @@ impl Error {
             Error::DeadlineExceeded { .. } => Code::DeadlineExceeded,
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.code,
             Error::StepGone { .. } => Code::NotFound,
-            Error::StepTaken { .. } => Code::AlreadyExists,
+            Error::StepTaken { .. } | Error::StandsAlready { .. } => Code::AlreadyExists,
             Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped | Error::Stalled { .. } => {
                 Code::Unavailable
             }

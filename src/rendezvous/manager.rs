@@ -14,6 +14,7 @@ use crate::engine::{Calls, Executor, Ticket};
 use crate::link::TensorKey;
 use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
+use foldhash::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -61,6 +62,8 @@ pub struct Shared {
 pub(super) struct Tables {
     pub steps: Steps,
     pub local: Local,
+    /// Edges with a [`Standing`](super::Standing), as keys of step 0.
+    pub standing: HashSet<TensorKey>,
     ends: Ends,
 }
 
@@ -331,7 +334,7 @@ impl Rendezvous {
     }
 
     /// How it stands with a peer.
-    pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
+    pub fn peer_standing(&self, peer: PeerIndex) -> PeerStanding {
         match self.shared.check_home() {
             Ok(()) => self.shared.losses.standing(peer),
             Err(error) => PeerStanding::Lost(LinkTag { incarnation: 0, generation: 0 }, error),

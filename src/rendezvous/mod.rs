@@ -21,6 +21,7 @@ mod pending;
 mod remote;
 #[cfg(test)]
 mod remote_calls_tests;
+mod standing;
 mod step;
 mod steps;
 mod table;
@@ -29,8 +30,9 @@ mod waiter;
 pub use edge::Edge;
 pub use error::{Error, LossCause};
 pub use manager::{Losses, PeerStanding, Rendezvous, RendezvousSettings, Sequence};
-pub use path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
+pub use path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
 pub use pending::{CancelToken, Pending, Receivable};
 pub use remote::{Load, PeerWatch, Remote, RemoteOp, RemoteSettings};
+pub use standing::Standing;
 pub use step::Step;
 pub use waiter::{Delivery, Waiter};

@@ -115,6 +115,9 @@ pub trait RemotePath: Send + Sync {
     /// A step changed its state.
     fn step(&self, change: StepChange);
 
+    /// Steps of an edge are to be asked for in advance, or not any more.
+    fn standing(&self, change: StandingChange);
+
     /// Makes progress once. Returns how much there was.
     ///
     /// # Errors
@@ -176,6 +179,36 @@ pub enum StepChange {
     },
 }
 
+/// What is wished of the steps of an edge that are asked for in advance.
+#[derive(Clone, Debug)]
+pub enum StandingChange {
+    /// They are to be asked for.
+    Begun {
+        /// The name of this wish.
+        id: u64,
+        /// The peer that sends.
+        peer: PeerIndex,
+        /// The edge, with the first step of its sequence.
+        key: TensorKey,
+        /// How many steps in advance.
+        window: u32,
+        /// Whether to borrow the tensors where the fabric can.
+        borrow: bool,
+    },
+    /// From now on so many in advance.
+    Window {
+        /// Which wish.
+        id: u64,
+        /// How many.
+        window: u32,
+    },
+    /// Not any more.
+    Ended {
+        /// Which wish.
+        id: u64,
+    },
+}
+
 impl<P: Port> RemotePath for Engine<P, Remote> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
         Ok(self.submit(RemoteOp::Send { key, value })?)
@@ -191,6 +224,10 @@ impl<P: Port> RemotePath for Engine<P, Remote> {
 
     fn step(&self, change: StepChange) {
         ignore_end(self.submit(RemoteOp::Step(change)));
+    }
+
+    fn standing(&self, change: StandingChange) {
+        ignore_end(self.submit(RemoteOp::Standing(change)));
     }
 
     fn progress(&self) -> Result<usize, Error> {

@@ -136,7 +136,8 @@ impl Step {
     }
 
     /// Begins to receive into a tensor, which comes back when it is filled. The tensor that is sent must have
-    /// the same element type and shape. The default deadline of the configuration holds.
+    /// the same element type and shape. The default deadline of the configuration holds. On an edge with a
+    /// [`Standing`](super::Standing) the tensor is copied from where it has landed.
     ///
     /// # Errors
     /// If the edge does not end here or the step is gone; the tensor goes back to its pool.
@@ -158,7 +159,7 @@ impl Step {
         done: impl FnOnce(Result<Delivery<Tensor>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         self.check()?;
-        self.check_destination(edge)?;
+        self.shared.check_destination(edge)?;
         let completer = Calls::callback(&self.shared.executor, move |Outcome(result)| {
             done(result.map(|Delivery { tensor, is_dead, sender, receiver }| {
                 let tensor = match tensor {
@@ -209,7 +210,7 @@ impl Step {
         timeout: Duration,
     ) -> Result<Pending<T>, Error> {
         self.check()?;
-        self.check_destination(edge)?;
+        self.shared.check_destination(edge)?;
         let (ticket, completer) = self.shared.calls.call();
         let (token, deadline) = self.ask(edge, into, timeout, completer)?;
         Ok(Pending::new(token, ticket, deadline))
@@ -244,18 +245,6 @@ impl Step {
         Ok((CancelToken { shared: self.shared.clone(), id, place }, deadline))
     }
 
-    fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
-        if edge.destination == End::Here {
-            return Ok(());
-        }
-        Err(Error::WrongEnd {
-            edge: edge.to_string(),
-            what: "can't be received here: its destination is not this task",
-            here: self.shared.me.clone(),
-            remedy: "receive on edges whose destination device is this task's",
-        })
-    }
-
     fn check(&self) -> Result<(), Error> {
         self.shared.check_home()?;
         if let Some(error) = self.ended.get() {
@@ -266,6 +255,18 @@ impl Step {
 }
 
 impl Shared {
+    pub(super) fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
+        if edge.destination == End::Here {
+            return Ok(());
+        }
+        Err(Error::WrongEnd {
+            edge: edge.to_string(),
+            what: "can't be received here: its destination is not this task",
+            here: self.me.clone(),
+            remedy: "receive on edges whose destination device is this task's",
+        })
+    }
+
     fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {
         let told = {
             let mut tables = self.tables();

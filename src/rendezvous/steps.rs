@@ -129,6 +129,21 @@ impl Steps {
         self.sequences.sort_by_key(|run| run.base);
     }
 
+    /// The first step of the sequence with this base that is not gone, and the base of the next one, or 2^64-1.
+    pub fn open(&self, base: u64) -> (u64, u64) {
+        let after = self.sequences.partition_point(|run| run.base < base);
+        let first =
+            self.sequences.get(after).filter(|run| run.base == base).map_or(base, |run| run.watermark);
+        let next = self.sequences.iter().map(|run| run.base).find(|other| *other > base);
+        (first, next.unwrap_or(u64::MAX))
+    }
+
+    /// The last step of the sequence with this base that has begun and is not gone.
+    pub fn last_begun(&self, base: u64) -> Option<u64> {
+        let (_, end) = self.open(base);
+        self.live().filter(|step| (base..end).contains(step)).max()
+    }
+
     /// The steps that have begun.
     pub fn live(&self) -> impl Iterator<Item = u64> {
         self.live.keys().copied()
@@ -239,6 +254,21 @@ mod tests {
         steps.cleanup(10);
         steps.cleanup(11);
         assert_eq!(steps.sequences[0].watermark, 13);
+    }
+
+    #[test]
+    fn the_open_part_of_a_sequence_goes_from_its_watermark_to_the_next_base() {
+        let mut steps = Steps::default();
+        steps.sequence(100);
+        assert_eq!((steps.open(100), steps.last_begun(100)), ((100, u64::MAX), None));
+        steps.sequence(200);
+        for step in [99, 100, 104, 102, 200] {
+            steps.begin(step, &worker("a")).expect("new");
+        }
+        steps.cleanup(100);
+        steps.cleanup(101);
+        assert_eq!((steps.open(100), steps.last_begun(100)), ((102, 200), Some(104)));
+        assert_eq!(steps.open(150), (150, 200), "not a base");
     }
 
     #[test]

@@ -54,6 +54,12 @@ counters! {
     MetaResponses = "meta_responses",
     /// Requests made again after such an answer.
     ReRequests = "re_requests",
+    /// Windows of standing requests that were armed: one message each.
+    WindowsArmed = "windows_armed",
+    /// Standing requests in them.
+    RequestsArmed = "requests_armed",
+    /// Standing requests that receives have claimed.
+    RequestsClaimed = "requests_claimed",
     /// Tensors that rode in the response because they are small.
     SmallResponses = "small_responses",
     /// Cancels sent to a peer.
@@ -302,7 +308,7 @@ mod tests {
     fn names_are_unique_and_in_the_order_of_the_table() {
         let (_, snapshot) = distinct();
         let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 26);
+        assert_eq!(names.len(), 29);
         assert_eq!((names[0], names[24], names[25]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
         assert!(snapshot.iter().map(|(_, value)| value).eq((1..=25).chain([0])));
@@ -353,7 +359,7 @@ mod tests {
         writer.add(Counter::BytesReceived, 1234);
         let table = writer.counters().snapshot().to_string();
         let lines: Vec<_> = table.lines().collect();
-        assert_eq!(lines.len(), 26);
+        assert_eq!(lines.len(), 29);
         assert_eq!(lines[0], "tensors_sent            7");
         assert_eq!(lines[3], "bytes_received       1234");
         assert_eq!(lines[19], "requests_deferred       0");

@@ -229,12 +229,12 @@ impl Process {
 
     /// Whether calls that need this peer can go on.
     pub fn is_up(&self, peer: At) -> bool {
-        matches!(self.rendezvous.standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
+        matches!(self.rendezvous.peer_standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
     }
 
     /// Of which lives of a peer there can be values for a receive that begins now.
     pub fn source_lives(&self, peer: At) -> RangeInclusive<u64> {
-        match self.rendezvous.standing(PeerIndex(peer as u32)) {
+        match self.rendezvous.peer_standing(PeerIndex(peer as u32)) {
             PeerStanding::Up(tag) => life_of(tag.incarnation)..=life_of(tag.incarnation),
             PeerStanding::Lost(tag, _) => 0..=life_of(tag.incarnation),
             PeerStanding::Absent => 0..=u64::MAX,

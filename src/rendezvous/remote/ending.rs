@@ -41,6 +41,7 @@ impl Remote {
                 // The rendezvous has checked that it may begin.
                 let _ = self.steps.begin(step, &worker);
                 self.undefer(step);
+                self.arm_for(links, step);
             }
             StepChange::Aborted { step, status } => {
                 // The word that it has begun may still be to come, from another thread, and changes nothing then.

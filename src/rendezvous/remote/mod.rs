@@ -7,9 +7,10 @@ mod explore;
 mod peers;
 mod receiving;
 mod serving;
+mod standing;
 mod unclaimed;
 
-use super::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
+use super::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use super::steps::{StepState, Steps};
 use super::table::{Numbered, Table};
 use super::waiter::{CallId, Waiter};
@@ -112,6 +113,8 @@ pub enum RemoteOp<L> {
     Cancel(Cancel),
     /// A step changed its state.
     Step(StepChange),
+    /// Steps of an edge are to be asked for in advance, or not any more.
+    Standing(StandingChange),
     /// How much is there to do?
     Load(Box<dyn FnOnce(Load) + Send>),
 }
@@ -156,6 +159,7 @@ pub struct Remote {
     calls: HashMap<CallId, (LinkId, RequestId)>,
     outstanding: Arc<AtomicUsize>,
     unclaimed: HashMap<TensorKey, VecDeque<HeldValue>>,
+    standing: Vec<standing::Standing>,
     next_deadline: Time,
     watch: Arc<dyn PeerWatch>,
     /// The loss that ended everything, where such losses do.
@@ -235,6 +239,7 @@ impl Remote {
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             outstanding,
             unclaimed: HashMap::default(),
+            standing: Vec::new(),
             next_deadline: Time::NEVER,
             watch,
             broken: None,
@@ -294,7 +299,8 @@ impl<P: Port> Handler<P> for Remote {
                     self.by_link.insert(link, peer);
                 }
             }
-            RemoteOp::Ready { peer, tag } => self.ready(peer, tag),
+            RemoteOp::Standing(change) => self.standing_changed(links, change),
+            RemoteOp::Ready { peer, tag } => self.ready(links, peer, tag),
             RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
             RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
             RemoteOp::End { error } => self.end(links, &error),
@@ -305,8 +311,8 @@ impl<P: Port> Handler<P> for Remote {
 
     fn event(&mut self, links: &mut Links<P, Waiter>, event: LinkEvent<Waiter>, now: Time) {
         match event {
-            LinkEvent::Asked { incoming, key, timeout_ms } => {
-                self.asked(links, incoming, &key, timeout_ms, now);
+            LinkEvent::Asked { incoming, key, timeout_ms, armed } => {
+                self.asked(links, incoming, &key, timeout_ms, armed, now);
             }
             LinkEvent::Arrived { waiter, key, received, sender } => {
                 self.calls.remove(&waiter.id);

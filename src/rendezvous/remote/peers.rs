@@ -70,7 +70,7 @@ impl Remote {
     }
 
     /// Both sides have said that the link works.
-    pub(super) fn ready(&mut self, index: PeerIndex, tag: LinkTag) {
+    pub(super) fn ready<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, tag: LinkTag) {
         let peer = self.peer(index);
         match &mut peer.tie {
             Some(tie) if tie.tag == tag && tie.verdict.is_none() => tie.stage = Stage::Up,
@@ -82,6 +82,7 @@ impl Remote {
             let task = self.members.task(index).clone();
             self.drop_unclaimed(|key| *key.edge.source_task() == task);
         }
+        self.arm_again(links, index);
         self.watch.up(index, tag);
     }
 

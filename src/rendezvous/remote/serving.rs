@@ -92,12 +92,14 @@ impl Remote {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
     }
 
+    #[allow(clippy::too_many_arguments)] // what the request says
     pub(super) fn asked<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
         incoming: Incoming,
         key: &TensorKey,
         timeout_ms: u32,
+        armed: bool,
         now: Time,
     ) {
         let Some(peer) = self.peer_of(incoming.link) else { return };
@@ -105,7 +107,8 @@ impl Remote {
             true => false,
             false => match self.steps.state(key.step) {
                 StepState::Live => false,
-                StepState::NotBegun => true,
+                // What is asked for in advance comes before its step by its nature. The slots of the link bound it.
+                StepState::NotBegun => !armed,
                 StepState::Aborted(status) => return links.refuse(incoming, status.into_derived()),
                 StepState::Gone => {
                     let message = format!("step {} was cleaned up at {}", key.step, self.me);

@@ -75,10 +75,10 @@ impl<'a> Message<'a> {
     }
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     kind: u8,
     len: usize,
-    rest: &'a [u8],
+    pub(super) rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
@@ -96,9 +96,13 @@ impl<'a> Reader<'a> {
             ROUTE_DROP => Message::RouteDrop { number: self.u32("number")? },
             TENSOR_REQUEST => Message::Request(self.tensor_request()?),
             META_DATA_RESPONSE => {
-                let flags = self.flags(FLAG_LOAN_FOLLOWS)?;
-                let request = self.request()?;
-                Message::Meta { request, loan_follows: flags != 0, meta: self.meta()? }
+                let before = match self.u8("flags")? {
+                    0 => Before::ReRequest,
+                    FLAG_LOAN_FOLLOWS => Before::Loan,
+                    FLAG_WRITE_FOLLOWS => Before::Write,
+                    flags => return Err(self.bad("flags", flags.into())),
+                };
+                Message::Meta { request: self.request()?, before, meta: self.meta()? }
             }
             TENSOR_RE_REQUEST => Message::ReRequest { request: self.request()?, grant: self.grant()? },
             TENSOR_RESPONSE => {
@@ -126,6 +130,7 @@ impl<'a> Reader<'a> {
                 held: self.u32("held value")?,
             },
             HELD_RESPONSE => Message::Held { request: self.request()?, held: self.u32("held value")? },
+            ARM => Message::Arm(self.arm()?),
             kind => return Err(MessageError::Kind { kind }),
         })
     }
@@ -184,7 +189,7 @@ impl<'a> Reader<'a> {
         Ok(Status { code, message, details, derived: flags != 0 })
     }
 
-    fn request(&mut self) -> Result<RequestId, MessageError> {
+    pub(super) fn request(&mut self) -> Result<RequestId, MessageError> {
         let bits = self.u32("request")?;
         if bits >> 28 != 0 {
             return Err(self.bad("request", bits.into()));
@@ -202,7 +207,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn flags(&mut self, known: u8) -> Result<u8, MessageError> {
+    pub(super) fn flags(&mut self, known: u8) -> Result<u8, MessageError> {
         let flags = self.u8("flags")?;
         if flags & !known == 0 { Ok(flags) } else { Err(self.bad("flags", flags.into())) }
     }
@@ -221,15 +226,15 @@ impl<'a> Reader<'a> {
         Ok(self.array::<1>(field)?[0])
     }
 
-    fn u16(&mut self, field: &'static str) -> Result<u16, MessageError> {
+    pub(super) fn u16(&mut self, field: &'static str) -> Result<u16, MessageError> {
         Ok(u16::from_le_bytes(self.array(field)?))
     }
 
-    fn u32(&mut self, field: &'static str) -> Result<u32, MessageError> {
+    pub(super) fn u32(&mut self, field: &'static str) -> Result<u32, MessageError> {
         Ok(u32::from_le_bytes(self.array(field)?))
     }
 
-    fn u64(&mut self, field: &'static str) -> Result<u64, MessageError> {
+    pub(super) fn u64(&mut self, field: &'static str) -> Result<u64, MessageError> {
         Ok(u64::from_le_bytes(self.array(field)?))
     }
 
@@ -249,11 +254,11 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    fn short(&self, field: &'static str) -> MessageError {
+    pub(super) fn short(&self, field: &'static str) -> MessageError {
         MessageError::Short { kind: self.kind, len: self.len, field }
     }
 
-    fn bad(&self, field: &'static str, value: u64) -> MessageError {
+    pub(super) fn bad(&self, field: &'static str, value: u64) -> MessageError {
         MessageError::Value { kind: self.kind, field, value }
     }
 }

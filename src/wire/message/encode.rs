@@ -28,9 +28,13 @@ impl Message<'_> {
                 out.extend_from_slice(&number.to_le_bytes());
             }
             Message::Request(request) => put_tensor_request(out, request),
-            Message::Meta { request, loan_follows, meta } => {
+            Message::Meta { request, before, meta } => {
                 out.push(META_DATA_RESPONSE);
-                out.push(if *loan_follows { FLAG_LOAN_FOLLOWS } else { 0 });
+                out.push(match before {
+                    Before::ReRequest => 0,
+                    Before::Loan => FLAG_LOAN_FOLLOWS,
+                    Before::Write => FLAG_WRITE_FOLLOWS,
+                });
                 put_request(out, *request);
                 put_meta(out, meta);
             }
@@ -79,6 +83,7 @@ impl Message<'_> {
                 put_request(out, *request);
                 out.extend_from_slice(&held.to_le_bytes());
             }
+            Message::Arm(arm) => arm.put(out),
         }
     }
 }

@@ -19,21 +19,24 @@
 //! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u16 length + UTF-8), details (u16 length + bytes) |
 //! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, held u32 |
 //! | 14 | `HELD_RESPONSE` | request u32, held u32 |
+//! | 15 | `ARM` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
 //! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
 //! rank dimensions of u64.
 
+mod arm;
 mod decode;
 mod encode;
 pub mod fragment;
 
+pub use arm::{Arm, ArmedStep, ArmedSteps, MAX_ARMED};
 pub use decode::MessageError;
 
 use super::{Grant, Slot, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes of the longest message before it is cut into fragments.
 pub const MAX_LONG_MESSAGE: usize = 16 * 1024;
@@ -115,6 +118,17 @@ pub struct TensorRequest {
     pub grant: Option<Grant>,
 }
 
+/// What comes behind meta-data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// Nothing, until the receiver has asked again.
+    ReRequest,
+    /// A loan of the tensor.
+    Loan,
+    /// The write: the tensor fits what was granted for a standing request.
+    Write,
+}
+
 /// The meta-data of a tensor whose bytes come with the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetaRef {
@@ -163,8 +177,8 @@ pub enum Message<'a> {
     Meta {
         /// The request that it answers.
         request: RequestId,
-        /// A loan of the tensor follows; no re-request is needed.
-        loan_follows: bool,
+        /// What comes behind it.
+        before: Before,
         /// What it looks like.
         meta: VersionedMeta,
     },
@@ -223,6 +237,8 @@ pub enum Message<'a> {
         /// The receiver's name for the value.
         held: u32,
     },
+    /// Asks for the tensors of several steps in advance: standing requests.
+    Arm(Arm<'a>),
 }
 
 const PING: u8 = 1;
@@ -239,10 +255,12 @@ const ERROR_STATUS: u8 = 11;
 const FRAGMENT: u8 = 12;
 const RETURN: u8 = 13;
 const HELD_RESPONSE: u8 = 14;
+const ARM: u8 = 15;
 
 const FLAG_GRANT: u8 = 1;
 const FLAG_BORROW: u8 = 2;
 const FLAG_LOAN_FOLLOWS: u8 = 1;
+const FLAG_WRITE_FOLLOWS: u8 = 2;
 const FLAG_CACHED: u8 = 1;
 const FLAG_DERIVED: u8 = 1;
 

@@ -54,6 +54,20 @@ fn tensor_request() -> impl Strategy<Value = TensorRequest> {
     )
 }
 
+fn armed_step() -> impl Strategy<Value = ArmedStep> {
+    (request_id(), any::<u32>(), any::<u64>()).prop_map(|(request, key, offset)| ArmedStep {
+        request,
+        key,
+        offset,
+    })
+}
+
+fn bytes_of(steps: &[ArmedStep], granted: bool) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    steps.iter().for_each(|step| step.put(&mut bytes, granted));
+    bytes
+}
+
 fn comes_back(message: &Message<'_>) -> Result<(), TestCaseError> {
     let mut bytes = Vec::new();
     message.encode(&mut bytes);
@@ -73,8 +87,36 @@ proptest! {
     }
 
     #[test]
-    fn meta_data_comes_back(request in request_id(), loan_follows: bool, meta in meta()) {
-        comes_back(&Message::Meta { request, loan_follows, meta })?;
+    fn meta_data_comes_back(request in request_id(), before in 0..3usize, meta in meta()) {
+        let before = [Before::ReRequest, Before::Loan, Before::Write][before];
+        comes_back(&Message::Meta { request, before, meta })?;
+    }
+
+    #[test]
+    fn standing_requests_come_back(
+        route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32, borrow: bool,
+        room in proptest::option::of((any::<u16>(), any::<u64>())), steps in proptest::collection::vec(armed_step(), 1..=MAX_ARMED),
+    ) {
+        let bytes = bytes_of(&steps, room.is_some());
+        let list = ArmedSteps::new(&bytes, room.is_some());
+        let (frame, meta_version) = (!iteration, version);
+        let arm = Arm { route, first_step, frame, iteration, meta_version, borrow, room, steps: list };
+        let mut bytes = Vec::new();
+        Message::Arm(arm.clone()).encode(&mut bytes);
+        prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
+        prop_assert_eq!(&Message::decode(&bytes).expect("own message"), &Message::Arm(arm.clone()));
+        // What is cut between two steps has fewer of them, and what is cut elsewhere is refused.
+        for end in 0..bytes.len() {
+            if let Ok(Message::Arm(cut)) = Message::decode(&bytes[..end]) {
+                prop_assert!(cut.steps.len() < steps.len());
+            }
+        }
+        let back: Vec<_> = arm.steps.iter().collect();
+        for (step, back) in steps.iter().zip(&back) {
+            let granted = room.map(|(region, len)| Grant { region, key: step.key, offset: step.offset, len });
+            prop_assert_eq!((back.request, arm.grant(back)), (step.request, granted));
+        }
+        prop_assert_eq!(back.len(), steps.len());
     }
 
     #[test]
@@ -200,10 +242,64 @@ fn lengths_of_more_than_32_bits_come_back() {
     assert_eq!(meta.bytes(), len);
     let meta = VersionedMeta { version: 5, side: Side::POOL, meta };
     for message in
-        [Message::ReRequest { request, grant }, Message::Meta { request, loan_follows: true, meta }]
+        [Message::ReRequest { request, grant }, Message::Meta { request, before: Before::Loan, meta }]
     {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         assert_eq!(Message::decode(&bytes), Ok(message));
     }
+}
+
+/// An `ARM` of so many steps from `first_step` on, as bytes.
+fn arm_bytes(first_step: u64, count: usize, room: Option<(u16, u64)>) -> Vec<u8> {
+    let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
+    let list = bytes_of(&vec![ArmedStep { request, key: 1, offset: 2 }; count], room.is_some());
+    let mut bytes = vec![ARM, if room.is_some() { FLAG_GRANT } else { 0 }, 1, 0, 0, 0];
+    [first_step, 0, 0].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    bytes.extend([0; 4]);
+    if let Some((region, len)) = room {
+        bytes.extend(region.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+    }
+    bytes.extend(list);
+    bytes
+}
+
+#[test]
+fn standing_requests_are_refused_field_by_field() {
+    let room = Some((0, 8));
+    assert!(Message::decode(&arm_bytes(u64::MAX, 1, room)).is_ok(), "the last step of all");
+    let flags = {
+        let mut bytes = arm_bytes(0, 1, None);
+        bytes[1] = 4;
+        bytes
+    };
+    let slot = {
+        let mut bytes = arm_bytes(0, 2, None);
+        let last = bytes.len() - 1;
+        bytes[last] = 0x10;
+        bytes
+    };
+    let cut = {
+        let mut bytes = arm_bytes(0, 2, room);
+        bytes.pop();
+        bytes
+    };
+    for (bytes, part) in [
+        (flags, "4 as its flags"),
+        (slot, "as its request"),
+        (cut, "in its steps"),
+        (arm_bytes(0, 0, room), "in its steps"),
+        (arm_bytes(0, MAX_ARMED + 1, room), "257 as its number of steps"),
+        (arm_bytes(u64::MAX, 2, room), "2 as its number of steps"),
+        (arm_bytes(0, 0, None)[..20].to_vec(), "in its frame"),
+    ] {
+        let error = Message::decode(&bytes).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn half_a_window_of_sixteen_with_destinations_fits_a_control_slot() {
+    assert!(arm_bytes(0, 10, Some((0, 8))).len() <= 224);
 }

@@ -1,0 +1,157 @@
+//! `ARM`: requests for the same tensor of several steps, made in advance.
+
+use super::decode::Reader;
+use super::encode::request_bits;
+use super::{ARM, FLAG_BORROW, FLAG_GRANT, MessageError, RequestId};
+use crate::wire::{Grant, Slot};
+
+/// Steps that one message can arm. Some ten with destinations fit a control slot; more travel as fragments.
+pub const MAX_ARMED: usize = 256;
+
+/// Bytes of a step without a destination, and with one.
+const BARE: usize = 4;
+const GRANTED: usize = 16;
+
+/// Standing requests: one for each of some consecutive steps. Each is a request as `TENSOR_REQUEST` makes it, but for
+/// this: it has no deadline, and a tensor that is smaller than its destination may be written there behind its meta-data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arm<'a> {
+    /// The route, announced by an earlier `ROUTE`.
+    pub route: u32,
+    /// Id of the first step.
+    pub first_step: u64,
+    /// Frame of the edge.
+    pub frame: u64,
+    /// Iteration of the edge.
+    pub iteration: u64,
+    /// Version of the meta-data that the receiver has cached for the route; 0 for none.
+    pub meta_version: u32,
+    /// Whether the receiver would borrow the tensors where they lie.
+    pub borrow: bool,
+    /// The region of all destinations and the length of each, if there are any.
+    pub room: Option<(u16, u64)>,
+    /// The steps, first to last.
+    pub steps: ArmedSteps<'a>,
+}
+
+/// One step of an [`Arm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArmedStep {
+    /// The request.
+    pub request: RequestId,
+    /// Key and offset of its destination; 0 if there is none.
+    pub key: u32,
+    /// Where it starts, in bytes from the start of the region.
+    pub offset: u64,
+}
+
+/// The steps of an [`Arm`], as they travel: neither end makes a list of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArmedSteps<'a> {
+    bytes: &'a [u8],
+    granted: bool,
+}
+
+impl ArmedStep {
+    /// Appends the step to those in `out`; `granted` says whether it has a destination, which all or none have.
+    pub fn put(&self, out: &mut Vec<u8>, granted: bool) {
+        out.extend_from_slice(&request_bits(self.request).to_le_bytes());
+        if granted {
+            out.extend_from_slice(&self.key.to_le_bytes());
+            out.extend_from_slice(&self.offset.to_le_bytes());
+        }
+    }
+}
+
+impl<'a> ArmedSteps<'a> {
+    /// Steps that [`ArmedStep::put`] wrote, all with the same `granted`.
+    pub fn new(bytes: &'a [u8], granted: bool) -> Self {
+        ArmedSteps { bytes, granted }
+    }
+
+    fn each(&self) -> usize {
+        if self.granted { GRANTED } else { BARE }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.each()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The steps, first to last.
+    pub fn iter(&self) -> impl Iterator<Item = ArmedStep> + 'a {
+        let granted = self.granted;
+        self.bytes.chunks_exact(self.each()).filter_map(move |bytes| read(bytes, granted).ok())
+    }
+}
+
+/// One step; what is no request comes back.
+fn read(bytes: &[u8], granted: bool) -> Result<ArmedStep, u32> {
+    let number =
+        |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_le_bytes);
+    let bits = number(0);
+    let slot = Slot::new(bits & (Slot::COUNT - 1)).filter(|_| bits >> 28 == 0).ok_or(bits)?;
+    let request = RequestId { slot, generation: (bits >> 20) as u8 };
+    let (key, offset) = match granted {
+        true => (number(4), u64::from(number(8)) | u64::from(number(12)) << 32),
+        false => (0, 0),
+    };
+    Ok(ArmedStep { request, key, offset })
+}
+
+impl Arm<'_> {
+    /// The destination of one of its steps.
+    pub fn grant(&self, step: &ArmedStep) -> Option<Grant> {
+        let (region, len) = self.room?;
+        Some(Grant { region, key: step.key, offset: step.offset, len })
+    }
+
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        debug_assert!(
+            self.steps.granted == self.room.is_some() && (1..=MAX_ARMED).contains(&self.steps.len())
+        );
+        let grant = if self.room.is_some() { FLAG_GRANT } else { 0 };
+        let borrow = if self.borrow { FLAG_BORROW } else { 0 };
+        out.push(ARM);
+        out.push(grant | borrow);
+        out.extend_from_slice(&self.route.to_le_bytes());
+        for number in [self.first_step, self.frame, self.iteration] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&self.meta_version.to_le_bytes());
+        if let Some((region, len)) = self.room {
+            out.extend_from_slice(&region.to_le_bytes());
+            out.extend_from_slice(&len.to_le_bytes());
+        }
+        out.extend_from_slice(self.steps.bytes);
+    }
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn arm(&mut self) -> Result<Arm<'a>, MessageError> {
+        let flags = self.flags(FLAG_GRANT | FLAG_BORROW)?;
+        let granted = flags & FLAG_GRANT != 0;
+        let (route, first_step) = (self.u32("route")?, self.u64("first step")?);
+        let (frame, iteration) = (self.u64("frame")?, self.u64("iteration")?);
+        let meta_version = self.u32("meta version")?;
+        let room = if granted { Some((self.u16("region")?, self.u64("length")?)) } else { None };
+        let steps = ArmedSteps::new(std::mem::take(&mut self.rest), granted);
+        let count = steps.len();
+        if steps.bytes.len() % steps.each() != 0 || count == 0 {
+            return Err(self.short("steps"));
+        }
+        if count > MAX_ARMED || first_step.checked_add(count as u64 - 1).is_none() {
+            return Err(self.bad("number of steps", count as u64));
+        }
+        for bytes in steps.bytes.chunks_exact(steps.each()) {
+            read(bytes, granted).map_err(|bits| self.bad("request", bits.into()))?;
+        }
+        let borrow = flags & FLAG_BORROW != 0;
+        Ok(Arm { route, first_step, frame, iteration, meta_version, borrow, room, steps })
+    }
+}
