@@ -10,6 +10,8 @@ use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, Tas
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+mod armed;
+
 const DEPTH: u32 = 16;
 const HERE: &str = "/job:a/replica:0/task:0/device:CPU:0";
 const THERE: &str = "/job:b/replica:0/task:0/device:CPU:0";

@@ -1,6 +1,6 @@
 //! Calls on edges between processes leave the process's own tables alone.
 
-use super::path::{Cancel, Members, PeerIndex, RemotePath, StepChange};
+use super::path::{Cancel, Members, PeerIndex, RemotePath, StandingChange, StepChange};
 use super::waiter::{Delivery, Payload, Waiter};
 use super::{Edge, Error, Losses, Rendezvous, RendezvousSettings, Step};
 use crate::engine::Executor;
@@ -32,6 +32,8 @@ impl RemotePath for Generous {
     fn cancel(&self, _call: Cancel) {}
 
     fn step(&self, _change: StepChange) {}
+
+    fn standing(&self, _change: StandingChange) {}
 
     fn progress(&self) -> Result<usize, Error> {
         Ok(0)

@@ -6,6 +6,7 @@
 
 mod cases;
 mod pair;
+mod standing;
 
 /// Which of several things happens next, in a run; and which runs there are.
 #[derive(Default)]

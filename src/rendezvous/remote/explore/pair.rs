@@ -8,10 +8,10 @@ use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
 use crate::link::{LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::rendezvous::manager::Losses;
-use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StepChange};
+use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use crate::rendezvous::remote::{Remote, RemoteOp, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
-use crate::telemetry::{CountersWriter, Gauge};
+use crate::telemetry::{CountersWriter, Gauge, Snapshot};
 use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -233,6 +233,14 @@ impl<P: Port> Pair<P> {
 
     pub fn change(&mut self, side: usize, change: StepChange) {
         self.op(side, RemoteOp::Step(change));
+    }
+
+    pub fn wish(&mut self, side: usize, change: StandingChange) {
+        self.op(side, RemoteOp::Standing(change));
+    }
+
+    pub fn counters(&self, side: usize) -> Snapshot {
+        self.sides[side].links.counters().counters().snapshot()
     }
 
     pub fn send(&mut self, key: &TensorKey, value: Value) {

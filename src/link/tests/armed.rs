@@ -1,0 +1,362 @@
+//! Standing requests with a peer that says whatever it likes.
+
+use super::*;
+use crate::fabric::OpId;
+use crate::memory::Tensor;
+use crate::wire::message::{ArmedStep, ArmedSteps};
+
+/// What the peer sees of an `ARM`.
+#[derive(Debug)]
+struct Seen {
+    first_step: u64,
+    meta_version: u32,
+    steps: Vec<(RequestId, Option<Grant>)>,
+}
+
+impl ByHand {
+    /// Says `ARM` for these slots, from `first_step` on.
+    fn arm(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
+        let mut bytes = Vec::new();
+        for slot in slots {
+            let request = RequestId { slot: Slot::new(*slot).expect("20 bits"), generation: 0 };
+            let (key, offset) = grant.map_or((0, 0), |grant| (grant.key, grant.offset));
+            ArmedStep { request, key, offset }.put(&mut bytes, grant.is_some());
+        }
+        self.say(&Message::Arm(crate::wire::message::Arm {
+            route,
+            first_step,
+            frame: 0,
+            iteration: 0,
+            meta_version: 1,
+            borrow: false,
+            room: grant.map(|grant| (grant.region, grant.len)),
+            steps: ArmedSteps::new(&bytes, grant.is_some()),
+        }));
+    }
+
+    /// The next `ARM` that comes.
+    fn armed(&mut self) -> Seen {
+        loop {
+            if let Message::Arm(arm) = Message::decode(&self.next()).expect("a message") {
+                let steps = arm.steps.iter().map(|step| (step.request, arm.grant(&step))).collect();
+                return Seen { first_step: arm.first_step, meta_version: arm.meta_version, steps };
+            }
+        }
+    }
+
+    /// Writes as many bytes, all the same, to a grant.
+    fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
+        let mut source = self.pool.zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
+        source.bytes_mut().fill(fill);
+        let immediate =
+            Immediate { kind: ImmediateKind::Plain, generation: request.generation, slot: request.slot };
+        let source: Tensor = source.freeze();
+        let target = Grant { len: bytes, ..grant };
+        let posted =
+            self.port.write(self.link, Lane::CONTROL, OpId(9), &source, 0, bytes, &target, Some(immediate));
+        posted.expect("room");
+    }
+}
+
+fn key(step: u64) -> TensorKey {
+    let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
+    TensorKey { edge, step, frame: 0, iteration: 0 }
+}
+
+fn roomy() -> Scene {
+    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4 })
+}
+
+/// A scene in which the meta-data of the edge is known: 1,000 bytes, version 1.
+fn warm() -> Scene {
+    let mut scene = roomy();
+    let request = scene.request();
+    scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[1000]) });
+    assert!(scene.events().is_empty());
+    let grant = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::ReRequest { grant, .. } => grant,
+        other => panic!("{other:?}"),
+    };
+    scene.peer.write(request, grant, 1000, 1);
+    assert!(matches!(scene.event(), LinkEvent::Arrived { .. }));
+    scene
+}
+
+impl Scene {
+    fn arm(&mut self, first: u64, count: u32) -> Seen {
+        assert_eq!(self.links.arm_steps(self.link, &key(first), count, false), count);
+        self.peer.armed()
+    }
+
+    fn claim(&mut self, step: u64, want: Want) -> RequestId {
+        let before = self.links.load().requests;
+        let id = self.links.request(self.link, key(step), want, u32::MAX, step as u32).expect("claimed");
+        assert!(self.links.load().requests <= before, "nothing new was asked for");
+        id
+    }
+
+    /// The tensor that came for a step.
+    fn arrived(&mut self, step: u64) -> Tensor {
+        match self.event() {
+            LinkEvent::Arrived { waiter, received: Received::Tensor(tensor), .. } => {
+                assert_eq!(u64::from(waiter), step);
+                tensor
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_written_for_a_step_goes_to_whoever_claims_it_before_or_after() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 3);
+    assert_eq!((seen.first_step, seen.meta_version, seen.steps.len()), (5, 1, 3));
+    scene.claim(6, Want::Fresh);
+    // Out of order, and one that is not claimed yet.
+    for (at, fill) in [(2, 7), (1, 6), (0, 5)] {
+        let (request, grant) = seen.steps[at];
+        scene.peer.write(request, grant.expect("a destination"), 1000, fill);
+    }
+    assert!(scene.arrived(6).bytes().iter().all(|byte| *byte == 6));
+    assert_eq!(scene.links.load().armed, 2);
+    for step in [5, 7] {
+        scene.claim(step, Want::Fresh);
+        assert!(scene.arrived(step).bytes().iter().all(|byte| u64::from(*byte) == step));
+    }
+    assert_eq!((scene.links.load().requests, scene.links.load().armed), (0, 0));
+    assert_eq!(scene.count(Counter::RequestsClaimed), 3);
+}
+
+#[test]
+fn a_second_receive_of_a_claimed_step_asks_by_itself() {
+    let mut scene = warm();
+    scene.arm(5, 1);
+    scene.claim(5, Want::Fresh);
+    scene.links.request(scene.link, key(5), Want::Fresh, u32::MAX, 50).expect("sent");
+    assert!(
+        matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 5)
+    );
+}
+
+#[test]
+fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 3);
+    let given =
+        |scene: &Scene, bytes| scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
+    let into = given(&scene, 1000);
+    let address = into.as_ptr();
+    scene.claim(5, Want::Into(into));
+    scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 3);
+    match scene.event() {
+        LinkEvent::Arrived { received: Received::Into(filled), .. } => {
+            assert_eq!(filled.as_ptr(), address);
+            assert!(filled.bytes().iter().all(|byte| *byte == 3));
+        }
+        other => panic!("{other:?}"),
+    }
+    // One that does not fit: the value is in line again.
+    scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 4);
+    assert!(scene.events().is_empty());
+    let into = given(&scene, 7);
+    scene.claim(6, Want::Into(into));
+    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Misfit { .. }, .. }));
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, .. })));
+    // A dead one leaves what was given as it is.
+    scene.peer.immediate(ImmediateKind::Dead, seen.steps[2].0);
+    let into = given(&scene, 7);
+    assert!(scene.events().is_empty());
+    scene.claim(7, Want::Into(into));
+    assert!(matches!(scene.event(), LinkEvent::Arrived { received: Received::Dead(Some(_)), .. }));
+}
+
+#[test]
+fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 1);
+    let (request, grant) = seen.steps[0];
+    let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
+    scene.peer.say(&Message::Meta { request, before: Before::Write, meta: smaller });
+    scene.peer.write(request, grant.expect("granted"), 300, 9);
+    scene.claim(5, Want::Fresh);
+    let tensor = scene.arrived(5);
+    assert_eq!(tensor.shape().dims(), [30, 10]);
+    assert!(tensor.bytes().len() == 300 && tensor.bytes().iter().all(|byte| *byte == 9));
+    drop(tensor);
+    // What is armed later is of the new kind.
+    let seen = scene.arm(6, 1);
+    assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(300)));
+}
+
+#[test]
+fn meta_data_before_a_write_that_nobody_granted_ends_the_link() {
+    let mut plain = roomy();
+    let request = plain.request();
+    plain.peer.say(&Message::Meta { request, before: Before::Write, meta: meta(DType::U8, &[1]) });
+    plain.expect_violation("before a write that was not granted");
+    let mut large = warm();
+    let seen = large.arm(5, 1);
+    let larger = VersionedMeta { version: 2, ..meta(DType::U8, &[1001]) };
+    large.peer.say(&Message::Meta { request: seen.steps[0].0, before: Before::Write, meta: larger });
+    large.expect_violation("before a write that was not granted");
+}
+
+#[test]
+fn an_error_waits_for_whoever_claims_the_step() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 2);
+    let status = Status::new(Code::NotFound, "gone there");
+    scene.peer.say(&Message::Error { request: seen.steps[0].0, status: status.clone() });
+    assert!(scene.events().is_empty());
+    scene.claim(5, Want::Fresh);
+    let failed = scene.event();
+    assert!(
+        matches!(&failed, LinkEvent::Failed { error: RequestError::Remote(said), .. } if *said == status)
+    );
+}
+
+#[test]
+fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 2);
+    scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
+    assert!(scene.events().is_empty());
+    scene.links.disarm(scene.link, &mut |key| key.step < 100);
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, held: 0, .. })));
+    let cancelled = scene.peer.next();
+    assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
+    let load = scene.links.load();
+    assert_eq!((load.armed, load.requests, load.held, load.unsettled), (0, 1, 1, 1));
+    // One that overtakes the cancel goes back as well.
+    scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 6);
+    assert!(scene.events().is_empty());
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, held: 1, .. })));
+    scene.peer.say(&Message::CancelAck { request: seen.steps[1].0 });
+    assert!(scene.events().is_empty());
+    assert_eq!((scene.links.load().requests, scene.links.load().unsettled), (0, 0));
+}
+
+#[test]
+fn with_a_step_that_ends_goes_what_was_asked_for_in_advance() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 3);
+    scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
+    assert!(scene.events().is_empty());
+    scene
+        .links
+        .give_up(scene.link, &mut |key, _| if key.step < 7 { Verdict::Abandon } else { Verdict::GoOn });
+    let cancelled = scene.peer.next();
+    assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
+    assert!(scene.count(Counter::CancelsSent) == 1, "what has come needs none");
+    scene.peer.say(&Message::CancelAck { request: seen.steps[1].0 });
+    assert!(scene.events().is_empty());
+    assert_eq!((scene.links.load().armed, scene.links.load().requests), (1, 1));
+}
+
+#[test]
+fn what_had_come_when_the_link_ended_is_for_whoever_asks_next() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 2);
+    scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
+    assert!(scene.events().is_empty());
+    scene.peer.say_bytes(&[99]);
+    let events = scene.events();
+    assert!(matches!(&events[0], LinkEvent::Orphaned { key, .. } if key.step == 5), "{events:?}");
+    assert!(matches!(&events[1], LinkEvent::Down { waiters, .. } if waiters.is_empty()), "{events:?}");
+    drop(events);
+    assert!(scene.links.pool().is_empty());
+}
+
+#[test]
+fn standing_requests_leave_room_for_others() {
+    let mut scene = warm();
+    assert_eq!(scene.links.arm_steps(scene.link, &key(5), 16, false), 8, "half of the slots");
+    assert_eq!(scene.links.arm_steps(scene.link, &key(13), 1, false), 0);
+    assert_eq!(scene.peer.armed().steps.len(), 8);
+    scene.links.disarm(scene.link, &mut |_| true);
+    let mut large = scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 100, max_routes: 4 });
+    let request = large.request();
+    large.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[100_000]) });
+    assert!(large.events().is_empty());
+    assert_eq!(large.links.arm_steps(large.link, &key(5), 16, false), 2, "a quarter of the pool of 1 MiB");
+    assert_eq!(large.links.arm_steps(large.link, &key(7), 16, false), 0);
+}
+
+#[test]
+fn a_step_is_asked_for_in_advance_once() {
+    let mut scene = warm();
+    scene.arm(5, 2);
+    assert_eq!(scene.links.arm_steps(scene.link, &key(6), 2, false), 0);
+    assert_eq!(scene.links.arm_steps(scene.link, &key(4), 2, false), 1, "up to the one that is armed");
+}
+
+#[test]
+fn a_window_is_as_many_requests_at_its_sender() {
+    let mut scene = roomy();
+    scene.peer.route(1, 1, HERE, THERE);
+    scene.peer.arm(1, 40, &[3, 5], Some(Grant { region: 0, key: 1, offset: 64, len: 1000 }));
+    let events = scene.events();
+    let asked: Vec<_> = events
+        .iter()
+        .map(|event| match event {
+            LinkEvent::Asked { incoming, key, timeout_ms: u32::MAX, armed: true } => {
+                (incoming.request.slot.index(), key.step)
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(asked, [(3, 40), (5, 41)]);
+    assert_eq!(scene.links.load().served, 2);
+}
+
+#[test]
+fn windows_that_make_no_sense_end_the_link() {
+    let mut unknown = roomy();
+    unknown.peer.arm(5, 0, &[0], None);
+    unknown.expect_violation("names route 5");
+    let mut twice = roomy();
+    twice.peer.route(1, 1, HERE, THERE);
+    twice.peer.arm(1, 0, &[2, 2], None);
+    twice.expect_violation("request slot 2 (generation 0) is in use");
+    let mut used = roomy();
+    used.peer.route(1, 1, HERE, THERE);
+    used.peer.ask(2, 1);
+    used.peer.arm(1, 0, &[2], None);
+    used.expect_violation("request slot 2 (generation 0) is in use");
+    let mut endless = roomy();
+    endless.peer.route(1, 1, HERE, THERE);
+    let mut bytes = vec![15, 0, 1, 0, 0, 0];
+    bytes.extend([u64::MAX, 0, 0].iter().flat_map(|number| number.to_le_bytes()));
+    bytes.extend([0; 12]);
+    endless.peer.say_bytes(&bytes);
+    endless.expect_violation("2 as its number of steps");
+}
+
+#[test]
+fn a_window_beyond_the_limit_is_refused_step_by_step() {
+    let mut scene = scene();
+    scene.peer.route(1, 1, HERE, THERE);
+    scene.peer.arm(1, 0, &[0, 1, 2, 3, 4], None);
+    assert_eq!(scene.events().len(), 4);
+    match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Error { request, status } => {
+            assert_eq!((request.slot.index(), status.code), (4, Code::ResourceExhausted));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_grant_that_the_receiver_never_gave_is_found_out_by_its_side() {
+    let mut scene = roomy();
+    scene.peer.route(1, 1, HERE, THERE);
+    scene.peer.arm(1, 0, &[0], Some(Grant { region: 7, key: 9, offset: u64::MAX, len: 1000 }));
+    let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("not asked") };
+    let tensor = scene.links.pool().zeroed(meta(DType::U8, &[900]).meta).expect("room").freeze();
+    assert!(matches!(scene.links.serve(incoming, Value::Tensor(tensor), 1), Served::Posted));
+    scene.peer.port.poll(&mut scene.peer.completions);
+    let bad =
+        scene.peer.completions.drain().any(|(completion, _)| matches!(completion.event, Event::Down(_)));
+    assert!(bad, "nothing was written anywhere");
+}

@@ -1,0 +1,409 @@
+//! Two steps of an edge that is asked for in advance, through the interleavings of what may happen to them.
+
+use super::Choices;
+use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, over_shm, over_sim};
+use crate::fabric::Port;
+use crate::link::{TensorKey, Value, Want};
+use crate::rendezvous::Error;
+use crate::rendezvous::path::{PeerIndex, StandingChange, StepChange};
+use crate::rendezvous::waiter::{GiveUp, Outcome, Payload};
+use crate::telemetry::Counter;
+use crate::wire::{Code, EdgeName, Status};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ENDLESS: Duration = Duration::from_secs(1_000_000);
+/// The sequence of all runs: each takes the next two steps of it.
+const BASE: u64 = 1 << 40;
+
+/// What may happen, once and at any time, beside sending and receiving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mishap {
+    None,
+    /// It is not to be asked for in advance any more.
+    Ended,
+    /// The window becomes 1.
+    Shrinks,
+    /// The receive of the first step is given up.
+    Cancelled,
+    Dropped,
+    /// The first step ends, at one of the two.
+    AbortHere,
+    AbortThere,
+    CleanupHere,
+    CleanupThere,
+}
+
+const MISHAPS: [Mishap; 9] = [
+    Mishap::None,
+    Mishap::Ended,
+    Mishap::Shrinks,
+    Mishap::Cancelled,
+    Mishap::Dropped,
+    Mishap::AbortHere,
+    Mishap::AbortThere,
+    Mishap::CleanupHere,
+    Mishap::CleanupThere,
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// Bytes of the tensor that was received before, if there was one.
+    known: Option<u64>,
+    /// Bytes of the tensors of the two steps; `None` for dead ones.
+    sent: [Option<u64>; 2],
+    borrow: bool,
+    /// Whether the first step is received twice, and sent twice.
+    twice: bool,
+    mishap: Mishap,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Begin(usize),
+    Send(usize),
+    Receive(usize),
+    Poll(usize),
+    Mishap,
+    GraceIsOver,
+}
+
+/// A receive of a step.
+struct Receive {
+    step: usize,
+    call: Call,
+    gave_up: bool,
+    end: Option<Result<u8, Error>>,
+}
+
+struct Run<'a, P: Port> {
+    pair: &'a mut Pair<P>,
+    case: Case,
+    edge: Arc<EdgeName>,
+    first: u64,
+    begun: [bool; 2],
+    sent: [usize; 2],
+    receives: Vec<Receive>,
+    mishap: bool,
+    grace: bool,
+}
+
+impl<P: Port> Run<'_, P> {
+    fn key(&self, step: usize) -> TensorKey {
+        TensorKey { edge: self.edge.clone(), step: self.first + step as u64, frame: 0, iteration: 0 }
+    }
+
+    fn times(&self, step: usize) -> usize {
+        if self.case.twice && step == 0 { 2 } else { 1 }
+    }
+
+    fn is_over(&self, step: usize) -> bool {
+        let ends = [Mishap::AbortHere, Mishap::AbortThere, Mishap::CleanupHere, Mishap::CleanupThere];
+        step == 0 && self.mishap && ends.contains(&self.case.mishap)
+    }
+
+    fn received(&self, step: usize) -> usize {
+        self.receives.iter().filter(|receive| receive.step == step).count()
+    }
+
+    fn acts(&mut self) -> Vec<Act> {
+        let mut acts = Vec::new();
+        for step in [0, 1] {
+            if !self.begun[step] && !self.is_over(step) {
+                acts.push(Act::Begin(step));
+            }
+            if self.begun[step] && self.sent[step] < self.times(step) && !self.is_over(step) {
+                acts.push(Act::Send(step));
+            }
+            if self.received(step) < self.times(step) && !self.is_over(step) {
+                acts.push(Act::Receive(step));
+            }
+        }
+        for side in [SENDER, RECEIVER] {
+            if self.pair.has_news(side) {
+                acts.push(Act::Poll(side));
+            }
+        }
+        let needs_receive = matches!(self.case.mishap, Mishap::Cancelled | Mishap::Dropped);
+        let can = !needs_receive || self.receives.iter().any(|it| it.step == 0 && it.end.is_none());
+        if !self.mishap && self.case.mishap != Mishap::None && can {
+            acts.push(Act::Mishap);
+        }
+        if !self.grace && self.receives.iter().any(|receive| receive.gave_up && receive.end.is_none()) {
+            acts.push(Act::GraceIsOver);
+        }
+        acts
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Begin(step) => {
+                self.begun[step] = true;
+                self.pair.begin(SENDER, self.first + step as u64);
+            }
+            Act::Send(step) => {
+                let value = match self.case.sent[step] {
+                    None => Value::Dead,
+                    Some(bytes) => {
+                        Value::Tensor(self.pair.value(bytes, 10 * step as u8 + self.sent[step] as u8))
+                    }
+                };
+                self.sent[step] += 1;
+                let key = self.key(step);
+                self.pair.send(&key, value);
+            }
+            Act::Receive(step) => self.receive(step),
+            Act::Poll(side) => self.pair.poll(side),
+            Act::Mishap => self.go_wrong(),
+            Act::GraceIsOver => {
+                self.grace = true;
+                self.pair.pass(RECEIVER, GRACE);
+            }
+        }
+        self.harvest();
+        self.pair.check_quarantine();
+    }
+
+    fn receive(&mut self, step: usize) {
+        let key = self.key(step);
+        if self.received(step) == 0 {
+            self.pair.begin(RECEIVER, key.step);
+        }
+        let want = if self.case.borrow { Want::Borrow } else { Want::Fresh };
+        let call = self.pair.receive(&key, want, ENDLESS);
+        self.receives.push(Receive { step, call, gave_up: false, end: None });
+    }
+
+    fn go_wrong(&mut self) {
+        self.mishap = true;
+        let (step, id) = (self.first, self.first);
+        let status = Status::new(Code::Internal, "on purpose");
+        match self.case.mishap {
+            Mishap::None => {}
+            Mishap::Ended => self.pair.standing(StandingChange::Ended { id }),
+            Mishap::Shrinks => self.pair.standing(StandingChange::Window { id, window: 1 }),
+            Mishap::Cancelled | Mishap::Dropped => {
+                let drops = self.case.mishap == Mishap::Dropped;
+                let Some(receive) = self.receives.iter_mut().find(|it| it.step == 0 && it.end.is_none())
+                else {
+                    panic!("there is one")
+                };
+                receive.gave_up = true;
+                if drops {
+                    receive.call.ticket = None;
+                    receive.end = Some(Err(Error::Stopped));
+                }
+                let why = if drops { GiveUp::Dropped } else { GiveUp::Cancelled };
+                self.pair.give_up(receive.call.id, why);
+            }
+            Mishap::AbortHere => self.pair.change(RECEIVER, StepChange::Aborted { step, status }),
+            Mishap::AbortThere => self.pair.change(SENDER, StepChange::Aborted { step, status }),
+            Mishap::CleanupHere => self.pair.change(RECEIVER, StepChange::CleanedUp { step }),
+            Mishap::CleanupThere => self.pair.change(SENDER, StepChange::CleanedUp { step }),
+        }
+    }
+
+    fn harvest(&mut self) {
+        for receive in &mut self.receives {
+            let Some(ticket) = receive.call.ticket.as_mut().filter(|ticket| ticket.is_done()) else {
+                continue;
+            };
+            let Some(Outcome(result)) = ticket.take() else { panic!("taken twice") };
+            receive.call.ticket = None;
+            let sent = self.case.sent[receive.step];
+            receive.end = Some(result.map(|delivery| {
+                assert_eq!(delivery.is_dead, sent.is_none());
+                let Payload::Tensor(tensor) = &delivery.tensor else { panic!("nothing was given") };
+                let bytes = tensor.bytes();
+                let fill = bytes.first().copied().unwrap_or(10 * receive.step as u8);
+                assert_eq!(bytes.len() as u64, sent.unwrap_or(0));
+                assert!(bytes.iter().all(|byte| *byte == fill), "torn bytes");
+                fill
+            }));
+        }
+    }
+
+    /// Nothing happens any more: every value has come, or comes to the next receive, unless its step is over.
+    fn finish(&mut self) {
+        for step in [0, 1] {
+            if self.is_over(step) {
+                continue;
+            }
+            assert_eq!(self.sent[step], self.times(step));
+            let got = |run: &Self| {
+                run.receives.iter().filter(|it| it.step == step && matches!(it.end, Some(Ok(_)))).count()
+            };
+            for _ in got(self)..self.times(step) {
+                self.receive(step);
+                self.pair.run();
+                self.harvest();
+            }
+            assert_eq!(got(self), self.times(step), "a value of step {step} is lost: {:?}", self.ends());
+            let mut fills: Vec<_> = self
+                .receives
+                .iter()
+                .filter(|it| it.step == step)
+                .filter_map(|it| it.end.as_ref()?.as_ref().ok())
+                .collect();
+            fills.sort_unstable();
+            fills.dedup();
+            let is_told_apart = self.case.sent[step].is_some_and(|bytes| bytes > 0);
+            assert!(
+                !is_told_apart || fills.len() == self.times(step),
+                "a value came twice: {:?}",
+                self.ends()
+            );
+        }
+        for receive in &self.receives {
+            match &receive.end {
+                None => panic!("a receive of step {} hangs: {:?}", receive.step, self.ends()),
+                Some(Err(error)) => {
+                    assert!(self.is_over(receive.step) || receive.gave_up, "{error}: {:?}", self.ends());
+                }
+                Some(Ok(fill)) => assert_eq!(usize::from(*fill / 10), receive.step, "of another step"),
+            }
+        }
+        self.receives.clear();
+        self.pair.standing(StandingChange::Ended { id: self.first });
+        for step in [self.first, self.first + 1] {
+            for side in [SENDER, RECEIVER] {
+                self.pair.change(side, StepChange::CleanedUp { step });
+            }
+        }
+        self.pair.run();
+        self.pair.check_empty();
+    }
+
+    fn ends(&self) -> Vec<(usize, &Option<Result<u8, Error>>)> {
+        self.receives.iter().map(|receive| (receive.step, &receive.end)).collect()
+    }
+}
+
+impl<P: Port> Pair<P> {
+    fn standing(&mut self, change: StandingChange) {
+        self.wish(RECEIVER, change);
+    }
+}
+
+/// Explores a case: the first `all` runs, and then `random` more. Returns how many there were.
+fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, random: u64) -> u64 {
+    let (mut runs, mut choices) = (0, Choices::default());
+    let mut warm = None;
+    loop {
+        if runs == all && random > 0 {
+            choices = Choices::random(7);
+        }
+        // Each run has an edge with the same known meta-data.
+        let edge = match (case.known, warm.take()) {
+            (Some(bytes), Some(edge)) if case.sent == [Some(bytes); 2] => edge,
+            (known, _) => warm_up(pair, known, first),
+        };
+        let key = TensorKey { edge: edge.clone(), step: BASE, frame: 0, iteration: 0 };
+        let peer = PeerIndex(SENDER as u32);
+        let begun = StandingChange::Begun { id: *first, peer, key, window: 2, borrow: case.borrow };
+        pair.standing(begun);
+        let mut run = Run {
+            pair,
+            case,
+            edge: edge.clone(),
+            first: *first,
+            begun: [false; 2],
+            sent: [0; 2],
+            receives: Vec::new(),
+            mishap: false,
+            grace: false,
+        };
+        let mut trace = Vec::new();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            loop {
+                let acts = run.acts();
+                if acts.is_empty() {
+                    break;
+                }
+                let act = acts[choices.choose(acts.len())];
+                trace.push(act);
+                run.act(act);
+            }
+            run.finish();
+        }));
+        if let Err(panic) = result {
+            println!("{case:?}\nafter {trace:?}");
+            std::panic::resume_unwind(panic);
+        }
+        warm = Some(edge);
+        *first += 2;
+        runs += 1;
+        if !choices.next_run() || runs >= all + random {
+            return runs;
+        }
+    }
+}
+
+/// An edge on which one tensor of so many bytes has travelled, or a dead one.
+fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> Arc<EdgeName> {
+    let edge = pair.edge();
+    let key = TensorKey { edge: edge.clone(), step: *first, frame: 0, iteration: 0 };
+    for side in [SENDER, RECEIVER] {
+        pair.begin(side, key.step);
+    }
+    let value = bytes.map_or(Value::Dead, |bytes| Value::Tensor(pair.value(bytes, 0)));
+    pair.send(&key, value);
+    let mut call = pair.receive(&key, Want::Fresh, ENDLESS);
+    pair.run();
+    let outcome = call.ticket.as_mut().and_then(|ticket| ticket.take());
+    assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
+    for side in [SENDER, RECEIVER] {
+        pair.change(side, StepChange::CleanedUp { step: key.step });
+    }
+    *first += 1;
+    edge
+}
+
+/// Each kind of tensors that may come for what was asked for.
+fn kinds() -> Vec<(&'static str, Case)> {
+    let plain =
+        Case { known: Some(1000), sent: [Some(1000); 2], borrow: false, twice: false, mishap: Mishap::None };
+    vec![
+        ("as known", plain),
+        ("smaller", Case { sent: [Some(700), Some(1000)], ..plain }),
+        ("larger", Case { sent: [Some(1000), Some(1001)], ..plain }),
+        ("not known", Case { known: None, ..plain }),
+        ("small", Case { known: Some(8), sent: [Some(8); 2], ..plain }),
+        ("small after large", Case { sent: [Some(8), Some(1000)], ..plain }),
+        ("dead and empty", Case { sent: [None, Some(0)], ..plain }),
+        ("lent", Case { borrow: true, ..plain }),
+        ("lent, not known", Case { borrow: true, known: None, ..plain }),
+        ("two receives of a step", Case { twice: true, ..plain }),
+    ]
+}
+
+fn every_kind<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64) {
+    let (mut first, mut total) = (BASE, 0);
+    for side in [SENDER, RECEIVER] {
+        pair.change(side, StepChange::Sequence { base: BASE });
+    }
+    for (name, kind) in kinds() {
+        let runs: Vec<_> = MISHAPS
+            .map(|mishap| explore(pair, Case { mishap, ..kind }, &mut first, all, random))
+            .into_iter()
+            .collect();
+        total += runs.iter().sum::<u64>();
+        println!("{over}: {name}: {runs:?}");
+    }
+    let counters = pair.counters(RECEIVER);
+    assert!(counters.get(Counter::RequestsClaimed) > total / 2, "few were claimed: {counters}");
+    println!(
+        "{over}: {total} interleavings, {} of their receives claimed",
+        counters.get(Counter::RequestsClaimed)
+    );
+}
+
+#[test]
+fn on_sim_interleavings_of_standing_requests_keep_every_value_and_free_everything() {
+    every_kind(&mut over_sim(true), "sim", 1_500, 1_500);
+}
+
+#[test]
+fn on_shm_interleavings_of_standing_requests_keep_every_value_and_free_everything() {
+    every_kind(&mut over_shm(), "shm", 0, 300);
+}
