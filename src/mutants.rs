@@ -80,8 +80,8 @@ mutants! {
     LocalMisfitLost,
     /// What comes for a standing request before it is claimed is thrown away.
     ParkedDropped,
-    /// Standing requests stay when their step ends.
-    ArmedOutlivesStep,
+    /// A standing request that was given up can still be claimed.
+    ArmedStaysListed,
     /// A tensor that fits the destination of a standing request keeps the meta-data of the one before.
     NotRetyped,
     /// What has come for standing requests is thrown away when they are given up.

@@ -20,7 +20,7 @@ use foldhash::fast::RandomState;
 const ARMED: usize = 256;
 /// Of the slot table, one part in so many may be armed: the rest is for plain requests.
 const SLOTS_SHARE: u32 = 2;
-/// Of the pool, one part in so many may be destinations of armed requests of one link.
+/// Of the pool, one part in so many may be destinations of the armed requests of one poller.
 const POOL_SHARE: u64 = 4;
 
 /// What came for a standing request that nobody had claimed.
@@ -36,8 +36,6 @@ pub(super) enum Parked {
 #[derive(Debug)]
 pub(super) struct ArmedTable {
     by_key: HashMap<TensorKey, RequestId>,
-    /// Bytes of their destinations.
-    bytes: u64,
     /// The steps of the message that is being made.
     scratch: Vec<u8>,
 }
@@ -45,7 +43,7 @@ pub(super) struct ArmedTable {
 impl ArmedTable {
     pub fn new() -> Self {
         let by_key = HashMap::with_capacity_and_hasher(ARMED, RandomState::default());
-        ArmedTable { by_key, bytes: 0, scratch: Vec::new() }
+        ArmedTable { by_key, scratch: Vec::new() }
     }
 
     pub fn len(&self) -> usize {
@@ -78,7 +76,7 @@ impl<C> Link<C> {
         borrow: bool,
     ) -> u32 {
         let slots = (self.requests.max() / SLOTS_SHARE).saturating_sub(self.armed.len() as u32);
-        let count = count.min(MAX_ARMED as u32).min(slots);
+        let count = self.unasked(first, count.min(MAX_ARMED as u32).min(slots));
         if count == 0 {
             return 0;
         }
@@ -94,12 +92,14 @@ impl<C> Link<C> {
         let (mut armed, mut room) = (0, None);
         while armed < count {
             let key = TensorKey { step: first.step + u64::from(armed), ..first.clone() };
-            let Some(request) = self.armed_request(cx, key, number, cached.clone(), landing.as_ref()) else {
+            let Some(mut request) = self.armed_request(cx, key, number, cached.as_ref(), landing.as_ref())
+            else {
                 break;
             };
+            request.borrow = borrow;
             let grant = request.grant;
             room = grant.map(|grant| (grant.region, grant.len));
-            let Some(request) = self.list(request, borrow) else { break };
+            let Some(request) = self.list(cx, request) else { break };
             let (key, offset) = grant.map_or((0, 0), |grant| (grant.key, grant.offset));
             ArmedStep { request, key, offset }.put(&mut steps, grant.is_some());
             armed += 1;
@@ -126,16 +126,28 @@ impl<C> Link<C> {
         armed
     }
 
+    /// Of how many steps from that of `first` on, `count` at most, nothing was asked for yet. What is asked for twice could
+    /// come in another order than it was sent in, if the first receiver gives up.
+    fn unasked(&self, first: &TensorKey, count: u32) -> u32 {
+        let same = |key: &TensorKey| {
+            key.step >= first.step
+                && (&key.edge, key.frame, key.iteration) == (&first.edge, first.frame, first.iteration)
+        };
+        let asked = self.requests.iter().filter(|request| same(&request.key));
+        let next = asked.map(|request| request.key.step - first.step).min().unwrap_or(u64::MAX);
+        next.min(count.into()) as u32
+    }
+
     /// A request of a step, with its destination if there is to be one; `None` if it can't be made now.
     fn armed_request<P: Port>(
         &self,
         cx: &mut Context<'_, P, C>,
         key: TensorKey,
         route: u32,
-        cached: Option<VersionedMeta>,
+        cached: Option<&VersionedMeta>,
         landing: Option<&VersionedMeta>,
     ) -> Option<Request<C>> {
-        if !self.requests.has_room() || self.armed.by_key.contains_key(&key) || self.unsettled.holds(&key) {
+        if !self.requests.has_room() {
             return None;
         }
         let grant = match landing {
@@ -144,7 +156,7 @@ impl<C> Link<C> {
         };
         Some(Request {
             machine: Receiver::armed(grant.map(|grant| grant.len)),
-            meta: cached,
+            meta: cached.cloned(),
             grant,
             ..Request::without_waiter(key, route, self.asked + 1, u32::MAX)
         })
@@ -152,7 +164,7 @@ impl<C> Link<C> {
 
     /// Room for one tensor, as long as armed requests don't have more than their share.
     fn armed_grant<P: Port>(&self, cx: &mut Context<'_, P, C>, meta: &VersionedMeta) -> Option<Grant> {
-        let bytes = self.armed.bytes.checked_add(meta.meta.bytes())?;
+        let bytes = cx.armed_bytes.checked_add(meta.meta.bytes())?;
         if bytes > cx.pool.region().len() / POOL_SHARE {
             return None;
         }
@@ -161,29 +173,24 @@ impl<C> Link<C> {
     }
 
     /// Puts an armed request into its tables.
-    fn list(&mut self, mut request: Request<C>, borrow: bool) -> Option<RequestId> {
-        request.borrow = borrow;
+    fn list<P: Port>(&mut self, cx: &mut Context<'_, P, C>, mut request: Request<C>) -> Option<RequestId> {
         let (key, bytes) = (request.key.clone(), request.grant.map_or(0, |grant| grant.len));
         request.armed_bytes = bytes;
+        *cx.armed_bytes += bytes;
         let id = self.requests.insert(request)?;
         self.asked += 1;
         // One use for each request; the route is there, as its number is known.
         let _ = self.routes_out.take(&key.edge);
-        self.armed.bytes += bytes;
         self.armed.by_key.insert(key, id);
         Some(id)
     }
 
-    /// A request is not an armed one any more, if it was: it is claimed, given up or over.
-    pub(super) fn unlist(&mut self, id: RequestId) {
+    /// A request is not an armed one any more, if it was: it is given up or over.
+    pub(super) fn unlist<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
-        if !request.machine.is_unclaimed() {
-            return;
-        }
-        let (key, bytes) = (&request.key, std::mem::take(&mut request.armed_bytes));
-        self.armed.bytes -= bytes;
-        if self.armed.by_key.get(key) == Some(&id) {
-            self.armed.by_key.remove(key);
+        *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
+        if request.machine.is_unclaimed() && self.armed.by_key.get(&request.key) == Some(&id) {
+            self.armed.by_key.remove(&request.key);
         }
     }
 
@@ -197,8 +204,8 @@ impl<C> Link<C> {
         waiter: C,
     ) -> Result<RequestId, (Want, C)> {
         let Some(id) = self.armed.take(key) else { return Err((want, waiter)) };
-        self.unlist(id);
         let Some(request) = self.requests.get(id) else { return Err((want, waiter)) };
+        *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
         cx.counters.increment(Counter::RequestsClaimed);
         request.waiter = Some(waiter);
         request.timeout_ms = timeout_ms;
@@ -256,7 +263,9 @@ impl<C> Link<C> {
     }
 
     fn disarm_one<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
-        self.unlist(id);
+        if !is_on(Mutant::ArmedStaysListed) {
+            self.unlist(cx, id);
+        }
         let Some(request) = self.requests.get(id) else { return };
         match request.parked.take() {
             Some(Parked::Value(value)) if !is_on(Mutant::DisarmedValueDropped) => self.hold(cx, id, value),
@@ -270,9 +279,10 @@ impl<C> Link<C> {
     }
 
     /// The link is gone: what came for requests that nobody claimed is held with the rest.
-    pub(super) fn hold_parked(&mut self) {
+    pub(super) fn unlist_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
         for slot in 0..self.requests.slots() {
             let Some((_, request)) = self.requests.in_slot(slot) else { continue };
+            *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
             if let Some(Parked::Value(value)) = request.parked.take()
                 && !is_on(Mutant::ParkedNotOrphaned)
             {

@@ -158,12 +158,7 @@ impl<C> Link<C> {
         if request.machine.is_held_back() {
             self.unsettled.forget(&request.key, id);
         }
-        if request.machine.is_unclaimed() {
-            if is_on(Mutant::ArmedOutlivesStep) {
-                return;
-            }
-            self.unlist(id);
-        }
+        self.unlist(cx, id);
         self.give_up_now(cx, id);
     }
 
@@ -565,7 +560,7 @@ impl<C> Link<C> {
             let request = self.requests.get(id)?;
             return Some((request.waiter.take(), request.key.clone()));
         }
-        self.unlist(id);
+        self.unlist(cx, id);
         let mut request = self.requests.remove(id)?;
         // The tensor goes back to the pool: nothing can be written to it any more.
         drop(take_back(&mut request, cx.port, cx.counters, self.id));

@@ -84,6 +84,8 @@ pub(super) struct Context<'a, P: Port, C> {
     pub pool: &'a Pool,
     pub counters: &'a CountersWriter,
     pub events: &'a mut VecDeque<LinkEvent<C>>,
+    /// Bytes of the destinations of standing requests that nobody has claimed, on all links.
+    pub armed_bytes: &'a mut u64,
 }
 
 /// The links of one poller and the port that they complete on. `C` names a waiter for the layer above.
@@ -93,6 +95,7 @@ pub struct Links<P: Port, C> {
     counters: CountersWriter,
     links: LinkTable<C>,
     events: VecDeque<LinkEvent<C>>,
+    armed_bytes: u64,
     completions: Completions,
 }
 
@@ -101,7 +104,7 @@ impl<P: Port, C> Links<P, C> {
     pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
         let completions = Completions::with_capacity(EVENTS);
         let events = VecDeque::with_capacity(EVENTS);
-        Links { port, pool, counters, links: LinkTable::new(), events, completions }
+        Links { port, pool, counters, links: LinkTable::new(), events, armed_bytes: 0, completions }
     }
 
     /// The pool that tensors are received into.
@@ -193,6 +196,7 @@ impl<P: Port, C> Links<P, C> {
                 pool: &self.pool,
                 counters: &self.counters,
                 events: &mut self.events,
+                armed_bytes: &mut self.armed_bytes,
             };
             if let Event::Down(failure) = completion.event {
                 if let Some(link) = self.links.remove(id) {
@@ -352,6 +356,7 @@ impl<P: Port, C> Links<P, C> {
             pool: &self.pool,
             counters: &self.counters,
             events: &mut self.events,
+            armed_bytes: &mut self.armed_bytes,
         };
         Some((link, cx))
     }
@@ -553,7 +558,7 @@ impl<C> Link<C> {
         if !is_on(Mutant::OutstandingLeak) {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
         }
-        self.hold_parked();
+        self.unlist_all(cx);
         for held in self.held.drain() {
             let incarnation = self.identity.peer_incarnation;
             cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value, incarnation });

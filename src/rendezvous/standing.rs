@@ -16,9 +16,9 @@ use std::sync::atomic::Ordering;
 /// in advance takes what was asked for. The first one tells what the tensors are like; until it has, nothing more
 /// is asked for.
 ///
-/// What it costs: the destinations of up to `window` steps to come are allocated, though never more than a quarter of
-/// the pool for the edges from one peer, and never more than half of `max_requests`. Steps for which there is no
-/// room are received as without it.
+/// What it costs: the destinations of up to `window` steps to come are allocated, though never more than a quarter of the
+/// pool for all edges of a poller, and they count among `max_requests`, of which they take half at most. Steps for which
+/// there is no room are received as without it.
 ///
 /// Skipped steps must be [cleaned up](Rendezvous::cleanup) like others: until then what was asked for is kept for them.
 /// When a peer is lost and comes back, its edges are asked for again. Dropping this gives back what no receive has taken;
