@@ -79,6 +79,10 @@ const SCENARIOS: &[Scenario] = &[
     scenario("borrowed", What::Borrowed(4 << 10), Ids::Random, 5_000),
     scenario("dead", What::Dead, Ids::Random, 5_000),
     scenario("several", What::Several(256), Ids::Random, 2_000),
+    scenario("small_standing", What::Tensor(2), Ids::Standing, 20_000),
+    scenario("written_standing", What::Tensor(4 << 10), Ids::Standing, 5_000),
+    scenario("borrowed_standing", What::Borrowed(4 << 10), Ids::Standing, 5_000),
+    scenario("several_standing", What::Several(256), Ids::Standing, 2_000),
 ];
 
 /// Counts the calling thread's doings during `work`.
@@ -334,4 +338,24 @@ fn dead_values() {
 #[test]
 fn several_edges_at_a_time() {
     prove("several");
+}
+
+#[test]
+fn small_tensors_that_are_asked_for_in_advance() {
+    prove("small_standing");
+}
+
+#[test]
+fn written_tensors_that_are_asked_for_in_advance() {
+    prove("written_standing");
+}
+
+#[test]
+fn borrowed_tensors_that_are_asked_for_in_advance() {
+    prove("borrowed_standing");
+}
+
+#[test]
+fn several_edges_that_are_asked_for_in_advance() {
+    prove("several_standing");
 }

@@ -10,16 +10,21 @@ use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 use tensorwire::telemetry::Counter;
-use tensorwire::{BufferRing, DType, Edge, Node, Pending, Step, TensorMut};
+use tensorwire::{BufferRing, DType, Edge, Node, Sequence, Standing, Step, TensorMut};
 
 /// Buffers of an edge: one to write while the other is read.
 const BUFFERS: usize = 2;
 /// How long a buffer that was sent may be in use.
 const BUFFER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How many steps in advance tensors are asked for. More would cost memory for their destinations and gain little.
+const WINDOW: u32 = 16;
+
 /// This process's place in the cluster.
 pub struct Engine {
     node: Node,
+    /// The steps of the training, which are known in advance; or nothing is asked for in advance.
+    in_advance: Option<Sequence>,
     receives: RefCell<Latencies>,
 }
 
@@ -45,13 +50,27 @@ impl Engine {
         };
         let node = node.start()?;
         node.join()?;
-        Ok(Engine { node, receives: RefCell::default() })
+        let in_advance = assignment.standing.then(|| node.sequence(0));
+        Ok(Engine { node, in_advance, receives: RefCell::default() })
+    }
+
+    /// Asks for the tensors of these edges in advance, as long as what this returns is there.
+    fn ask_in_advance<'e>(&self, edges: impl Iterator<Item = &'e Edge>) -> Result<Vec<Standing>> {
+        let Some(steps) = self.in_advance else { return Ok(Vec::new()) };
+        let standing = edges.map(|edge| self.node.standing(edge, steps, WINDOW));
+        Ok(standing.collect::<std::result::Result<_, _>>()?)
     }
 
     /// The exchange of a server.
     pub fn server(&self, plan: &Plan, task: usize) -> Result<EngineServer<'_>> {
         let owned = plan.owned(task);
-        let mut exchange = EngineServer { engine: self, weights: vec![], publish: vec![], collect: vec![] };
+        let mut exchange = EngineServer {
+            engine: self,
+            weights: vec![],
+            publish: vec![],
+            collect: vec![],
+            _standing: vec![],
+        };
         for parameter in &owned {
             exchange.weights.push(self.ring(*parameter)?);
         }
@@ -63,18 +82,21 @@ impl Engine {
                 exchange.collect.push((*parameter, collect(parameter)?));
             }
         }
+        exchange._standing = self.ask_in_advance(exchange.collect.iter().map(|(_, edge)| edge))?;
         Ok(exchange)
     }
 
     /// The exchange of a worker.
     pub fn worker(&self, plan: &Plan) -> Result<EngineWorker<'_>> {
-        let mut exchange = EngineWorker { engine: self, gradients: vec![], pull: vec![], push: vec![] };
+        let mut exchange =
+            EngineWorker { engine: self, gradients: vec![], pull: vec![], push: vec![], _standing: vec![] };
         for parameter in Parameter::all() {
             let (job, server) = (Job::Server.name(), plan.owner(parameter) as u32);
             exchange.gradients.push(self.ring(parameter)?);
             exchange.pull.push(self.node.edge_from(job, server, &weights_edge(parameter))?);
             exchange.push.push(self.node.edge_to(job, server, &gradient_edge(parameter))?);
         }
+        exchange._standing = self.ask_in_advance(exchange.pull.iter())?;
         Ok(exchange)
     }
 
@@ -127,7 +149,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins to receive on every edge, then waits for each; the buffers come back in their places.
+    /// Begins to receive on every edge, then waits for each; the buffers come back in their places. What was asked for in
+    /// advance comes in buffers of its own, in their stead.
     fn receive<'e>(
         &self,
         step: &Step,
@@ -135,7 +158,17 @@ impl Engine {
         buffers: &mut Vec<Buffer>,
     ) -> Result<()> {
         let start = Instant::now();
-        let begun: std::result::Result<Vec<Pending<TensorMut>>, _> =
+        if self.in_advance.is_some() {
+            buffers.clear();
+            let begun: std::result::Result<Vec<_>, _> = edges.map(|edge| step.recv_pending(edge)).collect();
+            for pending in begun? {
+                let tensor = pending.wait()?.tensor;
+                self.receives.borrow_mut().record(start.elapsed());
+                buffers.push(Buffer(tensor.make_mut(self.node.pool()).map_err(|(error, _)| error)?));
+            }
+            return Ok(());
+        }
+        let begun: std::result::Result<Vec<_>, _> =
             edges.zip(buffers.drain(..)).map(|(edge, Buffer(into))| step.recv_into(edge, into)).collect();
         for pending in begun? {
             buffers.push(Buffer(pending.wait()?.tensor));
@@ -187,6 +220,8 @@ pub struct EngineWorker<'a> {
     gradients: Vec<BufferRing>,
     pull: Vec<Edge>,
     push: Vec<Edge>,
+    /// Held so that what is pulled is asked for in advance.
+    _standing: Vec<Standing>,
 }
 
 impl WorkerExchange for EngineWorker<'_> {
@@ -224,6 +259,8 @@ pub struct EngineServer<'a> {
     publish: Vec<Vec<Edge>>,
     /// Worker by worker, all tensors.
     collect: Vec<(Parameter, Edge)>,
+    /// Held so that what is collected is asked for in advance.
+    _standing: Vec<Standing>,
 }
 
 impl ServerExchange for EngineServer<'_> {

@@ -69,6 +69,8 @@ pub struct Assignment {
     pub poll: String,
     /// What moves the bytes.
     pub fabric: String,
+    /// Whether it asks for tensors in advance.
+    pub standing: bool,
     /// The RDMA device to use.
     pub device: Option<String>,
     /// The process that started it: without that it must not live on.

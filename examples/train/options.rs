@@ -46,6 +46,9 @@ pub struct Options {
     /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
     #[arg(long, value_name = "LIST", value_parser = devices)]
     pub devices: Option<DeviceList>,
+    /// Whether receives are asked for steps in advance: on or off
+    #[arg(long, value_name = "WHETHER", default_value = "on", value_parser = ["on", "off"], hide_possible_values = true)]
+    pub standing: String,
     /// Memory that each process registers: bytes or KiB, MiB, GiB [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
@@ -108,6 +111,11 @@ impl Options {
             batch: self.batch as usize,
             seed: self.seed,
         }
+    }
+
+    /// Whether the processes ask for tensors in advance.
+    pub fn asks_in_advance(&self) -> bool {
+        self.standing == "on"
     }
 
     /// Bytes that each process registers.
@@ -241,7 +249,7 @@ mod tests {
 
     #[test]
     fn every_option_arrives_where_it_is_used() {
-        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --poll adaptive --fabric verbs --devices a,b --pool 3M --seed 8 --json a.json";
+        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --poll adaptive --fabric verbs --devices a,b --standing off --pool 3M --seed 8 --json a.json";
         let options = read_line(line).expect("options");
         assert_eq!(options.plan(), Plan { servers: 2, workers: 6, steps: 9, batch: 60, seed: 8 });
         assert_eq!(options.pool_bytes(), 3 << 20);
@@ -251,7 +259,9 @@ mod tests {
         let cores = options.cores.as_ref().expect("cores");
         assert_eq!([0, 1, 2, 3].map(|process| cores.of(process)), [0, 1, 5, 0]);
         assert_eq!((options.single, options.json), (false, Some(PathBuf::from("a.json"))));
-        assert!(read_line("--single").expect("options").single);
+        assert!(!options.asks_in_advance());
+        let single = read_line("--single").expect("options");
+        assert!(single.single && single.asks_in_advance());
     }
 
     #[test]
@@ -270,6 +280,7 @@ mod tests {
             ("--cores 99999", ["--cores", "99999"]),
             ("--poll sometimes", ["--poll", "sometimes"]),
             ("--fabric tcp", ["--fabric", "tcp"]),
+            ("--standing yes", ["--standing", "yes"]),
             ("--devices a,,b", ["--devices", "comma"]),
             ("--pool 4KiB", ["--pool", "1 MiB"]),
             ("--pool 99999999999G", ["--pool", "GiB"]),
@@ -291,8 +302,8 @@ mod tests {
         let stop = read_line("--help").expect_err("help");
         assert_eq!(stop.status, 0);
         for option in [
-            "servers", "workers", "steps", "batch", "cores", "poll", "fabric", "devices", "pool", "seed",
-            "single", "json",
+            "servers", "workers", "steps", "batch", "cores", "poll", "fabric", "devices", "standing", "pool",
+            "seed", "single", "json",
         ] {
             assert!(stop.text.contains(&format!("--{option}")), "{option}: {}", stop.text);
         }

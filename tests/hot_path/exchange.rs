@@ -1,7 +1,7 @@
 //! The exchanges of a trainer's steps, as both sides of them.
 
 use std::time::Duration;
-use tensorwire::{DType, Edge, Node, Pending, Tensor, TensorMut};
+use tensorwire::{DType, Edge, Node, Pending, Standing, Tensor, TensorMut};
 
 /// Long enough for anything that should come.
 const SOON: Duration = Duration::from_secs(60);
@@ -49,6 +49,7 @@ pub struct Side<'a> {
     pending: Vec<Pending<Tensor>>,
     next: u64,
     ids: Ids,
+    _standing: Vec<Standing>,
 }
 
 /// Where the ids of the steps come from.
@@ -58,7 +59,12 @@ pub enum Ids {
     Random,
     /// They are of a sequence.
     Counted,
+    /// They are of a sequence, and their tensors are asked for in advance.
+    Standing,
 }
+
+/// How many steps in advance.
+const WINDOW: u32 = 16;
 
 /// The first step of the sequence.
 const BASE: u64 = 1 << 63;
@@ -66,21 +72,24 @@ const BASE: u64 = 1 << 63;
 impl<'a> Side<'a> {
     /// Task 0 starts each step, task 1 answers.
     pub fn new(node: &'a Node, task: u32, what: What, ids: Ids) -> Self {
-        if ids == Ids::Counted {
-            node.sequence(BASE);
-        }
+        let sequence = (ids != Ids::Random).then(|| node.sequence(BASE));
         let names = (0..what.edges()).map(|at| format!("gradient/{at}"));
         let out = names.clone().map(|name| node.edge_to("w", 1 - task, &name).expect("edge"));
         let back = names.map(|name| node.edge_from("w", 1 - task, &name).expect("edge"));
-        let (out, back) = (out.collect(), back.collect());
-        Side { node, what, starts: task == 0, out, back, pending: Vec::with_capacity(EDGES), next: 0, ids }
+        let (out, back): (Vec<_>, Vec<Edge>) = (out.collect(), back.collect());
+        let standing = sequence.filter(|_| ids == Ids::Standing).into_iter().flat_map(|sequence| {
+            back.iter().map(move |edge| node.standing(edge, sequence, WINDOW).expect("new"))
+        });
+        let standing = standing.collect();
+        let pending = Vec::with_capacity(EDGES);
+        Side { node, what, starts: task == 0, out, back, pending, next: 0, ids, _standing: standing }
     }
 
     fn id(&self, n: u64) -> u64 {
         match self.ids {
             // An odd factor permutes the numbers, so no id comes twice; below the base of any sequence.
             Ids::Random => n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
-            Ids::Counted => BASE + n,
+            Ids::Counted | Ids::Standing => BASE + n,
         }
     }
 

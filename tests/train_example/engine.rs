@@ -9,8 +9,9 @@ const SOON: Duration = Duration::from_secs(30);
 
 #[test]
 fn processes_end_with_the_weights_of_a_single_run_bit_for_bit() {
-    for (servers, workers) in [(1, 1), (2, 3), (2, 6)] {
-        let args = format!("--servers {servers} --workers {workers} --steps 10 --seed 9");
+    for (servers, workers, standing) in [(1, 1, "on"), (2, 3, "on"), (2, 3, "off"), (2, 6, "on")] {
+        let args =
+            format!("--servers {servers} --workers {workers} --steps 10 --seed 9 --standing {standing}");
         let (apart, alone) = (Train::new(&args).summary(), Train::new(&format!("{args} --single")).summary());
         assert_eq!(apart["weights_digest"], alone["weights_digest"], "{args}");
         assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]), "{args}");
@@ -32,6 +33,19 @@ fn tensors_and_bytes_are_those_of_the_formula_and_go_through_shared_memory() {
     assert!(p50.expect("p50") > 0 && p99 >= p50, "{summary}");
     let share = summary["comm_share"].as_f64().expect("share");
     assert!(share > 0.0 && share < 1.0, "{summary}");
+}
+
+#[test]
+fn asked_for_in_advance_tensors_take_hardly_more_than_one_operation_each() {
+    let operations = |standing: &str| {
+        let args = format!("--workers 2 --steps 100 --standing {standing}");
+        let summary = Train::new(&args).summary();
+        let number = |name: &str| summary[name].as_u64().expect("a number") as f64;
+        number("fabric_ops") / number("tensors_moved")
+    };
+    let (on, off) = (operations("on"), operations("off"));
+    println!("operations of a tensor: {on:.2} asked for in advance, {off:.2} otherwise");
+    assert!(on < 1.3 && off >= 2.0, "{on} and {off}");
 }
 
 #[test]
