@@ -10,8 +10,8 @@ const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DTyp
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
     let settings = settings(&mut random);
-    let mut from =
-        Generator { deaths: random.one_in(3), busy: random.below(3), recent: Vec::new(), settings, random };
+    let (deaths, busy, stands) = (random.one_in(3), random.below(3), random.one_in(2));
+    let mut from = Generator { deaths, busy, stands, recent: Vec::new(), settings, random };
     let length = 20 + from.random.below(120);
     let bursts = from.random.one_in(4);
     let mut actions = Vec::new();
@@ -66,6 +66,8 @@ struct Generator {
     deaths: bool,
     /// How much more is asked of the engine than it gets time for.
     busy: u64,
+    /// Whether tensors are asked for in advance.
+    stands: bool,
     /// What was sent and asked for last, so that the other side does its part.
     recent: Vec<(Key, Option<Form>)>,
 }
@@ -76,6 +78,9 @@ impl Generator {
         let at = self.random.below(processes) as usize;
         let step = self.step();
         let nth = self.random.below(8) as usize;
+        if self.stands && self.random.one_in(8) {
+            return self.standing();
+        }
         match self.random.below(100 - 10 * self.busy) {
             0..20 => self.send(),
             20..40 => self.receive(),
@@ -90,6 +95,15 @@ impl Generator {
             54..66 => Action::Advance { time: self.duration() },
             66..78 => Action::Progress { at, times: 1 + self.random.below(3) as u32 },
             _ => Action::Run { rounds: 1 + self.random.below(12) as u32 },
+        }
+    }
+
+    fn standing(&mut self) -> Action {
+        let (nth, window) = (self.random.below(8) as usize, self.random.pick(&[0, 1, 2, 3, 4, 8]));
+        match self.random.below(5) {
+            0..3 => Action::Stand { key: self.key_and_form().0, window: window.max(1) },
+            3 => Action::Window { nth, window },
+            _ => Action::Unstand { nth },
         }
     }
 
@@ -116,11 +130,12 @@ impl Generator {
         [Action::Advance { time: longest }, run(), grace, run(), run(), Action::Cut { a, b }, run()]
     }
 
-    /// Mostly the first: a key must have several values and receivers.
+    /// Mostly the same one: a key must have several values and receivers. The first, or the first of the sequence.
     fn step(&mut self) -> u64 {
-        match self.random.one_in(3) {
-            true => self.random.below(STEPS),
-            false => 0,
+        match (self.random.one_in(3), self.stands) {
+            (true, _) => self.random.below(STEPS),
+            (false, false) => 0,
+            (false, true) => STEPS / 2,
         }
     }
 

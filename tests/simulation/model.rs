@@ -23,6 +23,8 @@ pub struct Model {
     disturbed: BTreeSet<(At, At)>,
     aborted: BTreeSet<Place>,
     cleaned: BTreeSet<Place>,
+    /// Edges that were asked for in advance, as keys of step 0, each with the life of the receiver that did.
+    stood: BTreeSet<(Key, u64)>,
 }
 
 /// A process, its life, a step.
@@ -32,6 +34,8 @@ type Place = (At, u64, u64);
 pub struct Channel {
     pub values: Vec<Sent>,
     pub calls: Vec<CallNo>,
+    /// How many may have been lost that came, or were to come, before anybody asked.
+    ahead: usize,
 }
 
 /// A value that was sent.
@@ -84,7 +88,17 @@ impl Model {
             disturbed: BTreeSet::new(),
             aborted: BTreeSet::new(),
             cleaned: BTreeSet::new(),
+            stood: BTreeSet::new(),
         }
+    }
+
+    pub fn stands(&mut self, key: Key) {
+        self.stood.insert((Key { step: 0, ..key }, self.lives[key.to]));
+    }
+
+    /// Whether an edge was asked for in advance in this life of its receiver.
+    pub fn has_stood(&self, key: &Key) -> bool {
+        self.stood.contains(&(Key { step: 0, ..*key }, self.lives[key.to]))
     }
 
     pub fn sent(&mut self, key: Key, form: Option<Form>) {
@@ -166,6 +180,16 @@ impl Model {
         let between = |key: &Key| (key.from, key.to) == (a, b) || (key.from, key.to) == (b, a);
         let asked = self.calls.iter_mut().filter(|call| !quiet && between(&call.key));
         asked.for_each(|call| call.exposed = true);
+        if !quiet {
+            self.lose_ahead(between);
+        }
+    }
+
+    /// One value of each of these keys may have been on its way to nobody in particular.
+    fn lose_ahead(&mut self, of: impl Fn(&Key) -> bool) {
+        let stood: Vec<Key> =
+            self.channels.keys().filter(|key| of(key) && self.has_stood(key)).copied().collect();
+        stood.into_iter().for_each(|key| self.channel(key).ahead += 1);
     }
 
     pub fn died(&mut self, at: At) {
@@ -173,6 +197,7 @@ impl Model {
             // What it had sent is an orphan, and what it was to get is lost with it.
             self.cut(at, other, true);
         }
+        self.lose_ahead(|key| key.to == at);
         self.lives[at] += 1;
         self.orphan(|key| key.from == at);
         for call in self.calls.iter_mut().filter(|call| call.key.to == at) {
@@ -316,7 +341,7 @@ impl Model {
                 call.exposed || self.is_over(key.to, call.life, key.step) || self.lives[key.to] != call.life
             }
         };
-        channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()
+        channel.ahead + channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()
     }
 
     /// The values of a key that must still be somewhere, and those of them that may be missing.

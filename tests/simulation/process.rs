@@ -20,7 +20,7 @@ use tensorwire::rendezvous::{
 };
 use tensorwire::telemetry::{Counters, CountersWriter};
 use tensorwire::wire::TaskId;
-use tensorwire::{CancelToken, Delivery, Edge, Error, Pending, Step, Tensor, TensorMut};
+use tensorwire::{CancelToken, Delivery, Edge, Error, Pending, Sequence, Standing, Step, Tensor, TensorMut};
 
 pub type SimEngine = Engine<Port, Remote>;
 
@@ -38,6 +38,8 @@ pub struct Process {
     pub counters: Arc<Counters>,
     pub open: Vec<Open>,
     pub held: Vec<Held>,
+    pub standing: Vec<Standing>,
+    sequence: Sequence,
     rendezvous: Rendezvous,
     steps: BTreeMap<u64, Step>,
     edges: BTreeMap<(At, At, u64), Edge>,
@@ -91,7 +93,10 @@ fn edge_name(name: u64) -> String {
 
 /// Ids that look nothing like each other; those of the upper half are a sequence's.
 fn step_id(step: u64) -> u64 {
-    if step < crate::program::STEPS / 2 { 1 + step * 7919 } else { SEQUENCE + step }
+    match step.checked_sub(crate::program::STEPS / 2) {
+        None => 1 + step * 7919,
+        Some(nth) => SEQUENCE + nth,
+    }
 }
 
 const SEQUENCE: u64 = 1 << 40;
@@ -155,7 +160,7 @@ impl Process {
             losses,
             rendezvous_settings,
         );
-        rendezvous.sequence(SEQUENCE);
+        let sequence = rendezvous.sequence(SEQUENCE);
         Process {
             at,
             incarnation,
@@ -167,6 +172,8 @@ impl Process {
             counters,
             open: Vec::new(),
             held: Vec::new(),
+            standing: Vec::new(),
+            sequence,
             rendezvous,
             steps: BTreeMap::new(),
             edges: BTreeMap::new(),
@@ -220,6 +227,13 @@ impl Process {
             }
         };
         self.open.push(Open { call, wait });
+        Ok(())
+    }
+
+    /// Asks for the tensors of an edge in advance.
+    pub fn stand(&mut self, key: Key, window: u32) -> Result<(), Error> {
+        let edge = self.edge(key)?;
+        self.standing.push(self.rendezvous.standing(&edge, self.sequence, window)?);
         Ok(())
     }
 

@@ -107,6 +107,20 @@ pub enum Action {
         at: At,
         step: u64,
     },
+    /// The tensors of an edge are to be asked for in advance; the key's step does not count.
+    Stand {
+        key: Key,
+        window: u32,
+    },
+    /// So many steps in advance, for the `nth` such edge.
+    Window {
+        nth: usize,
+        window: u32,
+    },
+    /// Not any more, for the `nth` such edge.
+    Unstand {
+        nth: usize,
+    },
     Send {
         key: Key,
         /// `None` for a dead value.
@@ -177,6 +191,11 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::Begin { at, step } => write!(f, "{at} begins step {step}"),
+            Action::Stand { key, window } => {
+                write!(f, "{key} and later steps are asked for, {window} in advance")
+            }
+            Action::Window { nth, window } => write!(f, "of standing #{nth} {window} in advance"),
+            Action::Unstand { nth } => write!(f, "standing #{nth} ends"),
             Action::Send { key, form: Some(form) } => write!(f, "send {key}: {form}"),
             Action::Send { key, form: None } => write!(f, "send {key}: dead"),
             Action::Receive { key, into, timeout, called_back } => {

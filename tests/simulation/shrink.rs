@@ -133,6 +133,7 @@ fn size(action: &Action) -> u64 {
         Action::Progress { times, .. } => u64::from(*times),
         Action::Run { rounds } => u64::from(*rounds),
         Action::Advance { time } | Action::Stall { time, .. } => *time,
+        Action::Stand { window, .. } | Action::Window { window, .. } => u64::from(*window),
         _ => 0,
     }
 }
@@ -161,6 +162,8 @@ fn halves(action: &Action) -> Vec<Action> {
             vec![Action::Run { rounds: rounds / 2 }, Action::Run { rounds: rounds.saturating_sub(1) }]
         }
         Action::Advance { time } => vec![Action::Advance { time: time / 2 }],
+        Action::Stand { key, window } => vec![Action::Stand { key: *key, window: window / 2 }],
+        Action::Window { nth, window } => vec![Action::Window { nth: *nth, window: window / 2 }],
         Action::Stall { at, time } => vec![Action::Stall { at: *at, time: time / 2 }],
         _ => Vec::new(),
     };
@@ -171,7 +174,9 @@ fn halves(action: &Action) -> Vec<Action> {
 fn without(action: &Action, gone: At) -> Option<Action> {
     let mut action = action.clone();
     let named: Vec<&mut At> = match &mut action {
-        Action::Send { key, .. } | Action::Receive { key, .. } => vec![&mut key.from, &mut key.to],
+        Action::Send { key, .. } | Action::Receive { key, .. } | Action::Stand { key, .. } => {
+            vec![&mut key.from, &mut key.to]
+        }
         Action::Cut { a, b } => vec![a, b],
         Action::Begin { at, .. }
         | Action::Abort { at, .. }
@@ -184,6 +189,8 @@ fn without(action: &Action, gone: At) -> Option<Action> {
         Action::Cancel { .. }
         | Action::DropPending { .. }
         | Action::Release { .. }
+        | Action::Window { .. }
+        | Action::Unstand { .. }
         | Action::Run { .. }
         | Action::Advance { .. } => Vec::new(),
     };

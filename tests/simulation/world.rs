@@ -8,9 +8,8 @@ use crate::program::{Action, At, Form, Key, Program, Settings};
 use crate::random::Random;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
-use tensorwire::Pool;
-use tensorwire::Status;
 use tensorwire::wire::{Code, Time};
+use tensorwire::{Error, Pool, Status};
 
 /// How long a test of a new link may take, in rounds.
 const ROUNDS_TO_CONNECT: u32 = 10_000;
@@ -69,6 +68,23 @@ impl World {
     pub fn act(&mut self, action: &Action) -> Result<(), Violation> {
         match *action {
             Action::Begin { at, step } => self.begin(at, step)?,
+            Action::Stand { key, window } => self.stand(key, window)?,
+            Action::Window { nth, window } => {
+                if let Some((at, place)) = self.nth_standing(nth)
+                    && let Some(process) = &self.processes[at]
+                {
+                    process.standing[place]
+                        .set_window(window)
+                        .map_err(|error| format!("no window: {error}"))?;
+                }
+            }
+            Action::Unstand { nth } => {
+                if let Some((at, place)) = self.nth_standing(nth)
+                    && let Some(process) = &mut self.processes[at]
+                {
+                    drop(process.standing.remove(place));
+                }
+            }
             Action::Send { key, ref form } => self.send(key, form.as_ref())?,
             Action::Receive { key, ref into, timeout, called_back } => {
                 self.receive(key, into.as_ref(), timeout, called_back)?;
@@ -87,8 +103,8 @@ impl World {
             Action::Leave { at } => self.leave(at),
             Action::Return { at } => self.come_back(at),
             Action::Cut { a, b } => {
-                let asks = |at: At| self.processes[at].as_ref().is_some_and(|p| p.load().links.requests > 0);
-                self.model.cut(a, b, !asks(a) && !asks(b));
+                let quiet = self.is_quiet(&[a, b])?;
+                self.model.cut(a, b, quiet);
                 self.network.cut(a, b);
             }
             Action::Stall { at, time } => {
@@ -107,6 +123,47 @@ impl World {
                 self.model.refused(key, at, &error)
             }
         }
+    }
+
+    fn stand(&mut self, key: Key, window: u32) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
+        match process.stand(key, window) {
+            Ok(()) => {
+                self.model.stands(key);
+                Ok(())
+            }
+            Err(Error::StandsAlready { .. }) if self.model.has_stood(&key) => Ok(()),
+            Err(error) => self.model.refused(key, key.to, &error),
+        }
+    }
+
+    /// Of everything that is asked for in advance, the `nth`, around the end: whose it is, and where it is there.
+    fn nth_standing(&self, nth: usize) -> Option<(At, usize)> {
+        let living = self.processes.iter().flatten();
+        let all: Vec<_> =
+            living.flat_map(|process| (0..process.standing.len()).map(|place| (process.at, place))).collect();
+        (!all.is_empty()).then(|| all[nth % all.len()])
+    }
+
+    /// Whether nothing that these have asked for can be on its way. What is asked for in advance has come, or nobody has sent
+    /// it, if everybody has seen all that there is.
+    fn is_quiet(&mut self, who: &[At]) -> Result<bool, Violation> {
+        let asked = |world: &Self| {
+            let processes = who.iter().filter_map(|at| world.processes[*at].as_ref());
+            processes.map(|process| process.load().links).fold((0, 0), |(asked, armed), links| {
+                (asked + links.requests - links.armed, armed + links.armed)
+            })
+        };
+        match asked(self) {
+            (0, 0) => return Ok(true),
+            (0, _) => {}
+            _ => return Ok(false),
+        }
+        let mut came = 0;
+        for at in who {
+            came += self.progress(*at)?;
+        }
+        Ok(came == 0 && asked(self).0 == 0 && self.network.next_event().is_none())
     }
 
     fn send(&mut self, key: Key, form: Option<&Form>) -> Result<(), Violation> {
