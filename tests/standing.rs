@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::other::{Other, wait_to_be_told};
 use common::{SOON, cluster, counting, lends_nothing, member, run, until, values};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -494,4 +495,44 @@ fn edges_that_would_take_the_whole_pool_leave_room_for_the_rest() {
             assert!(node.counters().get(Counter::RequestsClaimed) >= 10);
         },
     );
+}
+
+/// Sends ten steps from the one that the environment says, and goes on to serve until it is told to stop.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_sender() {
+    let given = |name: &str| std::env::var(name).expect("started by a test");
+    let node = member(&given("TEST_CLUSTER"), 0).start().expect("starts");
+    node.join().expect("joined");
+    let sequence = node.sequence(BASE);
+    let first: u64 = given("TEST_FIRST").parse().expect("a number");
+    let orders = std::thread::spawn(wait_to_be_told);
+    (first..first + 10).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "an order", || orders.is_finished());
+    node.stop().expect("stopped");
+}
+
+#[test]
+fn a_sender_that_comes_back_is_asked_in_advance_again() {
+    let cluster = cluster(2);
+    let start = |first: u64| Other::start_with("sender", &cluster, &[("TEST_FIRST", &first.to_string())]);
+    let mut sender = start(0);
+    let node = member(&cluster, 1).start().expect("starts");
+    node.join().expect("joined");
+    let sequence = node.sequence(BASE);
+    let _standing = node.standing(&here(&node, 0), sequence, 8).expect("new");
+    (0..10).for_each(|n| receive(&node, sequence, n, LARGE));
+    let claimed = node.counters().get(Counter::RequestsClaimed);
+    assert!(claimed >= 8, "{claimed}");
+    sender.kill();
+    let error = begin(&node, sequence, 10).recv(&here(&node, 0), SOON).expect_err("nobody is there");
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    (0..10).for_each(|n| node.cleanup(sequence.step(n)));
+    let mut sender = start(10);
+    until(&node, "its return", || node.join().is_ok());
+    (10..20).for_each(|n| receive(&node, sequence, n, LARGE));
+    let again = node.counters().get(Counter::RequestsClaimed) - claimed;
+    assert!(again >= 8, "{again} of the steps of the second life");
+    sender.say("stop");
+    assert!(sender.ends_well());
 }

@@ -18,8 +18,8 @@ use foldhash::fast::RandomState;
 
 /// Unclaimed requests that find room before anything is allocated; a hash table that is less than half full never grows.
 const ARMED: usize = 256;
-/// Of the slot table, one part in so many may be armed: the rest is for plain requests.
-const SLOTS_SHARE: u32 = 2;
+/// Of the slots and of the grants of a link, one part in so many may be for armed requests: the rest is for plain ones.
+const SHARE: u32 = 2;
 /// Of the pool, one part in so many may be destinations of the armed requests of one poller.
 const POOL_SHARE: u64 = 4;
 
@@ -75,7 +75,8 @@ impl<C> Link<C> {
         count: u32,
         borrow: bool,
     ) -> u32 {
-        let slots = (self.requests.max() / SLOTS_SHARE).saturating_sub(self.armed.len() as u32);
+        let most = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
+        let slots = most.saturating_sub(self.armed.len() as u32);
         let count = self.unasked(first, count.min(MAX_ARMED as u32).min(slots));
         if count == 0 {
             return 0;

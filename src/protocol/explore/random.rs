@@ -1,0 +1,108 @@
+//! The same machines with peers that say anything, and on long random walks.
+
+use super::*;
+use proptest::prelude::*;
+
+fn arrival() -> impl Strategy<Value = Arrival> {
+    use Arrival::*;
+    prop_oneof![
+        (0..3_u64).prop_map(|bytes| Landed { bytes: bytes * 500 }),
+        prop_oneof![
+            Just(Dead),
+            Just(Response),
+            Just(Loan),
+            Just(Meta),
+            Just(MetaBeforeLoan),
+            (0..3_u64).prop_map(|bytes| MetaBeforeWrite { bytes: bytes * 500 }),
+            Just(Held),
+            Just(NotHeld),
+            Just(Error),
+            Just(CancelAck)
+        ],
+    ]
+}
+
+proptest! {
+    /// A peer that says anything at any time gets a violation or the waiter gets one end; never two, and never a write
+    /// that was not granted.
+    #[test]
+    fn whatever_a_peer_says_a_waiter_is_told_once(
+        granted in proptest::option::of(0..3_u64), room: bool, armed: bool,
+        said in proptest::collection::vec((arrival(), 0..4_u8), 0..24),
+    ) {
+        let mut granted = granted.map(|bytes| bytes * 500);
+        let mut receiver = if armed { Receiver::armed(granted) } else { Receiver::new(granted) };
+        let (mut told, mut freed, mut cancels) = (0, false, 0);
+        let mut parked = false;
+        for (arrival, wish) in said {
+            if wish == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
+                prop_assert!(parked, "nothing had come");
+                (told, freed) = (told + 1, true);
+            }
+            match (wish, freed) {
+                (0, false) => match receiver.give_up() {
+                    ReceiverAction::SendCancel => cancels += 1,
+                    ReceiverAction::Free => freed = true,
+                    _ => {}
+                },
+                _ => {}
+            }
+            let before = granted;
+            let Ok(action) = receiver.arrive(arrival) else { break };
+            prop_assert!(!freed, "{arrival:?} was taken for a request that was done");
+            if let Arrival::Landed { bytes } = arrival {
+                prop_assert_eq!(before, Some(bytes));
+            }
+            if let Arrival::MetaBeforeWrite { bytes } = arrival {
+                prop_assert!(armed && before.is_some_and(|granted| bytes <= granted));
+                granted = Some(bytes);
+            }
+            match action {
+                ReceiverAction::Deliver => (told, freed) = (told + 1, true),
+                ReceiverAction::Park => {
+                    prop_assert!(armed && !parked);
+                    parked = true;
+                }
+                ReceiverAction::DeliverAndKeep => told += 1,
+                ReceiverAction::FinishCancelled => {
+                    prop_assert_eq!(cancels, 1);
+                    (told, freed) = (told + 1, true);
+                }
+                ReceiverAction::Free => freed = true,
+                ReceiverAction::Allocate if room => {
+                    granted = Some(500);
+                    receiver.allocated(500);
+                }
+                ReceiverAction::Allocate => {
+                    granted = None;
+                    prop_assert_eq!(receiver.no_room(), ReceiverAction::SendCancel);
+                    cancels += 1;
+                }
+                ReceiverAction::None | ReceiverAction::AskOnceMore => {}
+                ReceiverAction::SendCancel => prop_assert!(false, "an arrival does not cancel"),
+            }
+        }
+        prop_assert!(told <= 1 && cancels <= 1);
+    }
+
+    /// Long random walks: the first receive with its end, then the next ones until the value has come.
+    #[test]
+    fn a_value_comes_after_any_number_of_receives_that_were_given_up(
+        at in 0..40_usize, choices in proptest::collection::vec(any::<usize>(), 1..60), rounds in 1..5_usize,
+    ) {
+        let case = cases().nth(at % cases().count()).expect("a case");
+        let mut choices = choices.into_iter().cycle();
+        let mut world = follow(World::new(case), |_| choices.next().expect("endless"));
+        for _ in 0..rounds {
+            if world.waiter == Waiter::Got {
+                break;
+            }
+            let again = World { may_give_up: true, ..world.next_receive() };
+            world = follow(again, |_| choices.next().expect("endless"));
+        }
+        if world.waiter != Waiter::Got {
+            world = follow(world.next_receive(), |_| 0);
+        }
+        prop_assert_eq!(world.waiter, Waiter::Got);
+    }
+}
