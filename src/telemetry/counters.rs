@@ -309,9 +309,9 @@ mod tests {
         let (_, snapshot) = distinct();
         let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), 29);
-        assert_eq!((names[0], names[24], names[25]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
+        assert_eq!((names[0], names[27], names[28]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=25).chain([0])));
+        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=28).chain([0])));
     }
 
     #[test]
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(lines.len(), 29);
         assert_eq!(lines[0], "tensors_sent            7");
         assert_eq!(lines[3], "bytes_received       1234");
-        assert_eq!(lines[19], "requests_deferred       0");
+        assert_eq!(lines[22], "requests_deferred       0");
     }
 
     #[test]

@@ -400,10 +400,54 @@ fn every_kind<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64) {
 
 #[test]
 fn on_sim_interleavings_of_standing_requests_keep_every_value_and_free_everything() {
-    every_kind(&mut over_sim(true), "sim", 1_500, 1_500);
+    every_kind(&mut over_sim(true), "sim", 500, 700);
 }
 
 #[test]
 fn on_shm_interleavings_of_standing_requests_keep_every_value_and_free_everything() {
     every_kind(&mut over_shm(), "shm", 0, 300);
+}
+
+/// Steps in which everything is known, one after the other.
+fn count<P: Port>(pair: &mut Pair<P>, over: &str) {
+    const WINDOW: u32 = 8;
+    const STEPS: u64 = 80;
+    let mut first = BASE;
+    let edge = warm_up(pair, Some(1000), &mut first);
+    let key = |step| TensorKey { edge: edge.clone(), step, frame: 0, iteration: 0 };
+    let peer = PeerIndex(SENDER as u32);
+    pair.standing(StandingChange::Begun { id: 1, peer, key: key(first), window: WINDOW, borrow: false });
+    let mut before = [SENDER, RECEIVER].map(|side| pair.counters(side));
+    for n in 0..2 * STEPS {
+        if n == STEPS {
+            before = [SENDER, RECEIVER].map(|side| pair.counters(side));
+        }
+        let step = first + n;
+        [RECEIVER, SENDER].into_iter().for_each(|side| pair.begin(side, step));
+        let value = Value::Tensor(pair.value(1000, n as u8));
+        pair.send(&key(step), value);
+        let mut call = pair.receive(&key(step), Want::Fresh, ENDLESS);
+        pair.run();
+        let got = call.ticket.as_mut().and_then(|ticket| ticket.take());
+        assert!(got.is_some_and(|Outcome(result)| result.is_ok()), "step {n}");
+        [RECEIVER, SENDER].into_iter().for_each(|side| pair.change(side, StepChange::CleanedUp { step }));
+    }
+    let sum = |counter| {
+        [SENDER, RECEIVER]
+            .map(|side| pair.counters(side).since(&before[side]).get(counter))
+            .iter()
+            .sum::<u64>()
+    };
+    let (data, control) = (sum(Counter::WritesPosted), sum(Counter::MessagesSent));
+    println!(
+        "{over}: {STEPS} steps with a window of {WINDOW}: {data} data operations, {control} control messages"
+    );
+    assert_eq!(data, STEPS);
+    assert!(control <= 2 * STEPS / u64::from(WINDOW));
+}
+
+#[test]
+fn a_step_is_one_write_and_a_window_two_messages_on_every_fabric() {
+    count(&mut over_sim(true), "sim");
+    count(&mut over_shm(), "shm");
 }
