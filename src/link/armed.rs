@@ -18,7 +18,7 @@ use foldhash::fast::RandomState;
 
 /// Unclaimed requests that find room before anything is allocated; a hash table that is less than half full never grows.
 const ARMED: usize = 256;
-/// Of the slots and of the grants of a link, one part in so many may be for armed requests: the rest is for plain ones.
+/// Of the slots and of the grants of a link, and of its routes, one part in so many may be for armed requests: the rest is for plain ones.
 const SHARE: u32 = 2;
 /// Of the pool, one part in so many may be destinations of the armed requests of one poller.
 const POOL_SHARE: u64 = 4;
@@ -78,7 +78,7 @@ impl<C> Link<C> {
         let most = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
         let slots = most.saturating_sub(self.armed.len() as u32);
         let count = self.unasked(first, count.min(MAX_ARMED as u32).min(slots));
-        if count == 0 {
+        if count == 0 || !self.routes_out.may_arm(&first.edge) {
             return 0;
         }
         let Some((route, announce)) = self.routes_out.take(&first.edge) else { return 0 };
@@ -180,8 +180,7 @@ impl<C> Link<C> {
         *cx.armed_bytes += bytes;
         let id = self.requests.insert(request)?;
         self.asked += 1;
-        // One use for each request; the route is there, as its number is known.
-        let _ = self.routes_out.take(&key.edge);
+        self.routes_out.arm(&key.edge);
         self.armed.by_key.insert(key, id);
         Some(id)
     }
@@ -189,9 +188,10 @@ impl<C> Link<C> {
     /// A request is not an armed one any more, if it was: it is given up or over.
     pub(super) fn unlist<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
-        *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
         if request.machine.is_unclaimed() && self.armed.by_key.get(&request.key) == Some(&id) {
+            *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
             self.armed.by_key.remove(&request.key);
+            self.routes_out.disarm(&request.key.edge);
         }
     }
 
@@ -207,6 +207,7 @@ impl<C> Link<C> {
         let Some(id) = self.armed.take(key) else { return Err((want, waiter)) };
         let Some(request) = self.requests.get(id) else { return Err((want, waiter)) };
         *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
+        self.routes_out.disarm(&key.edge);
         cx.counters.increment(Counter::RequestsClaimed);
         request.waiter = Some(waiter);
         request.timeout_ms = timeout_ms;

@@ -391,7 +391,11 @@ impl<C> Link<C> {
             return self.late(cx, id, action, value);
         }
         let given = take_back(request, cx.port, cx.counters, link);
-        match (value.place(cx.pool, given, request.into), name) {
+        let (given, into) = match request.copy_to.take() {
+            Some(given) => (Some(given), true),
+            None => (given, request.into),
+        };
+        match (value.place(cx.pool, given, into), name) {
             (Ok((received, sender)), _) => self.deliver(cx, id, action, received, sender),
             (Err(unfit), Some(name)) => {
                 self.held.put_back(name, Held { key, value: unfit.value, asked });

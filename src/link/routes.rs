@@ -14,6 +14,8 @@ pub(super) struct OutRoutes {
     next_number: u32,
     uses: u64,
     max: usize,
+    /// Routes with standing requests that nobody has claimed.
+    armed: usize,
 }
 
 /// A route that this side has announced.
@@ -24,6 +26,8 @@ pub(super) struct OutRoute {
     /// The newest meta-data that its sender told us.
     pub meta: Option<VersionedMeta>,
     in_flight: u32,
+    /// Those of them that are standing and not claimed.
+    armed: u32,
     last_used: u64,
 }
 
@@ -41,7 +45,8 @@ pub(super) enum Announce {
 impl OutRoutes {
     pub fn new(max: u32) -> Self {
         let max = max as usize;
-        OutRoutes { by_edge: HashMap::default(), by_number: HashMap::default(), next_number: 0, uses: 0, max }
+        let (by_edge, by_number) = (HashMap::default(), HashMap::default());
+        OutRoutes { by_edge, by_number, next_number: 0, uses: 0, max, armed: 0 }
     }
 
     /// The route of an edge for one more request; `None` if the table is full of routes in use.
@@ -70,7 +75,7 @@ impl OutRoutes {
         }
         let number = self.free_number();
         self.by_number.insert(number, edge.clone());
-        let route = OutRoute { number, meta: None, in_flight: 0, last_used: self.uses };
+        let route = OutRoute { number, meta: None, in_flight: 0, armed: 0, last_used: self.uses };
         self.by_edge.insert(edge.clone(), route);
         Some(announce)
     }
@@ -82,6 +87,29 @@ impl OutRoutes {
             if !self.by_number.contains_key(&number) {
                 return number;
             }
+        }
+    }
+
+    /// Whether there may be standing requests for an edge: it has some, or less than half of all routes have, as none of
+    /// these can make room for another.
+    pub fn may_arm(&self, edge: &Arc<EdgeName>) -> bool {
+        self.armed < self.max / 2 || self.by_edge.get(edge).is_some_and(|route| route.armed > 0)
+    }
+
+    /// One more request on a route, a standing one.
+    pub fn arm(&mut self, edge: &Arc<EdgeName>) {
+        if let Some(route) = self.by_edge.get_mut(edge) {
+            route.in_flight += 1;
+            route.armed += 1;
+            self.armed += usize::from(route.armed == 1);
+        }
+    }
+
+    /// A standing request is claimed, or given up.
+    pub fn disarm(&mut self, edge: &Arc<EdgeName>) {
+        if let Some(route) = self.by_edge.get_mut(edge) {
+            route.armed -= 1;
+            self.armed -= usize::from(route.armed == 0);
         }
     }
 
@@ -209,6 +237,25 @@ mod tests {
         routes.release(&edge("a"));
         routes.release(&edge("b"));
         assert_eq!(routes.take(&edge("c")).expect("room").1, Announce::DropThenRoute(first));
+    }
+
+    #[test]
+    fn standing_requests_leave_half_of_the_routes_to_others() {
+        let mut routes = OutRoutes::new(3);
+        let [a, b] = ["a", "b"].map(edge);
+        for edge in [&a, &b] {
+            routes.take(edge).expect("room");
+            routes.release(edge);
+        }
+        assert!(routes.may_arm(&a));
+        routes.arm(&a);
+        routes.arm(&a);
+        assert!(routes.may_arm(&a) && !routes.may_arm(&b));
+        routes.disarm(&a);
+        assert!(!routes.may_arm(&b), "one is left");
+        routes.disarm(&a);
+        assert!(routes.may_arm(&b) && routes.busy() == 1, "claimed, and in flight");
+        assert!(!OutRoutes::new(1).may_arm(&a));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct Model {
     cleaned: BTreeSet<Place>,
     /// Edges that were asked for in advance, as keys of step 0, each with the life of the receiver that did.
     stood: BTreeSet<(Key, u64)>,
+    /// Keys of which a value was sent on a link that was gone, each with the link's generation.
+    in_vain: BTreeSet<(Key, u64)>,
 }
 
 /// A process, its life, a step.
@@ -89,6 +91,7 @@ impl Model {
             aborted: BTreeSet::new(),
             cleaned: BTreeSet::new(),
             stood: BTreeSet::new(),
+            in_vain: BTreeSet::new(),
         }
     }
 
@@ -182,6 +185,15 @@ impl Model {
         asked.for_each(|call| call.exposed = true);
         if !quiet {
             self.lose_ahead(between);
+        }
+    }
+
+    /// A value was sent on a link that was gone, as its sender did not know. If it was asked for in advance, it went that way.
+    pub fn sent_in_vain(&mut self, key: Key, generation: u64) {
+        let edge = Key { step: 0, ..key };
+        let stood = self.stood.iter().any(|(stood, _)| *stood == edge);
+        if stood && self.in_vain.insert((key, generation)) {
+            self.channel(key).ahead += 1;
         }
     }
 

@@ -246,6 +246,14 @@ impl Process {
         matches!(self.rendezvous.peer_standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
     }
 
+    /// Which of the links that there were with a peer it takes for the present one.
+    pub fn link_with(&self, peer: At) -> Option<u64> {
+        match self.rendezvous.peer_standing(PeerIndex(peer as u32)) {
+            PeerStanding::Up(tag) => Some(tag.generation),
+            PeerStanding::Lost(..) | PeerStanding::Absent => None,
+        }
+    }
+
     /// Of which lives of a peer there can be values for a receive that begins now.
     pub fn source_lives(&self, peer: At) -> RangeInclusive<u64> {
         match self.rendezvous.peer_standing(PeerIndex(peer as u32)) {

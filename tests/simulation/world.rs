@@ -6,6 +6,7 @@ use crate::network::Network;
 use crate::process::{Held, Outcome, Process, Wait};
 use crate::program::{Action, At, Form, Key, Program, Settings};
 use crate::random::Random;
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 use tensorwire::wire::{Code, Time};
@@ -30,6 +31,8 @@ pub struct World {
     /// The pools of those who died.
     pub graves: Vec<Pool>,
     bootstrap: Bootstrap,
+    /// Links that are gone, by who has one with whom, whether it knows or not.
+    gone: BTreeSet<(At, At, u64)>,
     random: Random,
     digest: DefaultHasher,
 }
@@ -49,6 +52,7 @@ impl World {
             network,
             processes,
             bootstrap: Bootstrap::new(&program.settings),
+            gone: BTreeSet::new(),
             random: Random::new(program.seed ^ 1),
             digest: DefaultHasher::new(),
         };
@@ -105,6 +109,8 @@ impl World {
             Action::Cut { a, b } => {
                 let quiet = self.is_quiet(&[a, b])?;
                 self.model.cut(a, b, quiet);
+                self.link_is_gone(a, b);
+                self.link_is_gone(b, a);
                 self.network.cut(a, b);
             }
             Action::Stall { at, time } => {
@@ -183,8 +189,14 @@ impl World {
         };
         // Before it is sent, as somebody may get it within the call.
         self.model.sent(key, form.cloned());
+        let link = process.link_with(key.to).filter(|link| self.gone.contains(&(key.from, key.to, *link)));
         match process.send(key, tensor) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if let Some(link) = link {
+                    self.model.sent_in_vain(key, link);
+                }
+                Ok(())
+            }
             Err(error) => {
                 self.model.unsent(key);
                 self.model.refused(key, key.from, &error)
@@ -375,7 +387,13 @@ impl World {
         self.end(at, LEAVE_IS_TOLD);
     }
 
+    fn link_is_gone(&mut self, at: At, with: At) {
+        let link = self.processes[at].as_ref().and_then(|process| process.link_with(with));
+        self.gone.extend(link.map(|link| (at, with, link)));
+    }
+
     fn end(&mut self, at: At, told: u64) {
+        (0..self.settings.processes).for_each(|other| self.link_is_gone(other, at));
         let Some(process) = self.processes[at].take() else { return };
         self.model.died(at);
         self.lives[at] += 1;

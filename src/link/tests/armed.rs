@@ -217,6 +217,25 @@ fn an_error_waits_for_whoever_claims_the_step() {
 }
 
 #[test]
+fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 1);
+    scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
+    assert!(scene.events().is_empty());
+    scene.links.disarm(scene.link, &mut |_| true);
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, .. })));
+    let seen = scene.arm(5, 1);
+    scene.peer.say(&Message::Error { request: seen.steps[0].0, status: Status::new(Code::NotFound, "over") });
+    assert!(scene.events().is_empty());
+    let into = scene.links.pool().zeroed(meta(DType::U8, &[7]).meta).expect("room");
+    scene.claim(5, Want::Into(into));
+    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Misfit { .. }, .. }));
+    assert_eq!(scene.links.load().held, 1);
+    scene.peer.port.poll(&mut scene.peer.completions);
+    assert_eq!(scene.peer.completions.drain().count(), 0, "nothing goes back for what was not given");
+}
+
+#[test]
 fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
     let mut scene = warm();
     let seen = scene.arm(5, 2);
