@@ -69,7 +69,7 @@ fn run_in(world: &mut World, program: &Program) -> Result<Report, Violation> {
     settle(world)?;
     every_value_is_there(world)?;
     order_is_kept(&world.model)?;
-    nothing_is_left(world, program.seed % 2 == 0)?;
+    nothing_is_left(world, program.seed.is_multiple_of(2))?;
     let ended = |fits: fn(&End) -> bool| {
         world.model.calls.iter().filter(|call| call.end.as_ref().is_some_and(fits)).count()
     };

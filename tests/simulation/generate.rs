@@ -16,6 +16,9 @@ pub fn program(seed: u64) -> Program {
     let bursts = from.random.one_in(4);
     let mut actions = Vec::new();
     while actions.len() < length as usize {
+        if from.stands && from.random.one_in(40) {
+            actions.extend(from.training());
+        }
         let action = from.action();
         let repeats = bursts
             && from.random.one_in(12)
@@ -105,6 +108,28 @@ impl Generator {
             3 => Action::Window { nth, window },
             _ => Action::Unstand { nth },
         }
+    }
+
+    /// An edge as a trainer uses it: asked for in advance, and something in each step of the sequence.
+    fn training(&mut self) -> Vec<Action> {
+        let edge = self.key();
+        let mut actions = vec![Action::Stand { key: edge, window: 4 }];
+        for step in STEPS / 2..STEPS {
+            let key = Key { step, ..edge };
+            actions.push(Action::Send { key, form: self.value() });
+            actions.push(Action::Run { rounds: 1 + self.random.below(12) as u32 });
+            if !self.random.one_in(4) {
+                let called_back = self.random.one_in(2);
+                actions.push(Action::Receive {
+                    key,
+                    into: None,
+                    timeout: Some(self.duration()),
+                    called_back,
+                });
+            }
+            actions.push(Action::Run { rounds: 1 + self.random.below(12) as u32 });
+        }
+        actions
     }
 
     fn disaster(&mut self, at: usize) -> Action {

@@ -39,13 +39,12 @@ proptest! {
                 prop_assert!(parked, "nothing had come");
                 (told, freed) = (told + 1, true);
             }
-            match (wish, freed) {
-                (0, false) => match receiver.give_up() {
+            if wish == 0 && !freed {
+                match receiver.give_up() {
                     ReceiverAction::SendCancel => cancels += 1,
                     ReceiverAction::Free => freed = true,
                     _ => {}
-                },
-                _ => {}
+                }
             }
             let before = granted;
             let Ok(action) = receiver.arrive(arrival) else { break };

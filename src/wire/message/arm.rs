@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
         let room = if granted { Some((self.u16("region")?, self.u64("length")?)) } else { None };
         let steps = ArmedSteps::new(std::mem::take(&mut self.rest), granted);
         let count = steps.len();
-        if steps.bytes.len() % steps.each() != 0 || count == 0 {
+        if !steps.bytes.len().is_multiple_of(steps.each()) || count == 0 {
             return Err(self.short("steps"));
         }
         if count > MAX_ARMED || first_step.checked_add(count as u64 - 1).is_none() {
