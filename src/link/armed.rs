@@ -226,7 +226,7 @@ impl<C> Link<C> {
     }
 
     /// Keeps what came for a request that nobody has claimed.
-    pub(super) fn park(&mut self, id: RequestId, parked: Parked) {
+    pub(super) fn set_aside(&mut self, id: RequestId, parked: Parked) {
         if let Some(request) = self.requests.get(id)
             && !is_on(Mutant::ParkedDropped)
         {

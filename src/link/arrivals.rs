@@ -385,7 +385,7 @@ impl<C> Link<C> {
         let Held { key, value, asked } = held;
         if action == ReceiverAction::Park {
             drop(take_back(request, cx.port, cx.counters, link));
-            return self.park(id, Parked::Value(value));
+            return self.set_aside(id, Parked::Value(value));
         }
         if request.waiter.is_none() {
             return self.late(cx, id, action, value);
@@ -470,7 +470,7 @@ impl<C> Link<C> {
         mut sender: Side,
     ) {
         if action == ReceiverAction::Park {
-            return self.park(id, Parked::Value(HeldValue::of(received, sender)));
+            return self.set_aside(id, Parked::Value(HeldValue::of(received, sender)));
         }
         let Some(request) = self.requests.get(id) else { return };
         if request.waiter.is_none() {
@@ -514,7 +514,7 @@ impl<C> Link<C> {
         error: RequestError,
     ) {
         if action == ReceiverAction::Park {
-            return self.park(id, Parked::Value(value));
+            return self.set_aside(id, Parked::Value(value));
         }
         if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
             return self.late(cx, id, action, value);
@@ -546,7 +546,7 @@ impl<C> Link<C> {
             if let Some(request) = self.requests.get(id) {
                 drop(take_back(request, cx.port, cx.counters, self.id));
             }
-            return self.park(id, Parked::Failed(error));
+            return self.set_aside(id, Parked::Failed(error));
         }
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
             cx.events.push_back(LinkEvent::Failed { waiter, key, error });
