@@ -282,6 +282,10 @@ fn the_variables_reach_the_queue_pairs_under_both_names() {
             ("RDMA_QP_QUEUE_DEPTH", "128"),
             ("RDMA_QP_TIMEOUT", "17"),
             ("RDMA_QP_RETRY_COUNT", "5"),
+            ("RDMA_QP_RNR_RETRY", "3"),
+            ("RDMA_QP_MIN_RNR_TIMER", "12"),
+            ("RDMA_QPS_PER_PEER", "3"),
+            ("RDMA_RELAXED_ORDERING", "true"),
             ("RDMA_QP_SL", "3"),
             ("RDMA_QP_MTU", "512"),
             ("RDMA_TRAFFIC_CLASS", "104"),
@@ -292,6 +296,9 @@ fn the_variables_reach_the_queue_pairs_under_both_names() {
             ("RDMA_QUEUE_DEPTH", "128"),
             ("RDMA_TIMEOUT", "17"),
             ("RDMA_RETRY_CNT", "5"),
+            ("RDMA_QP_RNR_RETRY", "3"),
+            ("RDMA_QP_MIN_RNR_TIMER", "12"),
+            ("RDMA_QPS_PER_PEER", "1"),
             ("RDMA_SL", "3"),
             ("RDMA_MTU", "512"),
             ("RDMA_TRAFFIC_CLASS", "104"),
@@ -302,9 +309,27 @@ fn the_variables_reach_the_queue_pairs_under_both_names() {
             let told = |names: &[&str]| names.iter().map(|name| step.number(name)).collect::<Vec<_>>();
             match step.text("to") {
                 "INIT" => assert_eq!(told(&["port", "pkey_index"]), [1, 8]),
-                "RTR" => assert_eq!(told(&["sgid_index", "sl", "path_mtu", "traffic_class"]), [3, 3, 2, 104]),
-                _ => assert_eq!(told(&["timeout", "retry_count"]), [17, 5]),
+                "RTR" => assert_eq!(
+                    told(&["sgid_index", "sl", "path_mtu", "traffic_class", "rnr_timer"]),
+                    [3, 3, 2, 104, 12]
+                ),
+                _ => {
+                    assert_eq!(told(&["timeout", "retry_count"]), [17, 5]);
+                    // 7 is the control queue pair's.
+                    assert!([3, 7].contains(&step.number("rnr_retry")), "{step:?}");
+                }
             }
         }
+        let asked =
+            |name: &str| variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| *value);
+        // Each side makes one for control and one for data, and this one those to stripe over.
+        let stripes = if asked("RDMA_QPS_PER_PEER") == Some("3") { 2 } else { 0 };
+        assert_eq!(fake.calls("create_qp").len(), 4 + stripes);
+        let relaxed = fake.calls("reg_mr_iova2").len();
+        assert_eq!(
+            relaxed,
+            usize::from(asked("RDMA_RELAXED_ORDERING").is_some()),
+            "of the pool of this side alone"
+        );
     }
 }

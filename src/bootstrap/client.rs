@@ -174,16 +174,19 @@ impl Client {
             match timeout(PAUSES.1, made.as_mut()).await {
                 Ok(made) => break made?,
                 // A fabric that only the network tells of deaths waits for a dead peer, too.
-                Err(_) => self.look_for_death().await?,
+                Err(_) => self.look_for_death(info).await?,
             }
         }
         self.confirm(info).await
     }
 
-    /// An error if the peer's process has ended.
-    async fn look_for_death(&self) -> Result<(), String> {
+    /// An error if that life of the peer's process has ended.
+    async fn look_for_death(&self, info: &PeerInfo) -> Result<(), String> {
         match self.hello().await {
             Err(CallError::Unattended(why)) => Err(self.died(why)),
+            Ok((life, _)) if life != info.incarnation => {
+                Err(format!("{} has been started anew, as incarnation {life}", info.name))
+            }
             Ok(_) | Err(CallError::Refused(_) | CallError::Unreachable(_)) => Ok(()),
         }
     }

@@ -94,6 +94,10 @@ fn run(state: &mut State, line: &str) -> String {
             events::tell_contexts(state, at, kind, About::Port(port as c_int));
             crate::engine::run_all(state);
         }
+        "move" => {
+            let at = named(state, &words);
+            move_port(&mut state.devices[at].ports[words.or("port", 1) as usize - 1], &words);
+        }
         "remove" => {
             let at = named(state, &words);
             events::remove(state, at, words.or("silently", 0) != 0);
@@ -177,6 +181,17 @@ fn gid(state: &mut State, words: &Words<'_>) {
     let port = state.devices.last_mut().and_then(|device| device.ports.last_mut()).expect("a port");
     assert!(index < port.gid_len, "the table has {} places", port.gid_len);
     port.gids.insert(index, (value.to_be_bytes(), kind));
+}
+
+/// A port gets another lid or MTU, or a GID of it another place (none, with `gid_to=0` left out).
+fn move_port(port: &mut PortConfig, words: &Words<'_>) {
+    port.lid = words.or("lid", port.lid.into()) as u16;
+    port.active_mtu = words.or("mtu", port.active_mtu.into()) as u32;
+    if let Some(entry) = words.number("gid_from").and_then(|from| port.gids.remove(&(from as u32)))
+        && let Some(to) = words.number("gid_to")
+    {
+        port.gids.insert(to as u32, entry);
+    }
 }
 
 fn pairs(state: &State) -> String {

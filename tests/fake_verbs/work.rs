@@ -95,8 +95,9 @@ pub unsafe extern "C" fn post_send(
     let number = unsafe { (*qp).qp_num };
     // SAFETY: a list of the caller's, that ends with null.
     while let Some(wr) = unsafe { request.as_ref() } {
+        let fault = state.fault_of_any("post_send");
         // SAFETY: the request's array; inline bytes are there until this returns.
-        let errno = unsafe { post_one(&mut state, number, wr) };
+        let errno = fault.unwrap_or_else(|| unsafe { post_one(&mut state, number, wr) });
         if errno != 0 {
             // SAFETY: the caller's place.
             unsafe { bad.write(request) };

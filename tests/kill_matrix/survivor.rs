@@ -34,6 +34,9 @@ fn start(cluster: &str, receive: &str) -> Node {
     node.set("poll", "inline").start().expect("the node starts")
 }
 
+/// Rounds behind the last one, for cells that were never hit: whether a kill hits some of them is a matter of microseconds.
+const MORE: u32 = 6;
+
 #[test]
 #[ignore = "a role, not a test"]
 fn role_exchange_survivor() {
@@ -46,8 +49,11 @@ fn role_exchange_survivor() {
     }
     let mut settled = None;
     let mut step = 0;
-    for round in 0..rounds() {
+    for round in 0..rounds() + MORE {
         for (killed, phase, row) in &mut rows {
+            if round >= rounds() && row.hits > 0 {
+                continue;
+            }
             step += 1;
             let (node, cluster) = match phase {
                 Phase::Borrow => (&borrowing, &clusters[1]),

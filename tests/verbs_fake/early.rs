@@ -1,11 +1,12 @@
 //! What a peer sends before this side's port has its link.
 
 use crate::driver::Fake;
-use crate::harness::{Got, connect, immediate, tensor};
+use crate::harness::{Got, PATIENCE, connect, immediate, pool, tensor};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::{LinkOptions, OpId, Port};
+use std::time::Duration;
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::fabric::{Fabric, Half, LinkOptions, OpId, Port, Role};
 
 /// As links of nodes are made.
 fn full(lanes: u8, depth: u32) -> LinkOptions {
@@ -67,6 +68,85 @@ fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
             .expect("room");
         expect!(b.next(&mut a), Got::Done(1) => ());
     }
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_an_arming_found_comes_behind_what_polls_had_kept() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(1, 16));
+    let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(1, 16));
+    let from = a.port.attach(to_b).expect("room");
+    for (k, size) in [(1u8, 10), (2, 20)] {
+        a.port.send(from, ZERO, &vec![k; size]).expect("room");
+    }
+    b.assert_quiet(&mut a);
+    for (k, size) in [(3u8, 30), (4, 40)] {
+        a.port.send(from, ZERO, &vec![k; size]).expect("room");
+    }
+    let start = std::time::Instant::now();
+    while b.port.arm() {
+        assert!(start.elapsed() < PATIENCE, "nothing came");
+    }
+    b.port.attach(to_a).expect("room");
+    for (k, size) in [(1u8, 10), (2, 20), (3, 30), (4, 40)] {
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), vec![k; size]);
+    }
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn an_acceptor_may_be_long_before_its_initiator_though_nothing_is_sent_again() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let hasty = |device| VerbsOptions { retry_count: 0, timeout: 1, ..on(device) };
+    let [a, b] = ["fake_0", "fake_1"].map(|device| {
+        let pool = pool(1 << 20);
+        let fabric = VerbsFabric::with_library(fake.library, &pool, hasty(device)).expect("a fabric");
+        let half = fabric.half(&full(1, 16)).expect("a half");
+        (pool, fabric, half)
+    });
+    let (to_a, to_b) = (a.2.address().to_vec(), b.2.address().to_vec());
+    let links = std::thread::scope(|scope| {
+        let acceptor = scope.spawn(|| b.2.connect(Role::Acceptor, &to_a, PATIENCE));
+        std::thread::sleep(Duration::from_millis(300));
+        let initiator = a.2.connect(Role::Initiator, &to_b, PATIENCE);
+        (initiator.expect("connected"), acceptor.join().expect("no panic").expect("connected"))
+    });
+    let (mut a, mut b) = (Verbs::new(a.0, a.1, links.0), Verbs::new(b.0, b.1, links.1));
+    let links = (a.link, b.link);
+    b.port.post_receives(links.1, ZERO, 1);
+    assert_works(&mut a, &mut b, links);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_ping_that_fails_ends_the_making_of_the_link_at_once_and_says_why() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(1, 16));
+    let (first, second) =
+        (a.fabric.half(&full(1, 16)).expect("a half"), b.fabric.half(&full(1, 16)).expect("a half"));
+    let to_second = second.address().to_vec();
+    fake.run("fail_request status=12 vendor=0x81 opcode=0");
+    let said = std::thread::scope(|scope| {
+        let initiator = scope.spawn(|| first.connect(Role::Initiator, &to_second, PATIENCE).err());
+        while !initiator.is_finished() {
+            a.poll();
+        }
+        initiator.join().expect("no panic").expect("refused").to_string()
+    });
+    assert_says(
+        &said,
+        &["a ping to it failed: retries exceeded (error 12, vendor's 0x81)", "same GID type and VLAN"],
+    );
+    drop(second);
+    let links = (a.link, b.link);
+    assert_works(&mut a, &mut b, links);
     drop((a, b));
     fake.assert_clean();
 }

@@ -12,6 +12,7 @@ mod failures;
 #[allow(dead_code)] // the rules of the conformance suite use all of it
 #[path = "../conformance/harness.rs"]
 mod harness;
+mod moves;
 mod queues;
 mod refusals;
 mod regions;

@@ -96,6 +96,28 @@ fn the_places_of_halves_that_came_to_nothing_are_used_again() {
 }
 
 #[test]
+fn halves_that_come_to_nothing_while_nobody_polls_pile_up_no_queues() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
+    let mut port = fabric.port().expect("a port");
+    for _ in 0..100 {
+        drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
+    }
+    let (made, left) = (fake.calls("create_cq").len(), fake.run("left"));
+    assert!(made > 10 && left.contains("queues=1"), "{made} made, {left}");
+    // One that the port has polled stays.
+    port.poll(&mut Completions::default());
+    for _ in 0..100 {
+        drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
+    }
+    let left = fake.run("left");
+    assert!(left.contains("queues=2"), "{left}");
+    drop((port, fabric));
+    fake.assert_clean();
+}
+
+#[test]
 fn only_some_requests_make_a_completion() {
     needs_fake!();
     const DEPTH: u32 = 64;

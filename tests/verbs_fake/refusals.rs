@@ -86,7 +86,7 @@ fn a_half_that_can_t_be_made_says_why() {
             ["making a queue pair of 20 sends and 16 receives on fake_0", NO_MEMORY],
         ),
         ("create_qp errno=1", ["making a queue pair of", NO_RIGHT]),
-        ("create_qp errno=22", ["making a queue pair of", "dmesg"]),
+        ("create_qp errno=22", ["making a queue pair of", "lower rdma_qp_queue_depth"]),
         ("modify_qp:INIT errno=22", ["moving queue pair", "the device refuses a setting"]),
         // The pool is registered by now: these are a link's own places.
         ("reg_mr errno=12", ["registering", NO_MEMORY]),

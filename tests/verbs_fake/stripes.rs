@@ -57,6 +57,32 @@ fn the_parts_go_over_all_queue_pairs_with_an_immediate_on_each() {
 }
 
 #[test]
+fn a_striped_write_that_the_driver_refuses_in_the_middle_ends_the_link_before_another_can_be_mistaken_for_it()
+{
+    needs_fake!();
+    // Of four queue pairs: the second stripe's part, the word before the part on lane 0, that part itself.
+    for skip in [1, 3, 4] {
+        let (fake, mut a, mut b) = slow([4, 4], 16);
+        b.port.post_receives(b.link, ZERO, 4);
+        let target = tensor_mut(&b.pool, LARGE);
+        let grant = b.port.grant(b.link, target).expect("room");
+        let source = tensor(&a.pool, &pattern(LARGE, 9));
+        let mut write =
+            |id| a.port.write(a.link, ZERO, OpId(id), &source, 0, LARGE as u64, &grant, Some(immediate(3)));
+        fake.run(&format!("fault call=post_send errno=12 skip={skip} times=1"));
+        assert_eq!(write(1), Err(PostError::Down));
+        assert_eq!(write(2), Err(PostError::Down), "nothing goes out behind it");
+        let (failed, done, _) = a.until_down();
+        assert_eq!((failed, done), (vec![], vec![]), "neither was posted");
+        expect!(b.next(&mut a), Got::Down(_) => ());
+        assert!(source.try_into_mut().is_ok(), "nobody reads it any more");
+        b.port.revoke(b.link, &grant);
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
 fn small_writes_and_writes_without_an_immediate_take_one_queue_pair() {
     needs_fake!();
     let (fake, mut a, mut b) = slow([4, 4], 16);

@@ -1,6 +1,6 @@
 //! The address of a half: what the other half needs to reach it, opaque to everybody else.
 
-use super::device::GidKind;
+use super::device::{Gid, GidKind};
 use super::failure::peer;
 use super::half::MAX_LANES;
 use super::lane::Remote;
@@ -139,6 +139,17 @@ impl End {
             return Err(peer(format!(
                 "its GID is of type {}, this side's of type {}: choose GID indices of the same type (`tensorwire devices`)",
                 self.gid_kind, own.gid_kind
+            )));
+        }
+        let is_ipv4 = |end: &End| Gid(end.gid.raw).ipv4().is_some();
+        if self.gid_kind == GidKind::RoceV2 && is_ipv4(self) != is_ipv4(own) {
+            let family = |end| if is_ipv4(end) { "IPv4" } else { "IPv6" };
+            return Err(peer(format!(
+                "its GID {} is an {} address, this side's {} an {} one: choose GID indices of the same family (`tensorwire devices`)",
+                Gid(self.gid.raw),
+                family(self),
+                Gid(own.gid.raw),
+                family(own)
             )));
         }
         let (theirs, ours) = (self.lanes(), own.lanes());
@@ -305,6 +316,9 @@ mod tests {
         assert!(
             said(|e| e.gid_kind = GidKind::RoceV1).contains("of type RoCE v1, this side's of type RoCE v2")
         );
+        assert!(said(|e| e.gid.raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 0, 0, 1]).contains(
+            "its GID 10.0.0.1 is an IPv4 address, this side's 303:303:303:303:303:303:303:303 an IPv6 one"
+        ));
         assert!(said(|e| e.pairs.truncate(3)).contains("1 lanes, this side 2"));
         assert!(said(|e| e.generation = 1).contains("generation 1"));
     }

@@ -2,27 +2,31 @@
 
 use super::buffers::PLACE;
 use super::context::Context;
-use super::device::{Choice, GidKind, LinkLayer, Refusal, Wishes, choose};
+use super::device::{Choice, GidEntry, GidKind, LinkLayer, Refusal, Wishes, choose};
 use super::failure::unavailable;
 use super::library::Library;
-use super::probe::{Probed, probe};
+use super::probe::{Probed, gid, gids, probe};
 use super::sys::*;
 use crate::fabric::FabricError;
 use std::sync::Arc;
 
-/// The device, port and address that a fabric uses.
-pub(super) struct Chosen {
-    pub context: Arc<Context>,
-    pub port: u8,
+/// What a port's address is at the moment.
+pub(super) struct Address {
     pub lid: u16,
     pub gid: ibv_gid,
     pub gid_index: u8,
+    /// Code of the path MTU, at most.
+    pub mtu: u32,
+}
+
+/// The device and port that a fabric uses.
+pub(super) struct Chosen {
+    pub context: Arc<Context>,
+    pub port: u8,
     pub gid_kind: GidKind,
     /// Every packet has a global header.
     pub global: bool,
     pub pkey_index: u16,
-    /// Code of the path MTU, at most.
-    pub mtu: u32,
     /// Bytes of the longest work request.
     pub max_message: u32,
     /// All of it for people, with the reasons.
@@ -63,6 +67,37 @@ impl Chosen {
         Chosen::of(contexts.swap_remove(at), choice)
     }
 
+    /// The port's address as it is now: a port that was down may have another lid, and its GIDs at other places.
+    ///
+    /// # Errors
+    /// If the GID that was chosen is gone.
+    pub fn address(&self) -> Result<Address, FabricError> {
+        let attr = self.context.port(self.port)?;
+        let chosen = self.choice.mtu.map_or(attr.active_mtu, |mtu| mtu.code().into());
+        let (mtu, lid) = (chosen.min(attr.active_mtu), if self.is_ethernet() { 0 } else { attr.lid });
+        let Some(entry) = &self.choice.gid else {
+            return Ok(Address { lid, gid: ibv_gid { raw: [0; 16] }, gid_index: 0, mtu });
+        };
+        let is_same = |other: &GidEntry| other.gid == entry.gid && other.kind == entry.kind;
+        let table = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
+        let at_its_place = gid(&self.context, self.port, entry.index, self.choice.link).filter(is_same);
+        let found = at_its_place
+            .or_else(|| gids(&self.context, self.port, table, self.choice.link).into_iter().find(is_same));
+        let Some(GidEntry { index, gid, .. }) = found else {
+            return Err(unavailable(format!(
+                "the GID {} ({}) is gone from port {} of {}, where it was at index {}: give its interface the address back, \
+                 or start anew with another rdma_gid_index",
+                entry.gid, entry.kind, self.port, self.context.name, entry.index
+            )));
+        };
+        // What can be chosen is at most 255, see `GidEntry::is_usable`.
+        Ok(Address { lid, gid: ibv_gid { raw: gid.0 }, gid_index: index as u8, mtu })
+    }
+
+    fn is_ethernet(&self) -> bool {
+        self.choice.link == LinkLayer::Ethernet
+    }
+
     fn of(context: Arc<Context>, choice: Choice) -> Result<Self, FabricError> {
         let attr = context.port(choice.port)?;
         if (attr.max_msg_sz as usize) < PLACE {
@@ -74,14 +109,9 @@ impl Chosen {
         let kind = choice.gid.as_ref().map_or(GidKind::InfiniBand, |entry| entry.kind);
         Ok(Chosen {
             port: choice.port,
-            lid: choice.lid,
-            gid: ibv_gid { raw: choice.gid.as_ref().map_or([0; 16], |entry| entry.gid.0) },
-            // What can be chosen is at most 255, see `GidEntry::is_usable`.
-            gid_index: choice.gid.as_ref().map_or(0, |entry| entry.index as u8),
             gid_kind: if choice.link == LinkLayer::InfiniBand { GidKind::InfiniBand } else { kind },
             global: choice.global,
             pkey_index: choice.pkey_index,
-            mtu: choice.mtu.map_or(attr.active_mtu, |mtu| mtu.code().into()),
             max_message: attr.max_msg_sz.min(1 << 30),
             context,
             choice,

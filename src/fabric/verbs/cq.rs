@@ -128,6 +128,11 @@ impl CompletionQueue {
         Some(Places { queue: Arc::clone(self), places })
     }
 
+    /// Whether all its places are of queue pairs that are destroyed.
+    pub fn is_deserted(&self) -> bool {
+        self.used.load(Ordering::Acquire) == self.stale.load(Ordering::Acquire)
+    }
+
     /// Takes completions out. The caller is the only one that polls the queue.
     ///
     /// # Errors

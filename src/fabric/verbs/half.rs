@@ -1,16 +1,18 @@
 //! How a link is made: queue pairs up to INIT, addresses swapped by others, receives, then RTR and RTS, and a ping in both
 //! directions on each queue pair that carries data. A ping is a write of eight bytes that the other side told in its address, into a word
-//! that it looks at: no completion is needed for it, and it shows that the queue pair carries writes to this very half.
+//! that it looks at: no completion is needed for it, and it shows that the queue pair carries writes to this very half. The acceptor
+//! pings when it was pinged: from then on the initiator's queue pairs are known to take something.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
 use super::Shared;
 use super::address::{End, Hello, RemoteRegion};
 use super::buffers::Buffer;
+use super::chosen::Address;
 use super::context::Domain;
 use super::control::{self, Control};
 use super::cq::Places;
-use super::failure::os;
-use super::lane::{self, Lane, SPARE};
+use super::failure::{os, peer, status};
+use super::lane::{self, Lane, Remote, SPARE};
 use super::link::{Link, Parts};
 use super::options::refuse;
 use super::port::VerbsLink;
@@ -42,6 +44,8 @@ pub struct VerbsHalf {
     slot: Arc<Slot>,
     shared: Arc<Shared>,
     options: LinkOptions,
+    /// Where the port is.
+    place: Address,
     own: End,
     address: Vec<u8>,
 }
@@ -77,6 +81,7 @@ impl VerbsHalf {
             let allowed = "a power of two, and 4 less than the device's max_qp_wr at most (`ibv_devinfo -v`)";
             return Err(refuse("depth", depth.into(), allowed));
         }
+        let place = shared.chosen.address()?;
         let slot = shared.slots.get(port, &shared.domain)?;
         let places = (u32::from(pairs_for_data))
             .checked_mul(2 * depth + SPARE)
@@ -107,9 +112,9 @@ impl VerbsHalf {
         let own = End {
             gid_kind: chosen.gid_kind,
             global: chosen.global,
-            lid: chosen.lid,
-            gid: chosen.gid,
-            mtu: chosen.mtu,
+            lid: place.lid,
+            gid: place.gid,
+            mtu: place.mtu,
             reads: u8::try_from(device.attr().max_qp_rd_atom.clamp(1, 255)).unwrap_or(1),
             depth,
             generation,
@@ -128,32 +133,39 @@ impl VerbsHalf {
             slot,
             shared: Arc::clone(shared),
             options: options.clone(),
+            place,
             own,
             address,
         })
     }
 
-    /// Moves each queue pair to RTS and writes the peer's token to those for data.
-    fn reach(&mut self, pairs: &mut [&mut QueuePair], peer: &End) -> Result<(), FabricError> {
+    /// Moves each queue pair to RTS.
+    fn reach(&self, control: &mut Control, lanes: &mut [Lane], peer: &End) -> Result<(), FabricError> {
         let (chosen, options) = (&self.shared.chosen, &self.shared.options);
-        for (at, pair) in pairs.iter_mut().enumerate() {
+        let pairs = control.pair().into_iter().chain(lanes.iter_mut().flat_map(Lane::pair));
+        for (at, pair) in pairs.enumerate() {
             let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
-            pair.connect(chosen, options, self.own.pairs[at].1, peer, peer.pairs[at], rnr_retry)?;
+            pair.connect(
+                chosen,
+                &self.place,
+                options,
+                self.own.pairs[at].1,
+                peer,
+                peer.pairs[at],
+                rnr_retry,
+            )?;
         }
-        let at = lane_places(self.options.lanes, pairs.len() - 1, self.options.depth);
+        Ok(())
+    }
+
+    /// Writes the peer's token to its word for each queue pair for data.
+    fn ping(&mut self, lanes: &mut [Lane], peer: &End) -> Result<(), FabricError> {
+        let at = lane_places(self.options.lanes, lanes.len(), self.options.depth);
         self.local.write(at, &peer.hello.token.to_le_bytes());
-        for (index, pair) in pairs[1..].iter_mut().enumerate() {
-            let mut piece = self.local.piece(at, 8);
-            let mut request = ibv_send_wr::zeroed();
-            // A failure completes under a name that no link has; the wait below tells of it.
-            request.wr_id = u64::MAX;
-            request.opcode = IBV_WR_RDMA_WRITE;
-            request.sg_list = &mut piece;
-            request.num_sge = 1;
-            let addr = peer.hello.addr.wrapping_add(8 * index as u64);
-            request.wr.rdma = ibv_wr_rdma { remote_addr: addr, rkey: peer.hello.rkey };
-            // SAFETY: the place is in the link's buffer, which outlives the queue pair, and nobody writes to it again.
-            if !unsafe { pair.post_send(&mut request) } {
+        for (index, lane) in lanes.iter_mut().enumerate() {
+            let there =
+                Remote { addr: peer.hello.addr.wrapping_add(8 * index as u64), rkey: peer.hello.rkey };
+            if lane.post_ping(self.local.piece(at, 8), there).is_err() {
                 let error = std::io::Error::last_os_error();
                 return Err(os("posting a ping to the peer", error, "see the kernel's log (`dmesg`)"));
             }
@@ -166,13 +178,20 @@ impl VerbsHalf {
         let token = self.own.hello.token;
         let missing = || (0..pairs).filter(|at| self.words.look(*at) != token);
         while missing().next().is_some() {
+            if let Some(wc) = self.awaited.failed() {
+                let (name, cause) = status(wc.status);
+                return Err(peer(format!(
+                    "a ping to it failed: {name} (error {}, vendor's {:#x}): usually {cause}",
+                    wc.status, wc.vendor_err
+                )));
+            }
             if start.elapsed() >= timeout {
                 let (chosen, count) = (&self.shared.chosen, missing().count());
                 return Err(FabricError::Timeout {
                     fabric: FabricKind::Verbs,
                     tried: format!(
                         "waiting for the peer's ping on {count} of {pairs} queue pairs of {} port {}, {} GID index {}",
-                        chosen.context.name, chosen.port, chosen.gid_kind, chosen.gid_index
+                        chosen.context.name, chosen.port, chosen.gid_kind, self.place.gid_index
                     ),
                     after: timeout,
                 });
@@ -214,8 +233,7 @@ impl Half for VerbsHalf {
         &self.address
     }
 
-    /// Both sides do the same, whatever their roles.
-    fn connect(mut self, _role: Role, peer: &[u8], timeout: Duration) -> Result<VerbsLink, FabricError> {
+    fn connect(mut self, role: Role, peer: &[u8], timeout: Duration) -> Result<VerbsLink, FabricError> {
         let start = Instant::now();
         let mut peer = End::from_bytes(peer)?;
         peer.check_fits(&self.own)?;
@@ -231,10 +249,14 @@ impl Half for VerbsHalf {
             let error = std::io::Error::last_os_error();
             return Err(os("posting receives for the peer", error, "see the kernel's log (`dmesg`)"));
         }
-        let mut pairs: Vec<_> =
-            control.pair().into_iter().chain(lanes.iter_mut().flat_map(Lane::pair)).collect();
-        self.reach(&mut pairs, &peer)?;
+        self.reach(&mut control, &mut lanes, &peer)?;
+        if role == Role::Initiator {
+            self.ping(&mut lanes, &peer)?;
+        }
         self.wait(lanes.len(), start, timeout)?;
+        if role == Role::Acceptor {
+            self.ping(&mut lanes, &peer)?;
+        }
         let stripes = lanes.split_off(usize::from(self.options.lanes));
         let VerbsHalf { local, words, awaited, places, slot, shared, options, .. } = self;
         let parts = Parts { lanes, stripes, control, local, words, peer, awaited, places, slot, shared };

@@ -260,9 +260,16 @@ impl Lane {
         if unsafe { pair.post_send(&mut request) } {
             Ok(())
         } else {
-            // There is room, so the queue pair is broken: its completions or an event tell why.
+            // There is room, so the queue pair is broken. The driver may have taken the request all the same: it must read nothing
+            // any more once its source is let go.
+            self.destroy();
             Err(PostError::Down)
         }
+    }
+
+    /// Posts a write that nobody is told of, unless it fails.
+    pub fn post_ping(&mut self, piece: ibv_sge, remote: Remote) -> Result<(), PostError> {
+        self.post(IBV_WR_RDMA_WRITE, piece, Some(remote), None, 0)
     }
 
     /// Notes what was posted.
@@ -368,8 +375,7 @@ impl Lane {
             let piece = ibv_sge { addr: addr + skip, length, lkey };
             let there = Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
             if let Err(error) = self.post(opcode, piece, Some(there), immediate, flags) {
-                // What was posted of it must not be read any more once `op` is let go.
-                self.destroy();
+                self.let_go(op);
                 return Err(error);
             }
         }
@@ -378,7 +384,14 @@ impl Lane {
         Ok(())
     }
 
-    /// A read into the target that comes along.
+    /// Drops what a request held that was not posted, unless the device may still have it.
+    fn let_go(&self, op: Op) {
+        if self.is_lost {
+            std::mem::forget(op);
+        }
+    }
+
+    /// A read into the target that comes along. Where the queue pair is gone afterwards, it fails with the link.
     pub fn post_read(
         &mut self,
         id: OpId,
@@ -401,9 +414,11 @@ impl Lane {
             let piece = ibv_sge { addr: addr + skip, length, lkey };
             let there = Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
             if let Err(error) = self.post(IBV_WR_RDMA_READ, piece, Some(there), None, flags) {
-                // What was posted of it must not write to what is given back.
-                self.destroy();
-                return Err((error, target));
+                if !self.is_lost {
+                    return Err((error, target));
+                }
+                // The device may still write there: the read goes the way of those that are outstanding.
+                break;
             }
         }
         self.note(requests, signaled, len, Op::Read(id, target));

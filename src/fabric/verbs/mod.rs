@@ -152,6 +152,7 @@ impl VerbsFabric {
         tracing::info!(
             chosen = %chosen.choice,
             mtu = chosen.choice.mtu.map(Mtu::bytes),
+            queue_depth = depth_within(&chosen),
             "the verbs fabric is open"
         );
         let shared = Shared {
@@ -169,6 +170,12 @@ impl VerbsFabric {
     }
 }
 
+fn depth_within(chosen: &Chosen) -> u32 {
+    let device = u32::try_from(chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
+    let most = chosen.choice.queue_depth.min(device.saturating_sub(SPARE)).max(2);
+    1 << most.ilog2()
+}
+
 impl VerbsFabric {
     /// Which device, port and GID it uses, and why.
     pub fn choice(&self) -> &Choice {
@@ -178,9 +185,7 @@ impl VerbsFabric {
     /// Operations that each lane of a link can have outstanding, by the wished length of queues: the power of two that has
     /// room in it, at least 2.
     pub fn queue_depth(&self) -> u32 {
-        let device = u32::try_from(self.shared.chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
-        let most = self.choice().queue_depth.min(device.saturating_sub(SPARE)).max(2);
-        1 << most.ilog2()
+        depth_within(&self.shared.chosen)
     }
 }
 

@@ -23,7 +23,7 @@ pub struct VerbsOptions {
     /// 20.48 ms. It counts only between the making of a link and the first look at it, and for errors of credits.
     pub min_rnr_timer: u8,
     /// Whether the bus may reorder the writes of bulk. Speeds up large tensors on some hosts; ignored by devices and
-    /// libraries that don't know it. Nothing that lies in the pool is waited for by looking at it, so it is safe.
+    /// libraries that don't know it. Links tell what has come by completions, so it is safe unless a program looks at granted memory itself.
     pub relaxed_ordering: bool,
     /// Queue pairs to each peer that large writes are striped over, 1 to 16; between two ends the smaller number counts. One queue
     /// pair is enough for most NICs; several help where one can't fill the network, as over several paths of a fabric.

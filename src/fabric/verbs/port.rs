@@ -285,7 +285,7 @@ impl Port for VerbsPort {
         self.slot.adopt(&mut self.queues);
         let id = link.id;
         // The next poll tells what came for it before, and looks at events from before.
-        self.stash.extend(link.awaited.came());
+        self.stash.splice(0..0, link.awaited.came());
         self.news = self.shared.watcher.news().wrapping_sub(1);
         let place = self.links.partition_point(|other| other.id < id);
         self.links.insert(place, link);
@@ -452,6 +452,9 @@ impl Port for VerbsPort {
         let remote = Self::remote(link, source, len);
         let of = &mut link.lanes[usize::from(lane.0)];
         let posted = of.post_read(op, target, (len, lkey), remote, longest);
+        if of.pair().is_none() {
+            self.noted(id, lane, PostError::Down);
+        }
         posted.inspect_err(|(error, _)| self.noted(id, lane, *error))
     }
 

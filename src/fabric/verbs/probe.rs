@@ -147,7 +147,8 @@ fn interfaces(gids: &[GidEntry]) -> Vec<Interface> {
     interfaces
 }
 
-fn gids(context: &Context, port: u8, table: u32, link: LinkLayer) -> Vec<GidEntry> {
+/// The entries of a port's GID table that hold something.
+pub(super) fn gids(context: &Context, port: u8, table: u32, link: LinkLayer) -> Vec<GidEntry> {
     let last = table.min(GidEntry::LAST_USABLE + 1);
     (0..last)
         .filter_map(|index| gid(context, port, index, link))
@@ -156,7 +157,7 @@ fn gids(context: &Context, port: u8, table: u32, link: LinkLayer) -> Vec<GidEntr
 }
 
 /// An entry of the GID table; `None` for an empty one, of which sparse tables are full.
-fn gid(context: &Context, port: u8, index: u32, link: LinkLayer) -> Option<GidEntry> {
+pub(super) fn gid(context: &Context, port: u8, index: u32, link: LinkLayer) -> Option<GidEntry> {
     let Some(query) = context.library.query_gid_ex else { return old_gid(context, port, index, link) };
     let mut entry = ibv_gid_entry::default();
     let size = size_of::<ibv_gid_entry>();

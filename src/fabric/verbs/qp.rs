@@ -1,7 +1,7 @@
 //! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3; `ibv_modify_qp(3)`).
 
 use super::address::End;
-use super::chosen::Chosen;
+use super::chosen::{Address, Chosen};
 use super::context::Domain;
 use super::cq::CompletionQueue;
 use super::device::GidKind;
@@ -52,7 +52,7 @@ impl QueuePair {
         let most = u32::try_from(context.attr().max_qp_wr).unwrap_or(0);
         if sends.max(receives) > most {
             return Err(unavailable(format!(
-                "a queue pair with {sends} sends and {receives} receives was asked for, and {} permits {most}: lower queue_depth",
+                "a queue pair with {sends} sends and {receives} receives was asked for, and {} permits {most}: lower rdma_qp_queue_depth, or name another device",
                 context.name
             )));
         }
@@ -87,7 +87,10 @@ impl QueuePair {
             }
         }
         let handle = NonNull::new(made).ok_or_else(|| {
-            let remedy = memory_remedy(&error);
+            let remedy = match error.raw_os_error() {
+                Some(libc::EINVAL) => "the driver has no queue pair of that size: lower rdma_qp_queue_depth",
+                _ => memory_remedy(&error),
+            };
             let tried =
                 format!("making a queue pair of {sends} sends and {receives} receives on {}", context.name);
             os(tried, error, remedy)
@@ -139,10 +142,12 @@ impl QueuePair {
         ))
     }
 
-    /// Connects it to the peer's queue pair: RTR, then RTS.
+    /// Connects it, whose port is at `place`, to the peer's queue pair: RTR, then RTS.
+    #[allow(clippy::too_many_arguments)] // so many things go into the attributes
     pub fn connect(
         &mut self,
         chosen: &Chosen,
+        place: &Address,
         options: &VerbsOptions,
         own_psn: u32,
         peer: &End,
@@ -152,10 +157,10 @@ impl QueuePair {
         let context = Arc::clone(&self.domain.context);
         let attr = context.attr();
         let clamp = |count: c_int| u8::try_from(count.clamp(1, 255)).unwrap_or(1);
-        let global = chosen.global || peer.global || is_elsewhere(chosen, peer);
+        let global = chosen.global || peer.global || is_elsewhere(chosen, place, peer);
         let mut ready_to_receive = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
-            path_mtu: chosen.mtu.min(peer.mtu),
+            path_mtu: place.mtu.min(peer.mtu),
             dest_qp_num: peer_number,
             rq_psn: peer_psn,
             max_dest_rd_atomic: clamp(attr.max_qp_rd_atom),
@@ -164,7 +169,7 @@ impl QueuePair {
                 grh: ibv_global_route {
                     dgid: peer.gid,
                     flow_label: 0,
-                    sgid_index: chosen.gid_index,
+                    sgid_index: place.gid_index,
                     hop_limit: HOP_LIMIT,
                     traffic_class: options.traffic_class,
                 },
@@ -227,8 +232,8 @@ impl QueuePair {
 }
 
 /// Whether an InfiniBand peer is in another subnet, which packets reach by routers only.
-fn is_elsewhere(chosen: &Chosen, peer: &End) -> bool {
-    let (ours, theirs) = (&chosen.gid.raw, &peer.gid.raw);
+fn is_elsewhere(chosen: &Chosen, place: &Address, peer: &End) -> bool {
+    let (ours, theirs) = (&place.gid.raw, &peer.gid.raw);
     chosen.gid_kind == GidKind::InfiniBand
         && *ours != [0; 16]
         && *theirs != [0; 16]

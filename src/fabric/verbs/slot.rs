@@ -5,7 +5,7 @@
 use super::bell::Bell;
 use super::context::Domain;
 use super::cq::{Channel, CompletionQueue, Places};
-use super::sys::ibv_wc;
+use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -37,6 +37,15 @@ impl Awaited {
     /// The port takes the link. Returns what has completed for it so far.
     pub fn came(&self) -> Vec<ibv_wc> {
         self.slot.awaited().remove(&self.link).unwrap_or_default()
+    }
+}
+
+impl Awaited {
+    /// What has failed for the link so far.
+    pub fn failed(&self) -> Option<ibv_wc> {
+        let awaited = self.slot.awaited();
+        let failed = |wc: &&ibv_wc| ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status);
+        awaited.get(&self.link)?.iter().find(failed).copied()
     }
 }
 
@@ -105,6 +114,10 @@ impl Slot {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reserved) = queues.iter().find_map(|queue| queue.reserve(places)) {
             return Ok(reserved);
+        }
+        // Nobody may have polled for long while links came to nothing: what the port does not know yet it need never know.
+        if queues.last().is_some_and(|queue| Arc::strong_count(queue) == 1 && queue.is_deserted()) {
+            queues.pop();
         }
         let most = u32::try_from(self.domain.context.attr().max_cqe).unwrap_or(u32::MAX);
         let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places))?;
