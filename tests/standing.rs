@@ -131,7 +131,8 @@ fn a_step_with_a_small_tensor_is_one_message_and_a_window_two_more() {
 #[test]
 fn a_step_is_one_loan_where_tensors_are_borrowed() {
     if !lends_nothing() {
-        check_counts(&[("bulk_receive", "borrow")], LARGE);
+        // Where loans that were not given back yet fill half of the queue, the next tensor is written.
+        check_counts(&[("bulk_receive", "borrow"), ("queue_depth", "1024")], LARGE);
     }
 }
 

@@ -45,7 +45,8 @@ fn asked_for_in_advance_tensors_take_hardly_more_than_one_operation_each() {
     };
     let (on, off) = (operations("on"), operations("off"));
     println!("operations of a tensor: {on:.2} asked for in advance, {off:.2} otherwise");
-    assert!(on < 1.3 && off >= 2.0, "{on} and {off}");
+    // At the end each edge takes back what it had asked for beyond the last step.
+    assert!(on < 1.5 && off >= 2.0, "{on} and {off}");
 }
 
 #[test]
