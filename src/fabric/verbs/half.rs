@@ -7,7 +7,7 @@
 use super::Shared;
 use super::address::{End, Hello, RemoteRegion};
 use super::buffers::Buffer;
-use super::chosen::Address;
+use super::chosen::PortAddress;
 use super::context::Domain;
 use super::control::{self, Control};
 use super::cq::Places;
@@ -45,7 +45,7 @@ pub struct VerbsHalf {
     shared: Arc<Shared>,
     options: LinkOptions,
     /// Where the port is.
-    place: Address,
+    place: PortAddress,
     own: End,
     address: Vec<u8>,
 }
