@@ -240,7 +240,7 @@ impl<C> Link<C> {
                 self.identity.peer
             );
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
-            return Served::Copied;
+            return Served::Refused;
         }
         let value = SenderValue {
             dead: false,

@@ -111,6 +111,8 @@ pub enum Served {
     Posted,
     /// It is kept until the peer asks again: [`LinkEvent::Answered`] or [`LinkEvent::PutBack`] follows.
     Kept,
+    /// It is more than the link carries in one write: the peer was told so.
+    Refused,
     /// The request is not there any more.
     Gone(Value),
 }

@@ -11,7 +11,7 @@ use crate::fabric::FabricError;
 use std::sync::Arc;
 
 /// What a port's address is at the moment.
-pub(super) struct Address {
+pub(super) struct PortAddress {
     pub lid: u16,
     pub gid: ibv_gid,
     pub gid_index: u8,
@@ -71,12 +71,12 @@ impl Chosen {
     ///
     /// # Errors
     /// If the GID that was chosen is gone.
-    pub fn address(&self) -> Result<Address, FabricError> {
+    pub fn address(&self) -> Result<PortAddress, FabricError> {
         let attr = self.context.port(self.port)?;
         let chosen = self.choice.mtu.map_or(attr.active_mtu, |mtu| mtu.code().into());
         let (mtu, lid) = (chosen.min(attr.active_mtu), if self.is_ethernet() { 0 } else { attr.lid });
         let Some(entry) = &self.choice.gid else {
-            return Ok(Address { lid, gid: ibv_gid { raw: [0; 16] }, gid_index: 0, mtu });
+            return Ok(PortAddress { lid, gid: ibv_gid { raw: [0; 16] }, gid_index: 0, mtu });
         };
         let is_same = |other: &GidEntry| other.gid == entry.gid && other.kind == entry.kind;
         let table = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
@@ -91,7 +91,7 @@ impl Chosen {
             )));
         };
         // What can be chosen is at most 255, see `GidEntry::is_usable`.
-        Ok(Address { lid, gid: ibv_gid { raw: gid.0 }, gid_index: index as u8, mtu })
+        Ok(PortAddress { lid, gid: ibv_gid { raw: gid.0 }, gid_index: index as u8, mtu })
     }
 
     fn is_ethernet(&self) -> bool {

@@ -7,7 +7,7 @@
 use super::Shared;
 use super::address::{End, Hello, RemoteRegion};
 use super::buffers::Buffer;
-use super::chosen::Address;
+use super::chosen::PortAddress;
 use super::context::Domain;
 use super::control::{self, Control};
 use super::cq::Places;
@@ -45,7 +45,7 @@ pub struct VerbsHalf {
     shared: Arc<Shared>,
     options: LinkOptions,
     /// Where the port is.
-    place: Address,
+    place: PortAddress,
     own: End,
     address: Vec<u8>,
 }
@@ -60,6 +60,11 @@ fn random<const N: usize>() -> Result<[u8; N], FabricError> {
         )
     })?;
     Ok(bytes)
+}
+
+fn not_posted(what: &str) -> FabricError {
+    let error = std::io::Error::other("the driver refused it");
+    os(format!("posting {what}"), error, "see the kernel's log (`dmesg`)")
 }
 
 /// Where the pieces of a link's buffer are: the control queue pair's, then each lane's, last the pings to be sent.
@@ -166,8 +171,7 @@ impl VerbsHalf {
             let there =
                 Remote { addr: peer.hello.addr.wrapping_add(8 * index as u64), rkey: peer.hello.rkey };
             if lane.post_ping(self.local.piece(at, 8), there).is_err() {
-                let error = std::io::Error::last_os_error();
-                return Err(os("posting a ping to the peer", error, "see the kernel's log (`dmesg`)"));
+                return Err(not_posted("a ping to the peer"));
             }
         }
         Ok(())
@@ -246,8 +250,7 @@ impl Half for VerbsHalf {
         self.pairs.truncate(peer.pairs.len());
         let (mut control, mut lanes) = self.lanes();
         if !self.post_receives(&mut control, &mut lanes) {
-            let error = std::io::Error::last_os_error();
-            return Err(os("posting receives for the peer", error, "see the kernel's log (`dmesg`)"));
+            return Err(not_posted("receives for the peer"));
         }
         self.reach(&mut control, &mut lanes, &peer)?;
         if role == Role::Initiator {

@@ -1,7 +1,7 @@
 //! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3; `ibv_modify_qp(3)`).
 
 use super::address::End;
-use super::chosen::{Address, Chosen};
+use super::chosen::{Chosen, PortAddress};
 use super::context::Domain;
 use super::cq::CompletionQueue;
 use super::device::GidKind;
@@ -34,8 +34,8 @@ pub(super) struct QueuePair {
     is_ended: bool,
 }
 
-// SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread (`Domain::for_one_thread`) posting
-// may not be concurrent, which `&mut self` sees to.
+// SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread (`Domain::for_one_thread`) posting may not be
+// concurrent: all queue pairs of such a domain are of one half or link, which has one owner at a time and posts through `&mut`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
@@ -147,7 +147,7 @@ impl QueuePair {
     pub fn connect(
         &mut self,
         chosen: &Chosen,
-        place: &Address,
+        place: &PortAddress,
         options: &VerbsOptions,
         own_psn: u32,
         peer: &End,
@@ -232,7 +232,7 @@ impl QueuePair {
 }
 
 /// Whether an InfiniBand peer is in another subnet, which packets reach by routers only.
-fn is_elsewhere(chosen: &Chosen, place: &Address, peer: &End) -> bool {
+fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &End) -> bool {
     let (ours, theirs) = (&place.gid.raw, &peer.gid.raw);
     chosen.gid_kind == GidKind::InfiniBand
         && *ours != [0; 16]

@@ -118,6 +118,7 @@ impl Slot {
         // Nobody may have polled for long while links came to nothing: what the port does not know yet it need never know.
         if queues.last().is_some_and(|queue| Arc::strong_count(queue) == 1 && queue.is_deserted()) {
             queues.pop();
+            self.count.store(queues.len(), Ordering::Release);
         }
         let most = u32::try_from(self.domain.context.attr().max_cqe).unwrap_or(u32::MAX);
         let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places))?;

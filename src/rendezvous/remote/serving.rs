@@ -79,6 +79,7 @@ impl Remote {
                 self.finished();
             }
             Served::Posted => sent(links, bytes),
+            Served::Refused => self.finished(),
             Served::Kept => {}
             Served::Gone(back) => {
                 return self.outgoing.put_back(key, Numbered { number, value: Outgoing::Value(back) });
