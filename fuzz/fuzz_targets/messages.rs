@@ -5,8 +5,8 @@ use libfuzzer_sys::fuzz_target;
 use tensorwire::wire::message::{MAX_STATUS_TEXT, Message, MetaRef, VersionedMeta};
 use tensorwire::wire::{DType, EdgeName, Grant, Immediate, MAX_DIM, MAX_RANK, TensorMeta};
 
-/// Bytes of an error's text at most.
-const MAX_ERROR: usize = 512;
+/// Bytes of an error's text at most: it may quote a shape of 254 dimensions.
+const MAX_ERROR: usize = 6 * 1024;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some((bits, _)) = bytes.split_first_chunk() {

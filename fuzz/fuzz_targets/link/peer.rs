@@ -96,7 +96,9 @@ impl Peer {
         if bytes.len() <= SLOT {
             let _ = port.send(link, Lane::CONTROL, bytes);
         } else {
-            cut(bytes, SLOT, |part| drop(port.send(link, Lane::CONTROL, part)));
+            cut(bytes, SLOT, |part| {
+                let _ = port.send(link, Lane::CONTROL, part);
+            });
         }
     }
 
