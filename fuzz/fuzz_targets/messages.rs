@@ -61,7 +61,9 @@ fn look_at(message: &Message<'_>, len: usize) {
 
 /// A part lies inside of the whole, in arithmetic that can't overflow.
 fn parts_of(grant: &Grant) {
-    for (skip, len) in [(0, grant.len), (grant.len, 0), (grant.len / 2, u64::MAX), (u64::MAX, 1), (1, grant.len)] {
+    for (skip, len) in
+        [(0, grant.len), (grant.len, 0), (grant.len / 2, u64::MAX), (u64::MAX, 1), (1, grant.len)]
+    {
         let Some(part) = grant.part(skip, len) else { continue };
         assert_eq!(u128::from(part.offset), u128::from(grant.offset) + u128::from(skip));
         assert!(u128::from(skip) + u128::from(len) <= u128::from(grant.len) && part.len == len);

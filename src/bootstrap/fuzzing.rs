@@ -265,7 +265,8 @@ impl Scene {
             1 => ((), members.unanswered(peer, later)),
             _ => ((), members.unattended(peer, "nobody listens")),
         });
-        let (peer, generation) = (&self.shared.peers[peer], self.shared.see(|members| members.generation(peer)));
+        let (peer, generation) =
+            (&self.shared.peers[peer], self.shared.see(|members| members.generation(peer)));
         if bytes.len() > 8 {
             let index = self.shared.index_of(peer).expect("a peer");
             self.shared.report(index, generation, "the fabric says so");

@@ -92,7 +92,8 @@ impl Owner {
     }
 
     fn request(&mut self, input: &mut Input<'_>) {
-        let name = ["x", "y", "z", "a longer name that does not fit the message's first slot"][input.below(4)];
+        let name =
+            ["x", "y", "z", "a longer name that does not fit the message's first slot"][input.below(4)];
         let edge = Arc::new(EdgeName::new(PEER, OWNER, name).expect("an edge"));
         let key = TensorKey { edge, step: input.number() % 3, frame: 0, iteration: 0 };
         let want = match input.below(3) {
@@ -131,7 +132,9 @@ impl Owner {
         let incoming = self.asked.swap_remove(input.below(self.asked.len()));
         let number = u64::from(self.next_waiter);
         match input.below(8) {
-            0 => self.links.refuse(incoming, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64))),
+            0 => {
+                self.links.refuse(incoming, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64)))
+            }
             1 => {
                 if let Some((held, number)) = self.returned.pop() {
                     self.links.serve_held(incoming, held, number);
@@ -162,7 +165,9 @@ impl Owner {
             self.take(event);
         }
         let load = self.links.load();
-        assert!(load.requests <= SETTINGS.max_requests as usize && load.served <= SETTINGS.max_requests as usize);
+        assert!(
+            load.requests <= SETTINGS.max_requests as usize && load.served <= SETTINGS.max_requests as usize
+        );
         assert!(load.leaving <= self.posted, "{load:?}");
         count
     }

@@ -243,7 +243,9 @@ impl Watched {
         let source = tensor(&self.victim.pool, &vec![4; len]);
         let port = &mut self.victim.port;
         let is_posted = match input.u8() % 4 {
-            0 => port.write(link, LANE, OpId(id), &source, 0, len as u64, &there, Some(immediate(input))).is_ok(),
+            0 => port
+                .write(link, LANE, OpId(id), &source, 0, len as u64, &there, Some(immediate(input)))
+                .is_ok(),
             1 | 2 => {
                 let target = tensor_mut(&self.victim.pool, len);
                 port.read(link, LANE, OpId(id), target, &there).is_ok()
