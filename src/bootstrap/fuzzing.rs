@@ -30,7 +30,7 @@ const MAX_COMMANDS: usize = 64;
 /// Bytes of a refusal's text at most.
 const MAX_REFUSAL: usize = 8 * 1024;
 /// How long a piece of work on another thread may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What has become of a half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

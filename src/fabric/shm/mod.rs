@@ -57,7 +57,7 @@ mod ring;
 #[cfg(any(test, fuzzing))]
 mod rogue;
 mod segment;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 mod siege;
 mod sleeper;
 mod slot;

@@ -1,19 +1,19 @@
-//! A link under siege, for fuzzing: its peer writes what it likes into all that it shares, while the owner goes on.
+//! A link under siege: its peer writes what it likes into all that it shares, while the owner goes on. For tests and fuzzing.
 //!
 //! The input is a program. Whatever it does: no panic, no endless poll, no byte changed outside what was granted, each
 //! operation completes once, and no memory is lost.
 
 use super::cold::{self, Bellpull};
 use super::doorbell::PLACES;
-use super::ring::{CREDITS, HEADER_WORDS, SLOT_WORDS, TAIL};
+use super::ring::{CREDITS, FIRST, HEADER_WORDS, SLOT_WORDS, TAIL};
 use super::rogue::{LANE, OPTIONS, Rogue, Siege, Victim, besiege};
 use super::slot::BODY_WORDS;
+use super::state;
 use super::testing::{tensor, tensor_mut};
 use super::words::Store;
 use crate::fabric::{Completions, Event, LinkFailure, OpId, Port};
 use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
 
@@ -24,7 +24,8 @@ const POLLS: usize = 64;
 const GUARD: [u8; 64] = [0x55; 64];
 
 thread_local! {
-    static SIEGE: RefCell<Option<Siege>> = const { RefCell::new(None) };
+    /// Made once: each program leaves its pool empty.
+    static SIEGE: Siege = Siege::new();
 }
 
 /// The bytes of a program. Where they end, there are zeros.
@@ -67,24 +68,18 @@ struct Watched {
     guards: Vec<Tensor>,
     /// What was lent to this side.
     borrowed: Vec<Event>,
-    has_lent: bool,
     is_down: bool,
 }
 
 /// Runs a program.
 pub fn siege(bytes: &[u8]) {
-    SIEGE.with_borrow_mut(|kept| {
-        let siege = kept.get_or_insert_with(Siege::new);
-        let has_lent = run(siege, &mut Input(bytes));
-        // What was lent to a peer that lives on and has not given it back stays lent: that pool is used up.
-        assert!(has_lent || siege.pool.is_empty(), "tensors were left behind");
-        if has_lent {
-            *kept = None;
-        }
+    SIEGE.with(|siege| {
+        run(siege, &mut Input(bytes));
+        assert!(siege.pool.is_empty(), "tensors were left behind");
     });
 }
 
-fn run(siege: &Siege, input: &mut Input<'_>) -> bool {
+fn run(siege: &Siege, input: &mut Input<'_>) {
     let (victim, mut rogue) = besiege(siege);
     let mut owner = Watched {
         victim,
@@ -94,7 +89,6 @@ fn run(siege: &Siege, input: &mut Input<'_>) -> bool {
         exposed: Vec::new(),
         guards: Vec::new(),
         borrowed: Vec::new(),
-        has_lent: false,
         is_down: false,
     };
     for _ in 0..MAX_COMMANDS {
@@ -107,8 +101,7 @@ fn run(siege: &Siege, input: &mut Input<'_>) -> bool {
             break;
         }
     }
-    owner.end();
-    owner.has_lent
+    owner.end(&mut rogue);
 }
 
 impl Rogue {
@@ -250,11 +243,7 @@ impl Watched {
                 let target = tensor_mut(&self.victim.pool, len);
                 port.read(link, LANE, OpId(id), target, &there).is_ok()
             }
-            _ => {
-                let is_lent = port.lend(link, LANE, OpId(id), &source, immediate(input)).is_ok();
-                self.has_lent |= is_lent;
-                is_lent
-            }
+            _ => port.lend(link, LANE, OpId(id), &source, immediate(input)).is_ok(),
         };
         if is_posted {
             self.open.insert(id);
@@ -291,7 +280,7 @@ impl Watched {
         }
     }
 
-    fn end(&mut self) {
+    fn end(&mut self, rogue: &mut Rogue) {
         self.victim.port.fail(self.victim.link, LinkFailure::Closed);
         self.poll();
         assert!(self.is_down, "the link never went down");
@@ -301,6 +290,24 @@ impl Watched {
         }
         self.borrowed.clear();
         self.guards.clear();
+        // A peer that leaves and has taken nothing holds no loan; with one that does, the pool keeps what it lent.
+        rogue.line.store(TAIL, u64::from(FIRST as u32), Release);
+        state::leave(&rogue.state, &LinkFailure::Closed);
         self.victim.port.detach(self.victim.link);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn no_program_makes_it_panic_or_lose_anything(program in proptest::collection::vec(any::<u8>(), 0..300)) {
+            siege(&program);
+        }
     }
 }
