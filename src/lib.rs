@@ -124,6 +124,9 @@ pub mod rendezvous;
 pub mod telemetry;
 pub mod wire;
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use bootstrap::fuzzing as bootstrap_fuzzing;
 pub use bootstrap::{BootstrapError, MissingPeer};
 pub use engine::{PinError, pin_current_thread, process_cpus};
 pub use memory::{BufferRing, Pool, PoolError, RegionReport, Tensor, TensorMut};

@@ -324,7 +324,7 @@ impl Client {
     }
 
     /// Takes in what the peer says of the link. Returns whether it has it up, too.
-    fn digest_heartbeat(&self, info: &PeerInfo, answer: &grpc::HeartbeatResponse) -> bool {
+    pub(super) fn digest_heartbeat(&self, info: &PeerInfo, answer: &grpc::HeartbeatResponse) -> bool {
         let Ok(by) = incarnation(answer.incarnation) else { return false };
         self.shared.step(|members| {
             if by != info.incarnation {

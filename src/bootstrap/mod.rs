@@ -21,6 +21,9 @@
 mod client;
 mod cluster;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 #[rustfmt::skip]
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
 mod generated;

@@ -36,6 +36,9 @@ mod cold;
 mod doorbell;
 mod doorbells;
 mod fence;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grants;
 mod handshake;
 mod hello;
@@ -51,7 +54,11 @@ mod port;
 mod post;
 mod reads;
 mod ring;
+#[cfg(any(test, fuzzing))]
+mod rogue;
 mod segment;
+#[cfg(any(test, fuzzing))]
+mod siege;
 mod sleeper;
 mod slot;
 mod socket;
@@ -60,7 +67,7 @@ mod state;
 mod test_handshake;
 #[cfg(test)]
 mod test_rogue;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod testing;
 mod watch;
 mod words;

@@ -1,100 +1,21 @@
-//! A peer that shook hands like an honest one, and then writes what it likes into its segment.
+//! What a peer that shook hands like an honest one can do by writing what it likes into its segment.
 
-use super::address::Address;
 use super::cold;
-use super::doorbells::PeerDoorbells;
-use super::handshake::{self, Side};
-use super::layout::Layout;
-use super::ring::{Consumer, Producer, TAIL};
-use super::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
-use super::slot::{BODY_WORDS, Order, Source, Target, Ticket};
-use super::socket::{Deadline, listen};
+use super::ring::TAIL;
+use super::rogue::{LANE, Rogue, Siege, Victim, besiege};
+use super::slot::{Order, Source, Target, Ticket};
 use super::testing::{pool, tensor, tensor_mut};
 use super::words::Store;
-use super::{ShmFabric, ShmOptions, ShmPort, address, ring};
-use crate::fabric::{
-    Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, OpId, Port, Role,
-};
-use crate::memory::Pool;
+use crate::fabric::{Completions, Event, LinkFailure, OpId, Port};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(10);
-const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
-const LANE: Lane = Lane(0);
-
-/// The peer.
-struct Rogue {
-    out: Producer<OwnWords, PeerWords>,
-    inc: Consumer<PeerWords, OwnWords>,
-    line: OwnWords,
-    state: OwnWords,
-    leases: OwnWords,
-    /// The victim's doorbells.
-    bells: PeerDoorbells,
-}
-
-/// The honest side.
-struct Victim {
-    pool: Pool,
-    port: ShmPort,
-    link: LinkId,
-    _fabric: ShmFabric,
-}
 
 fn besieged() -> (Victim, Rogue) {
-    let layout = Layout::new(&OPTIONS).expect("in range");
-    let (pool, rogue_pool) = (pool(), pool());
-    let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
-    let half = fabric.half(&OPTIONS).expect("a half");
-    let segment = OwnSegment::new(&layout).expect("a segment");
-    ring::prepare(&segment.words(layout.ring(0)), &segment.words(layout.line(0)));
-    let token = address::draw_token().expect("random bytes");
-    let (host, uid) = (fabric.shared.host, fabric.shared.uid);
-    let rogue = Address { host, uid, pid: std::process::id(), token };
-    let _listener = listen(&rogue.socket_name().expect("a name")).expect("a socket");
-    let side = Side {
-        options: &OPTIONS,
-        layout: &layout,
-        token,
-        uid,
-        segment: segment.file(),
-        doorbells: fabric.shared.doorbells.file(),
-        fenced: true,
-        regions: vec![(0, rogue_pool.region().len(), rogue_pool.region_fd())],
-    };
-    let victim = Address::from_bytes(half.address()).expect("an address");
-    let (link, peer) = std::thread::scope(|scope| {
-        let link =
-            scope.spawn(|| half.connect(Role::Acceptor, &rogue.to_bytes(), PATIENCE).expect("accepted"));
-        let peer = handshake::reach(&side, &victim, Deadline::after(PATIENCE));
-        (link.join().expect("no panic"), peer.map_err(|e| e.to_string()).expect("reached"))
-    });
-    use rustix::fd::AsFd;
-    let peer = PeerSegment::map(peer.segment.as_fd(), &layout).expect("mapped");
-    let mut port = fabric.port().expect("a port");
-    let link = port.attach(link).expect("room");
-    port.post_receives(link, LANE, 1000);
-    let rogue = Rogue {
-        out: Producer::new(segment.words(layout.ring(0)), peer.words(layout.line(0))),
-        inc: Consumer::new(peer.words(layout.ring(0)), segment.words(layout.line(0))),
-        line: segment.words(layout.line(0)),
-        state: segment.words(layout.state()),
-        leases: segment.words(layout.leases()),
-        bells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
-    };
-    (Victim { pool, port, link, _fabric: fabric }, rogue)
+    besiege(&Siege::new())
 }
 
 impl Rogue {
-    fn post_words(&mut self, header: [u64; 3], body: [u64; BODY_WORDS]) {
-        assert_eq!(self.out.has_room(), Ok(true));
-        let body: Vec<u8> = body.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.out.post(self.inc.ack(), header, &body);
-    }
-
     fn post(&mut self, order: Order) {
         let (header, body) = order.to_words();
         self.post_words(header, body);

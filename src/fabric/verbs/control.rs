@@ -12,7 +12,7 @@ use super::sys::*;
 use crate::fabric::{LinkFailure, LinkId};
 
 /// Messages that are sent and not acknowledged, at most.
-const WINDOW: u32 = 32;
+pub(super) const WINDOW: u32 = 32;
 
 /// Requests that the send and the receive queue hold: a window, what acknowledges one, the farewell, what goes before it for each
 /// lane, the ping of the link's making, and some more.
@@ -24,7 +24,7 @@ pub(super) fn room(lanes: u8) -> [u32; 2] {
 /// The control queue pair, where a request's name has a lane.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
-const BYTES: usize = 16;
+pub(super) const BYTES: usize = 16;
 
 /// Bytes of a link's buffer that it needs.
 pub(super) fn bytes_of_places(lanes: u8) -> usize {
@@ -60,6 +60,64 @@ fn next(place: u32, places: u32) -> u32 {
     if place + 1 < places { place + 1 } else { 0 }
 }
 
+/// Messages within the window.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    sent: u32,
+    /// Of those, consumed by the peer.
+    pub acknowledged: u32,
+    /// Of the peer's, consumed here.
+    consumed: u32,
+    /// Of those, the peer was told of.
+    told: u32,
+}
+
+impl Window {
+    pub fn has_room(&self) -> bool {
+        self.sent.wrapping_sub(self.acknowledged) < WINDOW
+    }
+
+    /// A message within the window was sent.
+    pub fn sent(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+    }
+
+    /// Reads what a peer has sent.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn hear(&mut self, bytes: [u8; BYTES]) -> Result<Said, &'static str> {
+        let [kind, lane, code, _, rest @ ..] = bytes;
+        let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+        let (value, acknowledged) = (word(0), word(4));
+        if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
+            return Err("it acknowledged control messages that were not sent");
+        }
+        self.acknowledged = acknowledged;
+        match kind {
+            ACK => Ok(Said::Nothing),
+            LAST => Ok(Said::Last { lane, count: value }),
+            FAREWELL => Ok(Said::Farewell(match code {
+                NO_RECEIVE => LinkFailure::NoReceive { lane },
+                PROTOCOL => LinkFailure::Protocol(format!(
+                    "what it did on lane {lane} was refused, or it refuses what this side did there"
+                )),
+                _ => LinkFailure::Closed,
+            })),
+            CREDITS => {
+                self.consumed = self.consumed.wrapping_add(1);
+                Ok(Said::Credits { lane, returned: value })
+            }
+            _ => Err("it sent a control message of an unknown kind"),
+        }
+    }
+
+    /// Whether the peer must be told of what was consumed.
+    fn owes(&self) -> bool {
+        self.consumed.wrapping_sub(self.told) >= WINDOW / 2
+    }
+}
+
 /// A side's end of the control queue pair.
 pub(super) struct Control {
     pair: Option<QueuePair>,
@@ -71,11 +129,7 @@ pub(super) struct Control {
     /// Requests posted and not known to be done.
     in_use: u32,
     send_at: u32,
-    /// Messages within the window: sent, consumed by the peer, consumed here, and told of those.
-    sent: u32,
-    acknowledged: u32,
-    consumed: u32,
-    told: u32,
+    window: Window,
     head: u32,
     /// A farewell was posted, and is not known to have arrived.
     pub parting: bool,
@@ -96,10 +150,7 @@ impl Control {
             places,
             in_use: 0,
             send_at: 0,
-            sent: 0,
-            acknowledged: 0,
-            consumed: 0,
-            told: 0,
+            window: Window::default(),
             head: 0,
             parting: false,
             has_parted: false,
@@ -152,7 +203,7 @@ impl Control {
     /// Whether a message within the window can be sent now.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.sent.wrapping_sub(self.acknowledged) < WINDOW && self.in_use < WINDOW
+        self.window.has_room() && self.in_use < WINDOW
     }
 
     /// Tells the peer of receives that were returned. `false` if there is no room now.
@@ -160,7 +211,7 @@ impl Control {
         if !self.has_room() || !self.send(buffer, [CREDITS, lane, 0, 0], returned) {
             return false;
         }
-        self.sent = self.sent.wrapping_add(1);
+        self.window.sent();
         true
     }
 
@@ -196,7 +247,7 @@ impl Control {
         let mut bytes = [0; BYTES];
         bytes[..4].copy_from_slice(&head);
         bytes[4..8].copy_from_slice(&value.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.consumed.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.window.consumed.to_le_bytes());
         let mut request = ibv_send_wr::zeroed();
         request.wr_id = name(self.link, CONTROL, false);
         request.opcode = IBV_WR_SEND;
@@ -216,7 +267,7 @@ impl Control {
         }
         self.send_at = next(self.send_at, self.sends);
         self.in_use += 1;
-        self.told = self.consumed;
+        self.window.told = self.window.consumed;
         true
     }
 
@@ -245,31 +296,10 @@ impl Control {
         bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
         // If the queue pair is broken, what is outstanding on it tells.
         self.post_receive(buffer, place);
-        let [kind, lane, code, _, rest @ ..] = bytes;
-        let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
-        let (value, acknowledged) = (word(0), word(4));
-        if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
-            return Err("it acknowledged control messages that were not sent");
+        let said = self.window.hear(bytes)?;
+        if matches!(said, Said::Credits { .. }) && self.window.owes() {
+            self.send(buffer, [ACK, 0, 0, 0], 0);
         }
-        self.acknowledged = acknowledged;
-        match kind {
-            ACK => Ok(Said::Nothing),
-            LAST => Ok(Said::Last { lane, count: value }),
-            FAREWELL => Ok(Said::Farewell(match code {
-                NO_RECEIVE => LinkFailure::NoReceive { lane },
-                PROTOCOL => LinkFailure::Protocol(format!(
-                    "what it did on lane {lane} was refused, or it refuses what this side did there"
-                )),
-                _ => LinkFailure::Closed,
-            })),
-            CREDITS => {
-                self.consumed = self.consumed.wrapping_add(1);
-                if self.consumed.wrapping_sub(self.told) >= WINDOW / 2 {
-                    self.send(buffer, [ACK, 0, 0, 0], 0);
-                }
-                Ok(Said::Credits { lane, returned: value })
-            }
-            _ => Err("it sent a control message of an unknown kind"),
-        }
+        Ok(said)
     }
 }

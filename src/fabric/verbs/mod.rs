@@ -31,6 +31,9 @@ mod cq;
 pub mod device;
 mod events;
 mod failure;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grants;
 mod half;
 mod lane;

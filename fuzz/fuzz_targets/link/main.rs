@@ -1,0 +1,98 @@
+//! A link whose peer says, writes and lends whatever it likes, while the owner of the link sends and receives.
+//!
+//! The input is a program: each command is the peer's or the owner's. Whatever it does, the link never panics or hangs, every
+//! waiter is told exactly once, what was delivered never changes, every value comes back or is let go, and no memory stays behind.
+#![no_main]
+
+mod input;
+mod owner;
+mod peer;
+
+use input::Input;
+use libfuzzer_sys::fuzz_target;
+use owner::Owner;
+use peer::Peer;
+use std::time::Duration;
+use tensorwire::fabric::sim::{SimNetwork, SimOptions};
+use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+
+/// Receives of each side.
+const DEPTH: u32 = 8;
+/// Commands of a program at most.
+const MAX_COMMANDS: usize = 400;
+
+const OWNER: &str = "/job:a/replica:0/task:0/device:CPU:0";
+const PEER: &str = "/job:b/replica:0/task:0/device:CPU:0";
+
+thread_local! {
+    /// Made once: each program leaves them empty.
+    static POOLS: [Pool; 2] = [pool(), pool()];
+}
+
+fn pool() -> Pool {
+    let options =
+        RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(64 << 10) };
+    Pool::new(Region::create(0, &options).expect("64 KiB"), PoolOptions::default()).expect("a pool")
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    POOLS.with(|pools| run(pools, &mut Input(bytes)));
+});
+
+fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
+    let options = SimOptions {
+        delay: Duration::ZERO..=Duration::ZERO,
+        completion_delay: Duration::ZERO..=Duration::ZERO,
+        lends: input.flag(),
+        full_per_mille: if input.flag() { 200 } else { 0 },
+        ..SimOptions::default()
+    };
+    let network = SimNetwork::new(1, options);
+    let fabrics = [0, 1].map(|side: usize| network.process(&pools[side]));
+    let options = LinkOptions { lanes: 1, depth: DEPTH, receives: 0, generation: 0 };
+    let [ours, theirs] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
+    let addresses = [ours.address().to_vec(), theirs.address().to_vec()];
+    let ours = ours.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
+    let theirs = theirs.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
+    let [our_port, their_port] = [0, 1].map(|side: usize| fabrics[side].port().expect("a port"));
+    let mut owner = Owner::new(our_port, ours, pools[0].clone());
+    let mut peer = Peer::new(their_port, theirs, pools[1].clone());
+
+    for _ in 0..MAX_COMMANDS {
+        let Some(command) = input.byte() else { break };
+        match command % 24 {
+            0..=7 => owner.act(command % 24, input),
+            _ => peer.act(command % 24 - 8, input),
+        }
+        if command < 128 {
+            settle(&network, &mut owner, &mut peer);
+        }
+        if owner.is_down() {
+            break;
+        }
+    }
+    owner.stop();
+    settle(&network, &mut owner, &mut peer);
+    owner.check_end();
+    drop(owner);
+    drop(peer);
+    drop(fabrics);
+    drop(network);
+    for pool in pools {
+        assert!(pool.is_empty(), "{} tensors were left behind", pool.stats().live_tensors);
+    }
+}
+
+/// Brings what is on its way to where it goes. The two answer each other, but each answer uses up something.
+fn settle(network: &SimNetwork, owner: &mut Owner, peer: &mut Peer) {
+    for _ in 0..10_000 {
+        while let Some(next) = network.next_event() {
+            network.advance_to(next);
+        }
+        if owner.poll() + peer.poll() == 0 && network.next_event().is_none() {
+            return;
+        }
+    }
+    panic!("it never comes to rest");
+}

@@ -1,0 +1,251 @@
+//! The side under test, and what must be true of it.
+
+use crate::input::Input;
+use crate::{OWNER, PEER};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tensorwire::fabric::sim::{SimLink, SimPort};
+use tensorwire::fabric::{LinkFailure, LinkId};
+use tensorwire::link::{
+    HeldValue, Incoming, LinkEvent, LinkIdentity, LinkSettings, Links, Received, Served, TensorKey, Value,
+    Verdict, Want,
+};
+use tensorwire::memory::{Pool, Tensor, TensorMut};
+use tensorwire::telemetry::CountersWriter;
+use tensorwire::wire::message::RequestId;
+use tensorwire::wire::{Code, DType, EdgeName, Shape, Status, TaskId, TensorMeta};
+
+/// Unanswered requests of the peer that are remembered.
+const MAX_ASKED: usize = 64;
+const SETTINGS: LinkSettings = LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3 };
+
+/// A link, its owner's view of it, and a reference for what may come.
+pub struct Owner {
+    links: Links<SimPort, u32>,
+    link: LinkId,
+    pool: Pool,
+    is_down: bool,
+    next_waiter: u32,
+    /// Who waits.
+    waiting: BTreeSet<u32>,
+    requests: Vec<RequestId>,
+    asked: Vec<Incoming>,
+    returned: Vec<(u32, u64)>,
+    /// Values on their way to the peer, and kept until it asks again.
+    posted: usize,
+    kept: usize,
+    /// What was delivered, with its bytes when it came.
+    delivered: Vec<(Tensor, Vec<u8>)>,
+}
+
+fn task(job: &str) -> TaskId {
+    TaskId { job: job.into(), task: 0 }
+}
+
+fn meta(input: &mut Input<'_>) -> TensorMeta {
+    let dtype = [DType::U8, DType::F32, DType::Bool, DType::Complex128][input.below(4)];
+    let dims = [u64::from(input.u8() % 4), u64::from(input.u8())];
+    TensorMeta::new(dtype, Shape::new(&dims).expect("a shape")).expect("small")
+}
+
+impl Owner {
+    pub fn new(port: SimPort, link: SimLink, pool: Pool) -> Self {
+        let mut links = Links::new(port, pool.clone(), CountersWriter::new());
+        let identity =
+            LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
+        let link = links.attach(link, identity, SETTINGS).expect("room");
+        Owner {
+            links,
+            link,
+            pool,
+            is_down: false,
+            next_waiter: 0,
+            waiting: BTreeSet::new(),
+            requests: Vec::new(),
+            asked: Vec::new(),
+            returned: Vec::new(),
+            posted: 0,
+            kept: 0,
+            delivered: Vec::new(),
+        }
+    }
+
+    pub fn is_down(&self) -> bool {
+        self.is_down
+    }
+
+    pub fn act(&mut self, command: u8, input: &mut Input<'_>) {
+        match command {
+            0 | 1 => self.request(input),
+            2 => self.give_up_one(input),
+            3 => self.give_up(input),
+            4 | 5 => self.answer(input),
+            6 => self.links.drop_held(input.number()),
+            _ => self.delivered.truncate(input.below(8)),
+        }
+    }
+
+    fn tensor(&self, input: &mut Input<'_>) -> Option<TensorMut> {
+        let mut tensor = self.pool.zeroed(meta(input)).ok()?;
+        tensor.bytes_mut().fill(1);
+        Some(tensor)
+    }
+
+    fn request(&mut self, input: &mut Input<'_>) {
+        let name =
+            ["x", "y", "z", "a longer name that does not fit the message's first slot"][input.below(4)];
+        let edge = Arc::new(EdgeName::new(PEER, OWNER, name).expect("an edge"));
+        let key = TensorKey { edge, step: input.number() % 3, frame: 0, iteration: 0 };
+        let want = match input.below(3) {
+            0 => Want::Fresh,
+            1 => Want::Borrow,
+            _ => self.tensor(input).map_or(Want::Fresh, Want::Into),
+        };
+        let waiter = self.next_waiter;
+        self.next_waiter += 1;
+        match self.links.request(self.link, key, want, 1000, waiter) {
+            Ok(request) => {
+                assert!(self.waiting.insert(waiter));
+                self.requests.push(request);
+            }
+            Err((_, came_back)) => assert_eq!(came_back, waiter),
+        }
+    }
+
+    fn give_up_one(&mut self, input: &mut Input<'_>) {
+        let request = input.request(&self.requests);
+        let (take, verdict) = (input.flag(), verdict(input));
+        let waiting = &mut self.waiting;
+        self.links.give_up_one(self.link, request, &mut |_, waiter| judge(waiting, waiter, take, verdict));
+    }
+
+    fn give_up(&mut self, input: &mut Input<'_>) {
+        let (take, verdict) = (input.flag(), verdict(input));
+        let waiting = &mut self.waiting;
+        self.links.give_up(self.link, &mut |_, waiter| judge(waiting, waiter, take, verdict));
+    }
+
+    fn answer(&mut self, input: &mut Input<'_>) {
+        if self.asked.is_empty() {
+            return;
+        }
+        let incoming = self.asked.swap_remove(input.below(self.asked.len()));
+        let number = u64::from(self.next_waiter);
+        match input.below(8) {
+            0 => {
+                self.links.refuse(incoming, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64)))
+            }
+            1 => {
+                if let Some((held, number)) = self.returned.pop() {
+                    self.links.serve_held(incoming, held, number);
+                }
+            }
+            2 => self.serve(incoming, Value::Dead, number),
+            _ => {
+                if let Some(tensor) = self.tensor(input) {
+                    self.serve(incoming, Value::Tensor(tensor.freeze()), number);
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, incoming: Incoming, value: Value, number: u64) {
+        match self.links.serve(incoming, value, number) {
+            Served::Posted => self.posted += 1,
+            Served::Kept => self.kept += 1,
+            Served::Copied | Served::Gone(_) => {}
+        }
+    }
+
+    /// Polls until nothing more comes. Returns how many completions there were.
+    pub fn poll(&mut self) -> usize {
+        let mut count = self.links.poll();
+        while let Some(event) = self.links.next_event() {
+            count += 1;
+            self.take(event);
+        }
+        let load = self.links.load();
+        assert!(
+            load.requests <= SETTINGS.max_requests as usize && load.served <= SETTINGS.max_requests as usize
+        );
+        assert!(load.leaving <= self.posted, "{load:?}");
+        count
+    }
+
+    fn take(&mut self, event: LinkEvent<u32>) {
+        match event {
+            LinkEvent::Up { link } => assert!(link == self.link && !self.is_down),
+            LinkEvent::Down { waiters, .. } => {
+                assert!(!std::mem::replace(&mut self.is_down, true), "down twice");
+                waiters.into_iter().for_each(|waiter| self.told(waiter));
+            }
+            LinkEvent::Asked { incoming, key, .. } => {
+                assert!(key.edge.source_task() == &task("a") && key.edge.destination_task() == &task("b"));
+                if self.asked.len() < MAX_ASKED {
+                    self.asked.push(incoming);
+                }
+            }
+            LinkEvent::Withdrawn { incoming, .. } => self.asked.retain(|asked| *asked != incoming),
+            LinkEvent::Answered { .. } => {
+                self.kept = self.kept.checked_sub(1).expect("a value was kept");
+                self.posted += 1;
+            }
+            LinkEvent::Finished => self.posted = self.posted.checked_sub(1).expect("a value was on its way"),
+            LinkEvent::PutBack { .. } => self.kept = self.kept.checked_sub(1).expect("a value was kept"),
+            LinkEvent::Returned { held, number, .. } => self.returned.push((held, number)),
+            LinkEvent::Orphaned { value, incarnation, .. } => {
+                assert_eq!(incarnation, 2);
+                if let HeldValue::Tensor { tensor, .. } = value {
+                    self.keep(tensor);
+                }
+            }
+            LinkEvent::Arrived { waiter, received, .. } => {
+                self.told(waiter);
+                match received {
+                    Received::Tensor(tensor) => self.keep(tensor),
+                    Received::Into(tensor) => self.keep(tensor.freeze()),
+                    Received::Dead(_) => {}
+                }
+            }
+            LinkEvent::Failed { waiter, .. } => self.told(waiter),
+        }
+    }
+
+    fn told(&mut self, waiter: u32) {
+        assert!(self.waiting.remove(&waiter), "waiter {waiter} was told twice");
+    }
+
+    /// A tensor is the owner's now: nobody may write to it any more.
+    fn keep(&mut self, tensor: Tensor) {
+        assert_eq!(tensor.bytes().len() as u64, tensor.meta().bytes());
+        let bytes = tensor.bytes().to_vec();
+        self.delivered.push((tensor, bytes));
+    }
+
+    pub fn stop(&mut self) {
+        self.links.fail(self.link, LinkFailure::Closed);
+    }
+
+    /// What is true when the link is gone.
+    pub fn check_end(&self) {
+        assert!(self.is_down, "the link never went down");
+        assert!(self.waiting.is_empty(), "{:?} were never told", self.waiting);
+        assert_eq!((self.posted, self.kept), (0, 0), "values on their way, and kept");
+        for (tensor, bytes) in &self.delivered {
+            assert_eq!(tensor.bytes(), bytes, "a tensor that was delivered has changed");
+        }
+    }
+}
+
+fn verdict(input: &mut Input<'_>) -> Verdict {
+    [Verdict::GoOn, Verdict::GiveUp, Verdict::Abandon][input.below(3)]
+}
+
+/// Whoever is taken away counts as told.
+fn judge(waiting: &mut BTreeSet<u32>, waiter: &mut Option<u32>, take: bool, verdict: Verdict) -> Verdict {
+    let is_over = verdict != Verdict::GoOn;
+    if let Some(taken) = waiter.take_if(|_| is_over && (take || verdict == Verdict::Abandon)) {
+        assert!(waiting.remove(&taken), "waiter {taken} was told twice");
+    }
+    verdict
+}

@@ -1,0 +1,334 @@
+//! The other side, which does what the input says.
+
+use crate::input::Input;
+use crate::{DEPTH, OWNER, PEER};
+use tensorwire::fabric::sim::{SimLink, SimPort};
+use tensorwire::fabric::{Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
+use tensorwire::memory::{LentBytes, Pool, Tensor};
+use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
+use tensorwire::wire::message::{
+    Allocator, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION, VersionedMeta,
+};
+use tensorwire::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, Status, TensorMeta};
+
+/// Bytes of a message that travels whole.
+const SLOT: usize = 224;
+/// What is remembered of each kind, at most.
+const MEMORY: usize = 16;
+
+/// A peer that keeps to no rule but those of the fabric.
+pub struct Peer {
+    port: SimPort,
+    link: LinkId,
+    completions: Completions,
+    assembler: Assembler,
+    /// Whether it takes what comes, answers pings and returns credits.
+    is_attentive: bool,
+    consumed: u32,
+    /// What the owner asked for, and what it granted.
+    requests: Vec<RequestId>,
+    grants: Vec<Grant>,
+    tensor: Tensor,
+    loans: Vec<LentBytes>,
+    next_op: u64,
+}
+
+impl Peer {
+    pub fn new(mut port: SimPort, link: SimLink, pool: Pool) -> Self {
+        let link = port.attach(link).expect("room");
+        port.post_receives(link, Lane::CONTROL, DEPTH);
+        let meta = TensorMeta::new(DType::U8, Shape::new(&[256]).expect("a shape")).expect("small");
+        let mut tensor = pool.zeroed(meta).expect("room");
+        tensor.bytes_mut().fill(2);
+        Peer {
+            port,
+            link,
+            completions: Completions::with_capacity(16),
+            assembler: Assembler::default(),
+            is_attentive: true,
+            consumed: 0,
+            requests: Vec::new(),
+            grants: Vec::new(),
+            tensor: tensor.freeze(),
+            loans: Vec::new(),
+            next_op: 0,
+        }
+    }
+
+    pub fn act(&mut self, command: u8, input: &mut Input<'_>) {
+        match command {
+            0 => self.say_bytes(input.bytes()),
+            1 => self.route(input),
+            2 | 3 => self.ask(input),
+            4 => self.ask_again(input),
+            5 => self.meta(input),
+            6 => self.respond(input),
+            7 => self.short_word(input),
+            8 => self.give_back(input),
+            9 => self.error(input),
+            10 | 11 => self.write(input),
+            12 => self.lend(input),
+            13 => self.immediate(input),
+            14 => self.port.publish_credits(self.link, Lane::CONTROL, input.number() as u32),
+            _ => self.change(input),
+        }
+    }
+
+    fn change(&mut self, input: &mut Input<'_>) {
+        match input.below(5) {
+            0 => self.is_attentive = !self.is_attentive,
+            1 => self.loans.clear(),
+            2 => self.port.post_receives(self.link, Lane::CONTROL, input.u8().into()),
+            3 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
+            _ => self.say(&Message::Pong { nonce: 1 ^ 2u64.rotate_left(32) }),
+        }
+    }
+
+    fn say(&mut self, message: &Message<'_>) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        self.say_bytes(&bytes);
+    }
+
+    /// A full queue or a link that is down swallows it.
+    fn say_bytes(&mut self, bytes: &[u8]) {
+        let (port, link) = (&mut self.port, self.link);
+        if bytes.len() <= SLOT {
+            let _ = port.send(link, Lane::CONTROL, bytes);
+        } else {
+            cut(bytes, SLOT, |part| {
+                let _ = port.send(link, Lane::CONTROL, part);
+            });
+        }
+    }
+
+    fn route(&mut self, input: &mut Input<'_>) {
+        let devices = [OWNER, PEER, "nonsense", "/job:a/replica:1/task:0/device:CPU:0"];
+        let long = "n".repeat(input.u8().into());
+        let edges = ["x", "y", ";", long.as_str()];
+        let [source, destination, edge] = [0, 1, 2].map(|_| input.below(8));
+        let message = Message::Route {
+            number: input.number() as u32,
+            incarnation: if input.u8() < 200 { 1 } else { input.number() },
+            source: devices.get(source).unwrap_or(&OWNER),
+            destination: devices.get(destination).unwrap_or(&PEER),
+            edge: edges.get(edge).unwrap_or(&"x"),
+        };
+        self.say(&message);
+        if input.u8() > 240 {
+            self.say(&Message::RouteDrop { number: input.number() as u32 });
+        }
+    }
+
+    fn ask(&mut self, input: &mut Input<'_>) {
+        let request = TensorRequest {
+            request: input.request(&[]),
+            route: input.number() as u32,
+            step: input.number(),
+            frame: input.number() % 2,
+            iteration: 0,
+            meta_version: input.number() as u32,
+            timeout_ms: u32::MAX,
+            borrow: input.flag(),
+            grant: if input.flag() { Some(self.grant(input)) } else { None },
+        };
+        self.say(&Message::Request(request));
+    }
+
+    fn ask_again(&mut self, input: &mut Input<'_>) {
+        let message = Message::ReRequest { request: input.request(&[]), grant: self.grant(input) };
+        self.say(&message);
+    }
+
+    /// A grant: one of the owner's, changed or not, or any.
+    fn grant(&mut self, input: &mut Input<'_>) -> Grant {
+        let known = match self.grants.len() {
+            0 => Grant { region: 0, key: 0, offset: 0, len: 0 },
+            count => self.grants[input.below(count)],
+        };
+        match input.u8() {
+            0..=127 => known,
+            128..=191 => Grant { len: u64::from(input.u8()), ..known },
+            192..=223 => Grant { offset: known.offset.wrapping_add(input.number()), ..known },
+            _ => Grant {
+                region: input.number() as u16,
+                key: input.number() as u32,
+                offset: input.number(),
+                len: input.number(),
+            },
+        }
+    }
+
+    fn any_meta(&mut self, input: &mut Input<'_>) -> VersionedMeta {
+        let dtype = [DType::U8, DType::F32, DType::Bool, DType::String][input.below(4)];
+        let dims: Vec<u64> = (0..input.below(4)).map(|_| input.number()).collect();
+        let shape = Shape::new(&dims).unwrap_or(Shape::SCALAR);
+        let meta = TensorMeta::new(dtype, shape);
+        let meta = meta.unwrap_or_else(|_| self.tensor.meta().clone());
+        let side = Side { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
+        VersionedMeta { version: (input.number() as u32).max(1), side, meta }
+    }
+
+    fn meta(&mut self, input: &mut Input<'_>) {
+        let request = input.request(&self.requests);
+        let meta = if input.flag() {
+            VersionedMeta { version: 1, side: Side::POOL, meta: self.tensor.meta().clone() }
+        } else {
+            self.any_meta(input)
+        };
+        self.say(&Message::Meta { request, loan_follows: input.flag(), meta });
+    }
+
+    fn respond(&mut self, input: &mut Input<'_>) {
+        let request = input.request(&self.requests);
+        let (meta, size) = match input.flag() {
+            true => (MetaRef::Cached(input.number() as u32), input.u8().into()),
+            false => {
+                let meta = self.any_meta(input);
+                let size = meta.meta.bytes().min(5000) as usize;
+                (MetaRef::New(meta), size)
+            }
+        };
+        let data = vec![input.u8(); size];
+        self.say(&Message::Response { request, meta, data: &data });
+    }
+
+    fn short_word(&mut self, input: &mut Input<'_>) {
+        let known = input.request(&self.requests);
+        let any = input.request(&[]);
+        let message = match input.below(6) {
+            0 => Message::CancelAck { request: known },
+            1 => Message::Cancel { request: any },
+            2 => Message::Held { request: known, held: input.number() as u32 },
+            3 => Message::Ping { version: VERSION, nonce: input.number() },
+            4 => Message::RouteDrop { number: input.number() as u32 },
+            _ => Message::Cancel { request: known },
+        };
+        self.say(&message);
+    }
+
+    fn give_back(&mut self, input: &mut Input<'_>) {
+        let message = Message::Return {
+            request: input.request(&[]),
+            route: input.number() as u32,
+            step: input.number(),
+            frame: input.number() % 2,
+            iteration: 0,
+            held: input.number() as u32,
+        };
+        self.say(&message);
+    }
+
+    fn error(&mut self, input: &mut Input<'_>) {
+        let code = [Code::NotFound, Code::Aborted, Code::Internal][input.below(3)];
+        let mut status = Status::new(code, "e".repeat(input.below(250) * 40));
+        status.derived = input.flag();
+        status.details = input.bytes().to_vec();
+        let request = input.request(&self.requests);
+        self.say(&Message::Error { request, status });
+    }
+
+    /// An immediate's bits for a request of the owner.
+    fn any_immediate(&mut self, input: &mut Input<'_>, kind: ImmediateKind) -> Immediate {
+        let RequestId { slot, generation } = input.request(&self.requests);
+        let kinds = [ImmediateKind::Plain, ImmediateKind::Dead, ImmediateKind::Stripe, ImmediateKind::Lend];
+        let kind = if input.u8() < 200 { kind } else { kinds[input.below(4)] };
+        Immediate { kind, generation, slot }
+    }
+
+    fn write(&mut self, input: &mut Input<'_>) {
+        let target = self.grant(input);
+        let len = target.len.min(256);
+        let immediate = self.any_immediate(input, ImmediateKind::Plain);
+        let (tensor, id) = (self.tensor.clone(), self.op());
+        let has_immediate = input.u8() < 200;
+        let _ = self.port.write(
+            self.link,
+            Lane::CONTROL,
+            id,
+            &tensor,
+            0,
+            len,
+            &target,
+            has_immediate.then_some(immediate),
+        );
+    }
+
+    fn lend(&mut self, input: &mut Input<'_>) {
+        let immediate = self.any_immediate(input, ImmediateKind::Lend);
+        let (tensor, id) = (self.tensor.clone(), self.op());
+        let _ = self.port.lend(self.link, Lane::CONTROL, id, &tensor, immediate);
+    }
+
+    fn immediate(&mut self, input: &mut Input<'_>) {
+        let immediate = self.any_immediate(input, ImmediateKind::Dead);
+        let target = Grant { region: 0, key: 0, offset: 0, len: 0 };
+        let _ = self.port.write_inline(self.link, Lane::CONTROL, &[], &target, Some(immediate));
+    }
+
+    fn op(&mut self) -> OpId {
+        self.next_op += 1;
+        OpId(self.next_op)
+    }
+
+    /// Takes what has come, if it looks.
+    pub fn poll(&mut self) -> usize {
+        if !self.is_attentive {
+            return 0;
+        }
+        let count = self.port.poll(&mut self.completions);
+        let mut messages = Vec::new();
+        for (completion, bytes) in self.completions.drain() {
+            match completion.event {
+                Event::Message(_) => messages.push(bytes.to_vec()),
+                Event::Immediate { .. } => messages.push(Vec::new()),
+                Event::Lent { bytes, .. } => {
+                    self.loans.push(bytes);
+                    messages.push(Vec::new());
+                }
+                _ => {}
+            }
+        }
+        self.completions.clear();
+        for message in &messages {
+            self.consumed = self.consumed.wrapping_add(1);
+            self.port.post_receives(self.link, Lane::CONTROL, 1);
+            self.hear(message);
+        }
+        if !messages.is_empty() {
+            self.port.publish_credits(self.link, Lane::CONTROL, self.consumed);
+        }
+        count
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        let mut assembler = std::mem::take(&mut self.assembler);
+        let whole = match is_fragment(bytes) {
+            true => assembler.push(bytes).expect("the owner's fragments are in order"),
+            false => Some(bytes).filter(|bytes| !bytes.is_empty()),
+        };
+        if let Some(whole) = whole {
+            assert!(whole.len() <= MAX_LONG_MESSAGE);
+            self.remember(&Message::decode(whole).expect("the owner's messages are whole"));
+        }
+        self.assembler = assembler;
+    }
+
+    fn remember(&mut self, message: &Message<'_>) {
+        let (request, grant) = match message {
+            Message::Ping { nonce, .. } => return self.say(&Message::Pong { nonce: *nonce }),
+            Message::Request(request) => (request.request, request.grant),
+            Message::ReRequest { request, grant } => (*request, Some(*grant)),
+            _ => return,
+        };
+        assert!(request.slot < Slot::new(64).expect("20 bits"), "as many slots as requests");
+        if self.requests.len() == MEMORY {
+            self.requests.remove(0);
+        }
+        self.requests.push(request);
+        if self.grants.len() == MEMORY {
+            self.grants.remove(0);
+        }
+        self.grants.extend(grant);
+    }
+}

@@ -1,0 +1,90 @@
+//! Messages between the two ends of a link, and the immediate. What decodes encodes to the bytes that it was.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tensorwire::wire::message::{MAX_STATUS_TEXT, Message, MetaRef, VersionedMeta};
+use tensorwire::wire::{DType, EdgeName, Grant, Immediate, MAX_DIM, MAX_RANK, TensorMeta};
+
+/// Bytes of an error's text at most: it may quote a shape of 254 dimensions.
+const MAX_ERROR: usize = 6 * 1024;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some((bits, _)) = bytes.split_first_chunk() {
+        immediate(u32::from_le_bytes(*bits));
+    }
+    let message = match Message::decode(bytes) {
+        Ok(message) => message,
+        Err(error) => return assert!(error.to_string().len() <= MAX_ERROR, "{error}"),
+    };
+    let again = encoded(&message);
+    if is_cut_by_its_sender(&message) {
+        // Only this library's own sender keeps to the bound; what is longer is read all the same.
+        let cut = Message::decode(&again).expect("what was encoded");
+        assert!(!is_cut_by_its_sender(&cut));
+        assert_eq!(encoded(&cut), again);
+    } else {
+        assert_eq!(again, bytes);
+    }
+    look_at(&message, bytes.len());
+});
+
+fn encoded(message: &Message<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes);
+    bytes
+}
+
+fn is_cut_by_its_sender(message: &Message<'_>) -> bool {
+    let Message::Error { status, .. } = message else { return false };
+    status.message.len() > MAX_STATUS_TEXT || status.details.len() > MAX_STATUS_TEXT
+}
+
+fn look_at(message: &Message<'_>, len: usize) {
+    match message {
+        Message::Route { source, destination, edge, .. } => {
+            if let Ok(name) = EdgeName::new(source, destination, edge) {
+                assert_eq!(name.name(), *edge);
+            }
+        }
+        Message::Request(request) => request.grant.iter().for_each(parts_of),
+        Message::ReRequest { grant, .. } => parts_of(grant),
+        Message::Meta { meta, .. } => shape_of(meta),
+        Message::Response { meta, data, .. } => {
+            assert_eq!(meta.response_len(data.len()), len);
+            if let MetaRef::New(meta) = meta {
+                shape_of(meta);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A part lies inside of the whole, in arithmetic that can't overflow.
+fn parts_of(grant: &Grant) {
+    for (skip, len) in
+        [(0, grant.len), (grant.len, 0), (grant.len / 2, u64::MAX), (u64::MAX, 1), (1, grant.len)]
+    {
+        let Some(part) = grant.part(skip, len) else { continue };
+        assert_eq!(u128::from(part.offset), u128::from(grant.offset) + u128::from(skip));
+        assert!(u128::from(skip) + u128::from(len) <= u128::from(grant.len) && part.len == len);
+    }
+}
+
+/// The byte count is the product of the dimensions, in arithmetic that can't overflow.
+fn shape_of(versioned: &VersionedMeta) {
+    let meta: &TensorMeta = &versioned.meta;
+    let dims = meta.shape().dims();
+    assert!(versioned.version != 0 && dims.len() <= MAX_RANK && dims.iter().all(|dim| *dim <= MAX_DIM));
+    let size = meta.dtype().size().unwrap_or(0) as u128;
+    let is_empty = dims.contains(&0);
+    let product = dims.iter().fold(size, |product, dim| product.saturating_mul(u128::from(*dim)));
+    assert_eq!(u128::from(meta.bytes()), if is_empty { 0 } else { product });
+    assert_eq!(DType::from_code(meta.dtype().code()), Some(meta.dtype()));
+}
+
+fn immediate(bits: u32) {
+    match Immediate::from_bits(bits) {
+        Ok(immediate) => assert_eq!(immediate.to_bits(), bits),
+        Err(error) => assert!(error.bits == bits && u32::from(error.kind) == bits >> 28),
+    }
+}

@@ -1,0 +1,12 @@
+//! What the halves of a shared-memory link tell each other: addresses, the handshake, the words of slots.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tensorwire::fabric::shm::fuzzing::{address, handshake, slot};
+
+fuzz_target!(|bytes: &[u8]| {
+    address(bytes);
+    handshake(bytes);
+    let words = bytes.as_chunks::<8>().0;
+    slot(std::array::from_fn(|at| words.get(at).copied().map_or(0, u64::from_le_bytes)));
+});

@@ -1,0 +1,60 @@
+//! The door for fuzz targets to what reads a peer's bytes here: each function checks what must be true of any input.
+
+use super::address::End;
+use super::control::{BYTES, Said, WINDOW, Window};
+use super::half::MAX_LANES;
+use super::stripes::MAX_STRIPES;
+
+const MAX_ERROR: usize = 512;
+
+fn is_short(why: &dyn std::fmt::Display) {
+    assert!(why.to_string().len() <= MAX_ERROR, "{why}");
+}
+
+/// An address: what is read is written as it was, and says where each word is without leaving its tables.
+pub fn address(bytes: &[u8]) {
+    let mut end = match End::from_bytes(bytes) {
+        Ok(end) => end,
+        Err(why) => return is_short(&why),
+    };
+    assert_eq!(end.to_bytes(), bytes);
+    assert!((1..=MAX_LANES).contains(&end.lanes()) && end.stripes <= MAX_STRIPES);
+    assert!(end.pairs.iter().all(|(number, psn)| number.max(psn) >> 24 == 0));
+    assert!(end.depth.is_power_of_two() && end.reads > 0);
+    assert!(end.check_fits(&end.clone()).is_ok());
+    let (lanes, own) = (end.lanes(), end.clone());
+    let last = end.first_total(lanes - 1) + end.depth as usize;
+    assert_eq!(last, end.pairs.len() - 1 + usize::from(lanes) * end.depth as usize);
+    end.totals(lanes - 1);
+    end.keep_stripes(end.stripes / 2);
+    assert_eq!((end.lanes(), end.pairs.len()), (lanes, 1 + usize::from(lanes) + usize::from(end.stripes)));
+    assert_eq!(End::from_bytes(&end.to_bytes()).expect("with fewer stripes"), end);
+    // The number of stripes may differ; whatever else does is said.
+    assert!(own.check_fits(&end).is_ok());
+    end.generation ^= 1;
+    is_short(&own.check_fits(&end).expect_err("another generation"));
+}
+
+/// Control messages one after the other; before each the first of its bytes says how many this side sends.
+pub fn control(bytes: &[u8]) {
+    let (mut window, mut outstanding) = (Window::default(), 0);
+    for message in bytes.as_chunks::<{ BYTES + 1 }>().0 {
+        let [sends, message @ ..] = *message;
+        for _ in 0..sends % 8 {
+            if window.has_room() {
+                window.sent();
+                outstanding += 1;
+            }
+        }
+        assert!(outstanding <= WINDOW);
+        let before = window.acknowledged;
+        match window.hear(message) {
+            Ok(Said::Farewell(why)) => is_short(&why),
+            Ok(_) => {}
+            Err(why) => is_short(&why),
+        }
+        // However many the peer acknowledges, it is never more than were sent.
+        outstanding -= window.acknowledged.wrapping_sub(before);
+        assert!(outstanding <= WINDOW);
+    }
+}
