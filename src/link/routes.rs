@@ -77,7 +77,8 @@ impl OutRoutes {
         }
         let number = self.free_number();
         self.by_number.insert(number, edge.clone());
-        let route = OutRoute { number, meta: None, in_flight: 0, armed: 0, last_asked: 0, last_used: self.uses };
+        let route =
+            OutRoute { number, meta: None, in_flight: 0, armed: 0, last_asked: 0, last_used: self.uses };
         self.by_edge.insert(edge.clone(), route);
         Some(announce)
     }
