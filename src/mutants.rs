@@ -88,6 +88,16 @@ mutants! {
     DisarmedValueDropped,
     /// What has come for standing requests is thrown away when their link goes.
     ParkedNotOrphaned,
+    /// A sum that is not the one of the bytes that came is not looked at.
+    SumNotCompared,
+    /// The sum is one of the first bytes alone.
+    SumOfHead,
+    /// A value is handed over before its sum has come.
+    DeliveredBeforeSum,
+    /// The sum is left out behind the write that answers a second request.
+    SumLeftOut,
+    /// Bytes that were found to be wrong when nobody waited for them any more are kept for the next.
+    CorruptedHandedOn,
 }
 
 /// Whether a bug is switched on.

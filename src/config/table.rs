@@ -265,6 +265,10 @@ settings! {
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a bulk tensor gets from a sender on the same host to its receiver.
     bulk_receive: BulkReceive, OneOf<BulkReceive>, default("copy"), "copy or borrow", Some;
+    /// Data validation mode: whether each tensor that comes from a peer is compared with the sum of what its sender sent, and an
+    /// error if it differs. It costs both sides one pass over the bytes, and a message for each tensor; the peer need
+    /// not have it on.
+    validate: bool, Switch, default("false"), "true or false", Some;
     /// Receives that can be outstanding on each link.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);

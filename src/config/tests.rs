@@ -146,6 +146,7 @@ const SAMPLES: &[Sample] = &[
     ),
     sample("lanes", &[("1", "1"), ("8", "8")], &["", "0", "9", "256", "x"], NO_NUMBER),
     sample("small_tensor_bytes", &[("0", "0"), ("160", "160")], &["", "161", "-1", "1KiB"], NO_NUMBER),
+    sample("validate", &[("true", "true"), ("false", "false")], &["", "yes", "1"], NO_SWITCH),
     sample("bulk_receive", &[("copy", "copy"), ("borrow", "borrow")], &["", "move"], NO_STRING),
     sample(
         "max_requests",

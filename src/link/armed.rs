@@ -118,6 +118,7 @@ impl<C> Link<C> {
                     iteration: first.iteration,
                     meta_version: cached.map_or(0, |meta| meta.version),
                     borrow,
+                    validate: self.settings.validate,
                     room,
                     steps: ArmedSteps::new(&steps, room.is_some()),
                 }),
@@ -159,7 +160,7 @@ impl<C> Link<C> {
             Some(meta) => Some(self.armed_grant(cx, meta)?),
         };
         Some(Request {
-            machine: Receiver::armed(grant.map(|grant| grant.len)),
+            machine: Receiver::armed(grant.map(|grant| grant.len)).validated(self.settings.validate),
             meta: cached.cloned(),
             grant,
             ..Request::without_waiter(key, route, self.asked + 1, u32::MAX)
@@ -250,7 +251,7 @@ impl<C> Link<C> {
         let into = given.is_some();
         match value.place(cx.pool, given, into) {
             Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
-            Err(unfit) => self.unwanted(cx, id, action, unfit.value, unfit.error),
+            Err(unfit) => self.unwanted(cx, id, action, *unfit),
         }
     }
 

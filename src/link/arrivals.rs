@@ -2,10 +2,11 @@
 
 use super::armed::Parked;
 use super::destination::{place_response, take_back};
-use super::held::Held;
+use super::held::{Held, Unfit};
 use super::links::{Context, Link, RequestRefused};
 use super::requests::Request;
 use super::routes::Announce;
+use super::validated::Unproven;
 use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::fabric::Port;
 use crate::memory::{LentBytes, Tensor};
@@ -41,6 +42,7 @@ impl<C> Link<C> {
         self.routes_out.ask(&key.edge, key.step);
         self.asked += 1;
         let mut request = Request::held_back(key, waiter, number, self.asked, timeout_ms);
+        request.machine = request.machine.validated(self.settings.validate);
         if self.unsettled.holds(&request.key) && !is_on(Mutant::NotHeldBack) {
             request.want = Some(want);
             let key = request.key.clone();
@@ -95,6 +97,7 @@ impl<C> Link<C> {
             meta_version: request.meta.as_ref().map_or(0, |meta| meta.version),
             timeout_ms: request.timeout_ms,
             borrow: request.borrow,
+            validate: request.machine.validates(),
             grant: request.grant,
         });
         self.send(cx, &message);
@@ -344,7 +347,7 @@ impl<C> Link<C> {
         self.routes_out.learn(&edge, &meta);
         match place_response(cx, meta, data, given) {
             Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
-            Err(unfit) => self.unwanted(cx, id, action, unfit.value, unfit.error),
+            Err(unfit) => self.unwanted(cx, id, action, *unfit),
         }
         Ok(())
     }
@@ -399,10 +402,13 @@ impl<C> Link<C> {
         match (value.place(cx.pool, given, into), name) {
             (Ok((received, sender)), _) => self.deliver(cx, id, action, received, sender),
             (Err(unfit), Some(name)) => {
-                self.held.put_back(name, Held { key, value: unfit.value, asked });
-                self.end(cx, id, action, unfit.error);
+                let (left, error) = unfit.left();
+                if let Some(value) = left {
+                    self.held.put_back(name, Held { key, value, asked });
+                }
+                self.end(cx, id, action, error);
             }
-            (Err(unfit), None) => self.unwanted(cx, id, action, unfit.value, unfit.error),
+            (Err(unfit), None) => self.unwanted(cx, id, action, *unfit),
         }
     }
 
@@ -454,7 +460,11 @@ impl<C> Link<C> {
     }
 
     /// The request that an answer is for; an answer for an earlier use of the slot is dropped and counted.
-    fn current<P: Port>(&mut self, cx: &Context<'_, P, C>, id: RequestId) -> Option<&mut Request<C>> {
+    pub(super) fn current<P: Port>(
+        &mut self,
+        cx: &Context<'_, P, C>,
+        id: RequestId,
+    ) -> Option<&mut Request<C>> {
         let request = self.requests.get(id);
         if request.is_none() {
             cx.counters.increment(Counter::StaleGenerations);
@@ -470,8 +480,12 @@ impl<C> Link<C> {
         mut received: Received,
         mut sender: Side,
     ) {
-        if action == ReceiverAction::Park {
-            return self.set_aside(id, Parked::Value(HeldValue::of(received, sender)));
+        match action {
+            ReceiverAction::AwaitSum => return self.await_sum(id, Unproven::Placed(received, sender)),
+            ReceiverAction::Park => {
+                return self.set_aside(id, Parked::Value(HeldValue::of(received, sender)));
+            }
+            _ => {}
         }
         let Some(request) = self.requests.get(id) else { return };
         if request.waiter.is_none() {
@@ -480,7 +494,7 @@ impl<C> Link<C> {
         if let Some(given) = request.copy_to.take() {
             match HeldValue::of(received, sender).place(cx.pool, Some(given), true) {
                 Ok(placed) => (received, sender) = placed,
-                Err(unfit) => return self.unwanted(cx, id, action, unfit.value, unfit.error),
+                Err(unfit) => return self.unwanted(cx, id, action, *unfit),
             }
         }
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
@@ -511,16 +525,20 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
-        value: HeldValue,
-        error: RequestError,
+        unfit: Unfit,
     ) {
-        if action == ReceiverAction::Park {
-            return self.set_aside(id, Parked::Value(value));
+        match action {
+            ReceiverAction::AwaitSum => return self.await_sum(id, Unproven::Unfit(Box::new(unfit))),
+            ReceiverAction::Park => return self.set_aside(id, Parked::Value(unfit.value)),
+            _ => {}
         }
         if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
-            return self.late(cx, id, action, value);
+            return self.late(cx, id, action, unfit.value);
         }
-        self.hold(cx, id, value);
+        let (left, error) = unfit.left();
+        if let Some(value) = left {
+            self.hold(cx, id, value);
+        }
         self.end(cx, id, action, error);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! They stay here, and `RETURN` puts their places back in line at the sender: whoever is next in that line gets them.
 
-use super::{Received, RequestError, TensorKey};
+use super::{Corruption, Received, RequestError, TensorKey};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::TensorMeta;
 use crate::wire::message::Side;
@@ -29,6 +29,8 @@ pub enum HeldValue {
         /// Where it lay at the sender.
         sender: Side,
     },
+    /// What is left of a value whose bytes were not those that were sent: whoever is next in line is told.
+    Corrupted(Corruption),
 }
 
 impl HeldValue {
@@ -53,6 +55,10 @@ impl HeldValue {
     ) -> Result<(Received, Side), Box<Unfit>> {
         let given = given.filter(|_| into);
         match (self, given) {
+            (HeldValue::Corrupted(corruption), _) => {
+                let error = RequestError::Corrupted(corruption);
+                Err(Box::new(Unfit { value: HeldValue::Corrupted(corruption), error }))
+            }
             (HeldValue::Dead, given) => Ok((Received::Dead(given), Side::HEAP)),
             (HeldValue::Tensor { tensor, sender }, None) => Ok((Received::Tensor(tensor), sender)),
             (HeldValue::Tensor { tensor, sender }, Some(mut given)) if given.meta() == tensor.meta() => {
@@ -82,7 +88,7 @@ impl HeldValue {
         let sent = match &self {
             HeldValue::Tensor { tensor, .. } => tensor.meta().clone(),
             HeldValue::Bytes { meta, .. } => meta.clone(),
-            HeldValue::Dead => Tensor::empty().meta().clone(),
+            HeldValue::Dead | HeldValue::Corrupted(_) => Tensor::empty().meta().clone(),
         };
         let error = RequestError::Misfit { sent: Box::new(sent), given: Box::new(given.clone()) };
         Unfit { value: self, error }
@@ -96,6 +102,15 @@ pub struct Unfit {
     pub value: HeldValue,
     /// Why.
     pub error: RequestError,
+}
+
+impl Unfit {
+    /// What the next in line may still get: nothing, once somebody has been told that it is corrupted.
+    pub fn left(self) -> (Option<HeldValue>, RequestError) {
+        let Unfit { value, error } = self;
+        let is_over = matches!(error, RequestError::Corrupted(_));
+        ((!is_over).then_some(value), error)
+    }
 }
 
 /// A value that is held.

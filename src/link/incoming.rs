@@ -22,6 +22,8 @@ pub(super) struct Asking {
     route: u32,
     meta_version: u32,
     grant: Option<Grant>,
+    /// Whether the bytes of its answer are followed by their sum.
+    validate: bool,
     /// The value that is kept until the peer asks again, with its number.
     kept: Option<(Tensor, u64)>,
 }
@@ -84,6 +86,7 @@ impl<C> Link<C> {
             route: request.route,
             meta_version: request.meta_version,
             grant: request.grant,
+            validate: request.validate,
             kept: None,
         };
         self.served.insert(slot, served);
@@ -109,6 +112,7 @@ impl<C> Link<C> {
                 meta_version: arm.meta_version,
                 timeout_ms: u32::MAX,
                 borrow: arm.borrow,
+                validate: arm.validate,
                 grant: arm.grant(&step),
             };
             self.asked(cx, &request, true)?;
@@ -133,7 +137,9 @@ impl<C> Link<C> {
         if let Some((tensor, number)) = served.kept {
             let bytes = tensor.meta().bytes();
             self.answered.note(request, number, of);
+            let sum = self.sum(served.validate && !is_on(Mutant::SumLeftOut), &tensor);
             self.write(cx, request, tensor, grant);
+            self.prove(cx, request, sum);
             cx.events.push_back(LinkEvent::Answered { bytes });
         }
         Ok(())
@@ -256,6 +262,7 @@ impl<C> Link<C> {
         };
         let Some(served) = self.served_mut(request) else { return Served::Gone(Value::Tensor(tensor)) };
         let (answer, grant, of) = (served.machine.matched(value), served.grant, served.wire_key());
+        let validate = served.validate;
         if answer == Answer::Meta {
             served.kept = Some((tensor, number));
             self.meta(cx, request, full, Before::ReRequest);
@@ -263,11 +270,13 @@ impl<C> Link<C> {
         }
         self.served.remove(&request.slot.index());
         self.answered.note(request, number, of);
+        let sum = self.sum(validate, &tensor);
         match (answer, grant) {
             (Answer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
                 self.send(cx, &response);
+                self.prove(cx, request, sum);
                 return Served::Copied;
             }
             (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
@@ -285,6 +294,7 @@ impl<C> Link<C> {
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
         }
+        self.prove(cx, request, sum);
         Served::Posted
     }
 

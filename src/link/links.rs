@@ -46,6 +46,8 @@ pub struct LinkSettings {
     pub max_requests: u32,
     /// Routes that each side can announce.
     pub max_routes: u32,
+    /// Whether what comes is compared with its sender's sum.
+    pub validate: bool,
 }
 
 /// One link's state.
@@ -448,9 +450,10 @@ impl<C> Link<C> {
         }
     }
 
-    /// What can wait to leave: requests and cancels of ours, answers and acknowledgements to the peer's, and some.
+    /// What can wait to leave: requests and cancels of ours, answers (meta-data, the value, its sum) and acknowledgements to
+    /// the peer's, and some. However long a message is, it counts once.
     fn max_backlog(&self) -> usize {
-        4 * self.settings.max_requests as usize + 4096
+        6 * self.settings.max_requests as usize + 4096
     }
 
     /// Sends a control message.
@@ -472,6 +475,7 @@ impl<C> Link<C> {
             Ok(None) => Ok(()),
             Err(error) => Err(error.to_string()),
         };
+        assembler.release();
         self.assembler = assembler;
         handled
     }
@@ -509,6 +513,7 @@ impl<C> Link<C> {
                 self.returned(cx, request, WireKey { route, step, frame, iteration }, held)
             }
             Message::Held { request, held } => self.held_came(cx, request, held),
+            Message::Checksum { request, sum } => self.sum_came(cx, request, sum),
         }
     }
 

@@ -19,6 +19,7 @@ mod routes;
 mod table;
 #[cfg(test)]
 mod tests;
+mod validated;
 
 pub use held::{HeldValue, Unfit};
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
@@ -151,6 +152,17 @@ pub enum Verdict {
     Abandon,
 }
 
+/// Bytes that came with another sum than they were sent with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Corruption {
+    /// How many bytes there are.
+    pub bytes: u64,
+    /// The sender's sum of them.
+    pub sent: u64,
+    /// The sum of what came.
+    pub came: u64,
+}
+
 /// Why a request ended without a value.
 #[derive(Debug)]
 pub enum RequestError {
@@ -165,6 +177,8 @@ pub enum RequestError {
         /// How much can be granted at a time.
         limit: u32,
     },
+    /// The bytes that came are not those that were sent. The value is lost: nobody gets it.
+    Corrupted(Corruption),
     /// It does not fit the tensor that was given; the value is in line again.
     Misfit {
         /// What the sender has.

@@ -7,13 +7,33 @@ use crate::wire::message::{Message, fragment};
 use crate::wire::{Grant, Immediate};
 use std::collections::VecDeque;
 
-/// Something to post. Each consumes one receive of the peer.
+/// Room that is kept for the next long message.
+const KEPT: usize = 16 * 1024;
+
+/// Something to post. Each consumes one receive of the peer, a long message one for each fragment.
 #[derive(Debug)]
 enum Item {
-    Message { bytes: [u8; MAX_MESSAGE], len: u8 },
-    Empty { immediate: Immediate },
-    Write { source: Tensor, target: Grant, immediate: Immediate },
-    Lend { source: Tensor, immediate: Immediate },
+    Message {
+        bytes: [u8; MAX_MESSAGE],
+        len: u8,
+    },
+    /// What is left of a message that goes in fragments, from this one on.
+    Long {
+        bytes: Box<[u8]>,
+        next: usize,
+    },
+    Empty {
+        immediate: Immediate,
+    },
+    Write {
+        source: Tensor,
+        target: Grant,
+        immediate: Immediate,
+    },
+    Lend {
+        source: Tensor,
+        immediate: Immediate,
+    },
 }
 
 /// The sending half of a link's control lane.
@@ -30,12 +50,14 @@ pub(super) struct Outbox {
     values: usize,
     queue: VecDeque<Item>,
     scratch: Vec<u8>,
+    fragment: Vec<u8>,
 }
 
 impl Outbox {
     pub fn new(link: LinkId, depth: u32) -> Self {
-        let scratch = Vec::with_capacity(MAX_MESSAGE);
-        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, values: 0, queue: VecDeque::new(), scratch }
+        let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(MAX_MESSAGE));
+        let queue = VecDeque::new();
+        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, values: 0, queue, scratch, fragment }
     }
 
     /// Tensors that are queued or posted and not done.
@@ -66,7 +88,8 @@ impl Outbox {
             parts.swap(0, 1);
             parts.iter().for_each(|part| self.slot(port, part));
         } else {
-            fragment::cut(&bytes, MAX_MESSAGE, |part| self.slot(port, part));
+            self.long(port, &bytes);
+            bytes.shrink_to(KEPT);
         }
         self.scratch = bytes;
     }
@@ -92,6 +115,15 @@ impl Outbox {
     /// queued can leave any more.
     pub fn flush<P: Port>(&mut self, port: &mut P) {
         while !self.queue.is_empty() && self.has_credit(port) {
+            if matches!(self.queue.front(), Some(Item::Long { .. })) {
+                let Some(Item::Long { bytes, mut next }) = self.queue.pop_front() else { return };
+                match self.fragments(port, &bytes, &mut next) {
+                    Ok(()) => continue,
+                    Err(PostError::Full) => return self.queue.push_front(Item::Long { bytes, next }),
+                    Err(PostError::Down) => return self.queue.clear(),
+                    Err(PostError::Refused(why)) => return self.end(port, why),
+                }
+            }
             let Some(item) = self.queue.front() else { return };
             match post(port, self.link, &mut self.next_op, item) {
                 Ok(()) => self.sent = self.sent.wrapping_add(1 + u32::from(is_on(Mutant::LostCredit))),
@@ -101,6 +133,33 @@ impl Outbox {
             }
             self.queue.pop_front();
         }
+    }
+
+    /// Sends a message that is longer than a control slot. What of it can't leave at once waits as one thing.
+    fn long<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
+        let mut next = 0;
+        let posted = match self.queue.is_empty() {
+            true => self.fragments(port, bytes, &mut next),
+            false => Err(PostError::Full),
+        };
+        match posted {
+            Ok(()) | Err(PostError::Down) => {}
+            Err(PostError::Full) => self.queue.push_back(Item::Long { bytes: bytes.into(), next }),
+            Err(PostError::Refused(why)) => self.end(port, why),
+        }
+    }
+
+    /// Posts the fragments of a message from `next` on, which it moves. `Full` if some are left.
+    fn fragments<P: Port>(&mut self, port: &mut P, bytes: &[u8], next: &mut usize) -> Result<(), PostError> {
+        while fragment::part(bytes, MAX_MESSAGE, *next, &mut self.fragment) {
+            if !self.has_credit(port) {
+                return Err(PostError::Full);
+            }
+            port.send(self.link, Lane::CONTROL, &self.fragment)?;
+            self.sent = self.sent.wrapping_add(1);
+            *next += 1;
+        }
+        Ok(())
     }
 
     /// Nothing may be lost, so a link ends on which something can never leave. As with any failure, the port reports that.
@@ -159,6 +218,8 @@ fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &Item) -> 
     *next_op += 1;
     match item {
         Item::Message { bytes, len } => port.send(link, Lane::CONTROL, &bytes[..usize::from(*len)]),
+        // Not reached: its fragments are posted one by one.
+        Item::Long { .. } => Err(PostError::Refused("a long message was posted as a whole")),
         Item::Empty { immediate } => {
             let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
             port.write_inline(link, Lane::CONTROL, &[], &nowhere, Some(*immediate))

@@ -2,6 +2,7 @@
 
 use super::armed::Parked;
 use super::links::IN_FLIGHT;
+use super::validated::Unproven;
 use super::{TensorKey, Want};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
@@ -51,6 +52,8 @@ pub(super) struct Request<C> {
     pub copy_to: Option<TensorMut>,
     /// Bytes of its destination, as long as it is armed.
     pub armed_bytes: u64,
+    /// What has come and waits for its sum.
+    pub unproven: Option<Unproven>,
     /// Whether its destination gets other meta-data once the tensor has landed.
     pub is_retyped: bool,
 }
@@ -137,6 +140,7 @@ impl<C> Request<C> {
             parked: None,
             copy_to: None,
             armed_bytes: 0,
+            unproven: None,
             is_retyped: false,
         }
     }

@@ -129,7 +129,8 @@ mod tests {
         let task = |job: &str| TaskId { job: job.into(), task: 0 };
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
-        let settings = LinkSettings { small_tensor_bytes: 128, max_requests: 4, max_routes: 4 };
+        let settings =
+            LinkSettings { small_tensor_bytes: 128, max_requests: 4, max_routes: 4, validate: false };
         Link::new(LinkId(id), identity, settings, 16)
     }
 

@@ -33,7 +33,7 @@ fn side(task: u32, life: u64) -> Side {
     let losses = Arc::new(Losses::new(&members(), true));
     let names = Names::new(members());
     let settings = RemoteSettings {
-        link: LinkSettings { small_tensor_bytes: 64, max_requests: 16, max_routes: 16 },
+        link: LinkSettings { small_tensor_bytes: 64, max_requests: 16, max_routes: 16, validate: false },
         max_deferred: 16,
         cancel_grace: Duration::from_millis(100),
         peer_loss_is_fatal: true,

@@ -516,6 +516,7 @@ fn remote_settings(config: &Config) -> RemoteSettings {
     RemoteSettings {
         link: LinkSettings {
             small_tensor_bytes: config.small_tensor_bytes,
+            validate: config.validate,
             max_requests: config.max_requests,
             max_routes: config.max_routes,
         },

@@ -13,6 +13,8 @@ struct Case {
     asked: Ask,
     /// Whether the receiver can make room when it gets meta-data.
     room: bool,
+    /// Whether it validates.
+    validates: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +84,7 @@ enum ToReceiver {
     Meta { loan_follows: bool },
     MetaBeforeWrite,
     Held,
+    Sum,
     CancelAck,
 }
 
@@ -124,6 +127,7 @@ struct World {
     no_room: bool,
     held: bool,
     parked: bool,
+    unproven: bool,
     sender: Option<Sender>,
     kept: bool,
     sent: bool,
@@ -152,13 +156,15 @@ impl World {
         let armed = case.asked.is_armed();
         World {
             case,
-            receiver: if armed { Receiver::armed(granted) } else { Receiver::new(granted) },
+            receiver: if armed { Receiver::armed(granted) } else { Receiver::new(granted) }
+                .validated(case.validates),
             waiter: if armed { Waiter::NotYet } else { Waiter::Waits },
             in_use: true,
             granted,
             no_room: false,
             held: false,
             parked: false,
+            unproven: false,
             sender: None,
             kept: false,
             sent: false,
@@ -283,7 +289,7 @@ impl World {
                     if answer == Answer::MetaThenWrite {
                         self.to_receiver.push_back(ToReceiver::MetaBeforeWrite);
                     }
-                    self.to_receiver.push_back(match answer {
+                    self.answer(match answer {
                         Answer::Dead => ToReceiver::Dead,
                         Answer::Response => ToReceiver::Response,
                         Answer::Write | Answer::MetaThenWrite => ToReceiver::Write,
@@ -293,6 +299,14 @@ impl World {
             },
         }
         self.line = Line::Empty;
+    }
+
+    /// Sends the value, and behind it its sum, if it has bytes and the receiver wishes that.
+    fn answer(&mut self, answer: ToReceiver) {
+        self.to_receiver.push_back(answer);
+        if self.case.validates && answer != ToReceiver::Dead {
+            self.to_receiver.push_back(ToReceiver::Sum);
+        }
     }
 
     fn sender_step(&mut self) -> Result<(), Violation> {
@@ -313,7 +327,7 @@ impl World {
                 let bytes = self.case.value.bytes();
                 self.sender.as_mut().expect("it keeps a value").asked_again(bytes)?;
                 (self.sender, self.kept) = (None, false);
-                self.to_receiver.push_back(ToReceiver::Write);
+                self.answer(ToReceiver::Write);
             }
             ToSender::Cancel => {
                 if let Some(sender) = self.sender.take() {
@@ -355,11 +369,16 @@ impl World {
                 assert!(std::mem::take(&mut self.held), "it is held here");
                 Arrival::Held
             }
+            ToReceiver::Sum => {
+                assert!(std::mem::take(&mut self.unproven), "a sum is right behind its value");
+                Arrival::Sum
+            }
             ToReceiver::CancelAck => Arrival::CancelAck,
         };
         let action = self.receiver.arrive(arrival)?;
         match action {
             ReceiverAction::None => {}
+            ReceiverAction::AwaitSum => (self.unproven, self.granted) = (true, None),
             ReceiverAction::Allocate if self.case.room => {
                 self.granted = Some(self.case.value.bytes());
                 self.receiver.allocated(self.case.value.bytes());
@@ -418,8 +437,15 @@ impl World {
             + usize::from(self.line == Line::Value)
             + usize::from(self.kept)
             + usize::from(self.parked)
+            + usize::from(self.unproven)
             + usize::from(held_in_line);
         assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
+        let sums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Sum).count();
+        let bytes = |message: &&ToReceiver| {
+            matches!(message, ToReceiver::Write | ToReceiver::Response | ToReceiver::Loan)
+        };
+        let with_bytes = self.to_receiver.iter().filter(bytes).count() + usize::from(self.unproven);
+        assert_eq!(sums, if self.case.validates { with_bytes } else { 0 }, "{self:?}");
         // A write that is under way, or may still be posted, finds its grant.
         if self.to_receiver.contains(&ToReceiver::Write) || self.to_sender.contains(&ToSender::ReRequest) {
             assert!(self.granted.is_some(), "granted memory was freed too early: {self:?}");
@@ -462,7 +488,8 @@ fn explore(world: &World, seen_ends: &mut HashSet<(Waiter, Line)>) -> u64 {
 fn cases() -> impl Iterator<Item = Case> {
     let values = [Kind::Dead, Kind::Small, Kind::Empty, Kind::Large, Kind::Lendable];
     let all = values.into_iter().flat_map(move |value| Ask::ALL.map(move |asked| (value, asked)));
-    all.flat_map(|(value, asked)| [true, false].map(|room| Case { value, asked, room }))
+    let all = all.flat_map(|(value, asked)| [true, false].map(|room| (value, asked, room)));
+    all.flat_map(|(value, asked, room)| [false, true].map(|validates| Case { value, asked, room, validates }))
 }
 
 /// Follows one path to its end, and what it ends in.

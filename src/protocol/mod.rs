@@ -18,6 +18,9 @@
 //!   RETURN ───────────────────────────────────▶ nobody took the answer: its value is in line again
 //! ```
 //!
+//! A receiver that validates says so in its request. Right behind each answer with bytes then comes `CHECKSUM`, and the value
+//! counts as come only with that.
+//!
 //! Standing requests are requests that are made in advance, many at a time; what comes for one waits until it is claimed:
 //!
 //! ```text

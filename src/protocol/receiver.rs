@@ -1,6 +1,7 @@
 //! The side that asked.
 
 use super::Violation;
+use crate::mutants::{Mutant, is_on};
 
 /// What can come for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub enum Arrival {
     Held,
     /// The same word, for a value that is not held here any more.
     NotHeld,
+    /// The sum of what has come.
+    Sum,
     /// The sender failed.
     Error,
     /// Nothing more will come.
@@ -44,6 +47,8 @@ pub enum ReceiverAction {
     Allocate,
     /// Hand the value, or the error, to the waiter; the slot is free.
     Deliver,
+    /// Keep the value in the slot: it may be handed to nobody before its sum has come.
+    AwaitSum,
     /// Keep the value, or the error, in the slot: nobody has claimed the standing request yet.
     Park,
     /// Hand the value, or the error, to the waiter; the slot stays in use until the cancel is acknowledged.
@@ -63,6 +68,8 @@ pub enum ReceiverAction {
 pub struct Receiver {
     state: State,
     claim: Claim,
+    /// Whether a value counts only once its sum has come.
+    validates: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +100,10 @@ enum State {
     Cancelling {
         granted: Option<u64>,
     },
+    /// The value has come, and waits for its sum.
+    Unproven {
+        given_up: bool,
+    },
     /// The value came all the same; the acknowledgement is still to come.
     Overtaken,
     /// What was asked for is in the slot, until somebody claims it.
@@ -108,6 +119,7 @@ impl State {
             State::Allocating => "that is being allocated for",
             State::AskedAgain { .. } => "that waits for its write",
             State::Cancelling { .. } => "that was given up",
+            State::Unproven { .. } => "whose value waits for its sum",
             State::Overtaken => "whose value had come",
             State::Parked => "whose answer had come",
             State::Done => "that was done",
@@ -118,12 +130,23 @@ impl State {
 impl Receiver {
     /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
     pub fn new(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Plain }
+        Receiver { state: State::Asked { granted }, claim: Claim::Plain, validates: false }
     }
 
     /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
     pub fn armed(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Unclaimed }
+        Receiver { state: State::Asked { granted }, claim: Claim::Unclaimed, validates: false }
+    }
+
+    /// The same, whether or not it asks for sums: a value that has bytes then counts only once its sum has come.
+    #[must_use]
+    pub fn validated(self, validates: bool) -> Self {
+        Receiver { validates, ..self }
+    }
+
+    /// Whether it asks for sums.
+    pub fn validates(&self) -> bool {
+        self.validates
     }
 
     /// Whether nobody has claimed the standing request, and nobody has given it up.
@@ -143,7 +166,7 @@ impl Receiver {
 
     /// A request that is not sent yet: [`Receiver::asked`] says when it is.
     pub fn held_back() -> Self {
-        Receiver { state: State::HeldBack, claim: Claim::Plain }
+        Receiver { state: State::HeldBack, claim: Claim::Plain, validates: false }
     }
 
     /// Whether the request is not sent yet.
@@ -166,22 +189,25 @@ impl Receiver {
             State::Asked { granted } => self.first_answer(granted, arrival),
             State::AskedAgain { granted } => self.second_answer(granted, arrival),
             State::Cancelling { granted } => self.while_cancelling(granted, arrival),
+            State::Unproven { given_up } if arrival == Arrival::Sum => Ok(self.proven(given_up)),
             State::Overtaken if arrival == Arrival::CancelAck => {
                 self.state = State::Done;
                 Ok(ReceiverAction::Free)
             }
-            State::HeldBack | State::Allocating | State::Overtaken | State::Parked | State::Done => {
-                Err(self.violation(arrival))
-            }
+            State::HeldBack
+            | State::Allocating
+            | State::Unproven { .. }
+            | State::Overtaken
+            | State::Parked
+            | State::Done => Err(self.violation(arrival)),
         }
     }
 
     fn first_answer(&mut self, granted: Option<u64>, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.done()),
-            Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Held | Arrival::Error => {
-                Ok(self.done())
-            }
+            Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.came(false)),
+            Arrival::Response | Arrival::Loan => Ok(self.came(false)),
+            Arrival::Dead | Arrival::Held | Arrival::Error => Ok(self.done()),
             Arrival::NotHeld => Ok(ReceiverAction::AskOnceMore),
             Arrival::Meta => {
                 self.state = State::Allocating;
@@ -192,7 +218,7 @@ impl Receiver {
                 self.state = State::Asked { granted: Some(bytes) };
                 Ok(ReceiverAction::None)
             }
-            Arrival::Landed { .. } | Arrival::MetaBeforeWrite { .. } | Arrival::CancelAck => {
+            Arrival::Landed { .. } | Arrival::MetaBeforeWrite { .. } | Arrival::Sum | Arrival::CancelAck => {
                 Err(self.violation(arrival))
             }
         }
@@ -200,7 +226,7 @@ impl Receiver {
 
     fn second_answer(&mut self, granted: u64, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted == bytes => Ok(self.done()),
+            Arrival::Landed { bytes } if granted == bytes => Ok(self.came(false)),
             Arrival::Error => Ok(self.done()),
             _ => Err(self.violation(arrival)),
         }
@@ -214,15 +240,8 @@ impl Receiver {
         match arrival {
             Arrival::Landed { bytes } if granted != Some(bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
-            Arrival::Landed { .. }
-            | Arrival::Dead
-            | Arrival::Response
-            | Arrival::Loan
-            | Arrival::Held
-            | Arrival::Error => {
-                self.state = State::Overtaken;
-                Ok(ReceiverAction::DeliverAndKeep)
-            }
+            Arrival::Landed { .. } | Arrival::Response | Arrival::Loan => Ok(self.came(true)),
+            Arrival::Dead | Arrival::Held | Arrival::Error => Ok(self.overtaken()),
             // There was no value in that answer, and the cancel is on its way.
             Arrival::NotHeld => Ok(ReceiverAction::None),
             // The sender puts the value back when the cancel reaches it.
@@ -231,7 +250,7 @@ impl Receiver {
                 self.state = State::Cancelling { granted: Some(bytes) };
                 Ok(ReceiverAction::None)
             }
-            Arrival::MetaBeforeWrite { .. } => Err(self.violation(arrival)),
+            Arrival::MetaBeforeWrite { .. } | Arrival::Sum => Err(self.violation(arrival)),
             Arrival::CancelAck => {
                 self.state = State::Done;
                 Ok(ReceiverAction::FinishCancelled)
@@ -269,6 +288,11 @@ impl Receiver {
             }
             State::Asked { granted } => granted,
             State::AskedAgain { granted } => Some(granted),
+            // Nothing was asked for any more; the acknowledgement shows that the sum is not missing.
+            State::Unproven { given_up: false } => {
+                self.state = State::Unproven { given_up: true };
+                return ReceiverAction::SendCancel;
+            }
             _ => return ReceiverAction::None,
         };
         self.state = State::Cancelling { granted };
@@ -278,6 +302,24 @@ impl Receiver {
     /// Whether a tensor may come that has fewer bytes than were granted for it.
     fn fits(&self, granted: Option<u64>, bytes: u64) -> bool {
         self.claim != Claim::Plain && granted.is_some_and(|granted| bytes <= granted)
+    }
+
+    /// A value with bytes has come.
+    fn came(&mut self, given_up: bool) -> ReceiverAction {
+        if self.validates && !is_on(Mutant::DeliveredBeforeSum) {
+            self.state = State::Unproven { given_up };
+            return ReceiverAction::AwaitSum;
+        }
+        self.proven(given_up)
+    }
+
+    fn proven(&mut self, given_up: bool) -> ReceiverAction {
+        if given_up { self.overtaken() } else { self.done() }
+    }
+
+    fn overtaken(&mut self) -> ReceiverAction {
+        self.state = State::Overtaken;
+        ReceiverAction::DeliverAndKeep
     }
 
     fn done(&mut self) -> ReceiverAction {
@@ -298,6 +340,7 @@ impl Receiver {
             Arrival::Meta | Arrival::MetaBeforeLoan => "meta-data",
             Arrival::MetaBeforeWrite { .. } => "meta-data before a write that was not granted",
             Arrival::Held | Arrival::NotHeld => "word of a value that is held here",
+            Arrival::Sum => "a sum",
             Arrival::Error => "an error status",
             Arrival::CancelAck => "an acknowledgement of a cancel",
         };
@@ -443,6 +486,75 @@ mod tests {
         assert!(Receiver::armed(Some(8)).arrive(MetaBeforeWrite { bytes: 9 }).is_err(), "beyond the grant");
         assert!(Receiver::armed(None).arrive(MetaBeforeWrite { bytes: 0 }).is_err(), "nothing was granted");
         assert!(Receiver::new(Some(8)).arrive(MetaBeforeWrite { bytes: 5 }).is_err(), "a plain request");
+    }
+
+    #[test]
+    fn a_value_with_bytes_counts_only_once_its_sum_has_come() {
+        for answer in [Landed { bytes: 8 }, Response, Loan] {
+            let mut receiver = Receiver::new(Some(8)).validated(true);
+            assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::AwaitSum]);
+            for early in [answer, Error, Meta, CancelAck, Dead] {
+                assert!(receiver.clone().arrive(early).is_err(), "{early:?} ahead of the sum");
+            }
+            assert_eq!(run(&mut receiver, &[Sum]), [ReceiverAction::Deliver]);
+            assert!(receiver.arrive(Sum).is_err(), "twice");
+        }
+        for answer in [Dead, Held, Error] {
+            let mut receiver = Receiver::new(Some(8)).validated(true);
+            assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::Deliver], "there are no bytes");
+        }
+        let mut asked_again = Receiver::new(None).validated(true);
+        run(&mut asked_again, &[Meta]);
+        asked_again.allocated(8);
+        assert_eq!(
+            run(&mut asked_again, &[Landed { bytes: 8 }, Sum]),
+            [ReceiverAction::AwaitSum, ReceiverAction::Deliver]
+        );
+    }
+
+    #[test]
+    fn a_sum_that_nobody_asked_for_or_without_a_value_is_refused() {
+        assert!(Receiver::new(Some(8)).arrive(Sum).is_err(), "not asked for");
+        assert!(Receiver::new(Some(8)).validated(true).arrive(Sum).is_err(), "ahead of its value");
+        let mut cancelled = Receiver::new(Some(8)).validated(true);
+        cancelled.give_up();
+        assert!(cancelled.arrive(Sum).is_err(), "without a value");
+    }
+
+    #[test]
+    fn a_sum_comes_ahead_of_the_acknowledgement_whenever_the_waiter_gives_up() {
+        let kept = [ReceiverAction::DeliverAndKeep, ReceiverAction::Free];
+        let mut before = Receiver::new(Some(8)).validated(true);
+        assert_eq!(before.give_up(), ReceiverAction::SendCancel);
+        assert_eq!(run(&mut before, &[Landed { bytes: 8 }]), [ReceiverAction::AwaitSum]);
+        assert_eq!(before.give_up(), ReceiverAction::None, "once");
+        assert_eq!(run(&mut before, &[Sum, CancelAck]), kept);
+        let mut between = Receiver::new(Some(8)).validated(true);
+        run(&mut between, &[Landed { bytes: 8 }]);
+        assert_eq!(between.give_up(), ReceiverAction::SendCancel);
+        assert!(between.clone().arrive(CancelAck).is_err(), "where is the sum?");
+        assert_eq!(run(&mut between, &[Sum, CancelAck]), kept);
+    }
+
+    #[test]
+    fn a_standing_request_parks_its_value_once_the_sum_has_come() {
+        let armed = || Receiver::armed(Some(8)).validated(true);
+        let landed = [Landed { bytes: 8 }];
+        let mut receiver = armed();
+        run(&mut receiver, &landed);
+        assert_eq!(run(&mut receiver, &[Sum]), [ReceiverAction::Park]);
+        assert_eq!(receiver.claim(), ReceiverAction::Deliver);
+        let mut claimed = armed();
+        run(&mut claimed, &landed);
+        assert_eq!(claimed.claim(), ReceiverAction::None);
+        assert_eq!(run(&mut claimed, &[Sum]), [ReceiverAction::Deliver]);
+        let mut given_up = armed();
+        run(&mut given_up, &landed);
+        assert_eq!(given_up.give_up(), ReceiverAction::SendCancel);
+        assert_eq!(
+            run(&mut given_up, &[Sum, CancelAck]),
+            [ReceiverAction::DeliverAndKeep, ReceiverAction::Free]
+        );
     }
 
     #[test]

@@ -117,6 +117,25 @@ pub enum Error {
         /// What it said.
         status: Status,
     },
+    /// What came is not what was sent: in data validation mode (`validate`) each tensor is compared with its sender's sum. The
+    /// value is lost; nobody gets it.
+    #[error(
+        "{key} came from {peer} with {bytes} bytes whose sum is {came:016x}, and was sent with {sent:016x}: something between \
+         the two memories changes bytes. Have the sender send it again; if it comes back, look at memory errors (EDAC, mcelog) \
+         and at the NIC's and its bus's error counters on both hosts"
+    )]
+    Corrupted {
+        /// The sender.
+        peer: TaskId,
+        /// What was asked for, with its step.
+        key: String,
+        /// Bytes of the tensor.
+        bytes: u64,
+        /// The sender's sum of them (XXH3, 64 bits).
+        sent: u64,
+        /// The sum of what came.
+        came: u64,
+    },
     /// A value came that does not fit the tensor that was given. It is kept for the next receive.
     #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
     Misfit {
@@ -244,6 +263,7 @@ impl Error {
             Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::NotMovable { .. } => Code::Unimplemented,
             Error::Poisoned => Code::Internal,
+            Error::Corrupted { .. } => Code::DataLoss,
             Error::Misfit { .. }
             | Error::Dead { .. }
             | Error::EdgeName(_)

@@ -82,6 +82,10 @@ counters! {
     ErrorsSent = "errors_sent",
     /// Errors that came from a peer.
     ErrorsReceived = "errors_received",
+    /// Values whose bytes were compared with their sender's sum.
+    SumsChecked = "sums_checked",
+    /// Values whose bytes had another sum: they are handed to nobody.
+    SumMismatches = "sum_mismatches",
     /// Peers that were lost.
     PeersLost = "peers_lost",
     /// Rounds of the poll loop.

@@ -11,6 +11,7 @@ mod key;
 pub mod message;
 mod shape;
 mod status;
+mod sum;
 mod time;
 
 pub use dtype::{DType, Element};
@@ -20,4 +21,5 @@ pub use immediate::{Immediate, ImmediateError, ImmediateKind, Slot};
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use status::{Code, Status};
+pub use sum::sum_of;
 pub use time::Time;

@@ -56,6 +56,8 @@ fn settings(random: &mut Random) -> Settings {
         poll_batch: random.pick(&[1, 4, 64]),
         completion_delay: random.pick(&[0, 20, 1000]),
         full_per_mille: random.pick(&[0, 0, 50, 400]),
+        validating: random.pick(&[0, 0, 1, 2, 5, u32::MAX]),
+        flip_per_mille: random.pick(&[0, 10, 100, 500]),
     }
 }
 

@@ -87,7 +87,7 @@ fn the_same_seed_has_the_same_history() {
 }
 
 /// What programs that lead nowhere would leave at 0.
-const REACHED: [Counter; 16] = [
+const REACHED: [Counter; 18] = [
     Counter::WritesPosted,
     Counter::LoansPosted,
     Counter::SmallResponses,
@@ -103,6 +103,8 @@ const REACHED: [Counter; 16] = [
     Counter::ErrorsReceived,
     Counter::PeersLost,
     Counter::TensorsReceived,
+    Counter::SumsChecked,
+    Counter::SumMismatches,
     Counter::IdlePolls,
 ];
 

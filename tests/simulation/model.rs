@@ -4,7 +4,7 @@ use crate::program::{At, Form, Key, Settings, UNLIMITED};
 use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use tensorwire::wire::{Code, DType, Time};
+use tensorwire::wire::{Code, DType, Time, sum_of};
 use tensorwire::{Error, Tensor};
 
 /// What is wrong, in words.
@@ -70,7 +70,7 @@ pub struct Call {
 /// How a receive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With this value.
+    /// With this value, or with the word that it came with other bytes, which is the end of it.
     Got { at: Time, value: usize },
     /// With an error.
     Failed { at: Time },
@@ -225,38 +225,78 @@ impl Model {
         tensor: &Tensor,
         is_dead: bool,
     ) -> Result<usize, Violation> {
-        let Call { key, into, source_lives, end, .. } = &self.calls[call];
-        let (key, into, source_lives) = (*key, into.clone(), source_lives.clone());
-        if end.is_some() {
-            return Err(format!("the receive of {key} ended twice"));
-        }
-        let equals = |(number, sent): (usize, &Sent)| match &sent.form {
-            None => is_dead,
-            Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
-        };
-        let fits =
-            |(number, sent): (usize, &Sent)| source_lives.contains(&sent.life) && equals((number, sent));
-        let values = &self.channels[&key].values;
-        let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
-        // Of equal ones, that which must come.
-        let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
-            let again = (0..values.len()).rev().find(|at| equals((*at, &values[*at])));
-            let what = match (again, is_dead) {
-                (Some(value), _) if !source_lives.contains(&values[value].life) => {
-                    format!("value {value}, which another life of its sender had sent")
-                }
-                (Some(value), _) => format!("value {value}, which another had got"),
-                (None, true) => "a dead value, which nobody sent".to_owned(),
-                (None, false) => format!("{}, and no value of it has these bytes", tensor.meta()),
-            };
-            return Err(format!("a receive of {key} got {what}"));
-        };
+        let Call { key, into, .. } = &self.calls[call];
+        let (key, into) = (*key, into.clone());
         if let Some(into) = into
             && !is_dead
             && into.meta() != *tensor.meta()
         {
             return Err(format!("{key}: {} came into a tensor that was {into}", tensor.meta()));
         }
+        let what = match is_dead {
+            true => "a dead value, which nobody sent".to_owned(),
+            false => format!("{}, and no value of it has these bytes", tensor.meta()),
+        };
+        self.took(call, now, &what, |number, sent| match &sent.form {
+            None => is_dead,
+            Some(form) => !is_dead && *tensor.meta() == form.meta() && is_pattern(tensor, key, number),
+        })
+    }
+
+    /// A receive was told that what came are not the bytes that were sent: as good as if it had got the value.
+    pub fn corrupted(
+        &mut self,
+        call: CallNo,
+        now: Time,
+        bytes: u64,
+        sent: u64,
+        came: u64,
+    ) -> Result<usize, Violation> {
+        let key = self.calls[call].key;
+        let possible = self.settings.flip_per_mille > 0 && self.settings.validates(key.to) && !key.is_local();
+        if !possible || came == sent || bytes == 0 {
+            return Err(format!(
+                "a receive of {key} got other bytes, which nothing changed: {sent:x}, {came:x}"
+            ));
+        }
+        let what = format!("the word that {bytes} bytes are wrong, of which no value has the sum {sent:x}");
+        self.took(call, now, &what, |number, value| {
+            let form = value.form.as_ref().filter(|form| form.meta().bytes() == bytes);
+            form.is_some_and(|form| {
+                let content = pattern(key, number, form.dtype).flatten().take(bytes as usize);
+                sum_of(&content.collect::<Vec<u8>>()) == sent
+            })
+        })
+    }
+
+    /// A receive ended with a value that `equals` one of those that were sent, or with `what`, which none is.
+    fn took(
+        &mut self,
+        call: CallNo,
+        now: Time,
+        what: &str,
+        equals: impl Fn(usize, &Sent) -> bool,
+    ) -> Result<usize, Violation> {
+        let Call { key, source_lives, end, .. } = &self.calls[call];
+        let (key, source_lives) = (*key, source_lives.clone());
+        if end.is_some() {
+            return Err(format!("the receive of {key} ended twice"));
+        }
+        let fits = |(number, sent): (usize, &Sent)| source_lives.contains(&sent.life) && equals(number, sent);
+        let values = &self.channels[&key].values;
+        let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
+        // Of equal ones, that which must come.
+        let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
+            let again = (0..values.len()).rev().find(|at| equals(*at, &values[*at]));
+            let what = match again {
+                Some(value) if !source_lives.contains(&values[value].life) => {
+                    format!("value {value}, which another life of its sender had sent")
+                }
+                Some(value) => format!("value {value}, which another had got"),
+                None => what.to_owned(),
+            };
+            return Err(format!("a receive of {key} got {what}"));
+        };
         self.channel(key).values[value].got_by = Some(call);
         self.calls[call].end = Some(End::Got { at: now, value });
         match self.passed_over(&self.calls[call], value) {

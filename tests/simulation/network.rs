@@ -15,6 +15,9 @@ pub struct Network {
     sim: SimNetwork,
     /// Of each number the present life.
     processes: Vec<Option<SimProcess>>,
+    /// Who validates: only to them bits may flip on the way.
+    validates: Vec<bool>,
+    flip_per_mille: u32,
 }
 
 struct VirtualClock(SimNetwork);
@@ -38,7 +41,9 @@ impl Network {
             trace,
         };
         let sim = SimNetwork::new(program.seed, options);
-        Network { sim, processes: vec![None; settings.processes] }
+        let validates = (0..settings.processes).map(|at| settings.validates(at)).collect();
+        let flip_per_mille = settings.flip_per_mille;
+        Network { sim, processes: vec![None; settings.processes], validates, flip_per_mille }
     }
 
     pub fn clock(&self) -> Arc<dyn Clock> {
@@ -53,6 +58,9 @@ impl Network {
     pub fn fabric(&mut self, at: At, pool: &Pool) -> SimFabric {
         let fabric = self.sim.process(pool);
         self.processes[at] = Some(fabric.process());
+        if self.validates[at] {
+            self.sim.flip_bits(fabric.process(), self.flip_per_mille);
+        }
         fabric
     }
 

@@ -120,6 +120,7 @@ impl Process {
         let (me, grace) = (task(at), Duration::from_micros(settings.cancel_grace));
         let remote_settings = RemoteSettings {
             link: LinkSettings {
+                validate: settings.validates(at),
                 small_tensor_bytes: settings.small_tensor_bytes,
                 max_requests: settings.max_requests,
                 max_routes: settings.max_routes,

@@ -46,12 +46,21 @@ pub struct Settings {
     pub completion_delay: u64,
     /// How often posting finds the queue full, in a thousand.
     pub full_per_mille: u32,
+    /// A bit for each process that validates what it receives.
+    pub validating: u32,
+    /// How often a bit flips on the way to one of them, in a thousand tensors.
+    pub flip_per_mille: u32,
 }
 
 impl Settings {
     /// Whether the pool never runs out of room, whatever a program does.
     pub fn is_roomy(&self) -> bool {
         self.pool_bytes >= ROOMY
+    }
+
+    /// Whether a process validates.
+    pub fn validates(&self, at: At) -> bool {
+        self.validating >> at & 1 == 1
     }
 
     /// Whether no limit is ever reached, whatever a program does.

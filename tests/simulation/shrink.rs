@@ -75,7 +75,7 @@ impl Shrinker {
     }
 
     fn plainer_settings(&mut self) {
-        let plainer: [fn(&mut Program); 11] = [
+        let plainer: [fn(&mut Program); 13] = [
             |program| program.settings.pool_bytes = ROOMY,
             |program| program.settings.full_per_mille = 0,
             |program| program.settings.poll_batch = 64,
@@ -87,6 +87,8 @@ impl Shrinker {
             |program| program.settings.loss_is_fatal = false,
             |program| program.settings.delay = 0,
             |program| program.settings.completion_delay = 0,
+            |program| program.settings.flip_per_mille = 0,
+            |program| program.settings.validating = 0,
         ];
         for change in plainer {
             let mut smaller = self.best.clone();
@@ -120,7 +122,9 @@ fn weight(program: &Program) -> u64 {
         + u64::from(settings.borrow)
         + u64::from(settings.loss_is_fatal)
         + u64::from(settings.delay > 0)
-        + u64::from(settings.completion_delay > 0);
+        + u64::from(settings.completion_delay > 0)
+        + u64::from(settings.flip_per_mille > 0)
+        + u64::from(settings.validating.count_ones());
     let sizes: u64 = program.actions.iter().map(size).sum();
     1_000 * settings.processes as u64 + set + sizes
 }

@@ -17,7 +17,7 @@ use tensorwire::wire::{Code, DType, EdgeName, Shape, Status, TaskId, TensorMeta}
 
 /// Unanswered requests of the peer that are remembered.
 const MAX_ASKED: usize = 64;
-const SETTINGS: LinkSettings = LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3 };
+const SETTINGS: LinkSettings = LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3, validate: false };
 
 /// A link, its owner's view of it, and a reference for what may come.
 pub struct Owner {

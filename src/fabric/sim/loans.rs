@@ -69,9 +69,13 @@ impl State {
         let (offset, len) = entry.tensor.span().map_or((0, 0), |span| (span.offset, span.len));
         let region = self.processes[self.sides[from].process.0 as usize].region.clone();
         let lease = Lease::new(self.returned.clone(), loan);
-        let bytes = LentBytes::new(region, offset, len, lease)
-            .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?;
+        let tensor = entry.tensor.clone();
         entry.borrower = Some(to);
+        let bytes = match self.flip_loan(to, tensor.bytes(), lease) {
+            Ok(flipped) => flipped,
+            Err(lease) => LentBytes::new(region, offset, len, lease)
+                .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
+        };
         self.sides[to].bring(lane, Arrived::Lent(immediate, bytes));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A virtual network inside one process and in virtual time, for tests of whatever stands on a fabric.
 //!
 //! Everything that a real network may do it does by a seed: delays, lanes that overtake each other, queues that are full,
-//! local completions that come late, readers that stall, links that are cut, processes that die. The same seed
+//! local completions that come late, readers that stall, links that are cut, processes that die, bits that flip. The same seed
 //! and the same calls give the same history, whose digest is [`SimNetwork::digest`]. Time passes only by
 //! [`SimNetwork::advance_to`], or, with [`SimOptions::auto_advance`], by polling.
 //!
@@ -11,6 +11,7 @@
 //! | `load` | what a packet carries |
 //! | `loans` | memory that is lent where it lies |
 //! | `ends` | how links and processes end |
+//! | `flips` | bits that change on their way |
 //! | `side` | one side of a link: operations, grants, what waits for a poll |
 //! | `port` | the port's calls |
 //! | `random`, `digest` | the seeded generator; one number for a history |
@@ -20,6 +21,7 @@
 
 mod digest;
 mod ends;
+mod flips;
 mod load;
 mod loans;
 mod network;

@@ -24,6 +24,8 @@ pub struct SimNetwork {
 pub(super) struct Process {
     pub is_dead: bool,
     stalled_until: Time,
+    /// How many times in a thousand a bit of what lands there is flipped.
+    pub flip_per_mille: u32,
     pub region: Arc<PeerRegion>,
 }
 
@@ -56,7 +58,8 @@ pub(super) struct State {
     pub options: SimOptions,
     pub processes: Vec<Process>,
     pub sides: Vec<Side>,
-    random: Random,
+    pub(super) random: Random,
+    pub flipped: u64,
     /// By time, then by the order in which they were foreseen.
     foreseen: BinaryHeap<Reverse<(Time, u64)>>,
     pub happenings: BTreeMap<u64, Happening>,
@@ -85,6 +88,7 @@ impl SimNetwork {
             processes: Vec::new(),
             sides: Vec::new(),
             random: Random::new(seed),
+            flipped: 0,
             foreseen: BinaryHeap::new(),
             happenings: BTreeMap::new(),
             next_happening: 0,
@@ -108,7 +112,12 @@ impl SimNetwork {
             Arc::new(PeerRegion::map(file, region.len()).expect("a second map of the pool's region"));
         let mut state = self.lock();
         let process = SimProcess(state.processes.len() as u32);
-        state.processes.push(Process { is_dead: false, stalled_until: Time::ZERO, region });
+        state.processes.push(Process {
+            is_dead: false,
+            stalled_until: Time::ZERO,
+            flip_per_mille: 0,
+            region,
+        });
         SimFabric { network: self.clone(), process, pool: pool.clone() }
     }
 
@@ -146,6 +155,17 @@ impl SimNetwork {
                 state.foresee(until, Happening::Awake { process });
             }
         });
+    }
+
+    /// From now on one bit is flipped in so many of a thousand tensors that land at a process: by a write, a loan, or a
+    /// response.
+    pub fn flip_bits(&self, process: SimProcess, per_mille: u32) {
+        self.with(|state| state.processes[process.0 as usize].flip_per_mille = per_mille);
+    }
+
+    /// How many bits were flipped.
+    pub fn flipped(&self) -> u64 {
+        self.with(|state| state.flipped)
     }
 
     /// A number that stands for everything that has happened, in its order.
@@ -397,8 +417,9 @@ impl State {
 
     fn land(&mut self, to: usize, lane: Lane, load: Load) -> Result<Landed, LinkFailure> {
         match load {
-            Load::Message(bytes) => {
+            Load::Message(mut bytes) => {
                 self.consume(to, lane)?;
+                self.flip_response(to, &mut bytes);
                 self.sides[to].bring(lane, Arrived::Message(bytes));
             }
             Load::Write { target, immediate, .. } => {
@@ -442,7 +463,9 @@ impl State {
             self.consume(to, lane)?;
         }
         if !bytes.is_empty() {
-            self.sides[to].writable(target).map_err(LinkFailure::Protocol)?.copy_from_slice(bytes);
+            let mut landed = bytes.to_vec();
+            self.flip(to, &mut landed);
+            self.sides[to].writable(target).map_err(LinkFailure::Protocol)?.copy_from_slice(&landed);
         }
         if let Some(immediate) = immediate {
             let event = Arrived::Immediate(immediate, bytes.len() as u64);

@@ -29,6 +29,7 @@ impl ByHand {
             iteration: 0,
             meta_version: 1,
             borrow: false,
+            validate: false,
             room: grant.map(|grant| (grant.region, grant.len)),
             steps: ArmedSteps::new(&bytes, grant.is_some()),
         }));
@@ -64,7 +65,7 @@ fn key(step: u64) -> TensorKey {
 }
 
 fn roomy() -> Scene {
-    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4 })
+    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: false })
 }
 
 /// A scene in which the meta-data of the edge is known: 1,000 bytes, version 1.
@@ -294,7 +295,12 @@ fn standing_requests_leave_room_for_others() {
     assert_eq!(scene.links.arm_steps(scene.link, &key(13), 1, false), 0);
     assert_eq!(scene.peer.armed().steps.len(), 8);
     scene.links.disarm(scene.link, &mut |_| true);
-    let mut large = scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 100, max_routes: 4 });
+    let mut large = scene_with(LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 100,
+        max_routes: 4,
+        validate: false,
+    });
     let request = large.request();
     large.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[100_000]) });
     assert!(large.events().is_empty());

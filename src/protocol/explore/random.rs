@@ -1,6 +1,7 @@
 //! The same machines with peers that say anything, and on long random walks.
 
 use super::*;
+use Arrival::{Landed, Loan, Response, Sum};
 use proptest::prelude::*;
 
 fn arrival() -> impl Strategy<Value = Arrival> {
@@ -16,6 +17,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             (0..3_u64).prop_map(|bytes| MetaBeforeWrite { bytes: bytes * 500 }),
             Just(Held),
             Just(NotHeld),
+            Just(Sum),
             Just(Error),
             Just(CancelAck)
         ],
@@ -27,13 +29,14 @@ proptest! {
     /// that was not granted.
     #[test]
     fn whatever_a_peer_says_a_waiter_is_told_once(
-        granted in proptest::option::of(0..3_u64), room: bool, armed: bool,
+        granted in proptest::option::of(0..3_u64), room: bool, armed: bool, validates: bool,
         said in proptest::collection::vec((arrival(), 0..4_u8), 0..24),
     ) {
         let mut granted = granted.map(|bytes| bytes * 500);
-        let mut receiver = if armed { Receiver::armed(granted) } else { Receiver::new(granted) };
+        let receiver = if armed { Receiver::armed(granted) } else { Receiver::new(granted) };
+        let mut receiver = receiver.validated(validates);
         let (mut told, mut freed, mut cancels) = (0, false, 0);
-        let mut parked = false;
+        let (mut parked, mut unproven) = (false, false);
         for (arrival, wish) in said {
             if wish == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
                 prop_assert!(parked, "nothing had come");
@@ -49,14 +52,20 @@ proptest! {
             let before = granted;
             let Ok(action) = receiver.arrive(arrival) else { break };
             prop_assert!(!freed, "{arrival:?} was taken for a request that was done");
-            if let Arrival::Landed { bytes } = arrival {
+            if let Landed { bytes } = arrival {
                 prop_assert_eq!(before, Some(bytes));
             }
             if let Arrival::MetaBeforeWrite { bytes } = arrival {
                 prop_assert!(armed && before.is_some_and(|granted| bytes <= granted));
                 granted = Some(bytes);
             }
+            prop_assert_eq!(arrival == Sum, std::mem::take(&mut unproven), "a sum comes behind bytes, and only that");
             match action {
+                ReceiverAction::AwaitSum => {
+                    let has_bytes = matches!(arrival, Landed { .. } | Response | Loan);
+                    prop_assert!(validates && has_bytes);
+                    unproven = true;
+                }
                 ReceiverAction::Deliver => (told, freed) = (told + 1, true),
                 ReceiverAction::Park => {
                     prop_assert!(armed && !parked);
@@ -87,7 +96,7 @@ proptest! {
     /// Long random walks: the first receive with its end, then the next ones until the value has come.
     #[test]
     fn a_value_comes_after_any_number_of_receives_that_were_given_up(
-        at in 0..40_usize, choices in proptest::collection::vec(any::<usize>(), 1..60), rounds in 1..5_usize,
+        at: usize, choices in proptest::collection::vec(any::<usize>(), 1..60), rounds in 1..5_usize,
     ) {
         let case = cases().nth(at % cases().count()).expect("a case");
         let mut choices = choices.into_iter().cycle();

@@ -2,7 +2,9 @@
 
 use super::Remote;
 use crate::fabric::Port;
-use crate::link::{Links, Received, RequestError, RequestRefused, TensorKey, Want, side_of, side_of_mut};
+use crate::link::{
+    Corruption, Links, Received, RequestError, RequestRefused, TensorKey, Want, side_of, side_of_mut,
+};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
@@ -123,6 +125,10 @@ impl Remote {
                 limit: limit.into(),
                 remedy: "wait for some receives from that peer first",
             },
+            RequestError::Corrupted(Corruption { bytes, sent, came }) => {
+                let peer = key.edge.source_task().clone();
+                Error::Corrupted { peer, key: name, bytes, sent, came }
+            }
             RequestError::Misfit { sent, given } => Error::Misfit { key: name, sent, given },
         };
         waiter.complete(Err(error));

@@ -47,8 +47,11 @@ impl Remote {
         match unclaimed.place(links.pool(), given, into) {
             Ok((received, sender)) => Self::arrived(links, waiter, received, sender),
             Err(unfit) => {
-                self.failed(links.counters(), waiter, &key, unfit.error);
-                self.unclaimed.entry(key).or_default().push_front(unfit.value);
+                let (left, error) = unfit.left();
+                self.failed(links.counters(), waiter, &key, error);
+                if let Some(value) = left {
+                    self.unclaimed.entry(key).or_default().push_front(value);
+                }
             }
         }
     }

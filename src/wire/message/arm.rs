@@ -2,7 +2,7 @@
 
 use super::decode::Reader;
 use super::encode::request_bits;
-use super::{ARM, FLAG_BORROW, FLAG_GRANT, MessageError, RequestId};
+use super::{ARM, FLAG_BORROW, FLAG_GRANT, FLAG_VALIDATE, MessageError, RequestId};
 use crate::wire::{Grant, Slot};
 
 /// Steps that one message can arm. Some ten with destinations fit a control slot; more travel as fragments.
@@ -28,6 +28,8 @@ pub struct Arm<'a> {
     pub meta_version: u32,
     /// Whether the receiver would borrow the tensors where they lie.
     pub borrow: bool,
+    /// Whether the bytes of each answer are to be followed by their sum.
+    pub validate: bool,
     /// The region of all destinations and the length of each, if there are any.
     pub room: Option<(u16, u64)>,
     /// The steps, first to last.
@@ -117,8 +119,9 @@ impl Arm<'_> {
         );
         let grant = if self.room.is_some() { FLAG_GRANT } else { 0 };
         let borrow = if self.borrow { FLAG_BORROW } else { 0 };
+        let validate = if self.validate { FLAG_VALIDATE } else { 0 };
         out.push(ARM);
-        out.push(grant | borrow);
+        out.push(grant | borrow | validate);
         out.extend_from_slice(&self.route.to_le_bytes());
         for number in [self.first_step, self.frame, self.iteration] {
             out.extend_from_slice(&number.to_le_bytes());
@@ -134,7 +137,7 @@ impl Arm<'_> {
 
 impl<'a> Reader<'a> {
     pub(super) fn arm(&mut self) -> Result<Arm<'a>, MessageError> {
-        let flags = self.flags(FLAG_GRANT | FLAG_BORROW)?;
+        let flags = self.flags(FLAG_GRANT | FLAG_BORROW | FLAG_VALIDATE)?;
         let granted = flags & FLAG_GRANT != 0;
         let (route, first_step) = (self.u32("route")?, self.u64("first step")?);
         let (frame, iteration) = (self.u64("frame")?, self.u64("iteration")?);
@@ -151,7 +154,7 @@ impl<'a> Reader<'a> {
         for bytes in steps.bytes.chunks_exact(steps.each()) {
             read(bytes, granted).map_err(|bits| self.bad("request", bits.into()))?;
         }
-        let borrow = flags & FLAG_BORROW != 0;
-        Ok(Arm { route, first_step, frame, iteration, meta_version, borrow, room, steps })
+        let (borrow, validate) = (flags & FLAG_BORROW != 0, flags & FLAG_VALIDATE != 0);
+        Ok(Arm { route, first_step, frame, iteration, meta_version, borrow, validate, room, steps })
     }
 }

@@ -131,12 +131,13 @@ impl<'a> Reader<'a> {
             },
             HELD_RESPONSE => Message::Held { request: self.request()?, held: self.u32("held value")? },
             ARM => Message::Arm(self.arm()?),
+            CHECKSUM => Message::Checksum { request: self.request()?, sum: self.u64("sum")? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }
 
     fn tensor_request(&mut self) -> Result<TensorRequest, MessageError> {
-        let flags = self.flags(FLAG_GRANT | FLAG_BORROW)?;
+        let flags = self.flags(FLAG_GRANT | FLAG_BORROW | FLAG_VALIDATE)?;
         Ok(TensorRequest {
             request: self.request()?,
             route: self.u32("route")?,
@@ -146,6 +147,7 @@ impl<'a> Reader<'a> {
             meta_version: self.u32("meta version")?,
             timeout_ms: self.u32("timeout")?,
             borrow: flags & FLAG_BORROW != 0,
+            validate: flags & FLAG_VALIDATE != 0,
             grant: if flags & FLAG_GRANT != 0 { Some(self.grant()?) } else { None },
         })
     }
@@ -184,8 +186,11 @@ impl<'a> Reader<'a> {
         let number = self.u8("status code")?;
         let code = Code::from_number(number).filter(|code| *code != Code::Ok);
         let code = code.ok_or_else(|| self.bad("status code", number.into()))?;
-        let message = self.text("message")?.to_owned();
-        let details = self.counted("details")?.to_vec();
+        let kind = self.kind;
+        let message = std::str::from_utf8(self.long("message")?)
+            .map_err(|_| MessageError::Text { kind, field: "message" })?
+            .to_owned();
+        let details = self.long("details")?.to_vec();
         Ok(Status { code, message, details, derived: flags != 0 })
     }
 
@@ -219,6 +224,13 @@ impl<'a> Reader<'a> {
 
     fn counted(&mut self, field: &'static str) -> Result<&'a [u8], MessageError> {
         let len = usize::from(self.u16(field)?);
+        self.bytes(len, field)
+    }
+
+    /// As [`Reader::counted`], with a length of 32 bits. Nothing is allocated for it before the bytes are there.
+    fn long(&mut self, field: &'static str) -> Result<&'a [u8], MessageError> {
+        let len = self.u32(field)?;
+        let len = usize::try_from(len).map_err(|_| self.bad(field, len.into()))?;
         self.bytes(len, field)
     }
 

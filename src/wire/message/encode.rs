@@ -66,8 +66,9 @@ impl Message<'_> {
                 out.push(if status.derived { FLAG_DERIVED } else { 0 });
                 put_request(out, *request);
                 out.push(status.code as u8);
-                put_bytes(out, cut(&status.message).as_bytes());
-                put_bytes(out, &status.details[..status.details.len().min(MAX_STATUS_TEXT)]);
+                let (message, details) = travelling(status);
+                put_long(out, message.as_bytes());
+                put_long(out, details);
             }
             Message::Return { request, route, step, frame, iteration, held } => {
                 out.push(RETURN);
@@ -84,6 +85,11 @@ impl Message<'_> {
                 out.extend_from_slice(&held.to_le_bytes());
             }
             Message::Arm(arm) => arm.put(out),
+            Message::Checksum { request, sum } => {
+                out.push(CHECKSUM);
+                put_request(out, *request);
+                out.extend_from_slice(&sum.to_le_bytes());
+            }
         }
     }
 }
@@ -116,8 +122,9 @@ fn put_request(out: &mut Vec<u8>, request: RequestId) {
 fn put_tensor_request(out: &mut Vec<u8>, request: &TensorRequest) {
     let grant = if request.grant.is_some() { FLAG_GRANT } else { 0 };
     let borrow = if request.borrow { FLAG_BORROW } else { 0 };
+    let validate = if request.validate { FLAG_VALIDATE } else { 0 };
     out.push(TENSOR_REQUEST);
-    out.push(grant | borrow);
+    out.push(grant | borrow | validate);
     put_request(out, request.request);
     out.extend_from_slice(&request.route.to_le_bytes());
     for number in [request.step, request.frame, request.iteration] {
@@ -147,22 +154,40 @@ fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
     }
 }
 
-/// Names and texts are at most 7 KiB, so their length fits in 16 bits.
+/// Names are at most 2 KiB, so their length fits in 16 bits.
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     debug_assert!(bytes.len() <= usize::from(u16::MAX));
     out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 
-/// The message, or as much of it as travels, at a character boundary, with a note that it was cut.
-fn cut(message: &str) -> std::borrow::Cow<'_, str> {
-    const NOTE: &str = " [cut]";
-    if message.len() <= MAX_STATUS_TEXT {
-        return message.into();
+fn put_long(out: &mut Vec<u8>, bytes: &[u8]) {
+    debug_assert!(bytes.len() <= MAX_STATUS_TEXT);
+    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+/// The text and the details of an error, or as much of them as travels. The text is cut at a character; details, which mean
+/// nothing in part, are left out. The text then ends with a note of that.
+fn travelling(status: &Status) -> (std::borrow::Cow<'_, str>, &[u8]) {
+    let Status { message, details, .. } = status;
+    let cut = message.len() > MAX_STATUS_TEXT;
+    let left_out = details.len() > MAX_STATUS_TEXT;
+    if !cut && !left_out {
+        return (message.into(), details);
     }
-    let mut end = MAX_STATUS_TEXT - NOTE.len();
+    let mut note = String::new();
+    if left_out {
+        note +=
+            &format!(" [{} bytes of details were left out: {MAX_STATUS_TEXT} travel at most]", details.len());
+    }
+    let mut end = message.len();
+    if end + note.len() > MAX_STATUS_TEXT {
+        note += &format!(" [cut from {} bytes]", message.len());
+        end = MAX_STATUS_TEXT - note.len();
+    }
     while !message.is_char_boundary(end) {
         end -= 1;
     }
-    format!("{}{NOTE}", &message[..end]).into()
+    (format!("{}{note}", &message[..end]).into(), if left_out { &[] } else { details })
 }

@@ -7,24 +7,42 @@ use super::{FRAGMENT, MAX_LONG_MESSAGE};
 
 const HEADER: usize = 6;
 const FLAG_FIRST: u8 = 1;
+/// Bytes of room that an assembler keeps between messages: names and windows fit, long errors are rare.
+const KEPT: usize = 16 * 1024;
 
 /// Whether a received message is a fragment of a longer one.
 pub fn is_fragment(bytes: &[u8]) -> bool {
     bytes.first() == Some(&FRAGMENT)
 }
 
-/// Cuts `message` into fragments of at most `slot` bytes and hands each to `send`.
+/// Writes fragment `index` of `message` into `out`, in place of what is there. Returns whether there is such a fragment.
 ///
 /// # Panics
 /// If `slot` has no room for data, which no fabric's slot is.
-pub fn cut(message: &[u8], slot: usize, mut send: impl FnMut(&[u8])) {
+pub fn part(message: &[u8], slot: usize, index: usize, out: &mut Vec<u8>) -> bool {
     assert!(slot > HEADER, "a slot of {slot} bytes has no room for a fragment");
+    let room = slot - HEADER;
+    let Some(rest) = index.checked_mul(room).and_then(|start| message.get(start..)) else { return false };
+    if rest.is_empty() {
+        return false;
+    }
+    out.clear();
+    out.extend_from_slice(&[FRAGMENT, if index == 0 { FLAG_FIRST } else { 0 }]);
+    out.extend_from_slice(&(message.len() as u32).to_le_bytes());
+    out.extend_from_slice(&rest[..rest.len().min(room)]);
+    true
+}
+
+/// Cuts `message` into fragments of at most `slot` bytes and hands each to `send`.
+///
+/// # Panics
+/// As [`part`].
+pub fn cut(message: &[u8], slot: usize, mut send: impl FnMut(&[u8])) {
     let mut buffer = Vec::with_capacity(slot);
-    for (index, part) in message.chunks(slot - HEADER).enumerate() {
-        buffer.clear();
-        buffer.extend_from_slice(&[FRAGMENT, if index == 0 { FLAG_FIRST } else { 0 }]);
-        buffer.extend_from_slice(&(message.len() as u32).to_le_bytes());
-        buffer.extend_from_slice(part);
+    for index in 0.. {
+        if !part(message, slot, index, &mut buffer) {
+            return;
+        }
         send(&buffer);
     }
 }
@@ -50,7 +68,7 @@ pub enum FragmentError {
     Order,
 }
 
-/// Puts fragments together.
+/// Puts fragments together. Its memory grows as bytes come, not as they are announced.
 #[derive(Debug, Default)]
 pub struct Assembler {
     bytes: Vec<u8>,
@@ -94,8 +112,40 @@ impl Assembler {
         Ok(Some(&self.bytes))
     }
 
+    /// Gives back what a long message has taken, once that has been dealt with.
+    pub fn release(&mut self) {
+        if self.is_idle() && self.bytes.capacity() > KEPT {
+            self.bytes = Vec::new();
+        }
+    }
+
     /// Whether no message is half there.
     pub fn is_idle(&self) -> bool {
         self.total == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_assembler_grows_as_bytes_come_and_gives_back_what_a_long_message_took() {
+        let mut assembler = Assembler::default();
+        let announced =
+            [&[FRAGMENT, FLAG_FIRST], &(MAX_LONG_MESSAGE as u32).to_le_bytes()[..], &[5]].concat();
+        assert_eq!(assembler.push(&announced), Ok(None));
+        assert!(assembler.bytes.capacity() < 64, "an announcement takes no room");
+        let mut assembler = Assembler::default();
+        for (len, kept) in [(KEPT / 4, true), (MAX_LONG_MESSAGE, false)] {
+            let message = vec![5; len];
+            let mut whole = false;
+            cut(&message, 224, |fragment| {
+                whole = assembler.push(fragment).expect("in order").is_some_and(|bytes| bytes == message);
+                assembler.release();
+            });
+            assert!(whole && assembler.is_idle());
+            assert_eq!(assembler.bytes.capacity() > 0, kept, "after {len} bytes");
+        }
     }
 }

@@ -16,10 +16,11 @@
 //! | 8 | `TENSOR_RESPONSE` | flags u8, request u32, (version u32 or meta), data (the rest) |
 //! | 9 | `CANCEL` | request u32 |
 //! | 10 | `CANCEL_ACK` | request u32 |
-//! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u16 length + UTF-8), details (u16 length + bytes) |
+//! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u32 length + UTF-8), details (u32 length + bytes) |
 //! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, held u32 |
 //! | 14 | `HELD_RESPONSE` | request u32, held u32 |
 //! | 15 | `ARM` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
+//! | 16 | `CHECKSUM` | request u32, sum u64 |
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
 //! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
@@ -36,13 +37,14 @@ pub use decode::MessageError;
 use super::{Grant, Slot, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
-/// Bytes of the longest message before it is cut into fragments.
-pub const MAX_LONG_MESSAGE: usize = 16 * 1024;
+/// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by its sender, longer
+/// details are left out, and the message says so.
+pub const MAX_STATUS_TEXT: usize = 256 * 1024;
 
-/// Bytes of an error's message or details that travel at most; what is longer is cut by its sender, who says so.
-pub const MAX_STATUS_TEXT: usize = 7 * 1024;
+/// Bytes of the longest message before it is cut into fragments: an error with as much text as travels, and its header.
+pub const MAX_LONG_MESSAGE: usize = 2 * MAX_STATUS_TEXT + 64;
 
 /// One use of a slot of the requester's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +116,8 @@ pub struct TensorRequest {
     pub timeout_ms: u32,
     /// Whether the receiver would borrow the tensor where it lies.
     pub borrow: bool,
+    /// Whether the bytes of the answer are to be followed by their sum.
+    pub validate: bool,
     /// Where the tensor may be written, if its meta-data is the cached one.
     pub grant: Option<Grant>,
 }
@@ -239,6 +243,13 @@ pub enum Message<'a> {
     },
     /// Asks for the tensors of several steps in advance: standing requests.
     Arm(Arm<'a>),
+    /// The sum of the bytes that have just been sent for a request that wished it (SPEC 3.8).
+    Checksum {
+        /// The request.
+        request: RequestId,
+        /// The sum of the sender's bytes, by [`sum_of`](crate::wire::sum_of).
+        sum: u64,
+    },
 }
 
 const PING: u8 = 1;
@@ -256,9 +267,11 @@ const FRAGMENT: u8 = 12;
 const RETURN: u8 = 13;
 const HELD_RESPONSE: u8 = 14;
 const ARM: u8 = 15;
+const CHECKSUM: u8 = 16;
 
 const FLAG_GRANT: u8 = 1;
 const FLAG_BORROW: u8 = 2;
+const FLAG_VALIDATE: u8 = 4;
 const FLAG_LOAN_FOLLOWS: u8 = 1;
 const FLAG_WRITE_FOLLOWS: u8 = 2;
 const FLAG_CACHED: u8 = 1;

@@ -39,17 +39,20 @@ fn meta_ref() -> impl Strategy<Value = MetaRef> {
 
 fn tensor_request() -> impl Strategy<Value = TensorRequest> {
     let numbers = (any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
-    (request_id(), numbers, any::<bool>(), proptest::option::of(grant())).prop_map(
-        |(request, (route, step, frame, iteration, meta_version, timeout_ms), borrow, grant)| TensorRequest {
-            request,
-            route,
-            step,
-            frame,
-            iteration,
-            meta_version,
-            timeout_ms,
-            borrow,
-            grant,
+    (request_id(), numbers, any::<(bool, bool)>(), proptest::option::of(grant())).prop_map(
+        |(request, (route, step, frame, iteration, meta_version, timeout_ms), (borrow, validate), grant)| {
+            TensorRequest {
+                request,
+                route,
+                step,
+                frame,
+                iteration,
+                meta_version,
+                timeout_ms,
+                borrow,
+                validate,
+                grant,
+            }
         },
     )
 }
@@ -94,13 +97,13 @@ proptest! {
 
     #[test]
     fn standing_requests_come_back(
-        route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32, borrow: bool,
+        route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32, borrow: bool, validate: bool,
         room in proptest::option::of((any::<u16>(), any::<u64>())), steps in proptest::collection::vec(armed_step(), 1..=MAX_ARMED),
     ) {
         let bytes = bytes_of(&steps, room.is_some());
         let list = ArmedSteps::new(&bytes, room.is_some());
         let (frame, meta_version) = (!iteration, version);
-        let arm = Arm { route, first_step, frame, iteration, meta_version, borrow, room, steps: list };
+        let arm = Arm { route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list };
         let mut bytes = Vec::new();
         Message::Arm(arm.clone()).encode(&mut bytes);
         prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
@@ -151,6 +154,7 @@ proptest! {
     fn a_return_and_its_answer_come_back(request in request_id(), route: u32, step: u64, iteration: u64, held: u32) {
         comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, held })?;
         comes_back(&Message::Held { request, held })?;
+        comes_back(&Message::Checksum { request, sum: step })?;
     }
 
     #[test]
@@ -203,16 +207,33 @@ proptest! {
     }
 }
 
-#[test]
-fn an_error_text_that_is_too_long_is_cut_and_says_so() {
+/// An error as its receiver gets it.
+fn travelled(status: Status) -> Status {
     let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
-    let status = Status::new(Code::Internal, "é".repeat(MAX_STATUS_TEXT)).with_details(vec![7; 9000]);
     let mut bytes = Vec::new();
     Message::Error { request, status }.encode(&mut bytes);
     assert!(bytes.len() <= MAX_LONG_MESSAGE);
     let Ok(Message::Error { status, .. }) = Message::decode(&bytes) else { panic!("no error message") };
-    assert!(status.message.ends_with("é [cut]"));
-    assert_eq!(status.details.len(), MAX_STATUS_TEXT);
+    status
+}
+
+#[test]
+fn an_error_travels_whole_up_to_the_bound_and_says_so_beyond_it() {
+    let whole =
+        Status::new(Code::Internal, "x".repeat(MAX_STATUS_TEXT)).with_details(vec![0; MAX_STATUS_TEXT]);
+    assert!(travelled(whole.clone()) == whole);
+    let long = "é".repeat(MAX_STATUS_TEXT);
+    let cut = travelled(Status::new(Code::Internal, long.clone()).with_details(vec![7; 9000]));
+    assert!(cut.message.len() > MAX_STATUS_TEXT - 64 && cut.message.ends_with("é [cut from 524288 bytes]"));
+    assert_eq!(cut.details, [7; 9000]);
+    let note = " [262145 bytes of details were left out: 262144 travel at most]";
+    let endless = vec![7; MAX_STATUS_TEXT + 1];
+    let without = travelled(Status::new(Code::Internal, "short").with_details(endless.clone()));
+    assert!(without.details.is_empty() && without.message == format!("short{note}"));
+    let neither = travelled(Status::new(Code::Internal, long).with_details(endless));
+    assert!(
+        neither.details.is_empty() && neither.message.ends_with(&format!("é{note} [cut from 524288 bytes]"))
+    );
 }
 
 #[test]
@@ -271,7 +292,7 @@ fn standing_requests_are_refused_field_by_field() {
     assert!(Message::decode(&arm_bytes(u64::MAX, 1, room)).is_ok(), "the last step of all");
     let flags = {
         let mut bytes = arm_bytes(0, 1, None);
-        bytes[1] = 4;
+        bytes[1] = 8;
         bytes
     };
     let slot = {
@@ -286,7 +307,7 @@ fn standing_requests_are_refused_field_by_field() {
         bytes
     };
     for (bytes, part) in [
-        (flags, "4 as its flags"),
+        (flags, "8 as its flags"),
         (slot, "as its request"),
         (cut, "in its steps"),
         (arm_bytes(0, 0, room), "in its steps"),

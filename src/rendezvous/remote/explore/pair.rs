@@ -117,7 +117,7 @@ fn pair<F: Fabric>(
     let mut both = fabrics.iter().zip(pools).enumerate().map(|(side, (fabric, pool))| {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let settings = RemoteSettings {
-            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16 },
+            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16, validate: false },
             max_deferred: 16,
             cancel_grace: GRACE,
             peer_loss_is_fatal: false,

@@ -1,0 +1,60 @@
+//! Bits that are flipped on their way: what no fabric tells of, and only data validation finds.
+
+use super::network::State;
+use crate::memory::{
+    Lease, LentBytes, LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions,
+};
+use crate::wire::message::Message;
+use crate::wire::{DType, Shape, TensorMeta};
+use std::sync::Arc;
+
+/// The least that a region can have.
+const PAGE: u64 = 4096;
+
+impl State {
+    /// Flips one bit of some bytes that have reached a side, if chance will have it.
+    pub fn flip(&mut self, to: usize, bytes: &mut [u8]) -> bool {
+        let per_mille = self.processes[self.sides[to].process.0 as usize].flip_per_mille;
+        if bytes.is_empty() || !self.random.chance(per_mille) {
+            return false;
+        }
+        let bit = self.random.next() % (8 * bytes.len() as u64);
+        bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+        self.flipped += 1;
+        self.note("flip", to, bit);
+        true
+    }
+
+    /// The same for the tensor in a response; other messages are left alone.
+    pub(super) fn flip_response(&mut self, to: usize, message: &mut [u8]) {
+        let Ok(Message::Response { data, .. }) = Message::decode(message) else { return };
+        let start = message.len() - data.len();
+        self.flip(to, &mut message[start..]);
+    }
+
+    /// The same for what is lent: the borrower then sees bytes that are not the lender's.
+    pub(super) fn flip_loan(&mut self, to: usize, lent: &[u8], lease: Lease) -> Result<LentBytes, Lease> {
+        let mut bytes = lent.to_vec();
+        if !self.flip(to, &mut bytes) {
+            return Err(lease);
+        }
+        let (region, offset) = elsewhere(&bytes);
+        let flipped = LentBytes::new(region, offset, bytes.len() as u64, lease);
+        Ok(flipped.expect("the bytes lie in their region"))
+    }
+}
+
+/// A region with these bytes in it, and where in it they are.
+fn elsewhere(bytes: &[u8]) -> (Arc<PeerRegion>, u64) {
+    let len = (bytes.len() as u64 + PAGE).next_multiple_of(PAGE).max(4 * PAGE);
+    let options = RegionOptions { pages: PagePolicy::Plain, lock: LockPolicy::No, ..RegionOptions::new(len) };
+    let region = Region::create(0, &options).expect("memory for a flipped loan");
+    let file = region.fd().try_clone_to_owned().expect("a descriptor");
+    let options = PoolOptions { shards: 1, poison: false, max_blocks: 16, ..PoolOptions::default() };
+    let pool = Pool::new(region, options).expect("a pool");
+    let shape = Shape::new(&[bytes.len() as u64]).expect("a shape");
+    let mut tensor = pool.tensor(TensorMeta::new(DType::U8, shape).expect("a size")).expect("room");
+    tensor.bytes_mut().copy_from_slice(bytes);
+    let offset = tensor.span().map_or(0, |span| span.offset);
+    (Arc::new(PeerRegion::map(file, len).expect("a second map")), offset)
+}

@@ -1,0 +1,533 @@
+//! Data validation mode with a peer that says whatever it likes.
+
+use super::*;
+use crate::memory::Tensor;
+use crate::wire::message::{ArmedStep, ArmedSteps};
+use crate::wire::sum_of;
+
+const BYTES: [u8; 4] = [1, 2, 3, 4];
+
+fn validating() -> Scene {
+    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: true })
+}
+
+fn key(step: u64) -> TensorKey {
+    let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
+    TensorKey { edge, step, frame: 0, iteration: 0 }
+}
+
+/// What came to the peer.
+#[derive(Debug, PartialEq)]
+enum Came {
+    Message(Vec<u8>),
+    Immediate(ImmediateKind, u64),
+    Lent(u64),
+}
+
+impl ByHand {
+    fn sum(&mut self, request: RequestId, sum: u64) {
+        self.say(&Message::Checksum { request, sum });
+    }
+
+    fn response(&mut self, request: RequestId, data: &[u8]) {
+        let meta = MetaRef::New(meta(DType::U8, &[data.len() as u64]));
+        self.say(&Message::Response { request, meta, data });
+    }
+
+    /// Lends as many bytes, all the same, behind their meta-data.
+    fn lend(&mut self, request: RequestId, bytes: u64, fill: u8) {
+        let meta = meta(DType::U8, &[bytes]);
+        let mut source = self.pool.zeroed(meta.meta.clone()).expect("room");
+        source.bytes_mut().fill(fill);
+        self.say(&Message::Meta { request, before: Before::Loan, meta });
+        let RequestId { slot, generation } = request;
+        let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
+        let source = source.freeze();
+        let id = crate::fabric::OpId(1);
+        self.port.lend(self.link, Lane::CONTROL, id, &source, immediate).expect("room");
+    }
+
+    /// Asks for a tensor and its sum.
+    fn ask_validated(&mut self, slot: u32, borrow: bool, grant: Option<Grant>) {
+        let request = RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
+        let (step, frame, iteration, meta_version) = (1, 0, 0, u32::from(grant.is_some()));
+        let timeout_ms = u32::MAX;
+        self.say(&Message::Request(TensorRequest {
+            request,
+            route: 1,
+            step,
+            frame,
+            iteration,
+            meta_version,
+            timeout_ms,
+            borrow,
+            validate: true,
+            grant,
+        }));
+    }
+
+    fn grant(&mut self, bytes: u64) -> Grant {
+        let target = self.pool.tensor(meta(DType::U8, &[bytes]).meta).expect("room");
+        self.port.grant(self.link, target).expect("room")
+    }
+
+    /// The next things that come, in their order.
+    fn came(&mut self, count: usize) -> Vec<Came> {
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut all = Vec::new();
+        while all.len() < count {
+            assert!(Instant::now() < end, "no more came than {all:?}");
+            self.port.poll(&mut self.completions);
+            for (completion, bytes) in self.completions.drain() {
+                match completion.event {
+                    Event::Message(_) => all.push(Came::Message(bytes.to_vec())),
+                    Event::Immediate { immediate, bytes } => all.push(Came::Immediate(immediate.kind, bytes)),
+                    Event::Lent { bytes, .. } => all.push(Came::Lent(bytes.len() as u64)),
+                    _ => {}
+                }
+            }
+            self.completions.clear();
+            self.port.post_receives(self.link, Lane::CONTROL, 1);
+        }
+        all
+    }
+}
+
+impl Scene {
+    /// The only event: the value of a waiter.
+    fn tensor(&mut self) -> Tensor {
+        match self.event() {
+            LinkEvent::Arrived { received: Received::Tensor(tensor), .. } => tensor,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The only event: a waiter is told that what came is corrupted.
+    fn corruption(&mut self) -> (u32, Corruption) {
+        match self.event() {
+            LinkEvent::Failed { waiter, error: RequestError::Corrupted(corruption), .. } => {
+                (waiter, corruption)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The waiter of a request leaves, as one whose receive was dropped.
+    fn drop_waiter(&mut self, id: RequestId) {
+        self.links.give_up_one(self.link, id, &mut |_, waiter| {
+            *waiter = None;
+            Verdict::GiveUp
+        });
+    }
+
+    /// Asks in advance for two steps from 5 on. Nothing is known of them.
+    fn arm_two(&mut self) -> [RequestId; 2] {
+        assert_eq!(self.links.arm_steps(self.link, &key(5), 2, false), 2);
+        loop {
+            if let Message::Arm(arm) = Message::decode(&self.peer.next()).expect("a message") {
+                assert!(arm.validate);
+                let mut steps = arm.steps.iter().map(|step| step.request);
+                return [(); 2].map(|()| steps.next().expect("two"));
+            }
+        }
+    }
+
+    fn claim_step(&mut self, step: u64) {
+        self.links.request(self.link, key(step), Want::Fresh, u32::MAX, step as u32).expect("claimed");
+    }
+
+    /// The request that has come, whatever has left meanwhile.
+    fn asked(&mut self) -> Incoming {
+        let asked = self.events().into_iter().find_map(|event| match event {
+            LinkEvent::Asked { incoming, .. } => Some(incoming),
+            _ => None,
+        });
+        asked.expect("asked")
+    }
+
+    fn nothing(&mut self) {
+        let events = self.events();
+        assert!(events.is_empty(), "{events:?}");
+    }
+}
+
+#[test]
+fn a_value_is_handed_over_when_its_sum_has_come_and_is_right() {
+    let mut scene = validating();
+    let request = scene.request();
+    scene.peer.response(request, &BYTES);
+    scene.nothing();
+    scene.peer.sum(request, sum_of(&BYTES));
+    assert_eq!(scene.tensor().bytes(), BYTES);
+    assert_eq!((scene.count(Counter::SumsChecked), scene.count(Counter::SumMismatches)), (1, 0));
+}
+
+#[test]
+fn a_value_with_another_sum_is_an_error_with_both_and_goes_to_nobody() {
+    let mut scene = validating();
+    let request = scene.request();
+    scene.peer.response(request, &BYTES);
+    scene.peer.sum(request, 7);
+    let corruption = Corruption { bytes: 4, sent: 7, came: sum_of(&BYTES) };
+    assert_eq!(scene.corruption(), (77, corruption));
+    assert_eq!((scene.count(Counter::SumsChecked), scene.count(Counter::SumMismatches)), (1, 1));
+    let load = scene.links.load();
+    assert_eq!((load.requests, load.held, load.unsettled), (0, 0, 0));
+    assert!(scene.links.pool().is_empty(), "nothing leaked");
+}
+
+#[test]
+fn a_tensor_of_the_receiver_and_one_that_does_not_fit_are_checked_too() {
+    for (len, sum, fits) in
+        [(4, sum_of(&BYTES), true), (4, 1, true), (5, sum_of(&BYTES), false), (5, 1, false)]
+    {
+        let mut scene = validating();
+        let into = scene.links.pool().zeroed(meta(DType::U8, &[len]).meta).expect("room");
+        let request = scene.links.request(scene.link, key(1), Want::Into(into), u32::MAX, 3).expect("sent");
+        scene.peer.response(request, &BYTES);
+        scene.nothing();
+        scene.peer.sum(request, sum);
+        match (scene.event(), sum == 1, fits) {
+            (LinkEvent::Arrived { received: Received::Into(given), .. }, false, true) => {
+                assert_eq!(given.bytes(), BYTES);
+            }
+            (LinkEvent::Failed { error: RequestError::Misfit { .. }, .. }, false, false) => {
+                assert_eq!(scene.links.load().held, 1, "for whoever is next in line");
+            }
+            (LinkEvent::Failed { error: RequestError::Corrupted(_), .. }, true, _) => {
+                assert_eq!(scene.links.load().held, 0);
+            }
+            (other, ..) => panic!("{len} bytes: {other:?}"),
+        }
+        assert!(scene.links.pool().is_empty(), "nothing leaked");
+    }
+}
+
+#[test]
+fn a_loan_is_checked_where_it_lies_and_goes_back_if_it_is_wrong() {
+    for right in [true, false] {
+        let mut scene = validating();
+        scene.links.request(scene.link, key(1), Want::Borrow, u32::MAX, 3).expect("sent");
+        let request = loop {
+            if let Message::Request(request) = Message::decode(&scene.peer.next()).expect("a message") {
+                assert!(request.validate && request.borrow);
+                break request.request;
+            }
+        };
+        scene.peer.lend(request, 1000, 9);
+        scene.nothing();
+        scene.peer.sum(request, sum_of(&[9; 1000]) ^ u64::from(!right));
+        match right {
+            true => assert_eq!(scene.tensor().bytes(), [9; 1000]),
+            false => assert_eq!(scene.corruption().1.bytes, 1000),
+        }
+        let end = Instant::now() + Duration::from_secs(5);
+        while !scene.peer.pool.is_empty() {
+            assert!(Instant::now() < end, "the loan did not come back");
+            scene.links.poll();
+            scene.peer.port.poll(&mut scene.peer.completions);
+            scene.peer.completions.clear();
+        }
+    }
+}
+
+#[test]
+fn what_has_no_bytes_has_no_sum() {
+    let mut scene = validating();
+    let request = scene.request();
+    scene.peer.immediate(ImmediateKind::Dead, request);
+    assert!(matches!(scene.event(), LinkEvent::Arrived { received: Received::Dead(None), .. }));
+    let request = scene.request();
+    scene.peer.say(&Message::Error { request, status: Status::new(Code::NotFound, "no") });
+    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Remote(_), .. }));
+    assert_eq!(scene.count(Counter::SumsChecked), 0);
+}
+
+#[test]
+fn a_sum_that_was_not_asked_for_or_is_not_due_ends_the_link_and_tells_the_waiter() {
+    type Say = fn(&mut ByHand, RequestId);
+    let cases: [(bool, Say, &str); 6] = [
+        (
+            false,
+            |peer, request| peer.sum(request, 0),
+            "a sum came for a request that waits for its first answer",
+        ),
+        (
+            true,
+            |peer, request| peer.sum(request, 0),
+            "a sum came for a request that waits for its first answer",
+        ),
+        (
+            true,
+            |peer, request| {
+                peer.response(request, &BYTES);
+                peer.response(request, &BYTES);
+            },
+            "a tensor response came for a request whose value waits for its sum",
+        ),
+        (
+            true,
+            |peer, request| {
+                peer.response(request, &BYTES);
+                peer.say(&Message::Error { request, status: Status::new(Code::Internal, "late") });
+            },
+            "an error status came for a request whose value waits for its sum",
+        ),
+        (
+            true,
+            |peer, request| {
+                peer.response(request, &BYTES);
+                peer.say(&Message::CancelAck { request });
+            },
+            "an acknowledgement of a cancel came for a request whose value waits for its sum",
+        ),
+        (
+            true,
+            |peer, request| {
+                peer.response(request, &BYTES);
+                peer.say_bytes(&[16, 0, 0, 0, 0, 1, 2, 3]);
+            },
+            "a message of type 16 ends after 8 bytes, in its sum",
+        ),
+    ];
+    for (validate, say, part) in cases {
+        let settings = LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate };
+        let mut scene = scene_with(settings);
+        let request = scene.request();
+        say(&mut scene.peer, request);
+        let events = scene.events();
+        let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
+            panic!("{part}: {events:?}")
+        };
+        assert!(why.contains(part), "{why}");
+        assert_eq!(waiters.as_slice(), [77]);
+        drop(events);
+        assert!(scene.links.pool().is_empty(), "{part}: nothing leaked");
+    }
+}
+
+#[test]
+fn a_sum_for_a_slot_that_is_free_or_used_again_is_dropped_and_counted() {
+    let mut scene = validating();
+    let request = scene.request();
+    let stale = RequestId { generation: request.generation.wrapping_sub(1), ..request };
+    let beyond = RequestId { slot: Slot::new(1_000_000).expect("20 bits"), ..request };
+    for id in [stale, beyond] {
+        scene.peer.sum(id, 1);
+        scene.nothing();
+    }
+    scene.peer.response(request, &BYTES);
+    scene.peer.sum(request, sum_of(&BYTES));
+    scene.peer.sum(request, sum_of(&BYTES));
+    assert_eq!(scene.tensor().bytes(), BYTES, "a second sum is for a slot that is free");
+    assert_eq!(scene.count(Counter::StaleGenerations), 3);
+}
+
+#[test]
+fn a_sum_that_never_comes_ends_with_the_link_or_with_the_waiter() {
+    let mut lost = validating();
+    let request = lost.request();
+    lost.peer.response(request, &BYTES);
+    lost.nothing();
+    lost.peer.say_bytes(&[99]);
+    let events = lost.events();
+    assert!(matches!(&events[0], LinkEvent::Down { waiters, .. } if *waiters == [77]), "{events:?}");
+    drop(events);
+    assert!(lost.links.pool().is_empty(), "nobody got it");
+    let mut patient = validating();
+    let request = patient.request();
+    patient.peer.response(request, &BYTES);
+    patient.nothing();
+    patient.links.give_up_one(patient.link, request, &mut |_, _| Verdict::GiveUp);
+    assert_eq!(Message::decode(&patient.peer.next()), Ok(Message::Cancel { request }));
+    patient.peer.say(&Message::CancelAck { request });
+    patient.expect_violation("whose value waits for its sum");
+}
+
+#[test]
+fn a_waiter_that_gives_up_meanwhile_gets_the_value_that_had_come() {
+    for right in [true, false] {
+        let mut scene = validating();
+        let request = scene.request();
+        scene.peer.response(request, &BYTES);
+        scene.nothing();
+        scene.links.give_up_one(scene.link, request, &mut |_, _| Verdict::GiveUp);
+        scene.peer.sum(request, sum_of(&BYTES) ^ u64::from(!right));
+        scene.peer.say(&Message::CancelAck { request });
+        match right {
+            true => assert_eq!(scene.tensor().bytes(), BYTES),
+            false => assert_eq!(scene.corruption().0, 77),
+        }
+        let load = scene.links.load();
+        assert_eq!((load.requests, load.held, load.unsettled), (0, 0, 0));
+    }
+}
+
+#[test]
+fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() {
+    let mut scene = validating();
+    let request = scene.request();
+    scene.peer.response(request, &BYTES);
+    scene.nothing();
+    scene.drop_waiter(request);
+    scene.links.request(scene.link, key(1), Want::Fresh, u32::MAX, 78).expect("held back");
+    assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
+    scene.peer.sum(request, 1);
+    scene.nothing();
+    assert!(scene.links.pool().is_empty(), "the bytes are gone");
+    let held = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Return { held, step: 1, .. } => held,
+        other => panic!("{other:?}"),
+    };
+    scene.peer.say(&Message::CancelAck { request });
+    scene.nothing();
+    let request = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Request(request) => request.request,
+        other => panic!("{other:?}"),
+    };
+    scene.peer.say(&Message::Held { request, held });
+    assert_eq!(scene.corruption(), (78, Corruption { bytes: 4, sent: 1, came: sum_of(&BYTES) }));
+    let load = scene.links.load();
+    assert_eq!((load.requests, load.held, load.unsettled), (0, 0, 0), "told once");
+}
+
+#[test]
+fn a_value_that_is_wrong_and_whose_link_ends_is_told_to_whoever_asks_next() {
+    let mut scene = validating();
+    let [first, _] = scene.arm_two();
+    scene.peer.response(first, &BYTES);
+    scene.peer.sum(first, 1);
+    scene.nothing();
+    scene.peer.say_bytes(&[99]);
+    let events = scene.events();
+    assert!(
+        matches!(&events[0], LinkEvent::Orphaned { value: HeldValue::Corrupted(_), key, .. } if key.step == 5),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn standing_requests_are_checked_claimed_or_not() {
+    let mut scene = validating();
+    let [first, second] = scene.arm_two();
+    scene.peer.response(first, &BYTES);
+    scene.nothing();
+    scene.claim_step(5);
+    scene.nothing();
+    scene.peer.sum(first, sum_of(&BYTES));
+    assert_eq!(scene.tensor().bytes(), BYTES);
+    scene.peer.response(second, &BYTES);
+    scene.peer.sum(second, 3);
+    scene.nothing();
+    scene.claim_step(6);
+    assert_eq!(scene.corruption().0, 6);
+    let load = scene.links.load();
+    assert_eq!((load.requests, load.held, load.armed), (0, 0, 0));
+}
+
+#[test]
+fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() {
+    let mut scene = validating();
+    let [first, second] = scene.arm_two();
+    scene.peer.response(first, &BYTES);
+    scene.nothing();
+    scene.links.disarm(scene.link, &mut |_| true);
+    for request in [first, second] {
+        assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
+    }
+    scene.peer.sum(first, sum_of(&BYTES));
+    scene.peer.say(&Message::CancelAck { request: first });
+    scene.peer.say(&Message::CancelAck { request: second });
+    scene.nothing();
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, .. })));
+    let load = scene.links.load();
+    assert_eq!((load.requests, load.held, load.unsettled, load.armed), (0, 1, 0, 0));
+}
+
+fn checksum(slot: u32, sum: u64) -> Came {
+    let request = RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
+    let mut bytes = Vec::new();
+    Message::Checksum { request, sum }.encode(&mut bytes);
+    Came::Message(bytes)
+}
+
+fn kind(came: &Came) -> u8 {
+    match came {
+        Came::Message(bytes) => bytes[0],
+        _ => 0,
+    }
+}
+
+#[test]
+fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
+    let mut scene = scene_with(LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 16,
+        max_routes: 4,
+        validate: false,
+    });
+    scene.peer.route(1, 1, HERE, THERE);
+    let serve = |scene: &mut Scene, bytes: Option<u64>| {
+        let incoming = scene.asked();
+        let value = bytes.map_or(Value::Dead, |bytes| {
+            let mut tensor = scene.links.pool().tensor(meta(DType::U8, &[bytes]).meta).expect("room");
+            tensor.bytes_mut().fill(bytes as u8);
+            Value::Tensor(tensor.freeze())
+        });
+        scene.links.serve(incoming, value, 1);
+    };
+    // In the response.
+    scene.peer.ask_validated(0, false, None);
+    serve(&mut scene, Some(9));
+    let came = scene.peer.came(2);
+    assert_eq!((kind(&came[0]), &came[1]), (8, &checksum(0, sum_of(&[9; 9]))));
+    // Meta-data first, and the write once it was asked for again.
+    scene.peer.ask_validated(1, false, None);
+    serve(&mut scene, Some(1000));
+    assert_eq!(kind(&scene.peer.came(1)[0]), 6);
+    let grant = scene.peer.grant(1000);
+    let request = RequestId { slot: Slot::new(1).expect("20 bits"), generation: 0 };
+    scene.peer.say(&Message::ReRequest { request, grant });
+    scene.events();
+    let sum = sum_of(&[1000_u32 as u8; 1000]);
+    assert_eq!(scene.peer.came(2), [Came::Immediate(ImmediateKind::Plain, 1000), checksum(1, sum)]);
+    // A loan behind its meta-data.
+    scene.peer.ask_validated(2, true, None);
+    serve(&mut scene, Some(1000));
+    let came = scene.peer.came(3);
+    assert_eq!((kind(&came[0]), &came[1..]), (6, &[Came::Lent(1000), checksum(2, sum)][..]));
+    // A standing request: META, the write, the sum.
+    let grant = scene.peer.grant(4000);
+    let mut steps = Vec::new();
+    let request = RequestId { slot: Slot::new(3).expect("20 bits"), generation: 0 };
+    ArmedStep { request, key: grant.key, offset: grant.offset }.put(&mut steps, true);
+    scene.peer.say(&Message::Arm(crate::wire::message::Arm {
+        route: 1,
+        first_step: 1,
+        frame: 0,
+        iteration: 0,
+        meta_version: 9,
+        borrow: false,
+        validate: true,
+        room: Some((grant.region, grant.len)),
+        steps: ArmedSteps::new(&steps, true),
+    }));
+    serve(&mut scene, Some(1000));
+    let came = scene.peer.came(3);
+    assert_eq!(kind(&came[0]), 6);
+    assert_eq!(came[1..], [Came::Immediate(ImmediateKind::Plain, 1000), checksum(3, sum)]);
+    // Dead values and errors have no bytes, and who does not ask for a sum gets none.
+    scene.peer.ask_validated(4, false, None);
+    serve(&mut scene, None);
+    scene.peer.ask_validated(5, false, None);
+    let incoming = scene.asked();
+    scene.links.refuse(incoming, Status::new(Code::NotFound, "no"));
+    scene.peer.ask(6, 1);
+    serve(&mut scene, Some(9));
+    scene.peer.ask(7, 1);
+    let incoming = scene.asked();
+    assert!(scene.links.serve_held(incoming, 1, 1));
+    let came = scene.peer.came(4);
+    assert_eq!(came[0], Came::Immediate(ImmediateKind::Dead, 0));
+    assert_eq!(came[1..].iter().map(kind).collect::<Vec<_>>(), [11, 8, 14]);
+}

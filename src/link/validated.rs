@@ -1,0 +1,101 @@
+//! Data validation mode (SPEC 3.8): behind each answer with bytes comes their sum, and a value is nobody's before that.
+//!
+//! It is the receiver's wish, in its requests: only who validates pays, and two ends need not agree.
+
+use super::held::Unfit;
+use super::links::{Context, Link};
+use super::{Corruption, HeldValue, Received, RequestError};
+use crate::fabric::Port;
+use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::Arrival;
+use crate::telemetry::Counter;
+use crate::wire::message::{Message, RequestId, Side};
+use crate::wire::sum_of;
+
+/// A value that has come and waits for its sum.
+#[derive(Debug)]
+pub(super) enum Unproven {
+    /// It is where it goes.
+    Placed(Received, Side),
+    /// It can't go there.
+    Unfit(Box<Unfit>),
+}
+
+impl Unproven {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Unproven::Placed(Received::Tensor(tensor), _) => tensor.bytes(),
+            Unproven::Placed(Received::Into(given), _) => given.bytes(),
+            Unproven::Unfit(unfit) => match &unfit.value {
+                HeldValue::Tensor { tensor, .. } => tensor.bytes(),
+                HeldValue::Bytes { bytes, .. } => bytes,
+                HeldValue::Dead | HeldValue::Corrupted(_) => &[],
+            },
+            Unproven::Placed(Received::Dead(_), _) => &[],
+        }
+    }
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    if is_on(Mutant::SumOfHead) { sum_of(&bytes[..bytes.len().min(8)]) } else { sum_of(bytes) }
+}
+
+impl<C> Link<C> {
+    /// The sum of a value that is about to leave, if the peer wishes it.
+    #[inline]
+    pub(super) fn sum(&self, validate: bool, value: &Tensor) -> Option<u64> {
+        validate.then(|| sum(value.bytes()))
+    }
+
+    /// Sends the sum, right behind its value.
+    #[inline]
+    pub(super) fn prove<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        sum: Option<u64>,
+    ) {
+        if let Some(sum) = sum {
+            self.send(cx, &Message::Checksum { request, sum });
+        }
+    }
+
+    /// Keeps what has come until its sum is there.
+    pub(super) fn await_sum(&mut self, id: RequestId, unproven: Unproven) {
+        if let Some(request) = self.requests.get(id) {
+            request.unproven = Some(unproven);
+        }
+    }
+
+    /// `CHECKSUM`.
+    pub(super) fn sum_came<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        sent: u64,
+    ) -> Result<(), String> {
+        let Some(request) = self.current(cx, id) else { return Ok(()) };
+        let action = request.machine.arrive(Arrival::Sum).map_err(|v| v.to_string())?;
+        // The machine has seen a value come.
+        let Some(unproven) = request.unproven.take() else { return Ok(()) };
+        let is_late = request.waiter.is_none();
+        cx.counters.increment(Counter::SumsChecked);
+        let came = sum(unproven.bytes());
+        let is_right = came == sent || is_on(Mutant::SumNotCompared);
+        if is_right || is_on(Mutant::CorruptedHandedOn) && is_late {
+            match unproven {
+                Unproven::Placed(received, sender) => self.deliver(cx, id, action, received, sender),
+                Unproven::Unfit(unfit) => self.unwanted(cx, id, action, *unfit),
+            }
+            return Ok(());
+        }
+        cx.counters.increment(Counter::SumMismatches);
+        let corruption = Corruption { bytes: unproven.bytes().len() as u64, sent, came };
+        // What came goes back to its pool, or to its lender.
+        drop(unproven);
+        let (value, error) = (HeldValue::Corrupted(corruption), RequestError::Corrupted(corruption));
+        self.unwanted(cx, id, action, Unfit { value, error });
+        Ok(())
+    }
+}
