@@ -88,6 +88,14 @@ mutants! {
     DisarmedValueDropped,
     /// What has come for standing requests is thrown away when their link goes.
     ParkedNotOrphaned,
+    /// More is lent than the bound says.
+    LentPastBound,
+    /// A loan that comes back makes room for two.
+    LoanCountedBackTwice,
+    /// A loan that comes back makes no room.
+    LoanNeverCountedBack,
+    /// What was lent is used again when its link ends, though the borrower reads it.
+    LoanEndsWithLink,
 }
 
 /// Whether a bug is switched on.

@@ -6,7 +6,7 @@ use super::loans::{Loan, Returned};
 use super::random::Random;
 use super::side::{Arrived, Held, Operation, Side};
 use super::{SimFabric, SimOptions, SimProcess};
-use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId, PostError};
+use crate::fabric::{Lane, LinkFailure, LinkOptions, LoanBooks, OpId, PostError};
 use crate::memory::{PeerRegion, Pool};
 use crate::wire::{Grant, Immediate, Time};
 use std::cmp::Reverse;
@@ -25,6 +25,7 @@ pub(super) struct Process {
     pub is_dead: bool,
     stalled_until: Time,
     pub region: Arc<PeerRegion>,
+    pub books: Arc<LoanBooks>,
 }
 
 impl Process {
@@ -108,8 +109,10 @@ impl SimNetwork {
             Arc::new(PeerRegion::map(file, region.len()).expect("a second map of the pool's region"));
         let mut state = self.lock();
         let process = SimProcess(state.processes.len() as u32);
-        state.processes.push(Process { is_dead: false, stalled_until: Time::ZERO, region });
-        SimFabric { network: self.clone(), process, pool: pool.clone() }
+        let books = Arc::new(LoanBooks::new(state.options.max_lent_bytes));
+        let stalled_until = Time::ZERO;
+        state.processes.push(Process { is_dead: false, stalled_until, region, books: Arc::clone(&books) });
+        SimFabric { network: self.clone(), process, pool: pool.clone(), books }
     }
 
     /// The time.
