@@ -84,7 +84,8 @@
 //! Without it the node goes on. When the task is there again, as a new process or as one that was only held up, the
 //! two link again by themselves ([`PeerReport::generation`] grows); [`Node::join`] waits for that. Calls that begin
 //! then reach the new life, in new steps or in those that have begun. A tensor borrowed from a life that is over can
-//! be read for as long as it is held. [`Step::send`] says what becomes of values that were sent to it.
+//! be read for as long as it is held; `borrow_grace` after the death it is copied, where it lies, so that the dead process's
+//! memory goes back to the system. [`Step::send`] says what becomes of values that were sent to it.
 //!
 //! # fork
 //!
@@ -103,6 +104,7 @@
 //! | setting up one link, tried again until the join's deadline | 5 s | |
 //! | a receive whose caller does not say | 60 s | `recv_timeout` |
 //! | a receive that gave up, for its sender's word | 100 ms | `cancel_grace` |
+//! | a borrowed tensor, until it counts as overdue; and after its sender's death, until it is copied out of the dead process's memory | 5 s | `borrow_grace` |
 //! | [`Node::stop`], serving what was sent; and again for the bootstrap service | 2 s | `stop_timeout` |
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
 

@@ -98,6 +98,14 @@ mutants! {
     SumLeftOut,
     /// Bytes that were found to be wrong when nobody waited for them any more are kept for the next.
     CorruptedHandedOn,
+    /// More is lent than the bound says.
+    LentPastBound,
+    /// A loan that comes back makes room for two.
+    LoanCountedBackTwice,
+    /// A loan that comes back makes no room.
+    LoanNeverCountedBack,
+    /// What was lent is used again when its link ends, though the borrower reads it.
+    LoanEndsWithLink,
 }
 
 /// Whether a bug is switched on.

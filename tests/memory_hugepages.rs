@@ -39,7 +39,7 @@ impl Drop for Reserved {
 }
 
 fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
-    let _reserved = match Reserved::new(page, size / page) {
+    let reserved = match Reserved::new(page, size / page) {
         Ok(reserved) => reserved,
         Err(why) => return println!("skipped: {why}"),
     };
@@ -66,6 +66,18 @@ fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
     // SAFETY: inside the peer's mapping, which is alive; nobody writes now.
     let seen = unsafe { seen.read() };
     assert_eq!(seen, 17);
+
+    // The pool's maker is gone, and of the pages only what is still read is kept, elsewhere.
+    drop((tensor, pool));
+    let free = || fs::read_to_string(reserved.file.with_file_name("free_hugepages")).expect("sysfs");
+    let before: u64 = free().trim().parse().expect("a number");
+    // SAFETY: nobody writes any more, and nothing but this part is read.
+    unsafe { peer.keep_only(&[(span.offset, span.len)]) }.expect("room");
+    assert_eq!(free().trim().parse::<u64>().expect("a number"), before + size / page);
+    // SAFETY: as above.
+    let seen =
+        unsafe { std::slice::from_raw_parts(peer.bytes_at(span.offset, span.len).expect("inside"), 100_000) };
+    assert!(seen.iter().all(|byte| *byte == 17));
 }
 
 #[test]

@@ -263,12 +263,22 @@ settings! {
     lanes: u8, Number<u8>, default("1"), "1 to 8", |lanes| (1..=8).contains(&lanes).then_some(lanes);
     /// Bytes up to which a tensor rides in the response instead of being written on its own.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
-    /// How a bulk tensor gets from a sender on the same host to its receiver.
+    /// How a bulk tensor gets from a sender on the same host to a receive that names no destination: copied into this process's
+    /// pool, or borrowed where it lies, which costs the same at any size. Copy is the default, as what was received is then one's
+    /// own: it can be held for any time without keeping a sender's buffer, and it does not depend on the sender's life. Borrow
+    /// where tensors are large, read once and dropped soon. Receives into a given tensor always copy.
     bulk_receive: BulkReceive, OneOf<BulkReceive>, default("copy"), "copy or borrow", Some;
     /// Data validation mode: whether each tensor that comes from a peer is compared with the sum of what its sender sent, and an
     /// error if it differs. It costs both sides one pass over the bytes, and a message for each tensor; the peer need
     /// not have it on.
     validate: bool, Switch, default("false"), "true or false", Some;
+    /// Bytes of the pool that peers can borrow at a time; what is sent beyond that is copied. Without it half of the pool:
+    /// however long borrowers hold what they have, the other half is left for this process to go on with.
+    max_lent_bytes: u64, Bytes, optional,
+        "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
+    /// How long a peer may hold what it has borrowed before that is counted as overdue (`loans_overdue`), and how long after a
+    /// peer's death what is still borrowed of it is copied out of its memory, of which the rest goes back to the system.
+    borrow_grace: Duration, Span, default("5s"), "1ms to 24h", up_to_a_day;
     /// Receives that can be outstanding on each link.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);

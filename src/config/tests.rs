@@ -147,6 +147,8 @@ const SAMPLES: &[Sample] = &[
     sample("lanes", &[("1", "1"), ("8", "8")], &["", "0", "9", "256", "x"], NO_NUMBER),
     sample("small_tensor_bytes", &[("0", "0"), ("160", "160")], &["", "161", "-1", "1KiB"], NO_NUMBER),
     sample("validate", &[("true", "true"), ("false", "false")], &["", "yes", "1"], NO_SWITCH),
+    sample("max_lent_bytes", &[("0", "0"), ("16TiB", "16TiB")], &["", "-1", "17TiB", "half"], NO_STRING),
+    sample("borrow_grace", &[("1ms", "1ms"), ("24h", "24h")], &["0s", "25h", "", "5"], NO_STRING),
     sample("bulk_receive", &[("copy", "copy"), ("borrow", "borrow")], &["", "move"], NO_STRING),
     sample(
         "max_requests",

@@ -22,15 +22,18 @@
 //! Nothing in this room knows of requests, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
+mod lending;
 pub mod shm;
 pub mod sim;
 pub mod verbs;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
+pub use lending::{Allowance, LoanBooks, LoanFigures, TICKS_PER_GRACE};
 
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of the longest message that a [`Port::send`] carries.
@@ -150,6 +153,11 @@ pub trait Fabric: Send + Sync + 'static {
     fn half_for(&self, port: usize, options: &LinkOptions) -> Result<Self::Half, FabricError> {
         let _ = port;
         self.half(options)
+    }
+
+    /// What this process has lent over it, and what was kept of dead peers; `None` for a fabric that does not lend.
+    fn loan_books(&self) -> Option<Arc<LoanBooks>> {
+        None
     }
 }
 
@@ -273,19 +281,23 @@ pub trait Port: Send + 'static {
         source: &Grant,
     ) -> Result<(), (PostError, TensorMut)>;
 
+    /// Leave to lend so many bytes on a link; `None` if the fabric does not lend, or as much is lent as may be.
+    fn allow_loan(&mut self, link: LinkId, bytes: u64) -> Option<Allowance>;
+
     /// Lends the peer a tensor where it lies; done when the peer has given it back. The peer gets
-    /// [`Event::Lent`], which consumes a receive.
+    /// [`Event::Lent`], which consumes a receive. The allowance is kept as long as the tensor.
     ///
     /// # Errors
-    /// [`PostError`]; nothing was lent then.
+    /// [`PostError`] with the allowance; nothing was lent then.
     fn lend(
         &mut self,
         link: LinkId,
         lane: Lane,
         id: OpId,
         source: &Tensor,
+        allowance: Allowance,
         immediate: Immediate,
-    ) -> Result<(), PostError>;
+    ) -> Result<(), (PostError, Allowance)>;
 
     /// Lets the peer write to a tensor, which the port keeps until [`Port::revoke`]: nobody can read, write
     /// or free it while the peer may write to it.

@@ -3,7 +3,7 @@
 use super::answered::WireKey;
 use super::links::{Context, Link};
 use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
-use crate::fabric::{LinkId, MAX_MESSAGE, Port};
+use crate::fabric::{Allowance, LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
@@ -229,7 +229,8 @@ impl<C> Link<C> {
             }
         };
         let side = side_of(&tensor);
-        let (route, asked_version) = (served.route, served.meta_version);
+        let (route, asked_version, borrows) =
+            (served.route, served.meta_version, served.machine.would_borrow());
         // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
         // meta-data of its own for each request.
         let version = self.routes_in.get(route).map_or(1, |route| route.version_of(tensor.meta(), side));
@@ -239,6 +240,8 @@ impl<C> Link<C> {
         let bytes = tensor.meta().bytes();
         let limits = cx.port.limits(self.id);
         let (lends, most) = (limits.lends, limits.max_write);
+        let fits_response = bytes <= u64::from(self.settings.small_tensor_bytes)
+            && meta.response_len(bytes as usize) <= MAX_MESSAGE;
         if bytes > most {
             let message = format!(
                 "the tensor has {bytes} bytes, and the queue of the link to {} carries {most} in one write: raise \
@@ -248,17 +251,15 @@ impl<C> Link<C> {
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
             return Served::Refused;
         }
+        let is_asked = lends && borrows && !fits_response;
+        let is_flat = tensor.span().is_some() && tensor.dtype() != DType::Bool;
+        let allowance = if is_asked && is_flat { self.allow_loan(cx, bytes) } else { None };
         let value = SenderValue {
             dead: false,
             bytes,
             meta_version: version,
-            fits_response: bytes <= u64::from(self.settings.small_tensor_bytes)
-                && meta.response_len(bytes as usize) <= MAX_MESSAGE,
-            // Loans may be held for long, and must never fill the queue that everything else leaves by.
-            lendable: lends
-                && self.out.values() < self.depth as usize / 2
-                && tensor.span().is_some()
-                && tensor.dtype() != DType::Bool,
+            fits_response,
+            lendable: allowance.is_some(),
         };
         let Some(served) = self.served_mut(request) else { return Served::Gone(Value::Tensor(tensor)) };
         let (answer, grant, of) = (served.machine.matched(value), served.grant, served.wire_key());
@@ -272,6 +273,15 @@ impl<C> Link<C> {
         self.answered.note(request, number, of);
         let sum = self.sum(validate, &tensor);
         match (answer, grant) {
+            (Answer::Lend { meta_first }, _) => {
+                // It is lent only with leave.
+                let Some(allowance) = allowance else { return Served::Posted };
+                if meta_first {
+                    self.meta(cx, request, full, Before::Loan);
+                }
+                cx.counters.increment(Counter::LoansPosted);
+                self.out.lend(cx.port, tensor, allowance, immediate(ImmediateKind::Lend, request));
+            }
             (Answer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
@@ -284,18 +294,22 @@ impl<C> Link<C> {
                 self.meta(cx, request, full, Before::Write);
                 self.write(cx, request, tensor, Grant { len: bytes, ..grant });
             }
-            (Answer::Lend { meta_first }, _) => {
-                if meta_first {
-                    self.meta(cx, request, full, Before::Loan);
-                }
-                cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, tensor, immediate(ImmediateKind::Lend, request));
-            }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
         }
         self.prove(cx, request, sum);
         Served::Posted
+    }
+
+    /// Leave to lend a value, if a slow holder neither fills the queue that everything else leaves by nor keeps more memory
+    /// than it may. What is not lent is copied.
+    fn allow_loan<P: Port>(&self, cx: &mut Context<'_, P, C>, bytes: u64) -> Option<Allowance> {
+        let has_room = self.out.values() < self.depth as usize / 2;
+        let allowance = if has_room { cx.port.allow_loan(self.id, bytes) } else { None };
+        if allowance.is_none() {
+            cx.counters.increment(Counter::LoansRefused);
+        }
+        allowance
     }
 
     fn meta<P: Port>(

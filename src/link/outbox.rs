@@ -1,6 +1,6 @@
 //! What leaves on the control lane: in order, under the peer's credits, queued when it can't leave at once.
 
-use crate::fabric::{Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
+use crate::fabric::{Allowance, Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Message, fragment};
@@ -30,8 +30,10 @@ enum Item {
         target: Grant,
         immediate: Immediate,
     },
+    /// Has its allowance until it is posted.
     Lend {
         source: Tensor,
+        allowance: Option<Allowance>,
         immediate: Immediate,
     },
 }
@@ -106,9 +108,15 @@ impl Outbox {
     }
 
     /// Lends a tensor.
-    pub fn lend<P: Port>(&mut self, port: &mut P, source: Tensor, immediate: Immediate) {
+    pub fn lend<P: Port>(
+        &mut self,
+        port: &mut P,
+        source: Tensor,
+        allowance: Allowance,
+        immediate: Immediate,
+    ) {
         self.values += 1;
-        self.push(port, Item::Lend { source, immediate });
+        self.push(port, Item::Lend { source, allowance: Some(allowance), immediate });
     }
 
     /// Posts what is queued, as far as credits and room go. A link that is down reports that by its port, and nothing
@@ -124,7 +132,7 @@ impl Outbox {
                     Err(PostError::Refused(why)) => return self.end(port, why),
                 }
             }
-            let Some(item) = self.queue.front() else { return };
+            let Some(item) = self.queue.front_mut() else { return };
             match post(port, self.link, &mut self.next_op, item) {
                 Ok(()) => self.sent = self.sent.wrapping_add(1 + u32::from(is_on(Mutant::LostCredit))),
                 Err(PostError::Full) => return,
@@ -187,9 +195,9 @@ impl Outbox {
         self.queue.push_back(Item::Message { bytes: item, len: bytes.len() as u8 });
     }
 
-    fn push<P: Port>(&mut self, port: &mut P, item: Item) {
+    fn push<P: Port>(&mut self, port: &mut P, mut item: Item) {
         if self.queue.is_empty() && self.has_credit(port) {
-            match post(port, self.link, &mut self.next_op, &item) {
+            match post(port, self.link, &mut self.next_op, &mut item) {
                 Ok(()) => {
                     self.sent = self.sent.wrapping_add(1);
                     return;
@@ -213,7 +221,7 @@ impl Outbox {
     }
 }
 
-fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &Item) -> Result<(), PostError> {
+fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &mut Item) -> Result<(), PostError> {
     let id = OpId(*next_op);
     *next_op += 1;
     match item {
@@ -228,7 +236,14 @@ fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &Item) -> 
             let len = source.meta().bytes();
             port.write(link, Lane::CONTROL, id, source, 0, len, target, Some(*immediate))
         }
-        Item::Lend { source, immediate } => port.lend(link, Lane::CONTROL, id, source, *immediate),
+        Item::Lend { source, allowance, immediate } => {
+            // It is there until the loan is posted.
+            let Some(allowed) = allowance.take() else { return Ok(()) };
+            port.lend(link, Lane::CONTROL, id, source, allowed, *immediate).map_err(|(error, allowed)| {
+                *allowance = Some(allowed);
+                error
+            })
+        }
     }
 }
 

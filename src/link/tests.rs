@@ -417,9 +417,8 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
                     generation: request.generation,
                     slot: request.slot,
                 };
-                peer.port
-                    .lend(peer.link, Lane::CONTROL, crate::fabric::OpId(1), &tensor, immediate)
-                    .expect("room");
+                let (id, allowance) = (crate::fabric::OpId(1), crate::fabric::Allowance::unbounded());
+                peer.port.lend(peer.link, Lane::CONTROL, id, &tensor, allowance, immediate).expect("room");
             },
             "whose meta-data is not known",
         ),

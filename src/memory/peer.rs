@@ -1,9 +1,12 @@
 //! Another process's region, mapped here for reading.
 
 use super::bytes::Bytes;
+use super::limits::{self, Read};
 use memmap2::{Mmap, MmapOptions};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::{Errno, pwrite};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::io;
 
 /// What every region's memfd is sealed with: its size is fixed, nobody but its maker can write to it, and
@@ -46,6 +49,9 @@ pub enum PeerRegionError {
 
 const SEALS_BITS: u32 = SEALS.bits();
 
+/// What ordinary memory comes in.
+const PAGE: u64 = 4096;
+
 /// Checks that nobody can shorten `fd` or map it for writing any more, and that it has at least `min_len`
 /// bytes. Returns its size in bytes.
 ///
@@ -73,6 +79,18 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
     Ok(size)
 }
 
+/// Looks whether there is memory for these parts: who goes over a cgroup's limit is killed.
+fn room_for(parts: &[(u64, u64)], read: Read<'_>) -> io::Result<()> {
+    let needed = parts.iter().map(|(_, len)| len.next_multiple_of(PAGE) + PAGE).sum::<u64>();
+    match limits::tightest(read).filter(|room| room.available < needed) {
+        Some(room) => {
+            let why = format!("{} are needed, and {}", Bytes(needed), room.limit);
+            Err(io::Error::new(io::ErrorKind::OutOfMemory, why))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Another process's region, mapped here for reading. Pages come in when they are first read.
 #[derive(Debug)]
 pub struct PeerRegion {
@@ -97,6 +115,65 @@ impl PeerRegion {
         let map = unsafe { MmapOptions::new().len(bytes).map(&fd) };
         let map = map.map_err(|source| PeerRegionError::Os { tried: "mapping", claimed: len, source })?;
         Ok(PeerRegion { map, len })
+    }
+
+    /// Replaces the mapping, at the same addresses, by private memory with just these parts of it, each an offset and a
+    /// length; the rest reads as zeros and takes no room. If nobody else has the region, its memory goes back to the system.
+    ///
+    /// Whoever reads one of the parts meanwhile sees the same bytes before, during and after it: the kernel puts the new
+    /// mapping in place of the old one under the lock that page faults wait for. After an error everything is as it was.
+    ///
+    /// # Errors
+    /// [`PeerRegionError::Os`] if there is no room for the parts, or one is not inside.
+    ///
+    /// # Safety
+    /// Nobody may write to the region any more: its maker has ended. And until the region is dropped nothing but
+    /// these parts may be read, by [`PeerRegion::bytes_at`] or as [`LentBytes`](super::LentBytes).
+    pub unsafe fn keep_only(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
+        // SAFETY: the caller's word.
+        unsafe { self.keep_only_with(parts, &|path| std::fs::read_to_string(path).ok()) }
+    }
+
+    /// As [`PeerRegion::keep_only`], with the files that tell the limits of memory read by `read`.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn keep_only_with(
+        &self,
+        parts: &[(u64, u64)],
+        read: Read<'_>,
+    ) -> Result<(), PeerRegionError> {
+        let failed = |tried| move |source| PeerRegionError::Os { tried, claimed: self.len, source };
+        let fill = || {
+            room_for(parts, read)?;
+            let kept = memfd_create("tensorwire-kept", MemfdFlags::CLOEXEC)?;
+            ftruncate(&kept, self.map.len() as u64)?;
+            parts.iter().try_for_each(|part| self.copy_part(&kept, *part)).map(|()| kept)
+        };
+        let kept = fill().map_err(failed("copying what is borrowed of"))?;
+        let base = self.map.as_ptr().cast_mut().cast();
+        // SAFETY: the range is this value's own mapping, whole. The new one is as long and readable, and has the same
+        // bytes wherever anyone may still look.
+        let mapped = unsafe {
+            mmap(base, self.map.len(), ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, &kept, 0)
+        };
+        mapped.map(|_| ()).map_err(|error| failed("replacing the mapping of")(error.into()))
+    }
+
+    /// Writes a part to the same place of another file.
+    fn copy_part(&self, to: &OwnedFd, (mut offset, len): (u64, u64)) -> io::Result<()> {
+        let start = self.bytes_at(offset, len).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: inside the mapping; by the rule of `keep_only` nobody writes there.
+        let mut bytes = unsafe { std::slice::from_raw_parts(start, len as usize) };
+        while !bytes.is_empty() {
+            match pwrite(to, bytes, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => (bytes, offset) = (&bytes[written..], offset + written as u64),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// How many bytes the peer said that it has.

@@ -6,11 +6,11 @@ use crate::config::{Config, Poll, Wait};
 use crate::engine::{
     Engine, EngineOptions, Mode, Poller, PollingThread, Waiting, choose_mode, process_cpus, start,
 };
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, LoanBooks, LoanFigures};
 use crate::link::Links;
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, PeerIndex, Remote, RemotePath};
-use crate::telemetry::{Counters, CountersWriter, Snapshot};
+use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,6 +25,7 @@ pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, Remote>;
 pub(super) struct Pollers<F: Fabric> {
     engines: Vec<Arc<EngineOf<F>>>,
     counters: Vec<Arc<Counters>>,
+    loans: Option<Arc<LoanBooks>>,
     polling: Polling,
     /// Threads of each peer's process that would spin.
     spinners: Mutex<HashMap<PeerIndex, u32>>,
@@ -109,6 +110,16 @@ pub(super) trait Polled: Send + Sync {
     fn close(&self);
 }
 
+fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
+    let LoanFigures { out, bytes, overdue, kept_tensors, kept_bytes, keep_failures } = figures;
+    sum.raise(Gauge::LoansOut, out);
+    sum.raise(Gauge::LentBytes, bytes);
+    sum.add(Counter::LoansOverdue, overdue);
+    sum.add(Counter::TensorsKept, kept_tensors);
+    sum.add(Counter::BytesKept, kept_bytes);
+    sum.add(Counter::KeepFailures, keep_failures);
+}
+
 impl<F: Fabric> Pollers<F> {
     /// The pollers, without their threads. `remote` makes the upper half of each.
     pub fn new(
@@ -127,7 +138,8 @@ impl<F: Fabric> Pollers<F> {
             let links = Links::new(fabric.port()?, pool.clone(), writer);
             engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
         }
-        Ok(Pollers { engines, counters, polling, spinners: Mutex::default(), threads: Mutex::default() })
+        let (spinners, threads) = (Mutex::default(), Mutex::default());
+        Ok(Pollers { engines, counters, loans: fabric.loan_books(), polling, spinners, threads })
     }
 
     fn start_threads(&self, mode: Mode) -> Result<(), NodeError> {
@@ -189,6 +201,9 @@ impl<F: Fabric> Polled for Pollers<F> {
         let mut sum = Snapshot::ZERO;
         for counters in &self.counters {
             sum += &counters.snapshot();
+        }
+        if let Some(loans) = &self.loans {
+            count_loans(loans.figures(), &mut sum);
         }
         sum
     }

@@ -73,6 +73,11 @@ impl Reach for VerbsFabric {
     }
 }
 
+fn shm_options(config: &Config, pool: &Pool) -> ShmOptions {
+    let max_lent_bytes = config.max_lent_bytes.unwrap_or(pool.region().len() / 2);
+    ShmOptions { max_lent_bytes, borrow_grace: config.borrow_grace, ..ShmOptions::default() }
+}
+
 /// What a node opened.
 pub(super) enum Opened {
     Shm(ShmFabric),
@@ -87,7 +92,7 @@ impl Opened {
     pub fn new(config: &Config, pool: &Pool) -> Result<Opened, NodeError> {
         Ok(match config.fabric {
             FabricChoice::Auto | FabricChoice::Shm => {
-                Opened::Shm(ShmFabric::new(pool, ShmOptions::default())?)
+                Opened::Shm(ShmFabric::new(pool, shm_options(config, pool))?)
             }
             FabricChoice::Verbs => Opened::Verbs(VerbsFabric::new(pool, verbs_options(config))?),
         })

@@ -87,6 +87,11 @@ impl Sender {
         Sender { asked, state: State::Matching }
     }
 
+    /// Whether the receiver would borrow.
+    pub fn would_borrow(&self) -> bool {
+        self.asked.borrow
+    }
+
     /// The value is there. Every answer but [`Answer::Meta`] ends the request.
     pub fn matched(&mut self, value: SenderValue) -> Answer {
         debug_assert_eq!(self.state, State::Matching);

@@ -48,6 +48,16 @@ counters! {
     WritesPosted = "writes_posted",
     /// Tensors offered to be pulled or borrowed where they lie.
     LoansPosted = "loans_posted",
+    /// Values that a peer would have borrowed and got as a copy, as no more may be lent to it, or by this process.
+    LoansRefused = "loans_refused",
+    /// Loans that their borrower held for longer than `borrow_grace`.
+    LoansOverdue = "loans_overdue",
+    /// Tensors borrowed from peers that died, which were copied out of the dead process's memory.
+    TensorsKept = "tensors_kept",
+    /// Bytes of those tensors.
+    BytesKept = "bytes_kept",
+    /// Times that copying them out failed; it is tried again.
+    KeepFailures = "keep_failures",
     /// Immediates that came.
     ImmediatesReceived = "immediates_received",
     /// Answers that carried meta-data because the request's was not the tensor's.
@@ -103,16 +113,22 @@ pub enum Gauge {
     /// Bytes that were granted to peers for requests that were given up since, and that the peers may still write
     /// to: they stay allocated until the write has landed, the peer has acknowledged, or the link has ended (SPEC 3.4b).
     QuarantinedBytes,
+    /// Tensors that peers borrow, those on links that have ended included.
+    LoansOut,
+    /// Bytes of those tensors; one that is lent twice counts twice.
+    LentBytes,
 }
 
 impl Gauge {
     /// Every gauge, in the order of the table.
-    pub const ALL: &[Gauge] = &[Gauge::QuarantinedBytes];
+    pub const ALL: &[Gauge] = &[Gauge::QuarantinedBytes, Gauge::LoansOut, Gauge::LentBytes];
 
     /// Its name in tables and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Gauge::QuarantinedBytes => "quarantined_bytes",
+            Gauge::LoansOut => "loans_out",
+            Gauge::LentBytes => "lent_bytes",
         }
     }
 }
@@ -247,6 +263,18 @@ impl Snapshot {
         counters.chain(Gauge::ALL.iter().map(|gauge| (gauge.name(), self.gauge(*gauge))))
     }
 
+    /// Adds what somebody else has counted.
+    pub fn add(&mut self, counter: Counter, amount: u64) {
+        let value = &mut self.values[counter as usize];
+        *value = value.wrapping_add(amount);
+    }
+
+    /// Adds what there is somewhere else.
+    pub fn raise(&mut self, gauge: Gauge, amount: u64) {
+        let value = &mut self.gauges[gauge as usize];
+        *value = value.wrapping_add(amount);
+    }
+
     /// What was counted since `earlier`, an earlier snapshot of the same counters. Gauges are as they are here.
     #[must_use]
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
@@ -312,10 +340,10 @@ mod tests {
     fn names_are_unique_and_in_the_order_of_the_table() {
         let (_, snapshot) = distinct();
         let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 29);
-        assert_eq!((names[0], names[27], names[28]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
+        assert_eq!(names.len(), 36);
+        assert_eq!((names[0], names[32], names[33]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=28).chain([0])));
+        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=33).chain([0; 3])));
     }
 
     #[test]
@@ -330,6 +358,16 @@ mod tests {
         sum += &before;
         sum += &between;
         assert_eq!(sum, after);
+    }
+
+    #[test]
+    fn what_others_count_is_added() {
+        let mut sum = Snapshot::ZERO;
+        sum.add(Counter::LoansOverdue, 2);
+        sum.add(Counter::LoansOverdue, 3);
+        sum.raise(Gauge::LentBytes, 7);
+        assert_eq!((sum.get(Counter::LoansOverdue), sum.gauge(Gauge::LentBytes)), (5, 7));
+        assert_eq!(sum.iter().filter(|(_, value)| *value != 0).count(), 2);
     }
 
     #[test]
@@ -363,10 +401,10 @@ mod tests {
         writer.add(Counter::BytesReceived, 1234);
         let table = writer.counters().snapshot().to_string();
         let lines: Vec<_> = table.lines().collect();
-        assert_eq!(lines.len(), 29);
+        assert_eq!(lines.len(), 36);
         assert_eq!(lines[0], "tensors_sent            7");
         assert_eq!(lines[3], "bytes_received       1234");
-        assert_eq!(lines[22], "requests_deferred       0");
+        assert_eq!(lines[27], "requests_deferred       0");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::expect;
 use crate::harness::{End, Got, Harness, immediate, pair, pool, tensor, tensor_mut};
-use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
 
 const ZERO: Lane = Lane(0);
 
@@ -42,10 +42,12 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     refused(a.port.write(a.link, ZERO, OpId(1), &foreign, 0, 8, &grant, None));
     refused(a.port.expose(a.link, &foreign).map(|_| ()));
     if a.port.limits(a.link).lends {
-        refused(a.port.lend(a.link, ZERO, OpId(1), &foreign, immediate(1)));
+        let lent = a.port.lend(a.link, ZERO, OpId(1), &foreign, Allowance::unbounded(), immediate(1));
+        refused(lent.map_err(|(error, _)| error));
     } else {
         let own = tensor(&a.pool, &[1; 8]);
-        refused(a.port.lend(a.link, ZERO, OpId(1), &own, immediate(1)));
+        let lent = a.port.lend(a.link, ZERO, OpId(1), &own, Allowance::unbounded(), immediate(1));
+        refused(lent.map_err(|(error, _)| error));
     }
     assert!(foreign.is_unique(), "what was refused is not held");
     a.port.send(a.link, ZERO, b"still up").expect("posted");

@@ -39,7 +39,7 @@ impl Harness for ShmTwoLanes {
 
     fn fabric(pool: &Pool) -> ShmFabric {
         // Bulk is pulled in small parts, so that every larger tensor takes several polls.
-        ShmFabric::new(pool, ShmOptions { poll_bytes: 4096 }).expect("a fabric")
+        ShmFabric::new(pool, ShmOptions { poll_bytes: 4096, ..ShmOptions::default() }).expect("a fabric")
     }
 }
 

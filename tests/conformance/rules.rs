@@ -8,7 +8,7 @@ pub use crate::holding::*;
 pub use crate::sleeping::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
-use tensorwire::fabric::{Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError};
+use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError};
 use tensorwire::memory::TensorMut;
 use tensorwire::wire::Grant;
 
@@ -235,8 +235,8 @@ pub fn a_loan_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
     }
     receives(&mut b, 1);
     let source = tensor(&a.pool, &[1; 8]);
-    a.port.lend(a.link, ZERO, OpId(1), &source, immediate(1)).expect("posted");
-    a.port.lend(a.link, ZERO, OpId(2), &source, immediate(2)).expect("posted");
+    a.port.lend(a.link, ZERO, OpId(1), &source, Allowance::unbounded(), immediate(1)).expect("posted");
+    a.port.lend(a.link, ZERO, OpId(2), &source, Allowance::unbounded(), immediate(2)).expect("posted");
     let held = expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes);
     assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive { lane: 0 });
     drop(held);
@@ -285,7 +285,7 @@ pub fn nothing_needs_no_key<H: Harness>() {
     }
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
     if a.port.limits(a.link).lends {
-        a.port.lend(a.link, ZERO, OpId(6), &empty, immediate(6)).expect("posted");
+        a.port.lend(a.link, ZERO, OpId(6), &empty, Allowance::unbounded(), immediate(6)).expect("posted");
         assert!(expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes).is_empty());
     } else {
         println!("skipped: this fabric does not lend");
@@ -532,7 +532,7 @@ fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Vec<u64> {
     if !a.port.limits(a.link).lends {
         return vec![1, 2];
     }
-    a.port.lend(a.link, ZERO, OpId(3), &source, immediate(3)).expect("posted");
+    a.port.lend(a.link, ZERO, OpId(3), &source, Allowance::unbounded(), immediate(3)).expect("posted");
     vec![1, 2, 3]
 }
 
@@ -630,7 +630,9 @@ pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harne
     for round in 0..50 {
         let bytes = pattern(5000, round);
         let source = tensor(&a.pool, &bytes);
-        a.port.lend(a.link, ZERO, OpId(round), &source, immediate(7)).expect("posted");
+        a.port
+            .lend(a.link, ZERO, OpId(round), &source, Allowance::unbounded(), immediate(7))
+            .expect("posted");
         let (imm, lent) = expect!(b.next(&mut a), Got::Lent(imm, lent) => (imm, lent));
         assert_eq!(imm, immediate(7));
         let lent = bytes_of(&b, lent);
@@ -654,7 +656,7 @@ pub fn lent_bytes_outlive_the_link<H: Harness>() {
     receives(&mut b, 2);
     let bytes = pattern(5000, 3);
     let source = tensor(&a.pool, &bytes);
-    a.port.lend(a.link, ZERO, OpId(1), &source, immediate(1)).expect("posted");
+    a.port.lend(a.link, ZERO, OpId(1), &source, Allowance::unbounded(), immediate(1)).expect("posted");
     let lent = expect!(b.next(&mut a), Got::Lent(_, lent) => bytes_of(&b, lent));
     a.port.fail(a.link, LinkFailure::Local("enough".into()));
     expect!(a.next(&mut b), Got::Failed(1) => ());

@@ -6,6 +6,7 @@ use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tensorwire::fabric::LoanFigures;
 use tensorwire::rendezvous::Load;
 use tensorwire::telemetry::Counter;
 
@@ -257,6 +258,9 @@ fn nothing_is_left(world: &mut World, early: bool) -> Result<(), Violation> {
         }
         if process.load() != Load::default() {
             return Err(format!("{} still has something to do: {:?}", process.at, process.load()));
+        }
+        if process.loans() != LoanFigures::default() {
+            return Err(format!("{} still counts loans: {:?}", process.at, process.loans()));
         }
         if !process.pool.is_empty() {
             return Err(format!("{} still has tensors: {:?}", process.at, process.pool.stats()));

@@ -50,6 +50,7 @@ fn settings(random: &mut Random) -> Settings {
         borrow: random.one_in(2),
         loss_is_fatal: random.one_in(6),
         lends: !random.one_in(3),
+        max_lent_bytes: random.pick(&[0, 1_000, 3_000, 10_000, u64::MAX, u64::MAX]),
         recv_timeout: random.pick(&[300, 5_000, 1_000_000, 60_000_000]),
         cancel_grace: random.pick(&[200, 100_000]),
         delay: random.pick(&[0, 3, 20, 500]),

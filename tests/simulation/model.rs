@@ -127,6 +127,11 @@ impl Model {
         self.channel(key).values.len()
     }
 
+    /// The life of its sender that had sent a value.
+    pub fn life_of_value(&self, key: &Key, value: usize) -> u64 {
+        self.channels[key].values[value].life
+    }
+
     /// A receive begins, with a link to this life of its sender, or with none.
     pub fn received(
         &mut self,

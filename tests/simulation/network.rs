@@ -37,6 +37,7 @@ impl Network {
             poll_batch: settings.poll_batch,
             full_per_mille: settings.full_per_mille,
             lends: settings.lends,
+            max_lent_bytes: settings.max_lent_bytes,
             auto_advance: false,
             trace,
         };

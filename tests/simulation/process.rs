@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tensorwire::engine::{Engine, EngineOptions, Executor, Mode, Poller, Waiting};
-use tensorwire::fabric::Fabric;
 use tensorwire::fabric::sim::SimFabric;
+use tensorwire::fabric::{Fabric, LoanFigures};
 use tensorwire::link::{LinkSettings, Links};
 use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use tensorwire::rendezvous::{
@@ -266,6 +266,11 @@ impl Process {
 
     pub fn progress(&mut self) -> Result<usize, Error> {
         self.rendezvous.progress()
+    }
+
+    /// What it has lent.
+    pub fn loans(&self) -> LoanFigures {
+        self.fabric.loan_books().expect("this fabric lends").figures()
     }
 
     /// How much the engine has to do.

@@ -34,6 +34,8 @@ pub struct Settings {
     /// Whether the loss of a peer ends everything.
     pub loss_is_fatal: bool,
     pub lends: bool,
+    /// How much a process lends at a time, in bytes.
+    pub max_lent_bytes: u64,
     /// How long receives wait that don't say, in us.
     pub recv_timeout: u64,
     /// In us.

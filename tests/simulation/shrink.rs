@@ -75,7 +75,7 @@ impl Shrinker {
     }
 
     fn plainer_settings(&mut self) {
-        let plainer: [fn(&mut Program); 13] = [
+        let plainer: &[fn(&mut Program)] = &[
             |program| program.settings.pool_bytes = ROOMY,
             |program| program.settings.full_per_mille = 0,
             |program| program.settings.poll_batch = 64,
@@ -84,6 +84,7 @@ impl Shrinker {
             |program| program.settings.max_deferred = UNLIMITED,
             |program| program.settings.max_outstanding_sends = UNLIMITED,
             |program| program.settings.borrow = false,
+            |program| program.settings.max_lent_bytes = u64::MAX,
             |program| program.settings.loss_is_fatal = false,
             |program| program.settings.delay = 0,
             |program| program.settings.completion_delay = 0,
@@ -120,6 +121,7 @@ fn weight(program: &Program) -> u64 {
         + u64::from(settings.full_per_mille > 0)
         + u64::from(settings.poll_batch < 64)
         + u64::from(settings.borrow)
+        + u64::from(settings.max_lent_bytes < u64::MAX)
         + u64::from(settings.loss_is_fatal)
         + u64::from(settings.delay > 0)
         + u64::from(settings.completion_delay > 0)

@@ -117,7 +117,8 @@ impl World {
                 self.network.stall(at, self.network.now() + Duration::from_micros(time))
             }
         }
-        self.collect()
+        self.collect()?;
+        self.loans_are_in_bounds()
     }
 
     fn begin(&mut self, at: At, step: u64) -> Result<(), Violation> {
@@ -280,6 +281,26 @@ impl World {
                 return process.held.remove(nth).check();
             }
             nth -= process.held.len();
+        }
+        Ok(())
+    }
+
+    /// Nobody has lent more than it may, nor counts less than what others hold of it.
+    fn loans_are_in_bounds(&self) -> Result<(), Violation> {
+        for lender in self.processes.iter().flatten() {
+            let (at, bound) = (lender.at, self.settings.max_lent_bytes);
+            let counted = lender.loans().bytes;
+            let is_loan = |held: &&Held| {
+                let of = (held.key.from, self.model.life_of_value(&held.key, held.value));
+                held.tensor.is_lent() && of == (at, self.lives[at])
+            };
+            let held = self.processes.iter().flatten().flat_map(|process| &process.held).filter(is_loan);
+            let held: u64 = held.map(|held| held.tensor.bytes().len() as u64).sum();
+            if counted > bound || held > counted {
+                return Err(format!(
+                    "{at} counts {counted} bytes that it has lent, {bound} at most, and others hold {held}"
+                ));
+            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
 use tensorwire::fabric::sim::{SimLink, SimPort};
-use tensorwire::fabric::{Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
+use tensorwire::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
 use tensorwire::memory::{LentBytes, Pool, Tensor};
 use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::wire::message::{
@@ -280,7 +280,8 @@ impl Peer {
     fn lend(&mut self, input: &mut Input<'_>) {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
         let (tensor, id) = (self.tensor.clone(), self.op());
-        let _ = self.port.lend(self.link, Lane::CONTROL, id, &tensor, immediate);
+        let allowance = Allowance::unbounded();
+        let _ = self.port.lend(self.link, Lane::CONTROL, id, &tensor, allowance, immediate);
     }
 
     fn immediate(&mut self, input: &mut Input<'_>) {

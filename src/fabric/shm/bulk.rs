@@ -1,6 +1,7 @@
 //! Bulk: where a tensor of ours lies for the peer, and how the peer's bytes are pulled in.
 #![allow(unsafe_code)]
 
+use super::borrow::LeaseTable;
 use super::lazy::LazyRegion;
 use super::slot::Source;
 use crate::fabric::PostError;
@@ -17,6 +18,11 @@ impl PeerPool {
     /// The regions that the peer's hello named, by number.
     pub(super) fn new(regions: Vec<(u16, Arc<LazyRegion>)>) -> Self {
         PeerPool { regions }
+    }
+
+    /// What is borrowed of it from now on may have its places in this table.
+    pub(super) fn lends_through(&self, table: &Arc<LeaseTable>) {
+        self.regions.iter().for_each(|(_, region)| region.lends_through(table));
     }
 
     /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.

@@ -52,6 +52,7 @@ impl Incoming {
     /// Nothing granted, mapped or borrowed yet.
     pub(super) fn new(memory: PeerPool, leases: LeaseTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
         let (grants, leases) = (Grants::default(), Arc::new(leases));
+        memory.lends_through(&leases);
         Incoming { grants, memory, leases, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
@@ -191,7 +192,7 @@ impl Incoming {
         let Source { region: id, offset, len } = source;
         let region = Arc::clone(self.memory.region(id, len == 0).map_err(broke)?);
         let (have, offset) = (region.len(), if len == 0 { 0 } else { offset });
-        let place = self.leases.take(place, number).map_err(broke)?;
+        let place = self.leases.take(place, number, (&region, offset, len)).map_err(broke)?;
         let lease = Lease::new(Arc::clone(&self.leases) as _, place);
         let Some(bytes) = LentBytes::new(region, offset, len, lease) else {
             return Err(broke(format!(

@@ -52,6 +52,11 @@ impl<W: Load, T> Loans<W, T> {
         Some((index, self.last))
     }
 
+    /// Whether one more loan can be taken down.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Whether no loan is out.
     pub(super) fn is_empty(&self) -> bool {
         self.out.is_empty()

@@ -15,7 +15,9 @@ use super::ring::{Consumer, PAYLOAD_BYTES, Producer};
 use super::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use super::state;
 use super::watch::Watch;
-use crate::fabric::{Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId};
+use crate::fabric::{
+    Allowance, Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId,
+};
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 
@@ -32,6 +34,8 @@ pub(super) struct Loan {
     pub position: u64,
     /// Only held: its bytes must not change before the peer gives them back.
     pub _tensor: Tensor,
+    /// Counts it as lent for as long.
+    pub _allowance: Option<Allowance>,
 }
 
 /// The loans of a link.

@@ -18,7 +18,7 @@
 //! | `words`, `segment`, `layout` | shared memory as words, and where things are in it |
 //! | `ring`, `slot`, `lease`, `state` | what is said through it |
 //! | `cold`, `doorbell`, `doorbells`, `announcer`, `fence`, `sleeper` | what is said to those who don't look |
-//! | `grants`, `bulk`, `lazy`, `borrow`, `reads` | memory: who may touch what, and for how long it is held |
+//! | `grants`, `bulk`, `lazy`, `borrow`, `estates`, `reads` | memory: who may touch what, and for how long it is held |
 //! | `lane`, `incoming`, `post`, `link`, `limbo`, `attached`, `port` | what is done |
 //! | `address`, `hello`, `socket`, `handshake`, `known`, `watch` | how a link is made, and how a death is told |
 //!
@@ -35,6 +35,7 @@ mod bulk;
 mod cold;
 mod doorbell;
 mod doorbells;
+mod estates;
 mod fence;
 #[cfg(fuzzing)]
 #[doc(hidden)]
@@ -75,11 +76,14 @@ mod words;
 pub use port::{ShmLink, ShmPort};
 pub use sleeper::ShmSleeper;
 
-use super::{Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, Role};
+use super::{
+    Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, LoanBooks, Role, TICKS_PER_GRACE,
+};
 use crate::memory::Pool;
 use address::{Address, Host, Token};
 use bulk::PeerPool;
 use doorbells::{Doorbells, PeerDoorbells};
+use estates::{Estates, Process};
 use handshake::{Peer, Side};
 use known::Known;
 use layout::Layout;
@@ -99,11 +103,16 @@ pub struct ShmOptions {
     /// Bytes of bulk that one poll pulls for a lane, at least 4096. A larger tensor is pulled over several polls, so
     /// that the poller's other links are not kept waiting.
     pub poll_bytes: u64,
+    /// Bytes of the pool that are lent to peers at a time, at most.
+    pub max_lent_bytes: u64,
+    /// How long a loan is held before it is counted as overdue, and how long after a peer's death what is borrowed of it is
+    /// copied out of its memory. 1 ms to a day.
+    pub borrow_grace: Duration,
 }
 
 impl Default for ShmOptions {
     fn default() -> Self {
-        ShmOptions { poll_bytes: 4 << 20 }
+        ShmOptions { poll_bytes: 4 << 20, max_lent_bytes: u64::MAX, borrow_grace: Duration::from_secs(5) }
     }
 }
 
@@ -121,6 +130,8 @@ struct Shared {
     host: Host,
     uid: u32,
     limbo: Arc<Limbo>,
+    books: Arc<LoanBooks>,
+    estates: Arc<Estates>,
     watcher: OneWatcher,
     doorbells: Arc<Doorbells>,
     /// This process takes part in heavy barriers.
@@ -144,13 +155,26 @@ impl ShmFabric {
                 allowed: "at least 4096",
             });
         }
+        let grace = u64::try_from(options.borrow_grace.as_millis()).unwrap_or(u64::MAX);
+        if !(1..=24 * 3_600_000).contains(&grace) {
+            return Err(FabricError::Option {
+                fabric: FabricKind::Shm,
+                option: "borrow_grace",
+                value: grace,
+                allowed: "1 to 86,400,000 ms",
+            });
+        }
+        let books = Arc::new(LoanBooks::new(options.max_lent_bytes));
+        let estates = Arc::new(Estates::new(Arc::clone(&books)));
         let shared = Shared {
+            watcher: OneWatcher::new(options.borrow_grace / TICKS_PER_GRACE as u32, Arc::clone(&estates)),
+            books,
+            estates,
             pool: pool.clone(),
             options,
             host: Host::here()?,
             uid: rustix::process::geteuid().as_raw(),
             limbo: Arc::default(),
-            watcher: OneWatcher::default(),
             doorbells: Arc::new(Doorbells::new()?),
             fenced: fence::join(),
             peer_doorbells: Known::default(),
@@ -177,6 +201,10 @@ impl Fabric for ShmFabric {
 
     fn port(&self) -> Result<ShmPort, FabricError> {
         ShmPort::new(Arc::clone(&self.shared))
+    }
+
+    fn loan_books(&self) -> Option<Arc<LoanBooks>> {
+        Some(Arc::clone(&self.shared.books))
     }
 
     fn half(&self, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
@@ -248,9 +276,11 @@ impl ShmHalf {
 
     fn link(self, peer: Peer) -> Result<ShmLink, FabricError> {
         let shared = &self.shared;
+        let process = Process { pidfd: Arc::new(peer.process), pid: peer.pid };
         let mut regions = Vec::with_capacity(peer.regions.len());
         for (id, len, file) in peer.regions {
-            let region = shared.peer_regions.get(file, len, |file| Ok(LazyRegion::new(file, len)))?;
+            let make = |file| Ok(LazyRegion::new(file, len, process.clone(), Arc::clone(&shared.estates)));
+            let region = shared.peer_regions.get(file, len, make)?;
             regions.push((id, region));
         }
         let map = |file: OwnedFd| PeerDoorbells::map(file.as_fd());
@@ -259,7 +289,7 @@ impl ShmHalf {
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
             memory: PeerPool::new(regions),
-            watch: shared.watcher.get()?.watch(peer.process, peer.pid)?,
+            watch: shared.watcher.get()?.watch(process.pidfd, peer.pid)?,
             pid: peer.pid,
             limbo: Arc::clone(&shared.limbo),
             poll_bytes: shared.options.poll_bytes,

@@ -5,7 +5,9 @@ use super::attached::Attached;
 use super::doorbells::OwnDoorbell;
 use super::link::Link;
 use super::sleeper::ShmSleeper;
-use crate::fabric::{Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError};
+use crate::fabric::{
+    Allowance, Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError,
+};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
@@ -172,15 +174,25 @@ impl Port for ShmPort {
         posted
     }
 
+    fn allow_loan(&mut self, _link: LinkId, bytes: u64) -> Option<Allowance> {
+        self.shared.books.allow(bytes)
+    }
+
     fn lend(
         &mut self,
         link: LinkId,
         lane: Lane,
         id: OpId,
         source: &Tensor,
+        allowance: Allowance,
         immediate: Immediate,
-    ) -> Result<(), PostError> {
-        self.post(link, |link| link.lend(lane, id, source, immediate))
+    ) -> Result<(), (PostError, Allowance)> {
+        let mut allowance = Some(allowance);
+        let posted = self.post(link, |link| link.lend(lane, id, source, &mut allowance, immediate));
+        match (posted, allowance) {
+            (Err(error), Some(allowance)) => Err((error, allowance)),
+            _ => Ok(()),
+        }
     }
 
     fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {

@@ -8,7 +8,7 @@ use super::link::{Link, Loan};
 use super::reads::Read;
 use super::ring::PAYLOAD_BYTES;
 use super::slot::{Order, Target};
-use crate::fabric::{Lane as LaneId, OpId, PostError};
+use crate::fabric::{Allowance, Lane as LaneId, OpId, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
@@ -111,19 +111,22 @@ impl Link {
         Ok(())
     }
 
+    /// Takes the allowance if the tensor is lent.
     pub(super) fn lend(
         &mut self,
         lane: LaneId,
         id: OpId,
         tensor: &Tensor,
+        allowance: &mut Option<Allowance>,
         immediate: Immediate,
     ) -> Result<(), PostError> {
         let source = source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
         let position = self.room(lane)?.out.next();
-        let loan = Loan { id, lane, position, _tensor: tensor.clone() };
-        let Some((index, number)) = self.loans.lend(loan) else {
+        if !self.loans.has_room() {
             return Err(PostError::Full);
-        };
+        }
+        let loan = Loan { id, lane, position, _tensor: tensor.clone(), _allowance: allowance.take() };
+        let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let order = Order::Lend { source, index: u64::from(index), number, immediate };
         self.lanes[usize::from(lane.0)].post(order);
         Ok(())

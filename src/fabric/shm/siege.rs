@@ -11,7 +11,7 @@ use super::slot::BODY_WORDS;
 use super::state;
 use super::testing::{tensor, tensor_mut};
 use super::words::Store;
-use crate::fabric::{Completions, Event, LinkFailure, OpId, Port};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, OpId, Port};
 use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use std::collections::BTreeSet;
@@ -243,7 +243,7 @@ impl Watched {
                 let target = tensor_mut(&self.victim.pool, len);
                 port.read(link, LANE, OpId(id), target, &there).is_ok()
             }
-            _ => port.lend(link, LANE, OpId(id), &source, immediate(input)).is_ok(),
+            _ => port.lend(link, LANE, OpId(id), &source, Allowance::unbounded(), immediate(input)).is_ok(),
         };
         if is_posted {
             self.open.insert(id);

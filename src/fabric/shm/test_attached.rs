@@ -4,7 +4,8 @@ use super::*;
 use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
 use crate::fabric::shm::{ShmFabric, ShmLink, ShmOptions, ShmPort};
 use crate::fabric::{
-    Completion, Event, Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, Role, Sleep, Sleeper,
+    Allowance, Completion, Event, Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, Role, Sleep,
+    Sleeper,
 };
 use crate::memory::Pool;
 use crate::wire::{Immediate, ImmediateKind, Slot};
@@ -192,7 +193,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let (mut a, to_b, mut b, _) = pair();
     let source = tensor(&a.pool, &[3; 64]);
     for id in 0..10 {
-        a.port.lend(to_b, LANE, OpId(id), &source, immediate()).expect("room");
+        a.port.lend(to_b, LANE, OpId(id), &source, Allowance::unbounded(), immediate()).expect("room");
     }
     let mut lent = Vec::new();
     while lent.len() < 10 {
@@ -236,7 +237,7 @@ fn a_link_that_is_attached_to_an_armed_port_ends_the_sleep() {
 #[test]
 fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
     let pools = (pool(), pool());
-    let options = ShmOptions { poll_bytes: 4096 };
+    let options = ShmOptions { poll_bytes: 4096, ..ShmOptions::default() };
     let [mut a, mut b] = [pools.0, pools.1].map(|pool| {
         let fabric = ShmFabric::new(&pool, options.clone()).expect("a fabric");
         let port = fabric.port().expect("a port");

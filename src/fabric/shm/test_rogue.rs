@@ -6,7 +6,7 @@ use super::rogue::{LANE, Rogue, Siege, Victim, besiege};
 use super::slot::{Order, Source, Target, Ticket};
 use super::testing::{pool, tensor, tensor_mut};
 use super::words::Store;
-use crate::fabric::{Completions, Event, LinkFailure, OpId, Port};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, OpId, Port};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -218,8 +218,14 @@ fn bytes_pulled_from_a_peer_that_has_left_meanwhile_are_not_delivered() {
 fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let (mut victim, mut rogue) = besieged();
     let source = tensor(&victim.pool, &[1; 8]);
-    victim.port.lend(victim.link, LANE, OpId(1), &source, immediate()).expect("posted");
-    victim.port.lend(victim.link, LANE, OpId(2), &source, immediate()).expect("posted");
+    victim
+        .port
+        .lend(victim.link, LANE, OpId(1), &source, Allowance::unbounded(), immediate())
+        .expect("posted");
+    victim
+        .port
+        .lend(victim.link, LANE, OpId(2), &source, Allowance::unbounded(), immediate())
+        .expect("posted");
     victim.port.detach(victim.link);
     assert!(!source.is_unique(), "the peer may still read it");
     // It took the first.

@@ -2,22 +2,31 @@
 //!
 //! It waits on the peers' pidfds, one for each process, however many links there are to it. A poller only looks at a
 //! word in this process's memory, so the data path makes no system call for it; for one that does not look it
-//! rings the doorbell. (The end of a socket would be no proof: a forked child keeps sockets open.)
+//! rings the doorbell. A timer has it see to what dead peers have left, and to loans that are overdue. (The end of a socket would be no proof: a forked child keeps sockets open.)
 #![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
 use super::doorbells::OwnDoorbell;
+use super::estates::Estates;
 use crate::fabric::{FabricError, FabricKind};
 use crate::memory::Home;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::fd::OwnedFd;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// The event of the eventfd that ends the thread; processes count from 1.
 const STOP: u64 = 0;
+/// The event of the timer.
+const TICK: u64 = u64::MAX;
+/// Ticks that are made up for, if the thread was late.
+const MAX_TICKS: u64 = 16;
 
 /// The watcher of one fabric. Its thread ends when the last holder lets go of it.
 pub(super) struct Watcher {
@@ -26,14 +35,19 @@ pub(super) struct Watcher {
 }
 
 /// The watcher of a fabric, which the first link starts.
-#[derive(Default)]
-pub(super) struct OneWatcher(Mutex<Option<Arc<Watcher>>>);
+pub(super) struct OneWatcher {
+    watcher: Mutex<Option<Arc<Watcher>>>,
+    period: Duration,
+    estates: Arc<Estates>,
+}
 
 struct Shared {
     /// A forked child has the same epoll and eventfd, and must not touch them.
     home: Home,
     epoll: OwnedFd,
     stop: OwnedFd,
+    timer: OwnedFd,
+    estates: Arc<Estates>,
     watched: Mutex<Watched>,
 }
 
@@ -47,7 +61,7 @@ struct Watched {
 struct Process {
     /// 0 if it can't be seen from here: then each link has its own.
     pid: u32,
-    pidfd: OwnedFd,
+    pidfd: Arc<OwnedFd>,
     dead: Arc<AtomicBool>,
     /// Which doorbell to ring, for each watch on it.
     watches: HashMap<u64, Option<Bell>>,
@@ -74,20 +88,25 @@ fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
 }
 
 impl OneWatcher {
+    /// None yet. It will have the estates tick with this period.
+    pub(super) fn new(period: Duration, estates: Arc<Estates>) -> Self {
+        OneWatcher { watcher: Mutex::default(), period, estates }
+    }
+
     /// The watcher, started if there is none yet.
     pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
-        let mut watcher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watcher) = &*watcher {
             return Ok(Arc::clone(watcher));
         }
-        let started = Arc::new(Watcher::start()?);
+        let started = Arc::new(Watcher::start(self.period, Arc::clone(&self.estates))?);
         *watcher = Some(Arc::clone(&started));
         Ok(started)
     }
 
     /// Lets go of it: it ends with the links that need it, and a later link starts another.
     pub(super) fn let_go(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -96,12 +115,16 @@ impl Watcher {
     ///
     /// # Errors
     /// If descriptors or the thread can't be had.
-    pub(super) fn start() -> Result<Self, FabricError> {
+    pub(super) fn start(period: Duration, estates: Arc<Estates>) -> Result<Self, FabricError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("making an epoll"))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
             .map_err(os("watching an eventfd"))?;
-        let shared = Arc::new(Shared { home: Home::here(), epoll, stop, watched: Mutex::default() });
+        let timer = timer(period).map_err(os("making a timer"))?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TICK), epoll::EventFlags::IN)
+            .map_err(os("watching a timer"))?;
+        let (home, watched) = (Home::here(), Mutex::default());
+        let shared = Arc::new(Shared { home, epoll, stop, timer, estates, watched });
         let thread = std::thread::Builder::new()
             .name("tw-shm-watch".into())
             .spawn({
@@ -116,7 +139,7 @@ impl Watcher {
     ///
     /// # Errors
     /// If the kernel has no room for another watch.
-    pub(super) fn watch(self: &Arc<Self>, pidfd: OwnedFd, pid: u32) -> Result<Watch, FabricError> {
+    pub(super) fn watch(self: &Arc<Self>, pidfd: Arc<OwnedFd>, pid: u32) -> Result<Watch, FabricError> {
         let mut watched = self.shared.watched();
         watched.last += 1;
         let id = watched.last;
@@ -152,6 +175,15 @@ impl Watched {
     }
 }
 
+/// A timer that fires again and again.
+fn timer(period: Duration) -> rustix::io::Result<OwnedFd> {
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+    let period = Timespec::try_from(period).map_err(|_| rustix::io::Errno::INVAL)?;
+    let times = Itimerspec { it_interval: period, it_value: period };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times)?;
+    Ok(timer)
+}
+
 /// The system's number of an error, for `FabricError::Os`.
 fn errno(error: &std::io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
@@ -175,9 +207,18 @@ impl Shared {
             for event in ready {
                 match event.data.u64() {
                     STOP => return,
+                    TICK => self.tick(),
                     id => self.died(id),
                 }
             }
+        }
+    }
+
+    fn tick(&self) {
+        let mut count = [0; 8];
+        // One that is not due after all has nothing to read.
+        if rustix::io::read(&self.timer, &mut count) == Ok(count.len()) {
+            (0..u64::from_ne_bytes(count).min(MAX_TICKS)).for_each(|_| self.estates.tick());
         }
     }
 
@@ -245,21 +286,27 @@ impl Drop for Watch {
 mod tests {
     use super::super::doorbells::Doorbells;
     use super::*;
+    use crate::fabric::LoanBooks;
     use crate::fabric::Sleep;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::process::{Child, Command};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
-    fn sleeper() -> (Child, OwnedFd) {
+    fn watcher() -> Arc<Watcher> {
+        let estates = Arc::new(Estates::new(Arc::new(LoanBooks::new(0))));
+        Arc::new(Watcher::start(Duration::from_secs(1), estates).expect("started"))
+    }
+
+    fn sleeper() -> (Child, Arc<OwnedFd>) {
         let child = Command::new("sleep").arg("60").spawn().expect("sleep(1)");
         let pid = Pid::from_raw(child.id() as i32).expect("a pid");
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
-        (child, pidfd)
+        (child, Arc::new(pidfd))
     }
 
     #[test]
     fn a_death_is_told_to_the_one_who_watches_and_to_nobody_else() {
-        let watcher = Arc::new(Watcher::start().expect("started"));
+        let watcher = watcher();
         let (mut first, first_fd) = sleeper();
         let (mut second, second_fd) = sleeper();
         let first_watch = watcher.watch(first_fd, first.id()).expect("watched");
@@ -278,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_thread_ends_with_its_last_holder() {
-        let watcher = Arc::new(Watcher::start().expect("started"));
+        let watcher = watcher();
         let shared = Arc::downgrade(&watcher.shared);
         let (mut child, pidfd) = sleeper();
         let watch = watcher.watch(pidfd, child.id()).expect("watched");
@@ -292,9 +339,9 @@ mod tests {
 
     #[test]
     fn links_to_one_process_share_its_descriptor_and_each_has_its_doorbell_rung() {
-        let watcher = Arc::new(Watcher::start().expect("started"));
+        let watcher = watcher();
         let (mut child, pidfd) = sleeper();
-        let again = pidfd.try_clone().expect("room");
+        let again = Arc::new(pidfd.try_clone().expect("room"));
         let watches = [pidfd, again].map(|fd| watcher.watch(fd, child.id()).expect("watched"));
         assert_eq!(watcher.shared.watched().processes.len(), 1);
         let bell = Arc::new(Doorbells::new().expect("room")).take().expect("room");

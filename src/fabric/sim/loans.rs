@@ -2,8 +2,9 @@
 
 use super::network::{Happening, State};
 use super::side::{Arrived, Held, Operation};
-use crate::fabric::{Lane, LinkFailure, OpId, PostError};
+use crate::fabric::{Allowance, Lane, LinkFailure, OpId, PostError};
 use crate::memory::{Lease, LeaseSink, LentBytes, Tensor};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::Immediate;
 use std::sync::{Mutex, PoisonError};
 
@@ -26,6 +27,8 @@ impl LeaseSink for Returned {
 /// A loan, until it has come back.
 pub(super) struct Loan {
     tensor: Tensor,
+    /// Counts it as lent for as long.
+    _allowance: Allowance,
     /// Whose operation it is, until that has ended.
     operation: Option<(usize, u64)>,
     /// The side that holds it, if one does.
@@ -33,23 +36,35 @@ pub(super) struct Loan {
 }
 
 impl State {
+    /// Leave of the process that has this side.
+    pub fn allow_loan(&mut self, side: usize, bytes: u64) -> Option<Allowance> {
+        if !self.options.lends {
+            return None;
+        }
+        self.processes[self.sides[side].process.0 as usize].books.allow(bytes)
+    }
+
     pub fn lend(
         &mut self,
         side: usize,
         lane: Lane,
         id: OpId,
         source: &Tensor,
+        allowance: Allowance,
         immediate: Immediate,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), (PostError, Allowance)> {
         if !self.options.lends {
-            return Err(PostError::Refused("this network does not lend"));
+            return Err((PostError::Refused("this network does not lend"), allowance));
         }
-        self.has_room(side, lane)?;
+        if let Err(error) = self.has_room(side, lane) {
+            return Err((error, allowance));
+        }
         let loan = self.next_loan;
         self.next_loan += 1;
         let operation = self.sides[side].post(Operation { id: Some(id), lane, held: Held::Loan(loan) });
         let (tensor, borrower) = (source.clone(), None);
-        self.loans.insert(loan, Loan { tensor, operation: Some((side, operation)), borrower });
+        let operation_of = Some((side, operation));
+        self.loans.insert(loan, Loan { tensor, _allowance: allowance, operation: operation_of, borrower });
         self.digest.bytes(source.bytes());
         self.depart(side, lane, operation, super::load::Load::Loan { loan, immediate });
         Ok(())
@@ -103,7 +118,9 @@ impl State {
     /// The operation has ended without the borrower's word: a loan that is out stays until nobody holds it.
     pub(super) fn release_loan(&mut self, loan: u32) {
         match self.loans.get_mut(&loan) {
-            Some(entry) if entry.borrower.is_some() => entry.operation = None,
+            Some(entry) if entry.borrower.is_some() && !is_on(Mutant::LoanEndsWithLink) => {
+                entry.operation = None
+            }
             _ => drop(self.loans.remove(&loan)),
         }
     }

@@ -36,9 +36,10 @@ mod tests;
 pub use network::SimNetwork;
 pub use port::{SimPort, SimSleeper};
 
-use super::{Fabric, FabricError, FabricKind, Half, LinkOptions, Role};
+use super::{Fabric, FabricError, FabricKind, Half, LinkOptions, LoanBooks, Role};
 use crate::memory::Pool;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A process of the network.
@@ -58,6 +59,8 @@ pub struct SimOptions {
     pub full_per_mille: u32,
     /// Whether links lend.
     pub lends: bool,
+    /// Bytes that a process lends at a time, at most.
+    pub max_lent_bytes: u64,
     /// Whether a poll that finds nothing due moves the time on to the next event.
     pub auto_advance: bool,
     /// Whether [`SimNetwork::trace`] is kept.
@@ -72,6 +75,7 @@ impl Default for SimOptions {
             poll_batch: 16,
             full_per_mille: 0,
             lends: true,
+            max_lent_bytes: u64::MAX,
             auto_advance: false,
             trace: false,
         }
@@ -83,6 +87,7 @@ pub struct SimFabric {
     network: SimNetwork,
     process: SimProcess,
     pool: Pool,
+    books: Arc<LoanBooks>,
 }
 
 impl SimFabric {
@@ -100,6 +105,10 @@ impl Fabric for SimFabric {
 
     fn port(&self) -> Result<SimPort, FabricError> {
         Ok(SimPort::new(self.network.clone(), self.pool.clone()))
+    }
+
+    fn loan_books(&self) -> Option<Arc<LoanBooks>> {
+        Some(Arc::clone(&self.books))
     }
 
     fn half(&self, options: &LinkOptions) -> Result<SimHalf, FabricError> {

@@ -6,7 +6,7 @@ use super::loans::{Loan, Returned};
 use super::random::Random;
 use super::side::{Arrived, Held, Operation, Side};
 use super::{SimFabric, SimOptions, SimProcess};
-use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId, PostError};
+use crate::fabric::{Lane, LinkFailure, LinkOptions, LoanBooks, OpId, PostError};
 use crate::memory::{PeerRegion, Pool};
 use crate::wire::{Grant, Immediate, Time};
 use std::cmp::Reverse;
@@ -27,6 +27,7 @@ pub(super) struct Process {
     /// How many times in a thousand a bit of what lands there is flipped.
     pub flip_per_mille: u32,
     pub region: Arc<PeerRegion>,
+    pub books: Arc<LoanBooks>,
 }
 
 impl Process {
@@ -112,13 +113,15 @@ impl SimNetwork {
             Arc::new(PeerRegion::map(file, region.len()).expect("a second map of the pool's region"));
         let mut state = self.lock();
         let process = SimProcess(state.processes.len() as u32);
+        let books = Arc::new(LoanBooks::new(state.options.max_lent_bytes));
         state.processes.push(Process {
             is_dead: false,
             stalled_until: Time::ZERO,
             flip_per_mille: 0,
             region,
+            books: Arc::clone(&books),
         });
-        SimFabric { network: self.clone(), process, pool: pool.clone() }
+        SimFabric { network: self.clone(), process, pool: pool.clone(), books }
     }
 
     /// The time.

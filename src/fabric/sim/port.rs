@@ -5,8 +5,8 @@ use super::load::{Bytes, Load};
 use super::network::SimNetwork;
 use super::side::{Arrived, Held, MAX_GRANTS};
 use crate::fabric::{
-    Completions, Event, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port,
-    PostError, Sleep, Sleeper,
+    Allowance, Completions, Event, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId,
+    Port, PostError, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -268,17 +268,25 @@ impl Port for SimPort {
         })
     }
 
+    fn allow_loan(&mut self, link: LinkId, bytes: u64) -> Option<Allowance> {
+        let side = self.side(link)?;
+        self.network.with(|state| state.allow_loan(side, bytes))
+    }
+
     fn lend(
         &mut self,
         link: LinkId,
         lane: Lane,
         id: OpId,
         source: &Tensor,
+        allowance: Allowance,
         immediate: Immediate,
-    ) -> Result<(), PostError> {
-        let side = self.post(link, lane)?;
-        self.check_source(source)?;
-        self.network.with(|state| state.lend(side, lane, id, source, immediate))
+    ) -> Result<(), (PostError, Allowance)> {
+        let may = self.post(link, lane).and_then(|side| self.check_source(source).map(|()| side));
+        match may {
+            Ok(side) => self.network.with(|state| state.lend(side, lane, id, source, allowance, immediate)),
+            Err(error) => Err((error, allowance)),
+        }
     }
 
     fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {

@@ -2,7 +2,7 @@
 
 use super::tests::{World, pool, tensor, tensor_mut, world};
 use super::*;
-use crate::fabric::{Completions, Event, Lane, LinkFailure, OpId, Port, PostError};
+use crate::fabric::{Allowance, Completions, Event, Lane, LinkFailure, OpId, Port, PostError};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot, Time};
 
 const ZERO: Lane = Lane(0);
@@ -44,7 +44,7 @@ fn post_one_of_each(world: &mut World) -> Grant {
     let port = &mut world.ports[0];
     port.write(link, ZERO, OpId(1), &source, 0, 8, &target, None).expect("posted");
     port.read(link, Lane(1), OpId(2), into, &exposed).expect("posted");
-    port.lend(link, ZERO, OpId(3), &source, immediate()).expect("posted");
+    port.lend(link, ZERO, OpId(3), &source, Allowance::unbounded(), immediate()).expect("posted");
     target
 }
 
@@ -130,7 +130,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     let mut world = world(5, SimOptions::default());
     let source = tensor(&world.pools[0], &[7; 8]);
     let link = world.links[0];
-    world.ports[0].lend(link, ZERO, OpId(3), &source, immediate()).expect("posted");
+    world.ports[0].lend(link, ZERO, OpId(3), &source, Allowance::unbounded(), immediate()).expect("posted");
     world.rest();
     let mut borrowed = Completions::default();
     assert_eq!(world.ports[1].poll(&mut borrowed), 1);

@@ -9,7 +9,8 @@ use super::options::refuse;
 use super::slot::Slot;
 use super::sys::ibv_wc;
 use crate::fabric::{
-    Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port, PostError,
+    Allowance, Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port,
+    PostError,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -458,15 +459,20 @@ impl Port for VerbsPort {
         posted.inspect_err(|(error, _)| self.noted(id, lane, *error))
     }
 
+    fn allow_loan(&mut self, _link: LinkId, _bytes: u64) -> Option<Allowance> {
+        None
+    }
+
     fn lend(
         &mut self,
         _link: LinkId,
         _lane: Lane,
         _id: OpId,
         _source: &Tensor,
+        allowance: Allowance,
         _immediate: Immediate,
-    ) -> Result<(), PostError> {
-        Err(PostError::Refused("this fabric does not lend: see the link's limits"))
+    ) -> Result<(), (PostError, Allowance)> {
+        Err((PostError::Refused("this fabric does not lend: see the link's limits"), allowance))
     }
 
     fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {

@@ -1,0 +1,92 @@
+//! A region of which only parts are kept.
+
+use super::{bytes, region};
+use crate::memory::{PeerRegion, PeerRegionError, Pool, PoolOptions};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const LEN: u64 = 4 << 20;
+const PARTS: [(u64, u64); 3] = [(100, 8), (8192, 70_000), (LEN - 64, 64)];
+
+/// A region whose byte at each place is told by the place, mapped as a peer would; the maker's own is gone.
+fn orphan() -> PeerRegion {
+    let options = PoolOptions { poison: false, ..PoolOptions::default() };
+    let pool = Pool::new(region(LEN), options).expect("pool");
+    let mut all = pool.tensor(bytes(LEN)).expect("room");
+    all.bytes_mut().iter_mut().zip(0..).for_each(|(byte, at)| *byte = value(at));
+    PeerRegion::map(rustix::io::dup(pool.region_fd()).expect("dup"), LEN).expect("maps")
+}
+
+fn value(at: u64) -> u8 {
+    (at % 251) as u8
+}
+
+fn part(region: &PeerRegion, (offset, len): (u64, u64)) -> &[u8] {
+    let start = region.bytes_at(offset, len).expect("inside");
+    // SAFETY: inside the mapping, which lives as long as the slice; nobody writes to it.
+    unsafe { std::slice::from_raw_parts(start, len as usize) }
+}
+
+fn is_right(region: &PeerRegion, (offset, len): (u64, u64)) -> bool {
+    part(region, (offset, len)).iter().zip(offset..).all(|(byte, at)| *byte == value(at))
+}
+
+/// What `/proc/self/smaps` says of the region's mapping: its name, and how much of it is in memory.
+fn mapping(region: &PeerRegion) -> (String, u64) {
+    let start = region.bytes_at(0, 1).expect("inside").addr();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
+    let name = lines.next().expect("it is mapped").rsplit('/').next().unwrap_or_default().to_owned();
+    let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("Rss");
+    (name, rss.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10)
+}
+
+#[test]
+fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
+    let region = orphan();
+    let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for which in PARTS {
+            let (region, over, rounds) = (&region, &over, &rounds);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    assert!(is_right(region, which), "{which:?} has changed");
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        // A second time after the first, as after a failure, too.
+        for attempt in 1..=20 {
+            while rounds.load(Ordering::Relaxed) < attempt * 10 {
+                std::thread::yield_now();
+            }
+            // SAFETY: its maker is gone; nothing but the parts is read.
+            unsafe { region.keep_only(&PARTS) }.expect("room");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let (name, resident) = mapping(&region);
+    assert!(name.starts_with("memfd:tensorwire-kept"), "{name}");
+    let needed = PARTS.iter().map(|(_, len)| len.next_multiple_of(4096) + 4096).sum::<u64>();
+    assert!(resident <= needed, "{resident} bytes are in memory for {needed}");
+    assert!(PARTS.iter().all(|which| is_right(&region, *which)));
+}
+
+#[test]
+fn where_there_is_no_room_everything_stays_as_it_is() {
+    let region = orphan();
+    let (before, _) = mapping(&region);
+    let poor = |path: &Path| {
+        path.ends_with("meminfo").then(|| "MemTotal: 100 kB\nMemAvailable:        64 kB\n".to_owned())
+    };
+    // SAFETY: as above.
+    let error = unsafe { region.keep_only_with(&PARTS, &poor) }.expect_err("64 KiB");
+    let text = error.to_string();
+    assert!(text.starts_with("copying what is borrowed of the peer's region of 4 MiB failed"), "{text}");
+    assert!(text.contains("64 KiB"), "{text}");
+    // SAFETY: as above; it must be refused.
+    let error = unsafe { region.keep_only(&[(LEN - 1, 2)]) }.expect_err("not inside");
+    assert!(matches!(error, PeerRegionError::Os { .. }));
+    assert_eq!(mapping(&region).0, before);
+    assert!(is_right(&region, (0, LEN)));
+}
