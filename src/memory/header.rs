@@ -22,8 +22,6 @@ pub(super) enum Storage {
     Block(Block),
     /// In a peer's region.
     Lent(#[expect(dead_code, reason = "held for its drop, which ends the loan")] LentBytes),
-    /// Nowhere in one piece.
-    Strings(Box<[Vec<u8>]>),
 }
 
 /// One tensor: element type, shape, where its bytes are, and where they go when its last handle is gone.

@@ -11,7 +11,7 @@ use super::region::Region;
 use super::report::RegionReport;
 use super::tensor::Tensor;
 use super::tensor_mut::TensorMut;
-use crate::wire::{DType, TensorMeta};
+use crate::wire::TensorMeta;
 use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -133,11 +133,8 @@ impl Pool {
     /// Takes no lock and no heap memory where a tensor of about this size was dropped before.
     ///
     /// # Errors
-    /// [`PoolError`] if there is no room, or it is a tensor of strings.
+    /// [`PoolError`] if there is no room.
     pub fn tensor(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
-        if meta.dtype() == DType::String {
-            return Err(PoolError::NotFlat { meta });
-        }
         if self.shared().home.is_left() {
             return Err(PoolError::Forked);
         }
@@ -389,7 +386,7 @@ impl fmt::Debug for Shared {
 mod tests {
     use super::*;
     use crate::memory::{PagePolicy, RegionOptions};
-    use crate::wire::Shape;
+    use crate::wire::{DType, Shape};
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;

@@ -54,12 +54,6 @@ pub enum SetMetaError {
         /// The bytes that there are.
         capacity: u64,
     },
-    /// Strings have no flat memory.
-    #[error("a flat tensor can't become {meta}: make that with `Tensor::strings`")]
-    Strings {
-        /// What it should have become.
-        meta: TensorMeta,
-    },
 }
 
 impl TensorMut {
@@ -95,9 +89,6 @@ impl TensorMut {
     /// # Errors
     /// [`SetMetaError`] if they don't fit; the tensor is as before then.
     pub fn set_meta(&mut self, meta: TensorMeta) -> Result<(), SetMetaError> {
-        if meta.dtype() == DType::String {
-            return Err(SetMetaError::Strings { meta });
-        }
         let (needed, capacity) = (meta.bytes(), self.capacity());
         if needed > capacity {
             return Err(SetMetaError::TooSmall { meta, needed, capacity });

@@ -7,7 +7,8 @@ use tensorwire::fabric::{Completions, Event, Lane, LinkFailure, LinkId, OpId, Po
 use tensorwire::memory::{LentBytes, Pool, Tensor};
 use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::wire::message::{
-    Allocator, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION, VersionedMeta,
+    Allocator, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION,
+    VersionedMeta,
 };
 use tensorwire::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, Status, TensorMeta};
 
@@ -163,7 +164,10 @@ impl Peer {
         let dtype = [DType::U8, DType::F32, DType::Bool, DType::String][input.below(4)];
         let dims: Vec<u64> = (0..input.below(4)).map(|_| input.number()).collect();
         let shape = Shape::new(&dims).unwrap_or(Shape::SCALAR);
-        let meta = TensorMeta::new(dtype, shape);
+        let meta = match dtype.size() {
+            Some(_) => TensorMeta::new(dtype, shape),
+            None => TensorMeta::serialized(dtype, shape, input.number()),
+        };
         let meta = meta.unwrap_or_else(|_| self.tensor.meta().clone());
         let side = Side { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
         VersionedMeta { version: (input.number() as u32).max(1), side, meta }
@@ -176,7 +180,8 @@ impl Peer {
         } else {
             self.any_meta(input)
         };
-        self.say(&Message::Meta { request, loan_follows: input.flag(), meta });
+        let before = [Before::ReRequest, Before::Loan, Before::Write][input.below(3)];
+        self.say(&Message::Meta { request, before, meta });
     }
 
     fn respond(&mut self, input: &mut Input<'_>) {
