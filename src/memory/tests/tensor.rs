@@ -1,6 +1,6 @@
 use super::{bytes, meta, pool};
 use crate::memory::{Pool, PoolError, SetMetaError, Tensor, TensorMut, ViewError};
-use crate::wire::{DType, Shape};
+use crate::wire::DType;
 
 #[test]
 fn what_was_written_is_read_after_freezing() {
