@@ -113,7 +113,7 @@ impl Tensor {
         Ok(Tensor::new(header))
     }
 
-    fn header(&self) -> &Header {
+    pub(super) fn header(&self) -> &Header {
         // SAFETY: the header lives as long as any handle to it, and while there is a `Tensor` nobody has it
         // mutably.
         unsafe { self.header.as_ref() }
@@ -155,13 +155,18 @@ impl Tensor {
         matches!(self.header().storage, Storage::Lent(_))
     }
 
+    /// Whether its bytes lie in memory of another allocator.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.header().storage, Storage::Foreign(_) | Storage::Registered(..))
+    }
+
     /// Whether this is its only handle. It stays so until this handle is cloned.
     pub fn is_unique(&self) -> bool {
         self.header().refs.is_one()
     }
 
     /// Where its bytes lie in a region of this process; `None` if it has none there (no bytes at all,
-    /// or lent).
+    /// lent, or foreign).
     pub fn span(&self) -> Option<Span> {
         Span::of(self.header())
     }
@@ -174,7 +179,7 @@ impl Tensor {
     /// Makes it writable again.
     ///
     /// # Errors
-    /// The tensor as it was, if there are other handles to it or its bytes are a peer's.
+    /// The tensor as it was, if there are other handles to it, or its bytes are a peer's or another allocator's.
     pub fn try_into_mut(self) -> Result<TensorMut, Tensor> {
         let ours = matches!(self.header().storage, Storage::Block(_) | Storage::Empty);
         if !ours || !self.is_unique() {
@@ -233,6 +238,7 @@ impl fmt::Debug for Tensor {
             .field("handles", &self.header().refs.snapshot())
             .field("span", &self.span())
             .field("lent", &self.is_lent())
+            .field("foreign", &self.is_foreign())
             .finish()
     }
 }

@@ -60,7 +60,7 @@ impl TensorMut {
     /// A handle to a header that nobody else refers to, and whose bytes are this process's to write.
     pub(super) fn new(header: Box<Header>) -> TensorMut {
         debug_assert!(header.refs.is_one());
-        debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty));
+        debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty | Storage::Foreign(_)));
         TensorMut { header: ManuallyDrop::new(header) }
     }
 
@@ -107,7 +107,8 @@ impl TensorMut {
     /// All its bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; this is the only handle and it is borrowed mutably. The storage is a block of
-        // our own region, which no peer can write to.
+        // our own region, which no peer can write to, or foreign memory, of whose bytes who made the tensor vouched that nobody
+        // else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
@@ -150,7 +151,12 @@ impl TensorMut {
         Ok(())
     }
 
-    /// Where its bytes lie in a region; `None` if it has none.
+    /// Whether its bytes lie in memory of another allocator.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.header.storage, Storage::Foreign(_))
+    }
+
+    /// Where its bytes lie in a region; `None` if it has none there.
     pub fn span(&self) -> Option<Span> {
         Span::of(&self.header)
     }

@@ -1,5 +1,6 @@
 //! Tests of this room's parts together.
 
+mod foreign;
 mod lent;
 mod pool;
 mod region;
