@@ -1,17 +1,25 @@
-//! The checked-in gRPC code is what `proto/` says.
+//! The checked-in generated code is what `proto/` says.
 //!
 //! After a change of the .proto, `TENSORWIRE_TEST_BLESS=1 cargo test --test codegen` writes the code anew. Nothing
 //! here needs protoc, and building the crate needs no code generation.
 
 use std::path::Path;
 
-const GENERATED: &str = "src/bootstrap/generated.rs";
-
 #[test]
 fn the_checked_in_grpc_code_is_what_the_proto_file_says() {
+    check("bootstrap", "src/bootstrap/generated.rs");
+}
+
+#[test]
+fn the_checked_in_witness_of_serialised_tensors_is_what_the_proto_file_says() {
+    check("tensor", "tests/serialized/generated.rs");
+}
+
+fn check(proto: &str, generated: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let descriptors = protox::compile(["tensorwire/v1/bootstrap.proto"], [root.join("proto")])
-        .expect("proto/tensorwire/v1/bootstrap.proto compiles");
+    let proto = format!("tensorwire/v1/{proto}.proto");
+    let descriptors =
+        protox::compile([&proto], [root.join("proto")]).unwrap_or_else(|error| panic!("{proto}: {error}"));
     let out = tempfile::tempdir().expect("a temporary folder");
     tonic_prost_build::configure()
         .out_dir(out.path())
@@ -20,14 +28,14 @@ fn the_checked_in_grpc_code_is_what_the_proto_file_says() {
         .expect("code is generated");
     let fresh = std::fs::read_to_string(out.path().join("tensorwire.v1.rs")).expect("the generated file");
 
-    let target = root.join(GENERATED);
+    let target = root.join(generated);
     if std::env::var_os("TENSORWIRE_TEST_BLESS").is_some_and(|value| value == "1") {
         std::fs::write(&target, &fresh).expect("the checked-in file can be written");
     }
     let kept = std::fs::read_to_string(&target).unwrap_or_default();
     if let Some(line) = first_difference(&kept, &fresh) {
         panic!(
-            "{GENERATED} differs from what proto/ generates, first in line {line}; \
+            "{generated} differs from what {proto} generates, first in line {line}; \
              run `TENSORWIRE_TEST_BLESS=1 cargo test --test codegen` and commit the result"
         );
     }

@@ -14,7 +14,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::{Before, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
-use crate::wire::{Code, DType, Immediate, ImmediateKind, Status};
+use crate::wire::{Code, Immediate, ImmediateKind, Status};
 
 impl<C> Link<C> {
     /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
@@ -250,9 +250,6 @@ impl<C> Link<C> {
         before: Before,
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
-        if meta.meta.dtype() == DType::String {
-            return Err("it offered strings, which this version does not move".into());
-        }
         let arrival = match before {
             Before::ReRequest => Arrival::Meta,
             Before::Loan => Arrival::MetaBeforeLoan,
@@ -339,7 +336,7 @@ impl<C> Link<C> {
                 ));
             }
         };
-        if meta.meta.bytes() != data.len() as u64 || meta.meta.dtype() == DType::String {
+        if meta.meta.bytes() != data.len() as u64 {
             return Err(format!("a response has {} bytes for {}", data.len(), meta.meta));
         }
         let given = take_back(request, cx.port, cx.counters, link).filter(|_| request.into);

@@ -401,13 +401,12 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
         ),
         (
             |peer, request| {
-                peer.say(&Message::Meta {
-                    request,
-                    before: Before::ReRequest,
-                    meta: meta(DType::String, &[3]),
-                })
+                let shape = Shape::new(&[3]).expect("shape");
+                let meta = TensorMeta::serialized(DType::String, shape, 12).expect("meta");
+                let meta = MetaRef::New(VersionedMeta { version: 1, side: Side::POOL, meta });
+                peer.say(&Message::Response { request, meta, data: &[0; 11] });
             },
-            "strings",
+            "a response has 11 bytes for string[3] (12 bytes serialised)",
         ),
         (
             |peer, request| {

@@ -1,10 +1,12 @@
 //! What a tensor's handles point to.
 
 use super::central::Block;
+use super::foreign::{Foreign, Registered};
 use super::lent::LentBytes;
 use super::pool::Anchor;
 use super::refcount::RefCount;
 use super::ring::RingHome;
+use super::tensor::Tensor;
 use super::view::PLACEHOLDER;
 use crate::wire::TensorMeta;
 use std::ptr::NonNull;
@@ -22,8 +24,10 @@ pub(super) enum Storage {
     Block(Block),
     /// In a peer's region.
     Lent(#[expect(dead_code, reason = "held for its drop, which ends the loan")] LentBytes),
-    /// Nowhere in one piece.
-    Strings(Box<[Vec<u8>]>),
+    /// In memory of another allocator.
+    Foreign(Arc<Foreign>),
+    /// In the memory of this tensor, which a device knows.
+    Registered(Tensor, Registered),
 }
 
 /// One tensor: element type, shape, where its bytes are, and where they go when its last handle is gone.
@@ -35,8 +39,8 @@ pub(super) enum Storage {
 pub(super) struct Header {
     pub(super) refs: RefCount,
     pub(super) meta: TensorMeta,
-    /// The first byte: aligned, and good for `capacity` bytes as long as `storage` and `anchor` are held.
-    /// Readable; writable unless the storage is lent.
+    /// The first byte: aligned, unless the storage is lent or foreign, and good for `capacity` bytes as long as `storage` and `anchor` are held.
+    /// Readable; writable for the one owner of a header whose storage is a block, or foreign and made to be written.
     pub(super) data: NonNull<u8>,
     pub(super) capacity: usize,
     pub(super) storage: Storage,

@@ -98,7 +98,7 @@ pub enum LentError {
         /// Bytes that the tensor has.
         needed: u64,
     },
-    /// Booleans and strings can't be lent.
+    /// Booleans can't be lent.
     #[error("a tensor of {dtype} can't be lent: {why}; the peer must send it")]
     DType {
         /// The element type.

@@ -3,7 +3,8 @@
 //! A [`Region`] is one large piece of shared memory on the best pages that the machine gives. A [`Pool`]
 //! carves tensors out of it. A [`TensorMut`] is written by its one owner; [`TensorMut::freeze`] makes it a
 //! [`Tensor`], which anyone may read and nobody may write. A [`PeerRegion`] is another process's region,
-//! mapped read-only, and [`LentBytes`] a part of it that this process may read until it gives it back.
+//! mapped read-only, and [`LentBytes`] a part of it that this process may read until it gives it back. Strings and variants
+//! ([`StringTensor`], [`VariantTensor`]) are tensors in a serialised form. [`ForeignMemory`] is another allocator's.
 //!
 //! This room knows of no peers, links or keys: it may use `wire` and nothing else of this crate. What a
 //! peer may do to the memory is decided here once and for all: it can map a region only for reading, and
@@ -27,6 +28,7 @@
 mod bytes;
 mod central;
 mod class;
+mod foreign;
 mod fork;
 mod header;
 mod lent;
@@ -42,6 +44,7 @@ mod refcount;
 mod region;
 mod report;
 mod ring;
+mod serialized;
 mod smaps;
 mod sync;
 mod tensor;
@@ -50,6 +53,7 @@ mod tensor_mut;
 mod tests;
 mod view;
 
+pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, Owner, Registered};
 pub use fork::{Home, SharedMapping};
 pub use lent::{Lease, LeaseSink, LentBytes, LentError};
 pub use pages::{PageKind, PagePolicy};
@@ -59,6 +63,9 @@ pub use pool_error::PoolError;
 pub use region::{LockPolicy, Region, RegionError, RegionOptions};
 pub use report::RegionReport;
 pub use ring::{BufferRing, RingError};
-pub use tensor::{Span, StringsError, Tensor};
+pub use serialized::{
+    DecodeError, FlatTensor, MAX_DEPTH, NestedTensor, SerializeError, StringTensor, Variant, VariantTensor,
+};
+pub use tensor::{Span, Tensor};
 pub use tensor_mut::{SetMetaError, TensorMut};
 pub use view::ViewError;

@@ -3,6 +3,7 @@
 
 use super::central::{Block, Central};
 use super::class::Class;
+use super::foreign::Owner;
 use super::fork::Home;
 use super::header::{ALIGN, Header, Storage};
 use super::magazine::{Magazines, Refused};
@@ -11,10 +12,10 @@ use super::region::Region;
 use super::report::RegionReport;
 use super::tensor::Tensor;
 use super::tensor_mut::TensorMut;
-use crate::wire::{DType, TensorMeta};
+use crate::wire::TensorMeta;
 use rustix::fd::BorrowedFd;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Units that the allocator can count.
 const MAX_UNITS: u64 = 1 << 31;
@@ -67,7 +68,7 @@ pub struct PoolStats {
     pub largest_free: u64,
     /// The most that was ever allocated and cached together.
     pub peak: u64,
-    /// Tensors that have a handle or belong to a ring, those without bytes and the lent ones included.
+    /// Tensors that have a handle or belong to a ring, those without bytes, the lent and the foreign ones included.
     pub live_tensors: usize,
 }
 
@@ -98,8 +99,12 @@ struct Shared {
     max_blocks: u32,
     poison: bool,
     home: Home,
+    /// What ends the owners of foreign memory.
+    ends_owners: OnceLock<EndOwner>,
     region: Region,
 }
+
+type EndOwner = Box<dyn Fn(Owner) + Send + Sync>;
 
 impl Pool {
     /// A pool of all the memory of a region.
@@ -122,6 +127,7 @@ impl Pool {
             max_blocks: options.max_blocks,
             poison: options.poison,
             home: Home::here(),
+            ends_owners: OnceLock::new(),
             region,
         });
         let anchor = |shard| Arc::new(Anchor { shared: Arc::clone(&shared), shard });
@@ -133,11 +139,8 @@ impl Pool {
     /// Takes no lock and no heap memory where a tensor of about this size was dropped before.
     ///
     /// # Errors
-    /// [`PoolError`] if there is no room, or it is a tensor of strings.
+    /// [`PoolError`] if there is no room.
     pub fn tensor(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
-        if meta.dtype() == DType::String {
-            return Err(PoolError::NotFlat { meta });
-        }
         if self.shared().home.is_left() {
             return Err(PoolError::Forked);
         }
@@ -172,6 +175,12 @@ impl Pool {
         let mut header = anchor.shared.magazines.take_bare(anchor.shard);
         header.anchor = Some(Arc::clone(anchor));
         header
+    }
+
+    /// Has `end` drop the owners of foreign memory of which a tensor was the last user, which may be on a poller; without it
+    /// they are dropped where the tensor is. The first one counts.
+    pub fn end_owners_by(&self, end: impl Fn(Owner) + Send + Sync + 'static) {
+        let _ = self.shared().ends_owners.set(Box::new(end));
     }
 
     /// Its figures now; all 0 but the capacity in a forked child, which has no part in it.
@@ -262,8 +271,11 @@ impl Anchor {
     pub(super) fn put_back(&self, mut header: Box<Header>) {
         let Shared { magazines, poison, .. } = &*self.shared;
         let Storage::Block(block) = &header.storage else {
-            // Ends a loan, if it is one.
-            drop(header.strip());
+            match header.strip() {
+                Storage::Foreign(memory) => memory.release(self.shared.ends_owners.get().map(|end| &**end)),
+                // Ends a loan or lets go of a registration, if it is one.
+                storage => drop(storage),
+            }
             return magazines.put_bare(self.shard, header);
         };
         let class = block.class;
@@ -389,7 +401,7 @@ impl fmt::Debug for Shared {
 mod tests {
     use super::*;
     use crate::memory::{PagePolicy, RegionOptions};
-    use crate::wire::Shape;
+    use crate::wire::{DType, Shape};
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;

@@ -60,10 +60,4 @@ pub enum PoolError {
         "the pool belongs to the process that this one was forked from: exec in the child, or fork before the pool is made"
     )]
     Forked,
-    /// Strings have no flat memory.
-    #[error("a tensor {meta} has no flat memory to take from a pool: make it with `Tensor::strings`")]
-    NotFlat {
-        /// The tensor.
-        meta: TensorMeta,
-    },
 }

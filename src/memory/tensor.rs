@@ -6,7 +6,7 @@ use super::pool::Pool;
 use super::pool_error::PoolError;
 use super::tensor_mut::TensorMut;
 use super::view::{self, ViewError};
-use crate::wire::{DType, Element, Shape, ShapeError, TensorMeta};
+use crate::wire::{DType, Element, Shape, TensorMeta};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -59,23 +59,6 @@ unsafe impl Send for Tensor {}
 // SAFETY: as above; through `&Tensor` a thread can also clone, which counts up atomically.
 unsafe impl Sync for Tensor {}
 
-/// Why strings make no tensor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StringsError {
-    /// The shape has another number of elements.
-    #[error("{given} strings were given for a shape of {expected} elements")]
-    Count {
-        /// How many were given.
-        given: usize,
-        /// How many the shape has.
-        expected: u64,
-    },
-    /// The shape is too large.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
-}
-
 impl Tensor {
     /// The first handle to a header that nobody else refers to.
     pub(super) fn new(header: Box<Header>) -> Tensor {
@@ -100,22 +83,6 @@ impl Tensor {
         Tensor::new(header)
     }
 
-    /// A tensor of byte strings. It has no flat memory: a fabric can't carry it as it is.
-    ///
-    /// # Errors
-    /// [`StringsError`] if the number of strings is not that of the shape's elements.
-    pub fn strings(shape: Shape, values: Vec<Vec<u8>>) -> Result<Tensor, StringsError> {
-        let meta = TensorMeta::new(DType::String, shape)?;
-        let expected = meta.shape().elements().unwrap_or(u64::MAX);
-        if values.len() as u64 != expected {
-            return Err(StringsError::Count { given: values.len(), expected });
-        }
-        let mut header = Header::empty();
-        header.meta = meta;
-        header.storage = Storage::Strings(values.into_boxed_slice());
-        Ok(Tensor::new(header))
-    }
-
     /// A tensor whose bytes lie in a peer's region. `pool` keeps the books of it, and none of the bytes.
     ///
     /// Bool is refused: its bytes are checked when they are viewed, and a peer could change them after
@@ -128,12 +95,8 @@ impl Tensor {
         meta: TensorMeta,
         bytes: LentBytes,
     ) -> Result<Tensor, (LentError, LentBytes)> {
-        let why = match meta.dtype() {
-            DType::Bool => Some("its bytes must be checked, and the peer could change them after that"),
-            DType::String => Some("strings have no flat memory"),
-            _ => None,
-        };
-        if let Some(why) = why {
+        if meta.dtype() == DType::Bool {
+            let why = "its bytes must be checked, and the peer could change them after that";
             return Err((LentError::DType { dtype: meta.dtype(), why }, bytes));
         }
         let (lent, needed) = (bytes.len() as u64, meta.bytes());
@@ -150,7 +113,7 @@ impl Tensor {
         Ok(Tensor::new(header))
     }
 
-    fn header(&self) -> &Header {
+    pub(super) fn header(&self) -> &Header {
         // SAFETY: the header lives as long as any handle to it, and while there is a `Tensor` nobody has it
         // mutably.
         unsafe { self.header.as_ref() }
@@ -171,7 +134,7 @@ impl Tensor {
         self.meta().shape()
     }
 
-    /// All its bytes; none for strings.
+    /// All its bytes: its elements, or its serialised form.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `data` is good for meta.bytes() initialised bytes while this handle is there, and nobody
         // writes to them while there is a `Tensor`. (For lent bytes the peer vouches for that.)
@@ -187,25 +150,14 @@ impl Tensor {
         unsafe { view::elements(self.meta(), self.header().data) }
     }
 
-    /// Its strings.
-    ///
-    /// # Errors
-    /// [`ViewError::DType`] if it has another element type.
-    pub fn as_strings(&self) -> Result<&[Vec<u8>], ViewError> {
-        match &self.header().storage {
-            Storage::Strings(values) => Ok(values),
-            _ => Err(ViewError::DType { have: self.dtype(), want: DType::String }),
-        }
-    }
-
-    /// Whether it is flat memory that a fabric can carry as it is.
-    pub fn is_dma_able(&self) -> bool {
-        self.dtype().is_dma_able()
-    }
-
     /// Whether its bytes lie in a peer's region.
     pub fn is_lent(&self) -> bool {
         matches!(self.header().storage, Storage::Lent(_))
+    }
+
+    /// Whether its bytes lie in memory of another allocator.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.header().storage, Storage::Foreign(_) | Storage::Registered(..))
     }
 
     /// Whether this is its only handle. It stays so until this handle is cloned.
@@ -214,7 +166,7 @@ impl Tensor {
     }
 
     /// Where its bytes lie in a region of this process; `None` if it has none there (no bytes at all,
-    /// strings, or lent).
+    /// lent, or foreign).
     pub fn span(&self) -> Option<Span> {
         Span::of(self.header())
     }
@@ -227,7 +179,7 @@ impl Tensor {
     /// Makes it writable again.
     ///
     /// # Errors
-    /// The tensor as it was, if there are other handles to it, its bytes are a peer's, or it has strings.
+    /// The tensor as it was, if there are other handles to it, or its bytes are a peer's or another allocator's.
     pub fn try_into_mut(self) -> Result<TensorMut, Tensor> {
         let ours = matches!(self.header().storage, Storage::Block(_) | Storage::Empty);
         if !ours || !self.is_unique() {
@@ -286,6 +238,7 @@ impl fmt::Debug for Tensor {
             .field("handles", &self.header().refs.snapshot())
             .field("span", &self.span())
             .field("lent", &self.is_lent())
+            .field("foreign", &self.is_foreign())
             .finish()
     }
 }

@@ -54,19 +54,13 @@ pub enum SetMetaError {
         /// The bytes that there are.
         capacity: u64,
     },
-    /// Strings have no flat memory.
-    #[error("a flat tensor can't become {meta}: make that with `Tensor::strings`")]
-    Strings {
-        /// What it should have become.
-        meta: TensorMeta,
-    },
 }
 
 impl TensorMut {
     /// A handle to a header that nobody else refers to, and whose bytes are this process's to write.
     pub(super) fn new(header: Box<Header>) -> TensorMut {
         debug_assert!(header.refs.is_one());
-        debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty));
+        debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty | Storage::Foreign(_)));
         TensorMut { header: ManuallyDrop::new(header) }
     }
 
@@ -95,9 +89,6 @@ impl TensorMut {
     /// # Errors
     /// [`SetMetaError`] if they don't fit; the tensor is as before then.
     pub fn set_meta(&mut self, meta: TensorMeta) -> Result<(), SetMetaError> {
-        if meta.dtype() == DType::String {
-            return Err(SetMetaError::Strings { meta });
-        }
         let (needed, capacity) = (meta.bytes(), self.capacity());
         if needed > capacity {
             return Err(SetMetaError::TooSmall { meta, needed, capacity });
@@ -116,7 +107,8 @@ impl TensorMut {
     /// All its bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; this is the only handle and it is borrowed mutably. The storage is a block of
-        // our own region, which no peer can write to.
+        // our own region, which no peer can write to, or foreign memory, of whose bytes who made the tensor vouched that nobody
+        // else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
@@ -159,7 +151,12 @@ impl TensorMut {
         Ok(())
     }
 
-    /// Where its bytes lie in a region; `None` if it has none.
+    /// Whether its bytes lie in memory of another allocator.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.header.storage, Storage::Foreign(_))
+    }
+
+    /// Where its bytes lie in a region; `None` if it has none there.
     pub fn span(&self) -> Option<Span> {
         Span::of(&self.header)
     }

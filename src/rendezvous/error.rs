@@ -195,16 +195,6 @@ pub enum Error {
         /// Those that there are.
         members: String,
     },
-    /// Tensors of this type can't be moved between processes yet.
-    #[error(
-        "{key} is a tensor of {dtype}, which is not flat memory: this version moves such tensors only within a process"
-    )]
-    NotMovable {
-        /// Which.
-        key: String,
-        /// The type.
-        dtype: crate::wire::DType,
-    },
     /// An edge is asked for in advance twice.
     #[error("{edge} is asked for in advance already: drop that Standing first, or change its window")]
     StandsAlready {
@@ -261,7 +251,6 @@ impl Error {
             }
             Error::Forked => Code::FailedPrecondition,
             Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
-            Error::NotMovable { .. } => Code::Unimplemented,
             Error::Poisoned => Code::Internal,
             Error::Corrupted { .. } => Code::DataLoss,
             Error::Misfit { .. }

@@ -63,7 +63,7 @@ impl Standing {
     /// Asks for so many steps in advance from now on. What was asked for already stays.
     ///
     /// # Errors
-    /// If the window is too long.
+    /// If the window is too long, or the node can be used no more.
     pub fn set_window(&self, window: u32) -> Result<(), Error> {
         self.shared.check_usable()?;
         check_window(window)?;

@@ -32,14 +32,15 @@ impl Step {
     /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else it is kept
     /// until it is asked for or the step is cleaned up. Several values of one edge are handed out in order.
     ///
-    /// A tensor that lies outside this process's pool (borrowed from a peer) is copied into it first.
+    /// A tensor that lies outside this process's pool (borrowed from a peer) is copied into it first. Strings and variants
+    /// are sent like any other tensor, made with [`StringTensor`](crate::StringTensor) and [`VariantTensor`](crate::VariantTensor).
     ///
     /// A value is for a task and a step, not for one life of the task's process. What a receiver that dies had not
     /// asked for, or had not begun to get, stays for its next life until the step is cleaned up; what was on its way is
     /// not sent again. While the receiver is gone a send is an error.
     ///
     /// # Errors
-    /// If the edge does not start here, the step or the peer is gone, the tensor can't be moved, or too many
+    /// If the edge does not start here, the step or the peer is gone, there is no room for a copy, or too many
     /// values wait already.
     pub fn send(&self, edge: &Edge, tensor: Tensor) -> Result<(), Error> {
         self.offer(edge, Value::Tensor(tensor))
@@ -90,9 +91,6 @@ impl Step {
 
     /// The tensor, in this process's pool.
     fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
-        if !tensor.dtype().is_dma_able() {
-            return Err(Error::NotMovable { key: key.to_string(), dtype: tensor.dtype() });
-        }
         if tensor.meta().bytes() == 0 || self.is_ours(&tensor) {
             return Ok(tensor);
         }

@@ -16,7 +16,7 @@ pub enum DType {
     U8 = 4,
     I16 = 5,
     I8 = 6,
-    /// Byte strings of any length. Not flat memory, so not DMA-able.
+    /// Byte strings of any length.
     String = 7,
     Complex64 = 8,
     I64 = 9,
@@ -25,13 +25,15 @@ pub enum DType {
     U16 = 17,
     Complex128 = 18,
     F16 = 19,
+    /// Values of types that a trainer registers, which may hold tensors.
+    Variant = 21,
     U32 = 22,
     U64 = 23,
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [DType; 16] = [
+    pub const ALL: [DType; 17] = [
         DType::Bool,
         DType::U8,
         DType::U16,
@@ -48,6 +50,7 @@ impl DType {
         DType::Complex64,
         DType::Complex128,
         DType::String,
+        DType::Variant,
     ];
 
     /// The code that stands for this type on the wire.
@@ -60,7 +63,7 @@ impl DType {
         DType::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Bytes of one element; `None` for strings, which have no fixed size.
+    /// Bytes of one element; `None` for strings and variants, which have no fixed size.
     pub const fn size(self) -> Option<usize> {
         match self {
             DType::Bool | DType::U8 | DType::I8 => Some(1),
@@ -68,13 +71,8 @@ impl DType {
             DType::U32 | DType::I32 | DType::F32 => Some(4),
             DType::U64 | DType::I64 | DType::F64 | DType::Complex64 => Some(8),
             DType::Complex128 => Some(16),
-            DType::String => None,
+            DType::String | DType::Variant => None,
         }
-    }
-
-    /// Whether a tensor of this type is flat memory that a NIC can read and write.
-    pub const fn is_dma_able(self) -> bool {
-        self.size().is_some()
     }
 }
 
@@ -97,6 +95,7 @@ impl fmt::Display for DType {
             DType::F16 => "f16",
             DType::U32 => "u32",
             DType::U64 => "u64",
+            DType::Variant => "variant",
         })
     }
 }
@@ -157,9 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn only_strings_are_not_dma_able() {
-        let flat = DType::ALL.into_iter().filter(|d| d.is_dma_able());
-        assert_eq!(flat.count(), DType::ALL.len() - 1);
-        assert!(!DType::String.is_dma_able());
+    fn only_strings_and_variants_have_no_fixed_size() {
+        let sizeless: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.size().is_none()).collect();
+        assert_eq!(sizeless, [DType::String, DType::Variant]);
     }
 }

@@ -48,6 +48,20 @@ pub enum ShapeError {
         /// The element type.
         dtype: DType,
     },
+    /// Elements of no fixed size have no flat memory.
+    #[error(
+        "elements of {dtype} have no fixed size: such a tensor is made in its serialised form, whose length is given with it"
+    )]
+    NotFlat {
+        /// The element type.
+        dtype: DType,
+    },
+    /// Elements of a fixed size are not serialised.
+    #[error("elements of {dtype} have a fixed size: such a tensor is flat memory and has no serialised form")]
+    Flat {
+        /// The element type.
+        dtype: DType,
+    },
 }
 
 impl Shape {
@@ -112,7 +126,10 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Element type and shape: what a receiver must know to make room for a tensor.
+/// Element type, shape and bytes: what a receiver must know to make room for a tensor.
+///
+/// A tensor's bytes are its elements, one behind the other, where those have a fixed size. Strings and variants have none:
+/// their bytes are a serialised form, whose length is part of what is known of the tensor and changes with its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
     dtype: DType,
@@ -121,17 +138,31 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// Element type and shape of a flat tensor; for strings the byte count is 0, as they have no flat memory.
+    /// A flat tensor.
     ///
     /// # Errors
-    /// If the byte count does not fit in 63 bits.
+    /// If the elements have no fixed size, or the byte count does not fit in 63 bits.
     pub fn new(dtype: DType, shape: Shape) -> Result<Self, ShapeError> {
-        let size = dtype.size().unwrap_or(0) as u64;
-        let bytes = shape.elements().and_then(|n| n.checked_mul(size));
+        let Some(size) = dtype.size() else { return Err(ShapeError::NotFlat { dtype }) };
+        let bytes = shape.elements().and_then(|n| n.checked_mul(size as u64));
         match bytes.filter(|bytes| *bytes <= MAX_DIM) {
             Some(bytes) => Ok(TensorMeta { dtype, shape, bytes }),
             None => Err(ShapeError::Bytes { shape, dtype }),
         }
+    }
+
+    /// A tensor of elements without a fixed size, whose serialised form has `len` bytes.
+    ///
+    /// # Errors
+    /// If the elements have a fixed size, or their number or `len` does not fit in 63 bits.
+    pub fn serialized(dtype: DType, shape: Shape, len: u64) -> Result<Self, ShapeError> {
+        if dtype.size().is_some() {
+            return Err(ShapeError::Flat { dtype });
+        }
+        if len > MAX_DIM || shape.elements().is_none() {
+            return Err(ShapeError::Bytes { shape, dtype });
+        }
+        Ok(TensorMeta { dtype, shape, bytes: len })
     }
 
     /// The element type.
@@ -144,15 +175,24 @@ impl TensorMeta {
         &self.shape
     }
 
-    /// Bytes of flat memory that such a tensor has.
+    /// Bytes that such a tensor has: those of its elements, or of its serialised form.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whether the bytes are a serialised form, not the elements themselves.
+    pub fn is_serialized(&self) -> bool {
+        self.dtype.size().is_none()
     }
 }
 
 impl fmt::Display for TensorMeta {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.dtype, self.shape)
+        write!(f, "{}{:?}", self.dtype, self.shape)?;
+        if self.is_serialized() {
+            write!(f, " ({} bytes serialised)", self.bytes)?;
+        }
+        Ok(())
     }
 }
 
@@ -195,5 +235,29 @@ mod tests {
         let meta = TensorMeta::new(DType::F32, Shape::SCALAR).expect("meta");
         assert_eq!((meta.bytes(), meta.shape().rank()), (4, 0));
         assert_eq!(meta.to_string(), "f32[]");
+    }
+
+    #[test]
+    fn a_serialised_tensor_has_as_many_bytes_as_is_said_whatever_its_shape() {
+        let shape = Shape::new(&[2, 3]).expect("shape");
+        let meta = TensorMeta::serialized(DType::String, shape.clone(), 57).expect("meta");
+        assert_eq!((meta.bytes(), meta.is_serialized()), (57, true));
+        assert_eq!(meta.to_string(), "string[2, 3] (57 bytes serialised)");
+        assert_ne!(meta, TensorMeta::serialized(DType::String, shape.clone(), 58).expect("meta"));
+        assert!(TensorMeta::serialized(DType::Variant, shape.clone(), MAX_DIM).is_ok());
+        assert!(TensorMeta::serialized(DType::Variant, shape, MAX_DIM + 1).is_err());
+        let endless = Shape::new(&[MAX_DIM, 2]).expect("shape");
+        assert!(TensorMeta::serialized(DType::String, endless, 57).is_err());
+    }
+
+    #[test]
+    fn flat_and_serialised_are_not_mixed_up() {
+        let scalar = || Shape::SCALAR;
+        assert_eq!(
+            TensorMeta::new(DType::String, scalar()),
+            Err(ShapeError::NotFlat { dtype: DType::String })
+        );
+        let flat = TensorMeta::serialized(DType::F32, scalar(), 4);
+        assert_eq!(flat, Err(ShapeError::Flat { dtype: DType::F32 }));
     }
 }

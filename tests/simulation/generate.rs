@@ -4,7 +4,16 @@ use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, STEPS, Settings, 
 use crate::random::Random;
 use tensorwire::wire::DType;
 
-const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DType::Bf16, DType::Complex128];
+const DTYPES: [DType; 8] = [
+    DType::U8,
+    DType::F32,
+    DType::F64,
+    DType::Bool,
+    DType::Bf16,
+    DType::Complex128,
+    DType::String,
+    DType::Variant,
+];
 
 /// The program of a seed.
 pub fn program(seed: u64) -> Program {
@@ -198,7 +207,7 @@ impl Generator {
     fn send(&mut self) -> Action {
         let (key, form) = self.key_and_form();
         let form = if self.random.one_in(3) { self.value() } else { form };
-        Action::Send { key, form }
+        Action::Send { key, form: form.map(|form| self.renewed(form)) }
     }
 
     fn receive(&mut self) -> Action {
@@ -216,6 +225,21 @@ impl Generator {
 
     fn value(&mut self) -> Option<Form> {
         (!self.random.one_in(10)).then(|| self.form())
+    }
+
+    /// Serialised tensors mostly have another length each time.
+    fn renewed(&mut self, form: Form) -> Form {
+        let keeps = form.dtype.size().is_some() || self.random.one_in(3);
+        let serialized = if keeps { form.serialized } else { self.serialized() };
+        Form { serialized, ..form }
+    }
+
+    fn serialized(&mut self) -> u64 {
+        match self.random.below(4) {
+            0 => self.random.below(200),
+            1 => 400,
+            _ => 1 + self.random.below(2_000),
+        }
     }
 
     /// From a handful, so that receivers often have the right one.
@@ -238,7 +262,8 @@ impl Generator {
             10 => vec![1 + self.random.below(1000)],
             _ => vec![1000],
         };
-        Form { dtype, dims }
+        let serialized = if dtype.size().is_none() { self.serialized() } else { 0 };
+        Form { dtype, dims, serialized }
     }
 
     fn duration(&mut self) -> u64 {

@@ -104,11 +104,18 @@ impl fmt::Display for Key {
 pub struct Form {
     pub dtype: DType,
     pub dims: Vec<u64>,
+    /// Bytes of the serialised form, for types that have one.
+    pub serialized: u64,
 }
 
 impl Form {
     pub fn meta(&self) -> TensorMeta {
-        TensorMeta::new(self.dtype, Shape::new(&self.dims).expect("a shape")).expect("a size")
+        let shape = Shape::new(&self.dims).expect("a shape");
+        let meta = match self.dtype.size() {
+            Some(_) => TensorMeta::new(self.dtype, shape),
+            None => TensorMeta::serialized(self.dtype, shape, self.serialized),
+        };
+        meta.expect("a size")
     }
 }
 
@@ -239,7 +246,7 @@ impl fmt::Display for Action {
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}{:?}", self.dtype, self.dims)
+        self.meta().fmt(f)
     }
 }
 

@@ -148,6 +148,7 @@ fn halves(action: &Action) -> Vec<Action> {
     let half = |form: &Form| {
         let mut smaller = form.clone();
         smaller.dims.iter_mut().for_each(|dim| *dim = dim.div_ceil(2));
+        smaller.serialized /= 2;
         smaller
     };
     let halved: Vec<Action> = match action {

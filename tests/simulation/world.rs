@@ -77,9 +77,12 @@ impl World {
                 if let Some((at, place)) = self.nth_standing(nth)
                     && let Some(process) = &self.processes[at]
                 {
-                    process.standing[place]
-                        .set_window(window)
-                        .map_err(|error| format!("no window: {error}"))?;
+                    match process.standing[place].set_window(window) {
+                        Err(error) if !self.model.may_be_over(at) => {
+                            return Err(format!("no window: {error}"));
+                        }
+                        _ => {}
+                    }
                 }
             }
             Action::Unstand { nth } => {

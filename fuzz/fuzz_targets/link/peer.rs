@@ -185,7 +185,10 @@ impl Peer {
         let dtype = [DType::U8, DType::F32, DType::Bool, DType::String][input.below(4)];
         let dims: Vec<u64> = (0..input.below(4)).map(|_| input.number()).collect();
         let shape = Shape::new(&dims).unwrap_or(Shape::SCALAR);
-        let meta = TensorMeta::new(dtype, shape);
+        let meta = match dtype.size() {
+            Some(_) => TensorMeta::new(dtype, shape),
+            None => TensorMeta::serialized(dtype, shape, input.number()),
+        };
         let meta = meta.unwrap_or_else(|_| self.tensor.meta().clone());
         let side = Side { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
         VersionedMeta { version: (input.number() as u32).max(1), side, meta }

@@ -1,6 +1,10 @@
 //! Tests of this room's parts together.
 
+<<<<<<< HEAD
 mod kept;
+=======
+mod foreign;
+>>>>>>> objects
 mod lent;
 mod pool;
 mod region;

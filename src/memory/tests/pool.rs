@@ -154,12 +154,6 @@ fn a_tensor_without_bytes_takes_no_room() {
 }
 
 #[test]
-fn strings_are_refused() {
-    let error = pool(4096).tensor(meta(DType::String, &[2])).expect_err("no flat memory");
-    assert!(error.to_string().contains("Tensor::strings"), "{error}");
-}
-
-#[test]
 fn the_memory_outlives_the_pool_and_goes_with_the_last_tensor() {
     let pool = pool(MIB);
     let fd = rustix::io::dup(pool.region_fd()).expect("dup");

@@ -1,6 +1,6 @@
 use super::{bytes, meta, pool};
-use crate::memory::{Pool, PoolError, SetMetaError, StringsError, Tensor, TensorMut, ViewError};
-use crate::wire::{DType, Shape};
+use crate::memory::{Pool, PoolError, SetMetaError, Tensor, TensorMut, ViewError};
+use crate::wire::DType;
 
 #[test]
 fn what_was_written_is_read_after_freezing() {
@@ -103,27 +103,7 @@ fn a_tensor_takes_any_shape_that_fits_its_block() {
     let large = meta(DType::U8, &[capacity + 1]);
     let refused = SetMetaError::TooSmall { meta: large.clone(), needed: capacity + 1, capacity };
     assert_eq!(tensor.set_meta(large), Err(refused));
-    assert!(matches!(tensor.set_meta(meta(DType::String, &[])), Err(SetMetaError::Strings { .. })));
     assert_eq!(tensor.meta(), &before);
-}
-
-#[test]
-fn strings_have_no_flat_memory() {
-    let values = vec![b"one".to_vec(), Vec::new()];
-    let tensor = Tensor::strings(Shape::new(&[2]).expect("shape"), values.clone()).expect("two");
-    assert_eq!(tensor.as_strings(), Ok(&values[..]));
-    assert_eq!((tensor.is_dma_able(), tensor.span(), tensor.bytes()), (false, None, &[][..]));
-    assert!(tensor.as_slice::<u8>().is_err());
-    let tensor = tensor.try_into_mut().expect_err("not flat");
-    assert!(matches!(tensor.make_mut(&pool(4096)), Err((PoolError::NotFlat { .. }, _))));
-    let flat = pool(4096).zeroed(bytes(1)).expect("room").freeze();
-    assert_eq!(flat.as_strings(), Err(ViewError::DType { have: DType::U8, want: DType::String }));
-}
-
-#[test]
-fn as_many_strings_are_needed_as_the_shape_has_elements() {
-    let error = Tensor::strings(Shape::new(&[2, 2]).expect("shape"), vec![]).expect_err("none");
-    assert_eq!(error, StringsError::Count { given: 0, expected: 4 });
 }
 
 #[test]

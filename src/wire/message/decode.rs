@@ -166,7 +166,11 @@ impl<'a> Reader<'a> {
             *dim = self.u64("dimension")?;
         }
         let kind = self.kind;
-        let meta = Shape::new(&dims[..rank]).and_then(|shape| TensorMeta::new(dtype, shape));
+        let len = if dtype.size().is_none() { Some(self.u64("serialised length")?) } else { None };
+        let meta = Shape::new(&dims[..rank]).and_then(|shape| match len {
+            Some(len) => TensorMeta::serialized(dtype, shape, len),
+            None => TensorMeta::new(dtype, shape),
+        });
         let meta = meta.map_err(|source| MessageError::Shape { kind, source })?;
         Ok(VersionedMeta { version, side, meta })
     }

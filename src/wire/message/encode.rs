@@ -98,7 +98,9 @@ impl Message<'_> {
 pub(super) fn response_header(meta: &MetaRef) -> usize {
     let meta = match meta {
         MetaRef::Cached(_) => 4,
-        MetaRef::New(meta) => 7 + 8 * meta.meta.shape().rank(),
+        MetaRef::New(VersionedMeta { meta, .. }) => {
+            7 + 8 * meta.shape().rank() + if meta.is_serialized() { 8 } else { 0 }
+        }
     };
     6 + meta
 }
@@ -151,6 +153,9 @@ fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
     out.push(meta.meta.shape().rank() as u8);
     for dim in meta.meta.shape().dims() {
         out.extend_from_slice(&dim.to_le_bytes());
+    }
+    if meta.meta.is_serialized() {
+        out.extend_from_slice(&meta.meta.bytes().to_le_bytes());
     }
 }
 

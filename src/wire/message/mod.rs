@@ -24,7 +24,7 @@
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
 //! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
-//! rank dimensions of u64.
+//! rank dimensions of u64, and for element types without a fixed size the length u64 of the serialised form.
 
 mod arm;
 mod decode;

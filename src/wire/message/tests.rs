@@ -26,10 +26,14 @@ fn meta() -> impl Strategy<Value = VersionedMeta> {
         proptest::collection::vec(0..1000u64, 0..6),
         proptest::collection::vec(1..2u64, 0..=254),
     ];
-    (1..u32::MAX, side, 0..DType::ALL.len(), dims).prop_map(|(version, side, dtype, dims)| VersionedMeta {
-        version,
-        side,
-        meta: TensorMeta::new(DType::ALL[dtype], Shape::new(&dims).expect("shape")).expect("meta"),
+    let len = 0..=i64::MAX as u64;
+    (1..u32::MAX, side, 0..DType::ALL.len(), dims, len).prop_map(|(version, side, dtype, dims, len)| {
+        let (dtype, shape) = (DType::ALL[dtype], Shape::new(&dims).expect("shape"));
+        let meta = match dtype.size() {
+            Some(_) => TensorMeta::new(dtype, shape),
+            None => TensorMeta::serialized(dtype, shape, len),
+        };
+        VersionedMeta { version, side, meta: meta.expect("meta") }
     })
 }
 
@@ -323,4 +327,19 @@ fn standing_requests_are_refused_field_by_field() {
 #[test]
 fn half_a_window_of_sixteen_with_destinations_fits_a_control_slot() {
     assert!(arm_bytes(0, 10, Some((0, 8))).len() <= 224);
+}
+
+#[test]
+fn meta_data_of_strings_carries_the_length_of_their_serialised_form() {
+    let request = RequestId { slot: Slot::new(3).expect("20 bits"), generation: 1 };
+    let meta = TensorMeta::serialized(DType::String, Shape::new(&[2]).expect("shape"), 0x0102).expect("meta");
+    let mut bytes = Vec::new();
+    let meta = VersionedMeta { version: 1, side: Side::POOL, meta };
+    Message::Meta { request, before: Before::ReRequest, meta }.encode(&mut bytes);
+    let (rest, length) = bytes.split_last_chunk::<8>().expect("a length");
+    assert_eq!(*length, 0x0102u64.to_le_bytes());
+    let short = Message::decode(rest).expect_err("cut");
+    assert!(short.to_string().contains("serialised length"), "{short}");
+    let too_long = [rest, &(1u64 << 63).to_le_bytes()].concat();
+    assert!(matches!(Message::decode(&too_long), Err(MessageError::Shape { .. })));
 }

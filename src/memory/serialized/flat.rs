@@ -1,0 +1,62 @@
+//! Flat tensors inside variants.
+
+use super::*;
+use crate::memory::PoolError;
+
+/// A flat tensor inside a variant: its bytes, which may lie at any address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlatTensor {
+    meta: TensorMeta,
+    bytes: Bytes,
+}
+
+impl FlatTensor {
+    /// A tensor, which is kept.
+    ///
+    /// # Errors
+    /// [`SerializeError::NotFlat`] if it is one of strings or variants.
+    pub fn new(tensor: &Tensor) -> Result<Self, SerializeError> {
+        if tensor.meta().is_serialized() {
+            return Err(SerializeError::NotFlat { dtype: tensor.dtype() });
+        }
+        Ok(FlatTensor { meta: tensor.meta().clone(), bytes: bytes_of(tensor) })
+    }
+
+    /// Element type and shape.
+    pub fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// A copy in `pool`, where its elements can be viewed.
+    ///
+    /// # Errors
+    /// [`PoolError`] if there is no room.
+    pub fn to_tensor(&self, pool: &Pool) -> Result<Tensor, PoolError> {
+        let mut tensor = pool.tensor(self.meta.clone())?;
+        tensor.bytes_mut().copy_from_slice(&self.bytes);
+        Ok(tensor.freeze())
+    }
+
+    pub(super) fn read(proto: &Proto<'_>) -> Result<Self, DecodeError> {
+        // Where there are several, the last counts, as in all of protobuf.
+        let content = proto.all(TENSOR_CONTENT).try_fold(&[][..], |_, content| content)?;
+        let given = content.len() as u64;
+        let expected = proto.shape.elements().unwrap_or(u64::MAX);
+        let meta = TensorMeta::new(proto.dtype, proto.shape.clone())
+            .map_err(|_| DecodeError::Count { given, expected })?;
+        if meta.bytes() != given {
+            return Err(DecodeError::Count { given, expected: meta.bytes() });
+        }
+        Ok(FlatTensor { meta, bytes: proto.slice(content) })
+    }
+
+    pub(super) fn put(&self, sink: &mut dyn Sink) {
+        put_head(sink, self.meta.dtype(), self.meta.shape());
+        sink::optional(sink, TENSOR_CONTENT, &self.bytes);
+    }
+}
