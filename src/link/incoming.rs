@@ -218,7 +218,7 @@ impl<C> Link<C> {
                 let of = served.wire_key();
                 self.served.remove(&request.slot.index());
                 self.answered.note(request, number, of);
-                self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
+                self.out.empty(cx.port, cx.counters, immediate(ImmediateKind::Dead, request));
                 return Served::Copied;
             }
         };
@@ -280,7 +280,7 @@ impl<C> Link<C> {
                     self.meta(cx, request, full, Before::Loan);
                 }
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, tensor, immediate(ImmediateKind::Lend, request));
+                self.out.lend(cx.port, cx.counters, tensor, immediate(ImmediateKind::Lend, request));
             }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
@@ -307,7 +307,7 @@ impl<C> Link<C> {
         grant: Grant,
     ) {
         cx.counters.increment(Counter::WritesPosted);
-        self.out.write(cx.port, tensor, grant, immediate(ImmediateKind::Plain, request));
+        self.out.write(cx.port, cx.counters, tensor, grant, immediate(ImmediateKind::Plain, request));
     }
 
     /// Answers a request with an error.

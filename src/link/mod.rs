@@ -9,6 +9,7 @@
 mod answered;
 mod armed;
 mod arrivals;
+mod cork;
 mod destination;
 mod held;
 mod incoming;
