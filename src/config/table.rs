@@ -265,15 +265,16 @@ settings! {
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a bulk tensor gets from a sender on the same host to its receiver.
     bulk_receive: BulkReceive, OneOf<BulkReceive>, default("copy"), "copy or borrow", Some;
-    /// Receives that can be outstanding on each link.
+    /// Receives that can be outstanding on each link. One more fails at once; those of a batch wait until there is room.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
     /// Routes (edges that a peer has asked for) that are remembered for each link.
     max_routes: u32, Number<u32>, default("65536"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Requests that are kept for each peer while their step has not started here. Standing requests, which come before
+    /// Requests that are kept for each peer while their step has not started here: by default as many as a peer with the default
+    /// `max_requests` can have. Standing requests, which come before
     /// their step by their nature, count among `max_requests` alone, and take half of it at most.
-    max_deferred: u32, Number<u32>, default("1024"), "1 to 1048576",
+    max_deferred: u32, Number<u32>, default("4096"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
     /// Tensors that can wait to be received; one more send fails at once.
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",

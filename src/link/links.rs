@@ -97,7 +97,7 @@ pub struct Links<P: Port, C> {
     pool: Pool,
     pub(super) counters: CountersWriter,
     pub(super) links: LinkTable<C>,
-    events: VecDeque<LinkEvent<C>>,
+    pub(super) events: VecDeque<LinkEvent<C>>,
     armed_bytes: u64,
     pub(super) completions: Completions,
     pub(super) cork: Cork,

@@ -58,6 +58,12 @@ pub enum Value {
     Dead,
 }
 
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Self {
+        Value::Tensor(tensor)
+    }
+}
+
 /// Where a tensor lies (SPEC 2.3).
 pub fn side_of(tensor: &Tensor) -> Side {
     match (tensor.is_lent(), tensor.span().is_some()) {
