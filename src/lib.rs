@@ -60,6 +60,7 @@
 //!
 //! * [`Node`]: one process of the cluster. [`config`] lists its settings.
 //! * [`Step`], [`Edge`]: sending and receiving. [`Pending`] is a receive that has begun, [`CancelToken`] ends one.
+//! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
 //! * [`Standing`]: an edge whose tensors are asked for before their steps begin, for trainers that receive the same edges each step.
 //! * [`TensorMut`] is written by one owner; frozen it becomes a [`Tensor`], which nobody can write: what was
 //!   sent can't be changed any more, and the compiler says so. [`BufferRing`] hands out the same buffers step after step.
@@ -132,7 +133,10 @@ pub mod wire;
 pub use bootstrap::fuzzing as bootstrap_fuzzing;
 pub use bootstrap::{BootstrapError, MissingPeer};
 pub use engine::{PinError, pin_current_thread, process_cpus};
+pub use link::Value;
 pub use memory::{BufferRing, Pool, PoolError, RegionReport, StringTensor, Tensor, TensorMut, VariantTensor};
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
-pub use rendezvous::{CancelToken, Delivery, Edge, Error, LossCause, Pending, Sequence, Standing, Step};
+pub use rendezvous::{
+    Batch, CancelToken, Delivery, Edge, Error, LossCause, Pending, PendingBatch, Sequence, Standing, Step,
+};
 pub use wire::{Code, DType, Element, Shape, Status, TensorMeta};

@@ -106,6 +106,16 @@ mutants! {
     LoanNeverCountedBack,
     /// What was lent is used again when its link ends, though the borrower reads it.
     LoanEndsWithLink,
+    /// The last message of a pack is thrown away.
+    LastOfPackLost,
+    /// A write does not wait for the messages of the pack that was begun before it.
+    WriteOvertakesPack,
+    /// A batch forgets what is behind a receive that fails at once.
+    BatchStopsAtFailure,
+    /// A receive of a batch for which there was no room is not asked for again once the slot table was full.
+    HeldUpForgotten,
+    /// What waits for room is overtaken by a later receive of the same key.
+    HeldUpOvertaken,
 }
 
 /// Whether a bug is switched on.

@@ -279,15 +279,16 @@ settings! {
     /// How long a peer may hold what it has borrowed before that is counted as overdue (`loans_overdue`), and how long after a
     /// peer's death what is still borrowed of it is copied out of its memory, of which the rest goes back to the system.
     borrow_grace: Duration, Span, default("5s"), "1ms to 24h", up_to_a_day;
-    /// Receives that can be outstanding on each link.
+    /// Receives that can be outstanding on each link. One more fails at once; those of a batch wait until there is room.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
     /// Routes (edges that a peer has asked for) that are remembered for each link.
     max_routes: u32, Number<u32>, default("65536"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Requests that are kept for each peer while their step has not started here. Standing requests, which come before
+    /// Requests that are kept for each peer while their step has not started here: by default as many as a peer with the default
+    /// `max_requests` can have. Standing requests, which come before
     /// their step by their nature, count among `max_requests` alone, and take half of it at most.
-    max_deferred: u32, Number<u32>, default("1024"), "1 to 1048576",
+    max_deferred: u32, Number<u32>, default("4096"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
     /// Tensors that can wait to be received; one more send fails at once.
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",

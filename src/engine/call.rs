@@ -1,5 +1,6 @@
 //! Calls: one side waits for a result, the other brings it, and neither allocates in steady state.
 
+use super::board::Board;
 use super::executor::Executor;
 use crossbeam_queue::ArrayQueue;
 use std::cell::UnsafeCell;
@@ -10,6 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub trait Abandoned: Send + 'static {
     /// What the waiter gets when the bringing side goes away without a result.
     fn abandoned() -> Self;
+
+    /// Whether who waits for several results need not wait for the others any more.
+    fn is_failure(&self) -> bool {
+        false
+    }
 }
 
 struct Cell<R> {
@@ -40,6 +46,7 @@ pub struct Completer<R: Abandoned> {
 
 enum To<R> {
     Cell(Arc<Cell<R>>),
+    Board(Arc<Board<R>>, usize),
     Callback(Box<dyn FnOnce(R) + Send>, Executor),
 }
 
@@ -130,6 +137,11 @@ impl<R> Drop for Ticket<R> {
 }
 
 impl<R: Abandoned> Completer<R> {
+    /// Of one of the calls of a board.
+    pub(super) fn on_board(board: Arc<Board<R>>, at: usize) -> Self {
+        Completer { to: Some(To::Board(board, at)) }
+    }
+
     /// Brings the result.
     pub fn complete(mut self, result: R) {
         self.bring(result);
@@ -146,6 +158,7 @@ impl<R: Abandoned> Completer<R> {
                 }
                 cell.done.store(true, Ordering::Release);
             }
+            Some(To::Board(board, at)) => board.bring(at, result),
             Some(To::Callback(callback, executor)) => executor.run(move || callback(result)),
             None => {}
         }

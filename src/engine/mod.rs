@@ -14,6 +14,7 @@
 //! [`Executor`].
 
 mod adaptive;
+mod board;
 mod call;
 mod clock;
 mod dedicated;
@@ -29,6 +30,7 @@ mod sync;
 mod token;
 mod wait;
 
+pub use board::{Boards, Completers, Tickets};
 pub use call::{Abandoned, Calls, Completer, Ticket};
 pub use clock::Clock;
 pub use executor::Executor;

@@ -21,6 +21,11 @@ pub trait Handler<P: Port>: Send + 'static {
     /// Something happened on a link.
     fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
 
+    /// Everything that has happened was told. What waited for it can go on.
+    fn go_on(&mut self, links: &mut Links<P, Self::Waiter>, now: Time) {
+        let _ = (links, now);
+    }
+
     /// The earliest time at which [`Handler::expire`] has something to do; [`Time::NEVER`] if there is none.
     fn next_deadline(&self) -> Time;
 
@@ -98,7 +103,11 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     }
 
     fn events(&mut self, now: Time) {
-        while let Some(event) = self.links.next_event() {
+        loop {
+            if !self.links.has_events() {
+                self.handler.go_on(&mut self.links, now);
+            }
+            let Some(event) = self.links.next_event() else { return };
             self.handler.event(&mut self.links, event, now);
         }
     }

@@ -232,6 +232,20 @@ pub trait Port: Send + 'static {
     /// The newest number that the peer has published for a lane.
     fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32;
 
+    /// Several operations are about to be posted. They are accepted and refused as ever, and keep their order; but a device,
+    /// or a peer that sleeps, may be told of them as late as in [`Port::end_batch`], and what fails then fails as if
+    /// it had been posted. A batch in a batch is the same one.
+    fn begin_batch(&mut self) {}
+
+    /// All of a batch is posted: it is on its way when this returns. Does nothing without one.
+    fn end_batch(&mut self) {}
+
+    /// How often this port has told a device of what was posted, or a peer that sleeps, so far: on verbs a call of the driver
+    /// each, on shared memory a doorbell that was rung. A fabric that does neither says 0.
+    fn doorbells(&self) -> u64 {
+        0
+    }
+
     /// Sends a message of at most [`MAX_MESSAGE`] bytes, copied before this returns.
     ///
     /// # Errors

@@ -50,6 +50,11 @@ impl ArmedTable {
         self.by_key.len()
     }
 
+    /// Whether there is one of a key.
+    pub fn has(&self, key: &TensorKey) -> bool {
+        self.by_key.contains_key(key)
+    }
+
     /// The request of a key, which is armed no more.
     fn take(&mut self, key: &TensorKey) -> Option<RequestId> {
         if self.by_key.is_empty() { None } else { self.by_key.remove(key) }

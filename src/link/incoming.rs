@@ -224,7 +224,7 @@ impl<C> Link<C> {
                 let of = served.wire_key();
                 self.served.remove(&request.slot.index());
                 self.answered.note(request, number, of);
-                self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
+                self.out.empty(cx.port, cx.counters, immediate(ImmediateKind::Dead, request));
                 return Served::Copied;
             }
         };
@@ -280,7 +280,13 @@ impl<C> Link<C> {
                     self.meta(cx, request, full, Before::Loan);
                 }
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, tensor, allowance, immediate(ImmediateKind::Lend, request));
+                self.out.lend(
+                    cx.port,
+                    cx.counters,
+                    tensor,
+                    allowance,
+                    immediate(ImmediateKind::Lend, request),
+                );
             }
             (Answer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
@@ -331,7 +337,7 @@ impl<C> Link<C> {
         grant: Grant,
     ) {
         cx.counters.increment(Counter::WritesPosted);
-        self.out.write(cx.port, tensor, grant, immediate(ImmediateKind::Plain, request));
+        self.out.write(cx.port, cx.counters, tensor, grant, immediate(ImmediateKind::Plain, request));
     }
 
     /// Answers a request with an error.

@@ -2,6 +2,7 @@
 
 use super::answered::{Answered, WireKey};
 use super::armed::ArmedTable;
+use super::cork::Cork;
 use super::held::HeldTable;
 use super::incoming::ServedTable;
 use super::outbox::{Inbox, Outbox};
@@ -88,17 +89,20 @@ pub(super) struct Context<'a, P: Port, C> {
     pub events: &'a mut VecDeque<LinkEvent<C>>,
     /// Bytes of the destinations of standing requests that nobody has claimed, on all links.
     pub armed_bytes: &'a mut u64,
+    /// Messages may wait for others.
+    pub corked: bool,
 }
 
 /// The links of one poller and the port that they complete on. `C` names a waiter for the layer above.
 pub struct Links<P: Port, C> {
-    port: P,
+    pub(super) port: P,
     pool: Pool,
-    counters: CountersWriter,
-    links: LinkTable<C>,
-    events: VecDeque<LinkEvent<C>>,
+    pub(super) counters: CountersWriter,
+    pub(super) links: LinkTable<C>,
+    pub(super) events: VecDeque<LinkEvent<C>>,
     armed_bytes: u64,
-    completions: Completions,
+    pub(super) completions: Completions,
+    pub(super) cork: Cork,
 }
 
 impl<P: Port, C> Links<P, C> {
@@ -106,7 +110,16 @@ impl<P: Port, C> Links<P, C> {
     pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
         let completions = Completions::with_capacity(EVENTS);
         let events = VecDeque::with_capacity(EVENTS);
-        Links { port, pool, counters, links: LinkTable::new(), events, armed_bytes: 0, completions }
+        Links {
+            port,
+            pool,
+            counters,
+            links: LinkTable::new(),
+            events,
+            armed_bytes: 0,
+            completions,
+            cork: Cork::default(),
+        }
     }
 
     /// The pool that tensors are received into.
@@ -133,7 +146,7 @@ impl<P: Port, C> Links<P, C> {
         let mut left = false;
         self.links.for_each_backlogged(|link| {
             let backlog = link.out.backlog();
-            link.out.flush(&mut self.port);
+            link.out.flush(&mut self.port, &self.counters, self.cork.is_in);
             left |= link.out.backlog() < backlog;
         });
         !left
@@ -158,7 +171,8 @@ impl<P: Port, C> Links<P, C> {
         let mut link = Link::new(id, identity, settings, depth);
         let nonce = link.nonce;
         self.counters.increment(Counter::MessagesSent);
-        link.out.message(&mut self.port, &Message::Ping { version: VERSION, nonce });
+        let ping = Message::Ping { version: VERSION, nonce };
+        link.out.message(&mut self.port, &self.counters, &ping, self.cork.is_in);
         self.links.insert(link);
         self.links.note_backlog(id);
         Ok(id)
@@ -178,10 +192,13 @@ impl<P: Port, C> Links<P, C> {
     pub fn poll(&mut self) -> usize {
         let count = self.port.poll(&mut self.completions);
         if count > 0 {
+            if self.came_several() {
+                self.cork();
+            }
             self.handle_completions();
         }
         self.links.for_each_backlogged(|link| {
-            link.out.flush(&mut self.port);
+            link.out.flush(&mut self.port, &self.counters, self.cork.is_in);
             if link.out.backlog() > link.max_backlog() {
                 let why = format!("it takes nothing and asks for more: {} answers wait", link.out.backlog());
                 self.port.fail(link.id, LinkFailure::Protocol(why));
@@ -199,6 +216,7 @@ impl<P: Port, C> Links<P, C> {
                 counters: &self.counters,
                 events: &mut self.events,
                 armed_bytes: &mut self.armed_bytes,
+                corked: self.cork.is_in,
             };
             if let Event::Down(failure) = completion.event {
                 if let Some(link) = self.links.remove(id) {
@@ -222,9 +240,13 @@ impl<P: Port, C> Links<P, C> {
         });
     }
 
-    /// The next event, oldest first.
+    /// The next event, oldest first. When there is none, whatever was [corked](Links::cork) leaves.
     pub fn next_event(&mut self) -> Option<LinkEvent<C>> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if event.is_none() {
+            self.uncork();
+        }
+        event
     }
 
     /// Asks the peer for a tensor, or claims what was asked for in advance. The answer is an event that carries `waiter`.
@@ -359,6 +381,7 @@ impl<P: Port, C> Links<P, C> {
             counters: &self.counters,
             events: &mut self.events,
             armed_bytes: &mut self.armed_bytes,
+            corked: self.cork.is_in,
         };
         Some((link, cx))
     }
@@ -459,7 +482,7 @@ impl<C> Link<C> {
     /// Sends a control message.
     pub(super) fn send<P: Port>(&mut self, cx: &mut Context<'_, P, C>, message: &Message<'_>) {
         cx.counters.increment(Counter::MessagesSent);
-        self.out.message(cx.port, message);
+        self.out.message(cx.port, cx.counters, message, cx.corked);
     }
 
     fn message<P: Port>(&mut self, cx: &mut Context<'_, P, C>, bytes: &[u8]) -> Result<(), String> {
@@ -467,7 +490,7 @@ impl<C> Link<C> {
             if !self.assembler.is_idle() {
                 return Err("a message came between the fragments of another".into());
             }
-            return self.whole_message(cx, bytes);
+            return self.unpacked(cx, bytes);
         }
         let mut assembler = std::mem::take(&mut self.assembler);
         let handled = match assembler.push(bytes) {
@@ -480,7 +503,11 @@ impl<C> Link<C> {
         handled
     }
 
-    fn whole_message<P: Port>(&mut self, cx: &mut Context<'_, P, C>, bytes: &[u8]) -> Result<(), String> {
+    pub(super) fn whole_message<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        bytes: &[u8],
+    ) -> Result<(), String> {
         match Message::decode(bytes).map_err(|error| error.to_string())? {
             Message::Ping { version, .. } if version != VERSION => {
                 Err(format!("it speaks version {version} of the protocol, this side version {VERSION}"))

@@ -9,6 +9,7 @@
 mod answered;
 mod armed;
 mod arrivals;
+mod cork;
 mod destination;
 mod held;
 mod incoming;
@@ -56,6 +57,12 @@ pub enum Value {
     Tensor(Tensor),
     /// The value of a branch not taken.
     Dead,
+}
+
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Self {
+        Value::Tensor(tensor)
+    }
 }
 
 /// Where a tensor lies (SPEC 2.3).

@@ -3,6 +3,8 @@
 use crate::fabric::{Allowance, Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
+use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::message::pack::Pack;
 use crate::wire::message::{Message, fragment};
 use crate::wire::{Grant, Immediate};
 use std::collections::VecDeque;
@@ -42,6 +44,9 @@ enum Item {
 ///
 /// `sent - returned` receives of the peer are in use; it never exceeds the depth that the peer posted, so a
 /// message never finds the peer without a receive. Once something is queued, everything later queues behind it.
+///
+/// As long as its caller *corks*, short messages go into a pack, which leaves when it is full, before anything that is no
+/// message, and at the latest when it is [flushed](Outbox::flush) without a cork.
 #[derive(Debug)]
 pub(super) struct Outbox {
     link: LinkId,
@@ -53,13 +58,15 @@ pub(super) struct Outbox {
     queue: VecDeque<Item>,
     scratch: Vec<u8>,
     fragment: Vec<u8>,
+    /// Behind everything in the queue.
+    pack: Pack,
 }
 
 impl Outbox {
     pub fn new(link: LinkId, depth: u32) -> Self {
         let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(MAX_MESSAGE));
-        let queue = VecDeque::new();
-        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, values: 0, queue, scratch, fragment }
+        let (queue, pack) = (VecDeque::new(), Pack::new(MAX_MESSAGE));
+        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, values: 0, queue, scratch, fragment, pack }
     }
 
     /// Tensors that are queued or posted and not done.
@@ -74,14 +81,29 @@ impl Outbox {
 
     /// How many things wait to be posted.
     pub fn backlog(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + usize::from(!self.pack.is_empty())
     }
 
-    /// Sends a message, in fragments if it is longer than a control slot.
-    pub fn message<P: Port>(&mut self, port: &mut P, message: &Message<'_>) {
+    /// Sends a message, in fragments if it is longer than a control slot. `corked`: it may wait for others to share a slot.
+    pub fn message<P: Port>(
+        &mut self,
+        port: &mut P,
+        counters: &CountersWriter,
+        message: &Message<'_>,
+        corked: bool,
+    ) {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         message.encode(&mut bytes);
+        if corked && self.pack.could_hold(bytes.len()) {
+            if !self.pack.has_room(bytes.len()) {
+                self.flush_pack(port, counters);
+            }
+            self.pack.push(&bytes);
+            self.scratch = bytes;
+            return;
+        }
+        self.flush_pack(port, counters);
         if bytes.len() <= MAX_MESSAGE {
             self.slot(port, &bytes);
         } else if is_on(Mutant::FragmentsSwapped) {
@@ -97,31 +119,62 @@ impl Outbox {
     }
 
     /// Writes a tensor to a grant, with an immediate.
-    pub fn write<P: Port>(&mut self, port: &mut P, source: Tensor, target: Grant, immediate: Immediate) {
+    pub fn write<P: Port>(
+        &mut self,
+        port: &mut P,
+        counters: &CountersWriter,
+        source: Tensor,
+        target: Grant,
+        immediate: Immediate,
+    ) {
         self.values += 1;
-        self.push(port, Item::Write { source, target, immediate });
+        self.push(port, counters, Item::Write { source, target, immediate });
     }
 
     /// A zero-byte write: an immediate alone.
-    pub fn empty<P: Port>(&mut self, port: &mut P, immediate: Immediate) {
-        self.push(port, Item::Empty { immediate });
+    pub fn empty<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, immediate: Immediate) {
+        self.push(port, counters, Item::Empty { immediate });
     }
 
     /// Lends a tensor.
     pub fn lend<P: Port>(
         &mut self,
         port: &mut P,
+        counters: &CountersWriter,
         source: Tensor,
         allowance: Allowance,
         immediate: Immediate,
     ) {
         self.values += 1;
-        self.push(port, Item::Lend { source, allowance: Some(allowance), immediate });
+        self.push(port, counters, Item::Lend { source, allowance: Some(allowance), immediate });
     }
 
-    /// Posts what is queued, as far as credits and room go. A link that is down reports that by its port, and nothing
-    /// queued can leave any more.
-    pub fn flush<P: Port>(&mut self, port: &mut P) {
+    /// Posts what waits, as far as credits and room go; what is packed stays as long as its caller corks. A link that is
+    /// down reports that by its port, and nothing queued can leave any more.
+    pub fn flush<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, corked: bool) {
+        self.flush_queue(port);
+        if !corked {
+            self.flush_pack(port, counters);
+        }
+    }
+
+    /// What is packed leaves, or queues.
+    fn flush_pack<P: Port>(&mut self, port: &mut P, counters: &CountersWriter) {
+        let count = self.pack.len();
+        if count == 0 {
+            return;
+        }
+        if count > 1 {
+            counters.increment(Counter::PacksSent);
+            counters.add(Counter::MessagesPacked, count as u64);
+        }
+        let mut pack = std::mem::take(&mut self.pack);
+        self.slot(port, pack.bytes());
+        pack.clear();
+        self.pack = pack;
+    }
+
+    fn flush_queue<P: Port>(&mut self, port: &mut P) {
         while !self.queue.is_empty() && self.has_credit(port) {
             if matches!(self.queue.front(), Some(Item::Long { .. })) {
                 let Some(Item::Long { bytes, mut next }) = self.queue.pop_front() else { return };
@@ -195,7 +248,10 @@ impl Outbox {
         self.queue.push_back(Item::Message { bytes: item, len: bytes.len() as u8 });
     }
 
-    fn push<P: Port>(&mut self, port: &mut P, mut item: Item) {
+    fn push<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, mut item: Item) {
+        if !is_on(Mutant::WriteOvertakesPack) {
+            self.flush_pack(port, counters);
+        }
         if self.queue.is_empty() && self.has_credit(port) {
             match post(port, self.link, &mut self.next_op, &mut item) {
                 Ok(()) => {

@@ -64,6 +64,13 @@ impl OutRoutes {
         Some((route, announce))
     }
 
+    /// Whether there is a route for one more request of an edge, or can be.
+    pub fn has_room(&self, edge: &Arc<EdgeName>) -> bool {
+        self.by_edge.len() < self.max
+            || self.by_edge.contains_key(edge)
+            || self.by_edge.values().any(|route| route.in_flight == 0)
+    }
+
     fn make(&mut self, edge: &Arc<EdgeName>) -> Option<Announce> {
         let mut announce = Announce::Route;
         if self.by_edge.len() >= self.max {

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 mod armed;
+mod packs;
 mod validated;
 
 const DEPTH: u32 = 16;

@@ -19,7 +19,7 @@ use crate::memory::{
     TensorMut,
 };
 use crate::rendezvous::{
-    Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
+    Batch, Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
     Sequence, Standing, Step,
 };
 use crate::telemetry::Snapshot;
@@ -320,6 +320,14 @@ impl Node {
     /// declared base: choose bases above all step ids that belong to none.
     pub fn sequence(&self, base: u64) -> Sequence {
         self.rendezvous.sequence(base)
+    }
+
+    /// Edges whose tensors are sent, or received, together: each step by one call.
+    ///
+    /// # Errors
+    /// If the node has stopped.
+    pub fn batch(&self, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
+        self.rendezvous.batch(edges)
     }
 
     /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a sequence at a time, as long as

@@ -170,6 +170,29 @@ pub enum Error {
         /// What to change.
         remedy: &'static str,
     },
+    /// More values were sent at once than may wait for somebody to ask for them.
+    #[error(
+        "a batch of {values} sends, while {waiting} sent tensors wait that nobody has asked for, is beyond the limit of {limit}: \
+         nothing of it was sent; send it in parts, wait until peers catch up, or raise max_outstanding_sends"
+    )]
+    BatchTooLarge {
+        /// How many there are.
+        values: usize,
+        /// How many wait already.
+        waiting: usize,
+        /// How many may.
+        limit: usize,
+    },
+    /// A batch has another number of edges.
+    #[error(
+        "a batch of {edges} edges was given {values} values: give one for each edge, in their order; nothing was sent"
+    )]
+    WrongCount {
+        /// How many it has.
+        edges: usize,
+        /// How many were given.
+        values: usize,
+    },
     /// The edge is not well-formed.
     #[error(transparent)]
     EdgeName(#[from] EdgeNameError),
@@ -250,11 +273,14 @@ impl Error {
                 Code::Unavailable
             }
             Error::Forked => Code::FailedPrecondition,
-            Error::NoRoom { .. } | Error::ResourceExhausted { .. } => Code::ResourceExhausted,
+            Error::NoRoom { .. } | Error::ResourceExhausted { .. } | Error::BatchTooLarge { .. } => {
+                Code::ResourceExhausted
+            }
             Error::Poisoned => Code::Internal,
             Error::Corrupted { .. } => Code::DataLoss,
             Error::Misfit { .. }
             | Error::Dead { .. }
+            | Error::WrongCount { .. }
             | Error::EdgeName(_)
             | Error::WrongEnd { .. }
             | Error::UnknownTask { .. }

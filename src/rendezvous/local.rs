@@ -3,7 +3,7 @@
 use super::steps::{StepState, Steps};
 use super::table::{Asked, Numbered, Offered, Table};
 use super::waiter::{Delivery, GiveUp, Payload, Waiter};
-use super::{Error, path::Cancel};
+use super::{Error, path::Cancel, path::CancelAll};
 use crate::link::{TensorKey, Value, side_of, side_of_mut};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
@@ -76,6 +76,13 @@ impl Local {
         Told(found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect())
     }
 
+    /// Ends those of several calls that still wait.
+    pub fn cancel_all(&mut self, cancel: &CancelAll) -> Told {
+        let ids = cancel.first..cancel.first + cancel.count;
+        let found = self.table.remove_waiters(|_, kept| ids.contains(&kept.waiter.id.0));
+        Told(found.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, cancel.why.clone())).collect())
+    }
+
     /// Ends what has waited until now.
     pub fn expire(&mut self, now: Time) -> Told {
         let late = self.table.remove_waiters(|_, kept| kept.waiter.deadline <= now);
@@ -129,6 +136,11 @@ impl Told {
         }
         self.0.push(Telling::Value { waiter, value: matched.value });
         None
+    }
+
+    /// Adds what another call has found out.
+    pub fn append(&mut self, mut other: Told) {
+        self.0.append(&mut other.0);
     }
 
     /// Tells everybody.

@@ -4,14 +4,16 @@
 use super::Error;
 use super::edge::{Edge, End};
 use super::ended::Ends;
-use super::local::{Local, Told};
-use super::path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
+use super::local::{Local, LocalWaiter, Told};
+use super::path::{Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
+use super::remote::{Receiving, Sending};
+use super::reuse::Lists;
 use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
-use crate::engine::{Calls, Executor, Ticket};
-use crate::link::TensorKey;
+use crate::engine::{Calls, Executor};
+use crate::link::{TensorKey, Value};
 use crate::memory::{Home, Pool};
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashSet;
@@ -47,6 +49,7 @@ pub struct Shared {
     pub(super) paths: Paths,
     pub(super) settings: RendezvousSettings,
     pub(super) calls: Calls<Outcome>,
+    pub(super) lists: BatchLists,
     pub(super) executor: Executor,
     pub(super) pool: Pool,
     home: Home,
@@ -55,6 +58,16 @@ pub struct Shared {
     next_expiry: AtomicU64,
     tables: Mutex<Tables>,
     losses: Arc<Losses>,
+}
+
+/// The lists in which batches are handed over.
+#[derive(Default)]
+pub(super) struct BatchLists {
+    pub sends: Lists<Sending>,
+    pub receives: Lists<Receiving>,
+    /// Within the process.
+    pub values: Lists<(TensorKey, Value)>,
+    pub waiters: Lists<(TensorKey, LocalWaiter)>,
 }
 
 /// The process's own tables. Held for moments, never while user code runs.
@@ -189,6 +202,7 @@ impl Rendezvous {
             paths: paths.into(),
             settings,
             calls: Calls::new(4096),
+            lists: BatchLists::default(),
             executor,
             pool,
             home: Home::here(),
@@ -364,6 +378,11 @@ impl Shared {
         self.tell(told);
     }
 
+    pub(super) fn cancel_all_local(&self, cancel: &CancelAll) {
+        let told = self.tables().local.cancel_all(cancel);
+        self.tell(told);
+    }
+
     pub(super) fn abort(&self, step: u64, status: Status) {
         let error = Error::Aborted { step, status: status.clone() };
         let told = {
@@ -393,20 +412,20 @@ impl Shared {
         self.paths.first().now()
     }
 
-    /// Waits for a call on this path. Returns whether it is done.
+    /// Waits on this path until something is done, or everything has ended. Returns whether it is so.
     pub(super) fn wait(
         &self,
         path: &dyn RemotePath,
         deadline: Time,
-        ticket: &Ticket<Outcome>,
+        is_done: &dyn Fn() -> bool,
     ) -> Result<bool, Error> {
-        let done = || ticket.is_done() || self.losses.broken.get().is_some();
+        let done = || is_done() || self.losses.broken.get().is_some();
         loop {
             // Others wait in the local table, and their time may be over first.
             let next = Time::from_nanos(self.next_expiry.load(Ordering::Relaxed));
-            let is_done = path.wait(deadline.min(next), &done)?;
+            let is_over = path.wait(deadline.min(next), &done)?;
             self.sweep();
-            if is_done || done() || self.now() >= deadline {
+            if is_over || done() || self.now() >= deadline {
                 return Ok(done());
             }
         }

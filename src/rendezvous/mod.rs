@@ -10,6 +10,7 @@
 //!
 //! What may not be done here: touch a fabric, or call user code while a table is held.
 
+mod batch;
 mod edge;
 mod ended;
 mod error;
@@ -18,21 +19,28 @@ mod local;
 mod manager;
 mod path;
 mod pending;
+mod pending_batch;
 mod remote;
 #[cfg(test)]
 mod remote_calls_tests;
+mod reuse;
 mod standing;
 mod step;
 mod steps;
 mod table;
 mod waiter;
 
+pub use batch::Batch;
 pub use edge::Edge;
 pub use error::{Error, LossCause};
 pub use manager::{Losses, PeerStanding, Rendezvous, RendezvousSettings, Sequence};
-pub use path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
+pub use path::{
+    Cancel, CancelAll, LinkTag, Members, OnPath, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
+};
 pub use pending::{CancelToken, Pending, Receivable};
-pub use remote::{Load, PeerWatch, Remote, RemoteOp, RemoteSettings};
+pub use pending_batch::PendingBatch;
+pub use remote::{Load, PeerWatch, ReceiveAll, Receiving, Remote, RemoteOp, RemoteSettings, Sending};
+pub use reuse::Reused;
 pub use standing::Standing;
 pub use step::Step;
 pub use waiter::{Delivery, Waiter};

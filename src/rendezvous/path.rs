@@ -1,7 +1,7 @@
 //! How tensors of other processes are reached.
 
 use super::waiter::{CallId, GiveUp, Waiter};
-use super::{Error, Remote, RemoteOp};
+use super::{Error, ReceiveAll, Remote, RemoteOp, Reused, Sending};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
@@ -77,6 +77,18 @@ impl Paths {
         &*self.0[Self::place(peer, self.0.len())]
     }
 
+    /// How many there are.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// One of them, from 0 on.
+    #[inline]
+    pub fn nth(&self, nth: usize) -> &dyn RemotePath {
+        &*self.0[nth]
+    }
+
     /// The path for what concerns no peer.
     #[inline]
     pub fn first(&self) -> &dyn RemotePath {
@@ -109,8 +121,23 @@ pub trait RemotePath: Send + Sync {
     /// If the path is not usable any more.
     fn receive(&self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) -> Result<(), Error>;
 
+    /// Offers several values for peers' requests.
+    ///
+    /// # Errors
+    /// If the path is not usable any more.
+    fn send_all(&self, values: Reused<Sending>) -> Result<(), Error>;
+
+    /// Asks peers for several tensors.
+    ///
+    /// # Errors
+    /// If the path is not usable any more.
+    fn receive_all(&self, receives: ReceiveAll) -> Result<(), Error>;
+
     /// Ends a call, unless it has ended.
     fn cancel(&self, call: Cancel);
+
+    /// Ends those of several calls that have not ended.
+    fn cancel_all(&self, calls: CancelAll);
 
     /// A step changed its state.
     fn step(&self, change: StepChange);
@@ -148,6 +175,27 @@ pub trait RemotePath: Send + Sync {
 pub struct Cancel {
     pub(super) id: CallId,
     pub(super) why: GiveUp,
+}
+
+/// Which calls to end, and why.
+#[derive(Clone, Debug)]
+pub struct CancelAll {
+    pub(super) first: u64,
+    pub(super) count: u64,
+    pub(super) why: GiveUp,
+}
+
+impl CancelAll {
+    /// The same of one of them.
+    pub(super) fn one(&self, id: u64) -> Cancel {
+        Cancel { id: CallId(id), why: self.why.clone() }
+    }
+}
+
+/// Something that goes to one of the paths.
+pub trait OnPath {
+    /// Which, from 0 on.
+    fn path(&self) -> u16;
 }
 
 /// What happened to a step.
@@ -218,8 +266,20 @@ impl<P: Port> RemotePath for Engine<P, Remote> {
         Ok(self.submit(RemoteOp::Receive { peer, key, want, waiter })?)
     }
 
+    fn send_all(&self, values: Reused<Sending>) -> Result<(), Error> {
+        Ok(self.submit(RemoteOp::SendAll(values))?)
+    }
+
+    fn receive_all(&self, receives: ReceiveAll) -> Result<(), Error> {
+        Ok(self.submit(RemoteOp::ReceiveAll(receives))?)
+    }
+
     fn cancel(&self, call: Cancel) {
         ignore_end(self.submit(RemoteOp::Cancel(call)));
+    }
+
+    fn cancel_all(&self, calls: CancelAll) {
+        ignore_end(self.submit(RemoteOp::CancelAll(calls)));
     }
 
     fn step(&self, change: StepChange) {

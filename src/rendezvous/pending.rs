@@ -61,7 +61,7 @@ pub trait Receivable: Sized {
 }
 
 /// What a call brought, sealed.
-pub struct Taken(Payload);
+pub struct Taken(pub(super) Payload);
 
 impl Receivable for Tensor {
     fn from_payload(Taken(payload): Taken) -> Option<Self> {
@@ -132,12 +132,12 @@ impl<T: Receivable> Pending<T> {
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let shared = &self.token.shared;
         shared.check_home()?;
-        if !shared.wait(self.token.path(), deadline, &self.ticket)? {
+        if !shared.wait(self.token.path(), deadline, &|| self.ticket.is_done())? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
             self.token.give_up(GiveUp::Deadline(given));
             let after = 2 * shared.settings.cancel_grace;
-            if !shared.wait(self.token.path(), shared.now() + after, &self.ticket)? {
+            if !shared.wait(self.token.path(), shared.now() + after, &|| self.ticket.is_done())? {
                 return Err(shared.broken().unwrap_or(Error::Stalled { after }));
             }
         }

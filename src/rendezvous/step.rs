@@ -2,7 +2,7 @@
 
 use super::edge::{Edge, End};
 use super::ended::Ended;
-use super::local::{LocalWaiter, check_live};
+use super::local::{LocalWaiter, Told, check_live};
 use super::manager::Shared;
 use super::pending::{CancelToken, Pending, Place, Receivable};
 use super::waiter::{CallId, Delivery, Outcome, Payload, Waiter};
@@ -56,14 +56,7 @@ impl Step {
 
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
         self.check()?;
-        if edge.source != End::Here {
-            return Err(Error::WrongEnd {
-                edge: edge.to_string(),
-                what: "can't be sent from here: its source is not this task",
-                here: self.shared.me.clone(),
-                remedy: "send on edges whose source device is this task's",
-            });
-        }
+        self.shared.check_source(edge)?;
         let key = edge.key(self.id);
         match edge.destination {
             End::Here => self.shared.send_local(&key, value),
@@ -73,10 +66,7 @@ impl Step {
 
     fn send_remote(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
         self.shared.check_peer(peer)?;
-        let value = match value {
-            Value::Tensor(tensor) => Value::Tensor(self.movable(&key, tensor)?),
-            Value::Dead => Value::Dead,
-        };
+        let value = self.movable_value(&key, value)?;
         let limit = self.shared.settings.max_outstanding_sends as usize;
         if self.shared.outstanding.fetch_add(1, Ordering::Relaxed) >= limit {
             self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
@@ -87,6 +77,14 @@ impl Step {
             });
         }
         self.shared.paths.of(peer).send(key, value)
+    }
+
+    /// The value as it can go to a peer.
+    pub(super) fn movable_value(&self, key: &TensorKey, value: Value) -> Result<Value, Error> {
+        match value {
+            Value::Tensor(tensor) => Ok(Value::Tensor(self.movable(key, tensor)?)),
+            Value::Dead => Ok(Value::Dead),
+        }
     }
 
     /// The tensor, in this process's pool.
@@ -173,19 +171,15 @@ impl Step {
     /// Waits for the tensors of all these edges, for `timeout` at most.
     ///
     /// # Errors
-    /// Like [`Step::recv`]; and a dead tensor among them is an error that names it. What had come for the other edges
+    /// Like [`Step::recv_all`]; and a dead tensor among them is an error that names it. What had come for the other edges
     /// is dropped then.
     pub fn fetch(&self, edges: &[&Edge], timeout: Duration) -> Result<Vec<Tensor>, Error> {
-        let pending: Result<Vec<_>, _> =
-            edges.iter().map(|edge| self.begin::<Tensor>(edge, None, timeout)).collect();
-        let waited = pending?.into_iter().zip(edges).map(|(pending, edge)| {
-            let delivery = pending.wait()?;
-            match delivery.is_dead {
-                true => Err(Error::Dead { key: edge.key(self.id).to_string() }),
-                false => Ok(delivery.tensor),
-            }
+        let received = self.recv_all(edges, timeout)?;
+        let alive = received.into_iter().zip(edges).map(|(delivery, edge)| match delivery.is_dead {
+            true => Err(Error::Dead { key: edge.key(self.id).to_string() }),
+            false => Ok(delivery.tensor),
         });
-        waited.collect()
+        alive.collect()
     }
 
     /// Ends all calls of this step, pending and future, with this error. The first abort wins.
@@ -243,7 +237,7 @@ impl Step {
         Ok((CancelToken { shared: self.shared.clone(), id, place }, deadline))
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         self.shared.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
@@ -253,6 +247,18 @@ impl Step {
 }
 
 impl Shared {
+    pub(super) fn check_source(&self, edge: &Edge) -> Result<(), Error> {
+        if edge.source == End::Here {
+            return Ok(());
+        }
+        Err(Error::WrongEnd {
+            edge: edge.to_string(),
+            what: "can't be sent from here: its source is not this task",
+            here: self.me.clone(),
+            remedy: "send on edges whose source device is this task's",
+        })
+    }
+
     pub(super) fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
         if edge.destination == End::Here {
             return Ok(());
@@ -272,6 +278,39 @@ impl Shared {
             tables.local.send(key, value)
         };
         self.tell(told);
+        Ok(())
+    }
+
+    /// All of them at once, or none.
+    pub(super) fn send_all_local(
+        &self,
+        step: u64,
+        values: &mut Vec<(TensorKey, Value)>,
+    ) -> Result<(), Error> {
+        let mut all = Told::default();
+        {
+            let mut tables = self.tables();
+            check_live(&tables.steps, step)?;
+            values.drain(..).for_each(|(key, value)| all.append(tables.local.send(&key, value)));
+        }
+        self.tell(all);
+        Ok(())
+    }
+
+    /// All of them at once, or none.
+    pub(super) fn receive_all_local(
+        &self,
+        step: u64,
+        waiters: &mut Vec<(TensorKey, LocalWaiter)>,
+    ) -> Result<(), Error> {
+        let mut all = Told::default();
+        {
+            let mut tables = self.tables();
+            check_live(&tables.steps, step)?;
+            waiters.drain(..).for_each(|(key, waiter)| all.append(tables.local.receive(&key, waiter)));
+            self.expiry_changed(&tables);
+        }
+        self.tell(all);
         Ok(())
     }
 

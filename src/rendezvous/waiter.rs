@@ -36,6 +36,10 @@ impl Abandoned for Outcome {
     fn abandoned() -> Self {
         Outcome(Err(Error::Stopped))
     }
+
+    fn is_failure(&self) -> bool {
+        self.0.is_err()
+    }
 }
 
 /// Names a call, so that it can be cancelled. Unique in the process.

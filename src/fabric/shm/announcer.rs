@@ -1,7 +1,7 @@
 //! The sending side of doorbells: rings the peer's if it does not look at the link.
 
 use super::cold::{self, Bellpull};
-use super::doorbells::PeerDoorbells;
+use super::doorbells::{OwnDoorbell, PeerDoorbells};
 use super::fence;
 use super::segment::PeerWords;
 use std::sync::Arc;
@@ -12,12 +12,19 @@ pub(super) struct Announcer {
     /// The peer's state line.
     line: PeerWords,
     bells: Arc<PeerDoorbells>,
+    /// Of the port that posts: where it is counted how often it rang.
+    by: Option<Arc<OwnDoorbell>>,
 }
 
 impl Announcer {
     /// For the link whose peer has this state line and these doorbells.
     pub(super) fn new(line: PeerWords, bells: Arc<PeerDoorbells>) -> Self {
-        Announcer { line, bells }
+        Announcer { line, bells, by: None }
+    }
+
+    /// Has a port count how often this rings.
+    pub(super) fn counted_by(&mut self, port: &Arc<OwnDoorbell>) {
+        self.by = Some(Arc::clone(port));
     }
 
     /// Called after anything was put where the peer's poll finds it, or where it lets go on what waits there: slots,
@@ -33,5 +40,8 @@ impl Announcer {
     #[inline(never)]
     fn ring(&self, pull: Bellpull) {
         self.bells.ring(pull);
+        if let Some(by) = &self.by {
+            by.has_rung();
+        }
     }
 }

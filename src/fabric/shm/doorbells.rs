@@ -10,7 +10,7 @@ use super::segment::{SharedSegment, SharedWords};
 use crate::fabric::{FabricError, FabricKind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Ports that a fabric has at a time, at most.
@@ -69,7 +69,13 @@ impl Doorbells {
         drop(taken);
         let bell = Doorbell::new(self.segment.words(words(number)));
         bell.reset();
-        Ok(Arc::new(OwnDoorbell { bell, number, heard: AtomicBool::new(true), all: Arc::clone(self) }))
+        Ok(Arc::new(OwnDoorbell {
+            bell,
+            number,
+            heard: AtomicBool::new(true),
+            rang: AtomicU64::new(0),
+            all: Arc::clone(self),
+        }))
     }
 }
 
@@ -79,6 +85,8 @@ pub(super) struct OwnDoorbell {
     number: usize,
     /// Every peer takes part in heavy barriers.
     heard: AtomicBool,
+    /// How often its port has rung those of peers.
+    rang: AtomicU64,
     all: Arc<Doorbells>,
 }
 
@@ -92,6 +100,16 @@ impl OwnDoorbell {
     /// Whether a ring comes for certain: every barrier was made.
     pub(super) fn is_certain(&self) -> bool {
         self.heard.load(Ordering::Relaxed)
+    }
+
+    /// Its port has rung a peer's.
+    pub(super) fn has_rung(&self) {
+        self.rang.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often its port has.
+    pub(super) fn rang(&self) -> u64 {
+        self.rang.load(Ordering::Relaxed)
     }
 
     /// A barrier was not made, or a peer does not take part in them.

@@ -42,6 +42,10 @@ pub(super) struct Lane {
     /// Something was posted since something last came.
     pub replies: bool,
     pub announcer: Announcer,
+    /// The peer is told of what is posted only when the lane is uncorked.
+    is_corked: bool,
+    /// It was not told of something.
+    owes: bool,
     /// What is held, oldest first.
     pending: VecDeque<Pending>,
 }
@@ -66,8 +70,31 @@ impl Lane {
             answers: Answers::new(depth),
             replies: false,
             announcer,
+            is_corked: false,
+            owes: false,
             pending: VecDeque::with_capacity(depth as usize),
         }
+    }
+
+    /// Tells the peer, if it does not look, that there is something; while the lane is corked, later.
+    #[inline]
+    pub(super) fn announce(&mut self) {
+        if self.is_corked {
+            self.owes = true;
+        } else {
+            self.announcer.announce();
+        }
+    }
+
+    /// The peer hears only of the last of what is posted from now on.
+    pub(super) fn cork(&mut self) {
+        self.is_corked = true;
+    }
+
+    /// The end of that. Returns whether the peer is still to be told.
+    pub(super) fn uncork(&mut self) -> bool {
+        self.is_corked = false;
+        std::mem::take(&mut self.owes)
     }
 
     /// Puts an order without a body, and its payload, in the ring. The caller has seen that there is room.
@@ -77,7 +104,7 @@ impl Lane {
         let ack = self.inc.ack();
         self.replies = true;
         self.out.post(ack, header, payload);
-        self.announcer.announce();
+        self.announce();
     }
 
     /// Puts an order with a body in the ring. The caller has seen that there is room.
@@ -90,7 +117,7 @@ impl Lane {
         let ack = self.inc.ack();
         self.replies = true;
         self.out.post(ack, header, &payload);
-        self.announcer.announce();
+        self.announce();
     }
 
     /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
@@ -111,7 +138,7 @@ impl Lane {
     #[inline]
     pub(super) fn tell(&mut self) {
         if self.inc.tell() {
-            self.announcer.announce();
+            self.announce();
         }
     }
 

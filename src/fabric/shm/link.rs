@@ -69,6 +69,7 @@ pub(super) struct Link {
     pub stirred: bool,
     /// Both processes take part in heavy barriers.
     pub fenced: bool,
+    is_corked: bool,
 }
 
 /// What a handshake has brought, for a link to be made of.
@@ -123,17 +124,40 @@ impl Link {
             limbo,
             stirred: true,
             fenced,
+            is_corked: false,
         }
     }
 
     /// Names the link, when a port takes it, and the place of the port's doorbell that rings when the peer dies.
     pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
+        self.announcer.counted_by(bell);
         for lane in &mut self.lanes {
             lane.link = id;
+            lane.announcer.counted_by(bell);
         }
         if let Some(watch) = &mut self.watch {
             watch.ring(Arc::clone(bell), place);
+        }
+    }
+
+    /// The peer is told of what is posted from now on by [`Link::uncork`]. Returns whether that is new.
+    pub(super) fn cork(&mut self) -> bool {
+        if std::mem::replace(&mut self.is_corked, true) {
+            return false;
+        }
+        self.lanes.iter_mut().for_each(Lane::cork);
+        true
+    }
+
+    /// Tells the peer, once, of all that was posted.
+    pub(super) fn uncork(&mut self) {
+        if !std::mem::take(&mut self.is_corked) {
+            return;
+        }
+        let owing = self.lanes.iter_mut().map(Lane::uncork).filter(|owes| *owes).count();
+        if owing > 0 {
+            self.announcer.announce();
         }
     }
 

@@ -33,7 +33,14 @@ pub struct ShmPort {
     shared: Arc<Shared>,
     pub(super) links: Attached,
     bell: Arc<OwnDoorbell>,
+    /// Peers are told of what is posted at the end of a batch.
+    is_batching: bool,
+    /// The links whose peers are.
+    corked: Vec<LinkId>,
 }
+
+/// Links of a batch that find room before anything is allocated.
+const CORKED: usize = 64;
 
 impl ShmPort {
     pub(super) fn new(shared: Arc<Shared>) -> Result<Self, FabricError> {
@@ -41,7 +48,18 @@ impl ShmPort {
         if !shared.fenced {
             bell.doubt();
         }
-        Ok(ShmPort { shared, links: Attached::new(Arc::clone(&bell)), bell })
+        let (links, corked) = (Attached::new(Arc::clone(&bell)), Vec::with_capacity(CORKED));
+        Ok(ShmPort { shared, links, bell, is_batching: false, corked })
+    }
+
+    /// A link, on which something is about to be put.
+    #[inline]
+    fn link(&mut self, id: LinkId) -> Option<&mut Link> {
+        let link = self.links.get_mut(id)?;
+        if self.is_batching && link.cork() {
+            self.corked.push(id);
+        }
+        Some(link)
     }
 
     /// Posts on a link; one that fails for it is told of by the next poll.
@@ -51,7 +69,7 @@ impl ShmPort {
         id: LinkId,
         post: impl FnOnce(&mut Link) -> Result<T, PostError>,
     ) -> Result<T, PostError> {
-        let posted = self.links.get_mut(id).map_or(Err(PostError::Down), post);
+        let posted = self.link(id).map_or(Err(PostError::Down), post);
         if let Err(PostError::Down) = posted {
             self.links.stir(id);
         }
@@ -81,6 +99,23 @@ impl Port for ShmPort {
 
     fn attach(&mut self, link: ShmLink) -> Result<LinkId, FabricError> {
         self.links.insert(link.0)
+    }
+
+    fn begin_batch(&mut self) {
+        self.is_batching = true;
+    }
+
+    fn end_batch(&mut self) {
+        self.is_batching = false;
+        while let Some(id) = self.corked.pop() {
+            if let Some(link) = self.links.get_mut(id) {
+                link.uncork();
+            }
+        }
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.bell.rang()
     }
 
     fn detach(&mut self, link: LinkId) {
@@ -116,7 +151,7 @@ impl Port for ShmPort {
     }
 
     fn publish_credits(&mut self, link: LinkId, lane: Lane, returned: u32) {
-        if let Some(link) = self.links.get_mut(link) {
+        if let Some(link) = self.link(link) {
             link.publish_credits(lane, returned);
         }
     }
@@ -164,7 +199,7 @@ impl Port for ShmPort {
         target: TensorMut,
         source: &Grant,
     ) -> Result<(), (PostError, TensorMut)> {
-        let posted = match self.links.get_mut(link) {
+        let posted = match self.link(link) {
             Some(link) => link.read(lane, id, target, source),
             None => Err((PostError::Down, target)),
         };

@@ -139,9 +139,9 @@ impl Link {
     }
 
     pub(super) fn publish_credits(&mut self, lane: LaneId, returned: u32) {
-        if let Some(lane) = self.lanes.get(usize::from(lane.0)) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) {
             lane.inc.publish_credits(returned);
-            lane.announcer.announce();
+            lane.announce();
         }
     }
 

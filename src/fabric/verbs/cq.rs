@@ -14,7 +14,7 @@ use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What tells that completion queues have something.
 pub(super) struct Channel {
@@ -77,6 +77,8 @@ pub(super) struct CompletionQueue {
     used: AtomicU32,
     /// Places of queue pairs that are destroyed, whose completions may still be there.
     stale: AtomicU32,
+    /// Calls that posted on its queue pairs, so far.
+    posts: AtomicU64,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread; what is changed after it is made is atomic.
@@ -85,6 +87,17 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
+    /// Counts a call that posts on one of its queue pairs. Only the port's owner does: no locked instruction is needed.
+    #[inline]
+    pub fn count_post(&self) {
+        self.posts.store(self.posts() + 1, Ordering::Relaxed);
+    }
+
+    /// How many there were.
+    pub fn posts(&self) -> u64 {
+        self.posts.load(Ordering::Relaxed)
+    }
+
     /// A queue of at least `places`.
     pub fn new(channel: &Arc<Channel>, places: u32) -> Result<Arc<Self>, FabricError> {
         let context = &channel.context;
@@ -114,6 +127,7 @@ impl CompletionQueue {
             places,
             used: AtomicU32::new(0),
             stale: AtomicU32::new(0),
+            posts: AtomicU64::new(0),
         }))
     }
 

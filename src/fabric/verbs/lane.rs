@@ -5,9 +5,13 @@
 //! request makes a completion: the first of those that hold a tensor does, then each of every few requests or MiB. Where
 //! held tensors are left behind the last of these, a request of no bytes follows that does (a *flush*), so a lane that goes
 //! quiet holds nothing.
+//!
+//! While a lane is corked its requests wait, in their order, and some go by one call. They count as posted: what the device
+//! refuses of them fails with the link.
 
 use super::address::RemoteRegion;
 use super::buffers::{Buffer, PLACE};
+use super::chain::{Chain, Request};
 use super::qp::QueuePair;
 use super::stripes::STRIPED;
 use super::sys::*;
@@ -112,6 +116,8 @@ pub(super) struct Lane {
     pub returned: u32,
     /// Start of the lane's places in the link's buffer.
     places: usize,
+    /// Requests that wait to be posted together.
+    chain: Chain,
 }
 
 /// Bytes of a link's buffer that a lane needs: places to receive, and places to copy to.
@@ -176,6 +182,7 @@ impl Lane {
             expected: None,
             returned: 0,
             places,
+            chain: Chain::new(),
         }
     }
 
@@ -190,6 +197,7 @@ impl Lane {
 
     /// Ends the queue pair: from now on the device touches no memory for it, unless it [is lost](Lane::is_lost).
     pub fn destroy(&mut self) {
+        self.chain.clear();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
     }
 
@@ -235,41 +243,77 @@ impl Lane {
     fn post(
         &mut self,
         opcode: u32,
-        mut piece: ibv_sge,
+        piece: ibv_sge,
         remote: Option<Remote>,
         immediate: Option<Immediate>,
         flags: u32,
     ) -> Result<(), PostError> {
-        let mut request = ibv_send_wr::zeroed();
-        request.wr_id = self.name | u64::from(opcode) << OPCODE_SHIFT;
-        request.opcode = opcode;
-        request.send_flags = flags;
+        let name = self.name | u64::from(opcode) << OPCODE_SHIFT;
+        let request = Request { name, opcode, piece, remote, immediate, flags };
+        if self.chain.is_open() {
+            if self.chain.is_full() {
+                self.post_chain()?;
+            }
+            self.chain.push(request);
+            return Ok(());
+        }
+        let Some(pair) = &self.pair else { return Err(PostError::Down) };
+        pair.count_post();
+        self.post_now(&request)
+    }
+
+    #[inline]
+    fn post_now(&mut self, request: &Request) -> Result<(), PostError> {
+        let mut piece = request.piece;
+        let mut request = request.without_piece();
         if piece.length > 0 {
             request.sg_list = &mut piece;
             request.num_sge = 1;
         }
-        if let Some(immediate) = immediate {
-            request.imm_data = immediate.to_bits().to_be();
-        }
-        if let Some(Remote { addr, rkey }) = remote {
-            request.wr.rdma = ibv_wr_rdma { remote_addr: addr, rkey };
-        }
         let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
         // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the queue pair is there, and
         // the entry that the caller adds holds the tensor until it is done; inline bytes are copied in the call.
-        if unsafe { pair.post_send(&mut request) } {
-            Ok(())
-        } else {
-            // There is room, so the queue pair is broken. The driver may have taken the request all the same: it must read nothing
-            // any more once its source is let go.
-            self.destroy();
-            Err(PostError::Down)
+        if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.broke() }
+    }
+
+    /// A request was refused though there is room, so the queue pair is broken. The driver may have taken it all the same: it must
+    /// read nothing any more once its source is let go.
+    #[cold]
+    fn broke(&mut self) -> Result<(), PostError> {
+        self.destroy();
+        Err(PostError::Down)
+    }
+
+    /// What is posted from now on waits for [`Lane::uncork`].
+    pub fn cork(&mut self) {
+        self.chain.open();
+    }
+
+    /// Posts what has waited.
+    ///
+    /// # Errors
+    /// If the queue pair is broken.
+    pub fn uncork(&mut self) -> Result<(), PostError> {
+        self.chain.close();
+        self.post_chain()
+    }
+
+    fn post_chain(&mut self) -> Result<(), PostError> {
+        if self.chain.is_empty() {
+            return Ok(());
         }
+        let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
+        pair.count_post();
+        // SAFETY: as for one request; and the bytes that would be inline lie in the link's buffer, see `copy`.
+        if unsafe { self.chain.post(pair) } { Ok(()) } else { self.broke() }
     }
 
     /// Posts a write that nobody is told of, unless it fails.
     pub fn post_ping(&mut self, piece: ibv_sge, remote: Remote) -> Result<(), PostError> {
-        self.post(IBV_WR_RDMA_WRITE, piece, Some(remote), None, 0)
+        let name = self.name | u64::from(IBV_WR_RDMA_WRITE) << OPCODE_SHIFT;
+        let (opcode, remote) = (IBV_WR_RDMA_WRITE, Some(remote));
+        // Not by the thread that owns the port, which alone counts.
+        self.post_now(&Request { name, opcode, piece, remote, immediate: None, flags: 0 })
     }
 
     /// Notes what was posted.
@@ -287,11 +331,12 @@ impl Lane {
         self.outstanding.push_back(Entry { requests, signaled, is_flush: false, op });
     }
 
-    /// Where a request finds bytes that need not stay after it is posted, and the flag that says so: the bytes themselves where
-    /// they can be inline, else a copy.
+    /// Where a request finds bytes that need not stay after this call, and the flag that says how: the bytes themselves where
+    /// they are read before that, else a copy.
     #[inline]
     fn copy(&mut self, buffer: &mut Buffer, bytes: &[u8]) -> (ibv_sge, u32) {
-        if bytes.len() <= self.max_inline {
+        let is_inline = bytes.len() <= self.max_inline;
+        if is_inline && !self.chain.is_open() {
             return (
                 ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 },
                 IBV_SEND_INLINE,
@@ -301,7 +346,7 @@ impl Lane {
         let at = self.places + (self.depth + self.copy_at) as usize * PLACE;
         buffer.write(at, bytes);
         self.copy_at = (self.copy_at + 1) & self.mask();
-        (buffer.piece(at, bytes.len()), 0)
+        (buffer.piece(at, bytes.len()), if is_inline { IBV_SEND_INLINE } else { 0 })
     }
 
     /// A send or a write whose bytes are copied before this returns.

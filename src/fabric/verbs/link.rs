@@ -52,6 +52,7 @@ pub(super) struct Link {
     suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
     pub left: Option<u32>,
+    is_corked: bool,
     pub awaited: Awaited,
     pub places: Places,
     pub slot: Arc<Slot>,
@@ -99,6 +100,7 @@ impl Link {
             peer,
             suspect: None,
             left: None,
+            is_corked: false,
             awaited,
             places,
             slot,
@@ -155,6 +157,26 @@ impl Link {
         if self.is_up() && self.suspect.is_none() {
             let why = self.completion(lane.0, "request", IBV_WC_GENERAL_ERR, 0);
             self.suspect = Some((why, self.shared.watcher.ticks()));
+        }
+    }
+
+    /// What is posted from now on waits for [`Link::uncork`]. Returns whether that is new.
+    pub fn cork(&mut self) -> bool {
+        if std::mem::replace(&mut self.is_corked, true) {
+            return false;
+        }
+        self.all_lanes().for_each(Lane::cork);
+        true
+    }
+
+    /// Posts what has waited, some requests by one call.
+    pub fn uncork(&mut self) {
+        if !std::mem::take(&mut self.is_corked) {
+            return;
+        }
+        let broken = self.all_lanes().map(Lane::uncork).enumerate().filter(|(_, posted)| posted.is_err());
+        if let Some(lane) = broken.map(|(lane, _)| lane).last() {
+            self.refused(LaneId(lane as u8));
         }
     }
 

@@ -24,6 +24,7 @@ mod address;
 mod beds;
 mod bell;
 mod buffers;
+mod chain;
 mod chosen;
 mod context;
 mod control;

@@ -52,6 +52,10 @@ pub struct VerbsPort {
     is_restless: bool,
     /// The number of asynchronous news that were looked at.
     news: u32,
+    /// What is posted may wait for the end of a batch.
+    is_batching: bool,
+    /// Links of which something may.
+    corked: Vec<LinkId>,
 }
 
 impl VerbsPort {
@@ -69,6 +73,8 @@ impl VerbsPort {
             armed: false,
             is_restless: false,
             news,
+            is_batching: false,
+            corked: Vec::with_capacity(BATCH),
         })
     }
 
@@ -87,7 +93,14 @@ impl VerbsPort {
     /// A link and one of its lanes, to post on.
     #[inline]
     fn lane(&mut self, id: LinkId, lane: Lane) -> Result<&mut Link, PostError> {
-        let link = self.link(id).ok_or(PostError::Down)?;
+        let place = self.place(id).ok_or(PostError::Down)?;
+        let link = &mut *self.links[place];
+        if link.left.is_some() {
+            return Err(PostError::Down);
+        }
+        if self.is_batching && link.cork() {
+            self.corked.push(id);
+        }
         if !link.is_up() {
             return Err(PostError::Down);
         }
@@ -295,10 +308,30 @@ impl Port for VerbsPort {
         Ok(id)
     }
 
+    fn begin_batch(&mut self) {
+        self.is_batching = true;
+    }
+
+    fn end_batch(&mut self) {
+        self.is_batching = false;
+        while let Some(id) = self.corked.pop() {
+            if let Some(link) = self.link(id) {
+                link.uncork();
+                let wants_look = link.wants_look();
+                self.is_restless |= wants_look;
+            }
+        }
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.posts()).sum()
+    }
+
     fn detach(&mut self, id: LinkId) {
         let ticks = self.shared.watcher.ticks();
         self.is_restless = true;
         if let Some(link) = self.link(id) {
+            link.uncork();
             link.left = Some(ticks);
             let mut unheard = Completions::default();
             if link.look(false, false, &mut unheard)

@@ -207,10 +207,16 @@ impl QueuePair {
         self.modify(&mut ready_to_send, mask, "RTS")
     }
 
-    /// Posts one request on the send queue. `false` if the device refuses it.
+    /// Counts a call that posts, for the port that owns the queue pair.
+    #[inline]
+    pub fn count_post(&self) {
+        self.queue.count_post();
+    }
+
+    /// Posts a request, or a list of them, on the send queue. `false` if the device refuses any.
     ///
     /// # Safety
-    /// Its piece of memory stays as it is until the request is complete or the queue pair destroyed; inline, until this
+    /// Their pieces of memory stay as they are until the requests are complete or the queue pair destroyed; inline, until this
     /// returns.
     #[inline]
     pub unsafe fn post_send(&mut self, request: &mut ibv_send_wr) -> bool {

@@ -1,10 +1,7 @@
 //! Tests of this room's parts together.
 
-<<<<<<< HEAD
-mod kept;
-=======
 mod foreign;
->>>>>>> objects
+mod kept;
 mod lent;
 mod pool;
 mod region;

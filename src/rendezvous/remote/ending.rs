@@ -83,6 +83,7 @@ impl Remote {
         error: &Error,
         status: impl Fn(&TaskId) -> Status,
     ) {
+        links.cork();
         let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
         let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
         self.outstanding.fetch_sub(ours, Ordering::Relaxed);
@@ -92,6 +93,7 @@ impl Remote {
         }
         self.drop_unclaimed(|key| key.step == step);
         links.drop_held(step);
+        self.fail_held_up(error, |_, key| key.step == step);
         let calls = &mut self.calls;
         for link in links.ids() {
             links.give_up(link, &mut |key, waiter| {
@@ -109,7 +111,9 @@ impl Remote {
 
     /// Ends what has waited until now, and finds out when to look again.
     pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        let mut next = Time::NEVER;
+        links.cork();
+        self.expire_held_up(now);
+        let mut next = self.held_up.next_deadline();
         let grace = now + self.settings.cancel_grace;
         let calls = &mut self.calls;
         for link in links.ids() {

@@ -1,6 +1,7 @@
 //! What a poller does for the rendezvous: keeps outgoing tensors, matches peers' requests with them, and
 //! brings what peers send to whoever waits here. Owned by its poller, so nothing in it takes a lock.
 
+mod batches;
 mod ending;
 #[cfg(test)]
 mod explore;
@@ -10,7 +11,8 @@ mod serving;
 mod standing;
 mod unclaimed;
 
-use super::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
+use super::path::{Cancel, CancelAll, LinkTag, Members, PeerIndex, StandingChange, StepChange};
+use super::reuse::Reused;
 use super::steps::{StepState, Steps};
 use super::table::{Numbered, Table};
 use super::waiter::{CallId, Waiter};
@@ -26,8 +28,10 @@ use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
+
+pub use batches::{ReceiveAll, Receiving, Sending};
 
 /// Calls that find room before anything is allocated.
 const CALLS: usize = 256;
@@ -109,6 +113,12 @@ pub enum RemoteOp<L> {
         /// For whom.
         waiter: Waiter,
     },
+    /// Several values for peers.
+    SendAll(Reused<Sending>),
+    /// Several receives from peers.
+    ReceiveAll(ReceiveAll),
+    /// Several calls end.
+    CancelAll(CancelAll),
     /// A call ends.
     Cancel(Cancel),
     /// A step changed its state.
@@ -132,6 +142,8 @@ pub struct Load {
     pub deferred: usize,
     /// Values that came when nobody waited for them any more.
     pub unclaimed: usize,
+    /// Receives that wait until there is room to ask for them.
+    pub held_up: usize,
 }
 
 /// Told when a peer came or went. Nothing in it may block.
@@ -160,6 +172,7 @@ pub struct Remote {
     outstanding: Arc<AtomicUsize>,
     unclaimed: HashMap<TensorKey, VecDeque<HeldValue>>,
     standing: Vec<standing::Standing>,
+    held_up: batches::HeldUpTable,
     next_deadline: Time,
     watch: Arc<dyn PeerWatch>,
     /// The loss that ended everything, where such losses do.
@@ -226,7 +239,8 @@ impl Remote {
         outstanding: Arc<AtomicUsize>,
         watch: Arc<dyn PeerWatch>,
     ) -> Self {
-        let peers = members.all().iter().map(|_| Peer::default()).collect();
+        let peers: Vec<_> = members.all().iter().map(|_| Peer::default()).collect();
+        let held_up = batches::HeldUpTable::new(peers.len());
         Remote {
             me,
             incarnation,
@@ -240,6 +254,7 @@ impl Remote {
             outstanding,
             unclaimed: HashMap::default(),
             standing: Vec::new(),
+            held_up,
             next_deadline: Time::NEVER,
             watch,
             broken: None,
@@ -251,7 +266,7 @@ impl Remote {
         let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
         let orphans = self.unclaimed.values().map(VecDeque::len).sum::<usize>();
         let unclaimed = orphans + links.held;
-        Load { links, values, asking, deferred, unclaimed }
+        Load { links, values, asking, deferred, unclaimed, held_up: self.held_up.len() }
     }
 
     /// Whether values of a step may be kept: it goes on, or the word that it has begun is still to come from the thread that
@@ -277,20 +292,21 @@ impl<P: Port> Handler<P> for Remote {
 
     fn op(&mut self, links: &mut Links<P, Waiter>, op: Self::Op, now: Time) -> Option<Self::Op> {
         match op {
-            RemoteOp::Send { key, value } => {
-                if self.may_hold(key.step) {
-                    let offered = self.outgoing.offer(&key, Outgoing::Value(value));
-                    self.match_up(links, &key, offered);
-                } else {
-                    self.outstanding.fetch_sub(1, Ordering::Relaxed);
-                }
+            RemoteOp::Send { key, value } => self.offer(links, key, value),
+            RemoteOp::SendAll(values) => self.send_all(links, values),
+            RemoteOp::ReceiveAll(batch) => self.receive_all(links, batch, now),
+            RemoteOp::CancelAll(cancel) => {
+                return self.cancel_all(links, cancel, now).map(RemoteOp::CancelAll);
             }
             RemoteOp::Receive { peer, key, want, waiter } => {
                 self.receive(links, peer, key, want, waiter, now);
             }
             RemoteOp::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
                 true => self.cancel(links, &cancel, now),
-                false => return Some(RemoteOp::Cancel(cancel)),
+                false => {
+                    self.cancel_held_up(&cancel.why, |id| id == cancel.id);
+                    return Some(RemoteOp::Cancel(cancel));
+                }
             },
             RemoteOp::Step(change) => self.step_changed(links, change),
             RemoteOp::Attach { peer, tag, link, done } => {
@@ -361,6 +377,10 @@ impl<P: Port> Handler<P> for Remote {
                 self.by_link.remove(&link);
             }
         }
+    }
+
+    fn go_on(&mut self, links: &mut Links<P, Waiter>, now: Time) {
+        self.resume(links, now);
     }
 
     fn next_deadline(&self) -> Time {

@@ -55,6 +55,7 @@ impl Remote {
             }
             Verdict::GoOn
         });
+        self.fail_held_up(&error, |peer, _| peer == index);
         links.fail(old.link, LinkFailure::Local(cause.to_string()));
         self.ended(links, index, old.tag, old.stage, cause);
     }
@@ -114,6 +115,7 @@ impl Remote {
         let Some(tie) = self.peer(index).tie.take() else { return };
         let cause = tie.verdict.unwrap_or_else(|| cause_of(failure));
         let error = self.lost_error(index, tie.tag, &cause);
+        self.fail_held_up(&error, |peer, _| peer == index);
         for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
             waiter.complete(Err(error.clone()));
         }
@@ -185,6 +187,7 @@ impl Remote {
 
     /// Every call on every link ends with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
+        self.fail_held_up(error, |_, _| true);
         let calls = &mut self.calls;
         for link in links.ids() {
             links.give_up(link, &mut |_, waiter| {

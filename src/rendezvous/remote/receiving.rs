@@ -25,19 +25,40 @@ impl Remote {
         waiter: Waiter,
         now: Time,
     ) {
+        if self.held_up.holds(&key) {
+            return self.hold_up(links, index, key, want, waiter);
+        }
+        self.begin_receive(links, index, key, want, waiter, now);
+    }
+
+    /// Begins a receive, or ends it at once. Returns whether it has not failed.
+    pub(super) fn begin_receive<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        index: PeerIndex,
+        key: TensorKey,
+        want: Want,
+        waiter: Waiter,
+        now: Time,
+    ) -> bool {
+        let fail = |waiter: Waiter, error: Error| {
+            waiter.complete(Err(error));
+            false
+        };
         if let Err(error) = check_live(&self.steps, key.step) {
-            return waiter.complete(Err(error));
+            return fail(waiter, error);
         }
         if let Some(error) = &self.broken {
-            return waiter.complete(Err(error.clone()));
+            return fail(waiter, error.clone());
         }
         if !self.unclaimed.is_empty()
             && let Some(unclaimed) = self.claim(&key)
         {
-            return self.deliver_unclaimed(links, key, want, waiter, unclaimed);
+            self.deliver_unclaimed(links, key, want, waiter, unclaimed);
+            return true;
         }
         let Some(link) = self.peers[index.0 as usize].usable() else {
-            return waiter.complete(Err(self.why_unusable(index)));
+            return fail(waiter, self.why_unusable(index));
         };
         let timeout_ms = match waiter.deadline {
             Time::NEVER => u32::MAX,
@@ -48,8 +69,9 @@ impl Remote {
         match links.request(link, key.clone(), want, timeout_ms, waiter) {
             Ok(request) => {
                 self.calls.insert(id, (link, request));
+                true
             }
-            Err((refused, waiter)) => waiter.complete(Err(self.refused(refused, &key, index))),
+            Err((refused, waiter)) => fail(waiter, self.refused(refused, &key, index)),
         }
     }
 

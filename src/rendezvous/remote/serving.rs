@@ -17,6 +17,16 @@ use std::time::Duration;
 const SLACK: Duration = Duration::from_millis(50);
 
 impl Remote {
+    /// Gives a value to whoever waits for it, or keeps it.
+    pub(super) fn offer<P: Port>(&mut self, links: &mut Links<P, Waiter>, key: TensorKey, value: Value) {
+        if self.may_hold(key.step) {
+            let offered = self.outgoing.offer(&key, Outgoing::Value(value));
+            self.match_up(links, &key, offered);
+        } else {
+            self.finished();
+        }
+    }
+
     /// Puts what came back where it was in line, or gives it to whoever waits.
     pub(super) fn put_back<P: Port>(
         &mut self,

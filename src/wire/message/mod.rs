@@ -21,6 +21,7 @@
 //! | 14 | `HELD_RESPONSE` | request u32, held u32 |
 //! | 15 | `ARM` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
 //! | 16 | `CHECKSUM` | request u32, sum u64 |
+//! | 17 | `PACKED` | other messages, each behind its length as u8: see [`pack`] |
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
 //! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
@@ -30,6 +31,7 @@ mod arm;
 mod decode;
 mod encode;
 pub mod fragment;
+pub mod pack;
 
 pub use arm::{Arm, ArmedStep, ArmedSteps, MAX_ARMED};
 pub use decode::MessageError;
@@ -268,6 +270,7 @@ const RETURN: u8 = 13;
 const HELD_RESPONSE: u8 = 14;
 const ARM: u8 = 15;
 const CHECKSUM: u8 = 16;
+const PACKED: u8 = 17;
 
 const FLAG_GRANT: u8 = 1;
 const FLAG_BORROW: u8 = 2;

@@ -1,0 +1,117 @@
+//! Requests of one queue pair that are posted by one call: the device is told once of all of them.
+
+use super::lane::Remote;
+use super::qp::QueuePair;
+use super::sys::*;
+use crate::wire::Immediate;
+
+/// Requests that one call posts at most.
+pub(super) const LONGEST: usize = 32;
+
+/// A request, before it is posted.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    pub name: u64,
+    pub opcode: u32,
+    pub piece: ibv_sge,
+    pub remote: Option<Remote>,
+    pub immediate: Option<Immediate>,
+    pub flags: u32,
+}
+
+impl Request {
+    /// As the library takes it, but for its piece of memory.
+    #[inline]
+    pub fn without_piece(&self) -> ibv_send_wr {
+        let mut request = ibv_send_wr::zeroed();
+        request.wr_id = self.name;
+        request.opcode = self.opcode;
+        request.send_flags = self.flags;
+        if let Some(immediate) = self.immediate {
+            request.imm_data = immediate.to_bits().to_be();
+        }
+        if let Some(Remote { addr, rkey }) = self.remote {
+            request.wr.rdma = ibv_wr_rdma { remote_addr: addr, rkey };
+        }
+        request
+    }
+}
+
+/// Requests that wait to be posted together.
+#[derive(Default)]
+pub(super) struct Chain {
+    requests: Vec<Request>,
+    is_open: bool,
+}
+
+impl Chain {
+    /// An empty one. Allocates nothing more.
+    pub fn new() -> Self {
+        Chain { requests: Vec::with_capacity(LONGEST), is_open: false }
+    }
+
+    /// Whether requests wait here.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    pub fn open(&mut self) {
+        self.is_open = true;
+    }
+
+    pub fn close(&mut self) {
+        self.is_open = false;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.requests.len() == LONGEST
+    }
+
+    /// Adds a request. There is room.
+    pub fn push(&mut self, request: Request) {
+        debug_assert!(!self.is_full());
+        self.requests.push(request);
+    }
+
+    /// Forgets what waits.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+    }
+
+    /// Posts what waits, in its order. `false` if the device refuses any of it.
+    ///
+    /// # Safety
+    /// The requests' pieces of memory stay as they are until the requests are complete or the queue pair is destroyed; inline,
+    /// until this returns.
+    pub unsafe fn post(&mut self, pair: &mut QueuePair) -> bool {
+        let count = self.requests.len();
+        if count == 0 {
+            return true;
+        }
+        let mut pieces = [ibv_sge::default(); LONGEST];
+        let mut list = [const { ibv_send_wr::zeroed() }; LONGEST];
+        for (at, request) in self.requests.drain(..).enumerate() {
+            (pieces[at], list[at]) = (request.piece, request.without_piece());
+        }
+        let (first_piece, first) = (pieces.as_mut_ptr(), list.as_mut_ptr());
+        for at in 0..count {
+            let next = if at + 1 < count { first.wrapping_add(at + 1) } else { std::ptr::null_mut() };
+            // SAFETY: inside both arrays, which are not touched otherwise until the list is posted.
+            unsafe {
+                let request = &mut *first.add(at);
+                request.next = next;
+                if (*first_piece.add(at)).length > 0 {
+                    request.sg_list = first_piece.add(at);
+                    request.num_sge = 1;
+                }
+            }
+        }
+        // SAFETY: a list of `count` requests in an array that lives, whose pieces are as the caller vouches.
+        unsafe { pair.post_send(&mut *first) }
+    }
+}

@@ -1,0 +1,82 @@
+//! Several things that leave together: short messages share control slots, and devices and sleepers are told once.
+
+use super::TensorKey;
+use super::links::{Context, Link, Links};
+use crate::fabric::{Event, LinkId, Port};
+use crate::mutants::{Mutant, is_on};
+use crate::telemetry::Counter;
+use crate::wire::message::pack::{is_packed, unpack};
+
+/// Whether things wait for others.
+#[derive(Debug, Default)]
+pub(super) struct Cork {
+    /// What is sent is packed until there is no event left.
+    pub is_in: bool,
+    /// Of the port's doorbells, those that were counted.
+    doorbells: u64,
+}
+
+impl<P: Port, C> Links<P, C> {
+    /// Whether this poll has brought more than one message: then their answers share slots too.
+    pub(super) fn came_several(&self) -> bool {
+        let mut messages = self.completions.entries().iter().filter_map(|came| match came.event {
+            Event::Message(range) => Some(range),
+            _ => None,
+        });
+        match (messages.next(), messages.next()) {
+            (Some(first), None) => is_packed(self.completions.message(first)),
+            (first, _) => first.is_some(),
+        }
+    }
+
+    /// Several things are about to be sent: short messages share control slots, and devices and peers that sleep are told of
+    /// all of it at once, when [`Links::next_event`] finds no event any more.
+    pub fn cork(&mut self) {
+        if !std::mem::replace(&mut self.cork.is_in, true) {
+            self.port.begin_batch();
+        }
+    }
+
+    /// Whether there are events that [`Links::next_event`] has not told.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether a request for a key would not be refused now for want of room in a table.
+    pub fn has_room(&mut self, link: LinkId, key: &TensorKey) -> bool {
+        self.links.get_mut(link).is_none_or(|link| {
+            let has_room = link.requests.has_room() && link.routes_out.has_room(&key.edge);
+            has_room || link.armed.has(key)
+        })
+    }
+
+    pub(super) fn uncork(&mut self) {
+        if std::mem::take(&mut self.cork.is_in) {
+            self.links.for_each_backlogged(|link| link.out.flush(&mut self.port, &self.counters, false));
+            self.port.end_batch();
+        }
+        let doorbells = self.port.doorbells();
+        if doorbells != self.cork.doorbells {
+            self.counters.add(Counter::Doorbells, doorbells.wrapping_sub(self.cork.doorbells));
+            self.cork.doorbells = doorbells;
+        }
+    }
+}
+
+impl<C> Link<C> {
+    /// What a control slot holds: a message, or `PACKED` with several, which are handled one after the other.
+    pub(super) fn unpacked<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        if !is_packed(bytes) {
+            return self.whole_message(cx, bytes);
+        }
+        let messages = unpack(bytes).map_err(|error| error.to_string())?;
+        let count = messages.clone().count();
+        cx.counters.add(Counter::MessagesReceived, count as u64 - 1);
+        let handled = count - usize::from(is_on(Mutant::LastOfPackLost));
+        messages.take(handled).try_for_each(|message| self.whole_message(cx, message))
+    }
+}

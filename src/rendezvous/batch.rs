@@ -1,0 +1,306 @@
+//! Sets of tensors, sent and received by one call each.
+
+use super::Error;
+use super::edge::{Edge, End};
+use super::local::LocalWaiter;
+use super::manager::{Rendezvous, Shared};
+use super::path::{OnPath, Paths, PeerIndex, RemotePath};
+use super::pending_batch::PendingBatch;
+use super::remote::{ReceiveAll, Receiving, Sending};
+use super::reuse::Reused;
+use super::step::Step;
+use super::waiter::{CallId, Delivery, Outcome, Waiter};
+use crate::engine::{Boards, Completers};
+use crate::link::{TensorKey, Value};
+use crate::memory::Tensor;
+use crate::wire::Time;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Edges whose tensors are sent, or received, together: each step by one call.
+///
+/// Thousands of small tensors cost little more than their bytes then: they are handed to the poller at once, short messages
+/// share control slots, and a device, or a peer that sleeps, is told once of all of them. The edges may be of several
+/// peers and of this process itself. An edge that is there twice stands for two values, in order.
+///
+/// Made once for many steps; in steady state its calls allocate nothing, but for the list that [`Batch::recv`] returns
+/// (see [`Batch::recv_into`]). For edges that change each step there are [`Step::send_all`] and [`Step::recv_all`].
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use tensorwire::{DType, Error, Node};
+/// # fn train(node: &Node, steps: u64) -> Result<(), Box<dyn std::error::Error>> {
+/// let names = (0..10_000).map(|n| format!("grad/{n}"));
+/// let edges: Result<Vec<_>, Error> = names.clone().map(|name| node.edge_to("ps", 0, &name)).collect();
+/// let gradients = node.batch(edges?)?;
+/// let edges: Result<Vec<_>, Error> = names.map(|name| node.edge_from("ps", 0, &name)).collect();
+/// let weights = node.batch(edges?)?;
+/// let mut received = Vec::new();
+/// for n in 0..steps {
+///     let step = node.step(n)?;
+///     let tensors: Result<Vec<_>, _> =
+///         (0..10_000).map(|_| Ok::<_, tensorwire::TensorError>(node.tensor(DType::F32, &[2])?.freeze())).collect();
+///     gradients.send(&step, tensors?)?;
+///     weights.recv_into(&step, Duration::from_secs(10), &mut received)?;
+///     node.cleanup(n);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Batch {
+    shared: Arc<Shared>,
+    edges: Box<[Edge]>,
+    boards: Boards<Outcome>,
+}
+
+impl Rendezvous {
+    /// Edges whose tensors are sent, or received, together.
+    ///
+    /// # Errors
+    /// If the node is not usable any more.
+    pub fn batch(&self, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
+        self.shared.check_usable()?;
+        Ok(Batch::new(&self.shared, edges.into_iter().collect()))
+    }
+}
+
+impl Batch {
+    fn new(shared: &Arc<Shared>, edges: Box<[Edge]>) -> Self {
+        let paths = shared.paths.count();
+        let part = |edge: &Edge| match edge.source {
+            End::Here => paths,
+            End::Peer(peer) => Paths::place(peer, paths),
+        };
+        let parts: Arc<[u16]> = edges.iter().map(|edge| part(edge) as u16).collect();
+        Batch { shared: shared.clone(), edges, boards: Boards::new(parts, paths + 1) }
+    }
+
+    /// The edges, in their order.
+    pub fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
+    /// Sends a value on each edge, in their order. Like [`Step::send_all`].
+    ///
+    /// # Errors
+    /// Like [`Step::send_all`]; and if there are more or fewer values than edges.
+    pub fn send<V: Into<Value>>(
+        &self,
+        step: &Step,
+        values: impl IntoIterator<Item = V>,
+    ) -> Result<(), Error> {
+        step.check()?;
+        let mut all = Values::of(step);
+        let mut values = values.into_iter();
+        for (at, edge) in self.edges.iter().enumerate() {
+            let Some(value) = values.next() else { return Err(self.wrong_count(at)) };
+            all.add(edge, value.into())?;
+        }
+        match values.count() {
+            0 => all.send(),
+            more => Err(self.wrong_count(self.edges.len() + more)),
+        }
+    }
+
+    fn wrong_count(&self, values: usize) -> Error {
+        Error::WrongCount { edges: self.edges.len(), values }
+    }
+
+    /// Waits for the values of all edges, for `timeout` at most; they come in the order of the edges. Like [`Step::recv_all`].
+    ///
+    /// # Errors
+    /// Like [`Step::recv_all`].
+    pub fn recv(&self, step: &Step, timeout: Duration) -> Result<Vec<Delivery<Tensor>>, Error> {
+        let mut received = Vec::with_capacity(self.edges.len());
+        self.recv_into(step, timeout, &mut received)?;
+        Ok(received)
+    }
+
+    /// The same, into a list, which is emptied first: one that is used again and again is not allocated anew.
+    ///
+    /// # Errors
+    /// Like [`Step::recv_all`]; the list is empty then.
+    pub fn recv_into(
+        &self,
+        step: &Step,
+        timeout: Duration,
+        received: &mut Vec<Delivery<Tensor>>,
+    ) -> Result<(), Error> {
+        received.clear();
+        self.recv_pending(step, timeout)?.wait_into(received)
+    }
+
+    /// Begins to receive the values of all edges and goes on; they have come within `timeout`, or have failed.
+    ///
+    /// # Errors
+    /// If an edge does not end here or the step is gone: nothing was asked for then.
+    pub fn recv_pending(&self, step: &Step, timeout: Duration) -> Result<PendingBatch, Error> {
+        step.check()?;
+        self.edges.iter().try_for_each(|edge| self.shared.check_destination(edge))?;
+        let first = self.shared.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
+        let deadline = self.shared.now() + timeout;
+        let (tickets, completers) = self.boards.board();
+        // From here on what goes wrong takes back what was begun.
+        let pending = PendingBatch::new(&self.shared, tickets, first, deadline);
+        self.ask(step, Terms { first, deadline, patience: timeout }, completers)?;
+        Ok(pending)
+    }
+
+    fn ask(&self, step: &Step, terms: Terms, completers: Completers<Outcome>) -> Result<(), Error> {
+        let shared = &self.shared;
+        let mut remote = shared.lists.receives.take();
+        let mut local = shared.lists.waiters.take();
+        for ((at, edge), completer) in (0..).zip(&self.edges).zip(completers) {
+            let (id, key) = (CallId(terms.first + at), edge.key(step.id));
+            match edge.source {
+                End::Here => {
+                    let Terms { deadline, patience, .. } = terms;
+                    let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
+                    local.push((key, LocalWaiter { waiter, into: None }));
+                }
+                End::Peer(peer) => {
+                    let path = Paths::place(peer, shared.paths.count()) as u16;
+                    remote.push(Receiving { path, peer, id, key, completer });
+                }
+            }
+        }
+        if !local.is_empty() {
+            shared.receive_all_local(step.id, &mut local)?;
+        }
+        let (deadline, patience, borrow) = (terms.deadline, terms.patience, shared.settings.borrow);
+        hand_over(&shared.paths, remote, |path, receives| {
+            path.receive_all(ReceiveAll { deadline, patience, borrow, receives })
+        })
+    }
+}
+
+/// What the receives of a batch have in common.
+#[derive(Clone, Copy)]
+struct Terms {
+    /// The first one's id; the others' follow.
+    first: u64,
+    deadline: Time,
+    patience: Duration,
+}
+
+/// Gives each path its part of a list.
+fn hand_over<T: OnPath>(
+    paths: &Paths,
+    mut list: Reused<T>,
+    mut give: impl FnMut(&dyn RemotePath, Reused<T>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let Some(first) = list.first().map(OnPath::path) else { return Ok(()) };
+    if list.iter().all(|one| one.path() == first) {
+        return give(paths.nth(first.into()), list);
+    }
+    for path in 0..paths.count() {
+        let mut part = list.another();
+        part.extend(list.extract_if(.., |one| usize::from(one.path()) == path));
+        if !part.is_empty() {
+            give(paths.nth(path), part)?;
+        }
+    }
+    Ok(())
+}
+
+/// Values that are sent together, checked one by one before any of them goes.
+struct Values<'a> {
+    step: &'a Step,
+    remote: Reused<Sending>,
+    local: Reused<(TensorKey, Value)>,
+}
+
+impl<'a> Values<'a> {
+    fn of(step: &'a Step) -> Self {
+        let lists = &step.shared.lists;
+        Values { step, remote: lists.sends.take(), local: lists.values.take() }
+    }
+
+    fn add(&mut self, edge: &Edge, value: Value) -> Result<(), Error> {
+        let shared = &self.step.shared;
+        shared.check_source(edge)?;
+        let key = edge.key(self.step.id);
+        match edge.destination {
+            End::Here => self.local.push((key, value)),
+            End::Peer(peer) => {
+                shared.check_peer(peer)?;
+                let value = self.step.movable_value(&key, value)?;
+                self.remote.push(Sending { path: shared.path_number(peer), key, value });
+            }
+        }
+        Ok(())
+    }
+
+    fn send(self) -> Result<(), Error> {
+        let Values { step, remote, mut local } = self;
+        let shared = &step.shared;
+        let (count, limit) = (remote.len(), shared.settings.max_outstanding_sends as usize);
+        let waiting = shared.outstanding.fetch_add(count, Ordering::Relaxed);
+        if count > 0 && waiting.saturating_add(count) > limit {
+            shared.outstanding.fetch_sub(count, Ordering::Relaxed);
+            return Err(Error::BatchTooLarge { values: count, waiting, limit });
+        }
+        if !local.is_empty()
+            && let Err(error) = shared.send_all_local(step.id, &mut local)
+        {
+            shared.outstanding.fetch_sub(count, Ordering::Relaxed);
+            return Err(error);
+        }
+        hand_over(&shared.paths, remote, |path, values| path.send_all(values))
+    }
+}
+
+impl Step {
+    /// Sends several tensors by one call: to several peers, to this process, several on one edge, as it comes. Never blocks.
+    /// A [`Batch`] does the same for edges that are the same in each step, and allocates nothing.
+    ///
+    /// All or nothing: what [`Step::send`] would refuse of one of them is found before any is sent. Values of one edge are
+    /// handed out in their order here.
+    ///
+    /// # Errors
+    /// Like [`Step::send`], for the first value that can't be sent; and if so many more can't wait to be asked for.
+    pub fn send_all<'e, V: Into<Value>>(
+        &self,
+        values: impl IntoIterator<Item = (&'e Edge, V)>,
+    ) -> Result<(), Error> {
+        self.check()?;
+        let mut all = Values::of(self);
+        for (edge, value) in values {
+            all.add(edge, value.into())?;
+        }
+        all.send()
+    }
+
+    /// Waits for the values of all these edges, for `timeout` at most; they come in the order of the edges, dead ones among
+    /// them. An edge that is there twice takes two values, in order. A [`Batch`] does the same for edges that are the same
+    /// in each step, and looks nothing up anew.
+    ///
+    /// However many there are, no limit refuses them: those beyond what may be outstanding with a peer (`max_requests`,
+    /// `max_routes`) are asked for as earlier ones end. The deadline holds for all.
+    ///
+    /// # Errors
+    /// As soon as one has failed, with its error, as of [`Step::recv`], which names it. Of several, that of the first edge is
+    /// told whose error is not just the consequence of another. The others are given up then, as if dropped: values that had
+    /// come for them are dropped, and those that still come are for whoever asks next. To lose none, and to see each one's
+    /// end, take [`PendingBatch::wait_each`].
+    pub fn recv_all(&self, edges: &[&Edge], timeout: Duration) -> Result<Vec<Delivery<Tensor>>, Error> {
+        self.recv_all_pending(edges, timeout)?.wait()
+    }
+
+    /// Begins to receive the values of all these edges and goes on; they have come within `timeout`, or have failed.
+    ///
+    /// # Errors
+    /// If an edge does not end here or the step is gone: nothing was asked for then.
+    pub fn recv_all_pending(&self, edges: &[&Edge], timeout: Duration) -> Result<PendingBatch, Error> {
+        let edges = edges.iter().map(|edge| (*edge).clone()).collect();
+        Batch::new(&self.shared, edges).recv_pending(self, timeout)
+    }
+}
+
+impl Shared {
+    fn path_number(&self, peer: PeerIndex) -> u16 {
+        // There are 64 at most.
+        Paths::place(peer, self.paths.count()) as u16
+    }
+}

@@ -1,0 +1,184 @@
+//! Several receives that have begun and have not ended, waited for as one.
+
+use super::Error;
+use super::manager::Shared;
+use super::path::CancelAll;
+use super::pending::{Receivable, Taken};
+use super::waiter::{Delivery, GiveUp, Outcome};
+use crate::engine::Tickets;
+use crate::memory::Tensor;
+use crate::wire::Time;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the wait for one poller's part goes on without a look whether another part has failed.
+const SLICE: Duration = Duration::from_millis(1);
+
+/// Several receives that have begun. Dropping it cancels those that have not ended, without waiting; a value that comes all the
+/// same is for whoever asks next. Those that are done have their values, and drop them: to lose none,
+/// [cancel](PendingBatch::cancel), and [wait for each](PendingBatch::wait_each).
+#[must_use = "dropping pending receives cancels them"]
+pub struct PendingBatch {
+    shared: Arc<Shared>,
+    tickets: Tickets<Outcome>,
+    first: u64,
+    deadline: Time,
+}
+
+impl PendingBatch {
+    pub(super) fn new(shared: &Arc<Shared>, tickets: Tickets<Outcome>, first: u64, deadline: Time) -> Self {
+        PendingBatch { shared: shared.clone(), tickets, first, deadline }
+    }
+
+    /// How many receives they are.
+    pub fn len(&self) -> usize {
+        self.tickets.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tickets.is_empty()
+    }
+
+    /// Whether [`PendingBatch::wait`] would return at once: every value has come, or one has failed. Makes no progress by
+    /// itself: see [`Rendezvous::progress`](super::Rendezvous::progress).
+    pub fn is_done(&self) -> bool {
+        self.tickets.are_done() || self.tickets.have_failed()
+    }
+
+    /// Whether every one of them has ended, with a value or without: then [`PendingBatch::wait_each`] would return at once.
+    pub fn have_all_ended(&self) -> bool {
+        self.tickets.are_done()
+    }
+
+    /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`]. Does not wait.
+    pub fn cancel(&self) {
+        self.give_up(GiveUp::Cancelled);
+    }
+
+    /// Waits until every value has come, until one has failed, or for the deadline that the receives began with.
+    ///
+    /// # Errors
+    /// As of [`Step::recv_all`](super::Step::recv_all).
+    pub fn wait(self) -> Result<Vec<Delivery<Tensor>>, Error> {
+        let mut received = Vec::with_capacity(self.len());
+        self.wait_into(&mut received)?;
+        Ok(received)
+    }
+
+    /// The same, with the values added to a list.
+    ///
+    /// # Errors
+    /// As of [`Step::recv_all`](super::Step::recv_all); the list is as it was then.
+    pub fn wait_into(mut self, received: &mut Vec<Delivery<Tensor>>) -> Result<(), Error> {
+        self.wait_for_end(true)?;
+        if self.tickets.have_failed() {
+            return Err(self.why());
+        }
+        let before = received.len();
+        for at in 0..self.len() {
+            match self.delivery(at) {
+                Ok(delivery) => received.push(delivery),
+                Err(error) => {
+                    received.truncate(before);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until each of them has ended, and tells how, in the order of the edges.
+    pub fn wait_each(mut self) -> Vec<Result<Delivery<Tensor>, Error>> {
+        match self.wait_for_end(false) {
+            Ok(()) => (0..self.len()).map(|at| self.delivery(at)).collect(),
+            Err(error) => (0..self.len()).map(|at| self.delivery(at).map_err(|_| error.clone())).collect(),
+        }
+    }
+
+    /// The first error that is not just the consequence of another, or the first at all.
+    fn why(&mut self) -> Error {
+        let mut derived = None;
+        for at in 0..self.len() {
+            let Some(Outcome(Err(error))) = self.tickets.take(at) else { continue };
+            if !error.is_derived() {
+                return error;
+            }
+            derived.get_or_insert(error);
+        }
+        derived.unwrap_or(Error::Stopped)
+    }
+
+    fn delivery(&mut self, at: usize) -> Result<Delivery<Tensor>, Error> {
+        let Some(Outcome(result)) = self.tickets.take(at) else {
+            return Err(self.shared.broken().unwrap_or(Error::Stopped));
+        };
+        let Delivery { tensor, is_dead, sender, receiver } = result?;
+        // A receive of a batch asks for this payload and no other.
+        let tensor = Tensor::from_payload(Taken(tensor)).ok_or(Error::Stopped)?;
+        Ok(Delivery { tensor, is_dead, sender, receiver })
+    }
+
+    /// Waits until all have ended or, if `or_failure`, one has failed.
+    fn wait_for_end(&self, or_failure: bool) -> Result<(), Error> {
+        self.shared.check_home()?;
+        if self.wait_until(self.deadline, or_failure)? {
+            return Ok(());
+        }
+        // The pollers end calls at their deadlines by themselves; this is for those of the local table.
+        self.give_up(GiveUp::Deadline(None));
+        let after = 2 * self.shared.settings.cancel_grace;
+        if self.wait_until(self.shared.now() + after, or_failure)? {
+            return Ok(());
+        }
+        Err(self.shared.broken().unwrap_or(Error::Stalled { after }))
+    }
+
+    /// Waits for one poller's part after the other: each poller wakes those who wait for its own.
+    fn wait_until(&self, deadline: Time, or_failure: bool) -> Result<bool, Error> {
+        let paths = &self.shared.paths;
+        let failed = || or_failure && self.tickets.have_failed();
+        for part in 0..=paths.count() {
+            // The last part is the local table's.
+            let path = if part < paths.count() { paths.nth(part) } else { paths.first() };
+            let done = || self.tickets.is_part_done(part) || failed();
+            let is_only_one = || self.tickets.is_only_part(part);
+            while !done() {
+                let now = self.shared.now();
+                let until = if is_only_one() { deadline } else { deadline.min(now + SLICE) };
+                if !self.shared.wait(path, until, &done)? && self.shared.now() >= deadline {
+                    return Ok(done());
+                }
+                if self.shared.broken().is_some() {
+                    return Ok(true);
+                }
+            }
+            if failed() {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    fn give_up(&self, why: GiveUp) {
+        if self.shared.check_home().is_err() {
+            return;
+        }
+        let cancel = CancelAll { first: self.first, count: self.len() as u64, why };
+        let paths = &self.shared.paths;
+        for part in (0..paths.count()).filter(|part| !self.tickets.is_part_done(*part)) {
+            paths.nth(part).cancel_all(cancel.clone());
+        }
+        if !self.tickets.is_part_done(paths.count()) {
+            self.shared.cancel_all_local(&cancel);
+        }
+    }
+}
+
+impl Drop for PendingBatch {
+    fn drop(&mut self) {
+        if !self.tickets.are_done() {
+            self.give_up(GiveUp::Dropped);
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Several sends or receives that were handed over at once.
+//!
+//! Receives of a batch for which there is no room are held up, and asked for as earlier ones end. Later receives of the same
+//! keys wait behind them.
+
+use super::Remote;
+use crate::engine::Completer;
+use crate::fabric::Port;
+use crate::link::{Links, TensorKey, Value, Want};
+use crate::mutants::{Mutant, is_on};
+use crate::rendezvous::Error;
+use crate::rendezvous::path::{CancelAll, OnPath, PeerIndex};
+use crate::rendezvous::reuse::Reused;
+use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
+use crate::telemetry::Counter;
+use crate::wire::Time;
+use foldhash::HashMap;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A value of a batch.
+#[derive(Debug)]
+pub struct Sending {
+    pub(in crate::rendezvous) path: u16,
+    pub(in crate::rendezvous) key: TensorKey,
+    pub(in crate::rendezvous) value: Value,
+}
+
+/// A receive of a batch.
+#[derive(Debug)]
+pub struct Receiving {
+    pub(in crate::rendezvous) path: u16,
+    pub(in crate::rendezvous) peer: PeerIndex,
+    pub(in crate::rendezvous) id: CallId,
+    pub(in crate::rendezvous) key: TensorKey,
+    pub(in crate::rendezvous) completer: Completer<Outcome>,
+}
+
+/// Receives that begin together.
+#[derive(Debug)]
+pub struct ReceiveAll {
+    pub(in crate::rendezvous) deadline: Time,
+    pub(in crate::rendezvous) patience: Duration,
+    pub(in crate::rendezvous) borrow: bool,
+    pub(in crate::rendezvous) receives: Reused<Receiving>,
+}
+
+impl OnPath for Sending {
+    fn path(&self) -> u16 {
+        self.path
+    }
+}
+
+impl OnPath for Receiving {
+    fn path(&self) -> u16 {
+        self.path
+    }
+}
+
+/// A receive for which there was no room.
+#[derive(Debug)]
+struct HeldUp {
+    key: TensorKey,
+    want: Want,
+    waiter: Waiter,
+}
+
+/// The receives for which there was no room: for each peer, in their order.
+#[derive(Debug, Default)]
+pub(super) struct HeldUpTable {
+    peers: Vec<VecDeque<HeldUp>>,
+    /// How many there are of each key.
+    keys: HashMap<TensorKey, u32>,
+    count: usize,
+}
+
+impl HeldUpTable {
+    pub fn new(peers: usize) -> Self {
+        HeldUpTable { peers: (0..peers).map(|_| VecDeque::new()).collect(), ..HeldUpTable::default() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether a receive of this key has to wait behind others.
+    #[inline]
+    pub fn holds(&self, key: &TensorKey) -> bool {
+        self.count > 0 && self.keys.contains_key(key) && !is_on(Mutant::HeldUpOvertaken)
+    }
+
+    pub fn push(&mut self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) {
+        self.note(&key);
+        self.peers[peer.0 as usize].push_back(HeldUp { key, want, waiter });
+    }
+
+    fn note(&mut self, key: &TensorKey) {
+        self.count += 1;
+        match self.keys.get_mut(key) {
+            Some(count) => *count += 1,
+            None => _ = self.keys.insert(key.clone(), 1),
+        }
+    }
+
+    fn forget(&mut self, key: &TensorKey) {
+        self.count -= 1;
+        if let Some(count) = self.keys.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                self.keys.remove(key);
+            }
+        }
+    }
+
+    fn first(&self, peer: PeerIndex) -> Option<&TensorKey> {
+        self.peers[peer.0 as usize].front().map(|first| &first.key)
+    }
+
+    fn pop(&mut self, peer: PeerIndex) -> Option<HeldUp> {
+        let first = self.peers[peer.0 as usize].pop_front()?;
+        self.forget(&first.key);
+        Some(first)
+    }
+
+    /// Takes out those that fit, peer by peer, and in their order.
+    pub fn remove(
+        &mut self,
+        mut fits: impl FnMut(PeerIndex, &TensorKey, &Waiter) -> bool,
+        mut each: impl FnMut(TensorKey, Waiter),
+    ) {
+        if self.count == 0 {
+            return;
+        }
+        for peer in 0..self.peers.len() {
+            let index = PeerIndex(peer as u32);
+            let mut at = 0;
+            while at < self.peers[peer].len() {
+                let held = &self.peers[peer][at];
+                if !fits(index, &held.key, &held.waiter) {
+                    at += 1;
+                } else if let Some(held) = self.peers[peer].remove(at) {
+                    self.forget(&held.key);
+                    each(held.key, held.waiter);
+                }
+            }
+        }
+    }
+
+    /// The earliest deadline of all.
+    pub fn next_deadline(&self) -> Time {
+        let deadlines = self.peers.iter().flatten().map(|held| held.waiter.deadline);
+        if self.count == 0 { Time::NEVER } else { deadlines.min().unwrap_or(Time::NEVER) }
+    }
+}
+
+impl Remote {
+    pub(super) fn send_all<P: Port>(&mut self, links: &mut Links<P, Waiter>, mut values: Reused<Sending>) {
+        links.cork();
+        links.counters().increment(Counter::Batches);
+        for Sending { key, value, .. } in values.drain(..) {
+            self.offer(links, key, value);
+        }
+    }
+
+    pub(super) fn receive_all<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        batch: ReceiveAll,
+        now: Time,
+    ) {
+        links.cork();
+        links.counters().increment(Counter::Batches);
+        let ReceiveAll { deadline, patience, borrow, mut receives } = batch;
+        for Receiving { peer, id, key, completer, .. } in receives.drain(..) {
+            let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
+            let want = if borrow { Want::Borrow } else { Want::Fresh };
+            let goes_on = self.receive_patiently(links, peer, key, want, waiter, now);
+            if !goes_on && is_on(Mutant::BatchStopsAtFailure) {
+                break;
+            }
+        }
+    }
+
+    /// Begins a receive of a batch, or holds it up. Returns whether it has not failed.
+    fn receive_patiently<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        peer: PeerIndex,
+        key: TensorKey,
+        want: Want,
+        waiter: Waiter,
+        now: Time,
+    ) -> bool {
+        if self.held_up.holds(&key) || !self.has_room(links, peer, &key) {
+            self.hold_up(links, peer, key, want, waiter);
+            return true;
+        }
+        self.begin_receive(links, peer, key, want, waiter, now)
+    }
+
+    /// Whether a receive of this key can be asked for now, or ends at once.
+    fn has_room<P: Port>(&self, links: &mut Links<P, Waiter>, peer: PeerIndex, key: &TensorKey) -> bool {
+        let Some(link) = self.peers[peer.0 as usize].usable() else { return true };
+        links.has_room(link, key) || self.unclaimed.contains_key(key)
+    }
+
+    /// A receive waits until there is room.
+    pub(super) fn hold_up<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        peer: PeerIndex,
+        key: TensorKey,
+        want: Want,
+        waiter: Waiter,
+    ) {
+        links.counters().increment(Counter::ReceivesHeldUp);
+        self.next_deadline = self.next_deadline.min(waiter.deadline);
+        self.held_up.push(peer, key, want, waiter);
+    }
+
+    /// Asks for what was held up, as far as there is room now.
+    pub(super) fn resume<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
+        if self.held_up.len() == 0 || is_on(Mutant::HeldUpForgotten) {
+            return;
+        }
+        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
+            while let Some(first) = self.held_up.first(peer)
+                && self.has_room(links, peer, first)
+            {
+                links.cork();
+                let Some(HeldUp { key, want, waiter }) = self.held_up.pop(peer) else { break };
+                self.begin_receive(links, peer, key, want, waiter, now);
+            }
+        }
+    }
+
+    /// Ends the receives that are held up and fit, with this error.
+    pub(super) fn fail_held_up(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
+        let mut failed = Vec::new();
+        self.held_up.remove(|peer, key, _| fits(peer, key), |_, waiter| failed.push(waiter));
+        failed.into_iter().for_each(|waiter| waiter.complete(Err(error.clone())));
+    }
+
+    /// Ends the receives that are held up and whose time is over.
+    pub(super) fn expire_held_up(&mut self, now: Time) {
+        self.held_up.remove(
+            |_, _, waiter| waiter.deadline <= now,
+            |key, mut waiter| {
+                waiter.gave_up.get_or_insert(GiveUp::Deadline(None));
+                waiter.given_up(&key);
+            },
+        );
+    }
+
+    /// Gives up those that are held up of these calls.
+    pub(super) fn cancel_held_up(&mut self, why: &GiveUp, of: impl Fn(CallId) -> bool) {
+        self.held_up.remove(
+            |_, _, waiter| of(waiter.id),
+            |key, mut waiter| {
+                waiter.gave_up = Some(why.clone());
+                waiter.given_up(&key);
+            },
+        );
+    }
+
+    /// Gives up all of a batch. What is not here has ended, or is not here yet: then the wish comes back.
+    pub(super) fn cancel_all<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        cancel: CancelAll,
+        now: Time,
+    ) -> Option<CancelAll> {
+        links.cork();
+        let ids = cancel.first..cancel.first + cancel.count;
+        self.cancel_held_up(&cancel.why, |id| ids.contains(&id.0));
+        let mut is_missing = false;
+        for id in ids {
+            let one = cancel.one(id);
+            match self.calls.contains_key(&one.id) {
+                true => self.cancel(links, &one, now),
+                false => is_missing = true,
+            }
+        }
+        is_missing.then_some(cancel)
+    }
+}

@@ -1,0 +1,88 @@
+//! Lists that travel to a poller and come back, so that the next batch allocates nothing.
+
+use crossbeam_queue::ArrayQueue;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+/// Lists that wait for their next use. More than these in use at a time are made and freed.
+const KEPT: usize = 16;
+
+/// Lists that are used again and again.
+#[derive(Debug)]
+pub(super) struct Lists<T> {
+    free: Arc<ArrayQueue<Vec<T>>>,
+}
+
+/// A list that goes back when it is dropped, emptied.
+#[derive(Debug)]
+pub struct Reused<T> {
+    list: Vec<T>,
+    home: Arc<ArrayQueue<Vec<T>>>,
+}
+
+impl<T> Default for Lists<T> {
+    fn default() -> Self {
+        Lists { free: Arc::new(ArrayQueue::new(KEPT)) }
+    }
+}
+
+impl<T> Lists<T> {
+    /// An empty list.
+    pub fn take(&self) -> Reused<T> {
+        Reused { list: self.free.pop().unwrap_or_default(), home: self.free.clone() }
+    }
+}
+
+impl<T> Reused<T> {
+    /// A list of its own, that comes back to nobody.
+    #[cfg(test)]
+    pub(super) fn alone(list: Vec<T>) -> Self {
+        Reused { list, home: Arc::new(ArrayQueue::new(1)) }
+    }
+
+    /// Another empty one, from where this came.
+    pub(super) fn another(&self) -> Reused<T> {
+        Reused { list: self.home.pop().unwrap_or_default(), home: self.home.clone() }
+    }
+}
+
+impl<T> Drop for Reused<T> {
+    fn drop(&mut self) {
+        self.list.clear();
+        // If there are enough it is freed.
+        let _ = self.home.push(std::mem::take(&mut self.list));
+    }
+}
+
+impl<T> Deref for Reused<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.list
+    }
+}
+
+impl<T> DerefMut for Reused<T> {
+    fn deref_mut(&mut self) -> &mut Vec<T> {
+        &mut self.list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_comes_back_empty_and_with_its_room() {
+        let lists = Lists::default();
+        let counted = Arc::new(());
+        let mut list = lists.take();
+        list.extend((0..100).map(|_| counted.clone()));
+        let room = list.capacity();
+        drop(list);
+        assert_eq!(Arc::strong_count(&counted), 1, "what was in it is gone");
+        let again = lists.take();
+        assert!(again.is_empty() && again.capacity() == room);
+        assert_eq!(again.another().capacity(), 0, "that one is in use");
+    }
+}

@@ -1,0 +1,222 @@
+//! Several short messages in one control slot.
+//!
+//! A pack is type u8, then for each of its messages, two at least, length u8 and the message. It holds neither another pack
+//! nor a fragment. Its messages are handled in their order, as if each had come in a slot of its own.
+
+use super::{FRAGMENT, PACKED};
+
+/// Bytes before the first message, and before each.
+const HEADER: usize = 1;
+const LENGTH: usize = 1;
+
+/// Whether a received message is a pack.
+pub fn is_packed(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&PACKED)
+}
+
+/// A pack that is being made. The default one has no room.
+#[derive(Debug, Default)]
+pub struct Pack {
+    /// Empty, or the pack.
+    bytes: Vec<u8>,
+    count: usize,
+    slot: usize,
+}
+
+impl Pack {
+    /// An empty one, of at most `slot` bytes.
+    pub fn new(slot: usize) -> Self {
+        Pack { bytes: Vec::with_capacity(slot), count: 0, slot }
+    }
+
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether a message of so many bytes has room in an empty pack with another one.
+    pub fn could_hold(&self, len: usize) -> bool {
+        len <= usize::from(u8::MAX) && HEADER + 2 * LENGTH + len < self.slot
+    }
+
+    /// Whether a message of so many bytes has room behind those that there are.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.could_hold(len) && self.bytes.len().max(HEADER) + LENGTH + len <= self.slot
+    }
+
+    /// Adds a message that [has room](Pack::has_room).
+    pub fn push(&mut self, message: &[u8]) {
+        debug_assert!(self.has_room(message.len()) && !message.is_empty());
+        if self.bytes.is_empty() {
+            self.bytes.push(PACKED);
+        }
+        self.bytes.push(message.len() as u8);
+        self.bytes.extend_from_slice(message);
+        self.count += 1;
+    }
+
+    /// What travels: of a message that is alone, that message.
+    pub fn bytes(&self) -> &[u8] {
+        match self.count {
+            1 => &self.bytes[HEADER + LENGTH..],
+            _ => &self.bytes,
+        }
+    }
+
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.count = 0;
+    }
+}
+
+/// Why bytes are no pack.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// A message ends behind the pack.
+    #[error("message {at} of a pack has {announced} bytes, and {left} are left")]
+    Short {
+        /// Which.
+        at: usize,
+        /// Bytes that it says it has.
+        announced: usize,
+        /// Bytes that there are.
+        left: usize,
+    },
+    /// A message that may not be in a pack.
+    #[error("message {at} of a pack is of type {kind}, which is never packed")]
+    Kind {
+        /// Which.
+        at: usize,
+        /// Its type; 0 if it is empty.
+        kind: u8,
+    },
+    /// Who has one message or none sends no pack.
+    #[error("a pack of {count} messages came: two are the least")]
+    Few {
+        /// How many.
+        count: usize,
+    },
+}
+
+/// The messages of a pack, first to last.
+#[derive(Clone, Debug)]
+pub struct Unpacked<'a> {
+    rest: &'a [u8],
+}
+
+/// Takes a pack apart, once every length in it was checked.
+///
+/// # Errors
+/// If it is not exactly two messages or more, none of which is a pack or a fragment.
+pub fn unpack(bytes: &[u8]) -> Result<Unpacked<'_>, PackError> {
+    let mut rest = bytes.get(HEADER..).unwrap_or_default();
+    let mut count = 0;
+    while let Some((len, behind)) = rest.split_first() {
+        let (announced, left) = (usize::from(*len), behind.len());
+        let Some((message, next)) = behind.split_at_checked(announced) else {
+            return Err(PackError::Short { at: count, announced, left });
+        };
+        match message.first().copied().unwrap_or(0) {
+            kind @ (0 | PACKED | FRAGMENT) => return Err(PackError::Kind { at: count, kind }),
+            _ => {}
+        }
+        rest = next;
+        count += 1;
+    }
+    if count < 2 {
+        return Err(PackError::Few { count });
+    }
+    Ok(Unpacked { rest: &bytes[HEADER..] })
+}
+
+impl<'a> Iterator for Unpacked<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (len, behind) = self.rest.split_first()?;
+        let (message, rest) = behind.split_at_checked(usize::from(*len))?;
+        self.rest = rest;
+        Some(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CANCEL, PING, PONG};
+    use super::*;
+
+    const SLOT: usize = 224;
+
+    fn message(kind: u8, len: usize) -> Vec<u8> {
+        let mut message = vec![0xA5; len];
+        message[0] = kind;
+        message
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let messages = [message(PING, 11), message(CANCEL, 5), message(PONG, 190)];
+        let mut pack = Pack::new(SLOT);
+        for message in &messages {
+            assert!(pack.has_room(message.len()));
+            pack.push(message);
+        }
+        assert!(is_packed(pack.bytes()) && pack.len() == 3);
+        assert!(unpack(pack.bytes()).expect("a pack").eq(messages.iter().map(|message| &message[..])));
+        pack.clear();
+        assert!(pack.is_empty());
+    }
+
+    #[test]
+    fn a_message_alone_travels_as_it_is() {
+        let mut pack = Pack::new(SLOT);
+        let alone = message(CANCEL, 5);
+        pack.push(&alone);
+        assert_eq!(pack.bytes(), alone);
+    }
+
+    #[test]
+    fn a_pack_is_never_longer_than_a_slot_and_is_filled_to_its_last_byte() {
+        let mut pack = Pack::new(SLOT);
+        pack.push(&message(PING, 11));
+        let rest = SLOT - pack.bytes.len() - 1;
+        assert!(pack.has_room(rest) && !pack.has_room(rest + 1));
+        pack.push(&message(PONG, rest));
+        assert_eq!(pack.bytes().len(), SLOT);
+        assert!(!pack.has_room(1));
+        let longest = SLOT - 4;
+        assert!(
+            pack.could_hold(longest) && !pack.could_hold(longest + 1),
+            "one byte more has room behind it"
+        );
+    }
+
+    #[test]
+    fn what_is_no_pack_is_refused_with_the_reason() {
+        let packed = |messages: &[&[u8]]| {
+            let mut bytes = vec![PACKED];
+            for message in messages {
+                bytes.push(message.len() as u8);
+                bytes.extend_from_slice(message);
+            }
+            bytes
+        };
+        let two = packed(&[&[PING], &[PONG, 1]]);
+        assert!(unpack(&two).is_ok());
+        let refused = |bytes: &[u8]| unpack(bytes).expect_err("refused");
+        assert_eq!(refused(&two[..two.len() - 1]), PackError::Short { at: 1, announced: 2, left: 1 });
+        assert_eq!(refused(&packed(&[&[PING], &[]])), PackError::Kind { at: 1, kind: 0 });
+        assert_eq!(refused(&packed(&[&two, &[PING]])), PackError::Kind { at: 0, kind: PACKED }, "nested");
+        assert_eq!(refused(&packed(&[&[PING], &[FRAGMENT, 1]])), PackError::Kind { at: 1, kind: FRAGMENT });
+        assert_eq!(refused(&packed(&[&[PING]])), PackError::Few { count: 1 });
+        assert_eq!(refused(&[PACKED]), PackError::Few { count: 0 });
+        assert_eq!(refused(&[]), PackError::Few { count: 0 });
+    }
+}
