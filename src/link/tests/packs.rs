@@ -26,6 +26,7 @@ fn request(slot: u32) -> Message<'static> {
         meta_version: 0,
         timeout_ms: u32::MAX,
         borrow: false,
+        validate: false,
         grant: None,
     })
 }
@@ -85,7 +86,12 @@ fn a_pack_between_fragments_ends_the_link() {
 
 #[test]
 fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
-    let mut scene = scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 64, max_routes: 4 });
+    let mut scene = scene_with(LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 64,
+        max_routes: 4,
+        validate: false,
+    });
     let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
     let key = |step| TensorKey { edge: edge.clone(), step, frame: 0, iteration: 0 };
     scene.links.request(scene.link, key(0), Want::Fresh, u32::MAX, 0).expect("sent");
