@@ -44,7 +44,8 @@ impl ByHand {
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
         let id = crate::fabric::OpId(1);
-        self.port.lend(self.link, Lane::CONTROL, id, &source, immediate).expect("room");
+        let allowance = crate::fabric::Allowance::unbounded();
+        self.port.lend(self.link, Lane::CONTROL, id, &source, allowance, immediate).expect("room");
     }
 
     /// Asks for a tensor and its sum.
