@@ -246,7 +246,9 @@ impl<P: Port> Run<'_, P> {
             How::Cancel => {
                 self.pair.give_up(self.calls[at].call.id, GiveUp::Cancelled);
                 self.harvest();
-                if self.case.warm && self.case.wanted == Wanted::Fresh && self.calls[at].end.is_none() {
+                // What has landed and waits for its sum is not granted any more.
+                let granted = self.case.warm && !self.pair.validates && self.case.wanted == Wanted::Fresh;
+                if granted && self.calls[at].end.is_none() {
                     assert!(
                         self.pair.quarantined() >= self.case.bytes(),
                         "granted bytes are not in quarantine"
@@ -518,8 +520,8 @@ fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everyth
 
 #[test]
 fn with_validation_every_exchange_keeps_the_value_or_the_word_that_it_is_corrupted() {
-    every_exchange(&mut over_sim_validating(false), "sim, validating", 3_000, 1_000);
-    every_exchange(&mut over_sim_validating(true), "sim, with flipped bits", 3_000, 1_000);
+    every_exchange(&mut over_sim_validating(false), "sim, validating", 150, 150);
+    every_exchange(&mut over_sim_validating(true), "sim, with flipped bits", 150, 150);
 }
 
 #[test]
@@ -560,7 +562,7 @@ fn on_sim_values_keep_their_order_whoever_gives_up_when() {
 #[test]
 fn with_validation_values_keep_their_order_right_or_not() {
     for flips in [false, true] {
-        order(&mut over_sim_validating(flips), "sim, validating", 2, 1_000, 1_000);
+        order(&mut over_sim_validating(flips), "sim, validating", 2, 300, 500);
     }
 }
 

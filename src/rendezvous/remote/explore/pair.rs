@@ -50,6 +50,8 @@ pub struct Pair<P: Port> {
     tells_news: bool,
     /// Has a bit flipped in every tensor that reaches the receiver, or in none.
     flip: Box<dyn Fn(bool)>,
+    /// Whether the receiver validates.
+    pub validates: bool,
     /// Whether bits are flipped once an edge is warm.
     pub flips: bool,
     /// How often each side must poll in vain before it has no news for sure: what a side has taken it tells with its
@@ -161,6 +163,7 @@ fn pair<F: Fabric>(
         settle,
         tells_news,
         flip: Box::new(|_| ()),
+        validates: validate,
         flips: false,
         awake: [2; 2],
         calls: Calls::new(16),

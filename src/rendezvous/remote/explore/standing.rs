@@ -416,7 +416,7 @@ fn on_sim_interleavings_of_standing_requests_keep_every_value_and_free_everythin
 #[test]
 fn with_validation_interleavings_of_standing_requests_keep_every_value_right_or_not() {
     for flips in [false, true] {
-        every_kind(&mut over_sim_validating(flips), "sim, validating", 150, 350);
+        every_kind(&mut over_sim_validating(flips), "sim, validating", 100, 150);
     }
 }
 
