@@ -64,10 +64,16 @@ struct Scenario {
     ids: Ids,
     warm_up: u32,
     counted: u32,
+    validate: bool,
 }
 
 const fn scenario(name: &'static str, what: What, ids: Ids, counted: u32) -> Scenario {
-    Scenario { name, what, ids, warm_up: 1_000, counted }
+    Scenario { name, what, ids, warm_up: 1_000, counted, validate: false }
+}
+
+/// The same in data validation mode.
+const fn validated(scenario: Scenario) -> Scenario {
+    Scenario { validate: true, ..scenario }
 }
 
 const SCENARIOS: &[Scenario] = &[
@@ -83,6 +89,10 @@ const SCENARIOS: &[Scenario] = &[
     scenario("written_standing", What::Tensor(4 << 10), Ids::Standing, 5_000),
     scenario("borrowed_standing", What::Borrowed(4 << 10), Ids::Standing, 5_000),
     scenario("several_standing", What::Several(256), Ids::Standing, 2_000),
+    validated(scenario("small_validated", What::Tensor(2), Ids::Random, 10_000)),
+    validated(scenario("written_validated", What::Into(4 << 10), Ids::Random, 3_000)),
+    validated(scenario("several_standing_validated", What::Several(256), Ids::Standing, 1_000)),
+    validated(scenario("borrowed_validated", What::Borrowed(4 << 10), Ids::Standing, 3_000)),
 ];
 
 /// Counts the calling thread's doings during `work`.
@@ -145,6 +155,7 @@ fn start(task: u32, scenario: &Scenario) -> Node {
         .set("poll", given("HOT_POLL"))
         .set("wait", "spin")
         .set("bulk_receive", bulk)
+        .set("validate", scenario.validate.to_string())
         .set("pool_size", "64MiB");
     if cpus.len() > 1 {
         builder = builder.set("cores", cpus[task as usize].to_string());
@@ -358,4 +369,14 @@ fn borrowed_tensors_that_are_asked_for_in_advance() {
 #[test]
 fn several_edges_that_are_asked_for_in_advance() {
     prove("several_standing");
+}
+
+#[test]
+fn tensors_that_are_compared_with_their_sums() {
+    ["small_validated", "written_validated", "borrowed_validated"].into_iter().for_each(prove);
+}
+
+#[test]
+fn tensors_that_are_asked_for_in_advance_and_compared_with_their_sums() {
+    prove("several_standing_validated");
 }

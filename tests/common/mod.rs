@@ -93,16 +93,24 @@ pub fn lends_nothing() -> bool {
 /// Runs `body` once for each member of a cluster, each on a thread of its own, joined to all others. A member
 /// whose body has ended goes on to serve its peers until all have ended.
 pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
+    run_each(members, |_| settings.to_vec(), body);
+}
+
+/// The same with settings of each member's own.
+pub fn run_each<'a>(
+    members: usize,
+    settings: impl Fn(u32) -> Vec<(&'a str, &'a str)>,
+    body: impl Fn(&Node, u32) + Send + Sync + 'static,
+) {
     let cluster = cluster(members);
     let body = Arc::new(body);
     let (joined, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let settings: Vec<(String, String)> =
-        settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let threads: Vec<_> = (0..members as u32)
         .map(|task| {
             let (cluster, body) = (cluster.clone(), body.clone());
             let (joined, ended) = (joined.clone(), ended.clone());
-            let settings = settings.clone();
+            let settings: Vec<(String, String)> =
+                settings(task).into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
             let thread = std::thread::Builder::new().name(format!("w/{task}"));
             let run = move || {
                 // Counted also when the body panics, so that the others do not wait for ever.

@@ -1,7 +1,7 @@
 //! What is explored, and what must be true of every run.
 
 use super::Choices;
-use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, meta, over_shm, over_sim};
+use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, meta, over_shm, over_sim, over_sim_validating};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::TensorMut;
@@ -169,13 +169,18 @@ impl<P: Port> Run<'_, P> {
             let Some(Outcome(result)) = ticket.take() else { panic!("taken twice") };
             running.call.ticket = None;
             running.end = Some(match result {
-                Err(error) => End::Failed(error),
+                Err(error) => match self.pair.corrupted(&error, self.case.bytes()) {
+                    // As good as if it had got it.
+                    Some(number) => End::Got(number.into()),
+                    None => End::Failed(error),
+                },
                 Ok(delivery) => {
                     assert_eq!(delivery.is_dead, self.case.sent == Sent::Dead);
                     let bytes = match &delivery.tensor {
                         Payload::Tensor(tensor) => tensor.bytes(),
                         Payload::Into(given) => given.bytes(),
                     };
+                    assert!(!self.pair.flips || bytes.is_empty() || delivery.is_dead, "wrong bytes came");
                     let first = if delivery.is_dead { 0 } else { bytes.first().copied().unwrap_or(0) };
                     assert!(delivery.is_dead || bytes.len() as u64 == self.case.bytes());
                     assert!(delivery.is_dead || bytes.iter().all(|byte| *byte == first), "torn bytes");
@@ -241,7 +246,9 @@ impl<P: Port> Run<'_, P> {
             How::Cancel => {
                 self.pair.give_up(self.calls[at].call.id, GiveUp::Cancelled);
                 self.harvest();
-                if self.case.warm && self.case.wanted == Wanted::Fresh && self.calls[at].end.is_none() {
+                // What has landed and waits for its sum is not granted any more.
+                let granted = self.case.warm && !self.pair.validates && self.case.wanted == Wanted::Fresh;
+                if granted && self.calls[at].end.is_none() {
                     assert!(
                         self.pair.quarantined() >= self.case.bytes(),
                         "granted bytes are not in quarantine"
@@ -440,6 +447,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
     *steps += 1;
     let edge = pair.edge();
     let key = TensorKey { edge: edge.clone(), step: *steps, frame: 0, iteration: 0 };
+    pair.is_warm(false);
     for side in [SENDER, RECEIVER] {
         pair.begin(side, *steps);
     }
@@ -455,6 +463,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
     for side in [SENDER, RECEIVER] {
         pair.change(side, StepChange::CleanedUp { step: *steps });
     }
+    pair.is_warm(true);
     edge
 }
 
@@ -510,6 +519,12 @@ fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everyth
 }
 
 #[test]
+fn with_validation_every_exchange_keeps_the_value_or_the_word_that_it_is_corrupted() {
+    every_exchange(&mut over_sim_validating(false), "sim, validating", 150, 150);
+    every_exchange(&mut over_sim_validating(true), "sim, with flipped bits", 150, 150);
+}
+
+#[test]
 fn on_shm_a_thousand_interleavings_of_every_exchange_keep_the_value_and_free_everything() {
     every_exchange(&mut over_shm(), "shm", 0, 1_000);
 }
@@ -542,6 +557,13 @@ fn on_sim_values_keep_their_order_whoever_gives_up_when() {
     let mut pair = over_sim(true);
     order(&mut pair, "sim", 2, 2_000, 2_000);
     order(&mut pair, "sim", 3, 500, 2_000);
+}
+
+#[test]
+fn with_validation_values_keep_their_order_right_or_not() {
+    for flips in [false, true] {
+        order(&mut over_sim_validating(flips), "sim, validating", 2, 300, 500);
+    }
 }
 
 #[test]

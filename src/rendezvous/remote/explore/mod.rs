@@ -5,6 +5,7 @@
 //! list, until there is none. So what is explored is the code that runs, not a model of it.
 
 mod cases;
+mod errors;
 mod pair;
 mod standing;
 

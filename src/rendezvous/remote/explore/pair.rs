@@ -7,18 +7,21 @@ use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
 use crate::link::{LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use crate::rendezvous::Error;
 use crate::rendezvous::manager::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use crate::rendezvous::remote::{Remote, RemoteOp, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
-use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time};
+use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time, sum_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
+/// The sender's life; the receiver's is the next number.
+const LIFE: u64 = 1;
 
 /// A side that can't tell whether it has news is polled in vain this often before it counts as quiet: shared memory
 /// looks at a link on which nothing happens only now and then.
@@ -45,6 +48,12 @@ pub struct Pair<P: Port> {
     settle: Box<dyn Fn()>,
     /// Whether a port knows, without a poll, that there is nothing.
     tells_news: bool,
+    /// Has a bit flipped in every tensor that reaches the receiver, or in none.
+    flip: Box<dyn Fn(bool)>,
+    /// Whether the receiver validates.
+    pub validates: bool,
+    /// Whether bits are flipped once an edge is warm.
+    pub flips: bool,
     /// How often each side must poll in vain before it has no news for sure: what a side has taken it tells with its
     /// next poll.
     awake: [u8; 2],
@@ -71,6 +80,20 @@ fn pool() -> Pool {
 
 /// A pair over the virtual network, which brings one completion a poll and loses no time.
 pub fn over_sim(lends: bool) -> Pair<<SimFabric as Fabric>::Port> {
+    sim_pair(lends, false, LIFE)
+}
+
+/// The same, with a receiver that validates; `flips` says whether a bit is flipped in all that comes.
+pub fn over_sim_validating(flips: bool) -> Pair<<SimFabric as Fabric>::Port> {
+    Pair { flips, ..sim_pair(true, true, LIFE) }
+}
+
+/// The same, with a receiver that means an earlier life of the sender, which is 99.
+pub fn over_sim_stale() -> Pair<<SimFabric as Fabric>::Port> {
+    sim_pair(true, false, 99)
+}
+
+fn sim_pair(lends: bool, validate: bool, meant: u64) -> Pair<<SimFabric as Fabric>::Port> {
     let options = SimOptions {
         delay: Duration::ZERO..=Duration::ZERO,
         completion_delay: Duration::ZERO..=Duration::ZERO,
@@ -81,13 +104,16 @@ pub fn over_sim(lends: bool) -> Pair<<SimFabric as Fabric>::Port> {
     let network = SimNetwork::new(1, options);
     let pools = [pool(), pool()];
     let fabrics = [0, 1].map(|side: usize| network.process(&pools[side]));
+    let (flipping, receiver) = (network.clone(), fabrics[RECEIVER].process());
+    let flip = move |on: bool| flipping.flip_bits(receiver, if on { 1000 } else { 0 });
     let settle = move || {
         while let Some(next) = network.next_event() {
             network.advance_to(next);
         }
     };
     // No credits are published in so short a life.
-    pair(fabrics, pools, Box::new(settle), 1 << 24, true)
+    let pair = pair(fabrics, pools, Box::new(settle), 1 << 24, true, validate, meant);
+    Pair { flip: Box::new(flip), ..pair }
 }
 
 /// A pair over shared memory.
@@ -95,7 +121,7 @@ pub fn over_shm() -> Pair<<ShmFabric as Fabric>::Port> {
     let pools = [pool(), pool()];
     let fabrics =
         [0, 1].map(|side: usize| ShmFabric::new(&pools[side], ShmOptions::default()).expect("a fabric"));
-    pair(fabrics, pools, Box::new(|| ()), 64, false)
+    pair(fabrics, pools, Box::new(|| ()), 64, false, false, LIFE)
 }
 
 fn pair<F: Fabric>(
@@ -104,6 +130,8 @@ fn pair<F: Fabric>(
     settle: Box<dyn Fn()>,
     depth: u32,
     tells_news: bool,
+    validate: bool,
+    meant: u64,
 ) -> Pair<F::Port> {
     let options = LinkOptions { lanes: 1, depth, receives: 0, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
@@ -116,24 +144,35 @@ fn pair<F: Fabric>(
     let tasks = Members::new(["a", "b"].map(|job| TaskId { job: job.into(), task: 0 }).to_vec());
     let mut both = fabrics.iter().zip(pools).enumerate().map(|(side, (fabric, pool))| {
         let outstanding = Arc::new(AtomicUsize::new(0));
+        let validate = validate && side == RECEIVER;
         let settings = RemoteSettings {
-            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16, validate: false },
+            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16, validate },
             max_deferred: 16,
             cancel_grace: GRACE,
             peer_loss_is_fatal: false,
         };
         let me = tasks.task(PeerIndex(side as u32)).clone();
         let watch = Arc::new(Losses::new(&tasks, false));
-        let remote = Remote::new(me, side as u64 + 1, tasks.clone(), settings, outstanding.clone(), watch);
+        let remote = Remote::new(me, LIFE + side as u64, tasks.clone(), settings, outstanding.clone(), watch);
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
         Side { links, remote, pool, outstanding, now: Time::ZERO }
     });
     let sides = [both.next().expect("two"), both.next().expect("two")];
-    let mut pair =
-        Pair { sides, settle, tells_news, awake: [2; 2], calls: Calls::new(16), next_call: 0, next_edge: 0 };
+    let mut pair = Pair {
+        sides,
+        settle,
+        tells_news,
+        flip: Box::new(|_| ()),
+        validates: validate,
+        flips: false,
+        awake: [2; 2],
+        calls: Calls::new(16),
+        next_call: 0,
+        next_edge: 0,
+    };
     for (side, link) in [first, second].into_iter().enumerate() {
         let peer = PeerIndex(1 - side as u32);
-        let tag = LinkTag { incarnation: 2 - side as u64, generation: 0 };
+        let tag = LinkTag { incarnation: if side == RECEIVER { meant } else { LIFE + 1 }, generation: 0 };
         let Side { links, remote, now, .. } = &mut pair.sides[side];
         // Nothing travels before both are there.
         let done = Box::new(|tried: Result<(), String>| tried.expect("it works"));
@@ -141,7 +180,7 @@ fn pair<F: Fabric>(
     }
     pair.run();
     for side in [SENDER, RECEIVER] {
-        let tag = LinkTag { incarnation: 2 - side as u64, generation: 0 };
+        let tag = LinkTag { incarnation: if side == RECEIVER { meant } else { LIFE + 1 }, generation: 0 };
         pair.op(side, RemoteOp::Ready { peer: PeerIndex(1 - side as u32), tag });
     }
     pair
@@ -218,6 +257,18 @@ impl<P: Port> Pair<P> {
         }
         self.events(side);
         self.awake = [2; 2];
+    }
+
+    /// From now on bits are flipped, if they are to be.
+    pub fn is_warm(&self, warm: bool) {
+        (self.flip)(warm && self.flips);
+    }
+
+    /// The number of the value that an error says came corrupted, if it is one of this size and it may be.
+    pub fn corrupted(&self, error: &Error, bytes: u64) -> Option<u8> {
+        let Error::Corrupted { bytes: of, sent, came, .. } = error else { return None };
+        let is_its = |number: &u8| sum_of(&vec![*number; bytes as usize]) == *sent;
+        (self.flips && *of == bytes && sent != came).then(|| (0..=19).find(is_its)).flatten()
     }
 
     /// An edge that was never used.

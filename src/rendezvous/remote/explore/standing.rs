@@ -1,7 +1,7 @@
 //! Two steps of an edge that is asked for in advance, through the interleavings of what may happen to them.
 
 use super::Choices;
-use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, over_shm, over_sim};
+use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
 use crate::rendezvous::Error;
@@ -211,6 +211,13 @@ impl<P: Port> Run<'_, P> {
             let Some(Outcome(result)) = ticket.take() else { panic!("taken twice") };
             receive.call.ticket = None;
             let sent = self.case.sent[receive.step];
+            let corrupted =
+                |error: &Error| self.pair.corrupted(error, sent.unwrap_or(0)).filter(|_| sent.is_some());
+            if let Some(fill) = result.as_ref().err().and_then(corrupted) {
+                // As good as if it had come.
+                receive.end = Some(Ok(fill));
+                continue;
+            }
             receive.end = Some(result.map(|delivery| {
                 assert_eq!(delivery.is_dead, sent.is_none());
                 let Payload::Tensor(tensor) = &delivery.tensor else { panic!("nothing was given") };
@@ -218,6 +225,7 @@ impl<P: Port> Run<'_, P> {
                 let fill = bytes.first().copied().unwrap_or(10 * receive.step as u8);
                 assert_eq!(bytes.len() as u64, sent.unwrap_or(0));
                 assert!(bytes.iter().all(|byte| *byte == fill), "torn bytes");
+                assert!(!self.pair.flips || bytes.is_empty(), "wrong bytes came");
                 fill
             }));
         }
@@ -341,6 +349,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, r
 
 /// An edge on which one tensor of so many bytes has travelled, or a dead one.
 fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> Arc<EdgeName> {
+    pair.is_warm(false);
     let edge = pair.edge();
     let key = TensorKey { edge: edge.clone(), step: *first, frame: 0, iteration: 0 };
     for side in [SENDER, RECEIVER] {
@@ -356,6 +365,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> 
         pair.change(side, StepChange::CleanedUp { step: key.step });
     }
     *first += 1;
+    pair.is_warm(true);
     edge
 }
 
@@ -401,6 +411,13 @@ fn every_kind<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64) {
 #[test]
 fn on_sim_interleavings_of_standing_requests_keep_every_value_and_free_everything() {
     every_kind(&mut over_sim(true), "sim", 500, 700);
+}
+
+#[test]
+fn with_validation_interleavings_of_standing_requests_keep_every_value_right_or_not() {
+    for flips in [false, true] {
+        every_kind(&mut over_sim_validating(flips), "sim, validating", 100, 150);
+    }
 }
 
 #[test]

@@ -1,0 +1,83 @@
+//! The errors of SPEC 3.5 that no whole node brings about, through two real halves: each reaches the waiter whose request
+//! it answers, and no other.
+
+use super::pair::{Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_stale};
+use crate::fabric::Port;
+use crate::link::{TensorKey, Value, Want};
+use crate::rendezvous::Error;
+use crate::rendezvous::waiter::Outcome;
+use crate::wire::{Code, EdgeName, Status};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ENDLESS: Duration = Duration::from_secs(1_000_000);
+const HERE: &str = "/job:b/replica:0/task:0/device:CPU:0";
+const THERE: &str = "/job:a/replica:0/task:0/device:CPU:0";
+const ELSEWHERE: &str = "/job:c/replica:0/task:3/device:CPU:0";
+
+fn key(source: &str, destination: &str, name: &str) -> TensorKey {
+    let edge = Arc::new(EdgeName::new(source, destination, name).expect("an edge"));
+    TensorKey { edge, step: 1, frame: 0, iteration: 0 }
+}
+
+/// What the sender's side said to a receive that has ended with that.
+fn told(call: &mut Call) -> Status {
+    match call.ticket.as_mut().and_then(|ticket| ticket.take()) {
+        Some(Outcome(Err(Error::Remote { status, .. }))) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_waiting(call: &Call) -> bool {
+    call.ticket.as_ref().is_some_and(|ticket| !ticket.is_done())
+}
+
+/// A receive that is refused between two that go on, over a pair of which only the keys are wrong.
+fn refused<P: Port>(pair: &mut Pair<P>, bad: &TensorKey, code: Code, part: &str) {
+    for side in [SENDER, RECEIVER] {
+        pair.begin(side, 1);
+    }
+    let [first, last] = ["first", "last"].map(|name| key(THERE, HERE, name));
+    let mut before = pair.receive(&first, Want::Fresh, ENDLESS);
+    let mut wrong = pair.receive(bad, Want::Fresh, ENDLESS);
+    let mut after = pair.receive(&last, Want::Fresh, ENDLESS);
+    pair.run();
+    let status = told(&mut wrong);
+    assert_eq!((status.code, status.derived, status.details.len()), (code, false, 0));
+    assert!(status.message.contains(part), "{status}");
+    for (call, key, fill) in [(&mut before, &first, 1), (&mut after, &last, 2)] {
+        assert!(is_waiting(call), "it is none of theirs");
+        let value = pair.value(300, fill);
+        pair.send(key, Value::Tensor(value));
+        pair.run();
+        let outcome = call.ticket.as_mut().and_then(|ticket| ticket.take());
+        assert!(matches!(outcome, Some(Outcome(Ok(_)))), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_key_that_is_none_of_the_senders_or_none_of_the_receivers_is_refused_by_name() {
+    for (source, destination, code, part) in [
+        (ELSEWHERE, HERE, Code::InvalidArgument, "does not start at a/0, which b/0 asked for it"),
+        (THERE, ELSEWHERE, Code::PermissionDenied, "does not end at b/0, which asked for it"),
+    ] {
+        let bad = key(source, destination, "bad");
+        refused(&mut over_sim(true), &bad, code, part);
+        refused(&mut over_shm(), &bad, code, part);
+    }
+}
+
+#[test]
+fn a_request_that_means_an_earlier_life_of_the_sender_is_refused_with_both() {
+    let mut pair = over_sim_stale();
+    for side in [SENDER, RECEIVER] {
+        pair.begin(side, 1);
+    }
+    let mut call = pair.receive(&key(THERE, HERE, "x"), Want::Fresh, ENDLESS);
+    pair.run();
+    let status = told(&mut call);
+    assert_eq!(status.code, Code::FailedPrecondition);
+    for part in ["incarnation 0000000000000063 of a/0, which is gone", "it is 0000000000000001 now"] {
+        assert!(status.message.contains(part), "{status}");
+    }
+}
