@@ -57,7 +57,8 @@ fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
     assert_eq!(writable.expect_err("sealed").kind(), std::io::ErrorKind::PermissionDenied);
     let peer = PeerRegion::map(region.fd().try_clone_to_owned().expect("dup"), size).expect("readable");
 
-    let pool = Pool::new(region, PoolOptions::default()).expect("pool");
+    // Not poisoned: a process that is killed leaves its memory as it is.
+    let pool = Pool::new(region, PoolOptions { poison: false, ..PoolOptions::default() }).expect("pool");
     let meta = TensorMeta::new(DType::U8, Shape::new(&[100_000]).expect("shape")).expect("meta");
     let mut tensor = pool.tensor(meta).expect("room");
     tensor.bytes_mut().fill(17);
