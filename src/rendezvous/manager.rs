@@ -4,6 +4,7 @@
 use super::Error;
 use super::edge::{Edge, End};
 use super::ended::Ends;
+use super::foreign::Foreign;
 use super::local::{Local, Told};
 use super::path::{Cancel, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
@@ -11,8 +12,10 @@ use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
 use crate::engine::{Calls, Executor, Ticket};
+use crate::fabric::Registrar;
 use crate::link::TensorKey;
 use crate::memory::{Home, Pool};
+use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -49,6 +52,7 @@ pub struct Shared {
     pub(super) calls: Calls<Outcome>,
     pub(super) executor: Executor,
     pub(super) pool: Pool,
+    pub(super) foreign: Foreign,
     home: Home,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) next_call: AtomicU64,
@@ -191,6 +195,7 @@ impl Rendezvous {
             calls: Calls::new(4096),
             executor,
             pool,
+            foreign: Foreign::default(),
             home: Home::here(),
             outstanding,
             next_call: AtomicU64::new(0),
@@ -199,6 +204,16 @@ impl Rendezvous {
             losses,
         };
         Rendezvous { shared: Arc::new(shared) }
+    }
+
+    /// Has memory outside the pool registered by `registrar` when it is sent. The first one counts.
+    pub fn register_by(&self, registrar: Arc<dyn Registrar>) {
+        self.shared.foreign.register_by(registrar);
+    }
+
+    /// What the calls have counted, which is not a poller's: tensors outside the pool.
+    pub fn counted(&self) -> Snapshot {
+        self.shared.foreign.counted()
     }
 
     /// An edge between two devices of the cluster, in frame 0 and iteration 0.

@@ -14,6 +14,7 @@ mod edge;
 mod ended;
 mod error;
 mod fifo;
+mod foreign;
 mod local;
 mod manager;
 mod path;

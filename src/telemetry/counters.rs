@@ -62,6 +62,18 @@ counters! {
     RequestsClaimed = "requests_claimed",
     /// Tensors that rode in the response because they are small.
     SmallResponses = "small_responses",
+    /// Tensors that were copied through the pool, as they lay, or were to lie, outside it.
+    TensorsStaged = "tensors_staged",
+    /// Bytes of those.
+    BytesStaged = "bytes_staged",
+    /// Tensors outside the pool whose memory was registered already.
+    RegistrationsFound = "registrations_found",
+    /// Registrations of memory outside the pool that were made.
+    RegistrationsMade = "registrations_made",
+    /// Those that were ended: others needed the room, or their memory's owner was gone.
+    RegistrationsEnded = "registrations_ended",
+    /// Those that were wished and could not be had: their tensors were staged.
+    RegistrationsRefused = "registrations_refused",
     /// Cancels sent to a peer.
     CancelsSent = "cancels_sent",
     /// Cancels that came from a peer.
@@ -120,7 +132,7 @@ const GAUGES: usize = Gauge::ALL.len();
 /// All counters of a poller have the same writer, so they share cache lines; the whole is padded, so that
 /// no other poller's counters are on them.
 pub struct Counters {
-    values: CachePadded<[AtomicU64; COUNT]>,
+    pub(super) values: CachePadded<[AtomicU64; COUNT]>,
     gauges: CachePadded<[AtomicU64; GAUGES]>,
 }
 
@@ -150,9 +162,7 @@ pub struct CountersWriter {
 impl CountersWriter {
     /// New counters, all 0.
     pub fn new() -> Self {
-        let values = CachePadded::new([const { AtomicU64::new(0) }; COUNT]);
-        let gauges = CachePadded::new([const { AtomicU64::new(0) }; GAUGES]);
-        CountersWriter { counters: Arc::new(Counters { values, gauges }), not_shared: PhantomData }
+        CountersWriter { counters: Arc::new(Counters::new()), not_shared: PhantomData }
     }
 
     /// The same counters for readers, on any thread and as long as they like.
@@ -196,6 +206,12 @@ impl Default for CountersWriter {
 }
 
 impl Counters {
+    pub(super) fn new() -> Self {
+        let values = CachePadded::new([const { AtomicU64::new(0) }; COUNT]);
+        let gauges = CachePadded::new([const { AtomicU64::new(0) }; GAUGES]);
+        Counters { values, gauges }
+    }
+
     /// The value of one counter now.
     pub fn get(&self, counter: Counter) -> u64 {
         self.values[counter as usize].load(Ordering::Relaxed)
@@ -308,10 +324,10 @@ mod tests {
     fn names_are_unique_and_in_the_order_of_the_table() {
         let (_, snapshot) = distinct();
         let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 29);
-        assert_eq!((names[0], names[27], names[28]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
+        assert_eq!(names.len(), 35);
+        assert_eq!((names[0], names[33], names[34]), ("tensors_sent", "idle_polls", "quarantined_bytes"));
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=28).chain([0])));
+        assert!(snapshot.iter().map(|(_, value)| value).eq((1..=34).chain([0])));
     }
 
     #[test]
@@ -359,10 +375,10 @@ mod tests {
         writer.add(Counter::BytesReceived, 1234);
         let table = writer.counters().snapshot().to_string();
         let lines: Vec<_> = table.lines().collect();
-        assert_eq!(lines.len(), 29);
-        assert_eq!(lines[0], "tensors_sent            7");
-        assert_eq!(lines[3], "bytes_received       1234");
-        assert_eq!(lines[22], "requests_deferred       0");
+        assert_eq!(lines.len(), 35);
+        assert_eq!(lines[0], format!("{:21}  {:>4}", "tensors_sent", 7));
+        assert_eq!(lines[3], format!("{:21}  {:>4}", "bytes_received", 1234));
+        assert_eq!(lines[28], format!("{:21}  {:>4}", "requests_deferred", 0));
     }
 
     #[test]
