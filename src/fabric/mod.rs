@@ -313,6 +313,12 @@ pub trait Port: Send + 'static {
         immediate: Immediate,
     ) -> Result<(), PostError>;
 
+    /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
+    fn reaches(&self, target: &TensorMut) -> bool {
+        let _ = target;
+        true
+    }
+
     /// Lets the peer write to a tensor, which the port keeps until [`Port::revoke`]: nobody can read, write
     /// or free it while the peer may write to it.
     ///

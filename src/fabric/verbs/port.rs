@@ -474,10 +474,14 @@ impl Port for VerbsPort {
         Err(PostError::Refused("this fabric does not lend: see the link's limits"))
     }
 
+    fn reaches(&self, target: &TensorMut) -> bool {
+        let len = target.bytes().len() as u64;
+        len == 0 || self.shared.is_ours(target.as_ptr() as u64, len)
+    }
+
     fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
         let (region, key) = (self.shared.region_id, self.shared.region.rkey);
-        let len = target.bytes().len() as u64;
-        if len > 0 && !self.shared.is_ours(target.as_ptr() as u64, len) {
+        if !self.reaches(&target) {
             return Err((
                 PostError::Refused("the target is not in the pool that this fabric shares"),
                 target,
