@@ -65,6 +65,7 @@
 //! * [`TensorMut`] is written by one owner; frozen it becomes a [`Tensor`], which nobody can write: what was
 //!   sent can't be changed any more, and the compiler says so. [`BufferRing`] hands out the same buffers step after step.
 //! * [`StringTensor`] and [`VariantTensor`]: values without a fixed size, made a tensor that travels like any other.
+//! * [`ForeignMemory`]: tensors of another allocator, sent from where they lie or through the pool.
 //! * The rooms below ([`rendezvous`], [`engine`], [`link`], [`protocol`], [`fabric`], [`memory`], [`wire`]) are public for
 //!   those who build on a part of it, such as another fabric or a benchmark. Each one's first lines say what it is for.
 //!
@@ -134,7 +135,9 @@ pub use bootstrap::fuzzing as bootstrap_fuzzing;
 pub use bootstrap::{BootstrapError, MissingPeer};
 pub use engine::{PinError, pin_current_thread, process_cpus};
 pub use link::Value;
-pub use memory::{BufferRing, Pool, PoolError, RegionReport, StringTensor, Tensor, TensorMut, VariantTensor};
+pub use memory::{
+    BufferRing, ForeignMemory, Pool, PoolError, RegionReport, StringTensor, Tensor, TensorMut, VariantTensor,
+};
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, LossCause, Pending, PendingBatch, Sequence, Standing, Step,

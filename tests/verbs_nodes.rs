@@ -1,9 +1,13 @@
 //! Whole nodes on the verbs fabric, over the scripted libibverbs of `tests/fake_verbs`: the settings' way to the queue pairs, what
 //! a start is refused with, and links that fail and come back.
 
+#![allow(unsafe_code)] // an allocator that maps and unmaps by itself
+
 mod common;
 #[path = "fake_verbs/driver.rs"]
 mod driver;
+#[path = "foreign/cases.rs"]
+mod foreign;
 
 use common::{SOON, cluster, counting, run, values};
 use driver::Fake;
@@ -12,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tensorwire::config::Config;
-use tensorwire::{Error, Node};
+use tensorwire::telemetry::Counter;
+use tensorwire::{DType, Error, ForeignMemory, Node, Shape, TensorMeta};
 
 /// Two that can be used, with a table that has a hole.
 const DEVICES: &str = "
@@ -332,4 +337,56 @@ fn the_variables_reach_the_queue_pairs_under_both_names() {
             "of the pool of this side alone"
         );
     }
+}
+
+#[test]
+fn memory_outside_the_pool_is_registered_and_sent_from_where_it_lies() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    for case in [
+        foreign::travel,
+        foreign::mapped_anew,
+        foreign::arena,
+        foreign::received,
+        foreign::given_up,
+        foreign::standing,
+        foreign::to_itself,
+        foreign::no_room,
+    ] {
+        case(&ON_FAKE_1);
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn memory_that_the_device_refuses_goes_through_the_pool() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    run(
+        2,
+        &[("fabric", "verbs"), ("rdma_device", "fake_1"), ("rdma_registered_bytes", "10000")],
+        |node, task| {
+            let memory = ForeignMemory::from_owner(vec![7; 40_000]);
+            for (id, bytes) in [5000, 20_000].into_iter().enumerate() {
+                let step = node.step(id as u64).expect("new");
+                if task == 0 {
+                    let meta =
+                        TensorMeta::new(DType::U8, Shape::new(&[bytes]).expect("shape")).expect("meta");
+                    let tensor = memory.tensor(node.pool(), meta, 0).expect("inside");
+                    step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor).expect("sent");
+                } else {
+                    let edge = node.edge_from("w", 0, "x").expect("edge");
+                    let got = step.recv(&edge, SOON).expect("received").tensor;
+                    assert!(got.bytes().len() as u64 == bytes && got.bytes().iter().all(|byte| *byte == 7));
+                }
+            }
+            if task == 0 {
+                let counters = node.counters();
+                // What is registered goes to the next border, which is more than there may be.
+                let [refused, staged] = [Counter::RegistrationsRefused, Counter::TensorsStaged];
+                assert_eq!([refused, staged].map(|counter| counters.get(counter)), [2, 2]);
+            }
+        },
+    );
+    fake.assert_clean();
 }

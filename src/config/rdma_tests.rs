@@ -1,5 +1,6 @@
 //! The settings of RDMA devices: the names that operators know, and what each is by default.
 
+use super::tests::{NO_NUMBER, NO_STRING, Sample, sample};
 use super::*;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,6 +27,50 @@ const KNOWN: &[(&str, &str)] = &[
     ("RDMA_TRAFFIC_CLASS", "rdma_traffic_class"),
     ("RDMA_QPS_PER_PEER", "rdma_qps_per_peer"),
     ("RDMA_RELAXED_ORDERING", "rdma_relaxed_ordering"),
+];
+
+pub(super) const SAMPLES: &[Sample] = &[
+    sample(
+        "rdma_device",
+        &[("mlx5_0", "mlx5_0"), ("rocep59s0f0", "rocep59s0f0")],
+        &["", ".", "..", "a/b", "a b", "a\n", "m\u{f6}"],
+        NO_STRING,
+    ),
+    sample("rdma_device_port", &[("1", "1"), ("255", "255")], &["", "0", "256", "-1", "one"], NO_NUMBER),
+    sample("rdma_gid_index", &[("0", "0"), ("255", "255")], &["", "256", "-1", "first"], NO_NUMBER),
+    sample(
+        "rdma_qp_pkey_index",
+        &[("0", "0"), ("65535", "65535")],
+        &["", "65536", "-1", "0xffff"],
+        NO_NUMBER,
+    ),
+    sample(
+        "rdma_qp_queue_depth",
+        &[("1", "1"), ("2147483647", "2147483647")],
+        &["", "0", "2147483648", "-1", "1k"],
+        NO_NUMBER,
+    ),
+    sample("rdma_qp_timeout", &[("0", "0"), ("31", "31")], &["", "32", "-1", "14ms"], NO_NUMBER),
+    sample("rdma_qp_retry_count", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
+    sample("rdma_qp_min_rnr_timer", &[("0", "0"), ("31", "31")], &["", "32", "-1", "22us"], NO_NUMBER),
+    sample("rdma_qps_per_peer", &[("1", "1"), ("16", "16")], &["", "0", "17", "all"], NO_NUMBER),
+    sample("rdma_relaxed_ordering", &[("true", "true"), ("false", "false")], &["", "yes", "1"], &["1", "[]"]),
+    sample("rdma_qp_rnr_retry", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
+    sample("rdma_qp_sl", &[("0", "0"), ("7", "7")], &["", "8", "-1", "x"], NO_NUMBER),
+    sample(
+        "rdma_qp_mtu",
+        &[("256", "256"), ("512", "512"), ("1024", "1024"), ("2048", "2048"), ("4096", "4096")],
+        &["", "0", "1", "1000", "1500", "8192", "4KiB"],
+        NO_NUMBER,
+    ),
+    sample("rdma_traffic_class", &[("0", "0"), ("255", "255")], &["", "256", "-1", "0x20"], NO_NUMBER),
+    sample("rdma_registrations", &[("0", "0"), ("65536", "65536")], &["", "65537", "-1", "all"], NO_NUMBER),
+    sample(
+        "rdma_registered_bytes",
+        &[("0", "0"), ("1GiB", "1GiB"), ("16TiB", "16TiB")],
+        &["", "17TiB", "-1", "1GB", "much"],
+        &["true", "1.5", "[1]"],
+    ),
 ];
 
 /// A value that the key allows.

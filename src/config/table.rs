@@ -339,6 +339,12 @@ settings! {
     /// Whether the bus may reorder what peers write to the pool, which is faster for large tensors on some hosts. Devices
     /// and libraries that don't know it ignore it.
     rdma_relaxed_ordering: bool, Switch, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
+    /// Ranges of memory outside the pool that are kept registered, so that tensors there are sent from where they lie; with 0
+    /// they are copied through the pool.
+    rdma_registrations: u32, Number<u32>, default("1024"), "0 to 65536", |count| (count <= 1 << 16).then_some(count);
+    /// Bytes of all of these ranges together.
+    rdma_registered_bytes: u64, Bytes, default("1GiB"),
+        "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
     /// The service level of queue pairs.
     rdma_qp_sl: u8, Number<u8>, default("0"), "0 to 7", |level| (level <= 7).then_some(level),
         ["RDMA_QP_SL", "RDMA_SL"];

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 
 /// What to try on one key. The `base` settings hold while it is tried.
-struct Sample {
+pub(super) struct Sample {
     key: &'static str,
     /// Allowed: the text, and what `entries` says of it.
     good: &'static [(&'static str, &'static str)],
@@ -20,7 +20,7 @@ struct Sample {
     bad_toml: &'static [&'static str],
 }
 
-const fn sample(
+pub(super) const fn sample(
     key: &'static str,
     good: &'static [(&'static str, &'static str)],
     bad: &'static [&'static str],
@@ -29,9 +29,9 @@ const fn sample(
     Sample { key, good, bad, bad_toml }
 }
 
-const NO_STRING: &[&str] = &["true", "1.5", "[]", "{}", "\"\""];
+pub(super) const NO_STRING: &[&str] = &["true", "1.5", "[]", "{}", "\"\""];
 const NO_SWITCH: &[&str] = &["1", "\"true\"", "[]", "1979-05-27"];
-const NO_NUMBER: &[&str] = &["true", "1.5", "[1]", "-1", "0x10", "\"\"", "99999999999999999999"];
+pub(super) const NO_NUMBER: &[&str] = &["true", "1.5", "[1]", "-1", "0x10", "\"\"", "99999999999999999999"];
 const NO_SPAN: &[&str] = &["5", "5.0", "true", "[\"5s\"]"];
 const BAD_SPAN: &[&str] = &["", "5", "s", "5 s", "1.5s", "-1s", "5S", "5d", "25h", "18446744073709551615h"];
 const BAD_SPAN_0: &[&str] =
@@ -178,41 +178,11 @@ const SAMPLES: &[Sample] = &[
         &["", "ignore"],
         NO_STRING,
     ),
-    sample(
-        "rdma_device",
-        &[("mlx5_0", "mlx5_0"), ("rocep59s0f0", "rocep59s0f0")],
-        &["", ".", "..", "a/b", "a b", "a\n", "m\u{f6}"],
-        NO_STRING,
-    ),
-    sample("rdma_device_port", &[("1", "1"), ("255", "255")], &["", "0", "256", "-1", "one"], NO_NUMBER),
-    sample("rdma_gid_index", &[("0", "0"), ("255", "255")], &["", "256", "-1", "first"], NO_NUMBER),
-    sample(
-        "rdma_qp_pkey_index",
-        &[("0", "0"), ("65535", "65535")],
-        &["", "65536", "-1", "0xffff"],
-        NO_NUMBER,
-    ),
-    sample(
-        "rdma_qp_queue_depth",
-        &[("1", "1"), ("2147483647", "2147483647")],
-        &["", "0", "2147483648", "-1", "1k"],
-        NO_NUMBER,
-    ),
-    sample("rdma_qp_timeout", &[("0", "0"), ("31", "31")], &["", "32", "-1", "14ms"], NO_NUMBER),
-    sample("rdma_qp_retry_count", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
-    sample("rdma_qp_min_rnr_timer", &[("0", "0"), ("31", "31")], &["", "32", "-1", "22us"], NO_NUMBER),
-    sample("rdma_qps_per_peer", &[("1", "1"), ("16", "16")], &["", "0", "17", "all"], NO_NUMBER),
-    sample("rdma_relaxed_ordering", &[("true", "true"), ("false", "false")], &["", "yes", "1"], &["1", "[]"]),
-    sample("rdma_qp_rnr_retry", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
-    sample("rdma_qp_sl", &[("0", "0"), ("7", "7")], &["", "8", "-1", "x"], NO_NUMBER),
-    sample(
-        "rdma_qp_mtu",
-        &[("256", "256"), ("512", "512"), ("1024", "1024"), ("2048", "2048"), ("4096", "4096")],
-        &["", "0", "1", "1000", "1500", "8192", "4KiB"],
-        NO_NUMBER,
-    ),
-    sample("rdma_traffic_class", &[("0", "0"), ("255", "255")], &["", "256", "-1", "0x20"], NO_NUMBER),
 ];
+
+fn samples() -> impl Iterator<Item = &'static Sample> {
+    SAMPLES.iter().chain(rdma_tests::SAMPLES)
+}
 
 /// Settings with which every sample can be tried.
 fn base() -> Builder {
@@ -266,10 +236,10 @@ fn assert_names(error: &ConfigError, parts: &[&str]) {
 #[test]
 fn every_key_has_samples_and_every_sample_a_key() {
     let keys: BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
-    let samples: BTreeSet<_> = SAMPLES.iter().map(|sample| sample.key).collect();
-    assert_eq!(keys, samples);
-    assert_eq!((KEYS.len(), SAMPLES.len()), (keys.len(), samples.len()), "no name twice");
-    for sample in SAMPLES {
+    let sampled: BTreeSet<_> = samples().map(|sample| sample.key).collect();
+    assert_eq!(keys, sampled);
+    assert_eq!((KEYS.len(), samples().count()), (keys.len(), sampled.len()), "no name twice");
+    for sample in samples() {
         assert!(
             !sample.good.is_empty() && !sample.bad.is_empty() && !sample.bad_toml.is_empty(),
             "{}",
@@ -298,7 +268,7 @@ fn every_good_value_is_taken_from_each_source() {
     // The base of the builder would win over file and environment, so it comes from the file here.
     let base_file = "job = 'worker'\ntask = 0\n[cluster]\nworker = ['127.0.0.1:1', '127.0.0.1:2']\nps = ['127.0.0.1:3']\n";
     let base_file = file(base_file);
-    for sample in SAMPLES {
+    for sample in samples() {
         for (text, expected) in sample.good {
             let what = format!("{} = {text}", sample.key);
             let get = |result: Result<Config, _>| {
@@ -331,7 +301,7 @@ fn every_good_value_is_taken_from_each_source() {
 
 #[test]
 fn every_bad_value_is_refused_with_its_origin_and_what_is_allowed() {
-    for sample in SAMPLES {
+    for sample in samples() {
         let key = Key::named(sample.key).expect("key");
         for text in sample.bad {
             let error = base().set(key.name, *text).build().expect_err(&format!("{} = {text:?}", key.name));
@@ -358,7 +328,7 @@ fn every_bad_value_is_refused_with_its_origin_and_what_is_allowed() {
 fn what_is_allowed_for_a_choice_names_every_choice() {
     for key in KEYS.iter().filter(|key| key.kind == "choice") {
         let words: BTreeSet<_> = key.allowed.split([',', ' ']).filter(|w| !["", "or"].contains(w)).collect();
-        let sample = SAMPLES.iter().find(|sample| sample.key == key.name).expect("sample");
+        let sample = samples().find(|sample| sample.key == key.name).expect("sample");
         assert_eq!(words, sample.good.iter().map(|(text, _)| *text).collect(), "{}", key.name);
         for word in words {
             assert_eq!((key.check)(word), Ok(()), "{}: {word}", key.name);

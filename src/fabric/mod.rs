@@ -30,7 +30,7 @@ pub mod verbs;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use lending::{Allowance, LoanBooks, LoanFigures, TICKS_PER_GRACE};
 
-use crate::memory::{Tensor, TensorMut};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::fmt;
 use std::sync::Arc;
@@ -133,6 +133,12 @@ pub trait Fabric: Send + Sync + 'static {
     /// Which kind this is.
     const KIND: FabricKind;
 
+    /// What registers memory outside the pool, so that ports can write from where it lies; `None` if nothing does, and all
+    /// that is written must be in the pool.
+    fn registrar(&self) -> Option<Arc<dyn Registrar>> {
+        None
+    }
+
     /// A port for a new poller.
     ///
     /// # Errors
@@ -159,6 +165,25 @@ pub trait Fabric: Send + Sync + 'static {
     fn loan_books(&self) -> Option<Arc<LoanBooks>> {
         None
     }
+}
+
+/// Registers memory outside the pool with a device, on the caller's thread, and keeps what is registered for the next time.
+///
+/// A registration is the memory's owner's: what lies at the same address and has another owner is other memory.
+pub trait Registrar: Send + Sync {
+    /// The same tensor, registered. May enter the kernel and take long, where its memory was not registered.
+    fn register(&self, pool: &Pool, tensor: &Tensor) -> Registration;
+}
+
+/// How it went to register a tensor.
+#[derive(Debug)]
+pub struct Registration {
+    /// The tensor, to be written in the place of the one that was given; `None` if it can't be registered.
+    pub tensor: Option<Tensor>,
+    /// Whether its memory was registered before.
+    pub is_known: bool,
+    /// Registrations that were ended for it, or because their owners are gone.
+    pub ended: u64,
 }
 
 /// One side of a link that is not connected yet. Dropping it gives up everything that it holds.
@@ -312,6 +337,12 @@ pub trait Port: Send + 'static {
         allowance: Allowance,
         immediate: Immediate,
     ) -> Result<(), (PostError, Allowance)>;
+
+    /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
+    fn reaches(&self, target: &TensorMut) -> bool {
+        let _ = target;
+        true
+    }
 
     /// Lets the peer write to a tensor, which the port keeps until [`Port::revoke`]: nobody can read, write
     /// or free it while the peer may write to it.

@@ -3,6 +3,7 @@
 //! Each is a request in the slot table like any other, but for its waiter, whom it gets when it is claimed. What comes before
 //! that stays in its slot.
 
+use super::destination::place_value;
 use super::held::Held;
 use super::links::{Context, Link};
 use super::requests::Request;
@@ -254,7 +255,7 @@ impl<C> Link<C> {
         let Some(request) = self.requests.get(id) else { return };
         let given = request.copy_to.take();
         let into = given.is_some();
-        match value.place(cx.pool, given, into) {
+        match place_value(cx, value, given, into) {
             Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
             Err(unfit) => self.unwanted(cx, id, action, *unfit),
         }

@@ -1,7 +1,7 @@
 //! Requests of this side, from their sending to their end.
 
 use super::armed::Parked;
-use super::destination::{place_response, take_back};
+use super::destination::{place_response, place_value, take_back};
 use super::held::{Held, Unfit};
 use super::links::{Context, Link, RequestRefused};
 use super::requests::Request;
@@ -396,7 +396,7 @@ impl<C> Link<C> {
             Some(given) => (Some(given), true),
             None => (given, request.into),
         };
-        match (value.place(cx.pool, given, into), name) {
+        match (place_value(cx, value, given, into), name) {
             (Ok((received, sender)), _) => self.deliver(cx, id, action, received, sender),
             (Err(unfit), Some(name)) => {
                 let (left, error) = unfit.left();
@@ -489,7 +489,7 @@ impl<C> Link<C> {
             return self.late(cx, id, action, HeldValue::of(received, sender));
         }
         if let Some(given) = request.copy_to.take() {
-            match HeldValue::of(received, sender).place(cx.pool, Some(given), true) {
+            match place_value(cx, HeldValue::of(received, sender), Some(given), true) {
                 Ok(placed) => (received, sender) = placed,
                 Err(unfit) => return self.unwanted(cx, id, action, *unfit),
             }

@@ -6,13 +6,29 @@ use super::requests::Request;
 use super::{HeldValue, Received, RequestError, Want};
 use crate::fabric::{LinkId, Port};
 use crate::memory::TensorMut;
-use crate::telemetry::{CountersWriter, Gauge};
+use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::Grant;
 use crate::wire::message::{Side, VersionedMeta};
 
 impl<C> Link<C> {
     /// Makes the destination of a request, as far as it can be known before the answer.
     pub(super) fn destination<P: Port>(
+        &self,
+        cx: &mut Context<'_, P, C>,
+        want: Want,
+        cached: Option<&VersionedMeta>,
+    ) -> Result<Destination, RequestRefused> {
+        let (want, copy_to) = match want {
+            // It lands in the pool first.
+            Want::Into(given) if !cx.port.reaches(&given) => (Want::Fresh, Some(given)),
+            want => (want, None),
+        };
+        let destination = self.reachable(cx, want, cached)?;
+        Ok(Destination { copy_to, ..destination })
+    }
+
+    /// As [`Link::destination`], of a tensor that the port reaches, if it is one.
+    fn reachable<P: Port>(
         &self,
         cx: &mut Context<'_, P, C>,
         want: Want,
@@ -95,27 +111,53 @@ pub(super) fn place_response<P: Port, C>(
     }
 }
 
+/// Gives a value to a receiver, as [`HeldValue::place`], and counts what is copied to memory outside the pool.
+pub(super) fn place_value<P: Port, C>(
+    cx: &Context<'_, P, C>,
+    value: HeldValue,
+    given: Option<TensorMut>,
+    into: bool,
+) -> Result<(Received, Side), Box<Unfit>> {
+    let placed = value.place(cx.pool, given, into)?;
+    if let (Received::Into(given), _) = &placed
+        && given.is_foreign()
+    {
+        cx.counters.increment(Counter::TensorsStaged);
+        cx.counters.add(Counter::BytesStaged, given.meta().bytes());
+    }
+    Ok(placed)
+}
+
 /// Where a request's tensor will go, as far as that is known before the answer.
 pub(super) struct Destination {
     grant: Option<Grant>,
     given: Option<TensorMut>,
     into: bool,
     borrow: bool,
+    /// What was given, if the tensor lands elsewhere and is copied there.
+    copy_to: Option<TensorMut>,
     /// Whether the answer may refer to the cached meta-data.
     use_cached: bool,
 }
 
 impl Destination {
-    const NONE: Destination =
-        Destination { grant: None, given: None, into: false, borrow: false, use_cached: false };
+    const NONE: Destination = Destination {
+        grant: None,
+        given: None,
+        into: false,
+        borrow: false,
+        copy_to: None,
+        use_cached: false,
+    };
 }
 
 impl<C> Request<C> {
     /// Says where its tensor will go: it is sent now.
     pub(super) fn ask(&mut self, destination: Destination, cached: Option<VersionedMeta>) {
-        let Destination { grant, given, into, borrow, use_cached } = destination;
+        let Destination { grant, given, into, borrow, copy_to, use_cached } = destination;
         self.machine.asked(grant.map(|grant| grant.len));
         (self.grant, self.given, self.into, self.borrow) = (grant, given, into, borrow);
+        self.copy_to = copy_to;
         self.meta = cached.filter(|_| use_cached);
     }
 }

@@ -129,6 +129,7 @@ impl Node {
         let host = host::identity()?;
         let ground =
             Ground { config, pool: &pool, polling: &polling, names: &names, host: &host, remote: &remote };
+        let registrar = opened.registrar();
         let (pollers, peering) = match opened {
             Opened::Shm(fabric) => ground.build(fabric)?,
             Opened::Verbs(fabric) => ground.build(fabric)?,
@@ -144,6 +145,13 @@ impl Node {
             losses,
             rendezvous_settings(config),
         );
+        if let Some(registrar) = registrar {
+            rendezvous.register_by(registrar);
+        }
+        pool.end_owners_by({
+            let executor = executor.clone();
+            move |owner| executor.run(move || drop(owner))
+        });
         let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         watch.report_to(&bootstrap, &pollers, &executor);
@@ -366,9 +374,11 @@ impl Node {
         self.pollers.mode()
     }
 
-    /// Counters of this process, over all its pollers.
+    /// Counters of this process, over all its pollers and calls.
     pub fn counters(&self) -> Snapshot {
-        self.pollers.counted()
+        let mut counted = self.pollers.counted();
+        counted += &self.rendezvous.counted();
+        counted
     }
 
     /// What is known of the other members, in the order of their names.

@@ -30,6 +30,8 @@ pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
         min_rnr_timer: config.rdma_qp_min_rnr_timer,
         relaxed_ordering: config.rdma_relaxed_ordering,
         qps_per_peer: config.rdma_qps_per_peer,
+        registrations: config.rdma_registrations,
+        registered_bytes: config.rdma_registered_bytes,
         ..VerbsOptions::default()
     }
 }

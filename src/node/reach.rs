@@ -5,9 +5,10 @@ use super::rdma::verbs_options;
 use crate::config::{Config, Fabric as FabricChoice};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::verbs::VerbsFabric;
-use crate::fabric::{Fabric, FabricKind, LinkOptions};
+use crate::fabric::{Fabric, FabricKind, LinkOptions, Registrar};
 use crate::memory::Pool;
 use crate::wire::{Code, Status};
+use std::sync::Arc;
 
 /// How a peer is reached, and why so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,5 +97,13 @@ impl Opened {
             }
             FabricChoice::Verbs => Opened::Verbs(VerbsFabric::new(pool, verbs_options(config))?),
         })
+    }
+
+    /// What registers memory outside the pool, if anything does.
+    pub fn registrar(&self) -> Option<Arc<dyn Registrar>> {
+        match self {
+            Opened::Shm(fabric) => fabric.registrar(),
+            Opened::Verbs(fabric) => fabric.registrar(),
+        }
     }
 }

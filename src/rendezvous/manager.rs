@@ -4,6 +4,7 @@
 use super::Error;
 use super::edge::{Edge, End};
 use super::ended::Ends;
+use super::foreign::Foreign;
 use super::local::{Local, LocalWaiter, Told};
 use super::path::{Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
@@ -13,8 +14,10 @@ use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
 use crate::engine::{Calls, Executor};
+use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{Home, Pool};
+use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -52,6 +55,7 @@ pub struct Shared {
     pub(super) lists: BatchLists,
     pub(super) executor: Executor,
     pub(super) pool: Pool,
+    pub(super) foreign: Foreign,
     home: Home,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) next_call: AtomicU64,
@@ -205,6 +209,7 @@ impl Rendezvous {
             lists: BatchLists::default(),
             executor,
             pool,
+            foreign: Foreign::default(),
             home: Home::here(),
             outstanding,
             next_call: AtomicU64::new(0),
@@ -213,6 +218,16 @@ impl Rendezvous {
             losses,
         };
         Rendezvous { shared: Arc::new(shared) }
+    }
+
+    /// Has memory outside the pool registered by `registrar` when it is sent. The first one counts.
+    pub fn register_by(&self, registrar: Arc<dyn Registrar>) {
+        self.shared.foreign.register_by(registrar);
+    }
+
+    /// What the calls have counted, which is not a poller's: tensors outside the pool.
+    pub fn counted(&self) -> Snapshot {
+        self.shared.foreign.counted()
     }
 
     /// An edge between two devices of the cluster, in frame 0 and iteration 0.

@@ -15,6 +15,7 @@ mod edge;
 mod ended;
 mod error;
 mod fifo;
+mod foreign;
 mod local;
 mod manager;
 mod path;

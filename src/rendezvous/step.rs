@@ -32,7 +32,8 @@ impl Step {
     /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else it is kept
     /// until it is asked for or the step is cleaned up. Several values of one edge are handed out in order.
     ///
-    /// A tensor that lies outside this process's pool (borrowed from a peer) is copied into it first. Strings and variants
+    /// A tensor that lies outside this process's pool is copied into it first: one that was borrowed from a peer, and
+    /// [`ForeignMemory`](crate::ForeignMemory) where it is not registered with a device instead, which may take long the first time. Strings and variants
     /// are sent like any other tensor, made with [`StringTensor`](crate::StringTensor) and [`VariantTensor`](crate::VariantTensor).
     ///
     /// A value is for a task and a step, not for one life of the task's process. What a receiver that dies had not
@@ -82,29 +83,9 @@ impl Step {
     /// The value as it can go to a peer.
     pub(super) fn movable_value(&self, key: &TensorKey, value: Value) -> Result<Value, Error> {
         match value {
-            Value::Tensor(tensor) => Ok(Value::Tensor(self.movable(key, tensor)?)),
+            Value::Tensor(tensor) => Ok(Value::Tensor(self.shared.movable(key, tensor)?)),
             Value::Dead => Ok(Value::Dead),
         }
-    }
-
-    /// The tensor, in this process's pool.
-    fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
-        if tensor.meta().bytes() == 0 || self.is_ours(&tensor) {
-            return Ok(tensor);
-        }
-        let copy = self.shared.pool.tensor(tensor.meta().clone());
-        let mut copy =
-            copy.map_err(|error| Error::NoRoom { key: key.to_string(), source: Arc::new(error) })?;
-        copy.bytes_mut().copy_from_slice(tensor.bytes());
-        Ok(copy.freeze())
-    }
-
-    /// Whether the bytes lie in this node's pool, which alone its peers have mapped.
-    fn is_ours(&self, tensor: &Tensor) -> bool {
-        let region = self.shared.pool.region();
-        let start = region.base().as_ptr().addr();
-        let bytes = tensor.as_ptr().addr();
-        tensor.span().is_some() && (start..start + region.len() as usize).contains(&bytes)
     }
 
     /// Waits for a tensor, for `timeout` at most.

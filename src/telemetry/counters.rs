@@ -82,6 +82,18 @@ counters! {
     RequestsClaimed = "requests_claimed",
     /// Tensors that rode in the response because they are small.
     SmallResponses = "small_responses",
+    /// Tensors that were copied through the pool, as they lay, or were to lie, outside it.
+    TensorsStaged = "tensors_staged",
+    /// Bytes of those.
+    BytesStaged = "bytes_staged",
+    /// Tensors outside the pool whose memory was registered already.
+    RegistrationsFound = "registrations_found",
+    /// Registrations of memory outside the pool that were made.
+    RegistrationsMade = "registrations_made",
+    /// Those that were ended: others needed the room, or their memory's owner was gone.
+    RegistrationsEnded = "registrations_ended",
+    /// Those that were wished and could not be had: their tensors were staged.
+    RegistrationsRefused = "registrations_refused",
     /// Cancels sent to a peer.
     CancelsSent = "cancels_sent",
     /// Cancels that came from a peer.
@@ -150,7 +162,7 @@ const GAUGES: usize = Gauge::ALL.len();
 /// All counters of a poller have the same writer, so they share cache lines; the whole is padded, so that
 /// no other poller's counters are on them.
 pub struct Counters {
-    values: CachePadded<[AtomicU64; COUNT]>,
+    pub(super) values: CachePadded<[AtomicU64; COUNT]>,
     gauges: CachePadded<[AtomicU64; GAUGES]>,
 }
 
@@ -180,9 +192,7 @@ pub struct CountersWriter {
 impl CountersWriter {
     /// New counters, all 0.
     pub fn new() -> Self {
-        let values = CachePadded::new([const { AtomicU64::new(0) }; COUNT]);
-        let gauges = CachePadded::new([const { AtomicU64::new(0) }; GAUGES]);
-        CountersWriter { counters: Arc::new(Counters { values, gauges }), not_shared: PhantomData }
+        CountersWriter { counters: Arc::new(Counters::new()), not_shared: PhantomData }
     }
 
     /// The same counters for readers, on any thread and as long as they like.
@@ -226,6 +236,12 @@ impl Default for CountersWriter {
 }
 
 impl Counters {
+    pub(super) fn new() -> Self {
+        let values = CachePadded::new([const { AtomicU64::new(0) }; COUNT]);
+        let gauges = CachePadded::new([const { AtomicU64::new(0) }; GAUGES]);
+        Counters { values, gauges }
+    }
+
     /// The value of one counter now.
     pub fn get(&self, counter: Counter) -> u64 {
         self.values[counter as usize].load(Ordering::Relaxed)
@@ -415,9 +431,9 @@ mod tests {
         let table = writer.counters().snapshot().to_string();
         let lines: Vec<_> = table.lines().collect();
         assert_eq!(lines.len(), COUNT + GAUGES);
-        assert_eq!(lines[0], "tensors_sent            7");
-        assert_eq!(lines[3], "bytes_received       1234");
-        assert!(lines.contains(&"requests_deferred       0"), "{table}");
+        for (name, value) in [("tensors_sent", 7), ("bytes_received", 1234), ("requests_deferred", 0)] {
+            assert!(lines.contains(&format!("{name:21}  {value:>4}").as_str()), "{table}");
+        }
     }
 
     #[test]

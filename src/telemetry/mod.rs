@@ -1,10 +1,12 @@
 //! Counters and latency histograms: what the engine did, and how fast.
 //!
 //! Recording is on the data path, so it takes no lock, allocates nothing and uses no read-modify-write
-//! instruction; reading is for anybody, at any time. Nothing here asks for the time or writes a log.
+//! instruction ([`SharedCounters`], which does, is not on it); reading is for anybody, at any time. Nothing here asks for the time or writes a log.
 
 mod counters;
 mod histogram;
+mod shared;
 
 pub use counters::{Counter, Counters, CountersWriter, Gauge, Snapshot};
 pub use histogram::LatencyHistogram;
+pub use shared::SharedCounters;

@@ -169,6 +169,13 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     register(pd, addr, len, iova, access as c_int, "reg_mr_iova2")
 }
 
+/// What a fork does to registered memory: nothing, unless the script has another answer for an errno.
+#[cfg(not(without_optional))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_is_fork_initialized() -> c_int {
+    state().fault_of_any("is_fork_initialized").unwrap_or(2)
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mut state = state();
@@ -181,6 +188,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     };
     state.lkeys.remove(&of.lkey);
     state.rkeys.remove(&of.rkey);
+    state.log.push(format!("dereg_mr len={} rkey={}", of.len, of.rkey));
     let names = |pieces: &[ibv_sge]| pieces.iter().any(|piece| piece.lkey == of.lkey);
     let outstanding = state.qps.values().any(|qp| {
         qp.receives.iter().any(|receive| names(&receive.pieces))

@@ -25,6 +25,10 @@ pub const LOCKS: &[(&str, &str)] = &[
     ),
     ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
     ("src/fabric/verbs/half", "making a link waits for the peer's ping"),
+    (
+        "src/fabric/verbs/registrations",
+        "memory outside the pool, looked up and registered by the threads that send it; a port takes the key that comes along",
+    ),
     ("src/fabric/verbs/slot", "completion queues are shared out when a port or a link is made"),
     ("src/fabric/sim", "a network in one process, in virtual time"),
     ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),

@@ -16,6 +16,7 @@ mod moves;
 mod queues;
 mod refusals;
 mod regions;
+mod registrations;
 mod removal;
 mod settings;
 mod setup;

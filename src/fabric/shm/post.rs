@@ -9,7 +9,7 @@ use super::reads::Read;
 use super::ring::PAYLOAD_BYTES;
 use super::slot::{Order, Target};
 use crate::fabric::{Allowance, Lane as LaneId, OpId, PostError};
-use crate::memory::{Tensor, TensorMut};
+use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
 /// What an access of `len` bytes to a grant means on the wire.
@@ -153,8 +153,10 @@ impl Link {
         if !self.is_up() {
             return Err((PostError::Down, target));
         }
-        let span = target.span();
-        match self.incoming.grants.add(Held::Write(target), span) {
+        // Memory outside the pool has a region to itself: this side alone writes to it, and looks at nothing but the key.
+        let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
+        let span = target.span().unwrap_or_else(own);
+        match self.incoming.grants.add(Held::Write(target), Some(span)) {
             Ok(grant) => Ok(grant),
             Err((error, Held::Write(target))) => Err((error, target)),
             Err((_, Held::Read(_))) => unreachable!("what was given comes back"),

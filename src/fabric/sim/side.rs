@@ -2,7 +2,7 @@
 
 use super::SimProcess;
 use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId};
-use crate::memory::{LentBytes, Tensor, TensorMut};
+use crate::memory::{LentBytes, Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -190,15 +190,17 @@ impl Side {
         if self.grants.len() >= MAX_GRANTS {
             return Err(target);
         }
-        let span = target.span();
-        Ok(self.add(span, Granted::Write(target)))
+        // Memory outside the pool has a region to itself.
+        let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
+        let span = target.span().unwrap_or_else(own);
+        Ok(self.add(Some(span), Granted::Write(target)))
     }
 
     pub fn expose(&mut self, source: &Tensor) -> Option<Grant> {
         (self.grants.len() < MAX_GRANTS).then(|| self.add(source.span(), Granted::Read(source.clone())))
     }
 
-    fn add(&mut self, span: Option<crate::memory::Span>, granted: Granted) -> Grant {
+    fn add(&mut self, span: Option<Span>, granted: Granted) -> Grant {
         let (region, offset, len) = span.map_or((0, 0, 0), |span| (span.region, span.offset, span.len));
         let key = self.next_key;
         // A key is not used again before 2^32 others were.

@@ -222,8 +222,8 @@ impl MemoryRegion {
     /// Registers memory with these rights (`IBV_ACCESS_*`).
     ///
     /// # Safety
-    /// The memory stays mapped as long as the registration is there, and what the rights permit others to do to it is
-    /// no data race: nobody has a reference to what a peer or the device may write.
+    /// The memory is mapped, and stays so as long as the rights or a posted request permit anybody to use it by this
+    /// registration; and what they permit is no data race: nobody has a reference to what a peer or the device may write.
     pub unsafe fn new(
         domain: &Arc<Domain>,
         base: NonNull<u8>,

@@ -271,8 +271,9 @@ impl Lane {
             request.num_sge = 1;
         }
         let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
-        // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the queue pair is there, and
-        // the entry that the caller adds holds the tensor until it is done; inline bytes are copied in the call.
+        // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the queue pair is there, or of a
+        // tensor that holds a registration of its own and its memory's owner; the entry that the caller adds holds the tensor
+        // until it is done; inline bytes are copied in the call.
         if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.broke() }
     }
 

@@ -1,6 +1,7 @@
 //! RDMA NICs through libibverbs: InfiniBand and RoCE, reliable connections.
 //!
-//! The pool is registered once, and each tensor's bytes go straight from one process's pool to the other's. A link has a queue
+//! The pool is registered once, and each tensor's bytes go straight from one process's pool to the other's. Memory outside the pool
+//! is registered when it is first sent, for reading alone; nothing is received there. A link has a queue
 //! pair for each lane, and one for control messages between the two fabrics: returned receives, and the farewell of a side that
 //! takes no part any more. Completions of all links of a port come by one completion queue, or a few, which can't overrun.
 //!
@@ -15,6 +16,7 @@
 //! | `sys`, `library` | the library's interface |
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
+//! | `registrations` | memory outside the pool |
 //! | `lane`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
 
@@ -44,6 +46,7 @@ mod options;
 mod port;
 mod probe;
 mod qp;
+mod registrations;
 mod slot;
 mod stripes;
 pub mod sys;
@@ -54,7 +57,7 @@ pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;
 
-use super::{Fabric, FabricError, FabricKind, LinkOptions};
+use super::{Fabric, FabricError, FabricKind, LinkOptions, Registrar};
 use crate::memory::Pool;
 use chosen::Chosen;
 use context::{Domain, MemoryRegion};
@@ -63,6 +66,7 @@ use events::Watcher;
 use failure::unavailable;
 use lane::SPARE;
 use library::Library;
+use registrations::{Limits, Registrations};
 use slot::Slots;
 use std::sync::Arc;
 use sys::*;
@@ -80,6 +84,8 @@ struct Shared {
     watcher: Arc<Watcher>,
     slots: Arc<Slots>,
     region: MemoryRegion,
+    /// Memory outside the pool.
+    registrations: Arc<Registrations>,
     region_id: u16,
     /// The pool's first byte.
     base: u64,
@@ -143,6 +149,11 @@ impl VerbsFabric {
         // SAFETY: the pool, which is held longer, keeps the region mapped. Who owns a tensor of the pool makes references to
         // its bytes alone, and what peers were granted is owned by a link until it is taken back.
         let registered = unsafe { MemoryRegion::new(&domain, region.base(), len, access) }?;
+        let limits = Limits {
+            count: options.registrations as usize,
+            bytes: usize::try_from(options.registered_bytes).unwrap_or(usize::MAX),
+        };
+        let registrations = Arc::new(Registrations::new(&domain, limits));
         let slots = Arc::new(Slots::new(options.cq_entries));
         let ring = {
             let slots = Arc::downgrade(&slots);
@@ -163,6 +174,7 @@ impl VerbsFabric {
             watcher,
             slots,
             region: registered,
+            registrations,
             region_id: region.id(),
             base: region.base().as_ptr() as u64,
             domain,
@@ -198,6 +210,11 @@ impl Fabric for VerbsFabric {
     type Link = VerbsLink;
     type Port = VerbsPort;
     const KIND: FabricKind = FabricKind::Verbs;
+
+    fn registrar(&self) -> Option<Arc<dyn Registrar>> {
+        let registrations = &self.shared.registrations;
+        registrations.is_wanted().then(|| Arc::clone(registrations) as _)
+    }
 
     fn port(&self) -> Result<VerbsPort, FabricError> {
         VerbsPort::new(Arc::clone(&self.shared))

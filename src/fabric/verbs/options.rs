@@ -33,6 +33,10 @@ pub struct VerbsOptions {
     pub cq_entries: u32,
     /// A request at least of so many makes a completion; a quarter of the lane's depth, where that is less.
     pub signal_every: u32,
+    /// Ranges of memory outside the pool that are kept registered; 0 for none: such memory is then copied through the pool.
+    pub registrations: u32,
+    /// Bytes of all of them together.
+    pub registered_bytes: u64,
 }
 
 impl Default for VerbsOptions {
@@ -49,6 +53,8 @@ impl Default for VerbsOptions {
             qps_per_peer: 1,
             cq_entries: 16_384,
             signal_every: 64,
+            registrations: 1024,
+            registered_bytes: 1 << 30,
         }
     }
 }

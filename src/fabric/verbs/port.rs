@@ -210,7 +210,7 @@ impl VerbsPort {
         }
     }
 
-    /// Where the bytes of a source lie and by which key, if peers can reach it: only the pool is registered.
+    /// Where the bytes of a source lie and by which key, if they are registered: in the pool, or by themselves.
     #[inline]
     fn source(shared: &Shared, source: &Tensor, skip: u64, len: u64) -> Result<(u64, u64, u32), PostError> {
         let bytes = source.bytes();
@@ -221,10 +221,15 @@ impl VerbsPort {
             return Ok((0, 0, 0));
         }
         let addr = bytes.as_ptr() as u64;
-        if !shared.is_ours(addr, bytes.len() as u64) {
-            return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
+        if shared.is_ours(addr, bytes.len() as u64) {
+            return Ok((addr + skip, len, shared.region.lkey));
         }
-        Ok((addr + skip, len, shared.region.lkey))
+        match shared.registrations.key_of(source) {
+            Some(key) => Ok((addr + skip, len, key)),
+            None => Err(PostError::Refused(
+                "the source is not in the pool that this fabric shares, nor registered",
+            )),
+        }
     }
 
     /// What an access of `len` bytes to a grant means to the device. One that the peer can't have granted is named so that
@@ -508,10 +513,14 @@ impl Port for VerbsPort {
         Err((PostError::Refused("this fabric does not lend: see the link's limits"), allowance))
     }
 
+    fn reaches(&self, target: &TensorMut) -> bool {
+        let len = target.bytes().len() as u64;
+        len == 0 || self.shared.is_ours(target.as_ptr() as u64, len)
+    }
+
     fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
         let (region, key) = (self.shared.region_id, self.shared.region.rkey);
-        let len = target.bytes().len() as u64;
-        if len > 0 && !self.shared.is_ours(target.as_ptr() as u64, len) {
+        if !self.reaches(&target) {
             return Err((
                 PostError::Refused("the target is not in the pool that this fabric shares"),
                 target,
@@ -529,9 +538,12 @@ impl Port for VerbsPort {
 
     fn expose(&mut self, id: LinkId, source: &Tensor) -> Result<Grant, PostError> {
         let (region, key) = (self.shared.region_id, self.shared.region.rkey);
-        let ours = Self::source(&self.shared, source, 0, source.bytes().len() as u64).map(|_| ());
+        let len = source.bytes().len() as u64;
+        let is_ours = len == 0 || self.shared.is_ours(source.as_ptr() as u64, len);
         let link = self.link(id).filter(|link| link.is_up()).ok_or(PostError::Down)?;
-        ours?;
+        if !is_ours {
+            return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
+        }
         link.grants.expose(source, region, key)
     }
 

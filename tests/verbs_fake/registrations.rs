@@ -1,0 +1,297 @@
+//! Memory outside the pool: registered once for its owner, kept as far as there is room, and never ended while it is in use.
+
+use crate::driver::{Fake, ONE_NIC};
+use crate::harness::{Got, pattern, tensor_mut};
+use crate::setup::*;
+use crate::{expect, needs_fake};
+use memmap2::MmapMut;
+use std::sync::Arc;
+use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::fabric::{Fabric, OpId, Port, PostError, Registration};
+use tensorwire::memory::{ForeignMemory, Pool, Tensor};
+use tensorwire::wire::{DType, Shape, TensorMeta};
+
+/// Ranges go to multiples of this.
+const GRAIN: usize = 2 << 20;
+const TENSOR: u64 = 10_000;
+
+/// Memory that begins and ends at a grain, so that it is known what is registered of it. Each clone is another owner of it.
+#[derive(Clone)]
+struct Grains {
+    map: Arc<MmapMut>,
+    count: usize,
+}
+
+impl AsRef<[u8]> for Grains {
+    fn as_ref(&self) -> &[u8] {
+        let start = self.map.as_ptr().addr().next_multiple_of(GRAIN) - self.map.as_ptr().addr();
+        &self.map[start..start + self.count * GRAIN]
+    }
+}
+
+fn grains(count: usize) -> Grains {
+    Grains { map: Arc::new(MmapMut::map_anon((count + 1) * GRAIN).expect("memory")), count }
+}
+
+/// All of it, with an owner of its own.
+fn own(grains: &Grains) -> ForeignMemory {
+    ForeignMemory::from_owner(grains.clone())
+}
+
+fn part(memory: &ForeignMemory, pool: &Pool, offset: usize) -> Tensor {
+    let meta = TensorMeta::new(DType::U8, Shape::new(&[TENSOR]).expect("shape")).expect("meta");
+    memory.tensor(pool, meta, offset as u64).expect("inside")
+}
+
+fn register(fabric: &VerbsFabric, tensor: &Tensor, pool: &Pool) -> Registration {
+    fabric.registrar().expect("it registers").register(pool, tensor)
+}
+
+/// A fabric that keeps so many registrations of so many bytes.
+fn keeping(fake: &Fake, registrations: u32, registered_bytes: u64) -> VerbsFabric {
+    let options = VerbsOptions { registrations, registered_bytes, ..VerbsOptions::default() };
+    fabric(fake, options).expect("the script has the device")
+}
+
+/// The ranges that were registered, besides the pool: their lengths.
+fn made(fake: &Fake) -> Vec<u64> {
+    let mut calls = fake.calls("reg_mr");
+    calls.retain(|call| call.number("access") == 0);
+    calls.iter().map(|call| call.number("len")).collect()
+}
+
+fn ended(fake: &Fake) -> usize {
+    fake.calls("dereg_mr").len()
+}
+
+#[test]
+fn a_tensor_is_written_from_where_it_lies_and_its_memory_registered_once_for_reading() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 16);
+    let source = pattern(3 << 20, 5);
+    let memory = ForeignMemory::from_owner(source.clone());
+    for (turn, offset) in [0, 100, 1_000_000, 2_900_000].into_iter().enumerate() {
+        let tensor = part(&memory, &a.pool, offset);
+        let done = register(&a.fabric, &tensor, &a.pool);
+        let registered = done.tensor.expect("registered");
+        assert_eq!(registered.as_ptr(), tensor.as_ptr());
+        let grant = b.port.grant(b.link, tensor_mut(&b.pool, TENSOR as usize)).expect("room");
+        let id = OpId(turn as u64);
+        a.port.write(a.link, ZERO, id, &registered, 0, TENSOR, &grant, None).expect("room");
+        drop((registered, tensor));
+        expect!(a.next(&mut b), Got::Done(_) => ());
+        let target = b.port.revoke(b.link, &grant).expect("granted");
+        assert_eq!(target.bytes(), &source[offset..offset + TENSOR as usize]);
+    }
+    // The vector has parts of two grains, or of three; a tensor across a border has a range of its own.
+    assert!((2..=4).contains(&made(&fake).len()), "{:?}", made(&fake));
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn tensors_side_by_side_share_a_registration_and_others_have_their_own() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(4);
+    let memory = own(&grains);
+    let known =
+        [0, TENSOR as usize, GRAIN - 100, GRAIN - TENSOR as usize, GRAIN + 5, 3 * GRAIN].map(|offset| {
+            let done = register(&fabric, &part(&memory, &pool, offset), &pool);
+            assert!(done.tensor.is_some());
+            done.is_known
+        });
+    // What lies across a border has both grains, in which the one behind it is found.
+    assert_eq!(known, [false, true, false, true, true, false]);
+    assert_eq!(made(&fake), [GRAIN, 2 * GRAIN, GRAIN].map(|len| len as u64));
+    drop((fabric, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn the_one_that_was_used_longest_ago_goes_first_and_none_that_is_in_use() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 2, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(4);
+    let memory = own(&grains);
+    let of = |grain: usize| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool);
+    let counts = [0, 1, 0, 2, 0, 1].map(|grain| {
+        let done = of(grain);
+        (done.is_known, done.ended)
+    });
+    assert_eq!(counts, [(false, 0), (false, 0), (true, 0), (false, 1), (true, 0), (false, 1)]);
+    assert_eq!(ended(&fake), 2);
+
+    // Grains 0 and 1 are there. Who is in use stays, though it is the older one.
+    let in_use = of(0).tensor.expect("found");
+    assert!(of(1).is_known);
+    assert_eq!(of(2).ended, 1);
+    assert!(of(0).is_known && !of(1).is_known);
+    let other = of(1).tensor.expect("found");
+    // Both are in use: there is no room for a third.
+    let refused = of(3);
+    assert!(refused.tensor.is_none() && refused.ended == 0);
+    assert!(of(0).is_known && of(1).is_known);
+    drop((in_use, other));
+    assert!(of(3).tensor.is_some());
+    drop((fabric, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_is_registered_together_has_at_most_so_many_bytes() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 100, 2 * GRAIN as u64), crate::harness::pool(1 << 20));
+    let grains = grains(4);
+    let memory = own(&grains);
+    let ends = [0, 1, 2, 3].map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).ended);
+    assert_eq!(ends, [0, 0, 1, 1]);
+    // Two grains at once leave no other.
+    let border = part(&memory, &pool, GRAIN - 10);
+    assert_eq!(register(&fabric, &border, &pool).ended, 2);
+    let large =
+        TensorMeta::new(DType::U8, Shape::new(&[2 * GRAIN as u64 + 1]).expect("shape")).expect("meta");
+    let large = memory.tensor(&pool, large, 0).expect("inside");
+    assert!(register(&fabric, &large, &pool).tensor.is_none(), "it has more by itself");
+    drop((fabric, border, large, memory));
+    fake.assert_clean();
+}
+
+/// What an allocator does that unmaps, and is given the same address again.
+#[test]
+fn another_owner_at_the_same_address_is_other_memory() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(1);
+    let first = own(&grains);
+    let register = |memory: &ForeignMemory| {
+        let done = register(&fabric, &part(memory, &pool, 0), &pool);
+        (done.tensor.and_then(|tensor| tensor.registered().map(|of| of.key)), done.is_known, done.ended)
+    };
+    let (old, is_known, _) = register(&first);
+    assert!(!is_known && register(&first) == (old, true, 0));
+    // The owner is gone, and with it the mapping; another one has mapped something else there.
+    drop(first);
+    let second = own(&grains);
+    let (new, is_known, ended) = register(&second);
+    assert!(!is_known && new.is_some() && new != old);
+    assert_eq!(ended, 1, "the first one's registration has ended");
+    // Two owners that live at the same time, as of two mappings of one file, have one each.
+    let third = own(&grains);
+    assert!(!register(&third).1 && register(&second).1 && register(&third).1);
+    drop((fabric, second, third));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_device_that_refuses_is_asked_again_with_nothing_idle_left_and_then_it_is_so() {
+    needs_fake!();
+    // The first registration is the pool's, the second a grain's.
+    let fake = Fake::new(&format!("{ONE_NIC}\nfault call=reg_mr errno=12 skip=2 times=3"));
+    let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(3);
+    let memory = own(&grains);
+    let of = |grain: usize| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool);
+    assert!(of(0).tensor.is_some());
+    let refused = of(1);
+    assert_eq!((refused.tensor.is_none(), refused.ended), (true, 1), "what was idle did not help");
+    let refused = of(1);
+    assert_eq!((refused.tensor.is_none(), refused.ended), (true, 0), "there was nothing to end");
+    assert!(of(2).tensor.is_some() && of(2).is_known);
+    drop((fabric, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn nothing_is_registered_where_a_fork_takes_pages_from_under_the_device() {
+    needs_fake!();
+    for fake in [
+        Fake::new(&format!("{ONE_NIC}\nfault call=is_fork_initialized errno=0")),
+        Fake::new(&format!("{ONE_NIC}\nfault call=is_fork_initialized errno=1")),
+    ] {
+        let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
+        let memory = ForeignMemory::from_owner(vec![0; 20_000]);
+        let done = register(&fabric, &part(&memory, &pool, 0), &pool);
+        assert!(done.tensor.is_none() && made(&fake).is_empty());
+    }
+}
+
+#[test]
+fn with_no_room_for_any_nothing_registers() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    assert!(keeping(&fake, 0, 1 << 30).registrar().is_none());
+}
+
+#[test]
+fn a_port_refuses_memory_that_its_fabric_has_not_registered() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, b) = two(&fake, 16);
+    let memory = ForeignMemory::from_owner(vec![1; 20_000]);
+    let tensor = part(&memory, &a.pool, 0);
+    let others = register(&b.fabric, &tensor, &b.pool).tensor.expect("registered");
+    let grant = tensorwire::wire::Grant { region: 0, key: 0, offset: 0, len: TENSOR };
+    for tensor in [&tensor, &others] {
+        let refused = a.port.write(a.link, ZERO, OpId(1), tensor, 0, TENSOR, &grant, None);
+        assert!(matches!(refused, Err(PostError::Refused(_))), "{refused:?}");
+        assert!(matches!(a.port.expose(a.link, tensor), Err(PostError::Refused(_))));
+    }
+    drop((a, b, others));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_is_outstanding_keeps_its_registration() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let options = |device| VerbsOptions { registrations: 1, min_rnr_timer: 28, ..on(device) };
+    let (mut a, mut b) = ends(&fake, [options("fake_0"), options("fake_1")], &link(1, 16));
+    let grains = grains(2);
+    let memory = own(&grains);
+    let grant = b.port.grant(b.link, tensor_mut(&b.pool, TENSOR as usize)).expect("room");
+    let registered = register(&a.fabric, &part(&memory, &a.pool, 0), &a.pool).tensor.expect("registered");
+    a.port.write(a.link, ZERO, OpId(1), &registered, 0, TENSOR, &grant, None).expect("room");
+    drop(registered);
+    // The write is on its way until its completion was seen, whatever has become of the sender's handle.
+    let refused = register(&a.fabric, &part(&memory, &a.pool, GRAIN), &a.pool);
+    assert!(refused.tensor.is_none() && refused.ended == 0);
+    expect!(a.next(&mut b), Got::Done(1) => ());
+    let now = register(&a.fabric, &part(&memory, &a.pool, GRAIN), &a.pool);
+    assert!(now.tensor.is_some() && now.ended == 1);
+    drop((now, a, b, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn many_threads_register_and_let_go_at_once() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 3, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(6);
+    let memory = own(&grains);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (fabric, memory, pool) = (&fabric, &memory, &pool);
+            scope.spawn(move || {
+                for turn in 0..500 {
+                    let grain = (turn * 7 + thread * turn / 3) % 6;
+                    let tensor = part(memory, pool, grain * GRAIN);
+                    if let Some(registered) = register(fabric, &tensor, pool).tensor {
+                        assert_eq!(registered.as_ptr(), tensor.as_ptr());
+                    }
+                }
+            });
+        }
+    });
+    fake.assert_no_misuse();
+    let kept = made(&fake).len() - ended(&fake);
+    assert!((1..=3).contains(&kept), "{kept} are kept");
+    drop((fabric, memory));
+    fake.assert_clean();
+}
