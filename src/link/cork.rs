@@ -55,6 +55,17 @@ impl<P: Port, C> Links<P, C> {
             self.links.for_each_backlogged(|link| link.out.flush(&mut self.port, &self.counters, false));
             self.port.end_batch();
         }
+        self.count_doorbells();
+    }
+
+    /// Arms the port, which may ring for what its peers were not told of yet.
+    pub(super) fn arm_port(&mut self) -> bool {
+        let armed = self.port.arm();
+        self.count_doorbells();
+        armed
+    }
+
+    fn count_doorbells(&mut self) {
         let doorbells = self.port.doorbells();
         if doorbells != self.cork.doorbells {
             self.counters.add(Counter::Doorbells, doorbells.wrapping_sub(self.cork.doorbells));

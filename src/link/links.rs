@@ -139,7 +139,7 @@ impl<P: Port, C> Links<P, C> {
 
     /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
     pub fn arm(&mut self) -> bool {
-        if !self.port.arm() {
+        if !self.arm_port() {
             return false;
         }
         // Nobody tells of the credits and the room that came just before.

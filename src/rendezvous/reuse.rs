@@ -34,12 +34,6 @@ impl<T> Lists<T> {
 }
 
 impl<T> Reused<T> {
-    /// A list of its own, that comes back to nobody.
-    #[cfg(test)]
-    pub(super) fn alone(list: Vec<T>) -> Self {
-        Reused { list, home: Arc::new(ArrayQueue::new(1)) }
-    }
-
     /// Another empty one, from where this came.
     pub(super) fn another(&self) -> Reused<T> {
         Reused { list: self.home.pop().unwrap_or_default(), home: self.home.clone() }

@@ -1,0 +1,162 @@
+//! What goes wrong in a batch, and what becomes of the rest.
+
+use super::*;
+use std::time::Instant;
+use tensorwire::{Code, Error, Status};
+
+#[test]
+fn one_bad_edge_and_nothing_is_sent() {
+    run(2, &[], |node, task| {
+        let step = begin(node, 1);
+        if task == 0 {
+            let mut edges = edges_to(node, 1, 4);
+            let own = node.edge_to("w", 0, "own").expect("an edge");
+            // Of the peer: it does not start here.
+            edges.insert(2, node.edge_from("w", 1, "theirs").expect("an edge"));
+            edges.insert(0, own.clone());
+            let error = step.send_all(edges.iter().zip(tensors(node, 9, 6))).expect_err("refused");
+            assert!(matches!(&error, Error::WrongEnd { edge, .. } if edge.contains("theirs")), "{error}");
+            let none = step.recv(&own, Duration::from_millis(50)).expect_err("nothing");
+            assert_eq!(none.code(), Code::DeadlineExceeded, "{none}");
+            step.send_all(edges_to(node, 1, 4).iter().zip(tensors(node, 1, 4))).expect("sent");
+        } else {
+            let edges = edges_from(node, 0, 4);
+            check(&step.recv_all(&borrowed(&edges), SOON).expect("received"), 1);
+            let wrong = node.edge_to("w", 0, "out").expect("an edge");
+            let error = step.recv_all(&[&edges[0], &wrong], SOON).expect_err("refused");
+            assert!(matches!(&error, Error::WrongEnd { edge, .. } if edge.contains("out")), "{error}");
+        }
+    });
+}
+
+#[test]
+fn as_many_values_as_edges_or_nothing() {
+    run(1, &[], |node, _| {
+        let step = begin(node, 1);
+        let batch = node.batch(edges_to(node, 0, 3)).expect("usable");
+        for count in [0, 2, 4] {
+            let error = batch.send(&step, tensors(node, 1, count)).expect_err("refused").to_string();
+            assert!(error.contains(&format!("of 3 edges was given {count} values")), "{error}");
+        }
+        assert!(batch.recv(&step, Duration::ZERO).is_err(), "nothing was sent");
+    });
+}
+
+#[test]
+fn the_deadline_is_told_of_the_first_edge_and_what_comes_later_is_for_the_next() {
+    run(2, &[], |node, task| {
+        let step = begin(node, 1);
+        let go = node.edge_to("w", 0, "go").expect("an edge");
+        if task == 1 {
+            let edges = edges_from(node, 0, 6);
+            let patience = Duration::from_millis(80);
+            let start = Instant::now();
+            let error = step.recv_all(&borrowed(&edges), patience).expect_err("nothing was sent");
+            assert!(start.elapsed() >= patience, "{error}");
+            assert!(matches!(&error, Error::DeadlineExceeded { key, .. } if key.contains("g/0")), "{error}");
+            step.send(&go, Tensor::empty()).expect("sent");
+            check(&step.recv_all(&borrowed(&edges), SOON).expect("received"), 1);
+        } else {
+            let go = node.edge_from("w", 1, "go").expect("an edge");
+            step.recv(&go, SOON).expect("received");
+            step.send_all(edges_to(node, 1, 6).iter().zip(tensors(node, 1, 6))).expect("sent");
+        }
+    });
+}
+
+/// One peer aborts the step, another does not, and sends later.
+#[test]
+fn a_failure_ends_the_wait_at_once_and_the_others_values_are_for_the_next() {
+    run(3, &[], |node, task| {
+        let (step, later) = (begin(node, 1), begin(node, 2));
+        let meet = |from: u32, to: u32| match task {
+            _ if task == from => {
+                let edge = node.edge_to("w", to, "meet").expect("an edge");
+                later.send(&edge, Tensor::empty()).expect("sent");
+            }
+            _ if task == to => {
+                let edge = node.edge_from("w", from, "meet").expect("an edge");
+                later.recv(&edge, SOON).expect("received");
+            }
+            _ => {}
+        };
+        let good = || node.edge_from("w", 1, "good").expect("an edge");
+        if task == 0 {
+            let bad =
+                [node.edge_from("w", 2, "bad/0"), node.edge_from("w", 2, "bad/1")].map(|e| e.expect("ok"));
+            let pending = step.recv_all_pending(&[&good(), &bad[0], &bad[1]], SOON).expect("begun");
+            meet(0, 2);
+            let start = Instant::now();
+            let error = pending.wait().expect_err("aborted there");
+            assert!(start.elapsed() < SOON / 2, "it waited for the others");
+            assert!(matches!(&error, Error::Remote { key, .. } if key.contains("bad/0")), "{error}");
+            meet(0, 1);
+            step.recv(&good(), SOON).expect("for whoever asks next");
+        }
+        if task == 1 {
+            meet(0, 1);
+            step.send(&node.edge_to("w", 0, "good").expect("an edge"), Tensor::empty()).expect("sent");
+        }
+        if task == 2 {
+            meet(0, 2);
+            step.abort(Status::new(Code::Internal, "of no use")).expect("an error");
+        }
+    });
+}
+
+#[test]
+fn who_waits_for_each_hears_of_each() {
+    run(2, &[], |node, task| {
+        let step = begin(node, 1);
+        if task == 0 {
+            let edges = edges_to(node, 1, 4);
+            let come = [0, 2].map(|at| (&edges[at], counting(node, first_of(1, at), 2)));
+            step.send_all(come).expect("sent");
+        } else {
+            let edges = edges_from(node, 0, 4);
+            let patience = Duration::from_millis(200);
+            let pending = step.recv_all_pending(&borrowed(&edges), patience).expect("begun");
+            let ends = pending.wait_each();
+            let came: Vec<bool> = ends.iter().map(Result::is_ok).collect();
+            assert_eq!(came, [true, false, true, false]);
+            for (at, end) in ends.iter().enumerate().filter(|(_, end)| end.is_err()) {
+                let error = end.as_ref().expect_err("those that failed").to_string();
+                assert!(error.contains(&format!("g/{at}")), "{error}");
+            }
+            let cancelled = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+            cancelled.cancel();
+            let codes: Vec<_> =
+                cancelled.wait_each().iter().map(|end| end.as_ref().err().map(Error::code)).collect();
+            assert_eq!(codes, [Some(Code::Cancelled); 4]);
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_step_ends_its_batches() {
+    run(2, &[], |node, task| {
+        if task == 0 {
+            return;
+        }
+        let own = node.edge_to("w", 1, "own").expect("an edge");
+        let mut edges = edges_from(node, 0, 3);
+        edges.push(own.clone());
+        let batch = node.batch(edges).expect("usable");
+        let aborted = begin(node, 1);
+        let pending = batch.recv_pending(&aborted, SOON).expect("begun");
+        aborted.abort(Status::new(Code::Internal, "enough")).expect("an error");
+        assert!(pending.have_all_ended());
+        let error = pending.wait().expect_err("aborted");
+        assert!(matches!(error, Error::Aborted { .. }), "{error}");
+        let gone = begin(node, 2);
+        let pending = batch.recv_pending(&gone, SOON).expect("begun");
+        node.cleanup(2);
+        let error = pending.wait().expect_err("gone");
+        assert!(matches!(error, Error::StepGone { step: 2 }), "{error}");
+        let error = batch.recv_pending(&gone, SOON).err().expect("refused");
+        assert!(matches!(error, Error::StepGone { step: 2 }), "{error}");
+        let out = node.batch(edges_to(node, 0, 2)).expect("usable");
+        let error = out.send(&gone, tensors(node, 2, 2)).expect_err("refused");
+        assert!(matches!(error, Error::StepGone { step: 2 }), "{error}");
+    });
+}
