@@ -11,8 +11,8 @@ use crate::fabric::Port;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Receiver, ReceiverAction};
 use crate::telemetry::Counter;
-use crate::wire::Grant;
 use crate::wire::message::{Arm, ArmedStep, ArmedSteps, MAX_ARMED, Message, RequestId, VersionedMeta};
+use crate::wire::{Grant, TensorMeta};
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 
@@ -82,12 +82,12 @@ impl<C> Link<C> {
             return 0;
         }
         let Some((route, announce)) = self.routes_out.take(&first.edge) else { return 0 };
-        let (number, cached) = (route.number, route.meta.clone());
+        let (number, cached) = (route.number, route.cached().cloned());
+        let largest = route.largest().cloned();
         self.announce(cx, announce, number, first);
         let borrow = borrow && cx.port.limits(self.id).lends;
-        let in_response =
-            |meta: &VersionedMeta| meta.meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
-        let landing = cached.as_ref().filter(|meta| !borrow && !in_response(meta)).cloned();
+        let in_response = |meta: &TensorMeta| meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
+        let landing = largest.filter(|meta| !borrow && !in_response(meta));
         let mut steps = std::mem::take(&mut self.armed.scratch);
         steps.clear();
         let (mut armed, mut room) = (0, None);
@@ -149,7 +149,7 @@ impl<C> Link<C> {
         key: TensorKey,
         route: u32,
         cached: Option<&VersionedMeta>,
-        landing: Option<&VersionedMeta>,
+        landing: Option<&TensorMeta>,
     ) -> Option<Request<C>> {
         if !self.requests.has_room() {
             return None;
@@ -158,8 +158,9 @@ impl<C> Link<C> {
             None => None,
             Some(meta) => Some(self.armed_grant(cx, meta)?),
         };
+        let machine = Receiver::armed(grant.map(|grant| grant.len));
         Some(Request {
-            machine: Receiver::armed(grant.map(|grant| grant.len)),
+            machine: cached.map_or(machine.clone(), |cached| machine.expecting(cached.meta.bytes())),
             meta: cached.cloned(),
             grant,
             ..Request::without_waiter(key, route, self.asked + 1, u32::MAX)
@@ -167,12 +168,12 @@ impl<C> Link<C> {
     }
 
     /// Room for one tensor, as long as armed requests don't have more than their share.
-    fn armed_grant<P: Port>(&self, cx: &mut Context<'_, P, C>, meta: &VersionedMeta) -> Option<Grant> {
-        let bytes = cx.armed_bytes.checked_add(meta.meta.bytes())?;
+    fn armed_grant<P: Port>(&self, cx: &mut Context<'_, P, C>, meta: &TensorMeta) -> Option<Grant> {
+        let bytes = cx.armed_bytes.checked_add(meta.bytes())?;
         if bytes > cx.pool.region().len() / POOL_SHARE {
             return None;
         }
-        let target = cx.pool.tensor(meta.meta.clone()).ok()?;
+        let target = cx.pool.tensor(meta.clone()).ok()?;
         self.grant(cx, target).ok()
     }
 

@@ -13,7 +13,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::{Before, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
-use crate::wire::{Code, DType, Immediate, ImmediateKind, Status};
+use crate::wire::{Code, DType, Immediate, ImmediateKind, MetaPlace, Status};
 
 impl<C> Link<C> {
     /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
@@ -36,7 +36,7 @@ impl<C> Link<C> {
         let Some((route, announce)) = self.routes_out.take(&key.edge) else {
             return Err((RequestRefused::TooManyRoutes { max: self.settings.max_routes }, waiter));
         };
-        let (number, cached) = (route.number, route.meta.clone());
+        let (number, cached) = (route.number, route.cached().cloned());
         self.announce(cx, announce, number, &key);
         self.routes_out.ask(&key.edge, key.step);
         self.asked += 1;
@@ -186,24 +186,10 @@ impl<C> Link<C> {
         let link = self.id;
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         match immediate.kind {
-            ImmediateKind::Plain => {
-                let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
-                let Some(mut target) = take_back(request, cx.port, cx.counters, link) else {
-                    return Err(format!(
-                        "a write landed for slot {}, which granted nothing",
-                        id.slot.index()
-                    ));
-                };
-                if request.is_retyped
-                    && let Some(meta) = &request.meta
-                {
-                    target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
-                }
-                let received =
-                    if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
-                let side = request.meta.as_ref().map_or(Side::POOL, |meta| meta.side);
-                self.deliver(cx, id, action, received, side);
-                Ok(())
+            ImmediateKind::Plain => self.landed(cx, id, bytes),
+            ImmediateKind::PlainAs(place) => {
+                self.named(id, place, |bytes| Arrival::MetaBeforeWrite { bytes })?;
+                self.landed(cx, id, bytes)
             }
             ImmediateKind::Dead => {
                 let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
@@ -212,9 +198,54 @@ impl<C> Link<C> {
                 self.deliver(cx, id, action, Received::Dead(given), Side::HEAP);
                 Ok(())
             }
-            ImmediateKind::Lend => Err("a loan's immediate came without a loan".into()),
+            ImmediateKind::Lend | ImmediateKind::LendAs(_) => {
+                Err("a loan's immediate came without a loan".into())
+            }
             ImmediateKind::Stripe => Err("a stripe came for a request that was not striped".into()),
         }
+    }
+
+    /// What comes has meta-data that the sender has told before, and that are at this place.
+    fn named(
+        &mut self,
+        id: RequestId,
+        place: MetaPlace,
+        arrival: impl FnOnce(u64) -> Arrival,
+    ) -> Result<(), String> {
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let Some(meta) = self.routes_out.known(&request.key.edge, place) else {
+            return Err(format!("a tensor came whose meta-data, at place {}, was never told", place.index()));
+        };
+        request.machine.arrive(arrival(meta.meta.bytes())).map_err(|v| v.to_string())?;
+        request.meta = Some(meta);
+        Ok(())
+    }
+
+    /// The tensor is in its destination, whole.
+    fn landed<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let link = self.id;
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
+        let Some(mut target) = take_back(request, cx.port, cx.counters, link) else {
+            return Err(format!("a write landed for slot {}, which granted nothing", id.slot.index()));
+        };
+        let mut side = Side::POOL;
+        if let Some(meta) = &request.meta {
+            side = meta.side;
+            // The destination of a standing request was made before its tensor was known.
+            if *target.meta() != meta.meta && !is_on(Mutant::NotRetyped) {
+                target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
+            }
+            self.routes_out.learn(&request.key.edge, meta);
+        }
+        let received = if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
+        self.deliver(cx, id, action, received, side);
+        Ok(())
     }
 
     /// A loan has come.
@@ -229,10 +260,15 @@ impl<C> Link<C> {
         if request.into {
             return Err("a loan came for a request that did not ask to borrow".into());
         }
+        if let ImmediateKind::LendAs(place) = immediate.kind {
+            self.named(id, place, |_| Arrival::MetaBeforeLoan)?;
+        }
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Loan).map_err(|v| v.to_string())?;
         let Some(meta) = request.meta.clone() else {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
+        self.routes_out.learn(&request.key.edge, &meta);
         let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
         Ok(())
@@ -256,7 +292,6 @@ impl<C> Link<C> {
             Before::Write => Arrival::MetaBeforeWrite { bytes: meta.meta.bytes() },
         };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
-        request.is_retyped = before == Before::Write && !is_on(Mutant::NotRetyped);
         request.meta = Some(meta.clone());
         let key = request.key.clone();
         self.routes_out.learn(&key.edge, &meta);

@@ -2,6 +2,7 @@
 
 use super::answered::WireKey;
 use super::links::{Context, Link};
+use super::routes::Version;
 use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::fabric::{LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
@@ -10,7 +11,7 @@ use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
 use crate::telemetry::Counter;
 use crate::wire::message::{Arm, Before, MetaRef, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
-use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
+use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Status};
 use foldhash::HashMap;
 
 /// A request of the peer that has not been answered whole.
@@ -133,7 +134,7 @@ impl<C> Link<C> {
         if let Some((tensor, number)) = served.kept {
             let bytes = tensor.meta().bytes();
             self.answered.note(request, number, of);
-            self.write(cx, request, tensor, grant);
+            self.write(cx, request, tensor, grant, ImmediateKind::Plain);
             cx.events.push_back(LinkEvent::Answered { bytes });
         }
         Ok(())
@@ -211,6 +212,7 @@ impl<C> Link<C> {
         number: u64,
     ) -> Served {
         let Some(served) = self.served_mut(request) else { return Served::Gone(value) };
+        let (route, asked_version) = (served.route, served.meta_version);
         let tensor = match value {
             Value::Tensor(tensor) => tensor,
             Value::Dead => {
@@ -222,14 +224,6 @@ impl<C> Link<C> {
                 return Served::Copied;
             }
         };
-        let side = side_of(&tensor);
-        let (route, asked_version) = (served.route, served.meta_version);
-        // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
-        // meta-data of its own for each request.
-        let version = self.routes_in.get(route).map_or(1, |route| route.version_of(tensor.meta(), side));
-        let full = VersionedMeta { version, side, meta: tensor.meta().clone() };
-        let meta =
-            if version == asked_version { MetaRef::Cached(version) } else { MetaRef::New(full.clone()) };
         let bytes = tensor.meta().bytes();
         let limits = cx.port.limits(self.id);
         let (lends, most) = (limits.lends, limits.max_write);
@@ -242,10 +236,22 @@ impl<C> Link<C> {
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
             return Served::Refused;
         }
+        let side = side_of(&tensor);
+        // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
+        // meta-data of its own for each request.
+        let version = self
+            .routes_in
+            .get(route)
+            .map_or(Version { number: 1, is_known: false }, |route| route.version_of(tensor.meta(), side));
+        let full = VersionedMeta { version: version.number, side, meta: tensor.meta().clone() };
+        let meta = match version.number == asked_version {
+            true => MetaRef::Cached(asked_version),
+            false => MetaRef::New(full.clone()),
+        };
         let value = SenderValue {
             dead: false,
             bytes,
-            meta_version: version,
+            meta_version: version.number,
             fits_response: bytes <= u64::from(self.settings.small_tensor_bytes)
                 && meta.response_len(bytes as usize) <= MAX_MESSAGE,
             // Loans may be held for long, and must never fill the queue that everything else leaves by.
@@ -270,17 +276,28 @@ impl<C> Link<C> {
                 self.send(cx, &response);
                 return Served::Copied;
             }
-            (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
+            (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant, ImmediateKind::Plain),
             (Answer::MetaThenWrite, Some(grant)) => {
-                self.meta(cx, request, full, Before::Write);
-                self.write(cx, request, tensor, Grant { len: bytes, ..grant });
+                let kind = match version.is_known {
+                    true => ImmediateKind::PlainAs(MetaPlace::of(version.number)),
+                    false => {
+                        self.meta(cx, request, full, Before::Write);
+                        ImmediateKind::Plain
+                    }
+                };
+                self.write(cx, request, tensor, grant, kind);
             }
             (Answer::Lend { meta_first }, _) => {
-                if meta_first {
-                    self.meta(cx, request, full, Before::Loan);
-                }
+                let kind = match (meta_first, version.is_known) {
+                    (false, _) => ImmediateKind::Lend,
+                    (true, true) => ImmediateKind::LendAs(MetaPlace::of(version.number)),
+                    (true, false) => {
+                        self.meta(cx, request, full, Before::Loan);
+                        ImmediateKind::Lend
+                    }
+                };
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, tensor, immediate(ImmediateKind::Lend, request));
+                self.out.lend(cx.port, tensor, immediate(kind, request));
             }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
@@ -305,9 +322,12 @@ impl<C> Link<C> {
         request: RequestId,
         tensor: Tensor,
         grant: Grant,
+        kind: ImmediateKind,
     ) {
         cx.counters.increment(Counter::WritesPosted);
-        self.out.write(cx.port, tensor, grant, immediate(ImmediateKind::Plain, request));
+        // A destination may be longer than what goes there.
+        let target = Grant { len: tensor.meta().bytes(), ..grant };
+        self.out.write(cx.port, tensor, target, immediate(kind, request));
     }
 
     /// Answers a request with an error.

@@ -51,8 +51,6 @@ pub(super) struct Request<C> {
     pub copy_to: Option<TensorMut>,
     /// Bytes of its destination, as long as it is armed.
     pub armed_bytes: u64,
-    /// Whether its destination gets other meta-data once the tensor has landed.
-    pub is_retyped: bool,
 }
 
 /// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
@@ -137,7 +135,6 @@ impl<C> Request<C> {
             parked: None,
             copy_to: None,
             armed_bytes: 0,
-            is_retyped: false,
         }
     }
 }

@@ -63,6 +63,8 @@ pub enum ReceiverAction {
 pub struct Receiver {
     state: State,
     claim: Claim,
+    /// Bytes of the tensor that a standing request names, whose destination may be longer.
+    expected: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,12 +120,18 @@ impl State {
 impl Receiver {
     /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
     pub fn new(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Plain }
+        Receiver { state: State::Asked { granted }, claim: Claim::Plain, expected: None }
     }
 
     /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
     pub fn armed(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Unclaimed }
+        Receiver { state: State::Asked { granted }, claim: Claim::Unclaimed, expected: None }
+    }
+
+    /// The same, for a tensor of `bytes` bytes, of which its destination has as many at least.
+    #[must_use]
+    pub fn expecting(self, bytes: u64) -> Self {
+        Receiver { expected: Some(bytes), ..self }
     }
 
     /// Whether nobody has claimed the standing request, and nobody has given it up.
@@ -143,7 +151,7 @@ impl Receiver {
 
     /// A request that is not sent yet: [`Receiver::asked`] says when it is.
     pub fn held_back() -> Self {
-        Receiver { state: State::HeldBack, claim: Claim::Plain }
+        Receiver { state: State::HeldBack, claim: Claim::Plain, expected: None }
     }
 
     /// Whether the request is not sent yet.
@@ -178,7 +186,7 @@ impl Receiver {
 
     fn first_answer(&mut self, granted: Option<u64>, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.done()),
+            Arrival::Landed { bytes } if self.lands(granted, bytes) => Ok(self.done()),
             Arrival::Dead | Arrival::Response | Arrival::Loan | Arrival::Held | Arrival::Error => {
                 Ok(self.done())
             }
@@ -189,7 +197,7 @@ impl Receiver {
             }
             Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                self.state = State::Asked { granted: Some(bytes) };
+                (self.state, self.expected) = (State::Asked { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
             Arrival::Landed { .. } | Arrival::MetaBeforeWrite { .. } | Arrival::CancelAck => {
@@ -212,7 +220,7 @@ impl Receiver {
         arrival: Arrival,
     ) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted != Some(bytes) => Err(self.violation(arrival)),
+            Arrival::Landed { bytes } if !self.lands(granted, bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
             Arrival::Landed { .. }
             | Arrival::Dead
@@ -228,7 +236,7 @@ impl Receiver {
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                self.state = State::Cancelling { granted: Some(bytes) };
+                (self.state, self.expected) = (State::Cancelling { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
             Arrival::MetaBeforeWrite { .. } => Err(self.violation(arrival)),
@@ -242,7 +250,7 @@ impl Receiver {
     /// Room for the meta-data was made: `TENSOR_RE_REQUEST` is sent with a grant of this many bytes.
     pub fn allocated(&mut self, bytes: u64) {
         debug_assert_eq!(self.state, State::Allocating);
-        self.state = State::AskedAgain { granted: bytes };
+        (self.state, self.expected) = (State::AskedAgain { granted: bytes }, None);
     }
 
     /// No room could be made for the meta-data, or the destination that was given has another one: the
@@ -273,6 +281,11 @@ impl Receiver {
         };
         self.state = State::Cancelling { granted };
         ReceiverAction::SendCancel
+    }
+
+    /// Whether a tensor of so many bytes may land in what was granted, without any word of its meta-data.
+    fn lands(&self, granted: Option<u64>, bytes: u64) -> bool {
+        granted.map(|granted| self.expected.unwrap_or(granted)) == Some(bytes)
     }
 
     /// Whether a tensor may come that has fewer bytes than were granted for it.
@@ -443,6 +456,22 @@ mod tests {
         assert!(Receiver::armed(Some(8)).arrive(MetaBeforeWrite { bytes: 9 }).is_err(), "beyond the grant");
         assert!(Receiver::armed(None).arrive(MetaBeforeWrite { bytes: 0 }).is_err(), "nothing was granted");
         assert!(Receiver::new(Some(8)).arrive(MetaBeforeWrite { bytes: 5 }).is_err(), "a plain request");
+    }
+
+    #[test]
+    fn in_a_longer_destination_lands_what_was_named_or_what_is_announced() {
+        let armed = || Receiver::armed(Some(20)).expecting(8);
+        assert_eq!(run(&mut armed(), &[Landed { bytes: 8 }]), [ReceiverAction::Park]);
+        for bytes in [7, 9, 20] {
+            assert!(armed().arrive(Landed { bytes }).is_err(), "{bytes} without a word");
+            let announced = [MetaBeforeWrite { bytes }, Landed { bytes }];
+            assert_eq!(run(&mut armed(), &announced), [ReceiverAction::None, ReceiverAction::Park]);
+        }
+        assert!(armed().arrive(MetaBeforeWrite { bytes: 21 }).is_err());
+        let mut given_up = armed();
+        given_up.give_up();
+        assert!(given_up.clone().arrive(Landed { bytes: 20 }).is_err());
+        assert_eq!(run(&mut given_up, &[Landed { bytes: 8 }]), [ReceiverAction::DeliverAndKeep]);
     }
 
     #[test]

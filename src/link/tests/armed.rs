@@ -3,6 +3,7 @@
 use super::*;
 use crate::fabric::OpId;
 use crate::memory::Tensor;
+use crate::wire::MetaPlace;
 use crate::wire::message::{ArmedStep, ArmedSteps};
 
 /// What the peer sees of an `ARM`.
@@ -46,10 +47,13 @@ impl ByHand {
 
     /// Writes as many bytes, all the same, to a grant.
     fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
+        self.write_as(ImmediateKind::Plain, request, grant, bytes, fill);
+    }
+
+    fn write_as(&mut self, kind: ImmediateKind, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
         let mut source = self.pool.zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
         source.bytes_mut().fill(fill);
-        let immediate =
-            Immediate { kind: ImmediateKind::Plain, generation: request.generation, slot: request.slot };
+        let immediate = Immediate { kind, generation: request.generation, slot: request.slot };
         let source: Tensor = source.freeze();
         let target = Grant { len: bytes, ..grant };
         let posted =
@@ -184,9 +188,62 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     assert_eq!(tensor.shape().dims(), [30, 10]);
     assert!(tensor.bytes().len() == 300 && tensor.bytes().iter().all(|byte| *byte == 9));
     drop(tensor);
-    // What is armed later is of the new kind.
+    // What is armed later expects the new kind, and has room for both.
     let seen = scene.arm(6, 1);
-    assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(300)));
+    assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(1000)));
+    let (request, grant) = seen.steps[0];
+    scene.peer.write(request, grant.expect("granted"), 300, 8);
+    scene.claim(6, Want::Fresh);
+    assert_eq!(scene.arrived(6).shape().dims(), [30, 10]);
+}
+
+#[test]
+fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 3);
+    let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
+    let (request, grant) = seen.steps[0];
+    scene.peer.say(&Message::Meta { request, before: Before::Write, meta: smaller });
+    scene.peer.write(request, grant.expect("granted"), 300, 5);
+    assert!(scene.events().is_empty());
+    // The requests name version 1, which the second tensor has; the third has version 2.
+    let (request, grant) = seen.steps[1];
+    scene.peer.write(request, grant.expect("granted"), 1000, 6);
+    let (request, grant) = seen.steps[2];
+    let kind = ImmediateKind::PlainAs(MetaPlace::of(2));
+    scene.peer.write_as(kind, request, grant.expect("granted"), 300, 7);
+    for (step, dims) in [(5, &[30, 10][..]), (6, &[1000]), (7, &[30, 10])] {
+        scene.claim(step, Want::Fresh);
+        let tensor = scene.arrived(step);
+        assert_eq!(tensor.shape().dims(), dims);
+        assert!(tensor.bytes().iter().all(|byte| u64::from(*byte) == step));
+    }
+    assert_eq!(scene.arm(8, 1).meta_version, 2, "that of the last one that came");
+    assert_eq!(scene.count(Counter::ReRequests), 0);
+}
+
+#[test]
+fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
+    let mut unknown = warm();
+    let (request, grant) = unknown.arm(5, 1).steps[0];
+    unknown.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(2)), request, grant.expect("granted"), 300, 7);
+    unknown.expect_violation("at place 2, was never told");
+    let mut short = warm();
+    let (request, grant) = short.arm(5, 1).steps[0];
+    short.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant.expect("granted"), 300, 7);
+    short.expect_violation("of another length than was granted");
+    let mut plain = warm();
+    let request = plain.links.request(plain.link, key(5), Want::Fresh, u32::MAX, 5).expect("sent");
+    let grant = match Message::decode(&plain.peer.next()).expect("a message") {
+        Message::Request(TensorRequest { grant: Some(grant), .. }) => grant,
+        other => panic!("{other:?}"),
+    };
+    plain.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant, 1000, 7);
+    plain.expect_violation("before a write that was not granted");
+    let mut nothing = warm();
+    let request = nothing.arm(5, 1).steps[0].0;
+    nothing.peer.immediate(ImmediateKind::LendAs(MetaPlace::of(1)), request);
+    nothing.expect_violation("without a loan");
 }
 
 #[test]
