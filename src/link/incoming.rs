@@ -1,6 +1,7 @@
 //! The requests of a peer, from their arrival to their answer.
 
 use super::answered::WireKey;
+use super::armed::TOO_MANY;
 use super::links::{Context, Link};
 use super::routes::Version;
 use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
@@ -23,6 +24,8 @@ pub(super) struct Asking {
     route: u32,
     meta_version: u32,
     grant: Option<Grant>,
+    /// Whether it was made in advance.
+    armed: bool,
     /// The value that is kept until the peer asks again, with its number.
     kept: Option<(Tensor, u64)>,
 }
@@ -61,14 +64,8 @@ impl<C> Link<C> {
                 return Ok(());
             }
         };
-        if self.served.len() >= self.settings.max_requests as usize {
-            let message = format!(
-                "{} has {} requests of {} unanswered, which is its limit: raise max_requests there",
-                self.identity.local,
-                self.served.len(),
-                self.identity.peer
-            );
-            self.error(cx, request.request, Status::new(Code::ResourceExhausted, message));
+        if let Some(status) = self.no_room_for_more(armed) {
+            self.error(cx, request.request, status);
             return Ok(());
         }
         let key = TensorKey { edge, step: request.step, frame: request.frame, iteration: request.iteration };
@@ -85,12 +82,42 @@ impl<C> Link<C> {
             route: request.route,
             meta_version: request.meta_version,
             grant: request.grant,
+            armed,
             kept: None,
         };
         self.served.insert(slot, served);
+        self.served_armed += u32::from(armed);
         let incoming = Incoming { link: self.id, request: request.request };
         cx.events.push_back(LinkEvent::Asked { incoming, key, timeout_ms: request.timeout_ms, armed });
         Ok(())
+    }
+
+    /// Why no more requests are taken, if that is so. Those that are made in advance leave a quarter of the room to others: a
+    /// receive asks plainly where the sender has not taken what was asked for in advance, and must not fail for that.
+    fn no_room_for_more(&self, armed: bool) -> Option<Status> {
+        let (has, max) = (self.served.len(), self.settings.max_requests);
+        if armed && self.served_armed >= (max - max / 4).max(1) {
+            let message = format!(
+                "{} has {} standing requests of {} unanswered, which is what it takes of {max} requests",
+                self.identity.local, self.served_armed, self.identity.peer
+            );
+            return Some(Status::new(TOO_MANY, message));
+        }
+        if has < max as usize {
+            return None;
+        }
+        let message = format!(
+            "{} has {has} requests of {} unanswered, which is its limit: raise max_requests there",
+            self.identity.local, self.identity.peer
+        );
+        Some(Status::new(if armed { TOO_MANY } else { Code::ResourceExhausted }, message))
+    }
+
+    /// A request of the peer is over.
+    fn unserve(&mut self, slot: u32) -> Option<Asking> {
+        let served = self.served.remove(&slot)?;
+        self.served_armed -= u32::from(served.armed);
+        Some(served)
     }
 
     /// `ARM`: as many requests as it has steps.
@@ -129,7 +156,7 @@ impl<C> Link<C> {
             return Err(format!("a re-request came for slot {}, which is free", request.slot.index()));
         };
         served.machine.asked_again(grant.len).map_err(|violation| violation.to_string())?;
-        let Some(served) = self.served.remove(&request.slot.index()) else { return Ok(()) };
+        let Some(served) = self.unserve(request.slot.index()) else { return Ok(()) };
         let of = served.wire_key();
         if let Some((tensor, number)) = served.kept {
             let bytes = tensor.meta().bytes();
@@ -155,6 +182,7 @@ impl<C> Link<C> {
         // In an order that does not depend on the table's hashes: the same events make the same run.
         let mut served: Vec<(u32, Asking)> = self.served.drain().collect();
         served.sort_unstable_by_key(|(slot, _)| *slot);
+        self.served_armed = 0;
         for (slot, served) in served {
             let Some(slot) = crate::wire::Slot::new(slot) else { continue };
             let request = RequestId { slot, generation: served.generation };
@@ -218,7 +246,7 @@ impl<C> Link<C> {
             Value::Dead => {
                 served.machine.matched(SenderValue::DEAD);
                 let of = served.wire_key();
-                self.served.remove(&request.slot.index());
+                self.unserve(request.slot.index());
                 self.answered.note(request, number, of);
                 self.out.empty(cx.port, immediate(ImmediateKind::Dead, request));
                 return Served::Copied;
@@ -267,7 +295,7 @@ impl<C> Link<C> {
             self.meta(cx, request, full, Before::ReRequest);
             return Served::Kept;
         }
-        self.served.remove(&request.slot.index());
+        self.unserve(request.slot.index());
         self.answered.note(request, number, of);
         match (answer, grant) {
             (Answer::Response, _) => {
@@ -349,7 +377,7 @@ impl<C> Link<C> {
 
     fn take_served(&mut self, request: RequestId) -> Option<Asking> {
         self.served_mut(request)?;
-        self.served.remove(&request.slot.index())
+        self.unserve(request.slot.index())
     }
 }
 

@@ -12,6 +12,7 @@ mod arrivals;
 mod destination;
 mod held;
 mod incoming;
+mod landed;
 mod links;
 mod outbox;
 mod requests;

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 mod armed;
+mod armed_room;
 
 const DEPTH: u32 = 16;
 const HERE: &str = "/job:a/replica:0/task:0/device:CPU:0";

@@ -139,6 +139,11 @@ impl Receiver {
         self.claim == Claim::Unclaimed
     }
 
+    /// Whether it was made as a standing request.
+    pub fn was_armed(&self) -> bool {
+        self.claim != Claim::Plain
+    }
+
     /// A waiter takes the standing request. [`ReceiverAction::Deliver`] if what it asked for has come.
     pub fn claim(&mut self) -> ReceiverAction {
         debug_assert!(self.is_unclaimed());
@@ -277,6 +282,8 @@ impl Receiver {
             }
             State::Asked { granted } => granted,
             State::AskedAgain { granted } => Some(granted),
+            // No room was made for it.
+            State::Allocating => None,
             _ => return ReceiverAction::None,
         };
         self.state = State::Cancelling { granted };
@@ -390,6 +397,15 @@ mod tests {
         let mut receiver = Receiver::new(None);
         run(&mut receiver, &[Meta]);
         assert_eq!(receiver.no_room(), ReceiverAction::SendCancel);
+        assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
+    }
+
+    #[test]
+    fn a_standing_request_without_room_can_be_given_up() {
+        let mut receiver = Receiver::armed(Some(4));
+        assert_eq!(run(&mut receiver, &[Meta]), [ReceiverAction::Allocate]);
+        assert_eq!(receiver.give_up(), ReceiverAction::SendCancel);
+        assert!(receiver.clone().arrive(Landed { bytes: 4 }).is_err(), "nothing is granted any more");
         assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
     }
 

@@ -8,10 +8,10 @@ use crate::wire::message::{ArmedStep, ArmedSteps};
 
 /// What the peer sees of an `ARM`.
 #[derive(Debug)]
-struct Seen {
+pub(super) struct Seen {
     first_step: u64,
     meta_version: u32,
-    steps: Vec<(RequestId, Option<Grant>)>,
+    pub steps: Vec<(RequestId, Option<Grant>)>,
 }
 
 impl ByHand {
@@ -36,7 +36,7 @@ impl ByHand {
     }
 
     /// The next `ARM` that comes.
-    fn armed(&mut self) -> Seen {
+    pub(super) fn armed(&mut self) -> Seen {
         loop {
             if let Message::Arm(arm) = Message::decode(&self.next()).expect("a message") {
                 let steps = arm.steps.iter().map(|step| (step.request, arm.grant(&step))).collect();
@@ -46,7 +46,7 @@ impl ByHand {
     }
 
     /// Writes as many bytes, all the same, to a grant.
-    fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
+    pub(super) fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
         self.write_as(ImmediateKind::Plain, request, grant, bytes, fill);
     }
 
@@ -62,17 +62,17 @@ impl ByHand {
     }
 }
 
-fn key(step: u64) -> TensorKey {
+pub(super) fn key(step: u64) -> TensorKey {
     let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
     TensorKey { edge, step, frame: 0, iteration: 0 }
 }
 
-fn roomy() -> Scene {
+pub(super) fn roomy() -> Scene {
     scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4 })
 }
 
 /// A scene in which the meta-data of the edge is known: 1,000 bytes, version 1.
-fn warm() -> Scene {
+pub(super) fn warm() -> Scene {
     let mut scene = roomy();
     let request = scene.request();
     scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[1000]) });
@@ -87,12 +87,12 @@ fn warm() -> Scene {
 }
 
 impl Scene {
-    fn arm(&mut self, first: u64, count: u32) -> Seen {
+    pub(super) fn arm(&mut self, first: u64, count: u32) -> Seen {
         assert_eq!(self.links.arm_steps(self.link, &key(first), count, false), count);
         self.peer.armed()
     }
 
-    fn claim(&mut self, step: u64, want: Want) -> RequestId {
+    pub(super) fn claim(&mut self, step: u64, want: Want) -> RequestId {
         let before = self.links.load().requests;
         let id = self.links.request(self.link, key(step), want, u32::MAX, step as u32).expect("claimed");
         assert!(self.links.load().requests <= before, "nothing new was asked for");
@@ -410,17 +410,33 @@ fn windows_that_make_no_sense_end_the_link() {
 }
 
 #[test]
-fn a_window_beyond_the_limit_is_refused_step_by_step() {
+fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others() {
     let mut scene = scene();
     scene.peer.route(1, 1, HERE, THERE);
     scene.peer.arm(1, 0, &[0, 1, 2, 3, 4], None);
-    assert_eq!(scene.events().len(), 4);
-    match Message::decode(&scene.peer.next()).expect("a message") {
-        Message::Error { request, status } => {
-            assert_eq!((request.slot.index(), status.code), (4, Code::ResourceExhausted));
+    assert_eq!(scene.events().len(), 3, "three of four");
+    for slot in [3, 4] {
+        match Message::decode(&scene.peer.next()).expect("a message") {
+            Message::Error { request, status } => {
+                assert_eq!((request.slot.index(), status.code), (slot, Code::Unavailable));
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
+    scene.peer.ask(3, 1);
+    assert_eq!(scene.events().len(), 1, "a plain one has room");
+    scene.peer.ask(4, 1);
+    assert!(scene.events().is_empty());
+    let status = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Error { status, .. } => status,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(status.code, Code::ResourceExhausted);
+    // One that is over makes room for another.
+    let request = RequestId { slot: Slot::new(0).expect("20 bits"), generation: 0 };
+    scene.peer.say(&Message::Cancel { request });
+    scene.peer.arm(1, 9, &[5], None);
+    assert!(matches!(&scene.events()[..], [LinkEvent::Withdrawn { .. }, LinkEvent::Asked { .. }]));
 }
 
 #[test]
