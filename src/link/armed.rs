@@ -3,7 +3,7 @@
 //! Each is a request in the slot table like any other, but for its waiter, whom it gets when it is claimed. What comes before
 //! that stays in its slot.
 
-use super::destination::place_value;
+use super::destination::{place_value, take_back};
 use super::held::Held;
 use super::links::{Context, Link};
 use super::requests::Request;
@@ -12,8 +12,8 @@ use crate::fabric::Port;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Receiver, ReceiverAction};
 use crate::telemetry::Counter;
-use crate::wire::Grant;
 use crate::wire::message::{Arm, ArmedStep, ArmedSteps, MAX_ARMED, Message, RequestId, VersionedMeta};
+use crate::wire::{Code, Grant, Status, TensorMeta};
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 
@@ -23,6 +23,10 @@ const ARMED: usize = 256;
 const SHARE: u32 = 2;
 /// Of the pool, one part in so many may be destinations of the armed requests of one poller.
 const POOL_SHARE: u64 = 4;
+
+/// With this a sender refuses a standing request because it has as many as it takes. Of everything else that it may refuse it
+/// says why in other codes, as a plain request would meet that too.
+pub(super) const TOO_MANY: Code = Code::Unavailable;
 
 /// What came for a standing request that nobody had claimed.
 #[derive(Debug)]
@@ -37,6 +41,8 @@ pub(super) enum Parked {
 #[derive(Debug)]
 pub(super) struct ArmedTable {
     by_key: HashMap<TensorKey, RequestId>,
+    /// How many there may be at a time, as far as the sender has shown.
+    most: u32,
     /// The steps of the message that is being made.
     scratch: Vec<u8>,
 }
@@ -44,7 +50,7 @@ pub(super) struct ArmedTable {
 impl ArmedTable {
     pub fn new() -> Self {
         let by_key = HashMap::with_capacity_and_hasher(ARMED, RandomState::default());
-        ArmedTable { by_key, scratch: Vec::new() }
+        ArmedTable { by_key, most: u32::MAX, scratch: Vec::new() }
     }
 
     pub fn len(&self) -> usize {
@@ -81,19 +87,19 @@ impl<C> Link<C> {
         count: u32,
         borrow: bool,
     ) -> u32 {
-        let most = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
+        let most = (self.requests.max().min(cx.port.limits(self.id).grants) / SHARE).min(self.armed.most);
         let slots = most.saturating_sub(self.armed.len() as u32);
         let count = self.unasked(first, count.min(MAX_ARMED as u32).min(slots));
         if count == 0 || !self.routes_out.may_arm(&first.edge) {
             return 0;
         }
         let Some((route, announce)) = self.routes_out.take(&first.edge) else { return 0 };
-        let (number, cached) = (route.number, route.meta.clone());
+        let (number, cached) = (route.number, route.cached().cloned());
+        let largest = route.largest().cloned();
         self.announce(cx, announce, number, first);
         let borrow = borrow && cx.port.limits(self.id).lends;
-        let in_response =
-            |meta: &VersionedMeta| meta.meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
-        let landing = cached.as_ref().filter(|meta| !borrow && !in_response(meta)).cloned();
+        let in_response = |meta: &TensorMeta| meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
+        let landing = largest.filter(|meta| !borrow && !in_response(meta));
         let mut steps = std::mem::take(&mut self.armed.scratch);
         steps.clear();
         let (mut armed, mut room) = (0, None);
@@ -156,7 +162,7 @@ impl<C> Link<C> {
         key: TensorKey,
         route: u32,
         cached: Option<&VersionedMeta>,
-        landing: Option<&VersionedMeta>,
+        landing: Option<&TensorMeta>,
     ) -> Option<Request<C>> {
         if !self.requests.has_room() {
             return None;
@@ -165,21 +171,74 @@ impl<C> Link<C> {
             None => None,
             Some(meta) => Some(self.armed_grant(cx, meta)?),
         };
+        let machine = Receiver::armed(grant.map(|grant| grant.len)).validated(self.settings.validate);
         Some(Request {
-            machine: Receiver::armed(grant.map(|grant| grant.len)).validated(self.settings.validate),
+            machine: cached.map_or(machine.clone(), |cached| machine.expecting(cached.meta.bytes())),
             meta: cached.cloned(),
             grant,
             ..Request::without_waiter(key, route, self.asked + 1, u32::MAX)
         })
     }
 
+    /// The sender has more than there is room for, and nobody waits yet. Asks again if the share of armed requests has that
+    /// room; otherwise the value goes back in line, for a receive that asks by itself.
+    pub(super) fn allocate_unclaimed<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        meta: &VersionedMeta,
+    ) {
+        let Some(request) = self.requests.get(id) else { return };
+        *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
+        let Some(grant) = self.armed_grant(cx, &meta.meta) else { return self.disarm_one(cx, id) };
+        let Some(request) = self.requests.get(id) else { return };
+        *cx.armed_bytes += grant.len;
+        (request.grant, request.armed_bytes) = (Some(grant), grant.len);
+        request.machine.allocated(grant.len);
+        self.send(cx, &Message::ReRequest { request: id, grant });
+    }
+
+    /// Whether the sender says of a standing request, or of one that was, that it has room for no more of them.
+    pub(super) fn is_too_many(&mut self, id: RequestId, status: &Status) -> bool {
+        let is_refusal = status.code == TOO_MANY && !status.derived;
+        is_refusal && self.requests.get(id).is_some_and(|request| request.machine.was_armed())
+    }
+
+    /// The sender has not taken a standing request. If somebody waits for it, it is made like any other; if not, whoever
+    /// receives asks. From now on no more are made than the sender took.
+    pub(super) fn refused_in_advance<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        action: ReceiverAction,
+    ) {
+        let others = self.requests.len() as u32 - 1;
+        self.armed.most = self.armed.most.min(others.max(1));
+        let Some(request) = self.requests.get(id) else { return };
+        if action != ReceiverAction::Deliver || request.waiter.is_none() {
+            return self.drop_refused(cx, id, action);
+        }
+        drop(take_back(request, cx.port, cx.counters, self.id));
+        request.machine = Receiver::held_back();
+        request.want = Some(match (request.copy_to.take(), request.borrow) {
+            (Some(given), _) => Want::Into(given),
+            (None, true) => Want::Borrow,
+            (None, false) => Want::Fresh,
+        });
+        let key = request.key.clone();
+        match self.unsettled.holds(&key) {
+            true => self.unsettled.hold(&key, id),
+            false => self.release(cx, id),
+        }
+    }
+
     /// Room for one tensor, as long as armed requests don't have more than their share.
-    fn armed_grant<P: Port>(&self, cx: &mut Context<'_, P, C>, meta: &VersionedMeta) -> Option<Grant> {
-        let bytes = cx.armed_bytes.checked_add(meta.meta.bytes())?;
+    fn armed_grant<P: Port>(&self, cx: &mut Context<'_, P, C>, meta: &TensorMeta) -> Option<Grant> {
+        let bytes = cx.armed_bytes.checked_add(meta.bytes())?;
         if bytes > cx.pool.region().len() / POOL_SHARE {
             return None;
         }
-        let target = cx.pool.tensor(meta.meta.clone()).ok()?;
+        let target = cx.pool.tensor(meta.clone()).ok()?;
         self.grant(cx, target).ok()
     }
 

@@ -9,12 +9,11 @@ use super::routes::Announce;
 use super::validated::Unproven;
 use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::fabric::Port;
-use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::{Before, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
-use crate::wire::{Code, Immediate, ImmediateKind, Status};
+use crate::wire::{Code, Status};
 
 impl<C> Link<C> {
     /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
@@ -37,7 +36,7 @@ impl<C> Link<C> {
         let Some((route, announce)) = self.routes_out.take(&key.edge) else {
             return Err((RequestRefused::TooManyRoutes { max: self.settings.max_routes }, waiter));
         };
-        let (number, cached) = (route.number, route.meta.clone());
+        let (number, cached) = (route.number, route.cached().cloned());
         self.announce(cx, announce, number, &key);
         self.routes_out.ask(&key.edge, key.step);
         self.asked += 1;
@@ -66,7 +65,7 @@ impl<C> Link<C> {
     }
 
     /// A request that was held back can go.
-    fn release<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    pub(super) fn release<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
         let Some(want) = request.want.take() else { return };
         let edge = request.key.edge.clone();
@@ -178,69 +177,6 @@ impl<C> Link<C> {
         }
     }
 
-    /// A write with immediate, or an immediate alone, has come.
-    pub(super) fn immediate<P: Port>(
-        &mut self,
-        cx: &mut Context<'_, P, C>,
-        immediate: Immediate,
-        bytes: u64,
-    ) -> Result<(), String> {
-        let id = RequestId { slot: immediate.slot, generation: immediate.generation };
-        let link = self.id;
-        let Some(request) = self.current(cx, id) else { return Ok(()) };
-        match immediate.kind {
-            ImmediateKind::Plain => {
-                let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
-                let Some(mut target) = take_back(request, cx.port, cx.counters, link) else {
-                    return Err(format!(
-                        "a write landed for slot {}, which granted nothing",
-                        id.slot.index()
-                    ));
-                };
-                if request.is_retyped
-                    && let Some(meta) = &request.meta
-                {
-                    target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
-                }
-                let received =
-                    if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
-                let side = request.meta.as_ref().map_or(Side::POOL, |meta| meta.side);
-                self.deliver(cx, id, action, received, side);
-                Ok(())
-            }
-            ImmediateKind::Dead => {
-                let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
-                let given = take_back(request, cx.port, cx.counters, link);
-                let given = if request.into { given } else { None };
-                self.deliver(cx, id, action, Received::Dead(given), Side::HEAP);
-                Ok(())
-            }
-            ImmediateKind::Lend => Err("a loan's immediate came without a loan".into()),
-            ImmediateKind::Stripe => Err("a stripe came for a request that was not striped".into()),
-        }
-    }
-
-    /// A loan has come.
-    pub(super) fn lent<P: Port>(
-        &mut self,
-        cx: &mut Context<'_, P, C>,
-        immediate: Immediate,
-        bytes: LentBytes,
-    ) -> Result<(), String> {
-        let id = RequestId { slot: immediate.slot, generation: immediate.generation };
-        let Some(request) = self.current(cx, id) else { return Ok(()) };
-        if request.into {
-            return Err("a loan came for a request that did not ask to borrow".into());
-        }
-        let action = request.machine.arrive(Arrival::Loan).map_err(|v| v.to_string())?;
-        let Some(meta) = request.meta.clone() else {
-            return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
-        };
-        let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
-        self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
-        Ok(())
-    }
-
     /// `META_DATA_RESPONSE`.
     pub(super) fn meta_came<P: Port>(
         &mut self,
@@ -256,7 +192,6 @@ impl<C> Link<C> {
             Before::Write => Arrival::MetaBeforeWrite { bytes: meta.meta.bytes() },
         };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
-        request.is_retyped = before == Before::Write && !is_on(Mutant::NotRetyped);
         request.meta = Some(meta.clone());
         let key = request.key.clone();
         self.routes_out.learn(&key.edge, &meta);
@@ -270,7 +205,15 @@ impl<C> Link<C> {
     fn allocate<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, meta: &VersionedMeta) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
-        let old = take_back(request, cx.port, cx.counters, link);
+        let mut old = take_back(request, cx.port, cx.counters, link);
+        if request.machine.is_unclaimed() {
+            drop(old);
+            return self.allocate_unclaimed(cx, id, meta);
+        }
+        if let Some(given) = request.copy_to.take() {
+            // Nothing has come yet that would have to be copied there.
+            (old, request.into) = (Some(given), true);
+        }
         let target = match (request.into, old) {
             (true, Some(given)) if *given.meta() == meta.meta => Ok(given),
             (true, Some(given)) => Err(RequestError::Misfit {
@@ -339,7 +282,8 @@ impl<C> Link<C> {
         if meta.meta.bytes() != data.len() as u64 {
             return Err(format!("a response has {} bytes for {}", data.len(), meta.meta));
         }
-        let given = take_back(request, cx.port, cx.counters, link).filter(|_| request.into);
+        let destination = take_back(request, cx.port, cx.counters, link).filter(|_| request.into);
+        let given = request.copy_to.take().or(destination);
         let edge = request.key.edge.clone();
         self.routes_out.learn(&edge, &meta);
         match place_response(cx, meta, data, given) {
@@ -431,6 +375,9 @@ impl<C> Link<C> {
         action: ReceiverAction,
         status: Status,
     ) {
+        if self.is_too_many(id, &status) {
+            return self.refused_in_advance(cx, id, action);
+        }
         let Some(request) = self.requests.get(id) else { return };
         // A sender that is done with the step has forgotten what is in line here: that is whose turn it is.
         let is_over = status.derived || status.code == Code::NotFound;
@@ -567,6 +514,21 @@ impl<C> Link<C> {
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
             cx.events.push_back(LinkEvent::Failed { waiter, key, error });
         }
+    }
+
+    /// A standing request that its sender has not taken ends without a word, unless its cancel is under way.
+    pub(super) fn drop_refused<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        action: ReceiverAction,
+    ) {
+        if action == ReceiverAction::Park {
+            // As if it had been given up, with nothing to cancel.
+            self.unlist(cx, id);
+            return self.give_up_now(cx, id);
+        }
+        self.end(cx, id, action, RequestError::GivenUp);
     }
 
     /// Takes the waiter out and, unless the slot must stay, frees it with everything that it granted.

@@ -1,7 +1,9 @@
 //! The requests of a peer, from their arrival to their answer.
 
 use super::answered::WireKey;
+use super::armed::TOO_MANY;
 use super::links::{Context, Link};
+use super::routes::Version;
 use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::fabric::{Allowance, LinkId, MAX_MESSAGE, Port};
 use crate::memory::Tensor;
@@ -10,7 +12,7 @@ use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
 use crate::telemetry::Counter;
 use crate::wire::message::{Arm, Before, MetaRef, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
-use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Status};
+use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Status};
 use foldhash::HashMap;
 
 /// A request of the peer that has not been answered whole.
@@ -24,6 +26,8 @@ pub(super) struct Asking {
     grant: Option<Grant>,
     /// Whether the bytes of its answer are followed by their sum.
     validate: bool,
+    /// Whether it was made in advance.
+    armed: bool,
     /// The value that is kept until the peer asks again, with its number.
     kept: Option<(Tensor, u64)>,
 }
@@ -62,14 +66,8 @@ impl<C> Link<C> {
                 return Ok(());
             }
         };
-        if self.served.len() >= self.settings.max_requests as usize {
-            let message = format!(
-                "{} has {} requests of {} unanswered, which is its limit: raise max_requests there",
-                self.identity.local,
-                self.served.len(),
-                self.identity.peer
-            );
-            self.error(cx, request.request, Status::new(Code::ResourceExhausted, message));
+        if let Some(status) = self.no_room_for_more(armed) {
+            self.error(cx, request.request, status);
             return Ok(());
         }
         let key = TensorKey { edge, step: request.step, frame: request.frame, iteration: request.iteration };
@@ -87,12 +85,42 @@ impl<C> Link<C> {
             meta_version: request.meta_version,
             grant: request.grant,
             validate: request.validate,
+            armed,
             kept: None,
         };
         self.served.insert(slot, served);
+        self.served_armed += u32::from(armed);
         let incoming = Incoming { link: self.id, request: request.request };
         cx.events.push_back(LinkEvent::Asked { incoming, key, timeout_ms: request.timeout_ms, armed });
         Ok(())
+    }
+
+    /// Why no more requests are taken, if that is so. Those that are made in advance leave a quarter of the room to others: a
+    /// receive asks plainly where the sender has not taken what was asked for in advance, and must not fail for that.
+    fn no_room_for_more(&self, armed: bool) -> Option<Status> {
+        let (has, max) = (self.served.len(), self.settings.max_requests);
+        if armed && self.served_armed >= (max - max / 4).max(1) {
+            let message = format!(
+                "{} has {} standing requests of {} unanswered, which is what it takes of {max} requests",
+                self.identity.local, self.served_armed, self.identity.peer
+            );
+            return Some(Status::new(TOO_MANY, message));
+        }
+        if has < max as usize {
+            return None;
+        }
+        let message = format!(
+            "{} has {has} requests of {} unanswered, which is its limit: raise max_requests there",
+            self.identity.local, self.identity.peer
+        );
+        Some(Status::new(if armed { TOO_MANY } else { Code::ResourceExhausted }, message))
+    }
+
+    /// A request of the peer is over.
+    fn unserve(&mut self, slot: u32) -> Option<Asking> {
+        let served = self.served.remove(&slot)?;
+        self.served_armed -= u32::from(served.armed);
+        Some(served)
     }
 
     /// `ARM`: as many requests as it has steps.
@@ -132,13 +160,13 @@ impl<C> Link<C> {
             return Err(format!("a re-request came for slot {}, which is free", request.slot.index()));
         };
         served.machine.asked_again(grant.len).map_err(|violation| violation.to_string())?;
-        let Some(served) = self.served.remove(&request.slot.index()) else { return Ok(()) };
+        let Some(served) = self.unserve(request.slot.index()) else { return Ok(()) };
         let of = served.wire_key();
         if let Some((tensor, number)) = served.kept {
             let bytes = tensor.meta().bytes();
             self.answered.note(request, number, of);
             let sum = self.sum(served.validate && !is_on(Mutant::SumLeftOut), &tensor);
-            self.write(cx, request, tensor, grant);
+            self.write(cx, request, tensor, grant, ImmediateKind::Plain);
             self.prove(cx, request, sum);
             cx.events.push_back(LinkEvent::Answered { bytes });
         }
@@ -160,6 +188,7 @@ impl<C> Link<C> {
         // In an order that does not depend on the table's hashes: the same events make the same run.
         let mut served: Vec<(u32, Asking)> = self.served.drain().collect();
         served.sort_unstable_by_key(|(slot, _)| *slot);
+        self.served_armed = 0;
         for (slot, served) in served {
             let Some(slot) = crate::wire::Slot::new(slot) else { continue };
             let request = RequestId { slot, generation: served.generation };
@@ -217,31 +246,22 @@ impl<C> Link<C> {
         number: u64,
     ) -> Served {
         let Some(served) = self.served_mut(request) else { return Served::Gone(value) };
+        let (route, asked_version, borrows) =
+            (served.route, served.meta_version, served.machine.would_borrow());
         let tensor = match value {
             Value::Tensor(tensor) => tensor,
             Value::Dead => {
                 served.machine.matched(SenderValue::DEAD);
                 let of = served.wire_key();
-                self.served.remove(&request.slot.index());
+                self.unserve(request.slot.index());
                 self.answered.note(request, number, of);
                 self.out.empty(cx.port, cx.counters, immediate(ImmediateKind::Dead, request));
                 return Served::Copied;
             }
         };
-        let side = side_of(&tensor);
-        let (route, asked_version, borrows) =
-            (served.route, served.meta_version, served.machine.would_borrow());
-        // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
-        // meta-data of its own for each request.
-        let version = self.routes_in.get(route).map_or(1, |route| route.version_of(tensor.meta(), side));
-        let full = VersionedMeta { version, side, meta: tensor.meta().clone() };
-        let meta =
-            if version == asked_version { MetaRef::Cached(version) } else { MetaRef::New(full.clone()) };
         let bytes = tensor.meta().bytes();
         let limits = cx.port.limits(self.id);
         let (lends, most) = (limits.lends, limits.max_write);
-        let fits_response = bytes <= u64::from(self.settings.small_tensor_bytes)
-            && meta.response_len(bytes as usize) <= MAX_MESSAGE;
         if bytes > most {
             let message = format!(
                 "the tensor has {bytes} bytes, and the queue of the link to {} carries {most} in one write: raise \
@@ -251,13 +271,27 @@ impl<C> Link<C> {
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
             return Served::Refused;
         }
+        let side = side_of(&tensor);
+        // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
+        // meta-data of its own for each request.
+        let version = self
+            .routes_in
+            .get(route)
+            .map_or(Version { number: 1, is_known: false }, |route| route.version_of(tensor.meta(), side));
+        let full = VersionedMeta { version: version.number, side, meta: tensor.meta().clone() };
+        let meta = match version.number == asked_version {
+            true => MetaRef::Cached(asked_version),
+            false => MetaRef::New(full.clone()),
+        };
+        let fits_response = bytes <= u64::from(self.settings.small_tensor_bytes)
+            && meta.response_len(bytes as usize) <= MAX_MESSAGE;
         let is_asked = lends && borrows && !fits_response;
         let is_flat = tensor.span().is_some() && tensor.dtype() != DType::Bool;
         let allowance = if is_asked && is_flat { self.allow_loan(cx, bytes) } else { None };
         let value = SenderValue {
             dead: false,
             bytes,
-            meta_version: version,
+            meta_version: version.number,
             fits_response,
             lendable: allowance.is_some(),
         };
@@ -269,24 +303,23 @@ impl<C> Link<C> {
             self.meta(cx, request, full, Before::ReRequest);
             return Served::Kept;
         }
-        self.served.remove(&request.slot.index());
+        self.unserve(request.slot.index());
         self.answered.note(request, number, of);
         let sum = self.sum(validate, &tensor);
         match (answer, grant) {
             (Answer::Lend { meta_first }, _) => {
                 // It is lent only with leave.
                 let Some(allowance) = allowance else { return Served::Posted };
-                if meta_first {
-                    self.meta(cx, request, full, Before::Loan);
-                }
+                let kind = match (meta_first, version.is_known) {
+                    (false, _) => ImmediateKind::Lend,
+                    (true, true) => ImmediateKind::LendAs(MetaPlace::of(version.number)),
+                    (true, false) => {
+                        self.meta(cx, request, full, Before::Loan);
+                        ImmediateKind::Lend
+                    }
+                };
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(
-                    cx.port,
-                    cx.counters,
-                    tensor,
-                    allowance,
-                    immediate(ImmediateKind::Lend, request),
-                );
+                self.out.lend(cx.port, cx.counters, tensor, allowance, immediate(kind, request));
             }
             (Answer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
@@ -295,10 +328,16 @@ impl<C> Link<C> {
                 self.prove(cx, request, sum);
                 return Served::Copied;
             }
-            (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant),
+            (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant, ImmediateKind::Plain),
             (Answer::MetaThenWrite, Some(grant)) => {
-                self.meta(cx, request, full, Before::Write);
-                self.write(cx, request, tensor, Grant { len: bytes, ..grant });
+                let kind = match version.is_known {
+                    true => ImmediateKind::PlainAs(MetaPlace::of(version.number)),
+                    false => {
+                        self.meta(cx, request, full, Before::Write);
+                        ImmediateKind::Plain
+                    }
+                };
+                self.write(cx, request, tensor, grant, kind);
             }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
@@ -335,9 +374,12 @@ impl<C> Link<C> {
         request: RequestId,
         tensor: Tensor,
         grant: Grant,
+        kind: ImmediateKind,
     ) {
         cx.counters.increment(Counter::WritesPosted);
-        self.out.write(cx.port, cx.counters, tensor, grant, immediate(ImmediateKind::Plain, request));
+        // A destination may be longer than what goes there.
+        let target = Grant { len: tensor.meta().bytes(), ..grant };
+        self.out.write(cx.port, cx.counters, tensor, target, immediate(kind, request));
     }
 
     /// Answers a request with an error.
@@ -359,7 +401,7 @@ impl<C> Link<C> {
 
     fn take_served(&mut self, request: RequestId) -> Option<Asking> {
         self.served_mut(request)?;
-        self.served.remove(&request.slot.index())
+        self.unserve(request.slot.index())
     }
 }
 

@@ -62,6 +62,8 @@ pub(super) struct Link<C> {
     pub depth: u32,
     pub requests: Requests<C>,
     pub served: ServedTable,
+    /// Those of them that were made in advance.
+    pub served_armed: u32,
     pub answered: Answered,
     pub held: HeldTable,
     pub unsettled: Unsettled,
@@ -416,6 +418,7 @@ impl<C> Link<C> {
             depth,
             requests: Requests::new(settings.max_requests),
             served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
+            served_armed: 0,
             answered: Answered::with_capacity(IN_FLIGHT),
             held: HeldTable::default(),
             unsettled: Unsettled::default(),

@@ -13,6 +13,7 @@ mod cork;
 mod destination;
 mod held;
 mod incoming;
+mod landed;
 mod links;
 mod outbox;
 mod requests;

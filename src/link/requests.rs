@@ -54,8 +54,6 @@ pub(super) struct Request<C> {
     pub armed_bytes: u64,
     /// What has come and waits for its sum.
     pub unproven: Option<Unproven>,
-    /// Whether its destination gets other meta-data once the tensor has landed.
-    pub is_retyped: bool,
 }
 
 /// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
@@ -141,7 +139,6 @@ impl<C> Request<C> {
             copy_to: None,
             armed_bytes: 0,
             unproven: None,
-            is_retyped: false,
         }
     }
 }

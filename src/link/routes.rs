@@ -2,9 +2,13 @@
 
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Side, VersionedMeta};
-use crate::wire::{EdgeName, Status, TensorMeta};
+use crate::wire::{EdgeName, MetaPlace, Status, TensorMeta};
 use foldhash::HashMap;
 use std::sync::Arc;
+
+/// Arrivals after which meta-data that none of them had says nothing of how large the next tensor may be: a large tensor must
+/// not keep the destinations of small ones large for ever.
+const RECENT: u64 = 1024;
 
 /// The routes that this side has announced.
 #[derive(Debug)]
@@ -23,14 +27,45 @@ pub(super) struct OutRoutes {
 pub(super) struct OutRoute {
     /// Its number.
     pub number: u32,
-    /// The newest meta-data that its sender told us.
-    pub meta: Option<VersionedMeta>,
+    /// The newest meta-data that its sender told us, each at the place of its version, with the arrival that had it last.
+    known: [Option<(VersionedMeta, u64)>; MetaPlace::COUNT],
+    /// The place of that of the last arrival.
+    last: usize,
+    /// Arrivals so far.
+    arrivals: u64,
     in_flight: u32,
     /// Those of them that are standing and not claimed.
     armed: u32,
     /// The last step that a request of it was made for, if any was.
     last_asked: u64,
     last_used: u64,
+}
+
+impl OutRoute {
+    fn new(number: u32, last_used: u64) -> Self {
+        let (known, last) = ([const { None }; MetaPlace::COUNT], 0);
+        OutRoute { number, known, last, arrivals: 0, in_flight: 0, armed: 0, last_asked: 0, last_used }
+    }
+
+    /// The meta-data of the last arrival.
+    pub fn cached(&self) -> Option<&VersionedMeta> {
+        self.known[self.last].as_ref().map(|(meta, _)| meta)
+    }
+
+    /// The meta-data of the largest tensor of late.
+    pub fn largest(&self) -> Option<&TensorMeta> {
+        let of_late = self.known.iter().flatten().filter(|(_, at)| self.arrivals - at < RECENT);
+        of_late.map(|(meta, _)| &meta.meta).max_by_key(|meta| meta.bytes())
+    }
+
+    fn learn(&mut self, meta: &VersionedMeta) {
+        self.arrivals += 1;
+        self.last = MetaPlace::of(meta.version).index();
+        match &mut self.known[self.last] {
+            Some((known, at)) if known.version == meta.version => *at = self.arrivals,
+            place => *place = Some((meta.clone(), self.arrivals)),
+        }
+    }
 }
 
 /// What to tell the peer before a route can be used.
@@ -84,9 +119,7 @@ impl OutRoutes {
         }
         let number = self.free_number();
         self.by_number.insert(number, edge.clone());
-        let route =
-            OutRoute { number, meta: None, in_flight: 0, armed: 0, last_asked: 0, last_used: self.uses };
-        self.by_edge.insert(edge.clone(), route);
+        self.by_edge.insert(edge.clone(), OutRoute::new(number, self.uses));
         Some(announce)
     }
 
@@ -142,9 +175,14 @@ impl OutRoutes {
         }
     }
 
-    /// The newest meta-data of an edge that has a route.
+    /// The meta-data of the last arrival of an edge that has a route.
     pub fn cached(&self, edge: &Arc<EdgeName>) -> Option<VersionedMeta> {
-        self.by_edge.get(edge)?.meta.clone()
+        self.by_edge.get(edge)?.cached().cloned()
+    }
+
+    /// Meta-data of an edge that its sender names by their place.
+    pub fn known(&self, edge: &Arc<EdgeName>, place: MetaPlace) -> Option<VersionedMeta> {
+        self.by_edge.get(edge)?.known[place.index()].as_ref().map(|(meta, _)| meta.clone())
     }
 
     /// Routes with a request in flight.
@@ -152,15 +190,10 @@ impl OutRoutes {
         self.by_edge.values().filter(|route| route.in_flight > 0).count()
     }
 
-    /// The sender told its meta-data: kept unless a newer one is known.
+    /// Something has come that has this meta-data: what comes next is taken to be like it.
     pub fn learn(&mut self, edge: &Arc<EdgeName>, meta: &VersionedMeta) {
-        let Some(route) = self.by_edge.get_mut(edge) else { return };
-        let newer = route.meta.as_ref().is_none_or(|known| {
-            let ahead = meta.version.wrapping_sub(known.version);
-            ahead != 0 && ahead < u32::MAX / 2
-        });
-        if newer {
-            route.meta = Some(meta.clone());
+        if let Some(route) = self.by_edge.get_mut(edge) {
+            route.learn(meta);
         }
     }
 }
@@ -177,22 +210,36 @@ pub(super) struct InRoutes {
 pub(super) struct InRoute {
     /// The edge, or why requests for it are refused.
     pub edge: Result<Arc<EdgeName>, Status>,
+    /// The newest version.
     version: u32,
-    meta: Option<(TensorMeta, Side)>,
+    /// The newest meta-data, each at the place of its version.
+    known: [Option<VersionedMeta>; MetaPlace::COUNT],
+}
+
+/// What a tensor's meta-data is called on a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    /// Its number.
+    pub number: u32,
+    /// Whether the receiver remembers what it stands for, as it was told before.
+    pub is_known: bool,
 }
 
 impl InRoute {
-    /// The version of this meta-data: a new one if it differs from the last tensor's.
-    pub fn version_of(&mut self, meta: &TensorMeta, side: Side) -> u32 {
-        if self.meta.as_ref().is_some_and(|(known, known_side)| known == meta && *known_side == side) {
-            return self.version;
+    /// The version of this meta-data: a new one, of which the receiver must be told, if it is none of those that both remember.
+    pub fn version_of(&mut self, meta: &TensorMeta, side: Side) -> Version {
+        let mut known = self.known.iter().flatten();
+        if let Some(known) = known.find(|known| known.meta == *meta && known.side == side) {
+            return Version { number: known.version, is_known: true };
         }
-        self.meta = Some((meta.clone(), side));
         if is_on(Mutant::MetaVersionKept) && self.version > 0 {
-            return self.version;
+            return Version { number: self.version, is_known: true };
         }
-        self.version = self.version.checked_add(1).unwrap_or(1);
-        self.version
+        let number = self.version.checked_add(1).unwrap_or(1);
+        self.version = number;
+        self.known[MetaPlace::of(number).index()] =
+            Some(VersionedMeta { version: number, side, meta: meta.clone() });
+        Version { number, is_known: false }
     }
 }
 
@@ -212,7 +259,8 @@ impl InRoutes {
         if self.by_number.len() >= self.max {
             return Err(format!("more than {} routes were announced", self.max));
         }
-        self.by_number.insert(number, InRoute { edge, version: 0, meta: None });
+        self.by_number
+            .insert(number, InRoute { edge, version: 0, known: [const { None }; MetaPlace::COUNT] });
         Ok(())
     }
 
@@ -297,23 +345,47 @@ mod tests {
     }
 
     #[test]
-    fn only_newer_meta_data_is_learned() {
+    fn what_came_last_is_expected_next_and_room_is_made_for_the_largest_of_late() {
         let mut routes = OutRoutes::new(2);
         routes.take(&edge("a"));
-        routes.learn(&edge("a"), &meta(2, 20));
-        routes.learn(&edge("a"), &meta(1, 10));
-        assert_eq!(routes.take(&edge("a")).expect("room").0.meta, Some(meta(2, 20)));
+        for known in [meta(1, 10), meta(2, 20), meta(1, 10)] {
+            routes.learn(&edge("a"), &known);
+        }
+        let place = MetaPlace::of;
+        assert_eq!(routes.cached(&edge("a")), Some(meta(1, 10)));
+        assert_eq!(routes.known(&edge("a"), place(2)), Some(meta(2, 20)));
+        assert_eq!(routes.known(&edge("a"), place(3)), None);
+        let largest = |routes: &mut OutRoutes| routes.take(&edge("a")).expect("room").0.largest().cloned();
+        assert_eq!(largest(&mut routes), Some(meta(2, 20).meta));
+        for version in 3..6 {
+            routes.learn(&edge("a"), &meta(version, u64::from(version)));
+        }
+        assert_eq!(routes.known(&edge("a"), place(1)), Some(meta(5, 5)), "four are remembered");
+        assert_eq!(largest(&mut routes), Some(meta(2, 20).meta));
+        for _ in 0..RECENT {
+            routes.learn(&edge("a"), &meta(5, 5));
+        }
+        assert_eq!(largest(&mut routes), Some(meta(5, 5).meta), "it has not come for long");
     }
 
     #[test]
-    fn a_version_changes_with_the_meta_data_only() {
+    fn meta_data_that_returns_has_its_version_as_long_as_both_ends_remember_it() {
         let mut routes = InRoutes::new(2);
         routes.announce(5, Ok(edge("a"))).expect("new");
         let route = routes.get(5).expect("known");
-        let (one, two) = (meta(1, 1).meta, meta(1, 2).meta);
-        let versions = [&one, &one, &two, &one].map(|meta| route.version_of(meta, Side::POOL));
-        assert_eq!(versions, [1, 1, 2, 3]);
-        assert_eq!(route.version_of(&one, Side::HEAP), 4);
+        let mut version = |dim, side| {
+            let Version { number, is_known } = route.version_of(&meta(1, dim).meta, side);
+            (number, is_known)
+        };
+        let versions = [1, 1, 2, 1].map(|dim| version(dim, Side::POOL));
+        assert_eq!(versions, [(1, false), (1, true), (2, false), (1, true)]);
+        assert_eq!(version(1, Side::HEAP), (3, false));
+        assert_eq!([3, 4].map(|dim| version(dim, Side::POOL)), [(4, false), (5, false)]);
+        assert_eq!(
+            [2, 1].map(|dim| version(dim, Side::POOL)),
+            [(2, true), (6, false)],
+            "the fifth before it"
+        );
     }
 
     #[test]

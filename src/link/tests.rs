@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 mod armed;
+mod armed_room;
 mod packs;
 mod validated;
 

@@ -70,6 +70,8 @@ pub struct Receiver {
     claim: Claim,
     /// Whether a value counts only once its sum has come.
     validates: bool,
+    /// Bytes of the tensor that a standing request names, whose destination may be longer.
+    expected: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,12 +132,17 @@ impl State {
 impl Receiver {
     /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
     pub fn new(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Plain, validates: false }
+        Receiver { state: State::Asked { granted }, claim: Claim::Plain, validates: false, expected: None }
     }
 
     /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
     pub fn armed(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Unclaimed, validates: false }
+        Receiver {
+            state: State::Asked { granted },
+            claim: Claim::Unclaimed,
+            validates: false,
+            expected: None,
+        }
     }
 
     /// The same, whether or not it asks for sums: a value that has bytes then counts only once its sum has come.
@@ -149,9 +156,20 @@ impl Receiver {
         self.validates
     }
 
+    /// The same, for a tensor of `bytes` bytes, of which its destination has as many at least.
+    #[must_use]
+    pub fn expecting(self, bytes: u64) -> Self {
+        Receiver { expected: Some(bytes), ..self }
+    }
+
     /// Whether nobody has claimed the standing request, and nobody has given it up.
     pub fn is_unclaimed(&self) -> bool {
         self.claim == Claim::Unclaimed
+    }
+
+    /// Whether it was made as a standing request.
+    pub fn was_armed(&self) -> bool {
+        self.claim != Claim::Plain
     }
 
     /// A waiter takes the standing request. [`ReceiverAction::Deliver`] if what it asked for has come.
@@ -166,7 +184,7 @@ impl Receiver {
 
     /// A request that is not sent yet: [`Receiver::asked`] says when it is.
     pub fn held_back() -> Self {
-        Receiver { state: State::HeldBack, claim: Claim::Plain, validates: false }
+        Receiver { state: State::HeldBack, claim: Claim::Plain, validates: false, expected: None }
     }
 
     /// Whether the request is not sent yet.
@@ -205,7 +223,7 @@ impl Receiver {
 
     fn first_answer(&mut self, granted: Option<u64>, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted == Some(bytes) => Ok(self.came(false)),
+            Arrival::Landed { bytes } if self.lands(granted, bytes) => Ok(self.came(false)),
             Arrival::Response | Arrival::Loan => Ok(self.came(false)),
             Arrival::Dead | Arrival::Held | Arrival::Error => Ok(self.done()),
             Arrival::NotHeld => Ok(ReceiverAction::AskOnceMore),
@@ -215,7 +233,7 @@ impl Receiver {
             }
             Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                self.state = State::Asked { granted: Some(bytes) };
+                (self.state, self.expected) = (State::Asked { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
             Arrival::Landed { .. } | Arrival::MetaBeforeWrite { .. } | Arrival::Sum | Arrival::CancelAck => {
@@ -238,7 +256,7 @@ impl Receiver {
         arrival: Arrival,
     ) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted != Some(bytes) => Err(self.violation(arrival)),
+            Arrival::Landed { bytes } if !self.lands(granted, bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
             Arrival::Landed { .. } | Arrival::Response | Arrival::Loan => Ok(self.came(true)),
             Arrival::Dead | Arrival::Held | Arrival::Error => Ok(self.overtaken()),
@@ -247,7 +265,7 @@ impl Receiver {
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                self.state = State::Cancelling { granted: Some(bytes) };
+                (self.state, self.expected) = (State::Cancelling { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
             Arrival::MetaBeforeWrite { .. } | Arrival::Sum => Err(self.violation(arrival)),
@@ -261,7 +279,7 @@ impl Receiver {
     /// Room for the meta-data was made: `TENSOR_RE_REQUEST` is sent with a grant of this many bytes.
     pub fn allocated(&mut self, bytes: u64) {
         debug_assert_eq!(self.state, State::Allocating);
-        self.state = State::AskedAgain { granted: bytes };
+        (self.state, self.expected) = (State::AskedAgain { granted: bytes }, None);
     }
 
     /// No room could be made for the meta-data, or the destination that was given has another one: the
@@ -293,10 +311,17 @@ impl Receiver {
                 self.state = State::Unproven { given_up: true };
                 return ReceiverAction::SendCancel;
             }
+            // No room was made for it.
+            State::Allocating => None,
             _ => return ReceiverAction::None,
         };
         self.state = State::Cancelling { granted };
         ReceiverAction::SendCancel
+    }
+
+    /// Whether a tensor of so many bytes may land in what was granted, without any word of its meta-data.
+    fn lands(&self, granted: Option<u64>, bytes: u64) -> bool {
+        granted.map(|granted| self.expected.unwrap_or(granted)) == Some(bytes)
     }
 
     /// Whether a tensor may come that has fewer bytes than were granted for it.
@@ -420,6 +445,15 @@ mod tests {
         let mut receiver = Receiver::new(None);
         run(&mut receiver, &[Meta]);
         assert_eq!(receiver.no_room(), ReceiverAction::SendCancel);
+        assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
+    }
+
+    #[test]
+    fn a_standing_request_without_room_can_be_given_up() {
+        let mut receiver = Receiver::armed(Some(4));
+        assert_eq!(run(&mut receiver, &[Meta]), [ReceiverAction::Allocate]);
+        assert_eq!(receiver.give_up(), ReceiverAction::SendCancel);
+        assert!(receiver.clone().arrive(Landed { bytes: 4 }).is_err(), "nothing is granted any more");
         assert_eq!(run(&mut receiver, &[CancelAck]), [ReceiverAction::FinishCancelled]);
     }
 
@@ -555,6 +589,22 @@ mod tests {
             run(&mut given_up, &[Sum, CancelAck]),
             [ReceiverAction::DeliverAndKeep, ReceiverAction::Free]
         );
+    }
+
+    #[test]
+    fn in_a_longer_destination_lands_what_was_named_or_what_is_announced() {
+        let armed = || Receiver::armed(Some(20)).expecting(8);
+        assert_eq!(run(&mut armed(), &[Landed { bytes: 8 }]), [ReceiverAction::Park]);
+        for bytes in [7, 9, 20] {
+            assert!(armed().arrive(Landed { bytes }).is_err(), "{bytes} without a word");
+            let announced = [MetaBeforeWrite { bytes }, Landed { bytes }];
+            assert_eq!(run(&mut armed(), &announced), [ReceiverAction::None, ReceiverAction::Park]);
+        }
+        assert!(armed().arrive(MetaBeforeWrite { bytes: 21 }).is_err());
+        let mut given_up = armed();
+        given_up.give_up();
+        assert!(given_up.clone().arrive(Landed { bytes: 20 }).is_err());
+        assert_eq!(run(&mut given_up, &[Landed { bytes: 8 }]), [ReceiverAction::DeliverAndKeep]);
     }
 
     #[test]

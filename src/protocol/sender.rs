@@ -45,11 +45,12 @@ pub enum Answer {
     Response,
     /// A write with immediate to the granted destination.
     Write,
-    /// The meta-data, and right behind it a write with immediate to the start of the granted destination.
+    /// The meta-data, or word of which it is if the receiver remembers it, and right behind it a write with immediate to the
+    /// start of the granted destination.
     MetaThenWrite,
-    /// The meta-data if the receiver has not got it, then a loan.
+    /// The meta-data, or word of which it is, if its request did not name it; then a loan.
     Lend {
-        /// Whether the meta-data must go first.
+        /// Whether the request did not name it.
         meta_first: bool,
     },
     /// The meta-data; the value is kept until the receiver asks again.
@@ -105,10 +106,14 @@ impl Sender {
         if self.asked.borrow && value.lendable {
             return Answer::Lend { meta_first: !known };
         }
-        if known && self.asked.granted == Some(value.bytes) {
+        let fits = match self.asked.armed {
+            true => self.asked.granted.is_some_and(|granted| value.bytes <= granted),
+            false => self.asked.granted == Some(value.bytes),
+        };
+        if known && fits {
             return Answer::Write;
         }
-        if self.asked.armed && self.asked.granted.is_some_and(|granted| value.bytes <= granted) {
+        if self.asked.armed && fits {
             return Answer::MetaThenWrite;
         }
         self.state = State::Keeping { bytes: value.bytes };
@@ -166,6 +171,9 @@ mod tests {
     fn what_fits_the_destination_of_a_standing_request_is_written_behind_its_meta_data() {
         let standing = Asked { armed: true, ..ASKED };
         assert_eq!(Sender::new(standing).matched(VALUE), Answer::Write);
+        let roomy = Asked { granted: Some(5000), ..standing };
+        assert_eq!(Sender::new(roomy).matched(VALUE), Answer::Write, "room for more than that is known");
+        assert_eq!(Sender::new(Asked { armed: false, ..roomy }).matched(VALUE), Answer::Meta);
         for bytes in [0, 999, 1000] {
             let newer = SenderValue { meta_version: 4, bytes, ..VALUE };
             assert_eq!(Sender::new(standing).matched(newer), Answer::MetaThenWrite);

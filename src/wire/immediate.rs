@@ -19,18 +19,68 @@ impl Slot {
     }
 }
 
+/// Which of the meta-data that both ends of a route remember: the newest of those whose versions are the same modulo
+/// [`MetaPlace::COUNT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetaPlace(u8);
+
+impl MetaPlace {
+    /// How many are remembered of each route.
+    pub const COUNT: usize = 4;
+
+    /// The place of the meta-data with this version.
+    pub const fn of(version: u32) -> MetaPlace {
+        MetaPlace((version % MetaPlace::COUNT as u32) as u8)
+    }
+
+    /// Its index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// What an immediate announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum ImmediateKind {
     /// The tensor of a request has landed whole.
-    Plain = 0,
+    Plain,
     /// The value of a branch not taken: no bytes.
-    Dead = 1,
+    Dead,
     /// One lane's part of a striped tensor has landed.
-    Stripe = 2,
+    Stripe,
     /// A tensor that the receiver may borrow where it lies.
-    Lend = 3,
+    Lend,
+    /// As [`ImmediateKind::Plain`], for a tensor with other meta-data than its request named: these, of which the receiver was
+    /// told before.
+    PlainAs(MetaPlace),
+    /// As [`ImmediateKind::Lend`], for such a tensor.
+    LendAs(MetaPlace),
+}
+
+impl ImmediateKind {
+    /// Its four bits.
+    const fn bits(self) -> u8 {
+        match self {
+            ImmediateKind::Plain => 0,
+            ImmediateKind::Dead => 1,
+            ImmediateKind::Stripe => 2,
+            ImmediateKind::Lend => 3,
+            ImmediateKind::PlainAs(place) => 4 | place.0,
+            ImmediateKind::LendAs(place) => 8 | place.0,
+        }
+    }
+
+    const fn of(bits: u8) -> Option<ImmediateKind> {
+        Some(match bits {
+            0 => ImmediateKind::Plain,
+            1 => ImmediateKind::Dead,
+            2 => ImmediateKind::Stripe,
+            3 => ImmediateKind::Lend,
+            4..8 => ImmediateKind::PlainAs(MetaPlace(bits & 3)),
+            8..12 => ImmediateKind::LendAs(MetaPlace(bits & 3)),
+            _ => return None,
+        })
+    }
 }
 
 /// Immediate data of one write.
@@ -60,7 +110,7 @@ pub struct ImmediateError {
 impl Immediate {
     /// The 32 bits that travel.
     pub const fn to_bits(self) -> u32 {
-        (self.kind as u32) << 28 | (self.generation as u32) << 20 | self.slot.0
+        (self.kind.bits() as u32) << 28 | (self.generation as u32) << 20 | self.slot.0
     }
 
     /// Reads what a peer sent.
@@ -68,12 +118,8 @@ impl Immediate {
     /// # Errors
     /// If the kind is not one of this version.
     pub const fn from_bits(bits: u32) -> Result<Self, ImmediateError> {
-        let kind = match bits >> 28 {
-            0 => ImmediateKind::Plain,
-            1 => ImmediateKind::Dead,
-            2 => ImmediateKind::Stripe,
-            3 => ImmediateKind::Lend,
-            kind => return Err(ImmediateError { bits, kind: kind as u8 }),
+        let Some(kind) = ImmediateKind::of((bits >> 28) as u8) else {
+            return Err(ImmediateError { bits, kind: (bits >> 28) as u8 });
         };
         Ok(Immediate { kind, generation: (bits >> 20) as u8, slot: Slot(bits & (Slot::COUNT - 1)) })
     }
@@ -89,9 +135,16 @@ mod tests {
         fn any_bits_are_refused_or_come_back(bits: u32) {
             match Immediate::from_bits(bits) {
                 Ok(immediate) => prop_assert_eq!(immediate.to_bits(), bits),
-                Err(error) => prop_assert!(error.kind > ImmediateKind::Lend as u8),
+                Err(error) => prop_assert!(error.kind >= 12),
             }
         }
+    }
+
+    #[test]
+    fn versions_that_follow_each_other_have_places_of_their_own() {
+        let mut places: Vec<_> = (5..9).map(|version| MetaPlace::of(version).index()).collect();
+        places.sort_unstable();
+        assert_eq!(places, [0, 1, 2, 3]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod time;
 pub use dtype::{DType, Element};
 pub use edge::{EdgeName, EdgeNameError, TaskId};
 pub use grant::Grant;
-pub use immediate::{Immediate, ImmediateError, ImmediateKind, Slot};
+pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaPlace, Slot};
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use status::{Code, Status};

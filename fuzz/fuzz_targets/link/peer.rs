@@ -10,7 +10,7 @@ use tensorwire::wire::message::{
     Allocator, Arm, ArmedStep, ArmedSteps, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
     TensorRequest, VERSION, VersionedMeta,
 };
-use tensorwire::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, Status, TensorMeta};
+use tensorwire::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Shape, Slot, Status, TensorMeta};
 
 /// Bytes of a message that travels whole.
 const SLOT: usize = 224;
@@ -257,8 +257,16 @@ impl Peer {
     /// An immediate's bits for a request of the owner.
     fn any_immediate(&mut self, input: &mut Input<'_>, kind: ImmediateKind) -> Immediate {
         let RequestId { slot, generation } = input.request(&self.requests);
-        let kinds = [ImmediateKind::Plain, ImmediateKind::Dead, ImmediateKind::Stripe, ImmediateKind::Lend];
-        let kind = if input.u8() < 200 { kind } else { kinds[input.below(4)] };
+        let place = MetaPlace::of(input.below(4) as u32);
+        let kinds = [
+            ImmediateKind::Plain,
+            ImmediateKind::Dead,
+            ImmediateKind::Stripe,
+            ImmediateKind::Lend,
+            ImmediateKind::PlainAs(place),
+            ImmediateKind::LendAs(place),
+        ];
+        let kind = if input.u8() < 200 { kind } else { kinds[input.below(kinds.len())] };
         Immediate { kind, generation, slot }
     }
 

@@ -3,14 +3,15 @@
 use super::*;
 use crate::fabric::OpId;
 use crate::memory::Tensor;
+use crate::wire::MetaPlace;
 use crate::wire::message::{ArmedStep, ArmedSteps};
 
 /// What the peer sees of an `ARM`.
 #[derive(Debug)]
-struct Seen {
+pub(super) struct Seen {
     first_step: u64,
     meta_version: u32,
-    steps: Vec<(RequestId, Option<Grant>)>,
+    pub steps: Vec<(RequestId, Option<Grant>)>,
 }
 
 impl ByHand {
@@ -36,7 +37,7 @@ impl ByHand {
     }
 
     /// The next `ARM` that comes.
-    fn armed(&mut self) -> Seen {
+    pub(super) fn armed(&mut self) -> Seen {
         loop {
             if let Message::Arm(arm) = Message::decode(&self.next()).expect("a message") {
                 let steps = arm.steps.iter().map(|step| (step.request, arm.grant(&step))).collect();
@@ -46,11 +47,14 @@ impl ByHand {
     }
 
     /// Writes as many bytes, all the same, to a grant.
-    fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
+    pub(super) fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
+        self.write_as(ImmediateKind::Plain, request, grant, bytes, fill);
+    }
+
+    fn write_as(&mut self, kind: ImmediateKind, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
         let mut source = self.pool.zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
         source.bytes_mut().fill(fill);
-        let immediate =
-            Immediate { kind: ImmediateKind::Plain, generation: request.generation, slot: request.slot };
+        let immediate = Immediate { kind, generation: request.generation, slot: request.slot };
         let source: Tensor = source.freeze();
         let target = Grant { len: bytes, ..grant };
         let posted =
@@ -59,17 +63,17 @@ impl ByHand {
     }
 }
 
-fn key(step: u64) -> TensorKey {
+pub(super) fn key(step: u64) -> TensorKey {
     let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
     TensorKey { edge, step, frame: 0, iteration: 0 }
 }
 
-fn roomy() -> Scene {
+pub(super) fn roomy() -> Scene {
     scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: false })
 }
 
 /// A scene in which the meta-data of the edge is known: 1,000 bytes, version 1.
-fn warm() -> Scene {
+pub(super) fn warm() -> Scene {
     let mut scene = roomy();
     let request = scene.request();
     scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[1000]) });
@@ -84,12 +88,12 @@ fn warm() -> Scene {
 }
 
 impl Scene {
-    fn arm(&mut self, first: u64, count: u32) -> Seen {
+    pub(super) fn arm(&mut self, first: u64, count: u32) -> Seen {
         assert_eq!(self.links.arm_steps(self.link, &key(first), count, false), count);
         self.peer.armed()
     }
 
-    fn claim(&mut self, step: u64, want: Want) -> RequestId {
+    pub(super) fn claim(&mut self, step: u64, want: Want) -> RequestId {
         let before = self.links.load().requests;
         let id = self.links.request(self.link, key(step), want, u32::MAX, step as u32).expect("claimed");
         assert!(self.links.load().requests <= before, "nothing new was asked for");
@@ -185,9 +189,62 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     assert_eq!(tensor.shape().dims(), [30, 10]);
     assert!(tensor.bytes().len() == 300 && tensor.bytes().iter().all(|byte| *byte == 9));
     drop(tensor);
-    // What is armed later is of the new kind.
+    // What is armed later expects the new kind, and has room for both.
     let seen = scene.arm(6, 1);
-    assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(300)));
+    assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(1000)));
+    let (request, grant) = seen.steps[0];
+    scene.peer.write(request, grant.expect("granted"), 300, 8);
+    scene.claim(6, Want::Fresh);
+    assert_eq!(scene.arrived(6).shape().dims(), [30, 10]);
+}
+
+#[test]
+fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 3);
+    let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
+    let (request, grant) = seen.steps[0];
+    scene.peer.say(&Message::Meta { request, before: Before::Write, meta: smaller });
+    scene.peer.write(request, grant.expect("granted"), 300, 5);
+    assert!(scene.events().is_empty());
+    // The requests name version 1, which the second tensor has; the third has version 2.
+    let (request, grant) = seen.steps[1];
+    scene.peer.write(request, grant.expect("granted"), 1000, 6);
+    let (request, grant) = seen.steps[2];
+    let kind = ImmediateKind::PlainAs(MetaPlace::of(2));
+    scene.peer.write_as(kind, request, grant.expect("granted"), 300, 7);
+    for (step, dims) in [(5, &[30, 10][..]), (6, &[1000]), (7, &[30, 10])] {
+        scene.claim(step, Want::Fresh);
+        let tensor = scene.arrived(step);
+        assert_eq!(tensor.shape().dims(), dims);
+        assert!(tensor.bytes().iter().all(|byte| u64::from(*byte) == step));
+    }
+    assert_eq!(scene.arm(8, 1).meta_version, 2, "that of the last one that came");
+    assert_eq!(scene.count(Counter::ReRequests), 0);
+}
+
+#[test]
+fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
+    let mut unknown = warm();
+    let (request, grant) = unknown.arm(5, 1).steps[0];
+    unknown.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(2)), request, grant.expect("granted"), 300, 7);
+    unknown.expect_violation("at place 2, was never told");
+    let mut short = warm();
+    let (request, grant) = short.arm(5, 1).steps[0];
+    short.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant.expect("granted"), 300, 7);
+    short.expect_violation("of another length than was granted");
+    let mut plain = warm();
+    let request = plain.links.request(plain.link, key(5), Want::Fresh, u32::MAX, 5).expect("sent");
+    let grant = match Message::decode(&plain.peer.next()).expect("a message") {
+        Message::Request(TensorRequest { grant: Some(grant), .. }) => grant,
+        other => panic!("{other:?}"),
+    };
+    plain.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant, 1000, 7);
+    plain.expect_violation("before a write that was not granted");
+    let mut nothing = warm();
+    let request = nothing.arm(5, 1).steps[0].0;
+    nothing.peer.immediate(ImmediateKind::LendAs(MetaPlace::of(1)), request);
+    nothing.expect_violation("without a loan");
 }
 
 #[test]
@@ -359,17 +416,33 @@ fn windows_that_make_no_sense_end_the_link() {
 }
 
 #[test]
-fn a_window_beyond_the_limit_is_refused_step_by_step() {
+fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others() {
     let mut scene = scene();
     scene.peer.route(1, 1, HERE, THERE);
     scene.peer.arm(1, 0, &[0, 1, 2, 3, 4], None);
-    assert_eq!(scene.events().len(), 4);
-    match Message::decode(&scene.peer.next()).expect("a message") {
-        Message::Error { request, status } => {
-            assert_eq!((request.slot.index(), status.code), (4, Code::ResourceExhausted));
+    assert_eq!(scene.events().len(), 3, "three of four");
+    for slot in [3, 4] {
+        match Message::decode(&scene.peer.next()).expect("a message") {
+            Message::Error { request, status } => {
+                assert_eq!((request.slot.index(), status.code), (slot, Code::Unavailable));
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
+    scene.peer.ask(3, 1);
+    assert_eq!(scene.events().len(), 1, "a plain one has room");
+    scene.peer.ask(4, 1);
+    assert!(scene.events().is_empty());
+    let status = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Error { status, .. } => status,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(status.code, Code::ResourceExhausted);
+    // One that is over makes room for another.
+    let request = RequestId { slot: Slot::new(0).expect("20 bits"), generation: 0 };
+    scene.peer.say(&Message::Cancel { request });
+    scene.peer.arm(1, 9, &[5], None);
+    assert!(matches!(&scene.events()[..], [LinkEvent::Withdrawn { .. }, LinkEvent::Asked { .. }]));
 }
 
 #[test]

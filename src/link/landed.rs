@@ -1,0 +1,112 @@
+//! What comes for requests of this side without a message: writes, loans, and the word that a value is dead.
+
+use super::Received;
+use super::destination::take_back;
+use super::links::{Context, Link};
+use crate::fabric::Port;
+use crate::memory::{LentBytes, Tensor};
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::Arrival;
+use crate::wire::message::{RequestId, Side};
+use crate::wire::{Immediate, ImmediateKind, MetaPlace};
+
+impl<C> Link<C> {
+    /// A write with immediate, or an immediate alone, has come.
+    pub(super) fn immediate<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        immediate: Immediate,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let id = RequestId { slot: immediate.slot, generation: immediate.generation };
+        let link = self.id;
+        let Some(request) = self.current(cx, id) else { return Ok(()) };
+        match immediate.kind {
+            ImmediateKind::Plain => self.landed(cx, id, bytes),
+            ImmediateKind::PlainAs(place) => {
+                self.named(id, place, |bytes| Arrival::MetaBeforeWrite { bytes })?;
+                self.landed(cx, id, bytes)
+            }
+            ImmediateKind::Dead => {
+                let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
+                let given = take_back(request, cx.port, cx.counters, link);
+                let given = if request.into { given } else { None };
+                self.deliver(cx, id, action, Received::Dead(given), Side::HEAP);
+                Ok(())
+            }
+            ImmediateKind::Lend | ImmediateKind::LendAs(_) => {
+                Err("a loan's immediate came without a loan".into())
+            }
+            ImmediateKind::Stripe => Err("a stripe came for a request that was not striped".into()),
+        }
+    }
+
+    /// What comes has meta-data that the sender has told before, and that are at this place.
+    fn named(
+        &mut self,
+        id: RequestId,
+        place: MetaPlace,
+        arrival: impl FnOnce(u64) -> Arrival,
+    ) -> Result<(), String> {
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let Some(meta) = self.routes_out.known(&request.key.edge, place) else {
+            return Err(format!("a tensor came whose meta-data, at place {}, was never told", place.index()));
+        };
+        request.machine.arrive(arrival(meta.meta.bytes())).map_err(|v| v.to_string())?;
+        request.meta = Some(meta);
+        Ok(())
+    }
+
+    /// The tensor is in its destination, whole.
+    fn landed<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let link = self.id;
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let action = request.machine.arrive(Arrival::Landed { bytes }).map_err(|v| v.to_string())?;
+        let Some(mut target) = take_back(request, cx.port, cx.counters, link) else {
+            return Err(format!("a write landed for slot {}, which granted nothing", id.slot.index()));
+        };
+        let mut side = Side::POOL;
+        if let Some(meta) = &request.meta {
+            side = meta.side;
+            // The destination of a standing request was made before its tensor was known.
+            if *target.meta() != meta.meta && !is_on(Mutant::NotRetyped) {
+                target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
+            }
+            self.routes_out.learn(&request.key.edge, meta);
+        }
+        let received = if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
+        self.deliver(cx, id, action, received, side);
+        Ok(())
+    }
+
+    /// A loan has come.
+    pub(super) fn lent<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        immediate: Immediate,
+        bytes: LentBytes,
+    ) -> Result<(), String> {
+        let id = RequestId { slot: immediate.slot, generation: immediate.generation };
+        let Some(request) = self.current(cx, id) else { return Ok(()) };
+        if request.into {
+            return Err("a loan came for a request that did not ask to borrow".into());
+        }
+        if let ImmediateKind::LendAs(place) = immediate.kind {
+            self.named(id, place, |_| Arrival::MetaBeforeLoan)?;
+        }
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let action = request.machine.arrive(Arrival::Loan).map_err(|v| v.to_string())?;
+        let Some(meta) = request.meta.clone() else {
+            return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
+        };
+        self.routes_out.learn(&request.key.edge, &meta);
+        let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
+        self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Standing requests for which there is no room, at either end.
+
+use super::armed::{key, roomy, warm};
+use super::*;
+use crate::memory::Tensor;
+
+/// Refused because the sender has as many as it takes.
+fn too_many() -> Status {
+    Status::new(Code::Unavailable, "as many as it takes")
+}
+
+/// Takes what the pool has left.
+fn fill(scene: &Scene) -> Vec<Tensor> {
+    let rest = |bytes| {
+        let meta = meta(DType::U8, &[bytes]).meta;
+        std::iter::from_fn(move || scene.links.pool().zeroed(meta.clone()).ok())
+    };
+    [1 << 16, 1 << 12, 1].into_iter().flat_map(rest).map(|tensor| tensor.freeze()).collect()
+}
+
+#[test]
+fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 3);
+    // A quarter of the pool of 1 MiB has room for one of these.
+    let large = |version| VersionedMeta { version, ..meta(DType::U8, &[200_000]) };
+    let says = |request| Message::Meta { request, before: Before::ReRequest, meta: large(2) };
+    scene.peer.say(&says(seen.steps[0].0));
+    assert!(scene.events().is_empty());
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::ReRequest { .. })));
+    let request = seen.steps[1].0;
+    scene.peer.say(&says(request));
+    assert!(scene.events().is_empty());
+    assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
+    let load = scene.links.load();
+    assert_eq!((load.armed, load.requests, load.unsettled), (2, 3, 1));
+    assert!(scene.links.pool().stats().allocated < 300_000, "{:?}", scene.links.pool().stats());
+    // Whoever receives that step asks by itself, once it is known that nothing came.
+    scene.links.request(scene.link, key(6), Want::Fresh, u32::MAX, 6).expect("held back");
+    scene.peer.say(&Message::CancelAck { request });
+    assert!(scene.events().is_empty());
+    assert!(
+        matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 6)
+    );
+    // One that somebody waits for is none of those.
+    scene.claim(7, Want::Fresh);
+    scene.peer.say(&says(seen.steps[2].0));
+    assert!(scene.events().is_empty());
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::ReRequest { .. })));
+    scene.links.disarm(scene.link, &mut |_| true);
+    assert_eq!(scene.links.load().armed, 0);
+    // The share is whole again.
+    assert_eq!(scene.links.arm_steps(scene.link, &key(50), 1, false), 1);
+}
+
+#[test]
+fn a_claim_with_memory_of_its_own_takes_no_other() {
+    let mut scene = roomy();
+    assert_eq!(scene.links.arm_steps(scene.link, &key(5), 2, false), 2);
+    let seen = scene.peer.armed();
+    let given =
+        |scene: &Scene, bytes| scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
+    let (small, large) = (given(&scene, 100), given(&scene, 1000));
+    let places = [small.as_ptr(), large.as_ptr()];
+    scene.claim(5, Want::Into(small));
+    scene.claim(6, Want::Into(large));
+    let _rest = fill(&scene);
+    let known = MetaRef::New(meta(DType::U8, &[100]));
+    scene.peer.say(&Message::Response { request: seen.steps[0].0, meta: known, data: &[5; 100] });
+    let request = seen.steps[1].0;
+    let larger = VersionedMeta { version: 2, ..meta(DType::U8, &[1000]) };
+    scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: larger });
+    let into = |event| match event {
+        LinkEvent::Arrived { waiter, received: Received::Into(filled), .. } => {
+            assert!(filled.bytes().iter().all(|byte| u32::from(*byte) == waiter));
+            filled.as_ptr()
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(into(scene.event()), places[0]);
+    let grant = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::ReRequest { grant, .. } => grant,
+        other => panic!("{other:?}"),
+    };
+    scene.peer.write(request, grant, 1000, 6);
+    assert_eq!(into(scene.event()), places[1]);
+}
+
+#[test]
+fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 4);
+    scene.claim(5, Want::Fresh);
+    let into = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room");
+    scene.claim(6, Want::Into(into));
+    for (request, _) in &seen.steps {
+        scene.peer.say(&Message::Error { request: *request, status: too_many() });
+    }
+    assert!(scene.events().is_empty(), "nobody is told");
+    // Those that were claimed ask under their names, those that were not are forgotten.
+    for (at, step) in [(0, 5), (1, 6)] {
+        match Message::decode(&scene.peer.next()).expect("a message") {
+            Message::Request(asked) => {
+                assert_eq!((asked.request, asked.step, asked.meta_version), (seen.steps[at].0, step, 1));
+                scene.peer.write(asked.request, asked.grant.expect("granted"), 1000, step as u8);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let events = scene.events();
+    assert!(matches!(&events[0], LinkEvent::Arrived { waiter: 5, received: Received::Tensor(_), .. }));
+    assert!(matches!(&events[1], LinkEvent::Arrived { waiter: 6, received: Received::Into(_), .. }));
+    assert_eq!((scene.links.load().armed, scene.links.load().requests), (0, 0));
+    scene.links.request(scene.link, key(7), Want::Fresh, u32::MAX, 7).expect("sent");
+    assert!(
+        matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 7)
+    );
+    // As many as the sender took.
+    assert!(scene.links.arm_steps(scene.link, &key(20), 8, false) < 4);
+}
+
+#[test]
+fn a_refusal_meets_a_cancel_quietly() {
+    let mut scene = warm();
+    let request = scene.arm(5, 1).steps[0].0;
+    scene.links.disarm(scene.link, &mut |_| true);
+    assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
+    scene.peer.say(&Message::Error { request, status: too_many() });
+    scene.peer.say(&Message::CancelAck { request });
+    assert!(scene.events().is_empty());
+    assert_eq!((scene.links.load().requests, scene.links.load().unsettled), (0, 0));
+}
+
+#[test]
+fn an_error_of_another_kind_is_for_whoever_claims_the_step() {
+    let mut scene = warm();
+    let seen = scene.arm(5, 2);
+    for (at, status) in
+        [Status::new(Code::ResourceExhausted, "too long"), too_many().into_derived()].into_iter().enumerate()
+    {
+        scene.peer.say(&Message::Error { request: seen.steps[at].0, status });
+    }
+    assert!(scene.events().is_empty());
+    for step in [5, 6] {
+        scene.claim(step, Want::Fresh);
+        assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Remote(_), .. }));
+    }
+}
