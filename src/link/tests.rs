@@ -5,6 +5,7 @@ use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
 use crate::fabric::{Completions, Event, Fabric, Half, Lane, LinkOptions, Port, Role};
 use crate::memory::{Pool, PoolOptions, Region, RegionOptions};
 use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::message::pack::{is_packed, unpack};
 use crate::wire::message::{Before, Message, MetaRef, TensorRequest, VERSION, VersionedMeta};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, TaskId};
 use std::collections::VecDeque;
@@ -31,7 +32,8 @@ struct ByHand {
     link: LinkId,
     pool: Pool,
     completions: Completions,
-    messages: VecDeque<Vec<u8>>,
+    slots: VecDeque<Vec<u8>>,
+    unpacked: VecDeque<Vec<u8>>,
 }
 
 fn pool() -> Pool {
@@ -66,11 +68,25 @@ fn scene_with(settings: LinkSettings) -> Scene {
     let theirs_link = by_hand.attach(second).expect("attached");
     by_hand.post_receives(theirs_link, Lane::CONTROL, DEPTH);
     let completions = Completions::with_capacity(16);
-    let mut peer =
-        ByHand { port: by_hand, link: theirs_link, pool: theirs, completions, messages: VecDeque::new() };
+    let mut peer = ByHand {
+        port: by_hand,
+        link: theirs_link,
+        pool: theirs,
+        completions,
+        slots: VecDeque::new(),
+        unpacked: VecDeque::new(),
+    };
     let ping = peer.next();
     assert!(ping[0] == 1, "the first message is a ping");
     Scene { links, link, peer }
+}
+
+/// What a slot holds: a message, or those of a pack.
+fn messages_in(slot: &[u8]) -> Vec<Vec<u8>> {
+    match is_packed(slot) {
+        true => unpack(slot).expect("a pack").map(<[u8]>::to_vec).collect(),
+        false => vec![slot.to_vec()],
+    }
 }
 
 impl ByHand {
@@ -84,11 +100,20 @@ impl ByHand {
         self.port.send(self.link, Lane::CONTROL, bytes).expect("room");
     }
 
-    /// The next message that comes.
+    /// The next message that comes, by itself or in a pack.
     fn next(&mut self) -> Vec<u8> {
+        if self.unpacked.is_empty() {
+            let slot = self.next_slot();
+            self.unpacked.extend(messages_in(&slot));
+        }
+        self.unpacked.pop_front().expect("a slot has one at least")
+    }
+
+    /// What comes in the next slot.
+    fn next_slot(&mut self) -> Vec<u8> {
         let end = Instant::now() + Duration::from_secs(5);
         loop {
-            if let Some(message) = self.messages.pop_front() {
+            if let Some(message) = self.slots.pop_front() {
                 self.port.post_receives(self.link, Lane::CONTROL, 1);
                 return message;
             }
@@ -96,7 +121,7 @@ impl ByHand {
             self.port.poll(&mut self.completions);
             let come = self.completions.drain();
             let messages = come.filter(|(completion, _)| matches!(completion.event, Event::Message(_)));
-            self.messages.extend(messages.map(|(_, bytes)| bytes.to_vec()));
+            self.slots.extend(messages.map(|(_, bytes)| bytes.to_vec()));
             self.completions.clear();
         }
     }

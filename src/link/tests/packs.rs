@@ -1,7 +1,7 @@
 //! Several messages in one slot, from the peer and to it.
 
 use super::*;
-use crate::wire::message::pack::{Pack, is_packed, unpack};
+use crate::wire::message::pack::Pack;
 
 const SLOT: usize = crate::fabric::MAX_MESSAGE;
 
@@ -95,9 +95,12 @@ fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
     let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
     let key = |step| TensorKey { edge: edge.clone(), step, frame: 0, iteration: 0 };
     scene.links.request(scene.link, key(0), Want::Fresh, u32::MAX, 0).expect("sent");
-    let route = scene.peer.next();
+    let route = scene.peer.next_slot();
     assert!(matches!(messages(&route)[..], [Message::Route { .. }]));
-    assert!(matches!(messages(&scene.peer.next())[..], [Message::Request(_)]), "without waiting for more");
+    assert!(
+        matches!(messages(&scene.peer.next_slot())[..], [Message::Request(_)]),
+        "without waiting for more"
+    );
     scene.links.cork();
     for step in 1..=12 {
         scene.links.request(scene.link, key(step), Want::Fresh, u32::MAX, step as u32).expect("sent");
@@ -106,7 +109,7 @@ fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
     let mut steps = Vec::new();
     let mut slots = 0;
     while steps.len() < 12 {
-        let slot = scene.peer.next();
+        let slot = scene.peer.next_slot();
         slots += 1;
         steps.extend(messages(&slot).into_iter().map(|message| match message {
             Message::Request(request) => request.step,
@@ -135,8 +138,8 @@ fn answers_to_what_came_in_one_poll_share_slots_and_stay_in_order_with_writes() 
         }
         asked.push(incoming);
     }
-    let first = scene.peer.next();
+    let first = scene.peer.next_slot();
     assert!(is_packed(&first) && messages(&first).len() == 2, "those before the immediate");
-    let last = scene.peer.next();
+    let last = scene.peer.next_slot();
     assert!(matches!(messages(&last)[..], [Message::Error { .. }]), "what is alone behind it is no pack");
 }

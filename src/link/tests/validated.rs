@@ -81,7 +81,7 @@ impl ByHand {
             self.port.poll(&mut self.completions);
             for (completion, bytes) in self.completions.drain() {
                 match completion.event {
-                    Event::Message(_) => all.push(Came::Message(bytes.to_vec())),
+                    Event::Message(_) => all.extend(messages_in(bytes).into_iter().map(Came::Message)),
                     Event::Immediate { immediate, bytes } => all.push(Came::Immediate(immediate.kind, bytes)),
                     Event::Lent { bytes, .. } => all.push(Came::Lent(bytes.len() as u64)),
                     _ => {}
@@ -494,9 +494,10 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     assert_eq!(scene.peer.came(2), [Came::Immediate(ImmediateKind::Plain, 1000), checksum(1, sum)]);
     // A loan behind its meta-data.
     scene.peer.ask_validated(2, true, None);
-    serve(&mut scene, Some(1000));
+    serve(&mut scene, Some(2000));
     let came = scene.peer.came(3);
-    assert_eq!((kind(&came[0]), &came[1..]), (6, &[Came::Lent(1000), checksum(2, sum)][..]));
+    let sum = sum_of(&[2000_u32 as u8; 2000]);
+    assert_eq!((kind(&came[0]), &came[1..]), (6, &[Came::Lent(2000), checksum(2, sum)][..]));
     // A standing request: META, the write, the sum.
     let grant = scene.peer.grant(4000);
     let mut steps = Vec::new();
@@ -513,10 +514,11 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
         room: Some((grant.region, grant.len)),
         steps: ArmedSteps::new(&steps, true),
     }));
-    serve(&mut scene, Some(1000));
+    serve(&mut scene, Some(3000));
     let came = scene.peer.came(3);
+    let sum = sum_of(&[3000_u32 as u8; 3000]);
     assert_eq!(kind(&came[0]), 6);
-    assert_eq!(came[1..], [Came::Immediate(ImmediateKind::Plain, 1000), checksum(3, sum)]);
+    assert_eq!(came[1..], [Came::Immediate(ImmediateKind::Plain, 3000), checksum(3, sum)]);
     // Dead values and errors have no bytes, and who does not ask for a sum gets none.
     scene.peer.ask_validated(4, false, None);
     serve(&mut scene, None);
