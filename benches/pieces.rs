@@ -78,6 +78,7 @@ fn messages() {
         meta_version: 1,
         timeout_ms: 60_000,
         borrow: false,
+        validate: false,
         grant: Some(grant),
     });
     let answer = Message::Response { request, meta: MetaRef::Cached(1), data: &[7; 32] };
