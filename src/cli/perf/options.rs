@@ -92,6 +92,10 @@ pub struct Args {
     /// rendezvous_lat: 128; of write_bw: 0]
     #[arg(long, short = 'I', alias = "inline_size", value_name = "BYTES")]
     pub inline: Option<u32>,
+    /// rendezvous_lat: receives borrow, and each side sends the same tensor each time. Every size is measured in turns with the
+    /// smallest
+    #[arg(long)]
+    pub borrow: bool,
     /// Idle links between the two processes beside the one that write_lat measures; it is then also measured alone,
     /// in turns [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_LINKS))]
