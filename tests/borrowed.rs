@@ -132,7 +132,8 @@ fn role_heir() {
         until(&node, "the end of the dead sender's pool", || kept(&node) > 0);
         let took = killed.elapsed();
         println!("what was borrowed was copied {took:?} after the death (grace {GRACE:?})");
-        assert!(took >= GRACE && took < 5 * GRACE);
+        // The end of its link, the grace period and a tick; and five times that on a busy machine.
+        assert!(took >= GRACE && took < 5 * (Duration::from_millis(100) + GRACE + GRACE / 4));
         over.store(true, Ordering::Relaxed);
         println!("it was read {} times meanwhile", reader.join().expect("nothing has changed"));
     });

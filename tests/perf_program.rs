@@ -248,6 +248,32 @@ fn small_writes_that_are_copied_are_counted_like_others() {
     assert_eq!((&report["inline_bytes"], &report["results"][0]["iterations"]), (&8.into(), &1000.into()));
 }
 
+#[test]
+fn a_borrowed_receive_costs_the_same_at_any_size() {
+    /// What is wanted of 1 GiB over 8 B; a test on a busy machine asserts five times that.
+    const BOUND: f64 = 1.5;
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report");
+    let options = "perf rendezvous_lat --local --borrow -s 8,64MiB -n 500 --warmup 20 --pool 130MiB --json";
+    let report = report(&path, &run(&format!("{options} {}", path.display())));
+    let references = report["references"].as_array().expect("a list");
+    let [smallest] = references.iter().filter(|one| one["name"] == "smallest").collect::<Vec<_>>()[..] else {
+        panic!("{references:?}")
+    };
+    assert_eq!(smallest["bytes"], 64 << 20);
+    let figure = |key: &str| smallest[key].as_f64().expect("a number");
+    let (ours, least, ratio) = (figure("ours_p50_ns"), figure("p50_ns"), figure("ratio"));
+    println!(
+        "a borrowed receive of 64 MiB took {ours} ns, one of 8 B {least} ns: {ratio:.2} (bound {BOUND})"
+    );
+    assert!(ratio < 5.0 * BOUND, "{smallest}");
+    assert!(references.iter().all(|one| one["name"] != "memcpy"));
+}
+
 /// A server of a test at a free port, with the command line of its client. Killed when dropped.
 struct Served {
     server: Option<Child>,

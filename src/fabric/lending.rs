@@ -7,6 +7,10 @@
 use crate::mutants::{Mutant, is_on};
 use std::array;
 use std::sync::Arc;
+
+#[cfg(tensorwire_loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(tensorwire_loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ticks that a grace period is divided into.
@@ -108,8 +112,8 @@ impl LoanBooks {
             let tick = self.tick.load(Ordering::Acquire);
             let one_more = |word: u64| is_of(word, tick).then_some(word + 1);
             let begun = &self.begun[place(tick)];
-            // It fails only if several ticks have passed since the load.
-            if begun.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok() {
+            // It fails only if several ticks have passed since the load. Acquire: then the next load sees a later one.
+            if begun.fetch_update(Ordering::Relaxed, Ordering::Acquire, one_more).is_ok() {
                 return tick;
             }
         }
@@ -120,7 +124,8 @@ impl LoanBooks {
         let next = self.tick.load(Ordering::Relaxed) + 1;
         // Those that began in that tick have been out for a whole grace period, and for less than one tick more.
         if let Some(over) = next.checked_sub(TICKS_PER_GRACE + 1) {
-            let begun = self.begun[place(over)].swap(word(over + TICKS as u64, 0), Ordering::Relaxed);
+            // Release: whoever sees this sees a tick after that one.
+            let begun = self.begun[place(over)].swap(word(over + TICKS as u64, 0), Ordering::Release);
             self.overdue.fetch_add(begun & u64::from(u32::MAX), Ordering::Relaxed);
         }
         self.tick.store(next, Ordering::Release);
@@ -177,7 +182,7 @@ impl Drop for Allowance {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(tensorwire_loom)))]
 mod tests {
     use super::*;
 
@@ -242,5 +247,32 @@ mod tests {
         assert_eq!((out, bytes), (0, 0));
         (0..10).for_each(|_| books.tick());
         assert_eq!(books.figures().overdue, overdue, "what is back is not overdue");
+    }
+}
+
+/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for it.
+#[cfg(all(test, tensorwire_loom))]
+mod loom_tests {
+    use super::*;
+
+    #[test]
+    fn a_loan_that_ends_while_the_time_passes_is_overdue_once_or_never_and_leaves_nothing_behind() {
+        loom::model(|| {
+            let books = Arc::new(LoanBooks::new(10));
+            let loan = books.allow(10).expect("room");
+            let borrower = {
+                let books = Arc::clone(&books);
+                loom::thread::spawn(move || {
+                    drop(loan);
+                    drop(books.allow(10).expect("room again"));
+                })
+            };
+            (0..=TICKS_PER_GRACE).for_each(|_| books.tick());
+            borrower.join().expect("no panic");
+            let LoanFigures { out, bytes, overdue, .. } = books.figures();
+            assert!((out, bytes) == (0, 0) && overdue <= 2);
+            (0..TICKS as u64).for_each(|_| books.tick());
+            assert_eq!(books.figures().overdue, overdue, "what is back is not overdue");
+        });
     }
 }

@@ -21,6 +21,12 @@ pub fn check_settings(args: &Args) -> Result<(), CliError> {
             return usage(format!("{option}: only write_lat takes it, not {}; leave it out", test.name()));
         }
     }
+    if args.borrow && (test != Test::RendezvousLat || args.fabric == Some(FabricName::Verbs)) {
+        return usage("--borrow: only rendezvous_lat on shm borrows; leave it out".into());
+    }
+    if args.borrow && args.inline.is_some_and(|inline| inline > 0) {
+        return usage("--inline: what travels inside a slot is not borrowed; leave it out".into());
+    }
     if args.inline.is_some() && test == Test::ReadLat {
         return usage("--inline: what is read can't travel in the request; leave it out".into());
     }

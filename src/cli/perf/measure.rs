@@ -140,7 +140,11 @@ impl<'a> Run<'a> {
         let mut alone = self.alone.is_some().then(|| Series::new("alone", scale));
         let mut line = (beside && !bandwidth).then(|| Series::new("cache_line", 0.5));
         let mut ring = (beside && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
-        let mut copy = (beside && bytes >= COPY_FROM).then(|| Series::new("memcpy", 1.0));
+        // A copy says nothing of what is not copied.
+        let copies = beside && bytes >= COPY_FROM && !self.plan.settings.borrow;
+        let least = self.plan.smallest(bytes);
+        let mut smallest = least.map(|_| Series::new("smallest", scale));
+        let mut copy = copies.then(|| Series::new("memcpy", 1.0));
         let mut memory = Memcpy::new(if copy.is_some() { bytes } else { 0 })?;
         let (mut turn, mut turns) = (Recorder::new(), Vec::new());
         for _ in 0..self.plan.turns {
@@ -155,6 +159,10 @@ impl<'a> Run<'a> {
                     series.add(&turn);
                 }
             }
+            if let (Some(least), Some(smallest)) = (least, &mut smallest) {
+                self.turn(Subject::Test, least, channel, &mut turn)?;
+                smallest.add(&turn);
+            }
             if let Some(copy) = &mut copy {
                 self.copies(bytes, &mut memory, &mut turn)?;
                 copy.add(&turn);
@@ -162,7 +170,7 @@ impl<'a> Run<'a> {
         }
         let each: Vec<f64> = turns.iter().map(Took::each).collect();
         let medians = if bandwidth { &each } else { &ours.medians };
-        let references = [alone, line, ring, copy]
+        let references = [alone, smallest, line, ring, copy]
             .into_iter()
             .flatten()
             .map(|series| Comparison::new(series.name, bytes, medians, &series.medians))

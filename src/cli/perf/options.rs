@@ -18,6 +18,8 @@ const MAX_DEPTH: u32 = 65_536;
 const MAX_LINKS: i64 = 4095;
 /// Where a server listens, as perftest's do.
 const PORT: u16 = 18_515;
+/// Bytes that a pool can be asked to have at most.
+const MAX_POOL: usize = 1 << 40;
 
 /// What `perf` is asked for.
 ///
@@ -86,12 +88,16 @@ pub struct Args {
     #[arg(long, short = 't', alias = "tx-depth", value_parser = depth)]
     pub depth: Option<u32>,
     /// Bytes of each process's pool [default: 256MiB]
-    #[arg(long, value_parser = bytes, value_name = "SIZE")]
+    #[arg(long, value_parser = pool, value_name = "SIZE")]
     pub pool: Option<usize>,
     /// Payload up to this many bytes travels inside a slot or work request [default: the fabric's most; of
     /// rendezvous_lat: 128; of write_bw: 0]
     #[arg(long, short = 'I', alias = "inline_size", value_name = "BYTES")]
     pub inline: Option<u32>,
+    /// rendezvous_lat: receives borrow, and each side sends the same tensor each time. Every size is measured in turns with the
+    /// smallest
+    #[arg(long)]
+    pub borrow: bool,
     /// Idle links between the two processes beside the one that write_lat measures; it is then also measured alone,
     /// in turns [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_LINKS))]
@@ -217,6 +223,21 @@ pub enum Notify {
 }
 
 fn bytes(text: &str) -> Result<usize, String> {
+    match size(text)? {
+        Some(size @ 1..=MAX_BYTES) => Ok(size),
+        _ => Err("a size is 1 to 1GiB, such as 8, 4KiB or 1MiB".into()),
+    }
+}
+
+fn pool(text: &str) -> Result<usize, String> {
+    match size(text)? {
+        Some(size @ 1..=MAX_POOL) => Ok(size),
+        _ => Err("a pool has 1 byte to 1024GiB, such as 256MiB".into()),
+    }
+}
+
+/// A number of bytes; `None` for one that is none or too large to count.
+fn size(text: &str) -> Result<Option<usize>, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let unit = match &text[digits..] {
         "" | "B" => 1,
@@ -225,11 +246,7 @@ fn bytes(text: &str) -> Result<usize, String> {
         "GiB" => 1 << 30,
         unit => return Err(format!("'{unit}' is no unit; there are B, KiB, MiB and GiB")),
     };
-    let size = text[..digits].parse::<usize>().ok().and_then(|count| count.checked_mul(unit));
-    match size {
-        Some(size @ 1..=MAX_BYTES) => Ok(size),
-        _ => Err("a size is 1 to 1GiB, such as 8, 4KiB or 1MiB".into()),
-    }
+    Ok(text[..digits].parse::<usize>().ok().and_then(|count| count.checked_mul(unit)))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

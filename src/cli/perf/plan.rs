@@ -17,6 +17,8 @@ const DEFAULT_VOLUME: u64 = 1 << 30;
 const DEFAULT_POOL: usize = 256 << 20;
 /// A payload fits if the pool holds so many: buffers being written, sent and received, and room to place them.
 const POOL_SHARE: usize = 8;
+/// The same where both sides borrow the one tensor that the other has.
+const BORROWED_SHARE: usize = 2;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
 const DEFAULT_WARMUP: u64 = 1000;
 
@@ -43,6 +45,8 @@ pub struct Settings {
     pub max_bytes: usize,
     /// Idle links beside the one that is measured.
     pub links: u32,
+    /// Whether receives borrow.
+    pub borrow: bool,
 }
 
 /// Which device was asked for.
@@ -123,10 +127,11 @@ impl Plan {
         let depth = args.depth.or(test.default_depth()).unwrap_or(1);
         let (pool, max_bytes) =
             (args.pool.unwrap_or(DEFAULT_POOL), sizes.iter().copied().max().unwrap_or_default());
-        if test.is_ours() && max_bytes > pool / POOL_SHARE {
+        let share = if args.borrow { BORROWED_SHARE } else { POOL_SHARE };
+        if test.is_ours() && max_bytes > pool / share {
             return usage(format!(
                 "--sizes: {max_bytes} bytes need a pool of {} at least, and it has {pool}: raise --pool",
-                max_bytes.saturating_mul(POOL_SHARE)
+                max_bytes.saturating_mul(share)
             ));
         }
         let fabric = args.fabric.unwrap_or(FabricName::Shm);
@@ -147,9 +152,10 @@ impl Plan {
                 mtu: args.mtu,
                 depth,
                 pool: pool as u64,
-                inline: args.inline.or(bandwidth.then_some(0)),
+                inline: args.inline.or((bandwidth || args.borrow).then_some(0)),
                 max_bytes,
                 links: args.links.unwrap_or(0),
+                borrow: args.borrow,
             },
             sizes,
             turns: args.turns.unwrap_or(MIN_TURNS),
@@ -172,7 +178,7 @@ impl Plan {
 
     /// What the other side must agree with.
     pub fn terms(&self) -> Terms {
-        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, .. } = &self.settings;
+        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, borrow, .. } = &self.settings;
         let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
         let or_default = |value: Option<String>| value.unwrap_or_else(|| "the default".into());
         let terms = [
@@ -186,6 +192,7 @@ impl Plan {
             ("--turns", self.turns.to_string()),
             ("--pool", pool.to_string()),
             ("--links", links.to_string()),
+            ("--borrow", borrow.to_string()),
             ("--notify", format!("{notify:?}").to_lowercase()),
             ("--cq-mod", or_default(cq_mod.map(|count| count.to_string()))),
             ("--mtu", or_default(mtu.map(|bytes| bytes.to_string()))),
@@ -225,7 +232,9 @@ impl Plan {
         if let Some(duration) = self.duration {
             return Length::Duration(duration / self.turns);
         }
-        let fitting = (DEFAULT_VOLUME / bytes.max(1) as u64).clamp(100, DEFAULT_ITERATIONS);
+        // What is borrowed is not moved.
+        let moved = if self.settings.borrow { 1 } else { bytes.max(1) };
+        let fitting = (DEFAULT_VOLUME / moved as u64).clamp(100, DEFAULT_ITERATIONS);
         Length::Iterations(self.iterations.unwrap_or(fitting).div_ceil(u64::from(self.turns)))
     }
 
@@ -244,6 +253,12 @@ impl Plan {
             Some(duration) => format!("{} s a size, {} turns", duration.as_secs_f64(), self.turns),
             None => format!("iterations, {} turns", self.turns),
         }
+    }
+
+    /// The size that every larger one is compared with, where that is the question.
+    pub fn smallest(&self, bytes: usize) -> Option<usize> {
+        let smallest = self.sizes.iter().copied().min()?;
+        (self.settings.borrow && smallest < bytes).then_some(smallest)
     }
 
     /// Whether bare memory that both processes share is measured beside the test.
@@ -285,6 +300,7 @@ fn given(args: &Args) -> impl Iterator<Item = &'static str> {
         ("--turns", args.turns.is_some()),
         ("--pool", args.pool.is_some()),
         ("--links", args.links.is_some()),
+        ("--borrow", args.borrow),
         ("--notify", args.notify.is_some()),
         ("--cq-mod", args.cq_mod.is_some()),
         ("--mtu", args.mtu.is_some()),
@@ -341,6 +357,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_borrowed_takes_as_many_round_trips_at_every_size_and_is_compared_with_the_smallest() {
+        let plan = plan("rendezvous_lat --local --borrow -s 1GiB,8 --pool 2GiB").unwrap();
+        assert_eq!(
+            (plan.length(8), plan.length(1 << 30)),
+            (Length::Iterations(20_000), Length::Iterations(20_000))
+        );
+        assert_eq!((plan.smallest(8), plan.smallest(1 << 30)), (None, Some(8)));
+        assert_eq!(plan.settings.inline, Some(0));
+    }
+
+    #[test]
     fn all_sizes_are_those_that_the_test_carries() {
         assert_eq!(plan("ring_64 --local --all-sizes").unwrap().sizes, [2, 4, 8, 16, 32]);
     }
@@ -385,6 +412,10 @@ mod tests {
             ("write_lat --local --sizes 64MiB", "need a pool of 536870912"),
             ("rendezvous_lat --local --inline 161", "160 at most"),
             ("rendezvous_lat --local --links 5", "only write_lat takes it"),
+            ("write_lat --local --borrow", "only rendezvous_lat on shm borrows"),
+            ("rendezvous_lat --local --fabric verbs --borrow", "only rendezvous_lat on shm borrows"),
+            ("rendezvous_lat --local --borrow -I 8", "is not borrowed"),
+            ("rendezvous_lat --local --borrow -s 200MiB", "need a pool of 419430400"),
             ("write_lat --local --links 4096", "4096 is not in 1..=4095"),
         ] {
             let refusal = plan(options).unwrap_err();

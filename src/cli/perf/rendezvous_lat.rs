@@ -1,12 +1,15 @@
 //! The whole engine: a tensor sent and received by step and key into a given buffer, answered by another.
 //!
-//! Each tensor is freshly written by its producer, between the round trips and not measured.
+//! Each tensor is freshly written by its producer, between the round trips and not measured. Or receives borrow: then each side
+//! has one tensor of a size, which it sends each time.
 
 use super::channel::Channel;
 use super::options::FabricName;
 use super::plan::Settings;
 use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
 use crate::cli::CliError;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::TcpListener;
 use tensorwire::memory::{BufferRing, Tensor, TensorMut};
 use tensorwire::node::Node;
@@ -34,6 +37,8 @@ pub struct RendezvousLat {
     /// Where the next one is received; gone if a receive failed.
     into: Option<TensorMut>,
     rounds: u64,
+    /// Where receives borrow: what is sent, by size.
+    sources: Option<BTreeMap<usize, Tensor>>,
 }
 
 impl RendezvousLat {
@@ -52,6 +57,9 @@ impl RendezvousLat {
         builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
         for (key, value) in device(settings) {
             builder = builder.set(key, value);
+        }
+        if settings.borrow {
+            builder = builder.set("bulk_receive", "borrow").set("max_lent_bytes", settings.pool.to_string());
         }
         let inline = settings.inline.unwrap_or(128);
         builder = builder.set("small_tensor_bytes", inline.to_string());
@@ -75,6 +83,7 @@ impl RendezvousLat {
             produced: None,
             into: None,
             rounds: 0,
+            sources: settings.borrow.then(BTreeMap::new),
         })
     }
 
@@ -83,6 +92,16 @@ impl RendezvousLat {
             return Ok(());
         }
         let tried = || format!("buffers of {bytes} bytes");
+        self.bytes = bytes;
+        if let Some(sources) = &mut self.sources {
+            if let Entry::Vacant(place) = sources.entry(bytes) {
+                let made = self.node.tensor(DType::U8, &[bytes as u64]);
+                let mut source = made.map_err(|error| CliError::failed(tried(), error))?;
+                source.bytes_mut().fill(7);
+                place.insert(source.freeze());
+            }
+            return Ok(());
+        }
         // The last size's go back to the pool first.
         (self.produced, self.into) = (None, None);
         let dims = [bytes as u64];
@@ -90,12 +109,15 @@ impl RendezvousLat {
             self.node.ring(DType::U8, &dims, BUFFERS).map_err(|error| CliError::failed(tried(), error))?;
         self.into =
             Some(self.node.tensor(DType::U8, &dims).map_err(|error| CliError::failed(tried(), error))?);
-        self.bytes = bytes;
         Ok(())
     }
 
     /// Writes the tensor that is sent next, in a buffer that nobody reads any more.
     fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
+        if let Some(sources) = &self.sources {
+            self.produced = sources.get(&self.bytes).cloned();
+            return Ok(());
+        }
         let mut wait = watch.wait();
         self.rounds += 1;
         loop {
@@ -117,6 +139,14 @@ impl RendezvousLat {
     }
 
     fn receive(&mut self) -> Result<(), Halt> {
+        if self.sources.is_some() {
+            let got =
+                self.step.recv(&self.from, PATIENCE).map_err(|error| Halt::Failed(error.to_string()))?;
+            return match got.tensor.is_lent() {
+                true => Ok(()),
+                false => Err(Halt::Failed("what was to be borrowed was copied".into())),
+            };
+        }
         let Some(into) = self.into.take() else {
             return Err(Halt::Failed("the last receive failed".into()));
         };

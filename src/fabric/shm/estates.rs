@@ -2,7 +2,7 @@
 //!
 //! One borrowed tensor keeps the whole mapping of a dead process's pool, and with it all of that memory. So a grace
 //! period after the death what is still borrowed is copied, at the same addresses, and the rest goes back to the system. The
-//! watcher's thread does that; holders notice nothing.
+//! watcher's thread tells when it is time, and a thread of its own does it; holders notice nothing.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types)] // when links end, and on the watcher's thread
 
@@ -34,7 +34,7 @@ pub(super) struct Estate {
     /// Every table in which a borrowed part of the region can have its place.
     pub tables: Vec<Weak<LeaseTable>>,
     pub process: Process,
-    /// Ticks since its process was seen dead, or since the last attempt.
+    /// Ticks since its process was seen dead, or since the last attempt; it is dead if there are any.
     dead_for: u64,
     has_failed: bool,
 }
@@ -60,20 +60,27 @@ impl Estates {
         }
     }
 
-    /// A part of a grace period has passed.
-    pub(super) fn tick(&self) {
+    /// A part of a grace period has passed. Returns whether there is something to settle.
+    pub(super) fn tick(&self) -> bool {
         self.books.tick();
-        self.settle(TICKS_PER_GRACE);
+        let mut is_due = false;
+        self.list().retain_mut(|estate| {
+            is_due |= estate.ages() > TICKS_PER_GRACE;
+            estate.region.strong_count() > 0
+        });
+        is_due
     }
 
-    /// Settles what was left by those who have been dead for more than so many ticks.
-    fn settle(&self, ticks: u64) {
+    /// Settles what was left by those who have been dead for a grace period. Takes as long as it takes to copy that.
+    pub(super) fn settle(&self) {
+        self.settle_if(|estate| estate.dead_for > TICKS_PER_GRACE);
+    }
+
+    fn settle_if(&self, is_due: impl Fn(&Estate) -> bool) {
         // Copied without the lock, as a poller that parts from a link takes it.
-        let mut estates = std::mem::take(&mut *self.list());
-        if !estates.is_empty() {
-            estates.retain_mut(|estate| estate.is_open(ticks, &self.books));
-            self.list().append(&mut estates);
-        }
+        let mut due: Vec<Estate> = self.list().extract_if(.., |estate| is_due(estate)).collect();
+        due.retain_mut(|estate| !estate.is_settled(&self.books));
+        self.list().append(&mut due);
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Estate>> {
@@ -85,7 +92,7 @@ impl Drop for Estates {
     /// Nobody sees to them later.
     fn drop(&mut self) {
         if !self.home.is_left() {
-            self.settle(0);
+            self.settle_if(|estate| estate.process.has_ended());
         }
     }
 }
@@ -96,16 +103,17 @@ impl Estate {
         Estate { region, tables, process, dead_for: 0, has_failed: false }
     }
 
-    /// Settles it if it is time; whether something is left to do.
-    fn is_open(&mut self, ticks: u64, books: &LoanBooks) -> bool {
-        let Some(region) = self.region.upgrade() else { return false };
-        if !self.process.has_ended() {
-            return true;
+    /// One tick more; for how many its process has been dead.
+    fn ages(&mut self) -> u64 {
+        if self.dead_for > 0 || self.process.has_ended() {
+            self.dead_for += 1;
         }
-        self.dead_for += 1;
-        if self.dead_for <= ticks {
-            return true;
-        }
+        self.dead_for
+    }
+
+    /// Settles it, if that can be done now. Its process has ended.
+    fn is_settled(&mut self, books: &LoanBooks) -> bool {
+        let Some(region) = self.region.upgrade() else { return true };
         let mut spans = Vec::new();
         let tables = self.tables.iter().filter_map(Weak::upgrade);
         tables.for_each(|table| table.held_in(&region, &mut spans));
@@ -123,7 +131,7 @@ impl Estate {
                     bytes,
                     "what is borrowed of a dead peer was copied out of its pool"
                 );
-                false
+                true
             }
             Err(error) => {
                 books.keep_failed();
@@ -131,7 +139,7 @@ impl Estate {
                 if !std::mem::replace(&mut self.has_failed, true) {
                     tracing::warn!(pid, tensors, bytes, %error, "a dead peer's pool stays, as something of it is borrowed: it is tried again");
                 }
-                true
+                false
             }
         }
     }

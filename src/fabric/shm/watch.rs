@@ -48,6 +48,8 @@ struct Shared {
     stop: OwnedFd,
     timer: OwnedFd,
     estates: Arc<Estates>,
+    /// Settles estates, when there are some.
+    keeper: Mutex<Option<JoinHandle<()>>>,
     watched: Mutex<Watched>,
 }
 
@@ -124,7 +126,8 @@ impl Watcher {
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(TICK), epoll::EventFlags::IN)
             .map_err(os("watching a timer"))?;
         let (home, watched) = (Home::here(), Mutex::default());
-        let shared = Arc::new(Shared { home, epoll, stop, timer, estates, watched });
+        let keeper = Mutex::default();
+        let shared = Arc::new(Shared { home, epoll, stop, timer, estates, keeper, watched });
         let thread = std::thread::Builder::new()
             .name("tw-shm-watch".into())
             .spawn({
@@ -218,8 +221,26 @@ impl Shared {
         let mut count = [0; 8];
         // One that is not due after all has nothing to read.
         if rustix::io::read(&self.timer, &mut count) == Ok(count.len()) {
-            (0..u64::from_ne_bytes(count).min(MAX_TICKS)).for_each(|_| self.estates.tick());
+            let ticks = u64::from_ne_bytes(count).min(MAX_TICKS);
+            if (0..ticks).fold(false, |is_due, _| self.estates.tick() || is_due) {
+                self.settle();
+            }
         }
+    }
+
+    /// Has what dead peers left settled by a thread of its own: it may take long, and the next death must be told at once.
+    fn settle(&self) {
+        let mut keeper = self.keeper();
+        if keeper.as_ref().is_none_or(JoinHandle::is_finished) {
+            let estates = Arc::clone(&self.estates);
+            let thread = std::thread::Builder::new().name("tw-shm-keep".into());
+            // Without a thread it is tried again with the next tick.
+            *keeper = thread.spawn(move || estates.settle()).ok();
+        }
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn died(&self, id: u64) {
@@ -243,6 +264,10 @@ impl Drop for Watcher {
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there has been reported by its hook
+        }
+        let keeper = self.shared.keeper().take();
+        if let Some(keeper) = keeper {
+            let _ = keeper.join();
         }
     }
 }
