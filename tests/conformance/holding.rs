@@ -2,7 +2,11 @@
 
 use crate::expect;
 use crate::harness::{End, Got, Harness, immediate, pair, pool, tensor, tensor_mut};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use tensorwire::memory::{ForeignMemory, Pool, TensorMut};
+use tensorwire::wire::{DType, Shape, TensorMeta};
 
 const ZERO: Lane = Lane(0);
 
@@ -52,6 +56,49 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     assert!(foreign.is_unique(), "what was refused is not held");
     a.port.send(a.link, ZERO, b"still up").expect("posted");
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"still up");
+}
+
+/// Bytes outside the pool, each of which is written by who has a tensor of it.
+struct Outside([AtomicU8; 64]);
+
+/// All of them, as a tensor.
+#[allow(unsafe_code)]
+fn outside(pool: &Pool) -> TensorMut {
+    let owner = Arc::new(Outside([const { AtomicU8::new(0) }; 64]));
+    let base = owner.0.as_ptr().cast::<u8>().cast_mut();
+    let meta = TensorMeta::new(DType::U8, Shape::new(&[64]).expect("a shape")).expect("meta");
+    // SAFETY: the array is the owner, stays where it is, and is of cells.
+    let memory = unsafe { ForeignMemory::new_writable(owner, base, 64) };
+    // SAFETY: nobody else uses it.
+    unsafe { memory.tensor_mut(pool, meta, 0) }.expect("inside")
+}
+
+pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    b.port.post_receives(b.link, ZERO, 2);
+    let inside = tensor_mut(&b.pool, 64);
+    assert!(b.port.reaches(&inside) && b.port.reaches(&tensor_mut(&b.pool, 0)));
+    let target = outside(&b.pool);
+    if !b.port.reaches(&target) {
+        let (error, target) = b.port.grant(b.link, target).expect_err("it is not reached");
+        assert!(matches!(error, PostError::Refused(_)), "{error:?}");
+        drop(target);
+        return assert!(b.port.grant(b.link, inside).is_ok());
+    }
+    let grant = b.port.grant(b.link, target).expect("room");
+    assert_eq!(grant.len, 64);
+    let source = tensor(&a.pool, &(0..64).collect::<Vec<u8>>());
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 32, &grant, Some(immediate(1))).expect("posted");
+    let behind = tensorwire::wire::Grant { offset: grant.offset + 32, len: 32, ..grant };
+    a.port.write(a.link, ZERO, OpId(2), &source, 32, 32, &behind, Some(immediate(2))).expect("posted");
+    expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
+    expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
+    assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), source.bytes());
+    let again = b.port.grant(b.link, outside(&b.pool)).expect("room");
+    let beyond = tensorwire::wire::Grant { offset: again.offset + 1, ..again };
+    a.port.write(a.link, ZERO, OpId(3), &source, 0, 64, &beyond, None).expect("posted");
+    let why = expect!(b.next(&mut a), Got::Down(why) => why);
+    assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
 }
 
 /// Reads 8 bytes through a grant of `b`'s.

@@ -54,6 +54,7 @@ macro_rules! conformance {
                 a_thread_wakes_the_sleepers_of_its_process
                 what_has_failed_holds_no_memory
                 only_the_fabric_s_own_pool_can_be_reached_by_peers
+                memory_outside_the_pool_is_written_as_granted_or_refused
                 a_grant_of_one_kind_can_t_be_taken_back_as_the_other
                 what_comes_before_the_first_poll_waits_for_it
             }

@@ -161,7 +161,8 @@ impl Registrations {
             );
             return None;
         }
-        let range = around(range, &place.addresses());
+        let wide = around(range, &place.addresses());
+        let range = if wide.len() <= self.limits.bytes { wide } else { range.clone() };
         if !self.without(ended, |ranges, out| ranges.make_room(range.len(), self.limits, out)) {
             self.refused(&"rdma_registrations or rdma_registered_bytes leaves no room");
             return None;

@@ -119,7 +119,7 @@ fn handles_are_shown_without_contents() {
     let tensor = pool.zeroed(meta(DType::F32, &[2])).expect("room");
     let span = "Some(Span { region: 7, offset: 0, len: 8 })";
     assert_eq!(format!("{tensor:?}"), format!("TensorMut {{ meta: f32[2], span: {span} }}"));
-    let shown = format!("Tensor {{ meta: f32[2], handles: 1, span: {span}, lent: false }}");
+    let shown = format!("Tensor {{ meta: f32[2], handles: 1, span: {span}, lent: false, foreign: false }}");
     assert_eq!(format!("{:?}", tensor.freeze()), shown);
 }
 
