@@ -1,6 +1,7 @@
 //! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
 
 use crate::model::{Call, End, Model, Violation};
+use crate::process::Open;
 use crate::program::{Action, Form, Key, Program};
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -135,16 +136,17 @@ fn every_call_ends(world: &mut World) -> Result<(), Violation> {
     for _ in 0..8 {
         let open = world.processes.iter().flatten().flat_map(|process| &process.open);
         let calls = &world.model.calls;
-        let Some(last) = open.map(|open| calls[open.call].deadline).max() else { return Ok(()) };
+        let deadlines = open.flat_map(Open::calls).map(|call| calls[call].deadline);
+        let Some(last) = deadlines.max() else { return Ok(()) };
         let now = world.network.now();
         let grace = Duration::from_micros(2 * world.settings.cancel_grace);
         world.network.advance_to(last.max(now) + grace);
         settle(world)?;
     }
-    let open = world.processes.iter().flatten().find_map(|process| process.open.first());
-    match open {
-        Some(open) => {
-            let Call { key, began, deadline, .. } = &world.model.calls[open.call];
+    let mut open = world.processes.iter().flatten().flat_map(|process| &process.open).flat_map(Open::calls);
+    match open.next() {
+        Some(call) => {
+            let Call { key, began, deadline, .. } = &world.model.calls[call];
             let (began, deadline) = (began.as_nanos(), deadline.as_nanos());
             Err(format!("a receive of {key}, begun at {began} ns until {deadline} ns, never ended"))
         }
