@@ -108,6 +108,7 @@ fn settle(world: &mut World) -> Result<(), Violation> {
 /// With nothing on its way any more, nobody waits for what can't come, nor beside what is there.
 fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
     let (model, now) = (&world.model, world.network.now());
+    nobody_waits_for_room_that_is_there(world)?;
     for (key, channel) in &model.channels {
         let open = |call: &&usize| {
             let Call { end, cancelled, deadline, .. } = &model.calls[**call];
@@ -125,8 +126,25 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
             return Err(format!("{who}, and the step is over"));
         }
         let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
-        if values > 0 {
+        // One of a batch that waits for room has to wait until others have ended.
+        let is_crowded = world.processes[key.to].as_ref().is_some_and(|process| process.load().held_up > 0);
+        if values > 0 && !is_crowded {
             return Err(format!("{who}, and {values} values wait too"));
+        }
+    }
+    Ok(())
+}
+
+fn nobody_waits_for_room_that_is_there(world: &World) -> Result<(), Violation> {
+    let (requests, routes) = (world.settings.max_requests, world.settings.max_routes);
+    for process in world.processes.iter().flatten() {
+        let Load { held_up, links, .. } = process.load();
+        let has_room = links.requests < requests as usize && links.busy_routes < routes as usize;
+        if held_up > 0 && has_room {
+            return Err(format!(
+                "{held_up} receives at {} wait for room, and there is some: {links:?}",
+                process.at
+            ));
         }
     }
     Ok(())

@@ -9,9 +9,13 @@ const DTYPES: [DType; 6] = [DType::U8, DType::F32, DType::F64, DType::Bool, DTyp
 /// The program of a seed.
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
-    let settings = settings(&mut random);
+    let mut settings = settings(&mut random);
     let (deaths, busy, stands) = (random.one_in(3), random.below(3), random.one_in(2));
     let batches = random.one_in(2);
+    if batches && random.one_in(3) {
+        // So that batches wait for room.
+        settings.max_requests = 2 + random.below(6) as u32;
+    }
     let mut from = Generator { deaths, busy, stands, batches, recent: Vec::new(), settings, random };
     let length = 20 + from.random.below(120);
     let bursts = from.random.one_in(4);
