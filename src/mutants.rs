@@ -114,8 +114,6 @@ mutants! {
     BatchStopsAtFailure,
     /// A receive of a batch for which there was no room is not asked for again once the slot table was full.
     HeldUpForgotten,
-    /// What waits for room is overtaken by a later receive of the same key.
-    HeldUpOvertaken,
 }
 
 /// Whether a bug is switched on.

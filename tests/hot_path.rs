@@ -76,6 +76,11 @@ const fn validated(scenario: Scenario) -> Scenario {
     Scenario { validate: true, ..scenario }
 }
 
+/// Each round is a hundred values each way.
+const fn batches(name: &'static str, what: What, counted: u32) -> Scenario {
+    Scenario { name, what, ids: Ids::Random, warm_up: 100, counted }
+}
+
 const SCENARIOS: &[Scenario] = &[
     scenario("small", What::Tensor(2), Ids::Random, 100_000),
     scenario("small_in_sequence", What::Tensor(2), Ids::Counted, 10_000),
@@ -85,6 +90,9 @@ const SCENARIOS: &[Scenario] = &[
     scenario("borrowed", What::Borrowed(4 << 10), Ids::Random, 5_000),
     scenario("dead", What::Dead, Ids::Random, 5_000),
     scenario("several", What::Several(256), Ids::Random, 2_000),
+    batches("batch", What::Batch(2), 500),
+    batches("written_batch", What::Batch(256), 300),
+    batches("crowded_batch", What::Crowded(2), 200),
     scenario("small_standing", What::Tensor(2), Ids::Standing, 20_000),
     scenario("written_standing", What::Tensor(4 << 10), Ids::Standing, 5_000),
     scenario("borrowed_standing", What::Borrowed(4 << 10), Ids::Standing, 5_000),
@@ -157,6 +165,10 @@ fn start(task: u32, scenario: &Scenario) -> Node {
         .set("bulk_receive", bulk)
         .set("validate", scenario.validate.to_string())
         .set("pool_size", "64MiB");
+    if let What::Crowded(_) = scenario.what {
+        // So that most of a batch waits for room.
+        builder = builder.set("max_requests", "10");
+    }
     if cpus.len() > 1 {
         builder = builder.set("cores", cpus[task as usize].to_string());
     }
@@ -349,6 +361,21 @@ fn dead_values() {
 #[test]
 fn several_edges_at_a_time() {
     prove("several");
+}
+
+#[test]
+fn batches_of_small_tensors() {
+    prove("batch");
+}
+
+#[test]
+fn batches_of_tensors_that_are_written() {
+    prove("written_batch");
+}
+
+#[test]
+fn batches_of_more_than_may_be_outstanding() {
+    prove("crowded_batch");
 }
 
 #[test]

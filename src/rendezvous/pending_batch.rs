@@ -51,6 +51,12 @@ impl PendingBatch {
         self.tickets.are_done()
     }
 
+    /// How one of them has ended, by its place among the edges, as soon as it has; `None` before that, and when it was taken. For
+    /// who sees to each value as it comes: who waits for all finds those missing that were taken.
+    pub fn take(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
+        self.tickets.take(at).map(delivered)
+    }
+
     /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`]. Does not wait.
     pub fn cancel(&self) {
         self.give_up(GiveUp::Cancelled);
@@ -110,13 +116,10 @@ impl PendingBatch {
     }
 
     fn delivery(&mut self, at: usize) -> Result<Delivery<Tensor>, Error> {
-        let Some(Outcome(result)) = self.tickets.take(at) else {
-            return Err(self.shared.broken().unwrap_or(Error::Stopped));
-        };
-        let Delivery { tensor, is_dead, sender, receiver } = result?;
-        // A receive of a batch asks for this payload and no other.
-        let tensor = Tensor::from_payload(Taken(tensor)).ok_or(Error::Stopped)?;
-        Ok(Delivery { tensor, is_dead, sender, receiver })
+        match self.tickets.take(at) {
+            Some(outcome) => delivered(outcome),
+            None => Err(self.shared.broken().unwrap_or(Error::Stopped)),
+        }
     }
 
     /// Waits until all have ended or, if `or_failure`, one has failed.
@@ -173,6 +176,13 @@ impl PendingBatch {
             self.shared.cancel_all_local(&cancel);
         }
     }
+}
+
+fn delivered(Outcome(result): Outcome) -> Result<Delivery<Tensor>, Error> {
+    let Delivery { tensor, is_dead, sender, receiver } = result?;
+    // A receive of a batch asks for this payload and no other.
+    let tensor = Tensor::from_payload(Taken(tensor)).ok_or(Error::Stopped)?;
+    Ok(Delivery { tensor, is_dead, sender, receiver })
 }
 
 impl Drop for PendingBatch {

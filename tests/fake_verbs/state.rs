@@ -119,6 +119,7 @@ pub struct Recv {
 
 #[derive(Default)]
 pub struct Counts {
+    pub send_calls: u64,
     pub sends: u64,
     pub signaled: u64,
     pub inline: u64,

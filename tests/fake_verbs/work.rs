@@ -93,6 +93,9 @@ pub unsafe extern "C" fn post_send(
     let (_turn, mut state) = Turn::take(qp);
     // SAFETY: a queue pair that was handed out.
     let number = unsafe { (*qp).qp_num };
+    if let Some(of) = state.qps.get_mut(&number) {
+        of.counts.send_calls += 1;
+    }
     // SAFETY: a list of the caller's, that ends with null.
     while let Some(wr) = unsafe { request.as_ref() } {
         let fault = state.fault_of_any("post_send");

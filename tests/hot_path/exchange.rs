@@ -1,7 +1,7 @@
 //! The exchanges of a trainer's steps, as both sides of them.
 
 use std::time::Duration;
-use tensorwire::{DType, Edge, Node, Pending, Standing, Tensor, TensorMut};
+use tensorwire::{Batch, DType, Delivery, Edge, Node, Pending, Standing, Tensor, TensorMut};
 
 /// Long enough for anything that should come.
 const SOON: Duration = Duration::from_secs(60);
@@ -19,21 +19,30 @@ pub enum What {
     Dead,
     /// Several edges in flight at a time.
     Several(u64),
+    /// Many edges by one call.
+    Batch(u64),
+    /// The same, where only a few may be outstanding.
+    Crowded(u64),
 }
 
 /// Several edges in flight: so many.
 const EDGES: usize = 8;
+/// Edges of a batch.
+const BATCH: usize = 100;
 
 impl What {
     fn edges(self) -> usize {
-        if matches!(self, What::Several(_)) { EDGES } else { 1 }
+        match self {
+            What::Several(_) => EDGES,
+            What::Batch(_) | What::Crowded(_) => BATCH,
+            _ => 1,
+        }
     }
 
     fn floats(self) -> u64 {
         match self {
-            What::Tensor(floats) | What::Into(floats) | What::Borrowed(floats) | What::Several(floats) => {
-                floats
-            }
+            What::Tensor(floats) | What::Into(floats) | What::Borrowed(floats) => floats,
+            What::Several(floats) | What::Batch(floats) | What::Crowded(floats) => floats,
             What::Dead => 0,
         }
     }
@@ -47,6 +56,8 @@ pub struct Side<'a> {
     out: Vec<Edge>,
     back: Vec<Edge>,
     pending: Vec<Pending<Tensor>>,
+    batches: [Batch; 2],
+    received: Vec<Delivery<Tensor>>,
     next: u64,
     ids: Ids,
     _standing: Vec<Standing>,
@@ -82,7 +93,21 @@ impl<'a> Side<'a> {
         });
         let standing = standing.collect();
         let pending = Vec::with_capacity(EDGES);
-        Side { node, what, starts: task == 0, out, back, pending, next: 0, ids, _standing: standing }
+        let batches = [&out, &back].map(|edges| node.batch(edges.iter().cloned()).expect("usable"));
+        let received = Vec::with_capacity(BATCH);
+        Side {
+            node,
+            what,
+            starts: task == 0,
+            out,
+            back,
+            pending,
+            batches,
+            received,
+            next: 0,
+            ids,
+            _standing: standing,
+        }
     }
 
     fn id(&self, n: u64) -> u64 {
@@ -112,15 +137,23 @@ impl<'a> Side<'a> {
     }
 
     fn send(&self, step: &tensorwire::Step, n: u64) {
+        if let What::Batch(_) | What::Crowded(_) = self.what {
+            let tensors = self.out.iter().map(|_| self.filled(n));
+            return self.batches[0].send(step, tensors).expect("sent");
+        }
         for edge in &self.out {
             if self.what == What::Dead {
                 step.send_dead(edge).expect("sent");
                 continue;
             }
-            let mut tensor = self.tensor();
-            tensor.as_mut_slice::<f32>().expect("f32").fill(n as f32);
-            step.send(edge, tensor.freeze()).expect("sent");
+            step.send(edge, self.filled(n)).expect("sent");
         }
+    }
+
+    fn filled(&self, n: u64) -> Tensor {
+        let mut tensor = self.tensor();
+        tensor.as_mut_slice::<f32>().expect("f32").fill(n as f32);
+        tensor.freeze()
     }
 
     fn receive(&mut self, step: &tensorwire::Step, n: u64) {
@@ -136,6 +169,10 @@ impl<'a> Side<'a> {
             What::Into(_) => {
                 let pending = step.recv_into(edge, self.tensor()).expect("begun");
                 check(&pending.wait().expect("received").tensor.freeze(), n);
+            }
+            What::Batch(_) | What::Crowded(_) => {
+                self.batches[1].recv_into(step, SOON, &mut self.received).expect("received");
+                self.received.drain(..).for_each(|delivery| check(&delivery.tensor, n));
             }
             What::Several(_) => {
                 for edge in &self.back {

@@ -1,6 +1,7 @@
 //! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
 
 use crate::model::{Call, End, Model, Violation};
+use crate::process::Open;
 use crate::program::{Action, Form, Key, Program};
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -108,6 +109,7 @@ fn settle(world: &mut World) -> Result<(), Violation> {
 /// With nothing on its way any more, nobody waits for what can't come, nor beside what is there.
 fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
     let (model, now) = (&world.model, world.network.now());
+    nobody_waits_for_room_that_is_there(world)?;
     for (key, channel) in &model.channels {
         let open = |call: &&usize| {
             let Call { end, cancelled, deadline, .. } = &model.calls[**call];
@@ -125,8 +127,25 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
             return Err(format!("{who}, and the step is over"));
         }
         let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
-        if values > 0 {
+        // One of a batch that waits for room has to wait until others have ended.
+        let is_crowded = world.processes[key.to].as_ref().is_some_and(|process| process.load().held_up > 0);
+        if values > 0 && !is_crowded {
             return Err(format!("{who}, and {values} values wait too"));
+        }
+    }
+    Ok(())
+}
+
+fn nobody_waits_for_room_that_is_there(world: &World) -> Result<(), Violation> {
+    let (requests, routes) = (world.settings.max_requests, world.settings.max_routes);
+    for process in world.processes.iter().flatten() {
+        let Load { held_up, links, .. } = process.load();
+        let has_room = links.requests < requests as usize && links.busy_routes < routes as usize;
+        if held_up > 0 && has_room {
+            return Err(format!(
+                "{held_up} receives at {} wait for room, and there is some: {links:?}",
+                process.at
+            ));
         }
     }
     Ok(())
@@ -136,16 +155,17 @@ fn every_call_ends(world: &mut World) -> Result<(), Violation> {
     for _ in 0..8 {
         let open = world.processes.iter().flatten().flat_map(|process| &process.open);
         let calls = &world.model.calls;
-        let Some(last) = open.map(|open| calls[open.call].deadline).max() else { return Ok(()) };
+        let deadlines = open.flat_map(Open::calls).map(|call| calls[call].deadline);
+        let Some(last) = deadlines.max() else { return Ok(()) };
         let now = world.network.now();
         let grace = Duration::from_micros(2 * world.settings.cancel_grace);
         world.network.advance_to(last.max(now) + grace);
         settle(world)?;
     }
-    let open = world.processes.iter().flatten().find_map(|process| process.open.first());
-    match open {
-        Some(open) => {
-            let Call { key, began, deadline, .. } = &world.model.calls[open.call];
+    let mut open = world.processes.iter().flatten().flat_map(|process| &process.open).flat_map(Open::calls);
+    match open.next() {
+        Some(call) => {
+            let Call { key, began, deadline, .. } = &world.model.calls[call];
             let (began, deadline) = (began.as_nanos(), deadline.as_nanos());
             Err(format!("a receive of {key}, begun at {began} ns until {deadline} ns, never ended"))
         }

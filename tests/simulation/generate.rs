@@ -18,9 +18,14 @@ const DTYPES: [DType; 8] = [
 /// The program of a seed.
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
-    let settings = settings(&mut random);
+    let mut settings = settings(&mut random);
     let (deaths, busy, stands) = (random.one_in(3), random.below(3), random.one_in(2));
-    let mut from = Generator { deaths, busy, stands, recent: Vec::new(), settings, random };
+    let batches = random.one_in(2);
+    if batches && random.one_in(3) {
+        // So that batches wait for room.
+        settings.max_requests = 2 + random.below(6) as u32;
+    }
+    let mut from = Generator { deaths, busy, stands, batches, recent: Vec::new(), settings, random };
     let length = 20 + from.random.below(120);
     let bursts = from.random.one_in(4);
     let mut actions = Vec::new();
@@ -83,6 +88,8 @@ struct Generator {
     busy: u64,
     /// Whether tensors are asked for in advance.
     stands: bool,
+    /// Whether several values are sent, or received, by one call.
+    batches: bool,
     /// What was sent and asked for last, so that the other side does its part.
     recent: Vec<(Key, Option<Form>)>,
 }
@@ -95,6 +102,9 @@ impl Generator {
         let nth = self.random.below(8) as usize;
         if self.stands && self.random.one_in(8) {
             return self.standing();
+        }
+        if self.batches && self.random.one_in(6) {
+            return if self.random.one_in(2) { self.send_all() } else { self.receive_all() };
         }
         match self.random.below(100 - 10 * self.busy) {
             0..20 => self.send(),
@@ -221,6 +231,35 @@ impl Generator {
         let timeout = (is_plain && self.random.one_in(2)).then(|| self.duration());
         let called_back = is_plain && timeout.is_some() && self.random.one_in(2);
         Action::Receive { key, into, timeout, called_back }
+    }
+
+    /// How many a batch has: mostly a few, now and then more than there is room for.
+    fn batch_len(&mut self) -> u64 {
+        if self.random.one_in(6) { 10 + self.random.below(50) } else { 1 + self.random.below(6) }
+    }
+
+    /// Of the process and the step of one that is in use.
+    fn send_all(&mut self) -> Action {
+        let (first, form) = self.key_and_form();
+        let mut values = vec![(first, form)];
+        for _ in 1..self.batch_len() {
+            let (key, form) = self.key_and_form();
+            let to = if self.random.one_in(2) { first.to } else { key.to };
+            let form = if self.random.one_in(2) { self.value() } else { form };
+            values.push((Key { from: first.from, step: first.step, to, ..key }, form));
+        }
+        Action::SendAll { values }
+    }
+
+    fn receive_all(&mut self) -> Action {
+        let (first, _) = self.key_and_form();
+        let mut keys = vec![first];
+        for _ in 1..self.batch_len() {
+            let key = self.key_and_form().0;
+            let from = if self.random.one_in(2) { first.from } else { key.from };
+            keys.push(Key { to: first.to, step: first.step, from, ..key });
+        }
+        Action::ReceiveAll { keys, timeout: self.duration() }
     }
 
     fn value(&mut self) -> Option<Form> {

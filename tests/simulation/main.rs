@@ -3,6 +3,7 @@
 //! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_TEST_SIM_SECONDS` says how long,
 //! `TENSORWIRE_TEST_SIM_SEED` where to start; `replay` runs that one seed, and prints it with what the network did.
 
+mod batches;
 mod bootstrap;
 mod check;
 mod generate;
@@ -95,6 +96,9 @@ const REACHED: &[Counter] = &[
     Counter::MetaResponses,
     Counter::WindowsArmed,
     Counter::RequestsClaimed,
+    Counter::PacksSent,
+    Counter::Batches,
+    Counter::ReceivesHeldUp,
     Counter::ReRequests,
     Counter::CancelsReceived,
     Counter::CreditsPublished,

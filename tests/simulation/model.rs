@@ -341,7 +341,9 @@ impl Model {
             Error::Aborted { .. } => self.aborted.contains(&place),
             Error::StepGone { .. } => self.cleaned.contains(&place),
             Error::PeerLost { .. } => self.is_disturbed(&key) || self.may_be_over(at),
-            Error::ResourceExhausted { .. } => self.settings.max_outstanding_sends < UNLIMITED,
+            Error::ResourceExhausted { .. } | Error::BatchTooLarge { .. } => {
+                self.settings.max_outstanding_sends < UNLIMITED
+            }
             Error::NoRoom { .. } => !self.settings.is_roomy(),
             _ => false,
         };

@@ -20,7 +20,10 @@ use tensorwire::rendezvous::{
 };
 use tensorwire::telemetry::{Counters, CountersWriter};
 use tensorwire::wire::TaskId;
-use tensorwire::{CancelToken, Delivery, Edge, Error, Pending, Sequence, Standing, Step, Tensor, TensorMut};
+use tensorwire::{
+    CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Sequence, Standing, Step, Tensor, TensorMut,
+    Value,
+};
 
 pub type SimEngine = Engine<Port, Remote>;
 
@@ -46,9 +49,10 @@ pub struct Process {
     called_back: Arc<Mutex<Vec<(CallNo, Outcome)>>>,
 }
 
-/// A receive that has not ended.
+/// A receive that has not ended, or several that began together.
 pub struct Open {
-    pub call: CallNo,
+    /// Those of them that have ended are `None`.
+    calls: Vec<Option<CallNo>>,
     pub wait: Wait,
 }
 
@@ -56,6 +60,7 @@ pub enum Wait {
     Fresh(Pending<Tensor>),
     Into(Pending<TensorMut>),
     CalledBack(CancelToken),
+    Batch(PendingBatch),
 }
 
 /// A tensor that came.
@@ -205,6 +210,32 @@ impl Process {
         }
     }
 
+    /// Sends several values of a step at once.
+    pub fn send_all(&mut self, step: u64, values: Vec<(Key, Option<Tensor>)>) -> Result<(), Error> {
+        let step = self.step(step)?;
+        let mut given = Vec::new();
+        for (key, tensor) in values {
+            given.push((self.edge(key)?, tensor.map_or(Value::Dead, Value::Tensor)));
+        }
+        step.send_all(given.iter().map(|(edge, value)| (edge, value.clone())))
+    }
+
+    /// Begins several receives of a step at once, which are `calls`.
+    pub fn receive_all(
+        &mut self,
+        step: u64,
+        keys: &[Key],
+        calls: &[CallNo],
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let step = self.step(step)?;
+        let edges = keys.iter().map(|key| self.edge(*key)).collect::<Result<Vec<_>, _>>()?;
+        let edges: Vec<&Edge> = edges.iter().collect();
+        let wait = Wait::Batch(step.recv_all_pending(&edges, timeout)?);
+        self.open.push(Open { calls: calls.iter().copied().map(Some).collect(), wait });
+        Ok(())
+    }
+
     /// Begins a receive, which is `call`.
     pub fn receive(
         &mut self,
@@ -227,7 +258,7 @@ impl Process {
                 Wait::CalledBack(step.recv_async(&edge, timeout, done)?)
             }
         };
-        self.open.push(Open { call, wait });
+        self.open.push(Open { calls: vec![Some(call)], wait });
         Ok(())
     }
 
@@ -286,7 +317,8 @@ impl Process {
     pub fn ended(&mut self) -> Vec<(CallNo, Outcome)> {
         let mut ended = std::mem::take(&mut *self.called_back.lock().expect("no panic"));
         let called_back: Vec<CallNo> = ended.iter().map(|(call, _)| *call).collect();
-        self.open.retain(|open| !called_back.contains(&open.call));
+        self.open.retain(|open| !open.calls().any(|call| called_back.contains(&call)));
+        self.open.iter_mut().for_each(|open| ended.extend(open.take_ended()));
         for open in self.open.extract_if(.., |open| open.is_done()) {
             ended.extend(open.outcome());
         }
@@ -309,6 +341,7 @@ impl Wait {
             Wait::Fresh(pending) => pending.cancel_token().cancel(),
             Wait::Into(pending) => pending.cancel_token().cancel(),
             Wait::CalledBack(token) => token.cancel(),
+            Wait::Batch(pending) => pending.cancel(),
         }
     }
 }
@@ -320,8 +353,26 @@ impl Drop for Process {
 }
 
 impl Open {
+    /// Those that have not ended.
+    pub fn calls(&self) -> impl Iterator<Item = CallNo> {
+        self.calls.iter().flatten().copied()
+    }
+
+    /// Of several, those that have ended.
+    fn take_ended(&mut self) -> Vec<(CallNo, Outcome)> {
+        let Wait::Batch(pending) = &mut self.wait else { return Vec::new() };
+        let all = self.calls.iter_mut().enumerate();
+        all.filter_map(|(at, call)| {
+            (*call)?;
+            let outcome = pending.take(at)?.map(|got| (got.tensor, got.is_dead));
+            Some((call.take()?, outcome))
+        })
+        .collect()
+    }
+
     fn is_done(&self) -> bool {
         match &self.wait {
+            Wait::Batch(_) => self.calls().next().is_none(),
             Wait::Fresh(pending) => pending.is_done(),
             Wait::Into(pending) => pending.is_done(),
             Wait::CalledBack(_) => false,
@@ -333,8 +384,8 @@ impl Open {
         let outcome = match self.wait {
             Wait::Fresh(pending) => pending.wait().map(|got| (got.tensor, got.is_dead)),
             Wait::Into(pending) => pending.wait().map(|got| (got.tensor.freeze(), got.is_dead)),
-            Wait::CalledBack(_) => return None,
+            Wait::CalledBack(_) | Wait::Batch(_) => return None,
         };
-        Some((self.call, outcome))
+        Some((self.calls[0]?, outcome))
     }
 }

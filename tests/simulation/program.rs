@@ -144,6 +144,16 @@ pub enum Action {
         /// `None` for a dead value.
         form: Option<Form>,
     },
+    /// All of one process and one step, by one call.
+    SendAll {
+        values: Vec<(Key, Option<Form>)>,
+    },
+    /// The same.
+    ReceiveAll {
+        keys: Vec<Key>,
+        /// In us.
+        timeout: u64,
+    },
     Receive {
         key: Key,
         into: Option<Form>,
@@ -216,6 +226,17 @@ impl fmt::Display for Action {
             Action::Unstand { nth } => write!(f, "standing #{nth} ends"),
             Action::Send { key, form: Some(form) } => write!(f, "send {key}: {form}"),
             Action::Send { key, form: None } => write!(f, "send {key}: dead"),
+            Action::SendAll { values } => {
+                write!(f, "send at once")?;
+                values.iter().try_for_each(|(key, form)| match form {
+                    Some(form) => write!(f, ", {key}: {form}"),
+                    None => write!(f, ", {key}: dead"),
+                })
+            }
+            Action::ReceiveAll { keys, timeout } => {
+                write!(f, "receive at once within {timeout} us")?;
+                keys.iter().try_for_each(|key| write!(f, ", {key}"))
+            }
             Action::Receive { key, into, timeout, called_back } => {
                 write!(f, "receive {key}")?;
                 if let Some(into) = into {

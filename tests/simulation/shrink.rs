@@ -135,6 +135,8 @@ fn size(action: &Action) -> u64 {
     let bytes = |form: &Option<Form>| form.as_ref().map_or(0, |form| form.meta().bytes());
     match action {
         Action::Send { form, .. } => bytes(form),
+        Action::SendAll { values } => values.iter().map(|(_, form)| 10 + bytes(form)).sum(),
+        Action::ReceiveAll { keys, timeout } => 10 * keys.len() as u64 + timeout,
         Action::Receive { into, timeout, .. } => bytes(into) + timeout.unwrap_or(0),
         Action::Progress { times, .. } => u64::from(*times),
         Action::Run { rounds } => u64::from(*rounds),
@@ -164,6 +166,14 @@ fn halves(action: &Action) -> Vec<Action> {
                 called_back: *called_back,
             },
         ],
+        Action::SendAll { values } => {
+            (0..values.len()).map(|at| Action::SendAll { values: without_one(values, at) }).collect()
+        }
+        Action::ReceiveAll { keys, timeout } => {
+            let fewer = |at| Action::ReceiveAll { keys: without_one(keys, at), timeout: *timeout };
+            let sooner = Action::ReceiveAll { keys: keys.clone(), timeout: timeout / 2 };
+            (0..keys.len()).map(fewer).chain([sooner]).collect()
+        }
         Action::Progress { at, times } => vec![Action::Progress { at: *at, times: times / 2 }],
         Action::Run { rounds } => {
             vec![Action::Run { rounds: rounds / 2 }, Action::Run { rounds: rounds.saturating_sub(1) }]
@@ -177,12 +187,22 @@ fn halves(action: &Action) -> Vec<Action> {
     halved.into_iter().filter(|smaller| size(smaller) < size(action)).collect()
 }
 
+fn without_one<T: Clone>(all: &[T], at: usize) -> Vec<T> {
+    [&all[..at], &all[at + 1..]].concat()
+}
+
 /// The same action where a process is not there, and those after it have one number less.
 fn without(action: &Action, gone: At) -> Option<Action> {
     let mut action = action.clone();
     let named: Vec<&mut At> = match &mut action {
         Action::Send { key, .. } | Action::Receive { key, .. } | Action::Stand { key, .. } => {
             vec![&mut key.from, &mut key.to]
+        }
+        Action::SendAll { values } => {
+            values.iter_mut().flat_map(|(key, _)| [&mut key.from, &mut key.to]).collect()
+        }
+        Action::ReceiveAll { keys, .. } => {
+            keys.iter_mut().flat_map(|key| [&mut key.from, &mut key.to]).collect()
         }
         Action::Cut { a, b } => vec![a, b],
         Action::Begin { at, .. }

@@ -3,11 +3,12 @@
 use crate::bootstrap::Bootstrap;
 use crate::model::{Model, Violation, pattern};
 use crate::network::Network;
-use crate::process::{Held, Outcome, Process, Wait};
+use crate::process::{Held, Open, Outcome, Process, Wait};
 use crate::program::{Action, At, Form, Key, Program, Settings};
 use crate::random::Random;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 use tensorwire::wire::{Code, Time};
 use tensorwire::{Error, Pool, Status};
@@ -93,6 +94,8 @@ impl World {
                 }
             }
             Action::Send { key, ref form } => self.send(key, form.as_ref())?,
+            Action::SendAll { ref values } => self.send_all(values)?,
+            Action::ReceiveAll { ref keys, timeout } => self.receive_all(keys, timeout)?,
             Action::Receive { key, ref into, timeout, called_back } => {
                 self.receive(key, into.as_ref(), timeout, called_back)?;
             }
@@ -177,7 +180,7 @@ impl World {
     }
 
     fn send(&mut self, key: Key, form: Option<&Form>) -> Result<(), Violation> {
-        let Some(process) = &mut self.processes[key.from] else { return Ok(()) };
+        let Some(process) = &self.processes[key.from] else { return Ok(()) };
         let number = self.model.next_value(key);
         let tensor = match form {
             None => None,
@@ -193,7 +196,8 @@ impl World {
         };
         // Before it is sent, as somebody may get it within the call.
         self.model.sent(key, form.cloned());
-        let link = process.link_with(key.to).filter(|link| self.gone.contains(&(key.from, key.to, *link)));
+        let link = self.gone_link(&key);
+        let Some(process) = &mut self.processes[key.from] else { return Ok(()) };
         match process.send(key, tensor) {
             Ok(()) => {
                 if let Some(link) = link {
@@ -215,7 +219,7 @@ impl World {
         timeout: Option<u64>,
         called_back: bool,
     ) -> Result<(), Violation> {
-        let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
+        let Some(process) = &self.processes[key.to] else { return Ok(()) };
         let given = match into {
             None => None,
             Some(form) => match process.tensor(form) {
@@ -226,9 +230,9 @@ impl World {
         };
         let now = self.network.now();
         let timeout = Duration::from_micros(timeout.unwrap_or(self.settings.recv_timeout));
-        let own = self.lives[key.from];
-        let source_lives = if key.is_local() { own..=own } else { process.source_lives(key.from) };
+        let Some(source_lives) = self.source_lives(&key) else { return Ok(()) };
         let call = self.model.received(key, into.cloned(), source_lives, now, now + timeout);
+        let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
         match process.receive(key, call, given, timeout, called_back) {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -236,6 +240,19 @@ impl World {
                 self.model.refused(key, key.to, &error)
             }
         }
+    }
+
+    /// The link that a sender has with a receiver, if it is gone without the sender's knowledge.
+    pub fn gone_link(&self, key: &Key) -> Option<u64> {
+        let link = self.processes[key.from].as_ref()?.link_with(key.to)?;
+        self.gone.contains(&(key.from, key.to, link)).then_some(link)
+    }
+
+    /// Of which lives of its sender there can be values for a receive that begins now; `None` if nobody is there to begin it.
+    pub fn source_lives(&self, key: &Key) -> Option<RangeInclusive<u64>> {
+        let process = self.processes[key.to].as_ref()?;
+        let own = self.lives[key.from];
+        Some(if key.is_local() { own..=own } else { process.source_lives(key.from) })
     }
 
     /// Of all open calls that fit, the `nth`, around the end: whose it is, and where it is there.
@@ -256,7 +273,7 @@ impl World {
         let Some((at, place)) = self.nth_open(nth, |_| true) else { return Ok(()) };
         let Some(process) = &self.processes[at] else { return Ok(()) };
         let open = &process.open[place];
-        self.model.cancelled(open.call, self.network.now());
+        open.calls().for_each(|call| self.model.cancelled(call, self.network.now()));
         open.wait.cancel();
         Ok(())
     }
@@ -268,7 +285,7 @@ impl World {
         let Some((at, place)) = self.nth_open(nth, fits) else { return Ok(()) };
         let Some(process) = &mut self.processes[at] else { return Ok(()) };
         let open = process.open.remove(place);
-        self.model.dropped(open.call, self.network.now());
+        open.calls().for_each(|call| self.model.dropped(call, self.network.now()));
         drop(open);
         Ok(())
     }
@@ -328,9 +345,9 @@ impl World {
     fn no_call_is_left(&mut self, at: At, step: u64) -> Result<(), Violation> {
         self.collect()?;
         let key = |call: usize| self.model.calls[call].key;
-        let mut open = self.processes[at].iter().flat_map(|process| &process.open);
-        match open.find(|open| key(open.call).step == step) {
-            Some(open) => Err(format!("a receive of {} outlives its step", key(open.call))),
+        let open = self.processes[at].iter().flat_map(|process| &process.open);
+        match open.flat_map(Open::calls).find(|call| key(*call).step == step) {
+            Some(call) => Err(format!("a receive of {} outlives its step", key(call))),
             None => Ok(()),
         }
     }
@@ -352,9 +369,10 @@ impl World {
     /// The loss of a peer has ended all calls of a process. Its program sees that and leaves.
     fn everything_has_ended(&mut self, at: At) -> Result<(), Violation> {
         self.collect()?;
-        let open = self.processes[at].iter().flat_map(|process| &process.open).next();
-        if let Some(open) = open {
-            let key = self.model.calls[open.call].key;
+        let open = self.processes[at].iter().flat_map(|process| &process.open);
+        let open: Vec<_> = open.flat_map(Open::calls).collect();
+        if let Some(&call) = open.first() {
+            let key = self.model.calls[call].key;
             return Err(format!("a receive of {key} outlives the end of everything"));
         }
         self.leave(at);

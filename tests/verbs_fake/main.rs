@@ -2,6 +2,7 @@
 //! refused something, how it sizes and fills queues, and what it makes of failures. What a link must do on any device is tested
 //! by `tests/conformance`, also on the fake.
 
+mod batches;
 mod choice;
 mod domains;
 #[path = "../fake_verbs/driver.rs"]

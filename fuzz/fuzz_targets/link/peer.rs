@@ -6,6 +6,7 @@ use tensorwire::fabric::sim::{SimLink, SimPort};
 use tensorwire::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
 use tensorwire::memory::{LentBytes, Pool, Tensor};
 use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
+use tensorwire::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::wire::message::{
     Allocator, Arm, ArmedStep, ArmedSteps, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
     TensorRequest, VERSION, VersionedMeta,
@@ -27,6 +28,8 @@ pub struct Peer {
     assembler: Assembler,
     /// Whether it takes what comes, answers pings and returns credits.
     is_attentive: bool,
+    /// What it says goes there, while it packs.
+    pack: Option<Pack>,
     consumed: u32,
     /// What the owner asked for, and what it granted.
     requests: Vec<RequestId>,
@@ -51,6 +54,7 @@ impl Peer {
             completions: Completions::with_capacity(16),
             assembler: Assembler::default(),
             is_attentive: true,
+            pack: None,
             consumed: 0,
             requests: Vec::new(),
             grants: Vec::new(),
@@ -84,6 +88,7 @@ impl Peer {
         match input.below(6) {
             0 => self.is_attentive = !self.is_attentive,
             1 => self.loans.clear(),
+            4 => self.pack_or_unpack(),
             2 => self.port.post_receives(self.link, Lane::CONTROL, input.u8().into()),
             3 => self.ask_in_advance(input),
             4 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
@@ -97,8 +102,22 @@ impl Peer {
         self.say_bytes(&bytes);
     }
 
+    /// Begins a pack, or says what has come together.
+    fn pack_or_unpack(&mut self) {
+        match self.pack.take() {
+            Some(pack) => self.say_bytes(pack.bytes()),
+            None => self.pack = Some(Pack::new(SLOT)),
+        }
+    }
+
     /// A full queue or a link that is down swallows it.
     fn say_bytes(&mut self, bytes: &[u8]) {
+        if let Some(pack) = &mut self.pack
+            && !bytes.is_empty()
+            && pack.has_room(bytes.len())
+        {
+            return pack.push(bytes);
+        }
         let (port, link) = (&mut self.port, self.link);
         if bytes.len() <= SLOT {
             let _ = port.send(link, Lane::CONTROL, bytes);
@@ -349,6 +368,10 @@ impl Peer {
     }
 
     fn hear(&mut self, bytes: &[u8]) {
+        if is_packed(bytes) {
+            let messages = unpack(bytes).expect("the owner's packs are whole");
+            return messages.for_each(|message| self.hear(message));
+        }
         let mut assembler = std::mem::take(&mut self.assembler);
         let whole = match is_fragment(bytes) {
             true => assembler.push(bytes).expect("the owner's fragments are in order"),

@@ -1,0 +1,91 @@
+//! Several values sent, or received, by one call.
+
+use crate::model::{Violation, pattern};
+use crate::program::{Form, Key};
+use crate::world::World;
+use std::time::Duration;
+use tensorwire::{Error, TensorMut};
+
+impl World {
+    /// Sends all of these, which are of one process and step, or none.
+    pub fn send_all(&mut self, values: &[(Key, Option<Form>)]) -> Result<(), Violation> {
+        let Some((first, _)) = values.first().cloned() else { return Ok(()) };
+        if self.processes[first.from].is_none() {
+            return Ok(());
+        }
+        let mut given = Vec::new();
+        for (key, form) in values {
+            let number = self.model.next_value(*key);
+            let Some(value) = self.value(*key, number, form.as_ref())? else { break };
+            // Before it is sent, as somebody may get it within the call.
+            self.model.sent(*key, form.clone());
+            given.push((*key, value.map(TensorMut::freeze)));
+        }
+        let keys: Vec<Key> = given.iter().map(|(key, _)| *key).collect();
+        let in_vain: Vec<(Key, u64)> =
+            keys.iter().filter_map(|key| self.gone_link(key).map(|link| (*key, link))).collect();
+        let Some(process) = &mut self.processes[first.from] else { return Ok(()) };
+        let sent = match given.len() == values.len() {
+            true => process.send_all(first.step, given),
+            // The pool is full. Nothing was handed over.
+            false => {
+                keys.iter().rev().for_each(|key| self.model.unsent(*key));
+                return Ok(());
+            }
+        };
+        match sent {
+            Ok(()) => {
+                in_vain.into_iter().for_each(|(key, link)| self.model.sent_in_vain(key, link));
+                Ok(())
+            }
+            Err(error) => {
+                keys.iter().rev().for_each(|key| self.model.unsent(*key));
+                self.refused(&keys, first.from, &error)
+            }
+        }
+    }
+
+    /// A value of its form; `None` if the pool is full.
+    fn value(
+        &self,
+        key: Key,
+        number: usize,
+        form: Option<&Form>,
+    ) -> Result<Option<Option<TensorMut>>, Violation> {
+        let (Some(form), Some(process)) = (form, &self.processes[key.from]) else { return Ok(Some(None)) };
+        match process.tensor(form) {
+            Some(mut tensor) => {
+                let words = tensor.bytes_mut().chunks_mut(8).zip(pattern(key, number, form.dtype));
+                words.for_each(|(bytes, word)| bytes.copy_from_slice(&word[..bytes.len()]));
+                Ok(Some(Some(tensor)))
+            }
+            None if self.settings.is_roomy() => Err("a roomy pool has no room".into()),
+            None => Ok(None),
+        }
+    }
+
+    /// Begins to receive all of these, which are of one process and step.
+    pub fn receive_all(&mut self, keys: &[Key], timeout: u64) -> Result<(), Violation> {
+        let Some(first) = keys.first() else { return Ok(()) };
+        let (now, timeout) = (self.network.now(), Duration::from_micros(timeout));
+        let mut calls = Vec::new();
+        for key in keys {
+            let Some(source_lives) = self.source_lives(key) else { return Ok(()) };
+            calls.push(self.model.received(*key, None, source_lives, now, now + timeout));
+        }
+        let Some(process) = &mut self.processes[first.to] else { return Ok(()) };
+        match process.receive_all(first.step, keys, &calls, timeout) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                calls.into_iter().for_each(|call| self.model.unreceived(call));
+                self.refused(keys, first.to, &error)
+            }
+        }
+    }
+
+    /// A batch was refused: for one of its keys that must be right.
+    fn refused(&self, keys: &[Key], at: usize, error: &Error) -> Result<(), Violation> {
+        let verdicts = keys.iter().map(|key| self.model.refused(*key, at, error));
+        verdicts.reduce(Result::or).unwrap_or(Ok(()))
+    }
+}

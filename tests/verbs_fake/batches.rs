@@ -1,0 +1,166 @@
+//! Several requests that are posted by one call.
+
+use crate::driver::Fake;
+use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
+use crate::setup::*;
+use crate::{expect, needs_fake};
+use tensorwire::fabric::{OpId, Port, PostError};
+
+/// Requests that one call posts at most.
+const CHAIN: u64 = 32;
+
+/// Calls that posted on the data queue pairs of `a`, which are all but the first, and the requests in them.
+fn posted(fake: &Fake) -> (u64, u64) {
+    let pairs = fake.pairs();
+    let lanes = pairs.iter().filter(|pair| pair.text("device") == "fake_0").skip(1);
+    lanes.fold((0, 0), |(calls, sends), lane| {
+        (calls + lane.number("send_calls"), sends + lane.number("sends"))
+    })
+}
+
+fn since((calls, sends): (u64, u64), before: (u64, u64)) -> (u64, u64) {
+    (calls - before.0, sends - before.1)
+}
+
+#[test]
+fn requests_of_a_batch_go_by_one_call_for_each_chain_and_in_their_order() {
+    needs_fake!();
+    // Whether bytes can be inline or not.
+    for inline in [0, 64, 256] {
+        let script = TWO_NICS.replace("name=fake_0", &format!("name=fake_0 max_inline={inline}"));
+        let fake = Fake::new(&script);
+        let (mut a, mut b) = two(&fake, 256);
+        b.port.post_receives(b.link, ZERO, 256);
+        for count in [1, 5, CHAIN, CHAIN + 1, 100] {
+            let (before, rung) = (posted(&fake), a.port.doorbells());
+            a.port.begin_batch();
+            for n in 0..count {
+                // The caller's bytes are gone before the batch ends.
+                let bytes = pattern(1 + n as usize, n);
+                a.port.send(a.link, ZERO, &bytes).expect("room");
+            }
+            assert!(since(posted(&fake), before).0 <= (count - 1) / CHAIN, "before its end");
+            a.port.end_batch();
+            assert_eq!(since(posted(&fake), before), (count.div_ceil(CHAIN), count));
+            assert_eq!(a.port.doorbells() - rung, count.div_ceil(CHAIN));
+            for n in 0..count {
+                let message = expect!(b.next(&mut a), Got::Message(m) => m);
+                assert_eq!(message, pattern(1 + n as usize, n), "message {n} of {count}");
+            }
+            b.port.post_receives(b.link, ZERO, count as u32);
+        }
+        let before = posted(&fake);
+        a.port.send(a.link, ZERO, b"alone").expect("room");
+        assert_eq!(since(posted(&fake), before), (1, 1), "at once");
+        expect!(b.next(&mut a), Got::Message(_) => ());
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn writes_and_messages_of_a_batch_keep_their_order_and_their_sources() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 64);
+    b.port.post_receives(b.link, ZERO, 64);
+    let grant = b.port.grant(b.link, tensor_mut(&b.pool, 64)).expect("room");
+    let source = tensor(&a.pool, &pattern(64, 3));
+    let before = posted(&fake);
+    a.port.begin_batch();
+    for id in 0..5 {
+        a.port.send(a.link, ZERO, &[id as u8]).expect("room");
+        a.port
+            .write(a.link, ZERO, OpId(id), &source, 0, 64, &grant, Some(immediate(id as u32)))
+            .expect("room");
+    }
+    a.port.end_batch();
+    assert_eq!(since(posted(&fake), before), (1, 10));
+    let source = source.try_into_mut().expect_err("the port holds it until it is done");
+    for id in 0..5 {
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [id as u8]);
+        assert_eq!(expect!(b.next(&mut a), Got::Immediate(imm, 64) => imm), immediate(id));
+    }
+    for id in 0..5 {
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), id);
+    }
+    assert!(source.try_into_mut().is_ok());
+    let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
+    assert_eq!(written.bytes(), pattern(64, 3));
+    drop(written);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_batch_may_be_longer_than_the_queue_and_of_several_links() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 16);
+    let other = another(&mut a, &mut b, &link(1, 16));
+    for link in [b.link, other.1] {
+        b.port.post_receives(link, ZERO, 100);
+    }
+    let rung = a.port.doorbells();
+    a.port.begin_batch();
+    for link in [a.link, other.0] {
+        let sent = (0..20u8).take_while(|n| a.port.send(link, ZERO, &[*n]) == Ok(())).count();
+        assert_eq!(sent, 16, "as many as without a batch");
+        assert_eq!(a.port.send(link, ZERO, b"more"), Err(PostError::Full));
+    }
+    a.port.end_batch();
+    // Each link had something that asks for a completion, to make room.
+    assert!(a.port.doorbells() - rung <= 4, "{}", a.port.doorbells() - rung);
+    for _ in 0..32 {
+        expect!(b.next(&mut a), Got::Message(_) => ());
+    }
+    a.port.send(a.link, ZERO, b"room again").expect("room");
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_the_driver_refuses_of_a_batch_fails_with_the_link() {
+    needs_fake!();
+    for skip in [0, 2] {
+        let fake = Fake::new(TWO_NICS);
+        let (mut a, mut b) = two(&fake, 64);
+        b.port.post_receives(b.link, ZERO, 64);
+        let grant = b.port.grant(b.link, tensor_mut(&b.pool, 64)).expect("room");
+        let source = tensor(&a.pool, &pattern(64, 3));
+        fake.run(&format!("fault call=post_send errno=12 skip={skip} times=1"));
+        a.port.begin_batch();
+        for id in 0..5 {
+            a.port
+                .write(a.link, ZERO, OpId(id), &source, 0, 64, &grant, Some(immediate(1)))
+                .expect("accepted");
+        }
+        a.port.end_batch();
+        assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
+        let (failed, done, _) = a.until_down();
+        assert_eq!(failed.len() + done.len(), 5, "each once: {failed:?} {done:?}");
+        assert!(source.try_into_mut().is_ok(), "nobody reads it any more");
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_link_that_is_let_go_in_a_batch_sends_what_was_posted() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 64);
+    b.port.post_receives(b.link, ZERO, 64);
+    a.port.begin_batch();
+    for n in 0..3 {
+        a.port.send(a.link, ZERO, &[n]).expect("room");
+    }
+    a.port.detach(a.link);
+    a.port.end_batch();
+    for n in 0..3 {
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [n]);
+    }
+    expect!(b.next(&mut a), Got::Down(_) => ());
+    drop((a, b));
+    fake.assert_clean();
+}
