@@ -21,6 +21,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use armed::{Armed, ArmingRoom};
 pub use held::{HeldValue, Unfit};
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 
