@@ -2,6 +2,8 @@
 
 use super::{LARGE, begin, here, pair, receive, send, there};
 use crate::common::{SOON, cluster, lends_nothing, member, until};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use tensorwire::telemetry::{Counter, Snapshot};
 use tensorwire::{Code, Status};
@@ -35,9 +37,10 @@ const PLAIN: Program =
 fn run(program: Program, steps: u64) -> Snapshot {
     let cluster = cluster(2);
     let (tell, told) = channel();
+    let is_received = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = (0..2)
         .map(|task| {
-            let (cluster, tell) = (cluster.clone(), tell.clone());
+            let (cluster, tell, is_received) = (cluster.clone(), tell.clone(), is_received.clone());
             std::thread::spawn(move || {
                 let settings = program.settings.iter();
                 let builder =
@@ -83,6 +86,9 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     }
                 }
                 tell.send(node.counters().since(&before)).expect("somebody counts");
+                // What has come and was not taken is nobody's request any more when its sender leaves.
+                is_received.fetch_or(task == 1, Ordering::Relaxed);
+                until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
                 node.stop().expect("stopped");
             })
         })

@@ -2,6 +2,8 @@
 
 use super::{BASE, begin};
 use crate::common::{SOON, cluster, counting, member, until, values};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use tensorwire::telemetry::{Counter, Snapshot};
 use tensorwire::{Edge, Node};
@@ -23,9 +25,10 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
     let Edges { edges, elements, steps, max_requests } = program;
     let cluster = cluster(2);
     let (tell, told) = channel();
+    let is_received = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = (0..2_usize)
         .map(|task| {
-            let (cluster, tell) = (cluster.clone(), tell.clone());
+            let (cluster, tell, is_received) = (cluster.clone(), tell.clone(), is_received.clone());
             std::thread::spawn(move || {
                 let builder = member(&cluster, task as u32).set("max_requests", max_requests[task]);
                 let node = builder.start().expect("starts");
@@ -54,6 +57,9 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
                 let in_all = node.counters();
                 let late = in_all.since(&before);
                 tell.send((task, [in_all, late])).expect("somebody counts");
+                // What has come and was not taken is nobody's request any more when its sender leaves.
+                is_received.fetch_or(task == 1, Ordering::Relaxed);
+                until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
                 node.stop().expect("stopped");
             })
         })
