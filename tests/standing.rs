@@ -1,12 +1,17 @@
 //! What trainers may expect of standing requests, with every member in this process and real shared memory.
 
 mod common;
+#[path = "standing/counts.rs"]
+mod counts;
+#[path = "standing/shapes.rs"]
+mod shapes;
+#[path = "standing/shares.rs"]
+mod shares;
 
 use common::other::{Other, wait_to_be_told};
-use common::{SOON, cluster, counting, lends_nothing, member, run, until, values};
-use std::sync::mpsc::channel;
+use common::{SOON, cluster, counting, member, run, until, values};
 use std::time::Duration;
-use tensorwire::telemetry::{Counter, Snapshot};
+use tensorwire::telemetry::Counter;
 use tensorwire::{Code, DType, Edge, Error, Node, Sequence, Status, Step};
 
 const BASE: u64 = 1 << 40;
@@ -54,189 +59,6 @@ fn pair(
         let sequence = node.sequence(BASE);
         if task == 0 { sender(node, sequence) } else { receiver(node, sequence) }
     });
-}
-
-/// What the two sides of a route have counted.
-#[derive(Debug)]
-struct Counted {
-    data: u64,
-    control: u64,
-}
-
-/// Counts `steps` steps, after as many that make everything known. Each side counts what it posts.
-fn count(settings: &[(&str, &str)], elements: usize, steps: u64) -> Counted {
-    let cluster = cluster(2);
-    let (tell, told) = channel();
-    let threads: Vec<_> = (0..2)
-        .map(|task| {
-            let (cluster, tell) = (cluster.clone(), tell.clone());
-            let settings: Vec<(String, String)> =
-                settings.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-            std::thread::spawn(move || {
-                let builder = settings
-                    .into_iter()
-                    .fold(member(&cluster, task), |builder, (key, value)| builder.set(&key, value));
-                let node = builder.start().expect("starts");
-                node.join().expect("joined");
-                let sequence = node.sequence(BASE);
-                let _standing =
-                    (task == 1).then(|| node.standing(&here(&node, 0), sequence, WINDOW).expect("new"));
-                let mut before = Snapshot::ZERO;
-                for n in 0..2 * steps {
-                    if n == steps {
-                        before = node.counters();
-                    }
-                    match task {
-                        0 => send_and_wait(&node, sequence, n, elements),
-                        _ => receive(&node, sequence, n, elements),
-                    }
-                    if n > 0 {
-                        node.cleanup(sequence.step(n - 1));
-                    }
-                }
-                tell.send(node.counters().since(&before)).expect("somebody counts");
-                node.stop().expect("stopped");
-            })
-        })
-        .collect();
-    let counts: Vec<Snapshot> = told.iter().take(2).collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    let sum = |counter| counts.iter().map(|counts| counts.get(counter)).sum::<u64>();
-    let small = sum(Counter::SmallResponses);
-    Counted {
-        data: sum(Counter::WritesPosted) + sum(Counter::LoansPosted) + small,
-        control: sum(Counter::MessagesSent) - small,
-    }
-}
-
-const STEPS: u64 = 160;
-
-fn check_counts(settings: &[(&str, &str)], elements: usize) {
-    let counted = count(settings, elements, STEPS);
-    println!("{elements} elements, {STEPS} steps, a window of {WINDOW}: {counted:?}");
-    assert_eq!(counted.data, STEPS);
-    assert!(counted.control <= 2 * STEPS / u64::from(WINDOW), "{counted:?}");
-}
-
-#[test]
-fn a_step_is_one_write_and_a_window_two_control_messages() {
-    check_counts(&[], LARGE);
-}
-
-#[test]
-fn a_step_with_a_small_tensor_is_one_message_and_a_window_two_more() {
-    check_counts(&[], 2);
-}
-
-#[test]
-fn a_step_is_one_loan_where_tensors_are_borrowed() {
-    if !lends_nothing() {
-        // Where loans that were not given back yet fill half of the queue, the next tensor is written.
-        check_counts(&[("bulk_receive", "borrow"), ("queue_depth", "1024")], LARGE);
-    }
-}
-
-#[test]
-fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {
-    const SIZES: [usize; 9] = [1000, 1000, 700, 1000, 1500, 2, 0, 1501, 300];
-    let steps = || (0..90_u64).map(|n| (n, SIZES[(n / 5) as usize % SIZES.len()]));
-    pair(
-        &[],
-        move |node, sequence| {
-            steps().for_each(|(n, size)| send(node, sequence, n, size));
-            until(node, "all are sent", || node.counters().get(Counter::TensorsSent) == 90);
-        },
-        move |node, sequence| {
-            let _standing = node.standing(&here(node, 0), sequence, 8).expect("new");
-            for (n, size) in steps() {
-                receive(node, sequence, n, size);
-                node.cleanup(sequence.step(n));
-            }
-            assert!(node.counters().get(Counter::RequestsClaimed) > 60);
-        },
-    );
-}
-
-#[test]
-fn a_change_that_fits_costs_no_round_trip() {
-    pair(
-        &[],
-        |node, sequence| {
-            (0..4).for_each(|n| send_and_wait(node, sequence, n, 1000));
-            let before = node.counters();
-            // The last, short batch of an epoch, and what was before.
-            [(4, 600), (5, 1000)].into_iter().for_each(|(n, size)| send_and_wait(node, sequence, n, size));
-            let since = node.counters().since(&before);
-            assert_eq!(since.get(Counter::MetaResponses), 1, "one for what was not known");
-            assert_eq!(since.get(Counter::ReRequests), 0);
-            assert_eq!(since.get(Counter::WritesPosted), 2);
-        },
-        |node, sequence| {
-            let _standing = node.standing(&here(node, 0), sequence, 8).expect("new");
-            for (n, size) in [(0, 1000), (1, 1000), (2, 1000), (3, 1000), (4, 600), (5, 1000)] {
-                receive(node, sequence, n, size);
-            }
-        },
-    );
-}
-
-/// Sends tensors of so many elements each, in turns with their receiver, whose window is 16. Returns what the sender counted
-/// from step `from` on.
-fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync + 'static) -> Snapshot {
-    let (tell, told) = channel();
-    pair(
-        &[],
-        move |node, sequence| {
-            let mut before = Snapshot::ZERO;
-            for n in 0..steps {
-                if n == from {
-                    before = node.counters();
-                }
-                send_and_wait(node, sequence, n, size(n));
-                if n >= 4 {
-                    // No further ahead than the receiver has come.
-                    let back = begin(node, sequence, n - 4).recv(&here(node, 1), SOON).expect("told");
-                    assert!(back.is_dead);
-                    node.cleanup(sequence.step(n - 4));
-                }
-            }
-            tell.send(node.counters().since(&before)).expect("somebody counts");
-        },
-        move |node, sequence| {
-            let _standing = node.standing(&here(node, 0), sequence, WINDOW).expect("new");
-            for n in 0..steps {
-                receive(node, sequence, n, size(n));
-                begin(node, sequence, n).send_dead(&there(node, 0)).expect("sent");
-            }
-        },
-    );
-    told.recv().expect("counted")
-}
-
-#[test]
-fn a_short_batch_in_each_epoch_costs_one_message_once() {
-    let counted = sizes(160, 0, |n| if n % 20 == 19 { 1000 } else { LARGE });
-    // The first tensor and the first short one are told of and, as nothing was asked for in advance, the first is asked again.
-    assert!(counted.get(Counter::MetaResponses) <= 2, "{counted}");
-    assert!(counted.get(Counter::ReRequests) <= 1, "{counted}");
-}
-
-#[test]
-fn shapes_that_take_turns_cost_nothing_after_the_first_round() {
-    for shapes in [2, 4] {
-        let counted = sizes(160, 80, move |n| 1000 - 100 * (n as usize % shapes));
-        assert_eq!(counted.get(Counter::MetaResponses), 0, "{shapes} shapes: {counted}");
-        assert_eq!(counted.get(Counter::ReRequests), 0, "{shapes} shapes: {counted}");
-        assert_eq!(counted.get(Counter::WritesPosted), 80, "{shapes} shapes: {counted}");
-    }
-}
-
-#[test]
-fn a_window_asked_for_while_tensors_are_small_has_room_for_the_large_ones() {
-    // Twelve of one kind, twelve of the other: each half of a window is asked for while either is the last that came.
-    let counted = sizes(160, 48, |n| if n / 12 % 2 == 0 { 2 } else { LARGE });
-    assert_eq!(counted.get(Counter::MetaResponses), 0, "{counted}");
-    assert_eq!(counted.get(Counter::ReRequests), 0, "{counted}");
 }
 
 #[test]
@@ -493,6 +315,95 @@ fn steps_may_begin_late_at_the_sender_as_many_as_there_are() {
                 .expect("sent");
             drop(first);
             (1..16).for_each(|n| receive(node, sequence, n, LARGE));
+        },
+    );
+}
+
+#[test]
+fn a_window_begins_once_it_is_known_what_the_tensors_are_like() {
+    pair(
+        &[],
+        |node, sequence| {
+            begin(node, sequence, 0).send_dead(&there(node, 1)).expect("sent");
+            let go = node.edge_from("w", 1, "go").expect("edge");
+            begin(node, sequence, 0).recv(&go, SOON).expect("three steps have begun");
+            (1..30).for_each(|n| send_and_wait(node, sequence, n, LARGE));
+            // Steps 0 to 3 and, as none of them had come when it began, step 4.
+            assert!(node.counters().get(Counter::ReRequests) <= 4, "{}", node.counters());
+        },
+        |node, sequence| {
+            let _standing = node.standing(&here(node, 0), sequence, WINDOW).expect("new");
+            assert!(begin(node, sequence, 0).recv(&here(node, 0), SOON).expect("received").is_dead);
+            let steps = [1, 2, 3].map(|n| begin(node, sequence, n));
+            let pending = steps.each_ref().map(|step| step.recv_pending(&here(node, 0)).expect("begun"));
+            let go = node.edge_to("w", 0, "go").expect("edge");
+            begin(node, sequence, 0).send_dead(&go).expect("sent");
+            for pending in pending {
+                assert_eq!(values(&pending.wait().expect("received").tensor).len(), LARGE);
+            }
+            (4..30).for_each(|n| receive(node, sequence, n, LARGE));
+            assert_eq!(node.counters().get(Counter::RequestsClaimed), 30);
+        },
+    );
+}
+
+#[test]
+fn sequences_of_one_edge_stand_beside_each_other() {
+    // Training, and evaluation now and then.
+    const LATER: u64 = 1 << 41;
+    let order = || (0..64_u64).map(|n| if n % 8 == 7 { (1, n / 8) } else { (0, n - n / 8) });
+    pair(
+        &[],
+        move |node, training| {
+            let both = [training, node.sequence(LATER)];
+            order().for_each(|(which, n)| send(node, both[which], n, LARGE));
+        },
+        move |node, training| {
+            let both = [training, node.sequence(LATER)];
+            let standing = both.map(|sequence| node.standing(&here(node, 0), sequence, 4).expect("new"));
+            let error = node.standing(&here(node, 0), training, 4).expect_err("twice");
+            assert_eq!(error.code(), Code::AlreadyExists);
+            order().for_each(|(which, n)| receive(node, both[which], n, LARGE));
+            assert_eq!(node.counters().get(Counter::RequestsClaimed), 64);
+            drop(standing);
+            let _again = node.standing(&here(node, 0), training, 4).expect("dropped before");
+        },
+    );
+}
+
+#[test]
+fn threads_may_make_change_and_drop_what_others_made() {
+    // In this mode each thread has a lane of its own to the poller, which hears them in any order.
+    pair(
+        &[("poll", "dedicated")],
+        |node, sequence| (0..40).for_each(|n| send(node, sequence, n, 200)),
+        |node, sequence| {
+            (0..2).for_each(|n| receive(node, sequence, n, 200));
+            let (give, given) = std::sync::mpsc::sync_channel(0);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    for standing in given {
+                        let standing: tensorwire::Standing = standing;
+                        standing.set_window(3).expect("not too long");
+                        drop(standing);
+                    }
+                });
+                for _ in 0..300 {
+                    // The other thread may not have dropped the last one yet.
+                    let standing = loop {
+                        match node.standing(&here(node, 0), sequence, 2) {
+                            Ok(standing) => break standing,
+                            Err(error) => assert_eq!(error.code(), Code::AlreadyExists),
+                        }
+                    };
+                    give.send(standing).expect("somebody drops it");
+                }
+                drop(give);
+            });
+            (2..10).for_each(|n| receive(node, sequence, n, 200));
+            let armed = node.counters().get(Counter::RequestsArmed);
+            (10..40).for_each(|n| receive(node, sequence, n, 200));
+            assert_eq!(node.counters().get(Counter::RequestsArmed), armed, "one is left, that nobody has");
         },
     );
 }

@@ -7,6 +7,7 @@ use super::destination::{place_value, take_back};
 use super::held::Held;
 use super::links::{Context, Link};
 use super::requests::Request;
+use super::routes::MayBeAsked;
 use super::{HeldValue, RequestError, TensorKey, Want};
 use crate::fabric::Port;
 use crate::mutants::{Mutant, is_on};
@@ -37,10 +38,36 @@ pub(super) enum Parked {
     Failed(RequestError),
 }
 
+/// What there is on a link for the requests that are made in advance: all edges share it.
+#[derive(Clone, Copy, Debug)]
+pub struct ArmingRoom {
+    /// Requests of this link.
+    pub slots: u64,
+    /// Bytes of their destinations, on all links of the poller.
+    pub bytes: u64,
+}
+
+/// How many steps were asked for in advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Armed {
+    /// So many.
+    pub steps: u32,
+    /// Whether there was no room for the next one. If there was, it had been asked for already.
+    pub no_room: bool,
+}
+
+/// A standing request that nobody has claimed.
+#[derive(Clone, Copy, Debug)]
+struct Listed {
+    request: RequestId,
+    /// On whose behalf it was made.
+    owner: u64,
+}
+
 /// The standing requests that nobody has claimed.
 #[derive(Debug)]
 pub(super) struct ArmedTable {
-    by_key: HashMap<TensorKey, RequestId>,
+    by_key: HashMap<TensorKey, Listed>,
     /// How many there may be at a time, as far as the sender has shown.
     most: u32,
     /// The steps of the message that is being made.
@@ -64,35 +91,63 @@ impl ArmedTable {
 
     /// The request of a key, which is armed no more.
     fn take(&mut self, key: &TensorKey) -> Option<RequestId> {
-        if self.by_key.is_empty() { None } else { self.by_key.remove(key) }
+        if self.by_key.is_empty() { None } else { Some(self.by_key.remove(key)?.request) }
     }
 }
 
 impl<C> Link<C> {
-    /// Whether the peer can be told where, or how, its tensors are to come.
-    pub(super) fn foresees<P: Port>(
+    /// Bytes of the destination of one step of an edge; `None` if it is not known yet where, or how, its tensors are to come.
+    pub(super) fn foreseen<P: Port>(
         &self,
         cx: &mut Context<'_, P, C>,
         first: &TensorKey,
         borrow: bool,
-    ) -> bool {
-        borrow && cx.port.limits(self.id).lends || self.routes_out.cached(&first.edge).is_some()
+    ) -> Option<u64> {
+        if borrow && cx.port.limits(self.id).lends {
+            return Some(0);
+        }
+        let bytes = self.routes_out.largest(&first.edge)?.bytes();
+        Some(if bytes <= u64::from(self.settings.small_tensor_bytes) { 0 } else { bytes })
     }
 
-    /// Requests the tensors of `count` steps from that of `first` on, or of as many as there is room for. Returns of how many.
+    /// The room that all standing requests of this link share.
+    pub(super) fn arming_room<P: Port>(&self, cx: &mut Context<'_, P, C>) -> ArmingRoom {
+        let slots = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
+        let slots = u64::from(slots.min(self.armed.most));
+        ArmingRoom { slots, bytes: cx.pool.region().len() / POOL_SHARE }
+    }
+
+    /// Requests the tensors of `count` steps from that of `first` on, or of as many as there is room for, on behalf of `owner`.
     pub(super) fn arm<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         first: &TensorKey,
         count: u32,
         borrow: bool,
-    ) -> u32 {
-        let most = (self.requests.max().min(cx.port.limits(self.id).grants) / SHARE).min(self.armed.most);
-        let slots = most.saturating_sub(self.armed.len() as u32);
-        let count = self.unasked(first, count.min(MAX_ARMED as u32).min(slots));
-        if count == 0 || !self.routes_out.may_arm(&first.edge) {
-            return 0;
+        owner: u64,
+    ) -> Armed {
+        let wanted = self.unasked(first, count.min(MAX_ARMED as u32));
+        if wanted == 0 {
+            return Armed { steps: 0, no_room: false };
         }
+        let slots = self.arming_room(cx).slots.saturating_sub(self.armed.len() as u64);
+        let count = u64::from(wanted).min(slots) as u32;
+        if count == 0 || !self.routes_out.may_arm(&first.edge) {
+            return Armed { steps: 0, no_room: true };
+        }
+        let steps = self.arm_some(cx, first, count, borrow, owner);
+        Armed { steps, no_room: steps < wanted }
+    }
+
+    /// Returns for how many steps there was room.
+    fn arm_some<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        first: &TensorKey,
+        count: u32,
+        borrow: bool,
+        owner: u64,
+    ) -> u32 {
         let Some((route, announce)) = self.routes_out.take(&first.edge) else { return 0 };
         let (number, cached) = (route.number, route.cached().cloned());
         let largest = route.largest().cloned();
@@ -112,7 +167,7 @@ impl<C> Link<C> {
             request.borrow = borrow;
             let grant = request.grant;
             room = grant.map(|grant| (grant.region, grant.len));
-            let Some(request) = self.list(cx, request) else { break };
+            let Some(request) = self.list(cx, request, owner) else { break };
             let (key, offset) = grant.map_or((0, 0), |grant| (grant.key, grant.offset));
             ArmedStep { request, key, offset }.put(&mut steps, grant.is_some());
             armed += 1;
@@ -143,16 +198,27 @@ impl<C> Link<C> {
     /// Of how many steps from that of `first` on, `count` at most, nothing was asked for yet. What is asked for twice could
     /// come in another order than it was sent in, if the first receiver gives up.
     fn unasked(&self, first: &TensorKey, count: u32) -> u32 {
-        if !self.routes_out.may_be_asked(&first.edge, first.step) {
-            return count;
+        match self.routes_out.may_be_asked(&first.edge, first.step) {
+            MayBeAsked::Not => count,
+            MayBeAsked::InAdvance => {
+                let mut key = first.clone();
+                let is_armed = |nth: &u32| {
+                    key.step = first.step + u64::from(*nth);
+                    self.armed.by_key.contains_key(&key)
+                };
+                (0..count).find(is_armed).unwrap_or(count)
+            }
+            MayBeAsked::Anyhow => {
+                let same = |key: &TensorKey| {
+                    key.step >= first.step
+                        && (&key.edge, key.frame, key.iteration)
+                            == (&first.edge, first.frame, first.iteration)
+                };
+                let asked = self.requests.iter().filter(|request| same(&request.key));
+                let next = asked.map(|request| request.key.step - first.step).min().unwrap_or(u64::MAX);
+                next.min(count.into()) as u32
+            }
         }
-        let same = |key: &TensorKey| {
-            key.step >= first.step
-                && (&key.edge, key.frame, key.iteration) == (&first.edge, first.frame, first.iteration)
-        };
-        let asked = self.requests.iter().filter(|request| same(&request.key));
-        let next = asked.map(|request| request.key.step - first.step).min().unwrap_or(u64::MAX);
-        next.min(count.into()) as u32
     }
 
     /// A request of a step, with its destination if there is to be one; `None` if it can't be made now.
@@ -243,25 +309,30 @@ impl<C> Link<C> {
     }
 
     /// Puts an armed request into its tables.
-    fn list<P: Port>(&mut self, cx: &mut Context<'_, P, C>, mut request: Request<C>) -> Option<RequestId> {
+    fn list<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        mut request: Request<C>,
+        owner: u64,
+    ) -> Option<RequestId> {
         let (key, bytes) = (request.key.clone(), request.grant.map_or(0, |grant| grant.len));
         request.armed_bytes = bytes;
         *cx.armed_bytes += bytes;
         let id = self.requests.insert(request)?;
         self.asked += 1;
-        self.routes_out.arm(&key.edge);
-        self.routes_out.ask(&key.edge, key.step);
-        self.armed.by_key.insert(key, id);
+        self.routes_out.arm(&key.edge, key.step);
+        self.armed.by_key.insert(key, Listed { request: id, owner });
         Some(id)
     }
 
     /// A request is not an armed one any more, if it was: it is given up or over.
     pub(super) fn unlist<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
-        if request.machine.is_unclaimed() && self.armed.by_key.get(&request.key) == Some(&id) {
+        let listed = self.armed.by_key.get(&request.key);
+        if request.machine.is_unclaimed() && listed.is_some_and(|listed| listed.request == id) {
             *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
             self.armed.by_key.remove(&request.key);
-            self.routes_out.disarm(&request.key.edge);
+            self.routes_out.disarm(&request.key.edge, request.key.step);
         }
     }
 
@@ -277,7 +348,7 @@ impl<C> Link<C> {
         let Some(id) = self.armed.take(key) else { return Err((want, waiter)) };
         let Some(request) = self.requests.get(id) else { return Err((want, waiter)) };
         *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
-        self.routes_out.disarm(&key.edge);
+        self.routes_out.disarm(&key.edge, key.step);
         cx.counters.increment(Counter::RequestsClaimed);
         request.waiter = Some(waiter);
         request.timeout_ms = timeout_ms;
@@ -320,18 +391,31 @@ impl<C> Link<C> {
         }
     }
 
-    /// Gives up the unclaimed requests whose keys fit. What has come for them is in line again, at their sender.
+    /// Gives up the unclaimed requests of an owner, which are for steps from that of `first` to before `until`. What has come
+    /// for them is in line again, at their sender.
     pub(super) fn disarm<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
-        fits: &mut dyn FnMut(&TensorKey) -> bool,
+        first: &TensorKey,
+        until: u64,
+        owner: u64,
     ) {
-        for slot in 0..self.requests.slots() {
-            let Some((id, request)) = self.requests.in_slot(slot) else { continue };
-            if request.machine.is_unclaimed() && fits(&request.key) {
-                self.disarm_one(cx, id);
+        let is_owned = |listed: &Listed| listed.owner == owner;
+        if until.saturating_sub(first.step) <= self.armed.len() as u64 {
+            let mut key = first.clone();
+            for step in first.step..until {
+                key.step = step;
+                if let Some(listed) = self.armed.by_key.get(&key).copied().filter(is_owned) {
+                    self.disarm_one(cx, listed.request);
+                }
             }
+            return;
         }
+        // Steps that were skipped lie between: there are fewer requests than steps.
+        let all = self.armed.by_key.iter().filter(|(_, listed)| is_owned(listed));
+        let mut all: Vec<_> = all.map(|(key, listed)| (key.step, listed.request)).collect();
+        all.sort_unstable_by_key(|(step, _)| *step);
+        all.into_iter().for_each(|(_, request)| self.disarm_one(cx, request));
     }
 
     fn disarm_one<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {

@@ -1,7 +1,7 @@
 //! The links of one poller and the port that they complete on.
 
 use super::answered::{Answered, WireKey};
-use super::armed::ArmedTable;
+use super::armed::{Armed, ArmedTable, ArmingRoom};
 use super::cork::Cork;
 use super::held::HeldTable;
 use super::incoming::ServedTable;
@@ -269,26 +269,40 @@ impl<P: Port, C> Links<P, C> {
         asked
     }
 
-    /// Whether standing requests of a key can say where, or how, their tensors are to come: its meta-data is known, or they
-    /// would be borrowed.
-    pub fn foresees(&mut self, link: LinkId, key: &TensorKey, borrow: bool) -> bool {
-        self.with(link).is_some_and(|(found, mut cx)| found.foresees(&mut cx, key, borrow))
+    /// Bytes of the destination of a standing request for a key; `None` if it can't be said yet where, or how, its tensor is to
+    /// come.
+    pub fn foreseen(&mut self, link: LinkId, key: &TensorKey, borrow: bool) -> Option<u64> {
+        let (found, mut cx) = self.with(link)?;
+        found.foreseen(&mut cx, key, borrow)
+    }
+
+    /// The room that all standing requests of a link share.
+    pub fn arming_room(&mut self, link: LinkId) -> ArmingRoom {
+        let none = ArmingRoom { slots: 0, bytes: 0 };
+        self.with(link).map_or(none, |(found, mut cx)| found.arming_room(&mut cx))
     }
 
     /// Asks the peer in advance for the tensors of `count` steps from that of `first` on, or of as many as there is room
-    /// for. Returns of how many. A later [`Links::request`] for one of them claims what was asked for.
-    pub fn arm_steps(&mut self, link: LinkId, first: &TensorKey, count: u32, borrow: bool) -> u32 {
-        let Some((found, mut cx)) = self.with(link) else { return 0 };
-        let armed = found.arm(&mut cx, first, count, borrow);
+    /// for, on behalf of `owner`. A later [`Links::request`] for one of them claims what was asked for.
+    pub fn arm_steps(
+        &mut self,
+        link: LinkId,
+        first: &TensorKey,
+        count: u32,
+        borrow: bool,
+        owner: u64,
+    ) -> Armed {
+        let Some((found, mut cx)) = self.with(link) else { return Armed { steps: 0, no_room: true } };
+        let armed = found.arm(&mut cx, first, count, borrow, owner);
         self.links.note_backlog(link);
         armed
     }
 
-    /// Gives up what was asked for in advance and not claimed, of the keys that fit. Values that have come are in line
-    /// again.
-    pub fn disarm(&mut self, link: LinkId, fits: &mut dyn FnMut(&TensorKey) -> bool) {
+    /// Gives up what was asked for in advance on behalf of `owner`, for steps from that of `first` to before `until`, and not
+    /// claimed. Values that have come are in line again.
+    pub fn disarm(&mut self, link: LinkId, first: &TensorKey, until: u64, owner: u64) {
         if let Some((found, mut cx)) = self.with(link) {
-            found.disarm(&mut cx, fits);
+            found.disarm(&mut cx, first, until, owner);
             self.links.note_backlog(link);
         }
     }
@@ -454,7 +468,6 @@ impl<C> Link<C> {
         match event {
             Event::Message(_) => {
                 self.inbox.consumed();
-                cx.counters.increment(Counter::MessagesReceived);
                 self.message(cx, message)
             }
             Event::Immediate { immediate, bytes } => {
@@ -511,6 +524,7 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         bytes: &[u8],
     ) -> Result<(), String> {
+        cx.counters.increment(Counter::MessagesReceived);
         match Message::decode(bytes).map_err(|error| error.to_string())? {
             Message::Ping { version, .. } if version != VERSION => {
                 Err(format!("it speaks version {version} of the protocol, this side version {VERSION}"))

@@ -23,6 +23,7 @@ mod table;
 mod tests;
 mod validated;
 
+pub use armed::{Armed, ArmingRoom};
 pub use held::{HeldValue, Unfit};
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 

@@ -36,15 +36,38 @@ pub(super) struct OutRoute {
     in_flight: u32,
     /// Those of them that are standing and not claimed.
     armed: u32,
-    /// The last step that a request of it was made for, if any was.
-    last_asked: u64,
+    /// The last step that one of those was made for since there was none.
+    last_armed: Option<u64>,
+    /// The same of the others: plain ones, claimed ones, and those that are being given up.
+    last_other: Option<u64>,
     last_used: u64,
+}
+
+/// Which requests of a step, or of later ones, there may be that have not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MayBeAsked {
+    /// None.
+    Not,
+    /// Standing ones that nobody has claimed, alone.
+    InAdvance,
+    /// Any.
+    Anyhow,
 }
 
 impl OutRoute {
     fn new(number: u32, last_used: u64) -> Self {
         let (known, last) = ([const { None }; MetaPlace::COUNT], 0);
-        OutRoute { number, known, last, arrivals: 0, in_flight: 0, armed: 0, last_asked: 0, last_used }
+        OutRoute {
+            number,
+            known,
+            last,
+            arrivals: 0,
+            in_flight: 0,
+            armed: 0,
+            last_armed: None,
+            last_other: None,
+            last_used,
+        }
     }
 
     /// The meta-data of the last arrival.
@@ -56,6 +79,13 @@ impl OutRoute {
     pub fn largest(&self) -> Option<&TensorMeta> {
         let of_late = self.known.iter().flatten().filter(|(_, at)| self.arrivals - at < RECENT);
         of_late.map(|(meta, _)| &meta.meta).max_by_key(|meta| meta.bytes())
+    }
+
+    fn release(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.in_flight == self.armed {
+            self.last_other = None;
+        }
     }
 
     fn learn(&mut self, meta: &VersionedMeta) {
@@ -139,40 +169,54 @@ impl OutRoutes {
         self.armed < self.max / 2 || self.by_edge.get(edge).is_some_and(|route| route.armed > 0)
     }
 
-    /// A request for a step is made on a route.
+    /// A request for a step is made on a route, not a standing one.
     pub fn ask(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
-            route.last_asked = route.last_asked.max(step);
+            route.last_other = route.last_other.max(Some(step));
         }
     }
 
-    /// Whether a request may have been made for a step, or for one behind it, and not have ended yet.
-    pub fn may_be_asked(&self, edge: &Arc<EdgeName>, step: u64) -> bool {
-        self.by_edge.get(edge).is_some_and(|route| route.in_flight > 0 && step <= route.last_asked)
+    /// Which requests there may be on a route for this step or for later ones.
+    pub fn may_be_asked(&self, edge: &Arc<EdgeName>, step: u64) -> MayBeAsked {
+        match self.by_edge.get(edge) {
+            Some(route) if Some(step) <= route.last_other => MayBeAsked::Anyhow,
+            Some(route) if Some(step) <= route.last_armed => MayBeAsked::InAdvance,
+            _ => MayBeAsked::Not,
+        }
     }
 
     /// One more request on a route, a standing one.
-    pub fn arm(&mut self, edge: &Arc<EdgeName>) {
+    pub fn arm(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.in_flight += 1;
             route.armed += 1;
+            route.last_armed = route.last_armed.max(Some(step));
             self.armed += usize::from(route.armed == 1);
         }
     }
 
     /// A standing request is claimed, or given up.
-    pub fn disarm(&mut self, edge: &Arc<EdgeName>) {
+    pub fn disarm(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.armed -= 1;
-            self.armed -= usize::from(route.armed == 0);
+            route.last_other = route.last_other.max(Some(step));
+            if route.armed == 0 {
+                route.last_armed = None;
+                self.armed -= 1;
+            }
         }
     }
 
     /// A request on a route has ended.
     pub fn release(&mut self, edge: &Arc<EdgeName>) {
         if let Some(route) = self.by_edge.get_mut(edge) {
-            route.in_flight = route.in_flight.saturating_sub(1);
+            route.release();
         }
+    }
+
+    /// The meta-data of the largest tensor of late of an edge, if any is known.
+    pub fn largest(&self, edge: &Arc<EdgeName>) -> Option<&TensorMeta> {
+        self.by_edge.get(edge)?.largest()
     }
 
     /// The meta-data of the last arrival of an edge that has a route.
@@ -318,30 +362,37 @@ mod tests {
             routes.release(edge);
         }
         assert!(routes.may_arm(&a));
-        routes.arm(&a);
-        routes.arm(&a);
+        routes.arm(&a, 1);
+        routes.arm(&a, 2);
         assert!(routes.may_arm(&a) && !routes.may_arm(&b));
-        routes.disarm(&a);
+        routes.disarm(&a, 1);
         assert!(!routes.may_arm(&b), "one is left");
-        routes.disarm(&a);
+        routes.disarm(&a, 2);
         assert!(routes.may_arm(&b) && routes.busy() == 1, "claimed, and in flight");
         assert!(!OutRoutes::new(1).may_arm(&a));
     }
 
     #[test]
-    fn only_steps_before_the_last_one_that_was_asked_for_may_be_asked_for() {
+    fn what_may_have_been_asked_for_is_forgotten_with_the_last_request() {
         let mut routes = OutRoutes::new(2);
         let a = edge("a");
-        assert!(!routes.may_be_asked(&a, 0), "no route");
+        assert_eq!(routes.may_be_asked(&a, 0), MayBeAsked::Not, "no route");
         routes.take(&a).expect("room");
         for step in [7, 5] {
             routes.ask(&a, step);
         }
-        assert!(routes.may_be_asked(&a, 0) && routes.may_be_asked(&a, 7) && !routes.may_be_asked(&a, 8));
-        routes.ask(&a, u64::MAX);
-        assert!(routes.may_be_asked(&a, u64::MAX));
+        routes.arm(&a, 20);
+        let of = |routes: &OutRoutes| [0, 7, 8, 20, 21].map(|step| routes.may_be_asked(&a, step));
+        use MayBeAsked::{Anyhow, InAdvance, Not};
+        assert_eq!(of(&routes), [Anyhow, Anyhow, InAdvance, InAdvance, Not]);
         routes.release(&a);
-        assert!(!routes.may_be_asked(&a, 0), "all have ended");
+        assert_eq!(of(&routes), [InAdvance, InAdvance, InAdvance, InAdvance, Not], "the plain one has ended");
+        routes.disarm(&a, 20);
+        assert_eq!(of(&routes), [Anyhow, Anyhow, Anyhow, Anyhow, Not], "claimed");
+        routes.release(&a);
+        assert_eq!(of(&routes), [Not; 5]);
+        routes.ask(&a, u64::MAX);
+        assert_eq!(routes.may_be_asked(&a, u64::MAX), Anyhow);
     }
 
     #[test]

@@ -79,7 +79,7 @@ pub(super) struct BatchLists {
 pub(super) struct Tables {
     pub steps: Steps,
     pub local: Local,
-    /// Edges with a [`Standing`](super::Standing), as keys of step 0.
+    /// Edges with a [`Standing`](super::Standing), with the first steps of their sequences.
     pub standing: HashSet<TensorKey>,
     ends: Ends,
 }

@@ -4,6 +4,7 @@ use super::Error;
 use super::edge::{Edge, End};
 use super::manager::{Rendezvous, Sequence, Shared};
 use super::path::{PeerIndex, StandingChange};
+use crate::link::TensorKey;
 use crate::wire::message::MAX_ARMED;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,8 +18,15 @@ use std::sync::atomic::Ordering;
 /// is asked for.
 ///
 /// What it costs: the destinations of up to `window` steps to come are allocated, though never more than a quarter of the
-/// pool for all edges of a poller, and they count among `max_requests`, of which they take half at most. Steps for which
-/// there is no room are received as without it.
+/// pool for all edges of a poller, and they count among `max_requests`, of which those of one peer take half at most. Where
+/// all edges together would need more than that, their windows are as much shorter; with the counter `steps_not_armed` it is
+/// found out how often even so a step began for which there had been no room. Such steps are received as without it. Messages
+/// for windows of more than some 22 steps travel in fragments, which take more than one slot of the queue.
+///
+/// Tensors may change their shape. Both ends remember the last four shapes, and a tensor that has one of these and is no longer
+/// than the longest of them comes as before; one with a new shape that is no longer comes with one message more. A longer one is
+/// told of and asked for again, as without this, and so is each one that was asked for before that was known: of these
+/// there are at most one and a half windows.
 ///
 /// Skipped steps must be [cleaned up](Rendezvous::cleanup) like others: until then what was asked for is kept for them.
 /// When a peer is lost and comes back, its edges are asked for again. Dropping this gives back what no receive has taken;
@@ -26,7 +34,8 @@ use std::sync::atomic::Ordering;
 #[must_use = "dropping it ends it"]
 pub struct Standing {
     shared: Arc<Shared>,
-    edge: Edge,
+    /// The edge, with the first step of the sequence.
+    key: TensorKey,
     id: u64,
     /// `None` for an edge within the process, of which nothing is ever asked.
     peer: Option<PeerIndex>,
@@ -37,7 +46,7 @@ impl Rendezvous {
     /// 0 asks for none, until [`Standing::set_window`] says otherwise.
     ///
     /// # Errors
-    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] already.
+    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for this sequence already.
     pub fn standing(&self, edge: &Edge, sequence: Sequence, window: u32) -> Result<Standing, Error> {
         self.shared.check_usable()?;
         self.shared.check_destination(edge)?;
@@ -46,13 +55,14 @@ impl Rendezvous {
             End::Here => None,
             End::Peer(peer) => Some(peer),
         };
-        if !self.shared.tables().standing.insert(edge.key(0)) {
+        let key = edge.key(sequence.step(0));
+        if !self.shared.tables().standing.insert(key.clone()) {
             return Err(Error::StandsAlready { edge: edge.to_string() });
         }
         let id = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
-        let standing = Standing { shared: self.shared.clone(), edge: edge.clone(), id, peer };
+        let standing = Standing { shared: self.shared.clone(), key: key.clone(), id, peer };
         if let Some(peer) = peer {
-            let (key, borrow) = (edge.key(sequence.step(0)), self.shared.settings.borrow);
+            let borrow = self.shared.settings.borrow;
             standing.tell(StandingChange::Begun { id, peer, key, window, borrow });
         }
         Ok(standing)
@@ -94,13 +104,14 @@ impl Drop for Standing {
         if self.shared.check_home().is_err() {
             return;
         }
-        self.shared.tables().standing.remove(&self.edge.key(0));
+        // In this order, so that whoever makes it anew is heard later, if both are heard in order.
         self.tell(StandingChange::Ended { id: self.id });
+        self.shared.tables().standing.remove(&self.key);
     }
 }
 
 impl std::fmt::Debug for Standing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Standing").field("edge", &self.edge).finish_non_exhaustive()
+        f.debug_struct("Standing").field("first", &self.key).finish_non_exhaustive()
     }
 }

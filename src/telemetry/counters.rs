@@ -40,9 +40,9 @@ counters! {
     BytesSent = "bytes_sent",
     /// Bytes of the tensors that came from peers.
     BytesReceived = "bytes_received",
-    /// Control messages posted.
+    /// Control messages posted. A long one counts once, in however many slots it travels.
     MessagesSent = "messages_sent",
-    /// Control messages that came.
+    /// Control messages that came, counted as they are sent.
     MessagesReceived = "messages_received",
     /// Those of the posted ones that shared a control slot with others.
     MessagesPacked = "messages_packed",
@@ -78,6 +78,8 @@ counters! {
     WindowsArmed = "windows_armed",
     /// Standing requests in them.
     RequestsArmed = "requests_armed",
+    /// Steps of standing edges that began when there had been no room to ask for them in advance.
+    StepsNotArmed = "steps_not_armed",
     /// Standing requests that receives have claimed.
     RequestsClaimed = "requests_claimed",
     /// Tensors that rode in the response because they are small.

@@ -90,7 +90,7 @@ impl Owner {
             4 | 5 => self.answer(input),
             6 => self.links.drop_held(input.number()),
             7 => self.ask_in_advance(input),
-            8 => self.links.disarm(self.link, &mut |_| input.flag()),
+            8 => self.links.disarm(self.link, &key(input), input.number() % 4, input.number() % 2),
             _ => self.delivered.truncate(input.below(8)),
         }
     }
@@ -121,8 +121,8 @@ impl Owner {
 
     fn ask_in_advance(&mut self, input: &mut Input<'_>) {
         let (first, count) = (key(input), input.u8().into());
-        let armed = self.links.arm_steps(self.link, &first, count, input.flag());
-        assert!(armed <= count.min(SETTINGS.max_requests / 2));
+        let armed = self.links.arm_steps(self.link, &first, count, input.flag(), input.number() % 2);
+        assert!(armed.steps <= count.min(SETTINGS.max_requests / 2));
     }
 
     fn give_up_one(&mut self, input: &mut Input<'_>) {

@@ -6,6 +6,9 @@ use crate::memory::Tensor;
 use crate::wire::MetaPlace;
 use crate::wire::message::{ArmedStep, ArmedSteps};
 
+/// On whose behalf the tests ask.
+pub(super) const OWNER: u64 = 7;
+
 /// What the peer sees of an `ARM`.
 #[derive(Debug)]
 pub(super) struct Seen {
@@ -88,8 +91,12 @@ pub(super) fn warm() -> Scene {
 }
 
 impl Scene {
+    pub(super) fn arm_steps(&mut self, first: u64, count: u32) -> u32 {
+        self.links.arm_steps(self.link, &key(first), count, false, OWNER).steps
+    }
+
     pub(super) fn arm(&mut self, first: u64, count: u32) -> Seen {
-        assert_eq!(self.links.arm_steps(self.link, &key(first), count, false), count);
+        assert_eq!(self.arm_steps(first, count), count);
         self.peer.armed()
     }
 
@@ -280,7 +287,7 @@ fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
     let seen = scene.arm(5, 1);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
-    scene.links.disarm(scene.link, &mut |_| true);
+    scene.links.disarm(scene.link, &key(0), 100, OWNER);
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, .. })));
     let seen = scene.arm(5, 1);
     scene.peer.say(&Message::Error { request: seen.steps[0].0, status: Status::new(Code::NotFound, "over") });
@@ -299,7 +306,7 @@ fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
     let seen = scene.arm(5, 2);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
-    scene.links.disarm(scene.link, &mut |key| key.step < 100);
+    scene.links.disarm(scene.link, &key(5), 7, OWNER);
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, held: 0, .. })));
     let cancelled = scene.peer.next();
     assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
@@ -348,10 +355,10 @@ fn what_had_come_when_the_link_ended_is_for_whoever_asks_next() {
 #[test]
 fn standing_requests_leave_room_for_others() {
     let mut scene = warm();
-    assert_eq!(scene.links.arm_steps(scene.link, &key(5), 16, false), 8, "half of the slots");
-    assert_eq!(scene.links.arm_steps(scene.link, &key(13), 1, false), 0);
+    assert_eq!(scene.arm_steps(5, 16), 8, "half of the slots");
+    assert_eq!(scene.arm_steps(13, 1), 0);
     assert_eq!(scene.peer.armed().steps.len(), 8);
-    scene.links.disarm(scene.link, &mut |_| true);
+    scene.links.disarm(scene.link, &key(0), 100, OWNER);
     let mut large = scene_with(LinkSettings {
         small_tensor_bytes: 128,
         max_requests: 100,
@@ -361,16 +368,31 @@ fn standing_requests_leave_room_for_others() {
     let request = large.request();
     large.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[100_000]) });
     assert!(large.events().is_empty());
-    assert_eq!(large.links.arm_steps(large.link, &key(5), 16, false), 2, "a quarter of the pool of 1 MiB");
-    assert_eq!(large.links.arm_steps(large.link, &key(7), 16, false), 0);
+    assert_eq!(large.arm_steps(5, 16), 2, "a quarter of the pool of 1 MiB");
+    assert_eq!(large.arm_steps(7, 16), 0);
+}
+
+#[test]
+fn what_one_owner_gives_up_leaves_what_is_anothers() {
+    let mut scene = warm();
+    scene.arm(5, 2);
+    let armed = scene.links.arm_steps(scene.link, &key(7), 2, false, OWNER + 1);
+    assert_eq!(armed, Armed { steps: 2, no_room: false });
+    // As a range that is searched step by step, and as one that is longer than what there is.
+    for (first, until) in [(5, 9), (0, 1000)] {
+        scene.links.disarm(scene.link, &key(first), until, OWNER);
+        assert_eq!(scene.links.load().armed, 2);
+    }
+    scene.links.disarm(scene.link, &key(0), 1000, OWNER + 1);
+    assert_eq!(scene.links.load().armed, 0);
 }
 
 #[test]
 fn a_step_is_asked_for_in_advance_once() {
     let mut scene = warm();
     scene.arm(5, 2);
-    assert_eq!(scene.links.arm_steps(scene.link, &key(6), 2, false), 0);
-    assert_eq!(scene.links.arm_steps(scene.link, &key(4), 2, false), 1, "up to the one that is armed");
+    assert_eq!(scene.arm_steps(6, 2), 0);
+    assert_eq!(scene.arm_steps(4, 2), 1, "up to the one that is armed");
 }
 
 #[test]

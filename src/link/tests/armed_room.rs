@@ -1,6 +1,6 @@
 //! Standing requests for which there is no room, at either end.
 
-use super::armed::{key, roomy, warm};
+use super::armed::{OWNER, key, roomy, warm};
 use super::*;
 use crate::memory::Tensor;
 
@@ -47,16 +47,16 @@ fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
     scene.peer.say(&says(seen.steps[2].0));
     assert!(scene.events().is_empty());
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::ReRequest { .. })));
-    scene.links.disarm(scene.link, &mut |_| true);
+    scene.links.disarm(scene.link, &key(0), 100, OWNER);
     assert_eq!(scene.links.load().armed, 0);
     // The share is whole again.
-    assert_eq!(scene.links.arm_steps(scene.link, &key(50), 1, false), 1);
+    assert_eq!(scene.arm_steps(50, 1), 1);
 }
 
 #[test]
 fn a_claim_with_memory_of_its_own_takes_no_other() {
     let mut scene = roomy();
-    assert_eq!(scene.links.arm_steps(scene.link, &key(5), 2, false), 2);
+    assert_eq!(scene.arm_steps(5, 2), 2);
     let seen = scene.peer.armed();
     let given =
         |scene: &Scene, bytes| scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
@@ -116,14 +116,14 @@ fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
         matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 7)
     );
     // As many as the sender took.
-    assert!(scene.links.arm_steps(scene.link, &key(20), 8, false) < 4);
+    assert!(scene.arm_steps(20, 8) < 4);
 }
 
 #[test]
 fn a_refusal_meets_a_cancel_quietly() {
     let mut scene = warm();
     let request = scene.arm(5, 1).steps[0].0;
-    scene.links.disarm(scene.link, &mut |_| true);
+    scene.links.disarm(scene.link, &key(0), 100, OWNER);
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     scene.peer.say(&Message::Error { request, status: too_many() });
     scene.peer.say(&Message::CancelAck { request });

@@ -1,5 +1,6 @@
 //! Data validation mode with a peer that says whatever it likes.
 
+use super::armed::OWNER;
 use super::*;
 use crate::memory::Tensor;
 use crate::wire::message::{ArmedStep, ArmedSteps};
@@ -123,7 +124,7 @@ impl Scene {
 
     /// Asks in advance for two steps from 5 on. Nothing is known of them.
     fn arm_two(&mut self) -> [RequestId; 2] {
-        assert_eq!(self.links.arm_steps(self.link, &key(5), 2, false), 2);
+        assert_eq!(self.arm_steps(5, 2), 2);
         loop {
             if let Message::Arm(arm) = Message::decode(&self.peer.next()).expect("a message") {
                 assert!(arm.validate);
@@ -432,7 +433,7 @@ fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() 
     let [first, second] = scene.arm_two();
     scene.peer.response(first, &BYTES);
     scene.nothing();
-    scene.links.disarm(scene.link, &mut |_| true);
+    scene.links.disarm(scene.link, &key(0), 100, OWNER);
     for request in [first, second] {
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     }

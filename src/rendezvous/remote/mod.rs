@@ -171,7 +171,7 @@ pub struct Remote {
     calls: HashMap<CallId, (LinkId, RequestId)>,
     outstanding: Arc<AtomicUsize>,
     unclaimed: HashMap<TensorKey, VecDeque<HeldValue>>,
-    standing: Vec<standing::Standing>,
+    standing: standing::Standings,
     held_up: batches::HeldUpTable,
     next_deadline: Time,
     watch: Arc<dyn PeerWatch>,
@@ -253,7 +253,7 @@ impl Remote {
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             outstanding,
             unclaimed: HashMap::default(),
-            standing: Vec::new(),
+            standing: standing::Standings::default(),
             held_up,
             next_deadline: Time::NEVER,
             watch,
@@ -315,7 +315,9 @@ impl<P: Port> Handler<P> for Remote {
                     self.by_link.insert(link, peer);
                 }
             }
-            RemoteOp::Standing(change) => self.standing_changed(links, change),
+            RemoteOp::Standing(change) => {
+                return self.standing_changed(links, change).map(RemoteOp::Standing);
+            }
             RemoteOp::Ready { peer, tag } => self.ready(links, peer, tag),
             RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
             RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),

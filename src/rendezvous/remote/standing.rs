@@ -1,18 +1,21 @@
 //! Edges whose steps are asked for in advance (see [`crate::link`]): which steps, and when more of them.
 //!
 //! A window is asked for when the peer is there, and the next half of one whenever the last step that has begun has come so
-//! near the end of it: so it costs two messages a window.
+//! near the end of it: so it costs two messages a window. Where all edges together would have more than there is room for,
+//! their windows are as much shorter.
 
 use super::Remote;
 use crate::fabric::{LinkId, Port};
-use crate::link::{Links, TensorKey};
+use crate::link::{Armed, ArmingRoom, Links, TensorKey};
 use crate::rendezvous::path::{PeerIndex, StandingChange};
 use crate::rendezvous::steps::StepState;
 use crate::rendezvous::waiter::Waiter;
+use crate::telemetry::Counter;
+use foldhash::HashMap;
 
 /// An edge whose steps are asked for in advance.
 #[derive(Debug)]
-pub(super) struct Standing {
+struct Standing {
     id: u64,
     peer: PeerIndex,
     /// The edge, with the first step of the sequence.
@@ -23,42 +26,133 @@ pub(super) struct Standing {
     reached: Option<u64>,
     /// The first step that was not asked for yet on the present link, once any was.
     next: Option<u64>,
+    /// How far ahead the last message reached, if it would have reached further with more room: windows are that long for now.
+    cut: Option<u64>,
+    /// Bytes of the destination of one step, once they are known.
+    bytes: Option<u64>,
 }
 
-impl Standing {
-    fn is_of(&self, key: &TensorKey) -> bool {
-        key.edge == self.key.edge && key.frame == self.key.frame && key.iteration == self.key.iteration
+/// All of them on a poller.
+#[derive(Debug, Default)]
+pub(super) struct Standings {
+    list: Vec<Standing>,
+    /// Where each lies, by its name.
+    places: HashMap<u64, usize>,
+    /// How many of each peer have a window.
+    of_peer: HashMap<PeerIndex, u64>,
+    /// How many have a window; of how many of them it is known how large they are, and the sum of that.
+    active: u64,
+    known: u64,
+    bytes: u64,
+}
+
+impl Standings {
+    fn insert(&mut self, standing: Standing) -> usize {
+        self.places.insert(standing.id, self.list.len());
+        self.list.push(standing);
+        self.count(self.list.len() - 1, true);
+        self.list.len() - 1
+    }
+
+    fn remove(&mut self, at: usize) -> Standing {
+        self.count(at, false);
+        let standing = self.list.swap_remove(at);
+        self.places.remove(&standing.id);
+        if let Some(moved) = self.list.get(at) {
+            self.places.insert(moved.id, at);
+        }
+        standing
+    }
+
+    /// Counts one among those that share the room, or takes it out again.
+    fn count(&mut self, at: usize, is_in: bool) {
+        let Standing { window, peer, bytes, .. } = self.list[at];
+        if window == 0 {
+            return;
+        }
+        let change = |number: &mut u64, by: u64| match is_in {
+            true => *number += by,
+            false => *number -= by,
+        };
+        change(self.of_peer.entry(peer).or_default(), 1);
+        change(&mut self.active, 1);
+        change(&mut self.known, u64::from(bytes.is_some()));
+        change(&mut self.bytes, bytes.unwrap_or(0));
+    }
+
+    fn change(&mut self, at: usize, change: impl FnOnce(&mut Standing)) {
+        self.count(at, false);
+        change(&mut self.list[at]);
+        self.count(at, true);
+    }
+
+    /// How long the window of an edge can be so that those of all others have room as well.
+    fn share(&self, at: usize, room: ArmingRoom) -> u64 {
+        let Standing { window, peer, bytes, .. } = self.list[at];
+        let slots = room.slots / self.of_peer.get(&peer).copied().unwrap_or(1).max(1);
+        // Those that are not known are taken to be like the others.
+        let of_all = u128::from(self.bytes) * u128::from(self.active) / u128::from(self.known.max(1));
+        let steps = match bytes {
+            None | Some(0) => u64::MAX,
+            Some(_) => (u128::from(room.bytes) / of_all.max(1)) as u64,
+        };
+        u64::from(window).min(slots).min(steps).max(1)
     }
 }
 
 impl Remote {
-    pub(super) fn standing_changed<P: Port>(&mut self, links: &mut Links<P, Waiter>, change: StandingChange) {
+    /// A wish about an edge. It comes back if nothing is known of that edge: the word that began it, from another thread, may
+    /// still be to come.
+    pub(super) fn standing_changed<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        change: StandingChange,
+    ) -> Option<StandingChange> {
         match change {
             StandingChange::Begun { id, peer, key, window, borrow } => {
                 self.steps.sequence(key.step);
                 let reached = self.steps.last_begun(key.step);
-                self.standing.push(Standing { id, peer, key, window, borrow, reached, next: None });
-                self.arm(links, self.standing.len() - 1);
+                let (next, cut, bytes) = (None, None, None);
+                let at = self.standing.insert(Standing {
+                    id,
+                    peer,
+                    key,
+                    window,
+                    borrow,
+                    reached,
+                    next,
+                    cut,
+                    bytes,
+                });
+                self.arm(links, at, false);
             }
             StandingChange::Window { id, window } => {
-                let Some(at) = self.standing.iter().position(|standing| standing.id == id) else { return };
-                self.standing[at].window = window;
-                self.arm(links, at);
+                let Some(at) = self.standing.places.get(&id).copied() else { return Some(change) };
+                self.standing.change(at, |standing| (standing.window, standing.cut) = (window, None));
+                self.arm(links, at, false);
             }
             StandingChange::Ended { id } => {
-                let Some(at) = self.standing.iter().position(|standing| standing.id == id) else { return };
-                let standing = self.standing.swap_remove(at);
-                if let Some(link) = self.peers[standing.peer.0 as usize].usable() {
-                    links.disarm(link, &mut |key| standing.is_of(key));
+                let Some(at) = self.standing.places.get(&id).copied() else { return Some(change) };
+                let Standing { peer, key, next, .. } = self.standing.remove(at);
+                if let (Some(link), Some(next)) = (self.peers[peer.0 as usize].usable(), next) {
+                    let first = TensorKey { step: self.steps.open(key.step).0, ..key };
+                    links.disarm(link, &first, next, id);
                 }
             }
         }
+        None
     }
 
     /// A step has begun: windows that it brings near their end are made longer.
     pub(super) fn arm_for<P: Port>(&mut self, links: &mut Links<P, Waiter>, step: u64) {
-        for at in 0..self.standing.len() {
-            let standing = &mut self.standing[at];
+        // All are known before the first takes its share of the room.
+        for at in 0..self.standing.list.len() {
+            if self.standing.list[at].bytes.is_none() {
+                self.foresee(links, at);
+            }
+        }
+        for at in 0..self.standing.list.len() {
+            let standing = &mut self.standing.list[at];
             if step < standing.key.step || standing.reached.is_some_and(|reached| step <= reached) {
                 continue;
             }
@@ -66,70 +160,98 @@ impl Remote {
                 continue;
             }
             standing.reached = Some(step);
-            self.arm(links, at);
+            if standing.cut.is_some() && standing.next.is_none_or(|next| next <= step) {
+                links.counters().increment(Counter::StepsNotArmed);
+            }
+            self.arm(links, at, true);
         }
     }
 
-    /// A new link with a peer is there: whatever was asked for in advance on an earlier one is asked for again.
+    /// A new link with a peer is there: what is still to come is asked for again.
     pub(super) fn arm_again<P: Port>(&mut self, links: &mut Links<P, Waiter>, peer: PeerIndex) {
-        for at in 0..self.standing.len() {
-            let standing = &mut self.standing[at];
+        for at in 0..self.standing.list.len() {
+            let standing = &mut self.standing.list[at];
             if standing.peer == peer {
-                standing.next = None;
-                self.arm(links, at);
+                (standing.next, standing.cut) = (None, None);
+                self.arm(links, at, true);
             }
         }
     }
 
-    fn arm<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize) {
-        let standing = &self.standing[at];
+    /// Finds out how large the tensors of an edge are. Returns whether anything is known of them.
+    fn foresee<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize) -> bool {
+        let standing = &self.standing.list[at];
+        let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return false };
+        let Some(bytes) = links.foreseen(link, &standing.key, standing.borrow) else { return false };
+        if standing.bytes != Some(bytes) {
+            self.standing.change(at, |standing| standing.bytes = Some(bytes));
+        }
+        true
+    }
+
+    /// Asks for more steps of an edge, if it is time. `is_current_open`: the last one that has begun is still to be received.
+    fn arm<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize, is_current_open: bool) {
+        let standing = &self.standing.list[at];
         let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return };
         if self.broken.is_some() || standing.window == 0 {
             return;
         }
         let (open, limit) = self.steps.open(standing.key.step);
-        let window = u64::from(standing.window);
         let current = standing.reached.map_or(open, |reached| reached.max(open));
-        // Steps that lie further back are asked for when they are received.
-        let behind = current.saturating_add(1).saturating_sub(window);
-        let from = standing.next.unwrap_or(0).max(open).max(behind);
-        let until = current.saturating_add(window).min(limit);
-        // Until the first answer has told what the tensors are like, it is not known where they could go.
-        let is_first = standing.next.is_none_or(|next| current < next)
-            && !links.foresees(link, &standing.key, standing.borrow);
-        let until = match (is_first, standing.next) {
-            (true, None) => until.min(from.saturating_add(1)),
-            (true, Some(_)) => return,
-            (false, _) => until,
+        // Steps that lie further back have been asked for, or are when they are received.
+        let from = match standing.reached {
+            Some(reached) if !is_current_open => reached.saturating_add(1),
+            _ => current,
         };
-        let ahead = from.saturating_sub(current);
-        if from < until && (standing.next.is_none() || ahead <= window / 2) {
-            self.standing[at].next = Some(self.arm_steps(links, at, link, from, until));
+        let next = standing.next;
+        let from = next.map_or(from, |next| next.max(from));
+        if !self.foresee(links, at) {
+            // Until the first answer has told what the tensors are like, it is not known where they could go: one at a time.
+            if next.is_none_or(|next| next <= current) && from < limit {
+                self.arm_steps(links, at, link, from, from + 1);
+            }
+            return;
+        }
+        let window = self.standing.share(at, links.arming_room(link));
+        let until = current.saturating_add(window).min(limit);
+        let standing = &self.standing.list[at];
+        let length = standing.cut.map_or(window, |cut| cut.min(window));
+        if from < until && (next.is_none() || from.saturating_sub(current) <= length / 2) {
+            let no_room = self.arm_steps(links, at, link, from, until);
+            let standing = &mut self.standing.list[at];
+            let ahead = standing.next.unwrap_or(from).saturating_sub(current);
+            standing.cut = no_room.then_some(ahead);
         }
     }
 
-    /// Asks for the steps from `from` to before `until`, but those that are over. Returns the first that was not asked for.
+    /// Asks for the steps from `from` to before `until`, but those that are over and those that were asked for. Returns whether
+    /// there was no room for all.
     fn arm_steps<P: Port>(
-        &self,
+        &mut self,
         links: &mut Links<P, Waiter>,
         at: usize,
         link: LinkId,
         mut from: u64,
         until: u64,
-    ) -> u64 {
-        let standing = &self.standing[at];
+    ) -> bool {
+        let standing = &mut self.standing.list[at];
         let goes_on = |step: &u64| matches!(self.steps.state(*step), StepState::NotBegun | StepState::Live);
-        while from < until {
+        let mut no_room = false;
+        while from < until && !no_room {
             let count = (from..until).take_while(goes_on).count() as u32;
             let first = TensorKey { step: from, ..standing.key.clone() };
-            let armed = if count == 0 { 0 } else { links.arm_steps(link, &first, count, standing.borrow) };
-            from += u64::from(armed);
-            if armed < count {
-                break;
+            let armed = match count {
+                0 => Armed { steps: 0, no_room: false },
+                _ => links.arm_steps(link, &first, count, standing.borrow, standing.id),
+            };
+            from += u64::from(armed.steps);
+            no_room = armed.no_room;
+            if !no_room {
+                // The one behind them is over or was asked for, or there is none.
+                from = until.min(from + 1);
             }
-            // The one behind them is over, or there is none.
-            from = until.min(from + 1);
         }
-        from
+        standing.next = Some(from);
+        no_room
     }
 }

@@ -1,0 +1,203 @@
+//! What standing requests cost, in messages.
+
+use super::{LARGE, begin, here, pair, receive, send, there};
+use crate::common::{SOON, cluster, lends_nothing, member, until};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use tensorwire::telemetry::{Counter, Snapshot};
+use tensorwire::{Code, Status};
+
+/// What becomes of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Tensor,
+    Dead,
+    /// Nobody sends or receives, and both clean it up.
+    Skipped,
+    /// Its sender aborts it.
+    Aborted,
+}
+
+/// A run of steps that is counted.
+#[derive(Clone, Copy)]
+struct Program {
+    settings: &'static [(&'static str, &'static str)],
+    window: u32,
+    elements: usize,
+    what: fn(u64) -> What,
+    order: fn(u64) -> u64,
+}
+
+const PLAIN: Program =
+    Program { settings: &[], window: 16, elements: LARGE, what: |_| What::Tensor, order: |n| n };
+
+/// Both sides' counts of the second half of so many steps; in the first half everything becomes known. Each side counts what
+/// it posts.
+fn run(program: Program, steps: u64) -> Snapshot {
+    let cluster = cluster(2);
+    let (tell, told) = channel();
+    let is_received = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..2)
+        .map(|task| {
+            let (cluster, tell, is_received) = (cluster.clone(), tell.clone(), is_received.clone());
+            std::thread::spawn(move || {
+                let settings = program.settings.iter();
+                let builder =
+                    settings.fold(member(&cluster, task), |builder, (key, value)| builder.set(key, *value));
+                let node = builder.start().expect("starts");
+                node.join().expect("joined");
+                let sequence = node.sequence(super::BASE);
+                let standing = || node.standing(&here(&node, 0), sequence, program.window).expect("new");
+                let _standing = (task == 1).then(standing);
+                let (mut before, mut sent) = (Snapshot::ZERO, 0);
+                for nth in 0..2 * steps {
+                    if nth == steps {
+                        before = node.counters();
+                    }
+                    let n = (program.order)(nth);
+                    match ((program.what)(n), task) {
+                        (What::Tensor, 0) => send(&node, sequence, n, program.elements),
+                        (What::Tensor, _) => receive(&node, sequence, n, program.elements),
+                        (What::Dead, 0) => {
+                            begin(&node, sequence, n).send_dead(&there(&node, 1)).expect("sent");
+                        }
+                        (What::Dead, _) => {
+                            let got = begin(&node, sequence, n).recv(&here(&node, 0), SOON).expect("dead");
+                            assert!(got.is_dead);
+                        }
+                        (What::Skipped, _) => drop(begin(&node, sequence, n)),
+                        (What::Aborted, 0) => {
+                            let status = Status::new(Code::Internal, "no data");
+                            begin(&node, sequence, n).abort(status).expect("an error");
+                        }
+                        (What::Aborted, _) => {
+                            let got = begin(&node, sequence, n).recv(&here(&node, 0), SOON);
+                            assert_eq!(got.expect_err("aborted").code(), Code::Internal);
+                        }
+                    }
+                    sent += u64::from(matches!((program.what)(n), What::Tensor | What::Dead));
+                    if task == 0 {
+                        until(&node, "it leaves", || node.counters().get(Counter::TensorsSent) >= sent);
+                    }
+                    // A block of eight later: the steps of a block come in any order.
+                    if nth % 8 == 7 && nth > 8 {
+                        (nth - 15..nth - 7).for_each(|n| node.cleanup(sequence.step(n)));
+                    }
+                }
+                tell.send(node.counters().since(&before)).expect("somebody counts");
+                // What has come and was not taken is nobody's request any more when its sender leaves.
+                is_received.fetch_or(task == 1, Ordering::Relaxed);
+                until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
+                node.stop().expect("stopped");
+            })
+        })
+        .collect();
+    let mut sum = Snapshot::ZERO;
+    told.iter().take(2).for_each(|counts| sum += &counts);
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    sum
+}
+
+/// Of N steps, each value is one data operation, and all windows together take 2 N / W messages at most. A step that is aborted
+/// costs its error, and one that is skipped a cancel and its acknowledgement, or the word that it is gone if its sender is first.
+fn check(program: Program, steps: u64) {
+    let counts = run(program, steps);
+    let of = |what| (steps..2 * steps).filter(|n| (program.what)(*n) == what).count() as u64;
+    let get = |counter| counts.get(counter);
+    let small = get(Counter::SmallResponses);
+    let data = get(Counter::WritesPosted) + get(Counter::LoansPosted) + small;
+    assert_eq!(data, of(What::Tensor), "{counts:?}");
+    let (aborted, errors) = (of(What::Aborted), get(Counter::ErrorsSent));
+    assert!((aborted..=aborted + of(What::Skipped)).contains(&errors), "{errors} errors: {counts:?}");
+    assert!(of(What::Skipped) > 0 || get(Counter::CancelsSent) == 0, "{counts:?}");
+    let ends = get(Counter::ErrorsSent) + get(Counter::CancelsSent) + get(Counter::CancelsReceived);
+    let control = get(Counter::MessagesSent) - small - ends;
+    println!("{steps} steps with a window of {}: {data} data operations, {control} messages", program.window);
+    let most = (2 * steps).div_ceil(u64::from(program.window));
+    assert!(control <= most, "{control} messages, not {most}");
+}
+
+#[test]
+fn a_step_is_one_write_and_a_window_two_control_messages() {
+    for (window, steps) in [(1, 40), (2, 80), (16, 160), (64, 256), (256, 512)] {
+        check(Program { window, ..PLAIN }, steps);
+    }
+}
+
+#[test]
+fn a_step_with_a_small_tensor_is_one_message_and_a_window_two_more() {
+    for (window, steps) in [(1, 40), (16, 160), (256, 512)] {
+        check(Program { window, elements: 2, ..PLAIN }, steps);
+    }
+}
+
+/// Loans are not given back at once, and when half of the queue is full of them the next tensor is copied, for which the peer
+/// must be asked again: a loan may be held for long, and one that waited for its turn would hold up all that comes behind it. So
+/// the queue must be twice as long as what is lent at a time.
+#[test]
+fn a_step_is_one_loan_where_tensors_are_borrowed() {
+    if !lends_nothing() {
+        let settings = &[("bulk_receive", "borrow"), ("queue_depth", "1024")];
+        check(Program { settings, ..PLAIN }, 160);
+    }
+}
+
+#[test]
+fn dead_values_cost_no_more() {
+    check(Program { what: |n| if n % 3 == 0 { What::Dead } else { What::Tensor }, ..PLAIN }, 160);
+}
+
+#[test]
+fn aborted_steps_cost_their_errors_and_skipped_ones_their_cancels() {
+    let what = |n| match n % 8 {
+        2 => What::Aborted,
+        5 => What::Skipped,
+        _ => What::Tensor,
+    };
+    check(Program { what, ..PLAIN }, 160);
+}
+
+#[test]
+fn steps_out_of_order_cost_no_more() {
+    let order = |n: u64| n / 8 * 8 + (n * 5 + 3) % 8;
+    for window in [16, 64] {
+        check(Program { window, order, ..PLAIN }, 256);
+    }
+}
+
+#[test]
+fn a_window_that_changes_is_asked_for_at_once() {
+    pair(
+        &[],
+        |node, sequence| (0..30).for_each(|n| send(node, sequence, n, LARGE)),
+        |node, sequence| {
+            let armed = |node: &tensorwire::Node, count: u64| {
+                until(node, "a window", || node.counters().get(Counter::RequestsArmed) >= count);
+                assert_eq!(node.counters().get(Counter::RequestsArmed), count);
+            };
+            let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
+            armed(node, 1);
+            receive(node, sequence, 0, LARGE);
+            // The first has told what they are like: steps 1 to 4.
+            receive(node, sequence, 1, LARGE);
+            armed(node, 5);
+            standing.set_window(12).expect("not too long");
+            armed(node, 13);
+            receive(node, sequence, 2, LARGE);
+            armed(node, 13);
+            standing.set_window(2).expect("shorter");
+            (3..12).for_each(|n| receive(node, sequence, n, LARGE));
+            armed(node, 13);
+            receive(node, sequence, 12, LARGE);
+            armed(node, 14);
+            standing.set_window(0).expect("none");
+            (13..20).for_each(|n| receive(node, sequence, n, LARGE));
+            armed(node, 14);
+            standing.set_window(8).expect("again");
+            // Steps 20 to 26: the last one that has begun is not asked for any more.
+            armed(node, 21);
+            (20..30).for_each(|n| receive(node, sequence, n, LARGE));
+        },
+    );
+}

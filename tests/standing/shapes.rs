@@ -1,0 +1,109 @@
+//! Tensors whose shape changes from step to step.
+
+use super::{LARGE, WINDOW, begin, here, pair, receive, send, send_and_wait, there};
+use crate::common::{SOON, until};
+use std::sync::mpsc::channel;
+use tensorwire::telemetry::{Counter, Snapshot};
+
+#[test]
+fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {
+    const SIZES: [usize; 9] = [1000, 1000, 700, 1000, 1500, 2, 0, 1501, 300];
+    let steps = || (0..90_u64).map(|n| (n, SIZES[(n / 5) as usize % SIZES.len()]));
+    pair(
+        &[],
+        move |node, sequence| {
+            steps().for_each(|(n, size)| send(node, sequence, n, size));
+            until(node, "all are sent", || node.counters().get(Counter::TensorsSent) == 90);
+        },
+        move |node, sequence| {
+            let _standing = node.standing(&here(node, 0), sequence, 8).expect("new");
+            for (n, size) in steps() {
+                receive(node, sequence, n, size);
+                node.cleanup(sequence.step(n));
+            }
+            assert!(node.counters().get(Counter::RequestsClaimed) > 60);
+        },
+    );
+}
+
+#[test]
+fn a_change_that_fits_costs_no_round_trip() {
+    pair(
+        &[],
+        |node, sequence| {
+            (0..4).for_each(|n| send_and_wait(node, sequence, n, 1000));
+            let before = node.counters();
+            // The last, short batch of an epoch, and what was before.
+            [(4, 600), (5, 1000)].into_iter().for_each(|(n, size)| send_and_wait(node, sequence, n, size));
+            let since = node.counters().since(&before);
+            assert_eq!(since.get(Counter::MetaResponses), 1, "one for what was not known");
+            assert_eq!(since.get(Counter::ReRequests), 0);
+            assert_eq!(since.get(Counter::WritesPosted), 2);
+        },
+        |node, sequence| {
+            let _standing = node.standing(&here(node, 0), sequence, 8).expect("new");
+            for (n, size) in [(0, 1000), (1, 1000), (2, 1000), (3, 1000), (4, 600), (5, 1000)] {
+                receive(node, sequence, n, size);
+            }
+        },
+    );
+}
+
+/// Sends tensors of so many elements each, in turns with their receiver, whose window is 16. Returns what the sender counted
+/// from step `from` on.
+fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync + 'static) -> Snapshot {
+    let (tell, told) = channel();
+    pair(
+        &[],
+        move |node, sequence| {
+            let mut before = Snapshot::ZERO;
+            for n in 0..steps {
+                if n == from {
+                    before = node.counters();
+                }
+                send_and_wait(node, sequence, n, size(n));
+                if n >= 4 {
+                    // No further ahead than the receiver has come.
+                    let back = begin(node, sequence, n - 4).recv(&here(node, 1), SOON).expect("told");
+                    assert!(back.is_dead);
+                    node.cleanup(sequence.step(n - 4));
+                }
+            }
+            tell.send(node.counters().since(&before)).expect("somebody counts");
+        },
+        move |node, sequence| {
+            let _standing = node.standing(&here(node, 0), sequence, WINDOW).expect("new");
+            for n in 0..steps {
+                receive(node, sequence, n, size(n));
+                begin(node, sequence, n).send_dead(&there(node, 0)).expect("sent");
+            }
+        },
+    );
+    told.recv().expect("counted")
+}
+
+#[test]
+fn a_short_batch_in_each_epoch_costs_one_message_once() {
+    let counted = sizes(160, 0, |n| if n % 20 == 19 { 1000 } else { LARGE });
+    // The first tensor and the first short one are told of and, as nothing was asked for in advance, the first is asked again.
+    assert!(counted.get(Counter::MetaResponses) <= 2, "{counted}");
+    assert!(counted.get(Counter::ReRequests) <= 1, "{counted}");
+}
+
+#[test]
+fn shapes_that_take_turns_cost_nothing_after_the_first_round() {
+    for shapes in [2, 4] {
+        let counted = sizes(160, 80, move |n| 1000 - 100 * (n as usize % shapes));
+        assert_eq!(counted.get(Counter::MetaResponses), 0, "{shapes} shapes: {counted}");
+        assert_eq!(counted.get(Counter::ReRequests), 0, "{shapes} shapes: {counted}");
+        assert_eq!(counted.get(Counter::WritesPosted), 80, "{shapes} shapes: {counted}");
+    }
+}
+
+#[test]
+fn a_window_asked_for_while_tensors_are_small_has_room_for_the_large_ones() {
+    // Twelve of one kind, twelve of the other: each half of a window is asked for while either is the last that came.
+    let counted = sizes(160, 48, |n| if n / 12 % 2 == 0 { 2 } else { LARGE });
+    assert_eq!(counted.get(Counter::MetaResponses), 0, "{counted}");
+    assert_eq!(counted.get(Counter::ReRequests), 0, "{counted}");
+}

@@ -1,0 +1,145 @@
+//! Standing requests for which there is not room for all that is wished.
+
+use super::{BASE, begin};
+use crate::common::{SOON, cluster, counting, member, until, values};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use tensorwire::telemetry::{Counter, Snapshot};
+use tensorwire::{Edge, Node};
+
+/// Some edges, all received in each step, with a window of 16.
+#[derive(Clone, Copy)]
+struct Edges {
+    edges: usize,
+    elements: usize,
+    steps: u64,
+    /// Set: how many requests the sender, and the receiver, has room for.
+    max_requests: [&'static str; 2],
+}
+
+const EDGES: Edges = Edges { edges: 1, elements: 100, steps: 48, max_requests: ["4096"; 2] };
+
+/// What sender and receiver counted, in all and in the second half of the steps.
+fn run(program: Edges) -> [[Snapshot; 2]; 2] {
+    let Edges { edges, elements, steps, max_requests } = program;
+    let cluster = cluster(2);
+    let (tell, told) = channel();
+    let is_received = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..2_usize)
+        .map(|task| {
+            let (cluster, tell, is_received) = (cluster.clone(), tell.clone(), is_received.clone());
+            std::thread::spawn(move || {
+                let builder = member(&cluster, task as u32).set("max_requests", max_requests[task]);
+                let node = builder.start().expect("starts");
+                node.join().expect("joined");
+                let sequence = node.sequence(BASE);
+                let edge = |e| match task {
+                    0 => node.edge_to("w", 1, &format!("x{e}")),
+                    _ => node.edge_from("w", 0, &format!("x{e}")),
+                };
+                let all: Vec<Edge> = (0..edges).map(|e| edge(e).expect("an edge")).collect();
+                let standing = |edge| node.standing(edge, sequence, 16).expect("new");
+                let _standing: Vec<_> = all.iter().filter(|_| task == 1).map(standing).collect();
+                let mut before = Snapshot::ZERO;
+                for n in 0..2 * steps {
+                    if n == steps {
+                        before = node.counters();
+                    }
+                    match task {
+                        0 => send_all(&node, &all, n, elements),
+                        _ => receive_all(&node, &all, n, elements),
+                    }
+                    if n > 0 {
+                        node.cleanup(sequence.step(n - 1));
+                    }
+                }
+                let in_all = node.counters();
+                let late = in_all.since(&before);
+                tell.send((task, [in_all, late])).expect("somebody counts");
+                // What has come and was not taken is nobody's request any more when its sender leaves.
+                is_received.fetch_or(task == 1, Ordering::Relaxed);
+                until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
+                node.stop().expect("stopped");
+            })
+        })
+        .collect();
+    let mut counts: Vec<_> = told.iter().take(2).collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    counts.sort_by_key(|(task, _)| *task);
+    [counts.remove(0).1, counts.remove(0).1]
+}
+
+fn send_all(node: &Node, edges: &[Edge], n: u64, elements: usize) {
+    let step = begin(node, node.sequence(BASE), n);
+    for edge in edges {
+        step.send(edge, counting(node, n as f32, elements)).expect("sent");
+    }
+    let all = (n + 1) * edges.len() as u64;
+    until(node, "they leave", || node.counters().get(Counter::TensorsSent) >= all);
+}
+
+fn receive_all(node: &Node, edges: &[Edge], n: u64, elements: usize) {
+    let step = begin(node, node.sequence(BASE), n);
+    for edge in edges {
+        let got = step.recv(edge, SOON).unwrap_or_else(|error| panic!("step {n} of {edge}: {error}"));
+        let got = values(&got.tensor);
+        assert_eq!((got.len(), got[0]), (elements, n as f32), "step {n} of {edge}");
+    }
+}
+
+/// Each edge has a window of `window` in the end, as its part of what there is room for.
+fn check(program: Edges, window: u64) {
+    let [[_, sender], [_, receiver]] = run(program);
+    let tensors = program.edges as u64 * program.steps;
+    println!(
+        "{} edges: {} messages for {tensors} tensors, {} windows, {} requests armed",
+        program.edges,
+        receiver.get(Counter::MessagesSent) + sender.get(Counter::MessagesSent),
+        receiver.get(Counter::WindowsArmed),
+        receiver.get(Counter::RequestsArmed),
+    );
+    assert_eq!(receiver.get(Counter::RequestsClaimed), tensors, "each edge has its part: {receiver}");
+    assert_eq!(receiver.get(Counter::StepsNotArmed), 0, "{receiver}");
+    assert_eq!(sender.get(Counter::WritesPosted), tensors, "{sender}");
+    // The receiver may be at its end, and give up what it has asked for in advance, when its sender is.
+    assert_eq!(sender.get(Counter::MessagesSent), sender.get(Counter::CancelsReceived), "{sender}");
+    let messages = receiver.get(Counter::MessagesSent);
+    let most = program.edges as u64 * (2 * program.steps).div_ceil(window);
+    assert!(messages <= most, "{messages} messages");
+}
+
+#[test]
+fn two_hundred_edges_share_the_requests_of_a_link() {
+    // Half of 4,096 requests.
+    check(Edges { edges: 200, steps: 24, ..EDGES }, 10);
+}
+
+#[test]
+fn edges_share_the_pool() {
+    // A quarter of 8 MiB for eight of 64 KB.
+    check(Edges { edges: 8, elements: 16_384, ..EDGES }, 4);
+}
+
+#[test]
+fn an_edge_with_room_for_five_steps_has_a_window_of_five() {
+    // A quarter of 8 MiB for tensors of 400 KB.
+    check(Edges { elements: 100_000, ..EDGES }, 5);
+}
+
+#[test]
+fn an_edge_without_room_is_received_as_any_other_and_counted() {
+    // Of 8 MiB a quarter is less than one of them.
+    let [_, [_, receiver]] = run(Edges { elements: 600_000, steps: 10, ..EDGES });
+    assert_eq!(receiver.get(Counter::StepsNotArmed), 10, "{receiver}");
+    assert_eq!(receiver.get(Counter::RequestsArmed), 0, "{receiver}");
+    assert_eq!(receiver.get(Counter::MessagesSent), 10, "{receiver}");
+}
+
+#[test]
+fn a_sender_with_little_room_fails_no_receive() {
+    let [[in_all, sender], [_, receiver]] = run(Edges { edges: 4, max_requests: ["16", "4096"], ..EDGES });
+    assert!(in_all.get(Counter::ErrorsSent) > 0, "nothing was refused: {in_all}");
+    assert!(sender.get(Counter::ErrorsSent) <= 16, "it is asked for too much for ever: {sender}");
+    assert!(receiver.get(Counter::RequestsClaimed) > 100, "{receiver}");
+}
