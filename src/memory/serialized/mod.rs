@@ -7,8 +7,8 @@
 //! Reading is the caller's, on the caller's thread: no poller looks into these bytes. They are a peer's, so everything is checked before it
 //! is used. prost checks each length against what is there; then the element type and the shape are checked against the tensor's
 //! meta-data, the number of values against the shape, and the depth of nesting against [`MAX_DEPTH`]. prost's tables of
-//! values grow as values come, by doubling, whatever a length or a shape claims: an element takes 120 bytes at most, in
-//! prost's table and in the one that is handed out, for at least two bytes that came.
+//! values grow as values come, whatever a length or a shape claims: an element takes 120 bytes at most,
+//! three times that while its table grows, for at least two bytes that came (tests/memory_alloc_free.rs).
 //!
 //! | file | |
 //! |---|---|
