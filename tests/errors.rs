@@ -57,7 +57,9 @@ fn remote(error: &Error, name: &str) -> Status {
 struct Turns([AtomicU64; 2]);
 
 impl Turns {
-    const NEW: Turns = Turns([const { AtomicU64::new(0) }; 2]);
+    const fn new() -> Self {
+        Turns([const { AtomicU64::new(0) }; 2])
+    }
 
     fn say(&self, node: &Node, so_far: u64) {
         self.0[node_task(node)].store(so_far, Ordering::SeqCst);
@@ -74,7 +76,7 @@ fn node_task(node: &Node) -> usize {
 
 #[test]
 fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_derived() {
-    static TURNS: Turns = Turns::NEW;
+    static TURNS: Turns = Turns::new();
     run(2, &[], |node, task| {
         for (n, status) in (0..).zip(statuses()) {
             let (first, second) = (node.step(2 * n).expect("usable"), node.step(2 * n + 1).expect("usable"));
@@ -107,7 +109,7 @@ fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_de
 
 #[test]
 fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claimed_later() {
-    static TURNS: Turns = Turns::NEW;
+    static TURNS: Turns = Turns::new();
     run(2, &[], |node, task| {
         let sequence = node.sequence(BASE);
         let statuses = statuses();
@@ -154,7 +156,7 @@ fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claime
 
 #[test]
 fn of_two_waiters_the_one_gets_the_error_and_the_other_its_value() {
-    static TURNS: Turns = Turns::NEW;
+    static TURNS: Turns = Turns::new();
     run(2, &[], |node, task| {
         let [good, bad] = [7, 8].map(|id| node.step(id).expect("usable"));
         let status = Status::new(Code::OutOfRange, "only this one").with_details(noise(5000));
@@ -184,7 +186,7 @@ fn of_two_waiters_the_one_gets_the_error_and_the_other_its_value() {
 
 #[test]
 fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
-    static TURNS: Turns = Turns::NEW;
+    static TURNS: Turns = Turns::new();
     run(2, &[("max_deferred", "1")], |node, task| {
         if task == 0 {
             node.step(1).expect("usable");
@@ -211,7 +213,7 @@ fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
 
 #[test]
 fn what_the_sender_has_no_room_for_is_told_to_its_waiter_with_what_to_change() {
-    static TURNS: Turns = Turns::NEW;
+    static TURNS: Turns = Turns::new();
     let few_at_the_sender = |task| if task == 0 { vec![("max_requests", "2")] } else { Vec::new() };
     run_each(2, few_at_the_sender, |node, task| {
         let step = node.step(1).expect("usable");
@@ -267,7 +269,7 @@ fn a_text_beyond_what_travels_is_cut_and_the_text_says_so() {
 
 #[test]
 fn hundreds_of_waiters_get_a_long_error_each() {
-    static TURNS: Turns = Turns::NEW;
+    static TURNS: Turns = Turns::new();
     const WAITERS: u64 = 200;
     // The queue of the link holds a fraction of what is to be said.
     run(2, &[("queue_depth", "16")], |node, task| {

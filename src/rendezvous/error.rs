@@ -296,3 +296,21 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_corrupted_tensor_is_told_with_key_step_and_both_sums() {
+        let (peer, key) = (TaskId { job: "ps".into(), task: 3 }, "a -> b 'w1' 0:0 of step 41".to_owned());
+        let error = Error::Corrupted { peer, key, bytes: 4096, sent: 0xABC, came: 0xDEF };
+        let text = error.to_string();
+        for part in
+            ["'w1' 0:0 of step 41", "ps/3", "4096 bytes", "0000000000000abc", "0000000000000def", "EDAC"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(error.code() == Code::DataLoss && !error.is_derived());
+    }
+}

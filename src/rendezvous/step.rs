@@ -163,7 +163,8 @@ impl Step {
         alive.collect()
     }
 
-    /// Ends all calls of this step, pending and future, with this error. The first abort wins.
+    /// Ends all calls of this step, pending and future, with this error. The first abort wins. Peers that ask this process for
+    /// tensors of the step get it too, marked as derived, whole up to the [bounds](Status) of what travels.
     ///
     /// # Errors
     /// If the status is OK.

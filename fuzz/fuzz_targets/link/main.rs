@@ -41,11 +41,13 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
+    let (lends, bits) = (input.flag(), input.u8());
+    let validate = bits & 2 != 0;
     let options = SimOptions {
         delay: Duration::ZERO..=Duration::ZERO,
         completion_delay: Duration::ZERO..=Duration::ZERO,
-        lends: input.flag(),
-        full_per_mille: if input.flag() { 200 } else { 0 },
+        lends,
+        full_per_mille: if bits & 1 != 0 { 200 } else { 0 },
         ..SimOptions::default()
     };
     let network = SimNetwork::new(1, options);
@@ -56,7 +58,7 @@ fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
     let ours = ours.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
     let theirs = theirs.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
     let [our_port, their_port] = [0, 1].map(|side: usize| fabrics[side].port().expect("a port"));
-    let mut owner = Owner::new(our_port, ours, pools[0].clone());
+    let mut owner = Owner::new(our_port, ours, pools[0].clone(), validate);
     let mut peer = Peer::new(their_port, theirs, pools[1].clone());
 
     for _ in 0..MAX_COMMANDS {

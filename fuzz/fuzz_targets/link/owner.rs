@@ -17,7 +17,8 @@ use tensorwire::wire::{Code, DType, EdgeName, Shape, Status, TaskId, TensorMeta}
 
 /// Unanswered requests of the peer that are remembered.
 const MAX_ASKED: usize = 64;
-const SETTINGS: LinkSettings = LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3, validate: false };
+const SETTINGS: LinkSettings =
+    LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3, validate: false };
 
 /// A link, its owner's view of it, and a reference for what may come.
 pub struct Owner {
@@ -55,11 +56,12 @@ fn key(input: &mut Input<'_>) -> TensorKey {
 }
 
 impl Owner {
-    pub fn new(port: SimPort, link: SimLink, pool: Pool) -> Self {
+    pub fn new(port: SimPort, link: SimLink, pool: Pool, validate: bool) -> Self {
         let mut links = Links::new(port, pool.clone(), CountersWriter::new());
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
-        let link = links.attach(link, identity, SETTINGS).expect("room");
+        let settings = LinkSettings { validate, ..SETTINGS };
+        let link = links.attach(link, identity, settings).expect("room");
         Owner {
             links,
             link,

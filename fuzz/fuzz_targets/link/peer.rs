@@ -10,7 +10,9 @@ use tensorwire::wire::message::{
     Allocator, Arm, ArmedStep, ArmedSteps, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
     TensorRequest, VERSION, VersionedMeta,
 };
-use tensorwire::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Shape, Slot, Status, TensorMeta};
+use tensorwire::wire::{
+    Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Shape, Slot, Status, TensorMeta, sum_of,
+};
 
 /// Bytes of a message that travels whole.
 const SLOT: usize = 224;
@@ -32,6 +34,8 @@ pub struct Peer {
     tensor: Tensor,
     loans: Vec<LentBytes>,
     next_op: u64,
+    /// Of the bytes that it sent last.
+    sum: u64,
 }
 
 impl Peer {
@@ -53,6 +57,7 @@ impl Peer {
             tensor: tensor.freeze(),
             loans: Vec::new(),
             next_op: 0,
+            sum: 0,
         }
     }
 
@@ -132,6 +137,7 @@ impl Peer {
             meta_version: input.number() as u32,
             timeout_ms: u32::MAX,
             borrow: input.flag(),
+            validate: input.flag(),
             grant: if input.flag() { Some(self.grant(input)) } else { None },
         };
         self.say(&Message::Request(request));
@@ -151,6 +157,7 @@ impl Peer {
             iteration: 0,
             meta_version: input.number() as u32,
             borrow: input.flag(),
+            validate: input.flag(),
             room,
             steps: ArmedSteps::new(&steps, room.is_some()),
         };
@@ -216,18 +223,21 @@ impl Peer {
             }
         };
         let data = vec![input.u8(); size];
+        self.sum = sum_of(&data);
         self.say(&Message::Response { request, meta, data: &data });
     }
 
     fn short_word(&mut self, input: &mut Input<'_>) {
         let known = input.request(&self.requests);
         let any = input.request(&[]);
-        let message = match input.below(6) {
+        let message = match input.below(7) {
             0 => Message::CancelAck { request: known },
             1 => Message::Cancel { request: any },
             2 => Message::Held { request: known, held: input.number() as u32 },
             3 => Message::Ping { version: VERSION, nonce: input.number() },
             4 => Message::RouteDrop { number: input.number() as u32 },
+            5 if input.flag() => Message::Checksum { request: known, sum: self.sum },
+            5 => Message::Checksum { request: known, sum: input.number() },
             _ => Message::Cancel { request: known },
         };
         self.say(&message);
@@ -276,6 +286,7 @@ impl Peer {
         let immediate = self.any_immediate(input, ImmediateKind::Plain);
         let (tensor, id) = (self.tensor.clone(), self.op());
         let has_immediate = input.u8() < 200;
+        self.sum = sum_of(&tensor.bytes()[..len as usize]);
         let _ = self.port.write(
             self.link,
             Lane::CONTROL,
@@ -292,6 +303,7 @@ impl Peer {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
         let (tensor, id) = (self.tensor.clone(), self.op());
         let allowance = Allowance::unbounded();
+        self.sum = sum_of(tensor.bytes());
         let _ = self.port.lend(self.link, Lane::CONTROL, id, &tensor, allowance, immediate);
     }
 
