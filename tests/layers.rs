@@ -253,6 +253,10 @@ fn an_unfinished_function_an_async_one_and_an_rpc_type_are_found() {
     assert!(
         says("src/bootstrap/x.rs", "async fn f(s: tonic::Status) { tokio::spawn(g()).await; }").is_empty()
     );
+    let serialized = "src/memory/serialized/x.rs";
+    assert!(says(serialized, "use prost::Message;").is_empty());
+    assert!(says(serialized, "use tonic::Status;").contains("tonic outside bootstrap"));
+    assert!(says("src/memory/x.rs", "use prost::Message;").contains("prost outside bootstrap"));
 }
 
 #[test]

@@ -1,38 +1,47 @@
-//! Tensors of sizes that were seen before are made, shared and dropped without heap memory.
+//! Tensors of sizes that were seen before are made, shared and dropped without heap memory. What has no fixed size takes no more of
+//! it than there are values.
 #![allow(unsafe_code)] // a global allocator that counts
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use tensorwire::memory::{BufferRing, Pool, PoolOptions, Region, RegionOptions, Tensor};
+use tensorwire::memory::{
+    BufferRing, Pool, PoolOptions, Region, RegionOptions, StringTensor, Tensor, VariantTensor,
+};
 use tensorwire::wire::{DType, Shape, TensorMeta};
 
 struct Counting;
 
 thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
+    static HELD: Cell<i64> = const { Cell::new(0) };
+    static PEAK: Cell<i64> = const { Cell::new(0) };
 }
 
-fn count() {
+fn count(taken: usize, given_back: usize) {
     // Per thread, so that tests in other threads don't count.
     CALLS.with(|calls| calls.set(calls.get() + 1));
+    // What is moved is there twice for a moment.
+    let held = HELD.with(Cell::get) + taken as i64;
+    PEAK.with(|peak| peak.set(peak.get().max(held)));
+    HELD.with(|cell| cell.set(held - given_back as i64));
 }
 
 // SAFETY: each call goes to the system's allocator as it came; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size(), 0);
         // SAFETY: the caller's promises are those of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count();
+        count(0, layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size, layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -47,6 +56,14 @@ fn calls(work: impl FnOnce()) -> u64 {
     CALLS.with(Cell::get) - before
 }
 
+/// Bytes that the work held at once, at most.
+fn peak(work: impl FnOnce()) -> usize {
+    let before = HELD.with(Cell::get);
+    PEAK.with(|peak| peak.set(before));
+    work();
+    (PEAK.with(Cell::get) - before) as usize
+}
+
 fn pool() -> Pool {
     let region = Region::create(0, &RegionOptions::new(32 << 20)).expect("region");
     Pool::new(region, PoolOptions::default()).expect("pool")
@@ -59,6 +76,7 @@ fn meta(dims: &[u64]) -> TensorMeta {
 #[test]
 fn the_counter_counts() {
     assert_eq!(calls(|| drop(std::hint::black_box(Box::new(1)))), 2);
+    assert_eq!(peak(|| drop(std::hint::black_box(vec![0u8; 300]))), 300);
 }
 
 #[test]
@@ -97,4 +115,62 @@ fn a_ring_uses_no_heap_after_it_was_made() {
     };
     round();
     assert_eq!(calls(|| (0..10).for_each(|_| round())), 0);
+}
+
+#[test]
+fn strings_are_written_and_read_without_a_copy_of_them() {
+    let pool = pool();
+    let shape = Shape::new(&[3]).expect("shape");
+    let words = StringTensor::new(shape, [vec![1; 1 << 20], vec![], vec![2; 1 << 20]]).expect("three");
+    let mut tensor = None;
+    let written = peak(|| tensor = Some(words.to_tensor(&pool).expect("room")));
+    let tensor = tensor.expect("written");
+    let read = peak(|| assert_eq!(StringTensor::from_tensor(&tensor).as_ref(), Ok(&words)));
+    assert!(written < 4096 && read < 4096, "{written} bytes to write, {read} to read");
+}
+
+/// A tensor whose serialised form is these bytes.
+fn serialized(pool: &Pool, dtype: DType, shape: Shape, form: &[u8]) -> Tensor {
+    let meta = TensorMeta::serialized(dtype, shape, form.len() as u64).expect("meta");
+    let mut tensor = pool.tensor(meta).expect("room");
+    tensor.bytes_mut().copy_from_slice(form);
+    tensor.freeze()
+}
+
+#[test]
+fn what_a_peer_claims_takes_no_heap_and_what_comes_takes_what_it_must() {
+    // The largest element of a table, while the table grows.
+    const ELEMENT: usize = 3 * 120;
+    let pool = pool();
+    for n in [0, 1, 1000, 100_001] {
+        let shape = Shape::new(&[n as u64]).expect("shape");
+        // Empty strings and variants, without the shape that the tensor has, so that they are refused, and with it.
+        let mut dim = vec![];
+        prost::encoding::encode_varint(n as u64, &mut dim);
+        let head =
+            |code| [&[8, code, 0x12, dim.len() as u8 + 3, 0x12, dim.len() as u8 + 1, 8][..], &dim].concat();
+        for (dtype, code, key) in [(DType::String, 7, 0x42), (DType::Variant, 21, 0x7a)] {
+            let values = [key, 0].repeat(n);
+            for head in [vec![8, code], head(code)] {
+                let whole = head.len() > 2;
+                let tensor = serialized(&pool, dtype, shape.clone(), &[head, values.clone()].concat());
+                let taken = peak(|| {
+                    let read = match dtype {
+                        DType::String => StringTensor::from_tensor(&tensor).is_ok(),
+                        _ => VariantTensor::from_tensor(&tensor).is_ok(),
+                    };
+                    assert_eq!(read, whole, "{n} of {dtype}");
+                });
+                assert!(taken <= ELEMENT * n + 4096, "{taken} bytes for {n} of {dtype}");
+            }
+        }
+        // Dimensions of a shape that there is not, and a length that nothing has.
+        let many = [&[8, 7, 0x12][..], &[0x80, 0x80, 0x08], &[0x12, 0].repeat(1 << 16)].concat();
+        let claim = [8, 7, 0x42, 0xff, 0xff, 0xff, 0xff, 0x7f];
+        for form in [&many[..], &claim] {
+            let tensor = serialized(&pool, DType::String, shape.clone(), form);
+            let taken = peak(|| assert!(StringTensor::from_tensor(&tensor).is_err()));
+            assert!(taken <= ELEMENT / 2 * form.len() + 4096, "{taken} bytes for {} that came", form.len());
+        }
+    }
 }

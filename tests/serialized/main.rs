@@ -1,7 +1,8 @@
-//! Strings and variants in their serialised form, beside what is generated of the .proto: the same bytes, and the same values.
+//! Strings and variants in their serialised form: TensorFlow's bytes, the same values, and nothing of what is broken.
 
 #[rustfmt::skip]
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
+#[path = "../../src/memory/serialized/generated.rs"]
 mod generated;
 
 use generated::{TensorProto, TensorShapeProto, VariantTensorDataProto, tensor_shape_proto::Dim};
@@ -36,7 +37,7 @@ fn strings(dims: &[u64], values: Vec<Vec<u8>>) -> StringTensor {
 }
 
 mod witness {
-    //! The same tensors as the generated code has them.
+    //! The same tensors as messages of the .proto, made by hand.
     use super::*;
 
     fn head(dtype: DType, shape: &Shape) -> TensorProto {
@@ -46,14 +47,13 @@ mod witness {
     }
 
     pub fn strings(tensor: &StringTensor) -> TensorProto {
-        let values = tensor.values().iter().map(|value| value.to_vec()).collect();
-        TensorProto { string_val: values, ..head(DType::String, tensor.shape()) }
+        TensorProto { string_val: tensor.values().to_vec(), ..head(DType::String, tensor.shape()) }
     }
 
     pub fn variants(tensor: &VariantTensor) -> TensorProto {
         let values = tensor.values().iter().map(|variant| VariantTensorDataProto {
             type_name: variant.type_name.clone(),
-            metadata: variant.metadata.to_vec(),
+            metadata: variant.metadata.clone(),
             tensors: variant.tensors.iter().map(nested).collect(),
         });
         TensorProto { variant_val: values.collect(), ..head(DType::Variant, tensor.shape()) }
@@ -64,7 +64,7 @@ mod witness {
             NestedTensor::Strings(tensor) => strings(tensor),
             NestedTensor::Variants(tensor) => variants(tensor),
             NestedTensor::Flat(tensor) => TensorProto {
-                tensor_content: tensor.bytes().to_vec(),
+                tensor_content: tensor.bytes().clone(),
                 ..head(tensor.meta().dtype(), tensor.meta().shape())
             },
         }
@@ -163,18 +163,25 @@ fn nest(depth: usize) -> Result<VariantTensor, SerializeError> {
 
 /// The bytes of variants so deep inside each other.
 fn nested_bytes(depth: usize) -> Vec<u8> {
-    let innermost = TensorProto {
-        dtype: 21,
-        tensor_shape: Some(TensorShapeProto { dim: vec![Dim { size: 0 }], unknown_rank: false }),
-        ..TensorProto::default()
-    };
+    wrapped(
+        depth - 1,
+        TensorProto {
+            dtype: 21,
+            tensor_shape: Some(TensorShapeProto { dim: vec![Dim { size: 0 }], unknown_rank: false }),
+            ..TensorProto::default()
+        },
+    )
+}
+
+/// The bytes of a tensor that lies in so many tensors of variants.
+fn wrapped(depth: usize, innermost: TensorProto) -> Vec<u8> {
     let wrap = |inner: TensorProto, _| TensorProto {
         dtype: 21,
         tensor_shape: None,
         variant_val: vec![VariantTensorDataProto { tensors: vec![inner], ..Default::default() }],
         ..TensorProto::default()
     };
-    (1..depth).fold(innermost, wrap).encode_to_vec()
+    (0..depth).fold(innermost, wrap).encode_to_vec()
 }
 
 #[test]
@@ -188,9 +195,46 @@ fn variants_nest_as_deep_as_the_bound_and_no_deeper() {
     let read =
         |depth| VariantTensor::from_tensor(&tensor_of(&pool, DType::Variant, &[], &nested_bytes(depth)));
     assert!(read(MAX_DEPTH).is_ok());
-    assert_eq!(read(MAX_DEPTH + 1), Err(DecodeError::Depth { max: MAX_DEPTH }));
     // A peer's nesting is no deep recursion of ours.
-    assert_eq!(read(1000), Err(DecodeError::Depth { max: MAX_DEPTH }));
+    for depth in (MAX_DEPTH + 1..2 * MAX_DEPTH).chain([1000]) {
+        assert_eq!(read(depth), Err(DecodeError::Depth { max: MAX_DEPTH }), "{depth}");
+    }
+}
+
+#[test]
+fn what_is_broken_as_deep_as_may_be_is_not_what_lies_too_deep() {
+    let pool = pool(1 << 16);
+    let read = |depth, innermost| {
+        VariantTensor::from_tensor(&tensor_of(&pool, DType::Variant, &[], &wrapped(depth, innermost)))
+    };
+    let byte = TensorProto { dtype: 4, tensor_content: vec![7].into(), ..TensorProto::default() };
+    assert!(read(MAX_DEPTH, byte.clone()).is_ok());
+    assert_eq!(read(MAX_DEPTH + 1, byte), Err(DecodeError::Depth { max: MAX_DEPTH }));
+    let broken = TensorProto { dtype: 99, ..TensorProto::default() };
+    assert!(matches!(read(MAX_DEPTH, broken), Err(DecodeError::Malformed { .. })));
+
+    // The innermost tensor's type, which comes first in it, has no end.
+    let mut bytes = wrapped(MAX_DEPTH, TensorProto { dtype: 4, ..TensorProto::default() });
+    *bytes.last_mut().expect("a type") = 0x84;
+    let refused = VariantTensor::from_tensor(&tensor_of(&pool, DType::Variant, &[], &bytes));
+    assert!(matches!(refused, Err(DecodeError::Malformed { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_is_skipped_is_no_deep_recursion_either() {
+    let pool = pool(1 << 16);
+    // Groups, in a field that is not known.
+    let read = |depth: usize| {
+        let groups = [[0xa3, 1].repeat(depth), [0xa4, 1].repeat(depth)].concat();
+        let bytes = [&[8, 7, 0x12, 2, 0x12, 0][..], &groups].concat();
+        StringTensor::from_tensor(&tensor_of(&pool, DType::String, &[0], &bytes))
+    };
+    assert!(read(3).is_ok());
+    let refused = read(1000).expect_err("refused");
+    assert!(
+        matches!(&refused, DecodeError::Malformed { what } if what.contains("recursion limit")),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -213,31 +257,31 @@ fn many_variants_inside_each_other_are_written_and_read_in_little_time() {
 }
 
 #[test]
-fn bytes_that_are_no_such_tensor_are_refused_with_the_place() {
+fn bytes_that_are_no_such_tensor_are_refused_with_the_reason() {
     let pool = pool(1 << 16);
     let read = |dims: &[u64], bytes: &[u8]| {
         let error = StringTensor::from_tensor(&tensor_of(&pool, DType::String, dims, bytes));
         error.expect_err("refused").to_string()
     };
-    let cases: [(&[u64], &[u8], &str); 15] = [
-        (&[], &[], "byte 0 of the serialised form: a tensor has no element type"),
-        (&[], &[8, 99], "no element type"),
+    let cases: [(&[u64], &[u8], &str); 19] = [
+        (&[], &[], "the serialised form is no tensor: a tensor has no element type"),
+        (&[], &[8, 99], "no element type that there is: 99"),
         (&[], &[8, 7], "0 values for a shape of 1 elements"),
         (&[0], &[8, 7, 0x12, 4, 0x12, 2, 8, 1], "the shape [1], and the tensor has [0]"),
         (&[0], &[8, 3, 0x12, 2, 0x12, 0], "a tensor of i32 was read as one of string"),
-        (
-            &[0],
-            &[8, 7, 0x12, 9, 0x12, 0],
-            "byte 2 of the serialised form: a field is longer than what is there",
-        ),
+        (&[0], &[8, 7, 0x12, 9, 0x12, 0], "TensorProto.tensor_shape: buffer underflow"),
+        (&[], &[8, 7, 0x42, 0xff, 0xff, 0xff, 0xff, 0x7f], "TensorProto.string_val: buffer underflow"),
+        (&[0], &[8, 7, 0x12, 3, 0x12, 2, 8, 1], "TensorProto.tensor_shape: delimited length exceeded"),
         (&[0], &[8, 7, 0x12, 4, 0x18, 1, 0x12, 0], "rank is not known"),
-        (&[0], &[8, 7, 0x15, 0, 0, 0], "longer than what is there"),
-        (&[], &[8, 7, 0x40, 1], "a number instead of bytes"),
-        (&[], &[0x0a, 1, 7], "bytes instead of a number"),
-        (&[], &[8, 7, 0x43], "wire type that there is not"),
-        (&[], &[0, 7], "no number that there is"),
-        (&[], &[8, 0x87], "a number is cut off"),
-        (&[], &[8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 2], "more than 64 bits"),
+        (&[0], &[8, 7, 0x1d, 0, 0, 0], "ThirtyTwoBit (expected Varint)"),
+        (&[0], &[8, 7, 0xa5, 1, 0, 0, 0], "buffer underflow"),
+        (&[], &[8, 7, 0x40, 1], "Varint (expected LengthDelimited)"),
+        (&[], &[0x0a, 1, 7], "LengthDelimited (expected Varint)"),
+        (&[], &[8, 7, 0x43], "StartGroup (expected LengthDelimited)"),
+        (&[], &[8, 7, 0x47], "invalid wire type value: 7"),
+        (&[], &[0, 7], "invalid tag value: 0"),
+        (&[], &[8, 0x87], "TensorProto.dtype: invalid varint"),
+        (&[], &[8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 2], "TensorProto.dtype: invalid varint"),
         (&[0], &[8, 7, 0x12, 13, 0x12, 11, 8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1], "is negative"),
     ];
     for (dims, bytes, part) in cases {
@@ -271,7 +315,8 @@ fn fields_that_are_not_known_are_skipped_and_order_does_not_matter() {
     let pool = pool(4096);
     let bytes = [
         &[0x42, 1, b'x'][..],                     // string_val
-        &[0x1d, 1, 2, 3, 4],                      // a fixed32 that is not known
+        &[0xad, 1, 1, 2, 3, 4],                   // a fixed32 in field 21
+        &[0xb3, 1, 8, 1, 0xb4, 1],                // a group in field 22
         &[0x12, 4, 0x12, 2, 8, 1],                // tensor_shape
         &[0xa1, 1, 1, 2, 3, 4, 5, 6, 7, 8],       // a fixed64 in field 20
         &[0x12, 6, 0x12, 4, 0x12, 0, 8, 1, 8, 9], // the rest of the shape, dim with a name; dtype

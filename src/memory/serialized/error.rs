@@ -1,7 +1,9 @@
 //! Why values make no tensor, and why a tensor has no such values.
 
+use super::MAX_DEPTH;
 use crate::memory::PoolError;
 use crate::wire::{DType, Shape, ShapeError};
+use std::fmt;
 
 /// Why values can't be made a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,12 +66,10 @@ pub enum DecodeError {
         expected: u64,
     },
     /// The bytes are no such message.
-    #[error("byte {at} of the serialised form: {what}; its sender broke it, or is of another version")]
+    #[error("the serialised form is no tensor: {what}; its sender broke it, or is of another version")]
     Malformed {
-        /// Where.
-        at: usize,
-        /// What is wrong there.
-        what: &'static str,
+        /// What is wrong, and in which field.
+        what: String,
     },
     /// Variants lie too deep inside each other.
     #[error("the serialised form has tensors of variants more than {max} deep inside each other")]
@@ -77,4 +77,22 @@ pub enum DecodeError {
         /// How deep they may lie.
         max: usize,
     },
+}
+
+impl DecodeError {
+    pub(super) fn malformed(what: impl fmt::Display) -> Self {
+        DecodeError::Malformed { what: what.to_string() }
+    }
+
+    /// What prost could not read.
+    ///
+    /// It gives up a hundred messages deep, which is deeper than variants may lie, and its errors have no kinds. But they name
+    /// each message on the way to the mistake, so that what lies too deep is told from what is broken.
+    pub(super) fn of_prost(error: prost::DecodeError) -> Self {
+        let what = error.to_string();
+        match what.matches("VariantTensorDataProto.tensors:").count() {
+            deep if deep > MAX_DEPTH => DecodeError::Depth { max: MAX_DEPTH },
+            _ => DecodeError::Malformed { what },
+        }
+    }
 }

@@ -42,21 +42,22 @@ impl FlatTensor {
         Ok(tensor.freeze())
     }
 
-    pub(super) fn read(proto: &Proto<'_>) -> Result<Self, DecodeError> {
-        // Where there are several, the last counts, as in all of protobuf.
-        let content = proto.all(TENSOR_CONTENT).try_fold(&[][..], |_, content| content)?;
-        let given = content.len() as u64;
-        let expected = proto.shape.elements().unwrap_or(u64::MAX);
-        let meta = TensorMeta::new(proto.dtype, proto.shape.clone())
-            .map_err(|_| DecodeError::Count { given, expected })?;
+    pub(super) fn from_message(
+        dtype: DType,
+        shape: Shape,
+        message: TensorProto,
+    ) -> Result<Self, DecodeError> {
+        let bytes = message.tensor_content;
+        let given = bytes.len() as u64;
+        let expected = shape.elements().unwrap_or(u64::MAX);
+        let meta = TensorMeta::new(dtype, shape).map_err(|_| DecodeError::Count { given, expected })?;
         if meta.bytes() != given {
             return Err(DecodeError::Count { given, expected: meta.bytes() });
         }
-        Ok(FlatTensor { meta, bytes: proto.slice(content) })
+        Ok(FlatTensor { meta, bytes })
     }
 
-    pub(super) fn put(&self, sink: &mut dyn Sink) {
-        put_head(sink, self.meta.dtype(), self.meta.shape());
-        sink::optional(sink, TENSOR_CONTENT, &self.bytes);
+    pub(super) fn to_message(&self) -> TensorProto {
+        TensorProto { tensor_content: self.bytes.clone(), ..head(self.meta.dtype(), self.meta.shape()) }
     }
 }

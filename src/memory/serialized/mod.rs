@@ -1,24 +1,26 @@
 //! Tensors whose elements have no fixed size, as the bytes that travel: strings and variants.
 //!
-//! The bytes are a protobuf message `TensorProto`, whose fields are TensorFlow's (`proto/tensorwire/v1/tensor.proto`). It is
-//! written straight into a tensor of the pool, and read from where it has landed: what is read refers to the tensor's
-//! bytes and keeps the tensor, so no string is copied.
+//! The bytes are a protobuf message `TensorProto`, whose fields are TensorFlow's (`proto/tensorwire/v1/tensor.proto`), written
+//! and read by prost. It is written straight into a tensor of the pool, and read from where it has landed: what is read
+//! refers to the tensor's bytes and keeps the tensor, so no string is copied.
 //!
 //! Reading is the caller's, on the caller's thread: no poller looks into these bytes. They are a peer's, so everything is checked before it
-//! is used: the element type and the shape against the tensor's meta-data, the number of values against the shape,
-//! each length against what is there, the depth of nesting against [`MAX_DEPTH`]. A table of values is made only after
-//! they were counted, and an element of it takes 120 bytes at most for at least two that came.
+//! is used. prost checks each length against what is there; then the element type and the shape are checked against the tensor's
+//! meta-data, the number of values against the shape, and the depth of nesting against [`MAX_DEPTH`]. prost's tables of
+//! values grow as values come, whatever a length or a shape claims: an element takes 120 bytes at most,
+//! three times that while its table grows, for at least two bytes that came (tests/memory_alloc_free.rs).
 //!
 //! | file | |
 //! |---|---|
-//! | `sink`, `reader` | protobuf's encoding, out and in |
-//! | `strings`, `variant`, `flat` | what there is |
+//! | `generated` | the messages, as prost makes them of the .proto (tests/codegen.rs) |
+//! | `strings`, `variant`, `flat` | what there is, to and from a message |
 #![deny(unsafe_code)]
 
 mod error;
 mod flat;
-mod reader;
-mod sink;
+#[rustfmt::skip]
+#[allow(missing_docs, clippy::all, clippy::unwrap_used)]
+mod generated;
 mod strings;
 mod variant;
 
@@ -31,27 +33,16 @@ use super::pool::Pool;
 use super::tensor::Tensor;
 use crate::wire::{DType, Shape, TensorMeta};
 use bytes::Bytes;
-use reader::Proto;
-use sink::{Sink, count};
+use generated::tensor_shape_proto::Dim;
+use generated::{TensorProto, TensorShapeProto, VariantTensorDataProto};
+use prost::Message;
 
 /// Tensors of variants that may lie inside each other, the outermost included.
 pub const MAX_DEPTH: usize = 32;
 
-// Fields of TensorProto.
-const DTYPE: u32 = 1;
-const TENSOR_SHAPE: u32 = 2;
-const TENSOR_CONTENT: u32 = 4;
-const STRING_VAL: u32 = 8;
-const VARIANT_VAL: u32 = 15;
-// Of TensorShapeProto.
-const DIM: u32 = 2;
-const UNKNOWN_RANK: u32 = 3;
-// Of TensorShapeProto.Dim.
-const SIZE: u32 = 1;
-// Of VariantTensorDataProto.
-const TYPE_NAME: u32 = 1;
-const METADATA: u32 = 2;
-const TENSORS: u32 = 3;
+// What an element of a table takes (above).
+const _: () = assert!(size_of::<TensorProto>() <= 120 && size_of::<NestedTensor>() <= 120);
+const _: () = assert!(size_of::<VariantTensorDataProto>() <= 120 && size_of::<Variant>() <= 120);
 
 /// A tensor's bytes, for slices of them that keep the tensor.
 struct Held(Tensor);
@@ -66,14 +57,15 @@ fn bytes_of(tensor: &Tensor) -> Bytes {
     Bytes::from_owner(Held(tensor.clone()))
 }
 
-/// What every `TensorProto` begins with.
-fn put_head(sink: &mut dyn Sink, dtype: DType, shape: &Shape) {
-    sink::number(sink, DTYPE, dtype.code().into());
-    sink.message(TENSOR_SHAPE, &|sink| {
-        for dim in shape.dims() {
-            sink.message(DIM, &|sink| sink::number(sink, SIZE, *dim));
-        }
-    });
+/// A message without values.
+fn head(dtype: DType, shape: &Shape) -> TensorProto {
+    // A dimension has 63 bits.
+    let dim = shape.dims().iter().map(|dim| Dim { size: *dim as i64 }).collect();
+    TensorProto {
+        dtype: dtype.code().into(),
+        tensor_shape: Some(TensorShapeProto { dim, unknown_rank: false }),
+        ..TensorProto::default()
+    }
 }
 
 /// Writes a message into a tensor of the pool that has just its length.
@@ -81,33 +73,48 @@ fn to_tensor(
     pool: &Pool,
     dtype: DType,
     shape: &Shape,
-    body: &dyn Fn(&mut dyn Sink),
+    message: &TensorProto,
 ) -> Result<Tensor, SerializeError> {
-    let meta = TensorMeta::serialized(dtype, shape.clone(), count(body))?;
+    let meta = TensorMeta::serialized(dtype, shape.clone(), message.encoded_len() as u64)?;
     let mut tensor = pool.tensor(meta)?;
-    sink::fill(tensor.bytes_mut(), body);
+    let mut rest = tensor.bytes_mut();
+    let written = message.encode(&mut rest);
+    assert!(written.is_ok() && rest.is_empty(), "a message is written as it was counted");
     Ok(tensor.freeze())
 }
 
-/// Reads the message that a tensor of this element type must be.
-fn read<T>(
-    tensor: &Tensor,
-    dtype: DType,
-    of: impl FnOnce(&Proto<'_>) -> Result<T, DecodeError>,
-) -> Result<T, DecodeError> {
+/// Reads the message that a tensor of this element type must be, and its shape.
+fn read(tensor: &Tensor, dtype: DType) -> Result<(Shape, TensorProto), DecodeError> {
     if tensor.dtype() != dtype {
         return Err(DecodeError::DType { have: tensor.dtype(), want: dtype });
     }
-    let bytes = bytes_of(tensor);
-    let proto = Proto::read(&bytes, &bytes)?;
-    if proto.dtype != dtype {
-        return Err(DecodeError::DType { have: proto.dtype, want: dtype });
+    let message = TensorProto::decode(bytes_of(tensor)).map_err(DecodeError::of_prost)?;
+    let (have, shape) = read_head(&message)?;
+    if have != dtype {
+        return Err(DecodeError::DType { have, want: dtype });
     }
-    if proto.shape != *tensor.shape() {
-        let (have, meta) = (proto.shape.clone(), tensor.shape().clone());
-        return Err(DecodeError::Shape { have, meta });
+    if shape != *tensor.shape() {
+        return Err(DecodeError::Shape { have: shape, meta: tensor.shape().clone() });
     }
-    of(&proto)
+    Ok((shape, message))
+}
+
+/// The element type and the shape of a message; a scalar's where it has none.
+fn read_head(message: &TensorProto) -> Result<(DType, Shape), DecodeError> {
+    let code = message.dtype;
+    let dtype = u8::try_from(code).ok().and_then(DType::from_code).ok_or_else(|| {
+        DecodeError::malformed(format_args!("a tensor has no element type that there is: {code}"))
+    })?;
+    let Some(shape) = &message.tensor_shape else { return Ok((dtype, Shape::SCALAR)) };
+    if shape.unknown_rank {
+        return Err(DecodeError::malformed("a tensor's rank is not known"));
+    }
+    let dims = shape.dim.iter().map(|dim| {
+        let negative = || DecodeError::malformed(format_args!("a dimension is negative: {}", dim.size));
+        u64::try_from(dim.size).map_err(|_| negative())
+    });
+    let dims: Vec<u64> = dims.collect::<Result<_, _>>()?;
+    Ok((dtype, Shape::new(&dims).map_err(DecodeError::malformed)?))
 }
 
 /// Whether there are as many values as the shape has elements.
@@ -115,4 +122,10 @@ fn check_count(shape: &Shape, given: usize) -> Result<(), (usize, u64)> {
     // A shape without a number of elements has more than any list.
     let expected = shape.elements().unwrap_or(u64::MAX);
     if given as u64 == expected { Ok(()) } else { Err((given, expected)) }
+}
+
+/// As [`check_count`], of values that came.
+fn check_read(shape: &Shape, given: usize) -> Result<(), DecodeError> {
+    check_count(shape, given)
+        .map_err(|(given, expected)| DecodeError::Count { given: given as u64, expected })
 }

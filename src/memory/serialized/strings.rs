@@ -58,7 +58,7 @@ impl StringTensor {
     /// # Errors
     /// [`SerializeError::Pool`] if the pool has no room.
     pub fn to_tensor(&self, pool: &Pool) -> Result<Tensor, SerializeError> {
-        to_tensor(pool, DType::String, &self.shape, &|sink| self.put(sink))
+        to_tensor(pool, DType::String, &self.shape, &self.to_message())
     }
 
     /// Reads a tensor's strings. They are not copied: they keep the tensor for as long as one of them is there.
@@ -66,18 +66,18 @@ impl StringTensor {
     /// # Errors
     /// [`DecodeError`] if it is no tensor of strings, or its sender broke it.
     pub fn from_tensor(tensor: &Tensor) -> Result<Self, DecodeError> {
-        read(tensor, DType::String, StringTensor::read)
+        let (shape, message) = read(tensor, DType::String)?;
+        StringTensor::from_message(shape, message)
     }
 
-    pub(super) fn read(proto: &Proto<'_>) -> Result<Self, DecodeError> {
-        let values = proto.values(STRING_VAL, |bytes| Ok(proto.slice(bytes)))?;
-        Ok(StringTensor { shape: proto.shape.clone(), values })
+    pub(super) fn from_message(shape: Shape, message: TensorProto) -> Result<Self, DecodeError> {
+        let values = message.string_val;
+        check_read(&shape, values.len())?;
+        Ok(StringTensor { shape, values })
     }
 
-    pub(super) fn put(&self, sink: &mut dyn Sink) {
-        put_head(sink, DType::String, &self.shape);
-        for value in &self.values {
-            sink::counted(sink, STRING_VAL, value);
-        }
+    /// The strings in it are references to these.
+    pub(super) fn to_message(&self) -> TensorProto {
+        TensorProto { string_val: self.values.clone(), ..head(DType::String, &self.shape) }
     }
 }

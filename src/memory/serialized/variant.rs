@@ -1,6 +1,5 @@
 //! Tensors of variants: values of types that a trainer registers.
 
-use super::reader::Fields;
 use super::*;
 
 /// A tensor of variants.
@@ -84,7 +83,7 @@ impl VariantTensor {
     /// # Errors
     /// [`SerializeError::Pool`] if the pool has no room.
     pub fn to_tensor(&self, pool: &Pool) -> Result<Tensor, SerializeError> {
-        to_tensor(pool, DType::Variant, &self.shape, &|sink| self.put(sink))
+        to_tensor(pool, DType::Variant, &self.shape, &self.to_message())
     }
 
     /// Reads a tensor's variants. Their bytes are not copied: they keep the tensor for as long as one of them is there.
@@ -92,22 +91,22 @@ impl VariantTensor {
     /// # Errors
     /// [`DecodeError`] if it is no tensor of variants, or its sender broke it.
     pub fn from_tensor(tensor: &Tensor) -> Result<Self, DecodeError> {
-        read(tensor, DType::Variant, |proto| VariantTensor::read(proto, 1))
+        let (shape, message) = read(tensor, DType::Variant)?;
+        VariantTensor::from_message(shape, message, 1)
     }
 
-    fn read(proto: &Proto<'_>, depth: usize) -> Result<Self, DecodeError> {
+    fn from_message(shape: Shape, message: TensorProto, depth: usize) -> Result<Self, DecodeError> {
         if depth > MAX_DEPTH {
             return Err(DecodeError::Depth { max: MAX_DEPTH });
         }
-        let values = proto.values(VARIANT_VAL, |message| Variant::read(proto, message, depth))?;
-        Ok(VariantTensor { shape: proto.shape.clone(), values })
+        check_read(&shape, message.variant_val.len())?;
+        let values = message.variant_val.into_iter().map(|value| Variant::from_message(value, depth));
+        Ok(VariantTensor { shape, values: values.collect::<Result<_, _>>()? })
     }
 
-    fn put(&self, sink: &mut dyn Sink) {
-        put_head(sink, DType::Variant, &self.shape);
-        for value in &self.values {
-            sink.message(VARIANT_VAL, &|sink| value.put(sink));
-        }
+    fn to_message(&self) -> TensorProto {
+        let variant_val = self.values.iter().map(Variant::to_message).collect();
+        TensorProto { variant_val, ..head(DType::Variant, &self.shape) }
     }
 
     /// Bounded by `depth` itself, however deep it is: what is made is never deeper than one more than the bound.
@@ -121,56 +120,36 @@ impl VariantTensor {
 }
 
 impl Variant {
-    fn read(of: &Proto<'_>, message: &[u8], depth: usize) -> Result<Self, DecodeError> {
-        let mut count = 0;
-        let mut variant = Variant::default();
-        for field in Fields::of(of.whole, message) {
-            let field = field?;
-            match field.number {
-                TYPE_NAME => {
-                    let name = std::str::from_utf8(field.bytes()?);
-                    let name = name.map_err(|_| field.malformed("a variant's type name is not UTF-8"))?;
-                    variant.type_name = name.to_owned();
-                }
-                METADATA => variant.metadata = of.slice(field.bytes()?),
-                TENSORS => count += 1,
-                _ => {}
-            }
-        }
-        variant.tensors.reserve_exact(count);
-        for field in Fields::of(of.whole, message) {
-            let field = field?;
-            if field.number == TENSORS {
-                let proto = Proto::read(of.whole, field.bytes()?)?;
-                variant.tensors.push(NestedTensor::read(&proto, depth)?);
-            }
-        }
-        Ok(variant)
+    fn from_message(message: VariantTensorDataProto, depth: usize) -> Result<Self, DecodeError> {
+        let VariantTensorDataProto { type_name, metadata, tensors } = message;
+        let tensors = tensors.into_iter().map(|tensor| NestedTensor::from_message(tensor, depth));
+        Ok(Variant { type_name, metadata, tensors: tensors.collect::<Result<_, _>>()? })
     }
 
-    fn put(&self, sink: &mut dyn Sink) {
-        sink::optional(sink, TYPE_NAME, self.type_name.as_bytes());
-        sink::optional(sink, METADATA, &self.metadata);
-        for tensor in &self.tensors {
-            sink.message(TENSORS, &|sink| tensor.put(sink));
+    fn to_message(&self) -> VariantTensorDataProto {
+        VariantTensorDataProto {
+            type_name: self.type_name.clone(),
+            metadata: self.metadata.clone(),
+            tensors: self.tensors.iter().map(NestedTensor::to_message).collect(),
         }
     }
 }
 
 impl NestedTensor {
-    fn read(proto: &Proto<'_>, depth: usize) -> Result<Self, DecodeError> {
-        Ok(match proto.dtype {
-            DType::String => NestedTensor::Strings(StringTensor::read(proto)?),
-            DType::Variant => NestedTensor::Variants(VariantTensor::read(proto, depth + 1)?),
-            _ => NestedTensor::Flat(FlatTensor::read(proto)?),
+    fn from_message(message: TensorProto, depth: usize) -> Result<Self, DecodeError> {
+        let (dtype, shape) = read_head(&message)?;
+        Ok(match dtype {
+            DType::String => NestedTensor::Strings(StringTensor::from_message(shape, message)?),
+            DType::Variant => NestedTensor::Variants(VariantTensor::from_message(shape, message, depth + 1)?),
+            _ => NestedTensor::Flat(FlatTensor::from_message(dtype, shape, message)?),
         })
     }
 
-    fn put(&self, sink: &mut dyn Sink) {
+    fn to_message(&self) -> TensorProto {
         match self {
-            NestedTensor::Flat(tensor) => tensor.put(sink),
-            NestedTensor::Strings(tensor) => tensor.put(sink),
-            NestedTensor::Variants(tensor) => tensor.put(sink),
+            NestedTensor::Flat(tensor) => tensor.to_message(),
+            NestedTensor::Strings(tensor) => tensor.to_message(),
+            NestedTensor::Variants(tensor) => tensor.to_message(),
         }
     }
 }

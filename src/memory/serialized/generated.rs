@@ -28,11 +28,11 @@ pub struct TensorProto {
     #[prost(int32, tag = "3")]
     pub version_number: i32,
     /// The elements of a flat tensor, as they lie in memory, little-endian. Only of a tensor inside a variant.
-    #[prost(bytes = "vec", tag = "4")]
-    pub tensor_content: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub tensor_content: ::prost::bytes::Bytes,
     /// One for each element of a tensor of strings. Not UTF-8.
-    #[prost(bytes = "vec", repeated, tag = "8")]
-    pub string_val: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(bytes = "bytes", repeated, tag = "8")]
+    pub string_val: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// One for each element of a tensor of variants.
     #[prost(message, repeated, tag = "15")]
     pub variant_val: ::prost::alloc::vec::Vec<VariantTensorDataProto>,
@@ -43,8 +43,8 @@ pub struct VariantTensorDataProto {
     #[prost(string, tag = "1")]
     pub type_name: ::prost::alloc::string::String,
     /// Bytes that the type alone knows how to read.
-    #[prost(bytes = "vec", tag = "2")]
-    pub metadata: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub metadata: ::prost::bytes::Bytes,
     /// The tensors that it holds. Tensors of variants lie at most 32 deep inside each other, the outermost included.
     #[prost(message, repeated, tag = "3")]
     pub tensors: ::prost::alloc::vec::Vec<TensorProto>,
