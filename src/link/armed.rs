@@ -131,6 +131,9 @@ impl<C> Link<C> {
     /// Of how many steps from that of `first` on, `count` at most, nothing was asked for yet. What is asked for twice could
     /// come in another order than it was sent in, if the first receiver gives up.
     fn unasked(&self, first: &TensorKey, count: u32) -> u32 {
+        if !self.routes_out.may_be_asked(&first.edge, first.step) {
+            return count;
+        }
         let same = |key: &TensorKey| {
             key.step >= first.step
                 && (&key.edge, key.frame, key.iteration) == (&first.edge, first.frame, first.iteration)
@@ -182,6 +185,7 @@ impl<C> Link<C> {
         let id = self.requests.insert(request)?;
         self.asked += 1;
         self.routes_out.arm(&key.edge);
+        self.routes_out.ask(&key.edge, key.step);
         self.armed.by_key.insert(key, id);
         Some(id)
     }

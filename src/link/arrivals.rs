@@ -38,6 +38,7 @@ impl<C> Link<C> {
         };
         let (number, cached) = (route.number, route.meta.clone());
         self.announce(cx, announce, number, &key);
+        self.routes_out.ask(&key.edge, key.step);
         self.asked += 1;
         let mut request = Request::held_back(key, waiter, number, self.asked, timeout_ms);
         if self.unsettled.holds(&request.key) && !is_on(Mutant::NotHeldBack) {

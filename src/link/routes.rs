@@ -28,6 +28,8 @@ pub(super) struct OutRoute {
     in_flight: u32,
     /// Those of them that are standing and not claimed.
     armed: u32,
+    /// The last step that a request of it was made for, if any was.
+    last_asked: u64,
     last_used: u64,
 }
 
@@ -75,7 +77,8 @@ impl OutRoutes {
         }
         let number = self.free_number();
         self.by_number.insert(number, edge.clone());
-        let route = OutRoute { number, meta: None, in_flight: 0, armed: 0, last_used: self.uses };
+        let route =
+            OutRoute { number, meta: None, in_flight: 0, armed: 0, last_asked: 0, last_used: self.uses };
         self.by_edge.insert(edge.clone(), route);
         Some(announce)
     }
@@ -94,6 +97,18 @@ impl OutRoutes {
     /// these can make room for another.
     pub fn may_arm(&self, edge: &Arc<EdgeName>) -> bool {
         self.armed < self.max / 2 || self.by_edge.get(edge).is_some_and(|route| route.armed > 0)
+    }
+
+    /// A request for a step is made on a route.
+    pub fn ask(&mut self, edge: &Arc<EdgeName>, step: u64) {
+        if let Some(route) = self.by_edge.get_mut(edge) {
+            route.last_asked = route.last_asked.max(step);
+        }
+    }
+
+    /// Whether a request may have been made for a step, or for one behind it, and not have ended yet.
+    pub fn may_be_asked(&self, edge: &Arc<EdgeName>, step: u64) -> bool {
+        self.by_edge.get(edge).is_some_and(|route| route.in_flight > 0 && step <= route.last_asked)
     }
 
     /// One more request on a route, a standing one.
@@ -256,6 +271,22 @@ mod tests {
         routes.disarm(&a);
         assert!(routes.may_arm(&b) && routes.busy() == 1, "claimed, and in flight");
         assert!(!OutRoutes::new(1).may_arm(&a));
+    }
+
+    #[test]
+    fn only_steps_before_the_last_one_that_was_asked_for_may_be_asked_for() {
+        let mut routes = OutRoutes::new(2);
+        let a = edge("a");
+        assert!(!routes.may_be_asked(&a, 0), "no route");
+        routes.take(&a).expect("room");
+        for step in [7, 5] {
+            routes.ask(&a, step);
+        }
+        assert!(routes.may_be_asked(&a, 0) && routes.may_be_asked(&a, 7) && !routes.may_be_asked(&a, 8));
+        routes.ask(&a, u64::MAX);
+        assert!(routes.may_be_asked(&a, u64::MAX));
+        routes.release(&a);
+        assert!(!routes.may_be_asked(&a, 0), "all have ended");
     }
 
     #[test]

@@ -61,9 +61,9 @@ fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
 
     for _ in 0..MAX_COMMANDS {
         let Some(command) = input.byte() else { break };
-        match command % 24 {
-            0..=7 => owner.act(command % 24, input),
-            _ => peer.act(command % 24 - 8, input),
+        match command % 26 {
+            own @ 0..10 => owner.act(own, input),
+            other => peer.act(other - 10, input),
         }
         if command < 128 {
             settle(&network, &mut owner, &mut peer);

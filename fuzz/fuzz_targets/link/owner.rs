@@ -48,6 +48,12 @@ fn meta(input: &mut Input<'_>) -> TensorMeta {
     TensorMeta::new(dtype, Shape::new(&dims).expect("a shape")).expect("small")
 }
 
+fn key(input: &mut Input<'_>) -> TensorKey {
+    let name = ["x", "y", "z", "a longer name that does not fit the message's first slot"][input.below(4)];
+    let edge = Arc::new(EdgeName::new(PEER, OWNER, name).expect("an edge"));
+    TensorKey { edge, step: input.number() % 3, frame: 0, iteration: 0 }
+}
+
 impl Owner {
     pub fn new(port: SimPort, link: SimLink, pool: Pool) -> Self {
         let mut links = Links::new(port, pool.clone(), CountersWriter::new());
@@ -81,6 +87,8 @@ impl Owner {
             3 => self.give_up(input),
             4 | 5 => self.answer(input),
             6 => self.links.drop_held(input.number()),
+            7 => self.ask_in_advance(input),
+            8 => self.links.disarm(self.link, &mut |_| input.flag()),
             _ => self.delivered.truncate(input.below(8)),
         }
     }
@@ -92,10 +100,7 @@ impl Owner {
     }
 
     fn request(&mut self, input: &mut Input<'_>) {
-        let name =
-            ["x", "y", "z", "a longer name that does not fit the message's first slot"][input.below(4)];
-        let edge = Arc::new(EdgeName::new(PEER, OWNER, name).expect("an edge"));
-        let key = TensorKey { edge, step: input.number() % 3, frame: 0, iteration: 0 };
+        let key = key(input);
         let want = match input.below(3) {
             0 => Want::Fresh,
             1 => Want::Borrow,
@@ -110,6 +115,12 @@ impl Owner {
             }
             Err((_, came_back)) => assert_eq!(came_back, waiter),
         }
+    }
+
+    fn ask_in_advance(&mut self, input: &mut Input<'_>) {
+        let (first, count) = (key(input), input.u8().into());
+        let armed = self.links.arm_steps(self.link, &first, count, input.flag());
+        assert!(armed <= count.min(SETTINGS.max_requests / 2));
     }
 
     fn give_up_one(&mut self, input: &mut Input<'_>) {
@@ -153,7 +164,7 @@ impl Owner {
         match self.links.serve(incoming, value, number) {
             Served::Posted => self.posted += 1,
             Served::Kept => self.kept += 1,
-            Served::Copied | Served::Gone(_) => {}
+            Served::Copied | Served::Refused | Served::Gone(_) => {}
         }
     }
 

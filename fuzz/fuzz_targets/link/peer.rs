@@ -7,8 +7,8 @@ use tensorwire::fabric::{Completions, Event, Lane, LinkFailure, LinkId, OpId, Po
 use tensorwire::memory::{LentBytes, Pool, Tensor};
 use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::wire::message::{
-    Allocator, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION,
-    VersionedMeta,
+    Allocator, Arm, ArmedStep, ArmedSteps, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
+    TensorRequest, VERSION, VersionedMeta,
 };
 use tensorwire::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, Status, TensorMeta};
 
@@ -76,11 +76,12 @@ impl Peer {
     }
 
     fn change(&mut self, input: &mut Input<'_>) {
-        match input.below(5) {
+        match input.below(6) {
             0 => self.is_attentive = !self.is_attentive,
             1 => self.loans.clear(),
             2 => self.port.post_receives(self.link, Lane::CONTROL, input.u8().into()),
-            3 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
+            3 => self.ask_in_advance(input),
+            4 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
             _ => self.say(&Message::Pong { nonce: 1 ^ 2u64.rotate_left(32) }),
         }
     }
@@ -134,6 +135,26 @@ impl Peer {
             grant: if input.flag() { Some(self.grant(input)) } else { None },
         };
         self.say(&Message::Request(request));
+    }
+
+    fn ask_in_advance(&mut self, input: &mut Input<'_>) {
+        let room = if input.flag() { Some((input.number() as u16, input.number())) } else { None };
+        let mut steps = Vec::new();
+        for _ in 0..=input.below(20) {
+            let Grant { key, offset, .. } = self.grant(input);
+            ArmedStep { request: input.request(&[]), key, offset }.put(&mut steps, room.is_some());
+        }
+        let arm = Arm {
+            route: input.number() as u32,
+            first_step: input.number(),
+            frame: input.number() % 2,
+            iteration: 0,
+            meta_version: input.number() as u32,
+            borrow: input.flag(),
+            room,
+            steps: ArmedSteps::new(&steps, room.is_some()),
+        };
+        self.say(&Message::Arm(arm));
     }
 
     fn ask_again(&mut self, input: &mut Input<'_>) {
@@ -320,12 +341,16 @@ impl Peer {
     }
 
     fn remember(&mut self, message: &Message<'_>) {
-        let (request, grant) = match message {
-            Message::Ping { nonce, .. } => return self.say(&Message::Pong { nonce: *nonce }),
-            Message::Request(request) => (request.request, request.grant),
-            Message::ReRequest { request, grant } => (*request, Some(*grant)),
-            _ => return,
-        };
+        match message {
+            Message::Ping { nonce, .. } => self.say(&Message::Pong { nonce: *nonce }),
+            Message::Request(request) => self.note(request.request, request.grant),
+            Message::ReRequest { request, grant } => self.note(*request, Some(*grant)),
+            Message::Arm(arm) => arm.steps.iter().for_each(|step| self.note(step.request, arm.grant(&step))),
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, request: RequestId, grant: Option<Grant>) {
         assert!(request.slot < Slot::new(64).expect("20 bits"), "as many slots as requests");
         if self.requests.len() == MEMORY {
             self.requests.remove(0);
