@@ -21,6 +21,9 @@ pub fn check_settings(args: &Args) -> Result<(), CliError> {
             return usage(format!("{option}: only write_lat takes it, not {}; leave it out", test.name()));
         }
     }
+    if args.batch.is_some() && test != Test::RendezvousLat {
+        return usage(format!("--batch: only rendezvous_lat takes it, not {}; leave it out", test.name()));
+    }
     if args.inline.is_some() && test == Test::ReadLat {
         return usage("--inline: what is read can't travel in the request; leave it out".into());
     }

@@ -17,6 +17,8 @@ const DEFAULT_VOLUME: u64 = 1 << 30;
 const DEFAULT_POOL: usize = 256 << 20;
 /// A payload fits if the pool holds so many: buffers being written, sent and received, and room to place them.
 const POOL_SHARE: usize = 8;
+/// Bytes that a tensor of a few bytes takes of the pool.
+const SMALLEST_BLOCK: usize = 64;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
 const DEFAULT_WARMUP: u64 = 1000;
 
@@ -43,6 +45,10 @@ pub struct Settings {
     pub max_bytes: usize,
     /// Idle links beside the one that is measured.
     pub links: u32,
+    /// Tensors of a round trip each way; 0 for one.
+    pub batch: u32,
+    /// They go one by one, not by one call.
+    pub singly: bool,
 }
 
 /// Which device was asked for.
@@ -57,9 +63,14 @@ pub struct Device {
 }
 
 impl Settings {
-    /// The same without idle links, if there are any.
-    pub fn without_links(&self) -> Option<Settings> {
-        (self.links > 0).then(|| Settings { links: 0, ..self.clone() })
+    /// What is measured beside it in turns, and what that is called: the same without idle links, or with the tensors of
+    /// a batch one by one.
+    pub fn beside(&self) -> Option<(&'static str, Settings)> {
+        match (self.links, self.batch) {
+            (0, 0) => None,
+            (0, _) => Some(("one by one", Settings { singly: true, ..self.clone() })),
+            _ => Some(("alone", Settings { links: 0, ..self.clone() })),
+        }
     }
 }
 
@@ -123,10 +134,15 @@ impl Plan {
         let depth = args.depth.or(test.default_depth()).unwrap_or(1);
         let (pool, max_bytes) =
             (args.pool.unwrap_or(DEFAULT_POOL), sizes.iter().copied().max().unwrap_or_default());
-        if test.is_ours() && max_bytes > pool / POOL_SHARE {
+        // Each tensor of a batch has a block of its own.
+        let at_once = match args.batch {
+            Some(count) => (count as usize).saturating_mul(max_bytes.max(SMALLEST_BLOCK)),
+            None => max_bytes,
+        };
+        if test.is_ours() && at_once > pool / POOL_SHARE {
             return usage(format!(
-                "--sizes: {max_bytes} bytes need a pool of {} at least, and it has {pool}: raise --pool",
-                max_bytes.saturating_mul(POOL_SHARE)
+                "--sizes: {at_once} bytes need a pool of {} at least, and it has {pool}: raise --pool",
+                at_once.saturating_mul(POOL_SHARE)
             ));
         }
         let fabric = args.fabric.unwrap_or(FabricName::Shm);
@@ -150,6 +166,8 @@ impl Plan {
                 inline: args.inline.or(bandwidth.then_some(0)),
                 max_bytes,
                 links: args.links.unwrap_or(0),
+                batch: args.batch.unwrap_or(0),
+                singly: false,
             },
             sizes,
             turns: args.turns.unwrap_or(MIN_TURNS),
@@ -172,7 +190,7 @@ impl Plan {
 
     /// What the other side must agree with.
     pub fn terms(&self) -> Terms {
-        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, .. } = &self.settings;
+        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, batch, .. } = &self.settings;
         let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
         let or_default = |value: Option<String>| value.unwrap_or_else(|| "the default".into());
         let terms = [
@@ -186,6 +204,7 @@ impl Plan {
             ("--turns", self.turns.to_string()),
             ("--pool", pool.to_string()),
             ("--links", links.to_string()),
+            ("--batch", batch.to_string()),
             ("--notify", format!("{notify:?}").to_lowercase()),
             ("--cq-mod", or_default(cq_mod.map(|count| count.to_string()))),
             ("--mtu", or_default(mtu.map(|bytes| bytes.to_string()))),
@@ -225,7 +244,9 @@ impl Plan {
         if let Some(duration) = self.duration {
             return Length::Duration(duration / self.turns);
         }
-        let fitting = (DEFAULT_VOLUME / bytes.max(1) as u64).clamp(100, DEFAULT_ITERATIONS);
+        let batch = u64::from(self.settings.batch.max(1));
+        let most = (DEFAULT_ITERATIONS / batch).max(100);
+        let fitting = (DEFAULT_VOLUME / batch / bytes.max(1) as u64).clamp(100, most);
         Length::Iterations(self.iterations.unwrap_or(fitting).div_ceil(u64::from(self.turns)))
     }
 
@@ -285,6 +306,7 @@ fn given(args: &Args) -> impl Iterator<Item = &'static str> {
         ("--turns", args.turns.is_some()),
         ("--pool", args.pool.is_some()),
         ("--links", args.links.is_some()),
+        ("--batch", args.batch.is_some()),
         ("--notify", args.notify.is_some()),
         ("--cq-mod", args.cq_mod.is_some()),
         ("--mtu", args.mtu.is_some()),
@@ -385,6 +407,9 @@ mod tests {
             ("write_lat --local --sizes 64MiB", "need a pool of 536870912"),
             ("rendezvous_lat --local --inline 161", "160 at most"),
             ("rendezvous_lat --local --links 5", "only write_lat takes it"),
+            ("write_lat --local --batch 5", "--batch: only rendezvous_lat takes it"),
+            ("rendezvous_lat --local --batch 0", "0 is not in 1..=100000"),
+            ("rendezvous_lat --local --batch 100000 -s 64KiB", "need a pool of"),
             ("write_lat --local --links 4096", "4096 is not in 1..=4095"),
         ] {
             let refusal = plan(options).unwrap_err();
