@@ -167,7 +167,7 @@ fn start(task: u32, scenario: &Scenario) -> Node {
         .set("pool_size", "64MiB");
     if let What::Crowded(_) = scenario.what {
         // So that most of a batch waits for room.
-        builder = builder.set("max_requests", "10");
+        builder = builder.set("max_requests", "40");
     }
     if cpus.len() > 1 {
         builder = builder.set("cores", cpus[task as usize].to_string());

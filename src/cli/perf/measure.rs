@@ -83,7 +83,7 @@ pub struct Run<'a> {
     clock: Clock,
     watch: Watch,
     test: Box<dyn Initiator>,
-    alone: Option<Box<dyn Initiator>>,
+    beside: Option<(&'static str, Box<dyn Initiator>)>,
     bare: Option<Bare>,
 }
 
@@ -114,7 +114,7 @@ impl Series {
 }
 
 impl<'a> Run<'a> {
-    /// A run of the plan with this workload, and the same without idle links if it has some. References in shared memory run
+    /// A run of the plan with this workload, and what is measured beside it. References in shared memory run
     /// beside it where both processes have that.
     pub fn new(
         plan: &'a Plan,
@@ -122,26 +122,26 @@ impl<'a> Run<'a> {
         watch: Watch,
         shared: Option<&Arc<Shared>>,
         test: Box<dyn Initiator>,
-        alone: Option<Box<dyn Initiator>>,
+        beside: Option<(&'static str, Box<dyn Initiator>)>,
     ) -> Self {
         let bare = shared.filter(|_| plan.has_references()).map(|shared| Bare {
             cache_line: CacheLine::new(shared, Subject::CacheLine),
             ring: Ring64::initiator(shared, Subject::Ring64, RING_SLOTS),
         });
-        Run { plan, clock, watch, test, alone, bare }
+        Run { plan, clock, watch, test, beside, bare }
     }
 
     /// Measures one size.
     pub fn size(&mut self, bytes: usize, channel: &mut Channel) -> Result<SizeResult, CliError> {
         let figure = self.plan.test.figure();
-        let (bandwidth, beside) = (figure == Figure::Bandwidth, self.bare.is_some());
+        let (bandwidth, bare) = (figure == Figure::Bandwidth, self.bare.is_some());
         let scale = if figure == Figure::OneWay { 0.5 } else { 1.0 };
         let mut ours = Series::new("", scale);
-        let mut alone = self.alone.is_some().then(|| Series::new("alone", scale));
-        let mut line = (beside && !bandwidth).then(|| Series::new("cache_line", 0.5));
-        let mut ring = (beside && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
+        let mut beside = self.beside.as_ref().map(|(name, _)| Series::new(name, scale));
+        let mut line = (bare && !bandwidth).then(|| Series::new("cache_line", 0.5));
+        let mut ring = (bare && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
         // A copy says nothing of what is not copied.
-        let copies = beside && bytes >= COPY_FROM && !self.plan.settings.borrow;
+        let copies = bare && bytes >= COPY_FROM && !self.plan.settings.borrow;
         let least = self.plan.smallest(bytes);
         let mut smallest = least.map(|_| Series::new("smallest", scale));
         let mut copy = copies.then(|| Series::new("memcpy", 1.0));
@@ -151,9 +151,11 @@ impl<'a> Run<'a> {
             let took = self.turn(Subject::Test, bytes, channel, &mut turn)?;
             ours.add(&turn);
             turns.push(took);
-            for (subject, series) in
-                [(Subject::Alone, &mut alone), (Subject::CacheLine, &mut line), (Subject::Ring64, &mut ring)]
-            {
+            for (subject, series) in [
+                (Subject::Beside, &mut beside),
+                (Subject::CacheLine, &mut line),
+                (Subject::Ring64, &mut ring),
+            ] {
                 if let Some(series) = series {
                     self.turn(subject, bytes, channel, &mut turn)?;
                     series.add(&turn);
@@ -170,7 +172,7 @@ impl<'a> Run<'a> {
         }
         let each: Vec<f64> = turns.iter().map(Took::each).collect();
         let medians = if bandwidth { &each } else { &ours.medians };
-        let references = [alone, smallest, line, ring, copy]
+        let references = [beside, smallest, line, ring, copy]
             .into_iter()
             .flatten()
             .map(|series| Comparison::new(series.name, bytes, medians, &series.medians))
@@ -193,7 +195,10 @@ impl<'a> Run<'a> {
         let workload: &mut dyn Initiator = match (subject, &mut self.bare) {
             (Subject::CacheLine, Some(bare)) => &mut bare.cache_line,
             (Subject::Ring64, Some(bare)) => &mut bare.ring,
-            (Subject::Alone, _) => self.alone.as_deref_mut().unwrap_or(&mut *self.test),
+            (Subject::Beside, _) => match &mut self.beside {
+                Some((_, beside)) => &mut **beside,
+                None => &mut *self.test,
+            },
             _ => &mut *self.test,
         };
         workload.prepare(bytes, channel)?;
@@ -260,7 +265,7 @@ pub fn answer(
     channel: &mut Channel,
     shared: Option<&Arc<Shared>>,
     mut test: Box<dyn Responder>,
-    mut alone: Option<Box<dyn Responder>>,
+    mut beside: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {
     let watch = channel.watch()?;
     let mut bare = shared.map(|shared| {
@@ -269,8 +274,10 @@ pub fn answer(
     let mut turn = (Subject::Test, 0);
     loop {
         while !channel.is_ready() {
-            let next = test.linger().map_err(|halt| CliError::failed("between turns", halt))?;
-            if next == Linger::Sleep {
+            let beside = beside.iter_mut().map(|beside| beside.linger());
+            let all: Result<Vec<_>, _> = beside.chain([test.linger()]).collect();
+            let all = all.map_err(|halt| CliError::failed("between turns", halt))?;
+            if all.iter().all(|next| *next == Linger::Sleep) {
                 channel.wait();
             }
         }
@@ -282,7 +289,7 @@ pub fn answer(
         let workload: &mut dyn Responder = match (subject, &mut bare) {
             (Subject::CacheLine, Some((line, _))) => line,
             (Subject::Ring64, Some((_, ring))) => ring,
-            (Subject::Alone, _) => alone.as_deref_mut().unwrap_or(&mut *test),
+            (Subject::Beside, _) => beside.as_deref_mut().unwrap_or(&mut *test),
             _ => &mut *test,
         };
         match message {

@@ -18,6 +18,7 @@ mod plan;
 mod read_lat;
 mod recorder;
 mod remote;
+mod rendezvous_batch;
 mod rendezvous_lat;
 mod report;
 mod second;
@@ -81,8 +82,8 @@ fn measure(plan: &Plan, shared: Option<&Arc<Shared>>, channel: &mut Channel) -> 
         channel.expect(&Message::Ready)?; // it agrees
     }
     let workload = open::initiator(test, &plan.settings, shared, channel)?;
-    let alone = match plan.settings.without_links() {
-        Some(settings) => Some(open::initiator(test, &settings, shared, channel)?),
+    let beside = match plan.settings.beside() {
+        Some((name, settings)) => Some((name, open::initiator(test, &settings, shared, channel)?)),
         None => None,
     };
     // Only now: a thread that the workload has started must not share the core that measures.
@@ -94,7 +95,7 @@ fn measure(plan: &Plan, shared: Option<&Arc<Shared>>, channel: &mut Channel) -> 
     };
     let mut report = Report::new(plan, workload.facts(), &clock, core);
     super::print(&report.header())?;
-    let mut run = measure::Run::new(plan, clock, channel.watch()?, shared, workload, alone);
+    let mut run = measure::Run::new(plan, clock, channel.watch()?, shared, workload, beside);
     for &bytes in &plan.sizes {
         report.add(&run.size(bytes, channel)?);
         super::print(&report.newest_row())?;
@@ -148,13 +149,13 @@ fn answer(
     channel: &mut Channel,
 ) -> Result<(), CliError> {
     let workload = open::responder(test, settings, shared, channel)?;
-    let alone = match settings.without_links() {
-        Some(settings) => Some(open::responder(test, &settings, shared, channel)?),
+    let beside = match settings.beside() {
+        Some((_, settings)) => Some(open::responder(test, &settings, shared, channel)?),
         None => None,
     };
     pin(core)?;
     channel.send(&Message::Opened { core })?;
-    measure::answer(channel, shared, workload, alone)
+    measure::answer(channel, shared, workload, beside)
 }
 
 fn pin(core: usize) -> Result<(), CliError> {

@@ -5,6 +5,7 @@ use super::fabrics::Measured;
 use super::options::{FabricName, Test};
 use super::plan::Settings;
 use super::read_lat::{self, ReadLat};
+use super::rendezvous_batch::RendezvousBatch;
 use super::rendezvous_lat::RendezvousLat;
 use super::send_lat::SendLat;
 use super::workload::{Initiator, Responder, Subject};
@@ -27,6 +28,9 @@ pub fn initiator(
     match (test, settings.fabric) {
         (Test::CacheLine, _) => Ok(Box::new(CacheLine::new(bare(shared)?, Subject::Test))),
         (Test::Ring64, _) => Ok(Box::new(Ring64::initiator(bare(shared)?, Subject::Test, settings.depth))),
+        (Test::RendezvousLat, _) if settings.batch > 0 => {
+            Ok(Box::new(RendezvousBatch::open(0, settings, channel)?))
+        }
         (Test::RendezvousLat, _) => Ok(Box::new(RendezvousLat::open(0, settings, channel)?)),
         (_, FabricName::Shm) => initiator_on::<ShmFabric>(test, settings, channel),
         (_, FabricName::Verbs) => initiator_on::<VerbsFabric>(test, settings, channel),
@@ -56,6 +60,9 @@ pub fn responder(
     match (test, settings.fabric) {
         (Test::CacheLine, _) => Ok(Box::new(CacheLine::new(bare(shared)?, Subject::Test))),
         (Test::Ring64, _) => Ok(Box::new(Ring64::responder(bare(shared)?, Subject::Test, settings.depth))),
+        (Test::RendezvousLat, _) if settings.batch > 0 => {
+            Ok(Box::new(RendezvousBatch::open(1, settings, channel)?))
+        }
         (Test::RendezvousLat, _) => Ok(Box::new(RendezvousLat::open(1, settings, channel)?)),
         (_, FabricName::Shm) => responder_on::<ShmFabric>(test, settings, channel),
         (_, FabricName::Verbs) => responder_on::<VerbsFabric>(test, settings, channel),

@@ -16,6 +16,8 @@ const MAX_BYTES: usize = 1 << 30;
 const MAX_DEPTH: u32 = 65_536;
 /// Idle links at most: a poller has room for 4096 links.
 const MAX_LINKS: i64 = 4095;
+/// Tensors of a batch at most.
+const MAX_BATCH: i64 = 100_000;
 /// Where a server listens, as perftest's do.
 const PORT: u16 = 18_515;
 /// Bytes that a pool can be asked to have at most.
@@ -102,6 +104,10 @@ pub struct Args {
     /// in turns [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_LINKS))]
     pub links: Option<u32>,
+    /// Tensors that rendezvous_lat sends each way in a round trip, by one call; they are then also sent and received one by one, in
+    /// turns. Its times are those of whole batches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_BATCH))]
+    pub batch: Option<u32>,
 }
 
 /// What can be measured.

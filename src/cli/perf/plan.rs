@@ -19,6 +19,8 @@ const DEFAULT_POOL: usize = 256 << 20;
 const POOL_SHARE: usize = 8;
 /// The same where both sides borrow the one tensor that the other has.
 const BORROWED_SHARE: usize = 2;
+/// Bytes that a tensor of a few bytes takes of the pool.
+const SMALLEST_BLOCK: usize = 64;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
 const DEFAULT_WARMUP: u64 = 1000;
 
@@ -47,6 +49,10 @@ pub struct Settings {
     pub links: u32,
     /// Whether receives borrow.
     pub borrow: bool,
+    /// Tensors of a round trip each way; 0 for one.
+    pub batch: u32,
+    /// They go one by one, not by one call.
+    pub singly: bool,
 }
 
 /// Which device was asked for.
@@ -61,9 +67,14 @@ pub struct Device {
 }
 
 impl Settings {
-    /// The same without idle links, if there are any.
-    pub fn without_links(&self) -> Option<Settings> {
-        (self.links > 0).then(|| Settings { links: 0, ..self.clone() })
+    /// What is measured beside it in turns, and what that is called: the same without idle links, or with the tensors of
+    /// a batch one by one.
+    pub fn beside(&self) -> Option<(&'static str, Settings)> {
+        match (self.links, self.batch) {
+            (0, 0) => None,
+            (0, _) => Some(("one by one", Settings { singly: true, ..self.clone() })),
+            _ => Some(("alone", Settings { links: 0, ..self.clone() })),
+        }
     }
 }
 
@@ -127,11 +138,16 @@ impl Plan {
         let depth = args.depth.or(test.default_depth()).unwrap_or(1);
         let (pool, max_bytes) =
             (args.pool.unwrap_or(DEFAULT_POOL), sizes.iter().copied().max().unwrap_or_default());
+        // Each tensor of a batch has a block of its own.
+        let at_once = match args.batch {
+            Some(count) => (count as usize).saturating_mul(max_bytes.max(SMALLEST_BLOCK)),
+            None => max_bytes,
+        };
         let share = if args.borrow { BORROWED_SHARE } else { POOL_SHARE };
-        if test.is_ours() && max_bytes > pool / share {
+        if test.is_ours() && at_once > pool / share {
             return usage(format!(
-                "--sizes: {max_bytes} bytes need a pool of {} at least, and it has {pool}: raise --pool",
-                max_bytes.saturating_mul(share)
+                "--sizes: {at_once} bytes need a pool of {} at least, and it has {pool}: raise --pool",
+                at_once.saturating_mul(share)
             ));
         }
         let fabric = args.fabric.unwrap_or(FabricName::Shm);
@@ -156,6 +172,8 @@ impl Plan {
                 max_bytes,
                 links: args.links.unwrap_or(0),
                 borrow: args.borrow,
+                batch: args.batch.unwrap_or(0),
+                singly: false,
             },
             sizes,
             turns: args.turns.unwrap_or(MIN_TURNS),
@@ -178,7 +196,8 @@ impl Plan {
 
     /// What the other side must agree with.
     pub fn terms(&self) -> Terms {
-        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, borrow, .. } = &self.settings;
+        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, borrow, batch, .. } =
+            &self.settings;
         let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
         let or_default = |value: Option<String>| value.unwrap_or_else(|| "the default".into());
         let terms = [
@@ -193,6 +212,7 @@ impl Plan {
             ("--pool", pool.to_string()),
             ("--links", links.to_string()),
             ("--borrow", borrow.to_string()),
+            ("--batch", batch.to_string()),
             ("--notify", format!("{notify:?}").to_lowercase()),
             ("--cq-mod", or_default(cq_mod.map(|count| count.to_string()))),
             ("--mtu", or_default(mtu.map(|bytes| bytes.to_string()))),
@@ -232,9 +252,11 @@ impl Plan {
         if let Some(duration) = self.duration {
             return Length::Duration(duration / self.turns);
         }
+        let batch = u64::from(self.settings.batch.max(1));
         // What is borrowed is not moved.
         let moved = if self.settings.borrow { 1 } else { bytes.max(1) };
-        let fitting = (DEFAULT_VOLUME / moved as u64).clamp(100, DEFAULT_ITERATIONS);
+        let most = (DEFAULT_ITERATIONS / batch).max(100);
+        let fitting = (DEFAULT_VOLUME / batch / moved as u64).clamp(100, most);
         Length::Iterations(self.iterations.unwrap_or(fitting).div_ceil(u64::from(self.turns)))
     }
 
@@ -301,6 +323,7 @@ fn given(args: &Args) -> impl Iterator<Item = &'static str> {
         ("--pool", args.pool.is_some()),
         ("--links", args.links.is_some()),
         ("--borrow", args.borrow),
+        ("--batch", args.batch.is_some()),
         ("--notify", args.notify.is_some()),
         ("--cq-mod", args.cq_mod.is_some()),
         ("--mtu", args.mtu.is_some()),
@@ -416,6 +439,10 @@ mod tests {
             ("rendezvous_lat --local --fabric verbs --borrow", "only rendezvous_lat on shm borrows"),
             ("rendezvous_lat --local --borrow -I 8", "is not borrowed"),
             ("rendezvous_lat --local --borrow -s 200MiB", "need a pool of 419430400"),
+            ("rendezvous_lat --local --borrow --batch 5", "--batch: not with --borrow"),
+            ("write_lat --local --batch 5", "--batch: only rendezvous_lat takes it"),
+            ("rendezvous_lat --local --batch 0", "0 is not in 1..=100000"),
+            ("rendezvous_lat --local --batch 100000 -s 64KiB", "need a pool of"),
             ("write_lat --local --links 4096", "4096 is not in 1..=4095"),
         ] {
             let refusal = plan(options).unwrap_err();

@@ -45,26 +45,8 @@ impl RendezvousLat {
     /// Joins the other side as task `me` of two.
     pub fn open(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-        let mut builder = Node::builder()
-            .member("perf", me)
-            .set("cluster", cluster(me, channel)?)
-            .set("pool_size", settings.pool.to_string())
-            .set("queue_depth", settings.depth.to_string())
-            .set("fabric", name(settings.fabric))
-            .set("wait", "spin")
-            .set("join_timeout", "20s");
-        // Who runs a server here and a client there has asked for it.
-        builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
-        for (key, value) in device(settings) {
-            builder = builder.set(key, value);
-        }
-        if settings.borrow {
-            builder = builder.set("bulk_receive", "borrow").set("max_lent_bytes", settings.pool.to_string());
-        }
-        let inline = settings.inline.unwrap_or(128);
-        builder = builder.set("small_tensor_bytes", inline.to_string());
-        let node = builder.start().map_err(|error| failed(&error))?;
-        node.join().map_err(|error| failed(&error))?;
+        let node = joined(me, settings, channel)?;
+        let inline = settings.inline.unwrap_or(SMALL);
         let step = node.step(STEP).map_err(|error| failed(&error))?;
         let to = node.edge_to("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let from = node.edge_from("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
@@ -205,8 +187,36 @@ impl Responder for RendezvousLat {
     }
 }
 
+/// `small_tensor_bytes` by default.
+const SMALL: u32 = 128;
+
+/// A node that has joined the other side, as task `me` of two.
+pub fn joined(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Node, CliError> {
+    let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
+    let mut builder = Node::builder()
+        .member("perf", me)
+        .set("cluster", cluster(me, channel)?)
+        .set("pool_size", settings.pool.to_string())
+        .set("queue_depth", settings.depth.to_string())
+        .set("fabric", name(settings.fabric))
+        .set("wait", "spin")
+        .set("join_timeout", "20s");
+    // Who runs a server here and a client there has asked for it.
+    builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
+    for (key, value) in device(settings) {
+        builder = builder.set(key, value);
+    }
+    if settings.borrow {
+        builder = builder.set("bulk_receive", "borrow").set("max_lent_bytes", settings.pool.to_string());
+    }
+    builder = builder.set("small_tensor_bytes", settings.inline.unwrap_or(SMALL).to_string());
+    let node = builder.start().map_err(|error| failed(&error))?;
+    node.join().map_err(|error| failed(&error))?;
+    Ok(node)
+}
+
 /// The setting's name of a fabric.
-fn name(fabric: FabricName) -> &'static str {
+pub fn name(fabric: FabricName) -> &'static str {
     match fabric {
         FabricName::Shm => "shm",
         FabricName::Verbs => "verbs",

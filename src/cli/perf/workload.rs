@@ -103,8 +103,8 @@ pub enum Subject {
     CacheLine,
     /// The bare ring.
     Ring64,
-    /// The test that was asked for, without the idle links.
-    Alone,
+    /// The test that was asked for, without the idle links, or one by one.
+    Beside,
 }
 
 /// Why a round trip ended early.
