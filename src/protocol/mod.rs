@@ -27,6 +27,7 @@
 //!   ARM (one request for each of some steps) ──▶ each waits for its value
 //!                 ◀─────────────────────────── write + immediate                   done, once claimed
 //!                 ◀─────────────────────────── META_DATA_RESPONSE, write + immediate (changed, and fits)
+//!                 ◀─────────────────────────── write + immediate that names meta-data told before
 //! ```
 //!
 //! A value whose receiver is gone when it comes, or does not want it as it is, stays where it has come to; what goes back is
