@@ -30,6 +30,8 @@ fn setting(name: &str) -> Option<u64> {
 
 /// Prints a failing seed's program, made small, and how to see it again.
 fn fail(seed: u64, why: &str) -> ! {
+    // At once: making it small may take long.
+    eprintln!("seed {seed} fails: {why}");
     let (small, small_why) = shrink::shrink(program(seed), why.to_owned());
     panic!(
         "seed {seed} fails: {why}\n\nthe smallest program that does: {small_why}\n{small}\n\

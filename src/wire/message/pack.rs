@@ -123,9 +123,9 @@ pub fn unpack(bytes: &[u8]) -> Result<Unpacked<'_>, PackError> {
         let Some((message, next)) = behind.split_at_checked(announced) else {
             return Err(PackError::Short { at: count, announced, left });
         };
-        match message.first().copied().unwrap_or(0) {
-            kind @ (0 | PACKED | FRAGMENT) => return Err(PackError::Kind { at: count, kind }),
-            _ => {}
+        let kind = message.first().copied().unwrap_or(0);
+        if [0, PACKED, FRAGMENT].contains(&kind) {
+            return Err(PackError::Kind { at: count, kind });
         }
         rest = next;
         count += 1;
