@@ -95,7 +95,7 @@ fn rendezvous() -> Rendezvous {
 }
 
 fn exchange(step: &Step, out: &Edge, back: &Edge, batch: &Batch) {
-    step.send_all([(out, Tensor::empty()), (out, Tensor::empty())]).expect("sent");
+    step.send_all([(out, Tensor::empty()), (out, Tensor::empty()), (out, Tensor::empty())]).expect("sent");
     assert_eq!(step.recv_all(&[back, back], SOON).expect("received").len(), 2);
     batch.recv(step, SOON).expect("received");
     step.send(out, Tensor::empty()).expect("sent");
