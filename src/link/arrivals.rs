@@ -205,22 +205,31 @@ impl<C> Link<C> {
     fn allocate<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, meta: &VersionedMeta) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
-        let mut old = take_back(request, cx.port, cx.counters, link);
+        let old = take_back(request, cx.port, cx.counters, link);
         if request.machine.is_unclaimed() {
             drop(old);
             return self.allocate_unclaimed(cx, id, meta);
         }
-        if let Some(given) = request.copy_to.take() {
-            // Nothing has come yet that would have to be copied there.
-            (old, request.into) = (Some(given), true);
-        }
-        let target = match (request.into, old) {
-            (true, Some(given)) if *given.meta() == meta.meta => Ok(given),
-            (true, Some(given)) => Err(RequestError::Misfit {
+        let given = match request.copy_to.take() {
+            Some(given) if *given.meta() == meta.meta && !cx.port.reaches(&given) => {
+                // It lands in the pool first.
+                request.copy_to = Some(given);
+                None
+            }
+            Some(given) => {
+                // Nothing has come yet that would have to be copied there.
+                request.into = true;
+                Some(given)
+            }
+            None => old.filter(|_| request.into),
+        };
+        let target = match given {
+            Some(given) if *given.meta() == meta.meta => Ok(given),
+            Some(given) => Err(RequestError::Misfit {
                 sent: Box::new(meta.meta.clone()),
                 given: Box::new(given.meta().clone()),
             }),
-            _ => cx.pool.tensor(meta.meta.clone()).map_err(RequestError::NoRoom),
+            None => cx.pool.tensor(meta.meta.clone()).map_err(RequestError::NoRoom),
         };
         let granted = target.and_then(|target| {
             let limit = cx.port.limits(link).grants;

@@ -1,6 +1,6 @@
 //! The links of one poller and the port that they complete on.
 
-use super::answered::{Answered, WireKey};
+use super::answered::Answered;
 use super::armed::{Armed, ArmedTable, ArmingRoom};
 use super::cork::Cork;
 use super::held::HeldTable;
@@ -14,11 +14,10 @@ use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter, Gauge};
-use crate::wire::message::fragment::{Assembler, is_fragment};
+use crate::wire::message::fragment::Assembler;
 use crate::wire::message::{Message, RequestId, VERSION};
-use crate::wire::{EdgeName, Status, TaskId};
+use crate::wire::{Status, TaskId};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// Requests in each direction of a link that find room before anything is allocated.
 pub(super) const IN_FLIGHT: usize = 64;
@@ -72,9 +71,9 @@ pub(super) struct Link<C> {
     pub asked: u64,
     pub routes_out: OutRoutes,
     pub routes_in: InRoutes,
-    assembler: Assembler,
-    nonce: u64,
-    up: bool,
+    pub assembler: Assembler,
+    pub nonce: u64,
+    pub up: bool,
     /// This side has ended it: what comes on it all the same is nobody's.
     is_ended: bool,
     /// The table has it among those with a backlog.
@@ -499,106 +498,6 @@ impl<C> Link<C> {
     pub(super) fn send<P: Port>(&mut self, cx: &mut Context<'_, P, C>, message: &Message<'_>) {
         cx.counters.increment(Counter::MessagesSent);
         self.out.message(cx.port, cx.counters, message, cx.corked);
-    }
-
-    fn message<P: Port>(&mut self, cx: &mut Context<'_, P, C>, bytes: &[u8]) -> Result<(), String> {
-        if !is_fragment(bytes) {
-            if !self.assembler.is_idle() {
-                return Err("a message came between the fragments of another".into());
-            }
-            return self.unpacked(cx, bytes);
-        }
-        let mut assembler = std::mem::take(&mut self.assembler);
-        let handled = match assembler.push(bytes) {
-            Ok(Some(whole)) => self.whole_message(cx, whole),
-            Ok(None) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        };
-        assembler.release();
-        self.assembler = assembler;
-        handled
-    }
-
-    pub(super) fn whole_message<P: Port>(
-        &mut self,
-        cx: &mut Context<'_, P, C>,
-        bytes: &[u8],
-    ) -> Result<(), String> {
-        cx.counters.increment(Counter::MessagesReceived);
-        match Message::decode(bytes).map_err(|error| error.to_string())? {
-            Message::Ping { version, .. } if version != VERSION => {
-                Err(format!("it speaks version {version} of the protocol, this side version {VERSION}"))
-            }
-            Message::Ping { nonce, .. } => {
-                self.send(cx, &Message::Pong { nonce });
-                Ok(())
-            }
-            Message::Pong { nonce } => self.pong(cx, nonce),
-            Message::Route { number, incarnation, source, destination, edge } => {
-                let edge = self.checked_edge(incarnation, source, destination, edge);
-                self.routes_in.announce(number, edge)
-            }
-            Message::RouteDrop { number } => match self.routes_in.forget(number) {
-                true => Ok(()),
-                false => Err(format!("route {number} was dropped, but never announced")),
-            },
-            Message::Request(request) => self.asked(cx, &request, false),
-            Message::Arm(arm) => self.asked_in_advance(cx, &arm),
-            Message::ReRequest { request, grant } => self.asked_again(cx, request, grant),
-            Message::Cancel { request } => {
-                self.cancelled(cx, request);
-                Ok(())
-            }
-            Message::Meta { request, before, meta } => self.meta_came(cx, request, meta, before),
-            Message::Response { request, meta, data } => self.response_came(cx, request, meta, data),
-            Message::CancelAck { request } => self.acknowledged(cx, request),
-            Message::Error { request, status } => self.error_came(cx, request, status),
-            Message::Return { request, route, step, frame, iteration, held } => {
-                self.returned(cx, request, WireKey { route, step, frame, iteration }, held)
-            }
-            Message::Held { request, held } => self.held_came(cx, request, held),
-            Message::Checksum { request, sum } => self.sum_came(cx, request, sum),
-        }
-    }
-
-    fn pong<P: Port>(&mut self, cx: &mut Context<'_, P, C>, nonce: u64) -> Result<(), String> {
-        if nonce != self.nonce {
-            return Err("it answered a ping that was not sent".into());
-        }
-        if !self.up {
-            self.up = true;
-            cx.events.push_back(LinkEvent::Up { link: self.id });
-        }
-        Ok(())
-    }
-
-    /// A route must name a source here, in this life, and a destination that is the peer (SPEC 2.3).
-    fn checked_edge(
-        &self,
-        incarnation: u64,
-        source: &str,
-        destination: &str,
-        edge: &str,
-    ) -> Result<Arc<EdgeName>, Status> {
-        use crate::wire::Code::{FailedPrecondition, InvalidArgument, PermissionDenied};
-        let edge = EdgeName::new(source, destination, edge)
-            .map_err(|error| Status::new(InvalidArgument, error.to_string()))?;
-        let LinkIdentity { local, local_incarnation, peer, .. } = &self.identity;
-        if edge.source_task() != local {
-            let message = format!("{edge} does not start at {local}, which {peer} asked for it");
-            return Err(Status::new(InvalidArgument, message));
-        }
-        if edge.destination_task() != peer {
-            let message = format!("{edge} does not end at {peer}, which asked for it");
-            return Err(Status::new(PermissionDenied, message));
-        }
-        if incarnation != *local_incarnation {
-            let message = format!(
-                "{edge} was asked of incarnation {incarnation:016x} of {local}, which is gone: it is {local_incarnation:016x} now"
-            );
-            return Err(Status::new(FailedPrecondition, message));
-        }
-        Ok(Arc::new(edge))
     }
 
     fn down<P: Port>(mut self, cx: &mut Context<'_, P, C>, failure: LinkFailure) {

@@ -15,6 +15,7 @@ mod held;
 mod incoming;
 mod landed;
 mod links;
+mod messages;
 mod outbox;
 mod requests;
 mod routes;
