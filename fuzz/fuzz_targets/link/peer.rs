@@ -85,13 +85,13 @@ impl Peer {
     }
 
     fn change(&mut self, input: &mut Input<'_>) {
-        match input.below(6) {
+        match input.below(7) {
             0 => self.is_attentive = !self.is_attentive,
             1 => self.loans.clear(),
-            4 => self.pack_or_unpack(),
             2 => self.port.post_receives(self.link, Lane::CONTROL, input.u8().into()),
             3 => self.ask_in_advance(input),
             4 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
+            5 => self.pack_or_unpack(),
             _ => self.say(&Message::Pong { nonce: 1 ^ 2u64.rotate_left(32) }),
         }
     }
