@@ -66,7 +66,7 @@ struct HeldUp {
 }
 
 /// The receives for which there was no room: for each peer, in their order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct HeldUpTable {
     peers: Vec<VecDeque<HeldUp>>,
     /// How many there are of each key.
@@ -76,7 +76,9 @@ pub(super) struct HeldUpTable {
 
 impl HeldUpTable {
     pub fn new(peers: usize) -> Self {
-        HeldUpTable { peers: (0..peers).map(|_| VecDeque::new()).collect(), ..HeldUpTable::default() }
+        // A hash table that is less than half full never grows.
+        let keys = HashMap::with_capacity_and_hasher(super::CALLS, Default::default());
+        HeldUpTable { peers: (0..peers).map(|_| VecDeque::new()).collect(), keys, count: 0 }
     }
 
     pub fn len(&self) -> usize {
