@@ -557,6 +557,7 @@ fn moves_more_than_4_gib(bulk: &'static str, receiver_pool: u64) {
     let ended = Arc::new(AtomicBool::new(false));
     let start = move |task, pool: u64| {
         let builder = member(&cluster, task).set("pool_size", pool.to_string()).set("bulk_receive", bulk);
+        let builder = builder.set("max_lent_bytes", pool.to_string());
         let node = builder.set("join_timeout", "60s").set("recv_timeout", "60s").start();
         let node = node.expect("the node starts");
         node.join().expect("the other one comes");

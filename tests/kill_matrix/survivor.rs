@@ -30,7 +30,10 @@ fn bulk(node: &Node) -> Tensor {
 }
 
 fn start(cluster: &str, receive: &str) -> Node {
-    let node = member(cluster, 0).set("bulk_receive", receive).set("stop_timeout", "20s");
+    let node = member(cluster, 0)
+        .set("bulk_receive", receive)
+        .set("max_lent_bytes", "16TiB")
+        .set("stop_timeout", "20s");
     node.set("poll", "inline").start().expect("the node starts")
 }
 

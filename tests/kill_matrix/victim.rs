@@ -34,7 +34,10 @@ fn bulk(node: &Node) -> tensorwire::Tensor {
 
 fn node_of(phase: Phase) -> Node {
     let receive = if phase == Phase::Borrow { "borrow" } else { "copy" };
-    let node = member(&variable("TEST_CLUSTER"), 1).set("bulk_receive", receive).set("stop_timeout", "20s");
+    let node = member(&variable("TEST_CLUSTER"), 1)
+        .set("bulk_receive", receive)
+        .set("max_lent_bytes", "16TiB")
+        .set("stop_timeout", "20s");
     let node = node.set("poll", "inline");
     let node = node.start().expect("the node starts");
     node.join().expect("joined");
