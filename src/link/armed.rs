@@ -280,12 +280,13 @@ impl<C> Link<C> {
     ) {
         let others = self.requests.len() as u32 - 1;
         self.armed.most = self.armed.most.min(others.max(1));
+        let unsent = self.unsent();
         let Some(request) = self.requests.get(id) else { return };
         if action != ReceiverAction::Deliver || request.waiter.is_none() {
             return self.drop_refused(cx, id, action);
         }
         drop(take_back(request, cx.port, cx.counters, self.id));
-        request.machine = Receiver::held_back();
+        request.machine = unsent;
         request.want = Some(match (request.copy_to.take(), request.borrow) {
             (Some(given), _) => Want::Into(given),
             (None, true) => Want::Borrow,

@@ -41,7 +41,7 @@ impl<C> Link<C> {
         self.routes_out.ask(&key.edge, key.step);
         self.asked += 1;
         let mut request = Request::held_back(key, waiter, number, self.asked, timeout_ms);
-        request.machine = request.machine.validated(self.settings.validate);
+        request.machine = self.unsent();
         if self.unsettled.holds(&request.key) && !is_on(Mutant::NotHeldBack) {
             request.want = Some(want);
             let key = request.key.clone();
@@ -279,9 +279,9 @@ impl<C> Link<C> {
         let link = self.id;
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Response).map_err(|v| v.to_string())?;
-        let meta = match (meta, &request.meta) {
-            (MetaRef::New(meta), _) => meta,
-            (MetaRef::Cached(version), Some(known)) if known.version == version => known.clone(),
+        let (meta, is_told) = match (meta, &request.meta) {
+            (MetaRef::New(meta), _) => (meta, true),
+            (MetaRef::Cached(version), Some(known)) if known.version == version => (known.clone(), false),
             (MetaRef::Cached(version), _) => {
                 return Err(format!(
                     "a response refers to meta-data {version}, which the request did not name"
@@ -294,7 +294,10 @@ impl<C> Link<C> {
         let destination = take_back(request, cx.port, cx.counters, link).filter(|_| request.into);
         let given = request.copy_to.take().or(destination);
         let edge = request.key.edge.clone();
-        self.routes_out.learn(&edge, &meta);
+        match is_told {
+            true => self.routes_out.learn(&edge, &meta),
+            false => self.routes_out.came(&edge, meta.version),
+        }
         match place_response(cx, meta, data, given) {
             Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
             Err(unfit) => self.unwanted(cx, id, action, *unfit),

@@ -77,7 +77,7 @@ impl<C> Link<C> {
             if *target.meta() != meta.meta && !is_on(Mutant::NotRetyped) {
                 target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
             }
-            self.routes_out.learn(&request.key.edge, meta);
+            self.routes_out.came(&request.key.edge, meta.version);
         }
         let received = if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
         self.deliver(cx, id, action, received, side);
@@ -93,7 +93,7 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         let id = RequestId { slot: immediate.slot, generation: immediate.generation };
         let Some(request) = self.current(cx, id) else { return Ok(()) };
-        if request.into {
+        if request.into || !request.borrow {
             return Err("a loan came for a request that did not ask to borrow".into());
         }
         if let ImmediateKind::LendAs(place) = immediate.kind {
@@ -104,7 +104,7 @@ impl<C> Link<C> {
         let Some(meta) = request.meta.clone() else {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
-        self.routes_out.learn(&request.key.edge, &meta);
+        self.routes_out.came(&request.key.edge, meta.version);
         let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
         Ok(())

@@ -89,11 +89,18 @@ impl OutRoute {
     }
 
     fn learn(&mut self, meta: &VersionedMeta) {
+        let place = &mut self.known[MetaPlace::of(meta.version).index()];
+        if place.as_ref().is_none_or(|(known, _)| known.version != meta.version) {
+            *place = Some((meta.clone(), 0));
+        }
+        self.came(meta.version);
+    }
+
+    fn came(&mut self, version: u32) {
         self.arrivals += 1;
-        self.last = MetaPlace::of(meta.version).index();
-        match &mut self.known[self.last] {
-            Some((known, at)) if known.version == meta.version => *at = self.arrivals,
-            place => *place = Some((meta.clone(), self.arrivals)),
+        let place = MetaPlace::of(version).index();
+        if let Some((_, at)) = self.known[place].as_mut().filter(|(known, _)| known.version == version) {
+            (*at, self.last) = (self.arrivals, place);
         }
     }
 }
@@ -234,10 +241,19 @@ impl OutRoutes {
         self.by_edge.values().filter(|route| route.in_flight > 0).count()
     }
 
-    /// Something has come that has this meta-data: what comes next is taken to be like it.
+    /// The sender has told this meta-data, which it remembers at the same place from now on: what comes next is taken to be
+    /// like it.
     pub fn learn(&mut self, edge: &Arc<EdgeName>, meta: &VersionedMeta) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.learn(meta);
+        }
+    }
+
+    /// Something has come that has the meta-data of this version: what comes next is taken to be like it. A value that its
+    /// sender kept can come when both ends remember others at that place already, and these stay.
+    pub fn came(&mut self, edge: &Arc<EdgeName>, version: u32) {
+        if let Some(route) = self.by_edge.get_mut(edge) {
+            route.came(version);
         }
     }
 }
@@ -417,6 +433,51 @@ mod tests {
             routes.learn(&edge("a"), &meta(5, 5));
         }
         assert_eq!(largest(&mut routes), Some(meta(5, 5).meta), "it has not come for long");
+    }
+
+    #[test]
+    fn a_value_that_was_kept_for_long_leaves_newer_meta_data_at_their_place() {
+        let mut routes = OutRoutes::new(2);
+        routes.take(&edge("a"));
+        for version in 2..=6 {
+            routes.learn(&edge("a"), &meta(version, u64::from(version)));
+        }
+        routes.came(&edge("a"), 2);
+        assert_eq!(routes.known(&edge("a"), MetaPlace::of(2)), Some(meta(6, 6)));
+        assert_eq!(routes.cached(&edge("a")), Some(meta(6, 6)));
+        routes.came(&edge("a"), 4);
+        assert_eq!(routes.cached(&edge("a")), Some(meta(4, 4)), "it is there still");
+    }
+
+    #[test]
+    fn both_ends_remember_the_same_whatever_is_kept_and_comes_late() {
+        let (mut receiver, mut sender) = (OutRoutes::new(1), InRoutes::new(1));
+        receiver.take(&edge("a"));
+        sender.announce(0, Ok(edge("a"))).expect("new");
+        let (mut random, mut kept) = (1_u64, Vec::new());
+        for _ in 0..2000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let [dim, late, keeps] = [33, 43, 53].map(|shift| random >> shift);
+            let tensor = meta(0, dim % 7).meta;
+            let route = sender.get(0).expect("known");
+            let Version { number, is_known } = route.version_of(&tensor, Side::POOL);
+            let told = VersionedMeta { version: number, side: Side::POOL, meta: tensor };
+            if !is_known || keeps % 2 == 0 {
+                receiver.learn(&edge("a"), &told);
+            }
+            match keeps % 2 {
+                0 => kept.push(told.version),
+                _ => receiver.came(&edge("a"), told.version),
+            }
+            if late % 3 == 0 && !kept.is_empty() {
+                receiver.came(&edge("a"), kept.remove(late as usize % kept.len()));
+            }
+            for version in 0..MetaPlace::COUNT as u32 {
+                let place = MetaPlace::of(version);
+                let known = &sender.get(0).expect("known").known[place.index()];
+                assert_eq!(receiver.known(&edge("a"), place), *known);
+            }
+        }
     }
 
     #[test]

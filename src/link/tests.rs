@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 mod armed;
 mod armed_room;
+mod loans;
 mod packs;
+mod places;
 mod validated;
 
 const DEPTH: u32 = 16;
@@ -411,7 +413,7 @@ fn a_write_that_was_not_granted_ends_the_link() {
 #[test]
 fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
     type Say = fn(&mut ByHand, RequestId);
-    let cases: [(Say, &str); 7] = [
+    let cases: [(Say, &str); 6] = [
         (|peer, request| peer.say(&Message::CancelAck { request }), "an acknowledgement of a cancel"),
         (|peer, request| peer.immediate(ImmediateKind::Stripe, request), "not striped"),
         (|peer, request| peer.immediate(ImmediateKind::Lend, request), "without a loan"),
@@ -434,19 +436,6 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
                 peer.say(&Message::Response { request, meta, data: &[0; 11] });
             },
             "a response has 11 bytes for string[3] (12 bytes serialised)",
-        ),
-        (
-            |peer, request| {
-                let tensor = peer.pool.zeroed(meta(DType::U8, &[64]).meta).expect("room").freeze();
-                let immediate = Immediate {
-                    kind: ImmediateKind::Lend,
-                    generation: request.generation,
-                    slot: request.slot,
-                };
-                let (id, allowance) = (crate::fabric::OpId(1), crate::fabric::Allowance::unbounded());
-                peer.port.lend(peer.link, Lane::CONTROL, id, &tensor, allowance, immediate).expect("room");
-            },
-            "whose meta-data is not known",
         ),
     ];
     for (say, part) in cases {

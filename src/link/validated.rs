@@ -8,7 +8,7 @@ use super::{Corruption, HeldValue, Received, RequestError};
 use crate::fabric::Port;
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::Arrival;
+use crate::protocol::{Arrival, Receiver};
 use crate::telemetry::Counter;
 use crate::wire::message::{Message, RequestId, Side};
 use crate::wire::sum_of;
@@ -42,6 +42,11 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 impl<C> Link<C> {
+    /// The machine of a plain request that is not sent yet.
+    pub(super) fn unsent(&self) -> Receiver {
+        Receiver::held_back().validated(self.settings.validate)
+    }
+
     /// The sum of a value that is about to leave, if the peer wishes it.
     #[inline]
     pub(super) fn sum(&self, validate: bool, value: &Tensor) -> Option<u64> {

@@ -13,13 +13,13 @@ pub(super) const OWNER: u64 = 7;
 #[derive(Debug)]
 pub(super) struct Seen {
     first_step: u64,
-    meta_version: u32,
+    pub meta_version: u32,
     pub steps: Vec<(RequestId, Option<Grant>)>,
 }
 
 impl ByHand {
     /// Says `ARM` for these slots, from `first_step` on.
-    fn arm(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
+    pub(super) fn arm(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
         let mut bytes = Vec::new();
         for slot in slots {
             let request = RequestId { slot: Slot::new(*slot).expect("20 bits"), generation: 0 };
@@ -54,7 +54,14 @@ impl ByHand {
         self.write_as(ImmediateKind::Plain, request, grant, bytes, fill);
     }
 
-    fn write_as(&mut self, kind: ImmediateKind, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
+    pub(super) fn write_as(
+        &mut self,
+        kind: ImmediateKind,
+        request: RequestId,
+        grant: Grant,
+        bytes: u64,
+        fill: u8,
+    ) {
         let mut source = self.pool.zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
         source.bytes_mut().fill(fill);
         let immediate = Immediate { kind, generation: request.generation, slot: request.slot };

@@ -428,6 +428,26 @@ fn standing_requests_are_checked_claimed_or_not() {
 }
 
 #[test]
+fn a_standing_request_that_is_made_again_is_checked_like_any_other() {
+    let mut scene = validating();
+    let [first, _] = scene.arm_two();
+    scene.claim_step(5);
+    let status = Status::new(Code::Unavailable, "as many as it takes");
+    scene.peer.say(&Message::Error { request: first, status });
+    scene.nothing();
+    match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Request(TensorRequest { request, step: 5, validate, .. }) => {
+            assert_eq!((request, validate), (first, true));
+        }
+        other => panic!("{other:?}"),
+    }
+    scene.peer.response(first, &BYTES);
+    scene.nothing();
+    scene.peer.sum(first, 1);
+    assert_eq!(scene.corruption().0, 5);
+}
+
+#[test]
 fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() {
     let mut scene = validating();
     let [first, second] = scene.arm_two();
