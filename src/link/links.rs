@@ -200,8 +200,7 @@ impl<P: Port, C> Links<P, C> {
         }
         self.links.for_each_backlogged(|link| {
             link.out.flush(&mut self.port, &self.counters, self.cork.is_in);
-            if link.out.backlog() > link.max_backlog() {
-                let why = format!("it takes nothing and asks for more: {} answers wait", link.out.backlog());
+            if let Some(why) = link.out.overflow(&link.settings) {
                 self.port.fail(link.id, LinkFailure::Protocol(why));
             }
         });
@@ -486,12 +485,6 @@ impl<C> Link<C> {
             }
             Event::ReadDone { .. } | Event::Down(_) => Ok(()),
         }
-    }
-
-    /// What can wait to leave: requests and cancels of ours, answers (meta-data, the value, its sum) and acknowledgements to
-    /// the peer's, and some. However long a message is, it counts once.
-    fn max_backlog(&self) -> usize {
-        6 * self.settings.max_requests as usize + 4096
     }
 
     /// Sends a control message.

@@ -22,6 +22,7 @@ mod routes;
 mod table;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod validated;
 
 pub use armed::{Armed, ArmingRoom};

@@ -1,5 +1,7 @@
 //! What leaves on the control lane: in order, under the peer's credits, queued when it can't leave at once.
 
+use super::LinkSettings;
+use super::texts::{Long, Texts};
 use crate::fabric::{Allowance, Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
@@ -11,6 +13,10 @@ use std::collections::VecDeque;
 
 /// Room that is kept for the next long message.
 const KEPT: usize = 16 * 1024;
+/// Bytes of long texts that may wait, besides what names of edges take: those that users end their steps with.
+const MAX_TEXTS: usize = 64 << 20;
+/// What names take for each request, in its route and in its error: six of 2 KiB, and the words around them.
+const NAMES: usize = 16 * 1024;
 
 /// Something to post. Each consumes one receive of the peer, a long message one for each fragment.
 #[derive(Debug)]
@@ -21,7 +27,7 @@ enum Item {
     },
     /// What is left of a message that goes in fragments, from this one on.
     Long {
-        bytes: Box<[u8]>,
+        long: Long,
         next: usize,
     },
     Empty {
@@ -56,6 +62,8 @@ pub(super) struct Outbox {
     next_op: u64,
     values: usize,
     queue: VecDeque<Item>,
+    /// Of the long messages in the queue.
+    texts: Texts,
     scratch: Vec<u8>,
     fragment: Vec<u8>,
     /// Behind everything in the queue.
@@ -66,7 +74,19 @@ impl Outbox {
     pub fn new(link: LinkId, depth: u32) -> Self {
         let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(MAX_MESSAGE));
         let (queue, pack) = (VecDeque::new(), Pack::new(MAX_MESSAGE));
-        Outbox { link, depth, sent: 0, returned: 0, next_op: 0, values: 0, queue, scratch, fragment, pack }
+        Outbox {
+            link,
+            depth,
+            sent: 0,
+            returned: 0,
+            next_op: 0,
+            values: 0,
+            queue,
+            texts: Texts::default(),
+            scratch,
+            fragment,
+            pack,
+        }
     }
 
     /// Tensors that are queued or posted and not done.
@@ -82,6 +102,19 @@ impl Outbox {
     /// How many things wait to be posted.
     pub fn backlog(&self) -> usize {
         self.queue.len() + usize::from(!self.pack.is_empty())
+    }
+
+    /// Why the peer can't be served any more, if more waits than any that takes what it asked for leaves waiting: requests and
+    /// cancels of ours, answers (meta-data, the value, its sum) and acknowledgements to the peer's, and some.
+    pub fn overflow(&self, settings: &LinkSettings) -> Option<String> {
+        let requests = settings.max_requests as usize;
+        let (count, bytes) = (self.backlog(), self.texts.bytes());
+        if count <= 6 * requests + 4096 && bytes <= MAX_TEXTS.saturating_add(requests.saturating_mul(NAMES)) {
+            return None;
+        }
+        Some(format!(
+            "it takes nothing and asks for more: {count} answers wait, with {bytes} bytes of long texts"
+        ))
     }
 
     /// Sends a message, in fragments if it is longer than a control slot. `corked`: it may wait for others to share a slot.
@@ -177,11 +210,14 @@ impl Outbox {
     fn flush_queue<P: Port>(&mut self, port: &mut P) {
         while !self.queue.is_empty() && self.has_credit(port) {
             if matches!(self.queue.front(), Some(Item::Long { .. })) {
-                let Some(Item::Long { bytes, mut next }) = self.queue.pop_front() else { return };
-                match self.fragments(port, &bytes, &mut next) {
-                    Ok(()) => continue,
-                    Err(PostError::Full) => return self.queue.push_front(Item::Long { bytes, next }),
-                    Err(PostError::Down) => return self.queue.clear(),
+                let Some(Item::Long { long, mut next }) = self.queue.pop_front() else { return };
+                match self.fragments(port, long.parts(), &mut next) {
+                    Ok(()) => {
+                        self.texts.remove(long);
+                        continue;
+                    }
+                    Err(PostError::Full) => return self.queue.push_front(Item::Long { long, next }),
+                    Err(PostError::Down) => return self.clear(),
                     Err(PostError::Refused(why)) => return self.end(port, why),
                 }
             }
@@ -189,7 +225,7 @@ impl Outbox {
             match post(port, self.link, &mut self.next_op, item) {
                 Ok(()) => self.sent = self.sent.wrapping_add(1 + u32::from(is_on(Mutant::LostCredit))),
                 Err(PostError::Full) => return,
-                Err(PostError::Down) => return self.queue.clear(),
+                Err(PostError::Down) => return self.clear(),
                 Err(PostError::Refused(why)) => return self.end(port, why),
             }
             self.queue.pop_front();
@@ -200,19 +236,27 @@ impl Outbox {
     fn long<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
         let mut next = 0;
         let posted = match self.queue.is_empty() {
-            true => self.fragments(port, bytes, &mut next),
+            true => self.fragments(port, [bytes, &[]], &mut next),
             false => Err(PostError::Full),
         };
         match posted {
             Ok(()) | Err(PostError::Down) => {}
-            Err(PostError::Full) => self.queue.push_back(Item::Long { bytes: bytes.into(), next }),
+            Err(PostError::Full) => {
+                let long = self.texts.add(bytes);
+                self.queue.push_back(Item::Long { long, next });
+            }
             Err(PostError::Refused(why)) => self.end(port, why),
         }
     }
 
     /// Posts the fragments of a message from `next` on, which it moves. `Full` if some are left.
-    fn fragments<P: Port>(&mut self, port: &mut P, bytes: &[u8], next: &mut usize) -> Result<(), PostError> {
-        while fragment::part(bytes, MAX_MESSAGE, *next, &mut self.fragment) {
+    fn fragments<P: Port>(
+        &mut self,
+        port: &mut P,
+        message: [&[u8]; 2],
+        next: &mut usize,
+    ) -> Result<(), PostError> {
+        while fragment::part(message, MAX_MESSAGE, *next, &mut self.fragment) {
             if !self.has_credit(port) {
                 return Err(PostError::Full);
             }
@@ -226,8 +270,13 @@ impl Outbox {
     /// Nothing may be lost, so a link ends on which something can never leave. As with any failure, the port reports that.
     #[cold]
     fn end<P: Port>(&mut self, port: &mut P, why: &'static str) {
-        self.queue.clear();
+        self.clear();
         port.fail(self.link, LinkFailure::Refused(why));
+    }
+
+    fn clear(&mut self) {
+        self.queue.clear();
+        self.texts.clear();
     }
 
     /// The fast path of a message: straight from the encoder's buffer into the port.

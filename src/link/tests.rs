@@ -5,8 +5,11 @@ use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
 use crate::fabric::{Completions, Event, Fabric, Half, Lane, LinkOptions, Port, Role};
 use crate::memory::{Pool, PoolOptions, Region, RegionOptions};
 use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::message::fragment::Assembler;
 use crate::wire::message::pack::{is_packed, unpack};
-use crate::wire::message::{Before, Message, MetaRef, TensorRequest, VERSION, VersionedMeta};
+use crate::wire::message::{
+    Before, MAX_STATUS_TEXT, Message, MetaRef, TensorRequest, VERSION, VersionedMeta,
+};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, TaskId};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -470,6 +473,75 @@ fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
         }
     }
     panic!("the link is still up");
+}
+
+/// Has a peer that takes nothing ask again and again, and refuses it each time with half a MiB of the letter that
+/// `text` gives. Returns after how many times the link went down, and why, or `times`.
+fn refused_with(text: impl Fn(usize) -> u8, times: usize) -> (usize, Option<String>) {
+    let mut scene = scene();
+    scene.peer.route(0, 1, HERE, THERE);
+    for time in 0..times {
+        scene.peer.port.poll(&mut scene.peer.completions);
+        scene.peer.completions.clear();
+        scene.peer.ask(0, 0);
+        for event in scene.events() {
+            match event {
+                LinkEvent::Asked { incoming, .. } => {
+                    let message = char::from(text(time)).to_string().repeat(MAX_STATUS_TEXT);
+                    let details = message.clone().into_bytes();
+                    let status = Status { details, ..Status::new(Code::Internal, message) };
+                    scene.links.refuse(incoming, status);
+                }
+                LinkEvent::Down { failure: LinkFailure::Protocol(why), .. } => return (time, Some(why)),
+                _ => {}
+            }
+        }
+    }
+    (times, None)
+}
+
+#[test]
+fn a_peer_that_takes_none_of_its_long_answers_loses_the_link_before_they_take_much() {
+    let (times, why) = refused_with(|time| b'a' + (time % 2) as u8, 1000);
+    let why = why.expect("the link is still up");
+    assert!(why.contains("takes nothing") && why.contains("bytes of long texts"), "{why}");
+    assert!((100..200).contains(&times), "it went down after {times}: {why}");
+}
+
+#[test]
+fn answers_that_say_the_same_at_length_take_little() {
+    assert_eq!(refused_with(|_| b'a', 400), (400, None));
+}
+
+#[test]
+fn long_answers_that_waited_come_each_with_its_request() {
+    let mut scene = scene();
+    scene.peer.route(0, 1, HERE, THERE);
+    let status = Status::new(Code::Internal, "x".repeat(5000));
+    let asked: Vec<_> = (0..3)
+        .map(|slot| {
+            let request = scene.peer.ask(slot, 0);
+            let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("a request was sent") };
+            scene.links.refuse(incoming, status.clone());
+            request
+        })
+        .collect();
+    assert!(scene.links.load().backlog > 1, "they wait");
+    let (mut assembler, mut taken) = (Assembler::default(), 0);
+    for request in asked {
+        let answer = loop {
+            scene.links.poll();
+            let slot = scene.peer.next_slot();
+            taken += 1;
+            scene.peer.port.publish_credits(scene.peer.link, Lane::CONTROL, taken);
+            if let Some(whole) = assembler.push(&slot).expect("a fragment") {
+                break whole.to_vec();
+            }
+        };
+        let expected = Message::Error { request, status: status.clone() };
+        assert_eq!(Message::decode(&answer).expect("a message"), expected);
+    }
+    assert_eq!(scene.links.load().backlog, 0);
 }
 
 #[test]

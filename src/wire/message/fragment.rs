@@ -15,21 +15,27 @@ pub fn is_fragment(bytes: &[u8]) -> bool {
     bytes.first() == Some(&FRAGMENT)
 }
 
-/// Writes fragment `index` of `message` into `out`, in place of what is there. Returns whether there is such a fragment.
+/// Writes fragment `index` of a message, which is given in two parts, into `out`, in place of what is there. Returns whether
+/// there is such a fragment.
 ///
 /// # Panics
 /// If `slot` has no room for data, which no fabric's slot is.
-pub fn part(message: &[u8], slot: usize, index: usize, out: &mut Vec<u8>) -> bool {
+pub fn part(message: [&[u8]; 2], slot: usize, index: usize, out: &mut Vec<u8>) -> bool {
     assert!(slot > HEADER, "a slot of {slot} bytes has no room for a fragment");
     let room = slot - HEADER;
-    let Some(rest) = index.checked_mul(room).and_then(|start| message.get(start..)) else { return false };
-    if rest.is_empty() {
-        return false;
-    }
+    let [head, tail] = message;
+    let total = head.len() + tail.len();
+    let Some(start) = index.checked_mul(room).filter(|start| *start < total) else { return false };
     out.clear();
     out.extend_from_slice(&[FRAGMENT, if index == 0 { FLAG_FIRST } else { 0 }]);
-    out.extend_from_slice(&(message.len() as u32).to_le_bytes());
-    out.extend_from_slice(&rest[..rest.len().min(room)]);
+    out.extend_from_slice(&(total as u32).to_le_bytes());
+    let mut at = start;
+    for (bytes, before) in [(head, 0), (tail, head.len())] {
+        let rest = at.checked_sub(before).and_then(|from| bytes.get(from..)).unwrap_or_default();
+        let taken = &rest[..rest.len().min(start + room - at)];
+        out.extend_from_slice(taken);
+        at += taken.len();
+    }
     true
 }
 
@@ -40,7 +46,7 @@ pub fn part(message: &[u8], slot: usize, index: usize, out: &mut Vec<u8>) -> boo
 pub fn cut(message: &[u8], slot: usize, mut send: impl FnMut(&[u8])) {
     let mut buffer = Vec::with_capacity(slot);
     for index in 0.. {
-        if !part(message, slot, index, &mut buffer) {
+        if !part([message, &[]], slot, index, &mut buffer) {
             return;
         }
         send(&buffer);

@@ -1,0 +1,108 @@
+//! Long messages that wait to leave, each with what it has in common with others kept once.
+
+use std::sync::Arc;
+
+/// A long message starts with as many bytes of its own, which name the request. What follows is often that of the one before:
+/// all requests of a step that is aborted end with the same status.
+const HEAD: usize = 6;
+
+/// A long message that waits.
+#[derive(Debug)]
+pub(super) struct Long {
+    head: [u8; HEAD],
+    text: Arc<[u8]>,
+}
+
+impl Long {
+    /// The message, in two parts.
+    pub fn parts(&self) -> [&[u8]; 2] {
+        [&self.head, &self.text]
+    }
+}
+
+/// The texts of the long messages of a queue, and how much memory they take.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    last: Option<Arc<[u8]>>,
+    bytes: usize,
+}
+
+impl Texts {
+    /// Bytes of all texts, each counted once.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes a message in. Every long message is longer than its head.
+    pub fn add(&mut self, message: &[u8]) -> Long {
+        let (head, text) = message.split_at(HEAD);
+        let mut own = [0; HEAD];
+        own.copy_from_slice(head);
+        let text = match &self.last {
+            Some(last) if **last == *text => last.clone(),
+            _ => self.another(text),
+        };
+        Long { head: own, text }
+    }
+
+    fn another(&mut self, text: &[u8]) -> Arc<[u8]> {
+        let text: Arc<[u8]> = text.into();
+        self.bytes += text.len();
+        self.last = Some(text.clone());
+        text
+    }
+
+    /// A message has left.
+    pub fn remove(&mut self, Long { text, .. }: Long) {
+        let is_last = self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, &text));
+        // Kept for the next one as long as another has it, too.
+        if Arc::strong_count(&text) > 1 + usize::from(is_last) {
+            return;
+        }
+        self.bytes -= text.len();
+        if is_last {
+            self.last = None;
+        }
+    }
+
+    /// None of them will leave any more.
+    pub fn clear(&mut self) {
+        *self = Texts::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(head: u8, text: u8) -> Vec<u8> {
+        [[head; HEAD].as_slice(), &[text; 1000]].concat()
+    }
+
+    #[test]
+    fn a_text_is_kept_once_as_long_as_a_message_has_it() {
+        let mut texts = Texts::default();
+        let longs: Vec<_> = [(1, 7), (2, 7), (3, 7), (4, 8), (5, 7)]
+            .map(|(head, text)| (texts.add(&message(head, text)), message(head, text)))
+            .into();
+        for (long, message) in &longs {
+            assert_eq!(long.parts().concat(), *message);
+        }
+        assert_eq!(texts.bytes(), 3000, "what is not that of the one before is kept again");
+        let left = longs.into_iter().map(|(long, _)| {
+            texts.remove(long);
+            texts.bytes()
+        });
+        assert_eq!(left.collect::<Vec<_>>(), [3000, 3000, 2000, 1000, 0]);
+        assert!(texts.last.is_none());
+    }
+
+    #[test]
+    fn a_queue_that_is_cleared_has_none() {
+        let mut texts = Texts::default();
+        let first = texts.add(&message(1, 7));
+        drop(first);
+        texts.clear();
+        assert_eq!((texts.bytes(), texts.last), (0, None));
+    }
+}
