@@ -45,6 +45,13 @@ impl Executor {
         }
     }
 
+    /// As [`Executor::run`], for a job that may run on the caller's stack where there is no thread: after [`Executor::stop`].
+    pub fn run_or_here(&self, job: impl FnOnce() + Send + 'static) {
+        if let Err((job, _)) = self.enqueue(Box::new(job)) {
+            guarded(job);
+        }
+    }
+
     /// Queues a job for the thread. If there is none, it comes back, with whether it may run here.
     fn enqueue(&self, job: Job) -> Result<(), (Job, bool)> {
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,5 +148,18 @@ mod tests {
         executor.run(move || sender.send(std::thread::current().id()).expect("open"));
         let ran_on = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it ran");
         assert_ne!(ran_on, std::thread::current().id());
+    }
+
+    #[test]
+    fn what_may_run_here_does_so_after_the_stop_alone() {
+        let executor = Executor::default();
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..2 {
+            let sender = sender.clone();
+            executor.run_or_here(move || sender.send(std::thread::current().id()).expect("open"));
+            executor.stop();
+        }
+        let here: Vec<_> = receiver.try_iter().map(|id| id == std::thread::current().id()).collect();
+        assert_eq!(here, [false, true]);
     }
 }

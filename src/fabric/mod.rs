@@ -30,7 +30,7 @@ pub mod verbs;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use lending::{Allowance, LoanBooks, LoanFigures, TICKS_PER_GRACE};
 
-use crate::memory::{Pool, Tensor, TensorMut};
+use crate::memory::{Owner, Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::fmt;
 use std::sync::Arc;
@@ -173,6 +173,12 @@ pub trait Fabric: Send + Sync + 'static {
 pub trait Registrar: Send + Sync {
     /// The same tensor, registered. May enter the kernel and take long, where its memory was not registered.
     fn register(&self, pool: &Pool, tensor: &Tensor) -> Registration;
+
+    /// Drops an owner and, if it is gone then, ends the registrations of its memory. Returns how many were ended.
+    fn end_owner(&self, owner: Owner) -> u64;
+
+    /// Bytes of memory outside the pool that are registered now.
+    fn registered_bytes(&self) -> u64;
 }
 
 /// How it went to register a tensor.

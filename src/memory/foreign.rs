@@ -5,8 +5,9 @@
 //! an *owner*, and stays mapped as long as the owner lives. Tensors hold the owner. What a fabric keeps with the memory,
 //! as its registration with a device, it keeps for this owner: when the owner is gone, what another owner maps at the same address is
 //! other memory. Where an allocator takes bytes back and hands them out again without unmapping them, its
-//! arena is the owner.
+//! arena is the owner; and if it gives pages back to the system now and then, it says which ([`ForeignMemory::changed`]).
 
+use super::changes;
 use super::header::{Header, NO_DATA, Storage};
 use super::pool::Pool;
 use super::tensor::Tensor;
@@ -95,9 +96,15 @@ impl ForeignMemory {
     /// Memory that is read alone.
     ///
     /// # Safety
-    /// As long as `owner` lives, the `len` bytes at `base` (at most `isize::MAX`) are mapped, readable and initialised; and nobody
-    /// writes to those of a tensor of this memory as long as the tensor or a clone of it lives, those in flight
-    /// included. That holds on every thread.
+    /// As long as `owner` lives, on every thread:
+    ///
+    /// * The `len` bytes at `base` (at most `isize::MAX`) are mapped, readable and initialised.
+    /// * Nobody writes to those of a tensor of this memory as long as the tensor or a clone of it lives, those in flight
+    ///   included.
+    /// * No page of them is replaced: unmapped, mapped anew or moved (`munmap`, `mmap`, `mremap`), purged (`MADV_DONTNEED`, `MADV_FREE`,
+    ///   `MADV_REMOVE`), or taken out of its file (a hole, a truncation). A device may have been told of the pages that were there before, those
+    ///   of tensors near by included, and would send those. An arena that does replace pages, which no tensor has at the time, calls
+    ///   [`ForeignMemory::changed`] for them afterwards, before the next tensor of their bytes is made.
     pub unsafe fn new(owner: Owner, base: *const u8, len: usize) -> Self {
         ForeignMemory::of(owner, base.cast_mut(), len, false)
     }
@@ -105,7 +112,7 @@ impl ForeignMemory {
     /// Memory that may be written as well.
     ///
     /// # Safety
-    /// As [`ForeignMemory::new`], and `base` is good for writing.
+    /// As [`ForeignMemory::new`], all of it, and `base` is good for writing.
     pub unsafe fn new_writable(owner: Owner, base: *mut u8, len: usize) -> Self {
         ForeignMemory::of(owner, base, len, true)
     }
@@ -133,6 +140,17 @@ impl ForeignMemory {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Says that pages of its bytes `range` were replaced: what any device in this process was told of them is not used for
+    /// tensors that are sent from now on, whichever `ForeignMemory` they are of. Costs a look at all that is registered,
+    /// and a system call for each registration that ends: what an arena pays when it purges, and not for each buffer.
+    pub fn changed(&self, range: Range<usize>) {
+        let start = self.shared.base.as_ptr().addr();
+        let inside = range.start.min(self.len())..range.end.min(self.len());
+        if !inside.is_empty() {
+            changes::tell(&(start + inside.start..start + inside.end));
+        }
     }
 
     /// A tensor of its bytes from `offset` on. `pool` keeps the books of it, and none of the bytes.

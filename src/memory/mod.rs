@@ -27,6 +27,7 @@
 
 mod bytes;
 mod central;
+mod changes;
 mod class;
 mod foreign;
 mod fork;
@@ -53,6 +54,7 @@ mod tensor_mut;
 mod tests;
 mod view;
 
+pub use changes::{PageKeeper, tell_of_changes};
 pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, Owner, Registered};
 pub use fork::{Home, SharedMapping};
 pub use lent::{Lease, LeaseSink, LentBytes, LentError};

@@ -273,7 +273,12 @@ impl Anchor {
         let Storage::Block(block) = &header.storage else {
             match header.strip() {
                 Storage::Foreign(memory) => memory.release(self.shared.ends_owners.get().map(|end| &**end)),
-                // Ends a loan or lets go of a registration, if it is one.
+                // The registration first: who ends the memory's owner then finds that no tensor has it.
+                Storage::Registered(tensor, registered) => {
+                    drop(registered);
+                    drop(tensor);
+                }
+                // Ends a loan, if it is one.
                 storage => drop(storage),
             }
             return magazines.put_bare(self.shard, header);

@@ -149,8 +149,11 @@ impl Node {
             rendezvous.register_by(registrar);
         }
         pool.end_owners_by({
-            let executor = executor.clone();
-            move |owner| executor.run(move || drop(owner))
+            let (executor, end) = (executor.clone(), rendezvous.ends_owners());
+            move |owner| {
+                let end = end.clone();
+                executor.run_or_here(move || end(owner));
+            }
         });
         let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);

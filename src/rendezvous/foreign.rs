@@ -5,8 +5,8 @@ use super::Error;
 use super::manager::Shared;
 use crate::fabric::Registrar;
 use crate::link::TensorKey;
-use crate::memory::Tensor;
-use crate::telemetry::{Counter, SharedCounters, Snapshot};
+use crate::memory::{Owner, Tensor};
+use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes from which a tensor is registered: to copy fewer costs less than to register them, and not more than to find out.
@@ -26,7 +26,18 @@ impl Foreign {
     }
 
     pub fn counted(&self) -> Snapshot {
-        self.counters.snapshot()
+        let mut counted = self.counters.snapshot();
+        if let Some(registrar) = self.registrar.get() {
+            counted.raise(Gauge::RegisteredBytes, registrar.registered_bytes());
+        }
+        counted
+    }
+
+    /// Drops an owner of memory, and ends what was registered for it.
+    pub fn end_owner(&self, owner: Owner) {
+        if let Some(registrar) = self.registrar.get() {
+            self.counters.add(Counter::RegistrationsEnded, registrar.end_owner(owner));
+        }
     }
 }
 

@@ -141,11 +141,14 @@ pub enum Gauge {
     LoansOut,
     /// Bytes of those tensors; one that is lent twice counts twice.
     LentBytes,
+    /// Bytes of memory outside the pool that are registered with the device, and so can't be swapped out.
+    RegisteredBytes,
 }
 
 impl Gauge {
     /// Every gauge, in the order of the table.
-    pub const ALL: &[Gauge] = &[Gauge::QuarantinedBytes, Gauge::LoansOut, Gauge::LentBytes];
+    pub const ALL: &[Gauge] =
+        &[Gauge::QuarantinedBytes, Gauge::LoansOut, Gauge::LentBytes, Gauge::RegisteredBytes];
 
     /// Its name in tables and metrics.
     pub const fn name(self) -> &'static str {
@@ -153,6 +156,7 @@ impl Gauge {
             Gauge::QuarantinedBytes => "quarantined_bytes",
             Gauge::LoansOut => "loans_out",
             Gauge::LentBytes => "lent_bytes",
+            Gauge::RegisteredBytes => "registered_bytes",
         }
     }
 }

@@ -111,32 +111,58 @@ fn tensors_side_by_side_share_a_registration_and_others_have_their_own() {
 }
 
 #[test]
-fn the_one_that_was_used_longest_ago_goes_first_and_none_that_is_in_use() {
+fn the_one_that_was_used_longest_ago_gives_way_to_who_comes_again_and_none_that_is_in_use() {
     needs_fake!();
     let fake = Fake::new(ONE_NIC);
     let (fabric, pool) = (keeping(&fake, 2, 1 << 30), crate::harness::pool(1 << 20));
     let grains = grains(4);
     let memory = own(&grains);
     let of = |grain: usize| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool);
-    let counts = [0, 1, 0, 2, 0, 1].map(|grain| {
+    // Grain 2 is refused once; grain 1 is not used until it comes again.
+    let counts = [0, 1, 0, 2, 0, 2, 1].map(|grain| {
         let done = of(grain);
-        (done.is_known, done.ended)
+        (done.tensor.is_some(), done.is_known, done.ended)
     });
-    assert_eq!(counts, [(false, 0), (false, 0), (true, 0), (false, 1), (true, 0), (false, 1)]);
-    assert_eq!(ended(&fake), 2);
+    let (made, found, refused) = ((true, false, 0), (true, true, 0), (false, false, 0));
+    assert_eq!(counts, [made, made, found, refused, found, (true, false, 1), refused]);
+    assert_eq!(ended(&fake), 1);
 
-    // Grains 0 and 1 are there. Who is in use stays, though it is the older one.
+    // Grains 0 and 2 are there. Who is in use stays, though it is the older one.
     let in_use = of(0).tensor.expect("found");
-    assert!(of(1).is_known);
-    assert_eq!(of(2).ended, 1);
-    assert!(of(0).is_known && !of(1).is_known);
-    let other = of(1).tensor.expect("found");
-    // Both are in use: there is no room for a third.
-    let refused = of(3);
-    assert!(refused.tensor.is_none() && refused.ended == 0);
+    assert!(of(2).is_known && of(1).tensor.is_none());
+    assert_eq!(of(1).ended, 1);
     assert!(of(0).is_known && of(1).is_known);
+    let other = of(1).tensor.expect("found");
+    // Both are in use: there is no room for a third, however often it comes.
+    for _ in 0..3 {
+        let refused = of(3);
+        assert!(refused.tensor.is_none() && refused.ended == 0);
+    }
     drop((in_use, other));
     assert!(of(3).tensor.is_some());
+    drop((fabric, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn one_range_more_than_there_is_room_for_does_not_end_those_that_are_needed_next() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 3, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(8);
+    let memory = own(&grains);
+    let round = |grains: std::ops::Range<usize>| {
+        let known = grains.map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).is_known);
+        known.filter(|is_known| *is_known).count()
+    };
+    round(0..4);
+    for turn in 0..20 {
+        assert_eq!(round(0..4), 3, "turn {turn}");
+    }
+    assert_eq!(made(&fake).len(), 3);
+    // Others that are used instead have their place the second time.
+    assert_eq!([round(4..8), round(4..8), round(4..8), round(4..8)], [0, 0, 3, 3]);
+    assert_eq!(made(&fake).len(), 6);
     drop((fabric, memory));
     fake.assert_clean();
 }
@@ -148,16 +174,73 @@ fn what_is_registered_together_has_at_most_so_many_bytes() {
     let (fabric, pool) = (keeping(&fake, 100, 2 * GRAIN as u64), crate::harness::pool(1 << 20));
     let grains = grains(4);
     let memory = own(&grains);
-    let ends = [0, 1, 2, 3].map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).ended);
-    assert_eq!(ends, [0, 0, 1, 1]);
+    let ends = [0, 1, 2, 2, 3, 3]
+        .map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).ended);
+    assert_eq!(ends, [0, 0, 0, 1, 0, 1]);
+    assert_eq!(fabric.registrar().expect("it registers").registered_bytes(), 2 * GRAIN as u64);
     // Two grains at once leave no other.
     let border = part(&memory, &pool, GRAIN - 10);
-    assert_eq!(register(&fabric, &border, &pool).ended, 2);
+    assert_eq!([(); 2].map(|()| register(&fabric, &border, &pool).ended), [0, 2]);
     let large =
         TensorMeta::new(DType::U8, Shape::new(&[2 * GRAIN as u64 + 1]).expect("shape")).expect("meta");
     let large = memory.tensor(&pool, large, 0).expect("inside");
     assert!(register(&fabric, &large, &pool).tensor.is_none(), "it has more by itself");
     drop((fabric, border, large, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn pages_that_were_replaced_under_a_living_owner_are_registered_anew() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (a, b) = two(&fake, 16);
+    let grains = grains(3);
+    let memory = own(&grains);
+    let other = own(&grains);
+    let of = |end: &Verbs, memory: &ForeignMemory, grain: usize| {
+        register(&end.fabric, &part(memory, &end.pool, grain * GRAIN), &end.pool)
+    };
+    for (end, memory) in [(&a, &memory), (&a, &other), (&b, &memory)] {
+        assert!((0..3).all(|grain| of(end, memory, grain).tensor.is_some()));
+        assert!((0..3).all(|grain| of(end, memory, grain).is_known));
+    }
+    let before = ended(&fake);
+    // It is told by any memory of any owner, and reaches every fabric.
+    memory.clone().changed(GRAIN + 4096..GRAIN + 8192);
+    assert_eq!(ended(&fake), before + 3);
+    for (end, memory) in [(&a, &memory), (&a, &other), (&b, &memory)] {
+        assert_eq!([0, 1, 2].map(|grain| of(end, memory, grain).is_known), [true, false, true]);
+        assert!(of(end, memory, 1).is_known);
+    }
+    // What a tensor has stays for this tensor, and is found by none.
+    let in_use = of(&b, &memory, 2).tensor.expect("found");
+    let key = |tensor: &Tensor| tensor.registered().map(|of| of.key);
+    memory.changed(0..usize::MAX);
+    let anew = of(&b, &memory, 2);
+    assert!(!anew.is_known && anew.tensor.as_ref().and_then(key) != key(&in_use));
+    drop((anew, in_use, a, b, memory, other));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_is_registered_for_an_owner_ends_with_it() {
+    needs_fake!();
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
+    let registrar = fabric.registrar().expect("it registers");
+    let (ends, other) = (Arc::downgrade(&registrar), own(&grains(1)));
+    pool.end_owners_by(move |owner| {
+        ends.upgrade().expect("the fabric is there").end_owner(owner);
+    });
+    let memory = own(&grains(2));
+    let tensor = register(&fabric, &part(&memory, &pool, 0), &pool).tensor.expect("registered");
+    assert!(register(&fabric, &part(&memory, &pool, GRAIN), &pool).tensor.is_some());
+    assert!(register(&fabric, &part(&other, &pool, 0), &pool).tensor.is_some());
+    drop(memory);
+    assert_eq!((ended(&fake), registrar.registered_bytes()), (0, 3 * GRAIN as u64));
+    drop(tensor);
+    assert_eq!((ended(&fake), registrar.registered_bytes()), (2, GRAIN as u64));
+    drop((registrar, fabric, other));
     fake.assert_clean();
 }
 
@@ -189,20 +272,46 @@ fn another_owner_at_the_same_address_is_other_memory() {
 }
 
 #[test]
-fn a_device_that_refuses_is_asked_again_with_nothing_idle_left_and_then_it_is_so() {
+fn a_device_that_lacks_room_is_asked_again_with_as_much_less_as_is_asked_for() {
     needs_fake!();
-    // The first registration is the pool's, the second a grain's.
-    let fake = Fake::new(&format!("{ONE_NIC}\nfault call=reg_mr errno=12 skip=2 times=3"));
+    // The first registration is the pool's, then two grains'.
+    let fake = Fake::new(&format!("{ONE_NIC}\nfault call=reg_mr errno=12 skip=3 times=2"));
     let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
-    let grains = grains(3);
+    let grains = grains(4);
+    let memory = own(&grains);
+    let of = |grain: usize| {
+        let done = register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool);
+        (done.tensor.is_some(), done.is_known, done.ended)
+    };
+    let (made, found, refused) = ((true, false, 0), (true, true, 0), (false, false, 0));
+    assert_eq!([of(0), of(1), of(2)], [made, made, refused], "what was just used does not give way");
+    assert_eq!(of(1), found);
+    assert_eq!(of(2), (false, false, 1), "one grain did not help");
+    let asked = fake.calls("reg_mr").len();
+    assert_eq!([of(1), of(2), of(1)], [found, refused, found]);
+    assert_eq!(fake.calls("reg_mr").len(), asked, "nothing has ended since");
+    assert_eq!(of(0), made, "another one may be lucky");
+    assert_eq!([of(2), of(2)], [refused, (true, false, 1)]);
+    drop((fabric, memory));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_a_device_can_not_register_is_not_asked_for_again_and_ends_nothing() {
+    needs_fake!();
+    let fake = Fake::new(&format!("{ONE_NIC}\nfault call=reg_mr errno=14 skip=2 times=1"));
+    let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
+    let grains = grains(2);
     let memory = own(&grains);
     let of = |grain: usize| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool);
     assert!(of(0).tensor.is_some());
-    let refused = of(1);
-    assert_eq!((refused.tensor.is_none(), refused.ended), (true, 1), "what was idle did not help");
-    let refused = of(1);
-    assert_eq!((refused.tensor.is_none(), refused.ended), (true, 0), "there was nothing to end");
-    assert!(of(2).tensor.is_some() && of(2).is_known);
+    for _ in 0..5 {
+        let refused = of(1);
+        assert!(refused.tensor.is_none() && refused.ended == 0 && of(0).is_known);
+    }
+    assert_eq!(made(&fake).len(), 2, "it was asked once");
+    memory.changed(GRAIN..2 * GRAIN);
+    assert!(of(1).tensor.is_some() && of(0).is_known);
     drop((fabric, memory));
     fake.assert_clean();
 }
@@ -226,6 +335,7 @@ fn with_no_room_for_any_nothing_registers() {
     needs_fake!();
     let fake = Fake::new(ONE_NIC);
     assert!(keeping(&fake, 0, 1 << 30).registrar().is_none());
+    assert!(keeping(&fake, 16, 0).registrar().is_none());
 }
 
 #[test]

@@ -46,6 +46,7 @@ mod options;
 mod port;
 mod probe;
 mod qp;
+mod ranges;
 mod registrations;
 mod slot;
 mod stripes;
@@ -66,7 +67,8 @@ use events::Watcher;
 use failure::unavailable;
 use lane::SPARE;
 use library::Library;
-use registrations::{Limits, Registrations};
+use ranges::Limits;
+use registrations::Registrations;
 use slot::Slots;
 use std::sync::Arc;
 use sys::*;
@@ -153,7 +155,7 @@ impl VerbsFabric {
             count: options.registrations as usize,
             bytes: usize::try_from(options.registered_bytes).unwrap_or(usize::MAX),
         };
-        let registrations = Arc::new(Registrations::new(&domain, limits));
+        let registrations = Registrations::new(&domain, limits);
         let slots = Arc::new(Slots::new(options.cq_entries));
         let ring = {
             let slots = Arc::downgrade(&slots);

@@ -3,11 +3,10 @@
 //! All this is done on the threads of who sends: a registration enters the kernel and pins each page. Ports only take the key
 //! that a tensor brings along.
 //!
-//! **When memory is unmapped.** A registration has the pages that were mapped when it was made. So it is good for this owner
-//! of the memory alone, which keeps them mapped: a range is found only by the same owner, told by the place of its `Arc`, which
-//! nobody else can have as long as the cache has a `Weak` of it. When the owner is gone, nothing finds the registration
-//! any more, nothing is posted with it, as what is posted holds the owner, and the next miss ends it. Until then it keeps its pages,
-//! and no others.
+//! **When pages change.** A registration has the pages that were mapped when it was made. So it is good for this owner
+//! of the memory alone, which keeps them: a range is found only by the same owner. When the owner is gone, nothing finds the registration
+//! any more, nothing is posted with it, as what is posted holds the owner, and the thread that ends owners ends it, or the next miss.
+//! An owner that gives pages back while it lives says so (`ForeignMemory::changed`), and then nothing finds theirs any more either.
 //!
 //! **When the process forks.** Where the kernel does not copy registered pages for the child, but lets the first writer have a copy,
 //! a parent that writes has other pages than the device. That is asked of the library, once; in such a place nothing is registered.
@@ -15,12 +14,12 @@
 
 use super::context::{Domain, MemoryRegion};
 use super::library::Library;
-use crate::fabric::{Registrar, Registration};
-use crate::memory::{ForeignPlace, Owner, Pool, Registered, Tensor};
-use std::any::Any;
+use super::ranges::{Known, Lack, Limits, Ranges, Wish, place_of};
+use crate::fabric::{FabricError, Registrar, Registration};
+use crate::memory::{ForeignPlace, Home, Owner, PageKeeper, Pool, Registered, Tensor, tell_of_changes};
 use std::fmt::Display;
 use std::ops::Range;
-use std::ptr::{NonNull, addr_eq, without_provenance_mut};
+use std::ptr::{NonNull, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -38,107 +37,36 @@ pub(super) struct Registrations {
     survives_forks: bool,
     /// A refusal was logged.
     told: AtomicBool,
-    ranges: Mutex<Ranges>,
-}
-
-/// What is kept at most.
-#[derive(Clone, Copy)]
-pub(super) struct Limits {
-    pub count: usize,
-    pub bytes: usize,
-}
-
-#[derive(Default)]
-struct Ranges {
-    /// In no order: a look at all of them costs less than one registration by far.
-    all: Vec<Known>,
-    bytes: usize,
-    /// Counts lookups, for who was used last.
-    time: u64,
-}
-
-struct Known {
-    range: Range<usize>,
-    owner: Weak<dyn Any + Send + Sync>,
-    used: u64,
-    /// Others have it as long as requests may name it.
-    region: Arc<MemoryRegion>,
-}
-
-impl Known {
-    fn is_for(&self, owner: &Owner, range: &Range<usize>) -> bool {
-        self.range.start <= range.start
-            && range.end <= self.range.end
-            && addr_eq(self.owner.as_ptr(), Arc::as_ptr(owner))
-    }
-
-    /// Whether no tensor has it. It stays so as long as the ranges are locked, as tensors are given it under the lock.
-    fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.region) == 1
-    }
-}
-
-impl Ranges {
-    fn find(&mut self, owner: &Owner, range: &Range<usize>) -> Option<Arc<MemoryRegion>> {
-        self.time += 1;
-        let known = self.all.iter_mut().find(|known| known.is_for(owner, range))?;
-        known.used = self.time;
-        Some(known.region.clone())
-    }
-
-    fn remove(&mut self, at: usize) -> Known {
-        let known = self.all.swap_remove(at);
-        self.bytes -= known.range.len();
-        known
-    }
-
-    /// Takes out those whose owner is gone.
-    fn take_stale(&mut self, out: &mut Vec<Known>) {
-        for at in (0..self.all.len()).rev() {
-            if self.all[at].owner.strong_count() == 0 && self.all[at].is_idle() {
-                out.push(self.remove(at));
-            }
-        }
-    }
-
-    /// Takes out the one that was used longest ago, of those that no tensor has.
-    fn take_oldest(&mut self) -> Option<Known> {
-        let idle = self.all.iter().enumerate().filter(|(_, known)| known.is_idle());
-        let (at, _) = idle.min_by_key(|(_, known)| known.used)?;
-        Some(self.remove(at))
-    }
-
-    /// Takes out what is in the way of one more range of so many bytes. `false` if tensors have too much of it.
-    fn make_room(&mut self, bytes: usize, limits: Limits, out: &mut Vec<Known>) -> bool {
-        self.take_stale(out);
-        if bytes > limits.bytes {
-            return false;
-        }
-        while self.all.len() >= limits.count || self.bytes > limits.bytes - bytes {
-            let Some(oldest) = self.take_oldest() else { return false };
-            out.push(oldest);
-        }
-        true
-    }
+    /// Ended, and in no [`Registration::ended`] yet.
+    uncounted: AtomicU64,
+    home: Home,
+    ranges: Mutex<Ranges<MemoryRegion>>,
 }
 
 impl Registrations {
     /// None yet.
-    pub fn new(domain: &Arc<Domain>, limits: Limits) -> Self {
+    pub fn new(domain: &Arc<Domain>, limits: Limits) -> Arc<Self> {
         static FABRICS: AtomicU64 = AtomicU64::new(0);
-        Registrations {
+        let registrations = Arc::new(Registrations {
             domain: Arc::clone(domain),
             fabric: FABRICS.fetch_add(1, Ordering::Relaxed),
             limits,
             survives_forks: survives_forks(domain.context.library),
             told: AtomicBool::new(false),
-            ranges: Mutex::default(),
+            uncounted: AtomicU64::new(0),
+            home: Home::here(),
+            ranges: Mutex::new(Ranges::new(limits)),
+        });
+        if registrations.is_wanted() {
+            let weak: Weak<Registrations> = Arc::downgrade(&registrations);
+            tell_of_changes(weak);
         }
+        registrations
     }
 
     /// Whether there may be any.
     pub fn is_wanted(&self) -> bool {
-        self.limits.count > 0
+        self.limits.count > 0 && self.limits.bytes > 0
     }
 
     /// The key of a tensor's memory, if this fabric has registered it.
@@ -152,7 +80,7 @@ impl Registrations {
     fn make(
         &self,
         place: ForeignPlace<'_>,
-        range: &Range<usize>,
+        bytes: &Range<usize>,
         ended: &mut u64,
     ) -> Option<Arc<MemoryRegion>> {
         if !self.survives_forks {
@@ -161,50 +89,69 @@ impl Registrations {
             );
             return None;
         }
-        let wide = around(range, &place.addresses());
-        let range = if wide.len() <= self.limits.bytes { wide } else { range.clone() };
-        if !self.without(ended, |ranges, out| ranges.make_room(range.len(), self.limits, out)) {
-            self.refused(&"rdma_registrations or rdma_registered_bytes leaves no room");
+        let wide = around(bytes, &place.addresses());
+        let range = if wide.len() <= self.limits.bytes { &wide } else { bytes };
+        let wish = Wish { owner: place.owner, bytes, range };
+        let (is_admitted, changes) =
+            self.without(ended, |ranges, out| (ranges.admit(&wish, out), ranges.changes()));
+        if !is_admitted {
+            self.refused(&"rdma_registrations or rdma_registered_bytes leaves no room, or the device has refused before");
             return None;
         }
-        let region = Arc::new(self.ask(&range, ended)?);
+        let region = Arc::new(self.ask(&wish, ended)?);
         self.without(ended, |ranges, out| {
             // Another thread may have been faster, or have taken the room.
-            if let Some(known) = ranges.find(place.owner, &range) {
+            if let Some(known) = ranges.find(place.owner, bytes) {
                 return Some(known);
             }
-            if !ranges.make_room(range.len(), self.limits, out) {
+            if !ranges.make_room(&wish, out) {
+                ranges.refuse(&wish, None);
                 return None;
             }
-            ranges.bytes += range.len();
-            let (owner, used) = (Arc::downgrade(place.owner), ranges.time);
-            ranges.all.push(Known { range: range.clone(), owner, used, region: region.clone() });
+            ranges.add(&wish, Arc::clone(&region), changes, out);
             Some(region.clone())
         })
     }
 
-    /// Asks the device; where it refuses, once more with nothing else registered that no tensor has.
-    fn ask(&self, range: &Range<usize>, ended: &mut u64) -> Option<MemoryRegion> {
-        let base = NonNull::new(without_provenance_mut(range.start))?;
+    /// Asks the device; where it lacks room, once more with as many bytes less of what gives way.
+    fn ask(&self, wish: &Wish<'_>, ended: &mut u64) -> Option<MemoryRegion> {
+        let base = NonNull::new(without_provenance_mut(wish.range.start))?;
         // SAFETY: the memory is mapped, as its owner lives. For peers there is no access, and the device reads it for requests of this
         // side alone, which are posted with a tensor that holds the owner.
-        let register = || unsafe { MemoryRegion::new(&self.domain, base, range.len(), 0) };
+        let register = || unsafe { MemoryRegion::new(&self.domain, base, wish.range.len(), 0) };
         let error = match register() {
             Ok(region) => return Some(region),
             Err(error) => error,
         };
-        let before = *ended;
-        self.without(ended, |ranges, out| out.extend(std::iter::from_fn(|| ranges.take_oldest())));
-        let again = if *ended > before { register() } else { Err(error) };
-        again.inspect_err(|error| self.refused(error)).ok()
+        let is_freed =
+            lack(&error) == Lack::Room && self.without(ended, |ranges, out| ranges.free(wish, out));
+        let error = match if is_freed { register() } else { Err(error) } {
+            Ok(region) => return Some(region),
+            Err(error) => error,
+        };
+        self.refused(&error);
+        self.ranges().refuse(wish, Some(lack(&error)));
+        None
     }
 
     /// Does something with the ranges, and ends those that it takes out, after the lock.
-    fn without<T>(&self, ended: &mut u64, work: impl FnOnce(&mut Ranges, &mut Vec<Known>) -> T) -> T {
+    fn without<T>(
+        &self,
+        ended: &mut u64,
+        work: impl FnOnce(&mut Ranges<MemoryRegion>, &mut Vec<Known<MemoryRegion>>) -> T,
+    ) -> T {
         let mut out = Vec::new();
         let done = work(&mut self.ranges(), &mut out);
         *ended += out.len() as u64;
         done
+    }
+
+    /// Those that were ended when nobody counted.
+    fn take_uncounted(&self) -> u64 {
+        match self.uncounted.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.uncounted.swap(0, Ordering::Relaxed),
+        }
     }
 
     fn refused(&self, why: &dyn Display) {
@@ -217,14 +164,14 @@ impl Registrations {
         }
     }
 
-    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+    fn ranges(&self) -> MutexGuard<'_, Ranges<MemoryRegion>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Registrar for Registrations {
     fn register(&self, pool: &Pool, tensor: &Tensor) -> Registration {
-        let mut ended = 0;
+        let mut ended = self.take_uncounted();
         let Some(place) = tensor.foreign() else {
             return Registration { tensor: None, is_known: false, ended };
         };
@@ -238,6 +185,44 @@ impl Registrar for Registrations {
             tensor.with_registration(pool, Registered { fabric: self.fabric, key, hold })
         });
         Registration { tensor, is_known, ended }
+    }
+
+    fn end_owner(&self, owner: Owner) -> u64 {
+        let place = place_of(&owner);
+        drop(owner);
+        let mut ended = self.take_uncounted();
+        self.without(&mut ended, |ranges, out| ranges.end_owner(place, out));
+        ended
+    }
+
+    fn registered_bytes(&self) -> u64 {
+        if self.home.is_left() { 0 } else { self.ranges().bytes() as u64 }
+    }
+}
+
+impl PageKeeper for Registrations {
+    fn changed(&self, addresses: Range<usize>) {
+        // In a forked child the lock may be held for ever, and the registrations are the parent's.
+        if self.home.is_left() {
+            return;
+        }
+        // Pages may be as large as a grain.
+        let pages = around(&addresses, &(0..usize::MAX));
+        let mut ended = 0;
+        self.without(&mut ended, |ranges, out| ranges.forget(&pages, out));
+        self.uncounted.fetch_add(ended, Ordering::Relaxed);
+    }
+}
+
+/// What a device lacked that has refused.
+fn lack(error: &FabricError) -> Lack {
+    match error {
+        FabricError::Os { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN)) =>
+        {
+            Lack::Room
+        }
+        _ => Lack::Other,
     }
 }
 
