@@ -110,6 +110,8 @@ mutants! {
     LastOfPackLost,
     /// A write does not wait for the messages of the pack that was begun before it.
     WriteOvertakesPack,
+    /// The port is not told that a batch is over.
+    BatchNeverEnds,
     /// A batch forgets what is behind a receive that fails at once.
     BatchStopsAtFailure,
     /// A receive of a batch for which there was no room is not asked for again once the slot table was full.

@@ -53,7 +53,9 @@ impl<P: Port, C> Links<P, C> {
     pub(super) fn uncork(&mut self) {
         if std::mem::take(&mut self.cork.is_in) {
             self.links.for_each_backlogged(|link| link.out.flush(&mut self.port, &self.counters, false));
-            self.port.end_batch();
+            if !is_on(Mutant::BatchNeverEnds) {
+                self.port.end_batch();
+            }
         }
         self.count_doorbells();
     }

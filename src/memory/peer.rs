@@ -79,6 +79,21 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
     Ok(size)
 }
 
+/// The same parts in order, those that share a page or overlap as one: what is kept of them is kept once.
+pub(crate) fn merged(mut parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    parts.retain(|(_, len)| *len > 0);
+    parts.sort_unstable();
+    parts.dedup_by(|(offset, len), (first, so_far)| {
+        let end = first.saturating_add(*so_far);
+        let shares = *offset / PAGE <= (end - 1) / PAGE;
+        if shares {
+            *so_far = end.max(offset.saturating_add(*len)) - *first;
+        }
+        shares
+    });
+    parts
+}
+
 /// Looks whether there is memory for these parts: who goes over a cgroup's limit is killed.
 fn room_for(parts: &[(u64, u64)], read: Read<'_>) -> io::Result<()> {
     let needed = parts.iter().map(|(_, len)| len.next_multiple_of(PAGE) + PAGE).sum::<u64>();

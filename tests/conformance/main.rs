@@ -1,9 +1,10 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
-//! `rules`, `holding` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
+//! `rules`, `holding`, `batches` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
 //! one line of `conformance!`. `processes` and `many` hold what only two real processes can show,
 //! `verbs` and `verbs_network` what only an RDMA device can.
 
+mod batches;
 mod fake;
 mod harness;
 mod holding;

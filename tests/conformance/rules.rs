@@ -1,5 +1,6 @@
 //! One test, or a few, for each rule of the contract.
 
+pub use crate::batches::*;
 use crate::expect;
 use crate::harness::{
     End, Got, Harness, PATIENCE, connect, immediate, options, pair, pattern, tensor, tensor_mut,
@@ -57,6 +58,10 @@ macro_rules! conformance {
                 memory_outside_the_pool_is_written_as_granted_or_refused
                 a_grant_of_one_kind_can_t_be_taken_back_as_the_other
                 what_comes_before_the_first_poll_waits_for_it
+                order_holds_in_a_batch_and_across_its_ends
+                all_of_a_batch_arrives_once_it_has_ended
+                a_link_that_fails_in_a_batch_ends_all_of_it
+                who_is_in_a_batch_may_poll
             }
         }
     };

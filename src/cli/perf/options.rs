@@ -104,8 +104,8 @@ pub struct Args {
     /// in turns [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_LINKS))]
     pub links: Option<u32>,
-    /// Tensors that rendezvous_lat sends each way in a round trip, by one call; they are then also sent and received one by one, in
-    /// turns. Its times are those of whole batches
+    /// Tensors that rendezvous_lat sends each way in a round trip, by one call; they are then also sent one by one, and
+    /// received so once all receives are begun, in turns. Its times are those of whole batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_BATCH))]
     pub batch: Option<u32>,
 }

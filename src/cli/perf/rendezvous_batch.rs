@@ -1,4 +1,6 @@
 //! The whole engine with many tensors at a time: sent and received by one call, or one by one, and answered by as many.
+//!
+//! One by one, all receives are begun before the first is waited for: a batch is not compared with a round trip per tensor.
 
 use super::channel::Channel;
 use super::plan::Settings;
@@ -7,7 +9,7 @@ use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch
 use crate::cli::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
 use tensorwire::node::Node;
-use tensorwire::rendezvous::{Batch, Delivery};
+use tensorwire::rendezvous::{Batch, Delivery, Pending};
 use tensorwire::wire::DType;
 
 /// Tensors of a round are written while those of the last may still be on their way.
@@ -23,6 +25,8 @@ pub struct RendezvousBatch {
     bytes: usize,
     produced: Vec<Tensor>,
     received: Vec<Delivery<Tensor>>,
+    /// Receives that were begun one by one.
+    begun: Vec<Pending<Tensor>>,
     rounds: u64,
 }
 
@@ -39,8 +43,19 @@ impl RendezvousBatch {
         let (out, back) = (out.map_err(|error| failed(&error))?, back.map_err(|error| failed(&error))?);
         let ring = node.ring(DType::U8, &[1], 1).map_err(|error| failed(&error))?;
         let settings = settings.clone();
-        let (produced, received) = (Vec::new(), Vec::new());
-        Ok(RendezvousBatch { node, settings, out, back, ring, bytes: 0, produced, received, rounds: 0 })
+        let (produced, received, begun) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(RendezvousBatch {
+            node,
+            settings,
+            out,
+            back,
+            ring,
+            bytes: 0,
+            produced,
+            received,
+            begun,
+            rounds: 0,
+        })
     }
 
     fn resize(&mut self, bytes: usize) -> Result<(), CliError> {
@@ -100,7 +115,10 @@ impl RendezvousBatch {
         }
         self.received.clear();
         for edge in self.back.edges() {
-            self.received.push(step.recv(edge, PATIENCE).map_err(halt)?);
+            self.begun.push(step.recv_pending_within(edge, PATIENCE).map_err(halt)?);
+        }
+        for pending in self.begun.drain(..) {
+            self.received.push(pending.wait().map_err(halt)?);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@
 
 use super::borrow::LeaseTable;
 use crate::fabric::{LoanBooks, TICKS_PER_GRACE};
-use crate::memory::{Home, PeerRegion};
+use crate::memory::{Home, PeerRegion, merged};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -118,6 +118,8 @@ impl Estate {
         let tables = self.tables.iter().filter_map(Weak::upgrade);
         tables.for_each(|table| table.held_in(&region, &mut spans));
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
+        // Several loans may be of the same bytes.
+        let spans = merged(spans);
         let bytes = spans.iter().map(|(_, len)| len).sum();
         // SAFETY: its maker has ended, and nobody else can map it for writing (its seals). Estates are made when the last
         // way to the region is gone, so nothing is pulled from it or borrowed of it from then on. What was borrowed

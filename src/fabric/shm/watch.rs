@@ -17,7 +17,7 @@ use rustix::time::{
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -36,9 +36,17 @@ pub(super) struct Watcher {
 
 /// The watcher of a fabric, which the first link starts.
 pub(super) struct OneWatcher {
-    watcher: Mutex<Option<Arc<Watcher>>>,
+    watcher: Mutex<Held>,
     period: Duration,
     estates: Arc<Estates>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// Kept, until a port is dropped.
+    kept: Option<Arc<Watcher>>,
+    /// The last one, which links may keep: a second beside it would tick the same books.
+    last: Weak<Watcher>,
 }
 
 struct Shared {
@@ -97,18 +105,24 @@ impl OneWatcher {
 
     /// The watcher, started if there is none yet.
     pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
-        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = &*watcher {
-            return Ok(Arc::clone(watcher));
-        }
-        let started = Arc::new(Watcher::start(self.period, Arc::clone(&self.estates))?);
-        *watcher = Some(Arc::clone(&started));
-        Ok(started)
+        let mut held = self.held();
+        let watcher = match held.last.upgrade() {
+            Some(watcher) => watcher,
+            None => Arc::new(Watcher::start(self.period, Arc::clone(&self.estates))?),
+        };
+        *held = Held { kept: Some(Arc::clone(&watcher)), last: Arc::downgrade(&watcher) };
+        Ok(watcher)
     }
 
-    /// Lets go of it: it ends with the links that need it, and a later link starts another.
+    /// Lets go of it: it ends with the links that need it, and a later link takes it up again, or starts another.
     pub(super) fn let_go(&self) {
-        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let kept = self.held().kept.take();
+        // Without the lock: the end of its thread is waited for.
+        drop(kept);
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -358,6 +372,26 @@ mod tests {
         assert!(shared.upgrade().is_some(), "a watch keeps the thread");
         drop(watch);
         assert!(shared.upgrade().is_none(), "the thread, which held it too, has ended");
+        child.kill().expect("killed");
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn a_fabric_has_one_watcher_as_long_as_a_link_keeps_it() {
+        let estates = Arc::new(Estates::new(Arc::new(LoanBooks::new(0))));
+        let one = OneWatcher::new(Duration::from_secs(1), estates);
+        let (mut child, pidfd) = sleeper();
+        let first = one.get().expect("started");
+        let watch = first.watch(pidfd, child.id()).expect("watched");
+        let shared = Arc::downgrade(&first.shared);
+        drop(first);
+        one.let_go();
+        let again = one.get().expect("there is one");
+        assert!(Arc::ptr_eq(&again, &watch.watcher), "a second watcher beside the first");
+        drop((watch, again));
+        assert!(shared.upgrade().is_some(), "the fabric keeps it again");
+        one.let_go();
+        assert!(shared.upgrade().is_none(), "nobody needs it");
         child.kill().expect("killed");
         let _ = child.wait();
     }

@@ -44,6 +44,7 @@ impl State {
 
     /// Ends all operations of a side and lets go of their memory, but for loans that are out.
     fn release_all(&mut self, side: usize) -> Vec<Operation> {
+        self.sides[side].corked.clear();
         for happening in self.happenings.values_mut() {
             if let Happening::Packet { from, load, .. } = happening
                 && *from == side

@@ -4,7 +4,7 @@ use super::digest::Digest;
 use super::load::Load;
 use super::loans::{Loan, Returned};
 use super::random::Random;
-use super::side::{Arrived, Held, Operation, Side};
+use super::side::{Arrived, Departure, Held, Operation, Side};
 use super::{SimFabric, SimOptions, SimProcess};
 use crate::fabric::{Lane, LinkFailure, LinkOptions, LoanBooks, OpId, PostError};
 use crate::memory::{PeerRegion, Pool};
@@ -317,8 +317,12 @@ impl State {
         self.now + self.random.within(&self.options.delay)
     }
 
-    /// Sends an operation on its way.
+    /// Sends an operation on its way, or has it wait for the end of its port's batch.
     pub fn depart(&mut self, side: usize, lane: Lane, operation: u64, load: Load) {
+        if self.sides[side].is_corked {
+            self.sides[side].corked.push(Departure::Packet { lane, operation, load });
+            return;
+        }
         self.note("post", side, operation);
         self.digest.word(u64::from(lane.0));
         self.digest.load(&load);
@@ -349,6 +353,21 @@ impl State {
         Ok(())
     }
 
+    /// The side's port is in no batch any more: what has waited for that leaves. Not if the process is dead.
+    pub fn uncork(&mut self, side: usize) {
+        self.sides[side].is_corked = false;
+        let waiting = std::mem::take(&mut self.sides[side].corked);
+        if self.is_dead(side) {
+            return;
+        }
+        for departure in waiting {
+            match departure {
+                Departure::Packet { lane, operation, load } => self.depart(side, lane, operation, load),
+                Departure::Credits { lane, returned } => self.publish(side, lane, returned),
+            }
+        }
+    }
+
     pub fn has_room(&mut self, side: usize, lane: Lane) -> Result<(), PostError> {
         if !self.sides[side].is_up || self.is_dead(side) {
             return Err(PostError::Down);
@@ -367,6 +386,10 @@ impl State {
 
     pub fn publish(&mut self, side: usize, lane: Lane, returned: u32) {
         if !self.sides[side].is_up || self.is_dead(side) || self.sides[side].is_cut {
+            return;
+        }
+        if self.sides[side].is_corked {
+            self.sides[side].corked.push(Departure::Credits { lane, returned });
             return;
         }
         self.note("publish", side, returned.into());

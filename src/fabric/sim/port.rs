@@ -35,13 +35,15 @@ pub struct SimPort {
     next: u32,
     /// The link that the next poll begins with.
     turn: usize,
+    /// What is posted leaves at the end of the batch, as late as the contract allows.
+    is_batching: bool,
     sleeper: SimSleeper,
 }
 
 impl SimPort {
     pub(super) fn new(network: SimNetwork, pool: Pool) -> Self {
         let sleeper = SimSleeper { network: network.clone(), ring: Arc::default() };
-        SimPort { network, pool, links: Vec::new(), next: 0, turn: 0, sleeper }
+        SimPort { network, pool, links: Vec::new(), next: 0, turn: 0, is_batching: false, sleeper }
     }
 
     fn find(&self, link: LinkId) -> Option<&Attached> {
@@ -106,6 +108,7 @@ impl Port for SimPort {
         let ring = self.sleeper.ring.clone();
         let limits = self.network.with(|state| {
             state.sides[side].rung_by(ring);
+            state.sides[side].is_corked = self.is_batching;
             let options = &state.sides[side].options;
             let lends = state.options.lends;
             let (lanes, depth, grants) = (options.lanes, options.depth, MAX_GRANTS as u32);
@@ -126,6 +129,7 @@ impl Port for SimPort {
     fn detach(&mut self, link: LinkId) {
         if let Some(at) = self.links.iter().position(|attached| attached.id == link) {
             let side = self.links.remove(at).side;
+            self.network.with(|state| state.uncork(side));
             self.network.close(side);
         }
     }
@@ -187,6 +191,19 @@ impl Port for SimPort {
     fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32 {
         let Ok(side) = self.post(link, lane) else { return 0 };
         self.network.with(|state| state.sides[side].lanes[usize::from(lane.0)].credits.1)
+    }
+
+    fn begin_batch(&mut self) {
+        self.is_batching = true;
+        self.network.with(|state| {
+            self.links.iter().for_each(|link| state.sides[link.side].is_corked = true);
+        });
+    }
+
+    fn end_batch(&mut self) {
+        if std::mem::take(&mut self.is_batching) {
+            self.network.with(|state| self.links.iter().for_each(|link| state.uncork(link.side)));
+        }
     }
 
     fn send(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError> {

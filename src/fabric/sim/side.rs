@@ -1,6 +1,7 @@
 //! One side of a link: what it has posted, granted and been brought.
 
 use super::SimProcess;
+use super::load::Load;
 use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId};
 use crate::memory::{LentBytes, Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, Time};
@@ -43,6 +44,12 @@ pub(super) struct Operation {
     pub id: Option<OpId>,
     pub lane: Lane,
     pub held: Held,
+}
+
+/// What was posted in a batch, until that ends.
+pub(super) enum Departure {
+    Packet { lane: Lane, operation: u64, load: Load },
+    Credits { lane: Lane, returned: u32 },
 }
 
 #[derive(Debug)]
@@ -94,6 +101,10 @@ pub(super) struct Side {
     pub has_changed: bool,
     /// A post found the queue full since there last was room.
     pub wants_room: bool,
+    /// Its port is in a batch: nothing leaves.
+    pub is_corked: bool,
+    /// What leaves when that ends, in the order of posting.
+    pub corked: Vec<Departure>,
     ring: Option<Arc<AtomicU32>>,
     /// By the order of posting.
     pub operations: BTreeMap<u64, Operation>,
@@ -118,6 +129,8 @@ impl Side {
             inbox: VecDeque::new(),
             has_changed: false,
             wants_room: false,
+            is_corked: false,
+            corked: Vec::new(),
             ring: None,
             operations: BTreeMap::new(),
             next_operation: 0,

@@ -4,6 +4,7 @@ use super::lane::Remote;
 use super::qp::QueuePair;
 use super::sys::*;
 use crate::wire::Immediate;
+use std::mem::MaybeUninit;
 
 /// Requests that one call posts at most.
 pub(super) const LONGEST: usize = 32;
@@ -93,25 +94,28 @@ impl Chain {
         if count == 0 {
             return true;
         }
-        let mut pieces = [ibv_sge::default(); LONGEST];
-        let mut list = [const { ibv_send_wr::zeroed() }; LONGEST];
+        // Filled as far as there are requests: one alone costs no more than by itself.
+        let mut pieces = [const { MaybeUninit::<ibv_sge>::uninit() }; LONGEST];
+        let mut list = [const { MaybeUninit::<ibv_send_wr>::uninit() }; LONGEST];
+        let (first_piece, first) =
+            (pieces.as_mut_ptr().cast::<ibv_sge>(), list.as_mut_ptr().cast::<ibv_send_wr>());
         for (at, request) in self.requests.drain(..).enumerate() {
-            (pieces[at], list[at]) = (request.piece, request.without_piece());
-        }
-        let (first_piece, first) = (pieces.as_mut_ptr(), list.as_mut_ptr());
-        for at in 0..count {
-            let next = if at + 1 < count { first.wrapping_add(at + 1) } else { std::ptr::null_mut() };
-            // SAFETY: inside both arrays, which are not touched otherwise until the list is posted.
+            let mut posted = request.without_piece();
+            if at + 1 < count {
+                posted.next = first.wrapping_add(at + 1);
+            }
+            // SAFETY: `at` is below `count`, which is at most `LONGEST`: inside both arrays, which are not touched otherwise until
+            // the list is posted.
             unsafe {
-                let request = &mut *first.add(at);
-                request.next = next;
-                if (*first_piece.add(at)).length > 0 {
-                    request.sg_list = first_piece.add(at);
-                    request.num_sge = 1;
+                if request.piece.length > 0 {
+                    first_piece.add(at).write(request.piece);
+                    posted.sg_list = first_piece.add(at);
+                    posted.num_sge = 1;
                 }
+                first.add(at).write(posted);
             }
         }
-        // SAFETY: a list of `count` requests in an array that lives, whose pieces are as the caller vouches.
+        // SAFETY: a list of `count` requests, each written above, in an array that lives, whose pieces are as the caller vouches.
         unsafe { pair.post_send(&mut *first) }
     }
 }

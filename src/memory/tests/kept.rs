@@ -73,6 +73,25 @@ fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
 }
 
 #[test]
+fn what_is_borrowed_twice_is_kept_once() {
+    let twice =
+        vec![(8192, 70_000), (100, 8), (9000, 10), (8192, 70_000), (LEN - 64, 64), (50, 0), (4000, 90)];
+    let parts = crate::memory::merged(twice.clone());
+    // The second and the last lie in one page, with something between them.
+    assert_eq!(parts, [(100, 3990), (8192, 70_000), (LEN - 64, 64)]);
+    // 100 kB is enough for each byte once: 76 KiB, and two times 8 KiB.
+    let scarce = |path: &Path| {
+        path.ends_with("meminfo").then(|| "MemTotal: 200 kB\nMemAvailable:        100 kB\n".to_owned())
+    };
+    let region = orphan();
+    // SAFETY: as above.
+    unsafe { region.keep_only_with(&parts, &scarce) }.expect("there is room for each byte once");
+    assert!(twice.iter().all(|which| is_right(&region, *which)));
+    // SAFETY: as above; it must be refused.
+    unsafe { region.keep_only_with(&twice, &scarce) }.expect_err("not for some of them twice");
+}
+
+#[test]
 fn where_there_is_no_room_everything_stays_as_it_is() {
     let region = orphan();
     let (before, _) = mapping(&region);

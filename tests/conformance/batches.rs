@@ -1,0 +1,151 @@
+//! The rules of batches: what is posted between their begin and their end.
+
+use crate::expect;
+use crate::harness::{End, Got, Harness, immediate, pair, tensor, tensor_mut};
+use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError};
+
+const ZERO: Lane = Lane(0);
+
+fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
+    for lane in 0..end.port.limits(end.link).lanes {
+        end.port.post_receives(end.link, Lane(lane), count);
+    }
+}
+
+/// The next `count` messages and immediates here, each as its lane and its number.
+fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec<(u8, u32)> {
+    let number = |got| match got {
+        Got::Message(bytes) => u32::from_le_bytes(bytes.try_into().expect("four bytes")),
+        Got::Immediate(immediate, _) => immediate.slot.index(),
+        other => panic!("{other:?}"),
+    };
+    let next = |_| {
+        let (lane, got) = end.next_on(other);
+        (lane.0, number(got))
+    };
+    (0..count).map(next).collect()
+}
+
+pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(64);
+    receives(&mut b, 200);
+    let target = tensor_mut(&b.pool, 8);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &[1; 8]);
+    for round in 0..5 {
+        for at in 0..30 {
+            match at {
+                10 => a.port.begin_batch(),
+                20 => a.port.end_batch(),
+                _ => {}
+            }
+            for lane in (0..H::LANES).map(Lane) {
+                let number = round * 30 + at;
+                match at % 3 {
+                    0 => a.port.send(a.link, lane, &number.to_le_bytes()),
+                    1 => a.port.write_inline(a.link, lane, &[2; 5], &grant, Some(immediate(number))),
+                    _ => a.port.write(a.link, lane, OpId(0), &source, 0, 8, &grant, Some(immediate(number))),
+                }
+                .expect("posted");
+            }
+        }
+        let came = numbers(&mut b, &mut a, 30 * usize::from(H::LANES));
+        for lane in 0..H::LANES {
+            let of_lane: Vec<_> = came.iter().filter(|came| came.0 == lane).map(|came| came.1).collect();
+            assert_eq!(of_lane, (round * 30..round * 30 + 30).collect::<Vec<_>>(), "lane {lane}");
+        }
+        // The local completions: there is room again.
+        for _ in 0..10 * u32::from(H::LANES) {
+            expect!(a.next(&mut b), Got::Done(_) => ());
+        }
+    }
+}
+
+pub fn all_of_a_batch_arrives_once_it_has_ended<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, 2);
+    let target = tensor_mut(&b.pool, 64);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let exposed = {
+        let source = tensor(&b.pool, &[4; 64]);
+        b.port.expose(b.link, &source).expect("room")
+    };
+    let source = tensor(&a.pool, &[3; 64]);
+    let into = tensor_mut(&a.pool, 64);
+    a.port.begin_batch();
+    // One in the other is the same.
+    a.port.begin_batch();
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, Some(immediate(5))).expect("posted");
+    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("posted");
+    a.port.send(a.link, ZERO, b"end").expect("posted");
+    a.port.publish_credits(a.link, ZERO, 77);
+    a.port.end_batch();
+    // Without one it does nothing.
+    a.port.end_batch();
+    expect!(b.next(&mut a), Got::Immediate(_, 64) => ());
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"end");
+    let done: [_; 2] = std::array::from_fn(|_| a.next(&mut b));
+    assert!(done.iter().any(|got| matches!(got, Got::Done(1))), "{done:?}");
+    let read = done.iter().any(|got| matches!(got, Got::ReadDone(2, into) if into.bytes() == [4; 64]));
+    assert!(read, "{done:?}");
+    let start = std::time::Instant::now();
+    while b.port.peer_credits(b.link, ZERO) != 77 {
+        assert!(start.elapsed() < crate::harness::PATIENCE, "the credits of a batch did not come");
+        a.poll();
+        b.poll();
+    }
+    assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), [3; 64]);
+}
+
+pub fn a_link_that_fails_in_a_batch_ends_all_of_it<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    let target = tensor_mut(&b.pool, 64);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let exposed = {
+        let source = tensor(&b.pool, &[1; 64]);
+        b.port.expose(b.link, &source).expect("room")
+    };
+    let source = tensor(&a.pool, &[1; 64]);
+    let into = tensor_mut(&a.pool, 64);
+    a.port.begin_batch();
+    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, None).expect("posted");
+    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("posted");
+    a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    let (mut failed, done, _) = a.until_down();
+    failed.sort_unstable();
+    assert_eq!((failed, done), (vec![1, 2], vec![]));
+    assert_eq!(a.port.send(a.link, ZERO, b"late"), Err(PostError::Down));
+    a.port.end_batch();
+    assert!(source.try_into_mut().is_ok(), "a failed write still holds its source");
+    assert!(a.pool.is_empty(), "a failed read still holds its target: {:?}", a.pool.stats());
+    while !matches!(b.next(&mut a), Got::Down(_)) {}
+    a.assert_quiet(&mut b);
+}
+
+pub fn who_is_in_a_batch_may_poll<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut a, 3);
+    receives(&mut b, 3);
+    let target = tensor_mut(&b.pool, 8);
+    let grant = b.port.grant(b.link, target).expect("room");
+    let source = tensor(&a.pool, &[1; 8]);
+    a.port.write(a.link, ZERO, OpId(9), &source, 0, 8, &grant, None).expect("posted");
+    a.port.begin_batch();
+    let mut is_done = false;
+    for number in 0..3u32 {
+        b.port.send(b.link, ZERO, &number.to_le_bytes()).expect("posted");
+        let asked = loop {
+            match a.next(&mut b) {
+                Got::Done(9) => assert!(!std::mem::replace(&mut is_done, true), "done twice"),
+                got => break expect!(got, Got::Message(m) => m),
+            }
+        };
+        a.port.send(a.link, ZERO, &asked).expect("posted");
+    }
+    if !is_done {
+        // What was posted before it ends in it.
+        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), 9);
+    }
+    a.port.end_batch();
+    assert_eq!(numbers(&mut b, &mut a, 3), [(0, 0), (0, 1), (0, 2)]);
+}
