@@ -46,7 +46,7 @@ pub struct LoanFigures {
     pub overdue: u64,
     /// Tensors borrowed from peers that have died, which were copied out of the dead process's memory so far.
     pub kept_tensors: u64,
-    /// Their bytes, each counted once however often it is borrowed, with gaps of less than a page.
+    /// Their bytes, each counted once however often it is borrowed.
     pub kept_bytes: u64,
     /// Times that this failed; it is tried again.
     pub keep_failures: u64,

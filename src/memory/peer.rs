@@ -79,19 +79,27 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
     Ok(size)
 }
 
-/// The same parts in order, those that share a page or overlap as one: what is kept of them is kept once.
-pub(crate) fn merged(mut parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+/// The same parts in order, those that overlap or share a page as one, and how many bytes are in any of them: what is kept of
+/// them is kept and counted once.
+pub(crate) fn merged(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
     parts.retain(|(_, len)| *len > 0);
     parts.sort_unstable();
-    parts.dedup_by(|(offset, len), (first, so_far)| {
-        let end = first.saturating_add(*so_far);
-        let shares = *offset / PAGE <= (end - 1) / PAGE;
-        if shares {
-            *so_far = end.max(offset.saturating_add(*len)) - *first;
+    let (mut merged, mut bytes) = (Vec::<(u64, u64)>::with_capacity(parts.len()), 0);
+    for (offset, len) in parts {
+        let end = offset.saturating_add(len);
+        match merged.last_mut() {
+            Some((first, so_far)) if offset / PAGE <= (*first + *so_far - 1) / PAGE => {
+                let until = *first + *so_far;
+                bytes += end.saturating_sub(until.max(offset));
+                *so_far = until.max(end) - *first;
+            }
+            _ => {
+                bytes += end - offset;
+                merged.push((offset, end - offset));
+            }
         }
-        shares
-    });
-    parts
+    }
+    (merged, bytes)
 }
 
 /// Looks whether there is memory for these parts: who goes over a cgroup's limit is killed.

@@ -119,8 +119,7 @@ impl Estate {
         tables.for_each(|table| table.held_in(&region, &mut spans));
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
         // Several loans may be of the same bytes.
-        let spans = merged(spans);
-        let bytes = spans.iter().map(|(_, len)| len).sum();
+        let (spans, bytes) = merged(spans);
         // SAFETY: its maker has ended, and nobody else can map it for writing (its seals). Estates are made when the last
         // way to the region is gone, so nothing is pulled from it or borrowed of it from then on. What was borrowed
         // before has its place in one of `tables`, which it keeps alive, until it is not read any more.

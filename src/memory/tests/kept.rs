@@ -76,9 +76,10 @@ fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
 fn what_is_borrowed_twice_is_kept_once() {
     let twice =
         vec![(8192, 70_000), (100, 8), (9000, 10), (8192, 70_000), (LEN - 64, 64), (50, 0), (4000, 90)];
-    let parts = crate::memory::merged(twice.clone());
+    let (parts, bytes) = crate::memory::merged(twice.clone());
     // The second and the last lie in one page, with something between them.
     assert_eq!(parts, [(100, 3990), (8192, 70_000), (LEN - 64, 64)]);
+    assert_eq!(bytes, 8 + 90 + 70_000 + 64, "each byte once, and nothing between them");
     // 100 kB is enough for each byte once: 76 KiB, and two times 8 KiB.
     let scarce = |path: &Path| {
         path.ends_with("meminfo").then(|| "MemTotal: 200 kB\nMemAvailable:        100 kB\n".to_owned())
