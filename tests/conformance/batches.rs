@@ -40,7 +40,7 @@ pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
                 _ => {}
             }
             for lane in (0..H::LANES).map(Lane) {
-                let number = round * 30 + at;
+                let number: u32 = round * 30 + at;
                 match at % 3 {
                     0 => a.port.send(a.link, lane, &number.to_le_bytes()),
                     1 => a.port.write_inline(a.link, lane, &[2; 5], &grant, Some(immediate(number))),

@@ -152,7 +152,8 @@ fn one_range_more_than_there_is_room_for_does_not_end_those_that_are_needed_next
     let grains = grains(8);
     let memory = own(&grains);
     let round = |grains: std::ops::Range<usize>| {
-        let known = grains.map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).is_known);
+        let known =
+            grains.map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).is_known);
         known.filter(|is_known| *is_known).count()
     };
     round(0..4);
@@ -174,8 +175,8 @@ fn what_is_registered_together_has_at_most_so_many_bytes() {
     let (fabric, pool) = (keeping(&fake, 100, 2 * GRAIN as u64), crate::harness::pool(1 << 20));
     let grains = grains(4);
     let memory = own(&grains);
-    let ends = [0, 1, 2, 2, 3, 3]
-        .map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).ended);
+    let ends =
+        [0, 1, 2, 2, 3, 3].map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).ended);
     assert_eq!(ends, [0, 0, 0, 1, 0, 1]);
     assert_eq!(fabric.registrar().expect("it registers").registered_bytes(), 2 * GRAIN as u64);
     // Two grains at once leave no other.
