@@ -32,7 +32,7 @@ pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
     let target = tensor_mut(&b.pool, 8);
     let grant = b.port.grant(b.link, target).expect("room");
     let source = tensor(&a.pool, &[1; 8]);
-    for round in 0..5 {
+    for round in 0..5u32 {
         for at in 0..30 {
             match at {
                 10 => a.port.begin_batch(),
