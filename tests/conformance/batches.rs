@@ -27,8 +27,7 @@ fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec
 }
 
 pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
-    let (mut a, mut b) = pair::<H>(64);
-    receives(&mut b, 200);
+    let (mut a, mut b) = pair::<H>(32);
     let target = tensor_mut(&b.pool, 8);
     let grant = b.port.grant(b.link, target).expect("room");
     let source = tensor(&a.pool, &[1; 8]);
