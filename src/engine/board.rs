@@ -18,8 +18,8 @@ pub(super) struct Board<R> {
     only_part: Option<usize>,
     /// Of each part, the calls without a result. All its results are there when it is 0.
     left: Box<[AtomicUsize]>,
-    /// One of the results is a failure.
-    failed: AtomicBool,
+    /// How many of the results are failures.
+    failed: AtomicUsize,
 }
 
 struct Place<R> {
@@ -37,6 +37,8 @@ unsafe impl<R: Send> Sync for Place<R> {}
 pub struct Tickets<R> {
     board: Option<Arc<Board<R>>>,
     free: Arc<ArrayQueue<Arc<Board<R>>>>,
+    /// Failures that were taken.
+    taken: usize,
 }
 
 /// The bringing sides of several calls, first to last. Those that are not asked for bring [`Abandoned::abandoned`] when this is
@@ -66,7 +68,7 @@ impl<R: Abandoned> Boards<R> {
     pub fn board(&self) -> (Tickets<R>, Completers<R>) {
         let board = self.unused().unwrap_or_else(|| Board::new(self.parts.clone(), self.count));
         let completers = Completers { board: board.clone(), next: 0 };
-        (Tickets { board: Some(board), free: self.free.clone() }, completers)
+        (Tickets { board: Some(board), free: self.free.clone(), taken: 0 }, completers)
     }
 
     fn unused(&self) -> Option<Arc<Board<R>>> {
@@ -90,7 +92,7 @@ impl<R> Board<R> {
         let left = (0..count).map(|_| AtomicUsize::new(0)).collect();
         let first = parts.first().copied();
         let only_part = first.filter(|first| parts.iter().all(|part| part == first)).map(usize::from);
-        let mut board = Board { places, parts, only_part, left, failed: AtomicBool::new(false) };
+        let mut board = Board { places, parts, only_part, left, failed: AtomicUsize::new(0) };
         board.reset();
         Arc::new(board)
     }
@@ -104,7 +106,7 @@ impl<R> Board<R> {
         for part in self.parts.iter() {
             *self.left[usize::from(*part)].get_mut() += 1;
         }
-        *self.failed.get_mut() = false;
+        *self.failed.get_mut() = 0;
     }
 
     fn is_done(&self) -> bool {
@@ -124,7 +126,7 @@ impl<R: Abandoned> Board<R> {
         }
         place.done.store(true, Ordering::Release);
         if is_failure {
-            self.failed.store(true, Ordering::Release);
+            self.failed.fetch_add(1, Ordering::Release);
         }
         // Ordered before the look at the count that finds 0, so all results are seen with it.
         self.left[usize::from(self.parts[at])].fetch_sub(1, Ordering::AcqRel);
@@ -179,14 +181,26 @@ impl<R: Abandoned> Tickets<R> {
         self.len() == 0
     }
 
-    /// Whether one of the results that are there is a failure.
+    /// Whether one of the results that are there, and were not taken, is a failure.
     #[inline]
     pub fn have_failed(&self) -> bool {
-        self.board.as_ref().is_some_and(|board| board.failed.load(Ordering::Acquire))
+        self.board.as_ref().is_some_and(|board| board.failed.load(Ordering::Acquire) > self.taken)
+    }
+
+    /// Whether a result is there, or was taken.
+    pub fn has_come(&self, at: usize) -> bool {
+        let place = self.board.as_ref().and_then(|board| board.places.get(at));
+        place.is_some_and(|place| place.done.load(Ordering::Acquire))
     }
 
     /// A result, if it is there and was not taken before.
     pub fn take(&mut self, at: usize) -> Option<R> {
+        let result = self.take_out(at);
+        self.taken += usize::from(result.as_ref().is_some_and(R::is_failure));
+        result
+    }
+
+    fn take_out(&mut self, at: usize) -> Option<R> {
         let place = self.board.as_ref()?.places.get(at)?;
         if !place.done.load(Ordering::Acquire) {
             return None;
@@ -278,6 +292,20 @@ mod tests {
         drop(completers);
         assert!(tickets.are_done());
         assert_eq!([0, 1, 2].map(|at| tickets.take(at)), [7, -1, -1].map(|answer| Some(Answer(answer))));
+    }
+
+    #[test]
+    fn a_failure_that_was_taken_is_none_of_the_others() {
+        let (mut tickets, completers) = boards(3).board();
+        let [first, second, third] = completers.collect::<Vec<_>>().try_into().ok().expect("three");
+        first.complete(Answer(-5));
+        assert!(tickets.have_failed() && tickets.has_come(0) && !tickets.has_come(1));
+        assert_eq!(tickets.take(0), Some(Answer(-5)));
+        assert!(!tickets.have_failed() && tickets.has_come(0) && tickets.take(0).is_none());
+        second.complete(Answer(1));
+        assert!(!tickets.have_failed());
+        third.complete(Answer(-7));
+        assert!(tickets.have_failed() && tickets.are_done());
     }
 
     #[test]

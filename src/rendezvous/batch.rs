@@ -4,6 +4,7 @@ use super::Error;
 use super::edge::{Edge, End};
 use super::local::LocalWaiter;
 use super::manager::{Rendezvous, Shared};
+use super::outstanding::reserve;
 use super::path::{OnPath, Paths, PeerIndex, RemotePath};
 use super::pending_batch::PendingBatch;
 use super::remote::{ReceiveAll, Receiving, Sending};
@@ -236,10 +237,9 @@ impl<'a> Values<'a> {
         let Values { step, remote, mut local } = self;
         let shared = &step.shared;
         let (count, limit) = (remote.len(), shared.settings.max_outstanding_sends as usize);
-        let waiting = shared.outstanding.fetch_add(count, Ordering::Relaxed);
-        if count > 0 && waiting.saturating_add(count) > limit {
-            shared.outstanding.fetch_sub(count, Ordering::Relaxed);
-            return Err(Error::BatchTooLarge { values: count, waiting, limit });
+        if count > 0 {
+            let too_large = |waiting| Error::BatchTooLarge { values: count, waiting, limit };
+            reserve(&shared.outstanding, count, limit).map_err(too_large)?;
         }
         if !local.is_empty()
             && let Err(error) = shared.send_all_local(step.id, &mut local)

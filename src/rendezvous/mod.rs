@@ -18,6 +18,7 @@ mod fifo;
 mod foreign;
 mod local;
 mod manager;
+mod outstanding;
 mod path;
 mod pending;
 mod pending_batch;

@@ -52,7 +52,7 @@ impl PendingBatch {
     }
 
     /// How one of them has ended, by its place among the edges, as soon as it has; `None` before that, and when it was taken. For
-    /// who sees to each value as it comes: who waits for all finds those missing that were taken.
+    /// who sees to each value as it comes: whoever waits for the others afterwards is not given, or told, what was taken.
     pub fn take(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
         self.tickets.take(at).map(delivered)
     }
@@ -62,7 +62,8 @@ impl PendingBatch {
         self.give_up(GiveUp::Cancelled);
     }
 
-    /// Waits until every value has come, until one has failed, or for the deadline that the receives began with.
+    /// Waits until every value has come, until one has failed, or for the deadline that the receives began with. The values are
+    /// in the order of the edges, without those that were [taken](PendingBatch::take); a failure that was taken ends no wait.
     ///
     /// # Errors
     /// As of [`Step::recv_all`](super::Step::recv_all).
@@ -84,22 +85,27 @@ impl PendingBatch {
         let before = received.len();
         for at in 0..self.len() {
             match self.delivery(at) {
-                Ok(delivery) => received.push(delivery),
-                Err(error) => {
+                Some(Ok(delivery)) => received.push(delivery),
+                Some(Err(error)) => {
                     received.truncate(before);
                     return Err(error);
                 }
+                None => {}
             }
         }
         Ok(())
     }
 
-    /// Waits until each of them has ended, and tells how, in the order of the edges.
+    /// Waits until each of them has ended, and tells how, in the order of the edges, without those that were
+    /// [taken](PendingBatch::take).
     pub fn wait_each(mut self) -> Vec<Result<Delivery<Tensor>, Error>> {
-        match self.wait_for_end(false) {
-            Ok(()) => (0..self.len()).map(|at| self.delivery(at)).collect(),
-            Err(error) => (0..self.len()).map(|at| self.delivery(at).map_err(|_| error.clone())).collect(),
-        }
+        let ended = self.wait_for_end(false);
+        let places = 0..self.len();
+        let ends = places.filter_map(|at| match &ended {
+            Ok(()) => self.delivery(at),
+            Err(error) => self.delivery(at).map(|end| end.map_err(|_| error.clone())),
+        });
+        ends.collect()
     }
 
     /// The first error that is not just the consequence of another, or the first at all.
@@ -115,10 +121,12 @@ impl PendingBatch {
         derived.unwrap_or(Error::Stopped)
     }
 
-    fn delivery(&mut self, at: usize) -> Result<Delivery<Tensor>, Error> {
+    /// How one has ended; `None` if that was taken.
+    fn delivery(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
         match self.tickets.take(at) {
-            Some(outcome) => delivered(outcome),
-            None => Err(self.shared.broken().unwrap_or(Error::Stopped)),
+            Some(outcome) => Some(delivered(outcome)),
+            None if self.tickets.has_come(at) => None,
+            None => Some(Err(self.shared.broken().unwrap_or(Error::Stopped))),
         }
     }
 

@@ -4,6 +4,7 @@ use super::edge::{Edge, End};
 use super::ended::Ended;
 use super::local::{LocalWaiter, Told, check_live};
 use super::manager::Shared;
+use super::outstanding::reserve;
 use super::pending::{CancelToken, Pending, Place, Receivable};
 use super::waiter::{CallId, Delivery, Outcome, Payload, Waiter};
 use super::{Error, PeerIndex};
@@ -69,14 +70,11 @@ impl Step {
         self.shared.check_peer(peer)?;
         let value = self.movable_value(&key, value)?;
         let limit = self.shared.settings.max_outstanding_sends as usize;
-        if self.shared.outstanding.fetch_add(1, Ordering::Relaxed) >= limit {
-            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::ResourceExhausted {
-                what: "the number of sent tensors that nobody has asked for",
-                limit: limit as u64,
-                remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
-            });
-        }
+        reserve(&self.shared.outstanding, 1, limit).map_err(|_| Error::ResourceExhausted {
+            what: "the number of sent tensors that nobody has asked for",
+            limit: limit as u64,
+            remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
+        })?;
         self.shared.paths.of(peer).send(key, value)
     }
 

@@ -132,6 +132,52 @@ fn who_waits_for_each_hears_of_each() {
     });
 }
 
+/// What has come by itself, or has failed, and was taken is nobody else's.
+#[test]
+fn what_was_taken_is_left_out_of_what_is_waited_for() {
+    run(2, &[], |node, task| {
+        let step = begin(node, 1);
+        if task == 0 {
+            let edges = edges_to(node, 1, 4);
+            let last = node.edge_to("w", 1, "last").expect("an edge");
+            for _ in 0..2 {
+                let come = [0, 2].map(|at| (&edges[at], counting(node, first_of(1, at), 2)));
+                step.send_all(come).expect("sent");
+                step.send(&last, Tensor::empty()).expect("sent");
+            }
+            return;
+        }
+        let edges = edges_from(node, 0, 4);
+        let last = node.edge_from("w", 0, "last").expect("an edge");
+        let begin_and_take_first = || {
+            let mut pending = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+            // It comes behind the others.
+            step.recv(&last, SOON).expect("received");
+            let first = pending.take(0).expect("it has come").expect("a value");
+            assert_eq!(values(&first.tensor)[0], first_of(1, 0));
+            pending.cancel();
+            pending
+        };
+        let ends = begin_and_take_first().wait_each();
+        let codes: Vec<_> = ends.iter().map(|end| end.as_ref().err().map(Error::code)).collect();
+        assert_eq!(codes, [Some(Code::Cancelled), None, Some(Code::Cancelled)]);
+        let mut pending = begin_and_take_first();
+        for at in [1, 3] {
+            let late = Instant::now() + SOON;
+            let end = loop {
+                let _ = node.progress();
+                if let Some(end) = pending.take(at) {
+                    break end;
+                }
+                assert!(Instant::now() < late, "it is not cancelled");
+            };
+            assert_eq!(end.expect_err("cancelled").code(), Code::Cancelled);
+        }
+        let left = pending.wait().expect("the failures were taken");
+        assert_eq!((left.len(), values(&left[0].tensor)[0]), (1, first_of(1, 2)));
+    });
+}
+
 #[test]
 fn the_end_of_a_step_ends_its_batches() {
     run(2, &[], |node, task| {

@@ -1,0 +1,52 @@
+//! The bound on what was sent and waits to be asked for.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts as many more values. Where that would be more than `limit` nothing is counted, not for a moment: others must not be
+/// refused because of values that never were. Tells how many there are then.
+pub(super) fn reserve(outstanding: &AtomicUsize, count: usize, limit: usize) -> Result<(), usize> {
+    let more = |waiting: usize| waiting.checked_add(count).filter(|all| *all <= limit);
+    outstanding.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::thread::scope;
+
+    const LIMIT: usize = 10;
+
+    #[test]
+    fn as_many_as_the_limit_and_no_more() {
+        let outstanding = AtomicUsize::new(0);
+        assert_eq!(reserve(&outstanding, LIMIT + 1, LIMIT), Err(0));
+        assert_eq!(reserve(&outstanding, LIMIT - 1, LIMIT), Ok(()));
+        assert_eq!(reserve(&outstanding, 2, LIMIT), Err(LIMIT - 1));
+        assert_eq!(reserve(&outstanding, usize::MAX, LIMIT), Err(LIMIT - 1));
+        assert_eq!(reserve(&outstanding, 1, LIMIT), Ok(()));
+        assert_eq!(outstanding.into_inner(), LIMIT);
+    }
+
+    #[test]
+    fn what_is_refused_refuses_nobody_else() {
+        let (outstanding, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let refused = scope(|threads| {
+            threads.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert!(reserve(&outstanding, LIMIT + 1, LIMIT).is_err());
+                }
+            });
+            let mut refused = 0;
+            for _ in 0..1_000_000 {
+                match reserve(&outstanding, 1, LIMIT) {
+                    Ok(()) => drop(outstanding.fetch_sub(1, Ordering::Relaxed)),
+                    Err(_) => refused += 1,
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            refused
+        });
+        assert_eq!(refused, 0, "refused with nothing waiting");
+    }
+}
