@@ -86,7 +86,7 @@ fn function(line: &str) -> Option<Function> {
     let (takes, returns) = rest.strip_suffix(';')?.split_once(')')?;
     Some(Function {
         symbol,
-        takes: takes.split(", ").map(str::to_owned).collect(),
+        takes: takes.split(", ").filter(|of| !of.is_empty()).map(str::to_owned).collect(),
         returns: returns.strip_prefix(" -> ").map(str::to_owned),
     })
 }

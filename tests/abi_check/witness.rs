@@ -119,6 +119,7 @@ const STAND_INS: &[(&str, &str, &str)] = &[
     ("ibv_query_pkey", "*mut u16", "__be16 *"),
     ("ibv_wc_status_str", "u32", "enum ibv_wc_status"),
     ("ibv_event_type_str", "u32", "enum ibv_event_type"),
+    ("ibv_is_fork_initialized", "u32", "enum ibv_fork_status"),
 ];
 
 /// The type in C of a function that is as ours.
@@ -128,8 +129,9 @@ fn prototype(function: &Function) -> String {
         stand_in.map_or_else(|| c_name(ours), |(_, _, c)| (*c).to_owned())
     };
     let takes: Vec<String> = function.takes.iter().map(|t| c_type(t)).collect();
+    let takes = if takes.is_empty() { "void".to_owned() } else { takes.join(", ") };
     let returns = function.returns.as_deref().map_or_else(|| "void".to_owned(), c_type);
-    format!("{returns} ({})", takes.join(", "))
+    format!("{returns} ({takes})")
 }
 
 fn c_name(ours: &str) -> String {

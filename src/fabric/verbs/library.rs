@@ -132,7 +132,7 @@ library! {
         /// address that work requests name it by, flags; since rdma-core 28.
         reg_mr_iova2 = "ibv_reg_mr_iova2": fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
         /// What a fork does to registered memory: 2 if nothing; since rdma-core 35.
-        is_fork_initialized = "ibv_is_fork_initialized": fn() -> c_int;
+        is_fork_initialized = "ibv_is_fork_initialized": fn() -> u32;
     }
 }
 

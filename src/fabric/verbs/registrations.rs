@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Ranges begin and end at multiples of this, as far as the owner's memory goes: small tensors side by side share one.
 const GRAIN: usize = 2 << 20;
 /// `ibv_is_fork_initialized(3)`: a fork leaves registered pages as they are.
-const FORK_UNNEEDED: i32 = 2;
+const FORK_UNNEEDED: u32 = 2;
 
 /// The registrations of a fabric.
 pub(super) struct Registrations {
