@@ -520,8 +520,8 @@ fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everyth
 
 #[test]
 fn with_validation_every_exchange_keeps_the_value_or_the_word_that_it_is_corrupted() {
-    every_exchange(&mut over_sim_validating(false), "sim, validating", 150, 150);
-    every_exchange(&mut over_sim_validating(true), "sim, with flipped bits", 150, 150);
+    every_exchange(&mut over_sim_validating(false), "sim, validating", 60, 60);
+    every_exchange(&mut over_sim_validating(true), "sim, with flipped bits", 60, 60);
 }
 
 #[test]

@@ -410,13 +410,13 @@ fn every_kind<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64) {
 
 #[test]
 fn on_sim_interleavings_of_standing_requests_keep_every_value_and_free_everything() {
-    every_kind(&mut over_sim(true), "sim", 500, 700);
+    every_kind(&mut over_sim(true), "sim", 300, 400);
 }
 
 #[test]
 fn with_validation_interleavings_of_standing_requests_keep_every_value_right_or_not() {
     for flips in [false, true] {
-        every_kind(&mut over_sim_validating(flips), "sim, validating", 100, 150);
+        every_kind(&mut over_sim_validating(flips), "sim, validating", 50, 60);
     }
 }
 
