@@ -191,7 +191,7 @@ fn the_end_of_a_step_ends_its_batches() {
         let aborted = begin(node, 1);
         let pending = batch.recv_pending(&aborted, SOON).expect("begun");
         aborted.abort(Status::new(Code::Internal, "enough")).expect("an error");
-        assert!(pending.have_all_ended());
+        crate::common::until(node, "the end of each", || pending.have_all_ended());
         let error = pending.wait().expect_err("aborted");
         assert!(matches!(error, Error::Aborted { .. }), "{error}");
         let gone = begin(node, 2);
