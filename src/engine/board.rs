@@ -297,7 +297,9 @@ mod tests {
     #[test]
     fn a_failure_that_was_taken_is_none_of_the_others() {
         let (mut tickets, completers) = boards(3).board();
-        let [first, second, third] = completers.collect::<Vec<_>>().try_into().ok().expect("three");
+        let Ok([first, second, third]) = <[_; 3]>::try_from(completers.collect::<Vec<_>>()) else {
+            panic!("there are three");
+        };
         first.complete(Answer(-5));
         assert!(tickets.have_failed() && tickets.has_come(0) && !tickets.has_come(1));
         assert_eq!(tickets.take(0), Some(Answer(-5)));
