@@ -3,6 +3,8 @@
 mod common;
 #[path = "standing/counts.rs"]
 mod counts;
+#[path = "standing/lives.rs"]
+mod lives;
 #[path = "standing/shapes.rs"]
 mod shapes;
 #[path = "standing/shares.rs"]
