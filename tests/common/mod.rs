@@ -73,6 +73,12 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
+/// How many pollers the members have, among which their peers and what of the pool is for standing requests are dealt out.
+pub fn pollers() -> usize {
+    let count = std::env::var("TENSORWIRE_TEST_POLLERS");
+    count.map_or(1, |count| count.parse().unwrap_or_else(|_| panic!("TENSORWIRE_TEST_POLLERS is {count:?}")))
+}
+
 /// How long a peer may go unheard: `usual`, or what `TENSORWIRE_TEST_SILENCE` says, in seconds.
 pub fn silence_or(usual: Duration) -> Duration {
     let Ok(text) = std::env::var("TENSORWIRE_TEST_SILENCE") else { return usual };
