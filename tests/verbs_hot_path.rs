@@ -129,7 +129,7 @@ fn prove_the_counters(plain: &mut Stage, has_trap: bool) {
 }
 
 fn measure() {
-    // Follows the filter is there: links are made with threads.
+    // Before the filter is there: links are made with threads.
     let mut stages: Vec<Stage> = SCENARIOS.iter().map(Stage::new).collect();
     let trapped = trap::install().and_then(|()| trap::tighten(&threads::ids_of(&[CALLER])));
     if let Err(why) = &trapped {

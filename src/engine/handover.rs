@@ -63,7 +63,7 @@ impl<T: Send + 'static> HandOver<T> {
 
     /// The taking side ends: what was handed over and not taken is dropped, and so is what still comes.
     pub fn close(&self, taker: Taker<T>) {
-        // Follows the lanes are emptied: whoever gives afterwards sees it, and empties them again.
+        // Before the lanes are emptied: whoever gives afterwards sees it, and empties them again.
         self.closed.store(true, Ordering::SeqCst);
         for lane in taker.lanes {
             // There is room: no more lanes than it holds exist.

@@ -48,7 +48,7 @@ impl fmt::Debug for Lease {
 pub struct LentBytes {
     data: NonNull<u8>,
     len: usize,
-    // Follows the region: the loan ends while its memory is still mapped.
+    // Before the region: the loan ends while its memory is still mapped.
     _lease: Lease,
     _region: Arc<PeerRegion>,
 }

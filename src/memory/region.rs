@@ -342,7 +342,7 @@ impl Ladder<'_> {
         Ok(pages)
     }
 
-    /// Follows the pages come in, as it decides where they come from.
+    /// Before the pages come in, as it decides where they come from.
     fn bind(&self, pages: &Pages) -> Result<(), Miss> {
         let Some(node) = self.options.numa_node else { return Ok(()) };
         pages.mapping.bind(node).map_err(|source| Miss::Fatal(RegionError::Numa { node, source }))

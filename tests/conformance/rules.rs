@@ -531,7 +531,7 @@ pub fn a_failed_link_fails_everything_outstanding_and_refuses_everything_later<H
     let junk = Grant { region: 0, key: 0, offset: 0, len: 0 };
     let source = tensor(&a.pool, &[]);
     for _ in 0..2 {
-        // Follows the poll that tells, and after.
+        // Before the poll that tells, and after.
         assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
         assert_eq!(a.port.write_inline(a.link, ZERO, &[], &junk, None), Err(PostError::Down));
         let write = a.port.write(a.link, ZERO, OpId(9), &source, 0, 0, &junk, None);

@@ -17,7 +17,7 @@ impl World {
         for (key, form) in values {
             let number = self.model.next_value(*key);
             let Some(value) = self.value(*key, number, form.as_ref())? else { break };
-            // Follows it is sent, as somebody may get it within the call.
+            // Before it is sent, as somebody may get it within the call.
             self.model.sent(*key, form.clone());
             given.push((*key, value.map(TensorMut::freeze)));
         }

@@ -194,7 +194,7 @@ impl World {
                 None => return Ok(()),
             },
         };
-        // Follows it is sent, as somebody may get it within the call.
+        // Before it is sent, as somebody may get it within the call.
         self.model.sent(key, form.cloned());
         let link = self.gone_link(&key);
         let Some(process) = &mut self.processes[key.from] else { return Ok(()) };

@@ -341,7 +341,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if !matches!(self.phase, Phase::Down) {
-            // Follows anything is released, so that the peer can tell.
+            // Before anything is released, so that the peer can tell.
             self.leave(&LinkFailure::Closed);
             self.part_from_loans();
         }

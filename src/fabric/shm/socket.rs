@@ -159,7 +159,7 @@ pub(super) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<Ow
     match unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut fd) } {
         // SAFETY: the kernel has just made this descriptor for this call.
         Ok(()) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        // Follows Linux 6.5. The process is at the other end of the handshake, so its id is not another's yet.
+        // Before Linux 6.5. The process is at the other end of the handshake, so its id is not another's yet.
         Err(Errno::NOPROTOOPT) => {
             let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?;
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
