@@ -4,7 +4,7 @@
 //! period after the death what is still borrowed is copied, at the same addresses, and the rest goes back to the system. The
 //! watcher's thread tells when it is time, and a thread of its own does it; holders notice nothing.
 #![allow(unsafe_code)]
-#![allow(clippy::disallowed_types)] // when links end, and on the watcher's thread
+#![allow(clippy::disallowed_types)] // when links end, on the watcher's thread, and on the one that settles
 
 use super::borrow::LeaseTable;
 use crate::fabric::{LoanBooks, TICKS_PER_GRACE};
