@@ -269,6 +269,10 @@ impl Anchor {
 
     /// Takes back a header whose last handle is gone.
     pub(super) fn put_back(&self, mut header: Box<Header>) {
+        if header.is_surrendered() {
+            // The block stays taken, and as it is, for as long as there is the pool.
+            return std::mem::forget(header.strip());
+        }
         let Shared { magazines, poison, .. } = &*self.shared;
         let Storage::Block(block) = &header.storage else {
             match header.strip() {
