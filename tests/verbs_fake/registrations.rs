@@ -5,7 +5,8 @@ use crate::harness::{Got, pattern, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use memmap2::MmapMut;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::fabric::{Fabric, OpId, Port, PostError, Registration};
 use tensorwire::memory::{ForeignMemory, Pool, Tensor};
@@ -242,6 +243,36 @@ fn what_is_registered_for_an_owner_ends_with_it() {
     drop(tensor);
     assert_eq!((ended(&fake), registrar.registered_bytes()), (2, GRAIN as u64));
     drop((registrar, fabric, other));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_was_made_and_has_not_ended_is_what_is_registered_however_many_ask_at_once() {
+    needs_fake!();
+    const THREADS: usize = 4;
+    let fake = Fake::new(ONE_NIC);
+    let (fabric, pool) = (keeping(&fake, 1000, 1 << 30), crate::harness::pool(1 << 20));
+    let memories: Vec<ForeignMemory> = (0..100).map(|_| own(&grains(1))).collect();
+    let (start, counts) = (Barrier::new(THREADS), [AtomicUsize::new(0), AtomicUsize::new(0)]);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for memory in &memories {
+                    let tensor = part(memory, &pool, 0);
+                    start.wait();
+                    let done = register(&fabric, &tensor, &pool);
+                    assert!(done.tensor.is_some());
+                    counts[0].fetch_add(usize::from(!done.is_known), Ordering::Relaxed);
+                    counts[1].fetch_add(done.ended as usize, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let [counted_made, counted_ended] = counts.map(AtomicUsize::into_inner);
+    println!("{counted_made} were made for 100 owners");
+    assert_eq!((counted_made, counted_ended), (made(&fake).len(), ended(&fake)));
+    assert_eq!(counted_made - counted_ended, 100);
+    drop((fabric, memories));
     fake.assert_clean();
 }
 

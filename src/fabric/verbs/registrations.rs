@@ -99,7 +99,7 @@ impl Registrations {
             return None;
         }
         let region = Arc::new(self.ask(&wish, ended)?);
-        self.without(ended, |ranges, out| {
+        let kept = self.without(ended, |ranges, out| {
             // Another thread may have been faster, or have taken the room.
             if let Some(known) = ranges.find(place.owner, bytes) {
                 return Some(known);
@@ -110,7 +110,10 @@ impl Registrations {
             }
             ranges.add(&wish, Arc::clone(&region), changes, out);
             Some(region.clone())
-        })
+        });
+        // Another's is taken in the place of this one, which ends here. It counts as made, too.
+        *ended += u64::from(kept.as_ref().is_some_and(|kept| !Arc::ptr_eq(kept, &region)));
+        kept
     }
 
     /// Asks the device; where it lacks room, once more with as many bytes less of what gives way.
