@@ -353,6 +353,7 @@ fn memory_outside_the_pool_is_registered_and_sent_from_where_it_lies() {
         foreign::to_itself,
         foreign::no_room,
         foreign::refused,
+        foreign::ends_beside_callbacks,
     ] {
         case(&ON_FAKE_1);
     }

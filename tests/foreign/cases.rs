@@ -396,3 +396,29 @@ pub fn refused(settings: &'static Settings) {
         node.cleanup(2);
     });
 }
+
+/// What one would have that keeps its buffers few: a callback that goes on when one of them is free again.
+pub fn ends_beside_callbacks(settings: &'static Settings) {
+    run(1, settings, move |node, _| {
+        let step = node.step(1).expect("new");
+        let gone = Arc::new(AtomicUsize::new(0));
+        let (edge, went) = (node.edge_to("w", 0, "x").expect("edge"), gone.clone());
+        let (said, hears) = std::sync::mpsc::channel();
+        let waits = move |_| {
+            let end = std::time::Instant::now() + SOON;
+            while went.load(Ordering::SeqCst) == 0 && std::time::Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let _ = said.send(went.load(Ordering::SeqCst));
+        };
+        step.recv_async(&edge, SOON, waits).expect("begun");
+        let len = 4 * LARGE as usize;
+        let memory = ForeignMemory::from_owner(Mapping::new(reserved(len), len, 1.0, &gone));
+        let held = tensor(node, &memory, LARGE, 0);
+        drop(memory);
+        step.send(&edge, crate::common::counting(node, 0.0, 2)).expect("sent");
+        // The callback waits by now, or will, for what this lets go of.
+        drop(held);
+        assert_eq!(hears.recv_timeout(2 * SOON), Ok(1), "its buffer was not released while it waited");
+    });
+}
