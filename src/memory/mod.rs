@@ -54,8 +54,8 @@ mod tensor_mut;
 mod tests;
 mod view;
 
-pub use changes::{PageKeeper, tell_of_changes};
-pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, Owner, Registered};
+pub use changes::{GoneOwner, PageKeeper, tell_of_changes};
+pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, HeldOwner, Owner, Registered};
 pub use fork::{Home, SharedMapping};
 pub use lent::{Lease, LeaseSink, LentBytes, LentError};
 pub use pages::{PageKind, PagePolicy};

@@ -152,11 +152,8 @@ impl Node {
         }
         let owners = Executor::of_owners();
         pool.end_owners_by({
-            let (owners, end) = (owners.clone(), rendezvous.ends_owners());
-            move |owner| {
-                let end = end.clone();
-                owners.run_or_here(move || end(owner));
-            }
+            let owners = owners.clone();
+            move |owner| owners.run_or_here(move || drop(owner))
         });
         let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
