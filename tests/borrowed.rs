@@ -51,8 +51,8 @@ fn role_lender() {
     }
 }
 
-fn borrow_all(node: &Node, step: u64) -> Vec<Tensor> {
-    let step = node.step(step).expect("new");
+fn borrow_all(node: &Node) -> Vec<Tensor> {
+    let step = node.step(1).expect("new");
     let borrow = |number| {
         let edge = node.edge_from("w", 1, &format!("x/{number}")).expect("edge");
         step.recv(&edge, SOON).expect("received").tensor
@@ -60,6 +60,20 @@ fn borrow_all(node: &Node, step: u64) -> Vec<Tensor> {
     let held: Vec<Tensor> = (0..SIZES.len()).map(borrow).collect();
     assert!(held.iter().all(Tensor::is_lent) && all_right(&held));
     held
+}
+
+/// Starts the other process, and borrows what it sends.
+fn borrow_from_another(node: &Node, cluster: &str) -> (Other, Vec<Tensor>) {
+    let mut lender = Other::start("lender", cluster);
+    node.join().expect("joined");
+    lender.wait_for("ready");
+    (lender, borrow_all(node))
+}
+
+/// Kills the other process, and waits until that is known.
+fn lose(node: &Node, lender: &mut Other) {
+    lender.kill();
+    until(node, "the news", || node.peers()[0].state.error().is_some());
 }
 
 fn all_right(held: &[Tensor]) -> bool {
@@ -115,10 +129,7 @@ fn kept(node: &Node) -> u64 {
 fn role_heir() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let node = borrower(&cluster);
-    let mut lender = Other::start("lender", &cluster);
-    node.join().expect("joined");
-    lender.wait_for("ready");
-    let held = borrow_all(&node, 1);
+    let (mut lender, held) = borrow_from_another(&node, &cluster);
     let address = held[0].as_ptr().addr();
     let (name, file, _) = mapping_of(address);
     assert!(name.contains("memfd:tensorwire") && !name.contains("kept"), "{name}");
@@ -146,16 +157,12 @@ fn role_heir() {
     assert!(all_right(&held));
 
     // A new life has nothing to do with the old one's.
-    let mut lender = Other::start("lender", &cluster);
-    node.join().expect("joined");
-    lender.wait_for("ready");
-    let of_the_new = borrow_all(&node, 1);
+    let (mut lender, of_the_new) = borrow_from_another(&node, &cluster);
     drop(held);
     std::thread::sleep(2 * GRACE);
     assert!(all_right(&of_the_new));
     assert_eq!((kept(&node), node.counters().get(Counter::KeepFailures)), (3, 0));
-    lender.kill();
-    until(&node, "the news", || node.peers()[0].state.error().is_some());
+    lose(&node, &mut lender);
     let (_, file, _) = mapping_of(of_the_new[0].as_ptr().addr());
     drop(of_the_new);
     until(&node, "the end of its mapping", || !has_file(file));
@@ -175,12 +182,8 @@ fn a_grace_period_after_its_death_a_senders_memory_goes_back_but_for_what_is_bor
 fn role_poor_heir() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let node = borrower(&cluster);
-    let mut lender = Other::start("lender", &cluster);
-    node.join().expect("joined");
-    lender.wait_for("ready");
-    let held = borrow_all(&node, 1);
-    lender.kill();
-    until(&node, "the news", || node.peers()[0].state.error().is_some());
+    let (mut lender, held) = borrow_from_another(&node, &cluster);
+    lose(&node, &mut lender);
     // Without a descriptor there is no memory to copy to.
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..before }).expect("fewer are always allowed");
@@ -205,13 +208,9 @@ fn role_late_heir() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let node = member(&cluster, 0).set("bulk_receive", "borrow").set("small_tensor_bytes", "0");
     let node = node.set("borrow_grace", "1h").start().expect("the node starts");
-    let mut lender = Other::start("lender", &cluster);
-    node.join().expect("joined");
-    lender.wait_for("ready");
-    let held = borrow_all(&node, 1);
+    let (mut lender, held) = borrow_from_another(&node, &cluster);
     let (_, file, _) = mapping_of(held[0].as_ptr().addr());
-    lender.kill();
-    until(&node, "the news", || node.peers()[0].state.error().is_some());
+    lose(&node, &mut lender);
     assert!(has_file(file), "its time has not come");
     drop(node);
     assert!(!has_file(file) && all_right(&held));
@@ -278,7 +277,7 @@ fn a_sender_that_stops_keeps_no_pool_for_those_who_hold_its_tensors_and_changes_
     let mut leaver = Other::start("leaver", &cluster);
     node.join().expect("joined");
     leaver.wait_for("ready");
-    let held = borrow_all(&node, 1);
+    let held = borrow_all(&node);
     leaver.say("stop");
     until(&node, "the news", || node.peers()[0].state.error().is_some());
     leaver.wait_for("written over");

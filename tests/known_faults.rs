@@ -3,15 +3,19 @@
 //! Most of those tests stand beside what they test; the list names them and fails when one goes. What no other file
 //! has a place for is below the list.
 
+#[path = "known_faults/bulk.rs"]
+mod bulk;
 mod common;
+#[path = "known_faults/log.rs"]
+mod log;
 
 use common::{SOON, cluster, counting, member, run, until, values};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tensorwire::{DType, Error, Node, PeerState};
+use tensorwire::{Error, Node, PeerState};
 
 /// Each fault with the tests that show it is not here, by file and name.
 const FAULTS: &[(&str, &[(&str, &str)])] = &[
@@ -92,6 +96,12 @@ const FAULTS: &[(&str, &[(&str, &str)])] = &[
     (
         "silent fallback to another transport",
         &[
+            ("tests/known_faults.rs", "a_node_that_is_asked_for_rdma_and_can_t_have_it_does_not_start"),
+            ("tests/verbs_library.rs", "without_the_library_a_node_that_is_asked_for_rdma_does_not_start"),
+            (
+                "tests/verbs_nodes.rs",
+                "a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what_it_offers",
+            ),
             ("src/config/tests.rs", "what_is_planned_is_refused_by_name"),
             ("src/fabric/shm/address.rs", "another_host_namespace_or_user_is_refused_by_name"),
         ],
@@ -116,12 +126,12 @@ const FAULTS: &[(&str, &[(&str, &str)])] = &[
     (
         "u32 length of one work request",
         &[
-            ("tests/known_faults.rs", "a_tensor_of_more_than_4_gib_is_copied_whole"),
+            ("tests/known_faults/bulk.rs", "a_tensor_of_more_than_4_gib_is_copied_whole"),
             (
                 "tests/verbs_fake/queues.rs",
                 "what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation",
             ),
-            ("tests/known_faults.rs", "a_tensor_of_more_than_4_gib_is_borrowed_whole"),
+            ("tests/known_faults/bulk.rs", "a_tensor_of_more_than_4_gib_is_borrowed_whole"),
             ("src/fabric/shm/slot.rs", "every_order_comes_back"),
             ("src/wire/message/tests.rs", "lengths_of_more_than_32_bits_come_back"),
         ],
@@ -145,10 +155,6 @@ const FAULTS: &[(&str, &[(&str, &str)])] = &[
                 "a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what_it_offers",
             ),
         ],
-    ),
-    (
-        "a variable that crashes on a non-number",
-        &[("src/config/tests.rs", "every_bad_value_is_refused_with_its_origin_and_what_is_allowed")],
     ),
     ("a table keyed by a hash alone", &[("src/rendezvous/table.rs", "keys_of_equal_hashes_are_kept_apart")]),
     (
@@ -455,59 +461,26 @@ fn a_stop_ends_while_the_peers_traffic_does_not() {
     peer.join().expect("the peer sees the end");
 }
 
-/// Keeps what is logged.
-struct Log(Mutex<Vec<String>>);
-
-struct Text(String);
-
-impl tracing::field::Visit for Text {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        self.0.push_str(&format!("{}={value:?} ", field.name()));
+/// Whatever this host lacks, the error says what it is; there is no node on another fabric.
+#[test]
+fn a_node_that_is_asked_for_rdma_and_can_t_have_it_does_not_start() {
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        return println!("skipped: this machine has an RDMA device");
     }
-}
-
-impl tracing::Subscriber for &'static Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-/// What was logged of a task of this job.
-fn logged_of(job: &str) -> Vec<String> {
-    let lines = log().0.lock().unwrap_or_else(PoisonError::into_inner);
-    lines.iter().filter(|line| line.contains(&format!("{job}/"))).cloned().collect()
-}
-
-fn log() -> &'static Log {
-    static LOG: OnceLock<&'static Log> = OnceLock::new();
-    LOG.get_or_init(|| {
-        let log: &'static Log = Box::leak(Box::new(Log(Mutex::default())));
-        tracing::subscriber::set_global_default(log).expect("the only subscriber of this process");
-        log
-    })
+    let started = member(&cluster(1), 0).set("fabric", "verbs").start();
+    let why =
+        started.map(|node| node.peers()).expect_err("there is no device to reach anybody by").to_string();
+    let lacking = [
+        "install rdma-core's libibverbs",
+        "load the kernel's module ib_uverbs",
+        "there is no RDMA device: load the driver of the NIC",
+    ];
+    assert!(lacking.iter().any(|lacking| why.contains(lacking)), "{why}");
 }
 
 #[test]
 fn set_up_that_failed_is_never_logged_as_a_success() {
-    log();
+    log::log();
     // Two that agree and two that don't, told apart by the names of their jobs.
     for (job, depths, connects) in [("agree", ["64", "64"], true), ("differ", ["64", "128"], false)] {
         let cluster = cluster(2).replace("w=", &format!("{job}="));
@@ -524,79 +497,7 @@ fn set_up_that_failed_is_never_logged_as_a_success() {
         let nodes = members.map(|member| member.join().expect("no panic"));
         assert_eq!(nodes.each_ref().map(|(joined, _)| *joined), [connects; 2], "{job}");
         let success =
-            logged_of(job).into_iter().filter(|line| line.contains("connected")).collect::<Vec<_>>();
+            log::logged_of(job).into_iter().filter(|line| line.contains("connected")).collect::<Vec<_>>();
         assert_eq!(success.is_empty(), !connects, "{job}: {success:?}");
     }
-}
-
-const GIB: u64 = 1 << 30;
-
-/// Whether so much memory can be had, with as much again for whatever else runs here.
-fn has_memory(needed: u64) -> bool {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib: u64 = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0);
-    let available = kib << 10;
-    if available < 2 * needed {
-        println!("skipped: {} GiB should be available and {} are", 2 * needed / GIB, available / GIB);
-    }
-    available >= 2 * needed
-}
-
-/// Moves one tensor whose length does not fit in 32 bits; only a few bytes of it are looked at.
-fn moves_more_than_4_gib(bulk: &'static str, receiver_pool: u64) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    const BYTES: u64 = 4 * GIB + 4097;
-    const POOL: u64 = 4 * GIB + (64 << 20);
-    if !has_memory(POOL + receiver_pool) {
-        return;
-    }
-    let marks = [0, 1 << 20, 4 * GIB - 1, 4 * GIB, 4 * GIB + 1, BYTES - 1];
-    let cluster = cluster(2);
-    let ended = Arc::new(AtomicBool::new(false));
-    let start = move |task, pool: u64| {
-        let builder = member(&cluster, task).set("pool_size", pool.to_string()).set("bulk_receive", bulk);
-        let builder = builder.set("max_lent_bytes", pool.to_string());
-        let node = builder.set("join_timeout", "60s").set("recv_timeout", "60s").start();
-        let node = node.expect("the node starts");
-        node.join().expect("the other one comes");
-        node
-    };
-    let of_sender = start.clone();
-    let served = ended.clone();
-    let sender = std::thread::spawn(move || {
-        let node = of_sender(0, POOL);
-        let mut tensor = node.tensor(DType::U8, &[BYTES]).expect("room");
-        for (at, mark) in marks.iter().enumerate() {
-            tensor.bytes_mut()[*mark as usize] = at as u8 + 1;
-        }
-        let edge = node.edge_to("w", 1, "x").expect("edge");
-        node.step(1).expect("new").send(&edge, tensor.freeze()).expect("sent");
-        let end = Instant::now() + 3 * SOON;
-        while !served.load(Ordering::SeqCst) {
-            assert!(Instant::now() < end, "it was not received");
-            let _ = node.progress();
-        }
-    });
-    let node = start(1, receiver_pool);
-    let edge = node.edge_from("w", 0, "x").expect("edge");
-    let got = node.step(1).expect("new").recv(&edge, 3 * SOON).expect("received").tensor;
-    assert_eq!((got.bytes().len() as u64, got.is_lent()), (BYTES, bulk == "borrow"));
-    for (at, mark) in marks.iter().enumerate() {
-        assert_eq!(got.bytes()[*mark as usize], at as u8 + 1, "byte {mark}");
-    }
-    drop(got);
-    ended.store(true, Ordering::SeqCst);
-    sender.join().expect("no panic");
-}
-
-#[test]
-fn a_tensor_of_more_than_4_gib_is_borrowed_whole() {
-    moves_more_than_4_gib("borrow", 8 << 20);
-}
-
-#[test]
-fn a_tensor_of_more_than_4_gib_is_copied_whole() {
-    moves_more_than_4_gib("copy", 4 * GIB + (64 << 20));
 }

@@ -274,6 +274,36 @@ fn a_borrowed_receive_costs_the_same_at_any_size() {
     assert!(references.iter().all(|one| one["name"] != "memcpy"));
 }
 
+/// Sets of tensors beside as many single ones, standing requests beside plain ones.
+#[test]
+fn what_costs_less_is_measured_beside_what_it_replaces() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (option, name, how) in [
+        ("--batch 20", "one_by_one", "20 tensors each way by one call"),
+        ("--standing", "plain", "standing requests, 16 steps in advance"),
+        ("--standing 3 -I 0", "plain", "standing requests, 3 steps in advance"),
+    ] {
+        let path = folder.path().join("report");
+        let options = "-s 8,4KiB -n 300 --warmup 20 --pool 16MiB --json";
+        let output = run(&format!("perf rendezvous_lat --local {option} {options} {}", path.display()));
+        let report = report(&path, &output);
+        assert!(report["poll_mode"].as_str().expect("text").contains(how), "{option}: {report}");
+        let rows = report["results"].as_array().expect("a list");
+        assert!(rows.iter().all(|row| row["iterations"] == 300), "{rows:?}");
+        let references = report["references"].as_array().expect("a list");
+        let beside: Vec<_> = references.iter().filter(|one| one["name"] == name).collect();
+        assert_eq!(beside.len(), 2, "{option}: {references:?}");
+        for one in beside {
+            println!("{option}, {} bytes: {} times {name}", one["bytes"], one["ratio"]);
+            assert!(one["ratio"].as_f64().expect("a number") > 0.0, "{one}");
+        }
+    }
+}
+
 /// A server of a test at a free port, with the command line of its client. Killed when dropped.
 struct Served {
     server: Option<Child>,

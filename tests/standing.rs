@@ -3,6 +3,8 @@
 mod common;
 #[path = "standing/counts.rs"]
 mod counts;
+#[path = "standing/lives.rs"]
+mod lives;
 #[path = "standing/shapes.rs"]
 mod shapes;
 #[path = "standing/shares.rs"]
@@ -416,11 +418,11 @@ fn what_can_not_be_asked_for_in_advance_is_refused_by_name() {
         assert!(matches!(error, Error::WrongEnd { .. }), "{error}");
         let edge = here(node, 1 - task);
         let error = node.standing(&edge, sequence, 257).expect_err("too long");
-        assert!(matches!(error, Error::ResourceExhausted { limit: 256, .. }), "{error}");
+        assert!(matches!(error, Error::WindowTooLong { window: 257, max: 256 }), "{error}");
         let standing = node.standing(&edge, sequence, 4).expect("new");
         let error = node.standing(&edge, sequence, 4).expect_err("twice");
         assert!(error.code() == Code::AlreadyExists && error.to_string().contains("'x'"), "{error}");
-        assert!(standing.set_window(300).is_err());
+        assert_eq!(standing.set_window(300).expect_err("too long").code(), Code::InvalidArgument);
         let _other = node.standing(&edge.at(1, 0), sequence, 4).expect("another iteration");
         drop(standing);
         let _again = node.standing(&edge, sequence, 4).expect("dropped before");

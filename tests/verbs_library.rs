@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
+use tensorwire::Node;
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 
@@ -141,4 +142,25 @@ fn without_the_library_a_fabric_is_refused_with_how_to_get_it() {
         line.contains("install rdma-core's libibverbs (Debian: libibverbs1 and ibverbs-providers"),
         "{line}"
     );
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_starts_a_node_for_verbs() {
+    let builder = Node::builder().member("w", 0).set("cluster", "w=127.0.0.1:4000").set("fabric", "verbs");
+    let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
+    match builder.start() {
+        Ok(node) => println!("role: there is a node, and its peers are {:?}", node.peers()),
+        Err(error) => println!("role: {error}"),
+    }
+}
+
+#[test]
+fn without_the_library_a_node_that_is_asked_for_rdma_does_not_start() {
+    let machine = Machine::with(&this_program());
+    let role = ["--ignored", "--exact", "--nocapture", "role_starts_a_node_for_verbs"];
+    let Some(said) = machine.says(&role) else { return };
+    assert!(said.contains("role: ") && !said.contains("there is a node"), "{said}");
+    assert!(said.contains("loading libibverbs.so.1 failed"), "{said}");
+    assert!(said.contains("install rdma-core's libibverbs"), "{said}");
 }

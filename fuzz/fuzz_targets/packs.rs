@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use tensorwire::fabric::MAX_MESSAGE;
 use tensorwire::wire::message::pack::{Pack, is_packed, unpack};
 
 const PACKED: u8 = 17;
 const FRAGMENT: u8 = 12;
-const SLOT: usize = 224;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((mode, rest)) = bytes.split_first() else { return };
@@ -43,7 +43,7 @@ fn any_bytes(bytes: &[u8]) {
 
 /// The input as lengths, each with a message of that many bytes at most.
 fn there_and_back(mut rest: &[u8]) {
-    let (mut pack, mut messages) = (Pack::new(SLOT), Vec::new());
+    let (mut pack, mut messages) = (Pack::new(MAX_MESSAGE), Vec::new());
     while let Some((len, tail)) = rest.split_first() {
         let (message, tail) = tail.split_at(usize::from(*len).min(tail.len()));
         rest = tail;
@@ -56,7 +56,7 @@ fn there_and_back(mut rest: &[u8]) {
         pack.push(message);
         messages.push(message);
     }
-    assert!(pack.len() == messages.len() && pack.bytes().len() <= SLOT);
+    assert!(pack.len() == messages.len() && pack.bytes().len() <= MAX_MESSAGE);
     match &messages[..] {
         [] => {}
         [alone] => assert_eq!(pack.bytes(), *alone),

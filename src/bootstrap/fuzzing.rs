@@ -29,7 +29,8 @@ const CALLEE: usize = 1;
 const MAX_COMMANDS: usize = 64;
 /// Bytes of a refusal's text at most.
 const MAX_REFUSAL: usize = 8 * 1024;
-/// How long a piece of work on another thread may take.
+/// How long a piece of work on another thread may take: as long as `tests/fuzz` gives an input. On a machine with other things to do
+/// such a thread may not run for seconds, with the sanitizer and all, which is no finding.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What has become of a half.

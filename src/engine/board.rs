@@ -4,14 +4,14 @@
 
 use super::Abandoned;
 use super::call::Completer;
+use super::cell::Cell;
 use crossbeam_queue::ArrayQueue;
-use std::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The results of several calls.
 pub(super) struct Board<R> {
-    places: Box<[Place<R>]>,
+    places: Box<[Cell<R>]>,
     /// Of each call, its part.
     parts: Arc<[u16]>,
     /// The part that all are of, if there is one.
@@ -21,17 +21,6 @@ pub(super) struct Board<R> {
     /// How many of the results are failures.
     failed: AtomicUsize,
 }
-
-struct Place<R> {
-    /// Set after the result was written.
-    done: AtomicBool,
-    result: UnsafeCell<Option<R>>,
-}
-
-// SAFETY: each `result` is written once, by the only completer of its place, before the place is `done` with release ordering;
-// it is read only after `done` was seen with acquire ordering, by the only `Tickets` of the board. `R: Send` moves between them.
-#[allow(unsafe_code)]
-unsafe impl<R: Send> Sync for Place<R> {}
 
 /// The waiting side of several calls.
 pub struct Tickets<R> {
@@ -87,8 +76,7 @@ impl<R: Abandoned> Boards<R> {
 
 impl<R> Board<R> {
     fn new(parts: Arc<[u16]>, count: usize) -> Arc<Self> {
-        let place = || Place { done: AtomicBool::new(false), result: UnsafeCell::new(None) };
-        let places = parts.iter().map(|_| place()).collect();
+        let places = parts.iter().map(|_| Cell::new()).collect();
         let left = (0..count).map(|_| AtomicUsize::new(0)).collect();
         let first = parts.first().copied();
         let only_part = first.filter(|first| parts.iter().all(|part| part == first)).map(usize::from);
@@ -98,10 +86,7 @@ impl<R> Board<R> {
     }
 
     fn reset(&mut self) {
-        for place in &mut self.places {
-            *place.done.get_mut() = false;
-            *place.result.get_mut() = None;
-        }
+        self.places.iter_mut().for_each(Cell::reset);
         self.left.iter_mut().for_each(|left| *left.get_mut() = 0);
         for part in self.parts.iter() {
             *self.left[usize::from(*part)].get_mut() += 1;
@@ -115,16 +100,17 @@ impl<R> Board<R> {
 }
 
 impl<R: Abandoned> Board<R> {
-    /// Brings the result of a call. Called once for each, by its completer.
-    pub(super) fn bring(&self, at: usize, result: R) {
-        let place = &self.places[at];
+    /// Brings the result of a call.
+    ///
+    /// # Safety
+    /// No other call of this for the same place since the board was new.
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn bring(&self, at: usize, result: R) {
         let is_failure = result.is_failure();
-        // SAFETY: this is the only completer of the place, and it is called once; the tickets do not look before `done` is set.
-        #[allow(unsafe_code)]
+        // SAFETY: as the caller says.
         unsafe {
-            *place.result.get() = Some(result);
+            self.places[at].bring(result);
         }
-        place.done.store(true, Ordering::Release);
         if is_failure {
             self.failed.fetch_add(1, Ordering::Release);
         }
@@ -190,7 +176,7 @@ impl<R: Abandoned> Tickets<R> {
     /// Whether a result is there, or was taken.
     pub fn has_come(&self, at: usize) -> bool {
         let place = self.board.as_ref().and_then(|board| board.places.get(at));
-        place.is_some_and(|place| place.done.load(Ordering::Acquire))
+        place.is_some_and(Cell::is_done)
     }
 
     /// A result, if it is there and was not taken before.
@@ -202,14 +188,10 @@ impl<R: Abandoned> Tickets<R> {
 
     fn take_out(&mut self, at: usize) -> Option<R> {
         let place = self.board.as_ref()?.places.get(at)?;
-        if !place.done.load(Ordering::Acquire) {
-            return None;
-        }
-        // SAFETY: `done` was seen, so the completer has written the result and will not touch it again; these are the only
-        // tickets of the board and they are borrowed uniquely.
+        // SAFETY: these are the only tickets of the board and they are borrowed uniquely.
         #[allow(unsafe_code)]
         unsafe {
-            (*place.result.get()).take()
+            place.take()
         }
     }
 }
@@ -222,12 +204,10 @@ impl<R> Drop for Tickets<R> {
             return;
         }
         for place in &board.places {
-            // SAFETY: every completer has brought its result, as `left` says, and touches its place no more; these are the only
-            // tickets, and they end here. A result that nobody took must not live on in the store, with its tensor.
+            // A result that nobody took must not live on in the store, with its tensor.
+            // SAFETY: these are the only tickets of the board, and they end here.
             #[allow(unsafe_code)]
-            unsafe {
-                *place.result.get() = None;
-            }
+            drop(unsafe { place.take() });
         }
         // If the store is full the board is simply freed.
         let _ = self.free.push(board);

@@ -1,11 +1,10 @@
 //! Calls: one side waits for a result, the other brings it, and neither allocates in steady state.
 
 use super::board::Board;
+use super::cell::Cell;
 use super::executor::Executor;
 use crossbeam_queue::ArrayQueue;
-use std::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A result that can stand for "nobody will bring one".
 pub trait Abandoned: Send + 'static {
@@ -17,16 +16,6 @@ pub trait Abandoned: Send + 'static {
         false
     }
 }
-
-struct Cell<R> {
-    done: AtomicBool,
-    result: UnsafeCell<Option<R>>,
-}
-
-// SAFETY: `result` is written once, by the only `Completer`, before `done` is set with release ordering; it is
-// read only after `done` was seen with acquire ordering, by the only `Ticket`. `R: Send` moves between them.
-#[allow(unsafe_code)]
-unsafe impl<R: Send> Sync for Cell<R> {}
 
 /// A store of calls that are used again and again.
 pub struct Calls<R> {
@@ -55,26 +44,20 @@ const MADE: usize = 64;
 /// How many of those that were used are looked at for one that neither side holds any more.
 const LOOKS: usize = 8;
 
-impl<R> Cell<R> {
-    fn new() -> Arc<Self> {
-        Arc::new(Cell { done: AtomicBool::new(false), result: UnsafeCell::new(None) })
-    }
-}
-
 impl<R: Abandoned> Calls<R> {
     /// Room for `keep` calls to be used again.
     pub fn new(keep: usize) -> Self {
         let free = ArrayQueue::new(keep.max(1));
         for _ in 0..keep.min(MADE) {
             // There is room.
-            let _ = free.push(Cell::new());
+            let _ = free.push(Arc::new(Cell::new()));
         }
         Calls { free: Arc::new(free) }
     }
 
     /// Both sides of a new call.
     pub fn call(&self) -> (Ticket<R>, Completer<R>) {
-        let cell = self.unused().unwrap_or_else(Cell::new);
+        let cell = self.unused().unwrap_or_else(|| Arc::new(Cell::new()));
         let completer = Completer { to: Some(To::Cell(cell.clone())) };
         (Ticket { cell: Some(cell), free: self.free.clone() }, completer)
     }
@@ -89,8 +72,7 @@ impl<R: Abandoned> Calls<R> {
             let mut cell = self.free.pop()?;
             // Unique: neither side of its last use is left, so it can be made as new.
             if let Some(inner) = Arc::get_mut(&mut cell) {
-                *inner.done.get_mut() = false;
-                *inner.result.get_mut() = None;
+                inner.reset();
                 return Some(cell);
             }
             // Its completer is still at it, on another thread or for a waiter that has left: its turn comes again.
@@ -103,20 +85,16 @@ impl<R: Abandoned> Calls<R> {
 impl<R> Ticket<R> {
     /// Whether the result is there.
     pub fn is_done(&self) -> bool {
-        self.cell.as_ref().is_none_or(|cell| cell.done.load(Ordering::Acquire))
+        self.cell.as_ref().is_none_or(|cell| cell.is_done())
     }
 
     /// The result, if it is there and was not taken before.
     pub fn take(&mut self) -> Option<R> {
         let cell = self.cell.as_ref()?;
-        if !cell.done.load(Ordering::Acquire) {
-            return None;
-        }
-        // SAFETY: `done` was seen, so the completer has written the result and will not touch it again; this
-        // is the only ticket of the cell and it is borrowed uniquely.
+        // SAFETY: this is the only ticket of the cell and it is borrowed uniquely.
         #[allow(unsafe_code)]
         unsafe {
-            (*cell.result.get()).take()
+            cell.take()
         }
     }
 }
@@ -150,15 +128,19 @@ impl<R: Abandoned> Completer<R> {
     fn bring(&mut self, result: R) {
         match self.to.take() {
             Some(To::Cell(cell)) => {
-                // SAFETY: this is the only completer of the cell and `to` is empty from now on, so this is the
-                // only write; the ticket does not look before `done` is set.
+                // SAFETY: this is the only completer of the cell and `to` is empty from now on.
                 #[allow(unsafe_code)]
                 unsafe {
-                    *cell.result.get() = Some(result);
+                    cell.bring(result);
                 }
-                cell.done.store(true, Ordering::Release);
             }
-            Some(To::Board(board, at)) => board.bring(at, result),
+            Some(To::Board(board, at)) => {
+                // SAFETY: `Completers` makes one completer of each place, and `to` is empty from now on.
+                #[allow(unsafe_code)]
+                unsafe {
+                    board.bring(at, result);
+                }
+            }
             Some(To::Callback(callback, executor)) => executor.run(move || callback(result)),
             None => {}
         }

@@ -16,6 +16,7 @@
 mod adaptive;
 mod board;
 mod call;
+mod cell;
 mod clock;
 mod dedicated;
 mod executor;

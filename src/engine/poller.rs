@@ -22,7 +22,7 @@ pub trait Handler<P: Port>: Send + 'static {
     fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
 
     /// Everything that has happened was told. What waited for it can go on.
-    fn go_on(&mut self, links: &mut Links<P, Self::Waiter>, now: Time) {
+    fn after_events(&mut self, links: &mut Links<P, Self::Waiter>, now: Time) {
         let _ = (links, now);
     }
 
@@ -105,7 +105,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     fn events(&mut self, now: Time) {
         loop {
             if !self.links.has_events() {
-                self.handler.go_on(&mut self.links, now);
+                self.handler.after_events(&mut self.links, now);
             }
             let Some(event) = self.links.next_event() else { return };
             self.handler.event(&mut self.links, event, now);

@@ -362,7 +362,7 @@ mod tests {
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
         let writer = CountersWriter::new();
         let counters = writer.counters();
-        let links = Links::new(fabric.port().expect("a port"), pool, writer);
+        let links = Links::new(fabric.port().expect("a port"), pool, writer, 1);
         let options =
             EngineOptions { mode: Mode::Inline, waiting: Waiting::Yield, spin: Duration::ZERO, queue: 64 };
         (Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options), counters)

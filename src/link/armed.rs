@@ -20,9 +20,9 @@ use foldhash::fast::RandomState;
 
 /// Unclaimed requests that find room before anything is allocated; a hash table that is less than half full never grows.
 const ARMED: usize = 256;
-/// Of the slots and of the grants of a link, and of its routes, one part in so many may be for armed requests: the rest is for plain ones.
-const SHARE: u32 = 2;
-/// Of the pool, one part in so many may be destinations of the armed requests of one poller.
+/// Of the slots, the grants and the routes of a link, one part in so many may be for armed requests: the rest is for plain ones.
+pub(super) const SHARE: u32 = 2;
+/// Of the pool, one part in so many may be destinations of armed requests.
 const POOL_SHARE: u64 = 4;
 
 /// With this a sender refuses a standing request because it has as many as it takes. Of everything else that it may refuse it
@@ -45,6 +45,35 @@ pub struct ArmingRoom {
     pub slots: u64,
     /// Bytes of their destinations, on all links of the poller.
     pub bytes: u64,
+}
+
+/// Bytes of the destinations of standing requests that nobody has claimed, on all links of a poller.
+#[derive(Debug)]
+pub(super) struct ArmedBytes {
+    used: u64,
+    most: u64,
+}
+
+impl ArmedBytes {
+    /// None yet. So many pollers have equal parts of what of a pool of `pool_bytes` is for them.
+    pub fn new(pool_bytes: u64, pollers: usize) -> Self {
+        ArmedBytes { used: 0, most: pool_bytes / POOL_SHARE / pollers.max(1) as u64 }
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.used.checked_add(bytes).is_some_and(|used| used <= self.most)
+    }
+
+    /// Counts the destination of a request, which is armed.
+    fn add<C>(&mut self, request: &mut Request<C>) {
+        request.armed_bytes = request.grant.map_or(0, |grant| grant.len);
+        self.used += request.armed_bytes;
+    }
+
+    /// A request is not armed any more, or has no destination.
+    fn remove<C>(&mut self, request: &mut Request<C>) {
+        self.used -= std::mem::take(&mut request.armed_bytes);
+    }
 }
 
 /// How many steps were asked for in advance.
@@ -103,7 +132,7 @@ impl<C> Link<C> {
         first: &TensorKey,
         borrow: bool,
     ) -> Option<u64> {
-        if borrow && cx.port.limits(self.id).lends {
+        if borrow && cx.port.limits(self.id).lends && self.routes_out.is_lent(&first.edge) {
             return Some(0);
         }
         let bytes = self.routes_out.largest(&first.edge)?.bytes();
@@ -114,11 +143,11 @@ impl<C> Link<C> {
     pub(super) fn arming_room<P: Port>(&self, cx: &mut Context<'_, P, C>) -> ArmingRoom {
         let slots = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
         let slots = u64::from(slots.min(self.armed.most));
-        ArmingRoom { slots, bytes: cx.pool.region().len() / POOL_SHARE }
+        ArmingRoom { slots, bytes: cx.armed_bytes.most }
     }
 
     /// Requests the tensors of `count` steps from that of `first` on, or of as many as there is room for, on behalf of `owner`.
-    pub(super) fn arm<P: Port>(
+    pub(super) fn arm_steps<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         first: &TensorKey,
@@ -150,11 +179,12 @@ impl<C> Link<C> {
     ) -> u32 {
         let Some((route, announce)) = self.routes_out.take(&first.edge) else { return 0 };
         let (number, cached) = (route.number, route.cached().cloned());
-        let largest = route.largest().cloned();
+        let (largest, is_lent) = (route.largest().cloned(), route.is_lent());
         self.announce(cx, announce, number, first);
         let borrow = borrow && cx.port.limits(self.id).lends;
         let in_response = |meta: &TensorMeta| meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
-        let landing = largest.filter(|meta| !borrow && !in_response(meta));
+        // What its sender does not lend is written, and lent again once it can be.
+        let landing = largest.filter(|meta| !(borrow && is_lent || in_response(meta)));
         let mut steps = std::mem::take(&mut self.armed.scratch);
         steps.clear();
         let (mut armed, mut room) = (0, None);
@@ -255,11 +285,11 @@ impl<C> Link<C> {
         meta: &VersionedMeta,
     ) {
         let Some(request) = self.requests.get(id) else { return };
-        *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
+        cx.armed_bytes.remove(request);
         let Some(grant) = self.armed_grant(cx, &meta.meta) else { return self.disarm_one(cx, id) };
         let Some(request) = self.requests.get(id) else { return };
-        *cx.armed_bytes += grant.len;
-        (request.grant, request.armed_bytes) = (Some(grant), grant.len);
+        request.grant = Some(grant);
+        cx.armed_bytes.add(request);
         request.machine.allocated(grant.len);
         self.send(cx, &Message::ReRequest { request: id, grant });
     }
@@ -301,8 +331,7 @@ impl<C> Link<C> {
 
     /// Room for one tensor, as long as armed requests don't have more than their share.
     fn armed_grant<P: Port>(&self, cx: &mut Context<'_, P, C>, meta: &TensorMeta) -> Option<Grant> {
-        let bytes = cx.armed_bytes.checked_add(meta.bytes())?;
-        if bytes > cx.pool.region().len() / POOL_SHARE {
+        if !cx.armed_bytes.has_room(meta.bytes()) {
             return None;
         }
         let target = cx.pool.tensor(meta.clone()).ok()?;
@@ -316,24 +345,24 @@ impl<C> Link<C> {
         mut request: Request<C>,
         owner: u64,
     ) -> Option<RequestId> {
-        let (key, bytes) = (request.key.clone(), request.grant.map_or(0, |grant| grant.len));
-        request.armed_bytes = bytes;
-        *cx.armed_bytes += bytes;
+        let key = request.key.clone();
+        cx.armed_bytes.add(&mut request);
         let id = self.requests.insert(request)?;
         self.asked += 1;
-        self.routes_out.arm(&key.edge, key.step);
+        self.routes_out.note_armed(&key.edge, key.step);
         self.armed.by_key.insert(key, Listed { request: id, owner });
         Some(id)
     }
 
     /// A request is not an armed one any more, if it was: it is given up or over.
     pub(super) fn unlist<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
-        let Some(request) = self.requests.get(id) else { return };
-        let listed = self.armed.by_key.get(&request.key);
-        if request.machine.is_unclaimed() && listed.is_some_and(|listed| listed.request == id) {
-            *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
+        let Some(request) = self.requests.get(id).filter(|request| request.machine.is_unclaimed()) else {
+            return;
+        };
+        if self.armed.by_key.get(&request.key).is_some_and(|listed| listed.request == id) {
+            cx.armed_bytes.remove(request);
             self.armed.by_key.remove(&request.key);
-            self.routes_out.disarm(&request.key.edge, request.key.step);
+            self.routes_out.note_disarmed(&request.key.edge, request.key.step);
         }
     }
 
@@ -348,8 +377,8 @@ impl<C> Link<C> {
     ) -> Result<RequestId, (Want, C)> {
         let Some(id) = self.armed.take(key) else { return Err((want, waiter)) };
         let Some(request) = self.requests.get(id) else { return Err((want, waiter)) };
-        *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
-        self.routes_out.disarm(&key.edge, key.step);
+        cx.armed_bytes.remove(request);
+        self.routes_out.note_disarmed(&key.edge, key.step);
         cx.counters.increment(Counter::RequestsClaimed);
         request.waiter = Some(waiter);
         request.timeout_ms = timeout_ms;
@@ -439,7 +468,7 @@ impl<C> Link<C> {
     pub(super) fn unlist_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
         for slot in 0..self.requests.slots() {
             let Some((_, request)) = self.requests.in_slot(slot) else { continue };
-            *cx.armed_bytes -= std::mem::take(&mut request.armed_bytes);
+            cx.armed_bytes.remove(request);
             if let Some(Parked::Value(value)) = request.parked.take()
                 && !is_on(Mutant::ParkedNotOrphaned)
             {

@@ -6,13 +6,13 @@ use super::held::{Held, Unfit};
 use super::links::{Context, Link, RequestRefused};
 use super::requests::Request;
 use super::routes::Announce;
-use super::validated::Unproven;
+use super::validated::Unverified;
 use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::fabric::Port;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
-use crate::wire::message::{Before, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
+use crate::wire::message::{Follows, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
 use crate::wire::{Code, Status};
 
 impl<C> Link<C> {
@@ -183,13 +183,16 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         id: RequestId,
         meta: VersionedMeta,
-        before: Before,
+        follows: Follows,
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
-        let arrival = match before {
-            Before::ReRequest => Arrival::Meta,
-            Before::Loan => Arrival::MetaBeforeLoan,
-            Before::Write => Arrival::MetaBeforeWrite { bytes: meta.meta.bytes() },
+        if follows == Follows::Loan && !request.may_borrow() {
+            return Err("meta-data of a loan came for a request that did not ask to borrow".into());
+        }
+        let arrival = match follows {
+            Follows::ReRequest => Arrival::Meta,
+            Follows::Loan => Arrival::MetaBeforeLoan,
+            Follows::Write => Arrival::MetaBeforeWrite { bytes: meta.meta.bytes() },
         };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
         request.meta = Some(meta.clone());
@@ -437,7 +440,7 @@ impl<C> Link<C> {
         mut sender: Side,
     ) {
         match action {
-            ReceiverAction::AwaitSum => return self.await_sum(id, Unproven::Placed(received, sender)),
+            ReceiverAction::AwaitSum => return self.await_sum(id, Unverified::Placed(received, sender)),
             ReceiverAction::Park => {
                 return self.set_aside(id, Parked::Value(HeldValue::of(received, sender)));
             }
@@ -484,7 +487,7 @@ impl<C> Link<C> {
         unfit: Unfit,
     ) {
         match action {
-            ReceiverAction::AwaitSum => return self.await_sum(id, Unproven::Unfit(Box::new(unfit))),
+            ReceiverAction::AwaitSum => return self.await_sum(id, Unverified::Unfit(Box::new(unfit))),
             ReceiverAction::Park => return self.set_aside(id, Parked::Value(unfit.value)),
             _ => {}
         }

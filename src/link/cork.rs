@@ -1,8 +1,7 @@
 //! Several things that leave together: short messages share control slots, and devices and sleepers are told once.
 
-use super::TensorKey;
 use super::links::{Context, Link, Links};
-use crate::fabric::{Event, LinkId, Port};
+use crate::fabric::{Event, Port};
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
 use crate::wire::message::pack::{is_packed, unpack};
@@ -35,19 +34,6 @@ impl<P: Port, C> Links<P, C> {
         if !std::mem::replace(&mut self.cork.is_in, true) {
             self.port.begin_batch();
         }
-    }
-
-    /// Whether there are events that [`Links::next_event`] has not told.
-    pub fn has_events(&self) -> bool {
-        !self.events.is_empty()
-    }
-
-    /// Whether a request for a key would not be refused now for want of room in a table.
-    pub fn has_room(&mut self, link: LinkId, key: &TensorKey) -> bool {
-        self.links.get_mut(link).is_none_or(|link| {
-            let has_room = link.requests.has_room() && link.routes_out.has_room(&key.edge);
-            has_room || link.armed.has(key)
-        })
     }
 
     pub(super) fn uncork(&mut self) {
@@ -86,9 +72,11 @@ impl<C> Link<C> {
         if !is_packed(bytes) {
             return self.whole_message(cx, bytes);
         }
-        let messages = unpack(bytes).map_err(|error| error.to_string())?;
-        let count = messages.clone().count();
-        let handled = count - usize::from(is_on(Mutant::LastOfPackLost));
-        messages.take(handled).try_for_each(|message| self.whole_message(cx, message))
+        let mut messages = unpack(bytes).map_err(|error| error.to_string())?;
+        if is_on(Mutant::LastOfPackLost) {
+            let handled = messages.clone().count() - 1;
+            return messages.take(handled).try_for_each(|message| self.whole_message(cx, message));
+        }
+        messages.try_for_each(|message| self.whole_message(cx, message))
     }
 }

@@ -10,7 +10,7 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
 use crate::telemetry::Counter;
-use crate::wire::message::{Arm, Before, MetaRef, RequestId, TensorRequest, VersionedMeta};
+use crate::wire::message::{Arm, Follows, MetaRef, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Status};
 use foldhash::HashMap;
@@ -38,6 +38,9 @@ impl Asking {
         WireKey { route: self.route, step, frame, iteration }
     }
 }
+
+/// Of the requests that are taken, one part in so many is for plain ones alone.
+const PLAIN_SHARE: u32 = 4;
 
 /// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
 pub(super) type ServedTable = HashMap<u32, Asking>;
@@ -99,7 +102,7 @@ impl<C> Link<C> {
     /// receive asks plainly where the sender has not taken what was asked for in advance, and must not fail for that.
     fn no_room_for_more(&self, armed: bool) -> Option<Status> {
         let (has, max) = (self.served.len(), self.settings.max_requests);
-        if armed && self.served_armed >= (max - max / 4).max(1) {
+        if armed && self.served_armed >= (max - max / PLAIN_SHARE).max(1) {
             let message = format!(
                 "{} has {} standing requests of {} unanswered, which is what it takes of {max} requests",
                 self.identity.local, self.served_armed, self.identity.peer
@@ -167,7 +170,7 @@ impl<C> Link<C> {
             self.answered.note(request, number, of);
             let sum = self.sum(served.validate && !is_on(Mutant::SumLeftOut), &tensor);
             self.write(cx, request, tensor, grant, ImmediateKind::Plain);
-            self.prove(cx, request, sum);
+            self.send_checksum(cx, request, sum);
             cx.events.push_back(LinkEvent::Answered { bytes });
         }
         Ok(())
@@ -300,7 +303,7 @@ impl<C> Link<C> {
         let validate = served.validate;
         if answer == Answer::Meta {
             served.kept = Some((tensor, number));
-            self.meta(cx, request, full, Before::ReRequest);
+            self.meta(cx, request, full, Follows::ReRequest);
             return Served::Kept;
         }
         self.unserve(request.slot.index());
@@ -314,7 +317,7 @@ impl<C> Link<C> {
                     (false, _) => ImmediateKind::Lend,
                     (true, true) => ImmediateKind::LendAs(MetaPlace::of(version.number)),
                     (true, false) => {
-                        self.meta(cx, request, full, Before::Loan);
+                        self.meta(cx, request, full, Follows::Loan);
                         ImmediateKind::Lend
                     }
                 };
@@ -325,7 +328,7 @@ impl<C> Link<C> {
                 cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
                 self.send(cx, &response);
-                self.prove(cx, request, sum);
+                self.send_checksum(cx, request, sum);
                 return Served::Copied;
             }
             (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant, ImmediateKind::Plain),
@@ -333,7 +336,7 @@ impl<C> Link<C> {
                 let kind = match version.is_known {
                     true => ImmediateKind::PlainAs(MetaPlace::of(version.number)),
                     false => {
-                        self.meta(cx, request, full, Before::Write);
+                        self.meta(cx, request, full, Follows::Write);
                         ImmediateKind::Plain
                     }
                 };
@@ -342,7 +345,7 @@ impl<C> Link<C> {
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
             (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
         }
-        self.prove(cx, request, sum);
+        self.send_checksum(cx, request, sum);
         Served::Posted
     }
 
@@ -362,10 +365,10 @@ impl<C> Link<C> {
         cx: &mut Context<'_, P, C>,
         request: RequestId,
         meta: VersionedMeta,
-        before: Before,
+        follows: Follows,
     ) {
         cx.counters.increment(Counter::MetaResponses);
-        self.send(cx, &Message::Meta { request, before, meta });
+        self.send(cx, &Message::Meta { request, follows, meta });
     }
 
     fn write<P: Port>(

@@ -73,11 +73,17 @@ impl<C> Link<C> {
         let mut side = Side::POOL;
         if let Some(meta) = &request.meta {
             side = meta.side;
+            if meta.meta.bytes() != bytes {
+                return Err(format!("a write of {bytes} bytes landed for a tensor of {}", meta.meta.bytes()));
+            }
             // The destination of a standing request was made before its tensor was known.
             if *target.meta() != meta.meta && !is_on(Mutant::NotRetyped) {
                 target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
             }
             self.routes_out.came(&request.key.edge, meta.version);
+        }
+        if request.borrow {
+            self.routes_out.note_lent(&request.key.edge, false);
         }
         let received = if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
         self.deliver(cx, id, action, received, side);
@@ -93,7 +99,7 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         let id = RequestId { slot: immediate.slot, generation: immediate.generation };
         let Some(request) = self.current(cx, id) else { return Ok(()) };
-        if request.into || !request.borrow {
+        if !request.may_borrow() {
             return Err("a loan came for a request that did not ask to borrow".into());
         }
         if let ImmediateKind::LendAs(place) = immediate.kind {
@@ -105,6 +111,7 @@ impl<C> Link<C> {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
         self.routes_out.came(&request.key.edge, meta.version);
+        self.routes_out.note_lent(&request.key.edge, true);
         let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
         Ok(())

@@ -1,7 +1,7 @@
 //! The links of one poller and the port that they complete on.
 
 use super::answered::Answered;
-use super::armed::{Armed, ArmedTable, ArmingRoom};
+use super::armed::{Armed, ArmedBytes, ArmedTable, ArmingRoom};
 use super::cork::Cork;
 use super::held::HeldTable;
 use super::incoming::ServedTable;
@@ -88,8 +88,7 @@ pub(super) struct Context<'a, P: Port, C> {
     pub pool: &'a Pool,
     pub counters: &'a CountersWriter,
     pub events: &'a mut VecDeque<LinkEvent<C>>,
-    /// Bytes of the destinations of standing requests that nobody has claimed, on all links.
-    pub armed_bytes: &'a mut u64,
+    pub armed_bytes: &'a mut ArmedBytes,
     /// Messages may wait for others.
     pub corked: bool,
 }
@@ -101,23 +100,24 @@ pub struct Links<P: Port, C> {
     pub(super) counters: CountersWriter,
     pub(super) links: LinkTable<C>,
     pub(super) events: VecDeque<LinkEvent<C>>,
-    armed_bytes: u64,
+    armed_bytes: ArmedBytes,
     pub(super) completions: Completions,
     pub(super) cork: Cork,
 }
 
 impl<P: Port, C> Links<P, C> {
-    /// No links yet.
-    pub fn new(port: P, pool: Pool, counters: CountersWriter) -> Self {
+    /// No links yet. `pollers` share the pool.
+    pub fn new(port: P, pool: Pool, counters: CountersWriter, pollers: usize) -> Self {
         let completions = Completions::with_capacity(EVENTS);
         let events = VecDeque::with_capacity(EVENTS);
+        let armed_bytes = ArmedBytes::new(pool.region().len(), pollers);
         Links {
             port,
             pool,
             counters,
             links: LinkTable::new(),
             events,
-            armed_bytes: 0,
+            armed_bytes,
             completions,
             cork: Cork::default(),
         }
@@ -249,6 +249,19 @@ impl<P: Port, C> Links<P, C> {
         event
     }
 
+    /// Whether there are events that [`Links::next_event`] has not told.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether a request for a key would not be refused now for want of room in a table, nor its answer for want of a grant.
+    pub fn has_room(&mut self, link: LinkId, key: &TensorKey) -> bool {
+        let Some(found) = self.links.get_mut(link) else { return true };
+        let grants = self.port.limits(link).grants as usize;
+        let has_slot = found.requests.has_room() && found.requests.len() < grants;
+        has_slot && found.routes_out.has_room(&key.edge) || found.armed.has(key)
+    }
+
     /// Asks the peer for a tensor, or claims what was asked for in advance. The answer is an event that carries `waiter`.
     ///
     /// # Errors
@@ -291,7 +304,7 @@ impl<P: Port, C> Links<P, C> {
         owner: u64,
     ) -> Armed {
         let Some((found, mut cx)) = self.with(link) else { return Armed { steps: 0, no_room: true } };
-        let armed = found.arm(&mut cx, first, count, borrow, owner);
+        let armed = found.arm_steps(&mut cx, first, count, borrow, owner);
         self.links.note_backlog(link);
         armed
     }

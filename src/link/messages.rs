@@ -64,7 +64,7 @@ impl<C> Link<C> {
                 self.cancelled(cx, request);
                 Ok(())
             }
-            Message::Meta { request, before, meta } => self.meta_came(cx, request, meta, before),
+            Message::Meta { request, follows, meta } => self.meta_came(cx, request, meta, follows),
             Message::Response { request, meta, data } => self.response_came(cx, request, meta, data),
             Message::CancelAck { request } => self.acknowledged(cx, request),
             Message::Error { request, status } => self.error_came(cx, request, status),

@@ -2,7 +2,7 @@
 
 use super::armed::Parked;
 use super::links::IN_FLIGHT;
-use super::validated::Unproven;
+use super::validated::Unverified;
 use super::{TensorKey, Want};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
@@ -53,7 +53,7 @@ pub(super) struct Request<C> {
     /// Bytes of its destination, as long as it is armed.
     pub armed_bytes: u64,
     /// What has come and waits for its sum.
-    pub unproven: Option<Unproven>,
+    pub unverified: Option<Unverified>,
 }
 
 /// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
@@ -111,6 +111,11 @@ impl Unsettled {
 }
 
 impl<C> Request<C> {
+    /// Whether a loan may come for it.
+    pub fn may_borrow(&self) -> bool {
+        self.borrow && !self.into
+    }
+
     /// A request that is not sent yet.
     pub fn held_back(key: TensorKey, waiter: C, route: u32, asked: u64, timeout_ms: u32) -> Self {
         Request { waiter: Some(waiter), ..Self::without_waiter(key, route, asked, timeout_ms) }
@@ -138,7 +143,7 @@ impl<C> Request<C> {
             parked: None,
             copy_to: None,
             armed_bytes: 0,
-            unproven: None,
+            unverified: None,
         }
     }
 }

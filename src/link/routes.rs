@@ -1,5 +1,6 @@
 //! Numbers for edges, so that a request need not carry their names.
 
+use super::armed::SHARE;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Side, VersionedMeta};
 use crate::wire::{EdgeName, MetaPlace, Status, TensorMeta};
@@ -18,6 +19,8 @@ pub(super) struct OutRoutes {
     next_number: u32,
     uses: u64,
     max: usize,
+    /// Routes with requests.
+    in_use: usize,
     /// Routes with standing requests that nobody has claimed.
     armed: usize,
 }
@@ -33,6 +36,8 @@ pub(super) struct OutRoute {
     last: usize,
     /// Arrivals so far.
     arrivals: u64,
+    /// Whether the last tensor that would have been borrowed was lent, as the next is taken to be.
+    is_lent: bool,
     in_flight: u32,
     /// Those of them that are standing and not claimed.
     armed: u32,
@@ -62,6 +67,7 @@ impl OutRoute {
             known,
             last,
             arrivals: 0,
+            is_lent: true,
             in_flight: 0,
             armed: 0,
             last_armed: None,
@@ -81,11 +87,19 @@ impl OutRoute {
         of_late.map(|(meta, _)| &meta.meta).max_by_key(|meta| meta.bytes())
     }
 
-    fn release(&mut self) {
+    /// Whether a tensor that this side would borrow is going to be lent.
+    pub fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
+    /// Returns whether this was the last request on it.
+    fn release(&mut self) -> bool {
+        let was_last = self.in_flight == 1;
         self.in_flight = self.in_flight.saturating_sub(1);
         if self.in_flight == self.armed {
             self.last_other = None;
         }
+        was_last
     }
 
     fn learn(&mut self, meta: &VersionedMeta) {
@@ -120,7 +134,7 @@ impl OutRoutes {
     pub fn new(max: u32) -> Self {
         let max = max as usize;
         let (by_edge, by_number) = (HashMap::default(), HashMap::default());
-        OutRoutes { by_edge, by_number, next_number: 0, uses: 0, max, armed: 0 }
+        OutRoutes { by_edge, by_number, next_number: 0, uses: 0, max, in_use: 0, armed: 0 }
     }
 
     /// The route of an edge for one more request; `None` if the table is full of routes in use.
@@ -131,6 +145,7 @@ impl OutRoutes {
             false => self.make(edge)?,
         };
         let route = self.by_edge.get_mut(edge)?;
+        self.in_use += usize::from(route.in_flight == 0);
         route.in_flight += 1;
         route.last_used = self.uses;
         Some((route, announce))
@@ -138,9 +153,7 @@ impl OutRoutes {
 
     /// Whether there is a route for one more request of an edge, or can be.
     pub fn has_room(&self, edge: &Arc<EdgeName>) -> bool {
-        self.by_edge.len() < self.max
-            || self.by_edge.contains_key(edge)
-            || self.by_edge.values().any(|route| route.in_flight == 0)
+        self.in_use < self.max || self.by_edge.contains_key(edge)
     }
 
     fn make(&mut self, edge: &Arc<EdgeName>) -> Option<Announce> {
@@ -173,7 +186,7 @@ impl OutRoutes {
     /// Whether there may be standing requests for an edge: it has some, or less than half of all routes have, as none of
     /// these can make room for another.
     pub fn may_arm(&self, edge: &Arc<EdgeName>) -> bool {
-        self.armed < self.max / 2 || self.by_edge.get(edge).is_some_and(|route| route.armed > 0)
+        self.armed < self.max / SHARE as usize || self.by_edge.get(edge).is_some_and(|route| route.armed > 0)
     }
 
     /// A request for a step is made on a route, not a standing one.
@@ -193,8 +206,9 @@ impl OutRoutes {
     }
 
     /// One more request on a route, a standing one.
-    pub fn arm(&mut self, edge: &Arc<EdgeName>, step: u64) {
+    pub fn note_armed(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
+            self.in_use += usize::from(route.in_flight == 0);
             route.in_flight += 1;
             route.armed += 1;
             route.last_armed = route.last_armed.max(Some(step));
@@ -203,7 +217,7 @@ impl OutRoutes {
     }
 
     /// A standing request is claimed, or given up.
-    pub fn disarm(&mut self, edge: &Arc<EdgeName>, step: u64) {
+    pub fn note_disarmed(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.armed -= 1;
             route.last_other = route.last_other.max(Some(step));
@@ -217,7 +231,7 @@ impl OutRoutes {
     /// A request on a route has ended.
     pub fn release(&mut self, edge: &Arc<EdgeName>) {
         if let Some(route) = self.by_edge.get_mut(edge) {
-            route.release();
+            self.in_use -= usize::from(route.release());
         }
     }
 
@@ -238,7 +252,7 @@ impl OutRoutes {
 
     /// Routes with a request in flight.
     pub fn busy(&self) -> usize {
-        self.by_edge.values().filter(|route| route.in_flight > 0).count()
+        self.in_use
     }
 
     /// The sender has told this meta-data, which it remembers at the same place from now on: what comes next is taken to be
@@ -255,6 +269,18 @@ impl OutRoutes {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.came(version);
         }
+    }
+
+    /// A tensor that this side would have borrowed has come, lent or not.
+    pub fn note_lent(&mut self, edge: &Arc<EdgeName>, is_lent: bool) {
+        if let Some(route) = self.by_edge.get_mut(edge) {
+            route.is_lent = is_lent;
+        }
+    }
+
+    /// Whether the tensors of an edge that this side would borrow are going to be lent.
+    pub fn is_lent(&self, edge: &Arc<EdgeName>) -> bool {
+        self.by_edge.get(edge).is_none_or(OutRoute::is_lent)
     }
 }
 
@@ -378,12 +404,12 @@ mod tests {
             routes.release(edge);
         }
         assert!(routes.may_arm(&a));
-        routes.arm(&a, 1);
-        routes.arm(&a, 2);
+        routes.note_armed(&a, 1);
+        routes.note_armed(&a, 2);
         assert!(routes.may_arm(&a) && !routes.may_arm(&b));
-        routes.disarm(&a, 1);
+        routes.note_disarmed(&a, 1);
         assert!(!routes.may_arm(&b), "one is left");
-        routes.disarm(&a, 2);
+        routes.note_disarmed(&a, 2);
         assert!(routes.may_arm(&b) && routes.busy() == 1, "claimed, and in flight");
         assert!(!OutRoutes::new(1).may_arm(&a));
     }
@@ -397,13 +423,13 @@ mod tests {
         for step in [7, 5] {
             routes.ask(&a, step);
         }
-        routes.arm(&a, 20);
+        routes.note_armed(&a, 20);
         let of = |routes: &OutRoutes| [0, 7, 8, 20, 21].map(|step| routes.may_be_asked(&a, step));
         use MayBeAsked::{Anyhow, InAdvance, Not};
         assert_eq!(of(&routes), [Anyhow, Anyhow, InAdvance, InAdvance, Not]);
         routes.release(&a);
         assert_eq!(of(&routes), [InAdvance, InAdvance, InAdvance, InAdvance, Not], "the plain one has ended");
-        routes.disarm(&a, 20);
+        routes.note_disarmed(&a, 20);
         assert_eq!(of(&routes), [Anyhow, Anyhow, Anyhow, Anyhow, Not], "claimed");
         routes.release(&a);
         assert_eq!(of(&routes), [Not; 5]);

@@ -8,7 +8,7 @@ use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::Assembler;
 use crate::wire::message::pack::{is_packed, unpack};
 use crate::wire::message::{
-    Before, MAX_STATUS_TEXT, Message, MetaRef, TensorRequest, VERSION, VersionedMeta,
+    Follows, MAX_STATUS_TEXT, Message, MetaRef, TensorRequest, VERSION, VersionedMeta,
 };
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, TaskId};
 use std::collections::VecDeque;
@@ -66,7 +66,7 @@ fn scene_with(settings: LinkSettings) -> Scene {
     let first = first.connect(Role::Initiator, &address, patience).expect("connected");
     let second = thread.join().expect("no panic");
     let [port, mut by_hand] = [0, 1].map(|side: usize| fabrics[side].port().expect("a port"));
-    let mut links = Links::new(port, ours, CountersWriter::new());
+    let mut links = Links::new(port, ours, CountersWriter::new(), 1);
     let identity =
         LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
     let link = links.attach(first, identity, settings).expect("attached");
@@ -174,14 +174,29 @@ impl Scene {
 
     /// Asks for a tensor and lets the peer see the request.
     fn request(&mut self) -> RequestId {
-        let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
-        let key = TensorKey { edge, step: 1, frame: 0, iteration: 0 };
-        self.links.request(self.link, key, Want::Fresh, u32::MAX, 77).expect("sent");
+        self.request_as(Want::Fresh)
+    }
+
+    /// Asks for a tensor so and lets the peer see the request.
+    fn request_as(&mut self, want: Want) -> RequestId {
+        self.links.request(self.link, key(1), want, u32::MAX, 77).expect("sent");
         loop {
             if let Message::Request(request) = Message::decode(&self.peer.next()).expect("a message") {
                 return request.request;
             }
         }
+    }
+
+    /// Checks that the link went down for a reason that contains `part`, and that the waiter is told.
+    fn expect_told(&mut self, part: &str) {
+        let events = self.events();
+        let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
+            panic!("{part}: {events:?}")
+        };
+        assert!(why.contains(part), "{why}");
+        assert_eq!(waiters.as_slice(), [77]);
+        drop(events);
+        assert!(self.links.pool().is_empty(), "{part}: nothing leaked");
     }
 
     /// Checks that the link went down for a reason that contains `part`.
@@ -199,6 +214,11 @@ impl Scene {
     fn count(&self, counter: Counter) -> u64 {
         self.links.counters().counters().get(counter)
     }
+}
+
+fn key(step: u64) -> TensorKey {
+    let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
+    TensorKey { edge, step, frame: 0, iteration: 0 }
 }
 
 fn meta(dtype: DType, dims: &[u64]) -> VersionedMeta {
@@ -394,7 +414,7 @@ fn answers_for_an_earlier_use_of_a_slot_are_dropped_and_counted() {
         scene.peer.say(&Message::Response { request: id, meta: MetaRef::Cached(1), data: &[] });
         scene.peer.say(&Message::Meta {
             request: id,
-            before: Before::ReRequest,
+            follows: Follows::ReRequest,
             meta: meta(DType::U8, &[1]),
         });
         scene.peer.say(&Message::CancelAck { request: id });
@@ -445,14 +465,7 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
         let mut scene = scene();
         let request = scene.request();
         say(&mut scene.peer, request);
-        let events = scene.events();
-        let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
-            panic!("{part}: {events:?}")
-        };
-        assert!(why.contains(part), "{why}");
-        assert_eq!(waiters.as_slice(), [77]);
-        drop(events);
-        assert!(scene.links.pool().is_empty(), "{part}: nothing leaked");
+        scene.expect_told(part);
     }
 }
 

@@ -15,24 +15,24 @@ use crate::wire::sum_of;
 
 /// A value that has come and waits for its sum.
 #[derive(Debug)]
-pub(super) enum Unproven {
+pub(super) enum Unverified {
     /// It is where it goes.
     Placed(Received, Side),
     /// It can't go there.
     Unfit(Box<Unfit>),
 }
 
-impl Unproven {
+impl Unverified {
     fn bytes(&self) -> &[u8] {
         match self {
-            Unproven::Placed(Received::Tensor(tensor), _) => tensor.bytes(),
-            Unproven::Placed(Received::Into(given), _) => given.bytes(),
-            Unproven::Unfit(unfit) => match &unfit.value {
+            Unverified::Placed(Received::Tensor(tensor), _) => tensor.bytes(),
+            Unverified::Placed(Received::Into(given), _) => given.bytes(),
+            Unverified::Unfit(unfit) => match &unfit.value {
                 HeldValue::Tensor { tensor, .. } => tensor.bytes(),
                 HeldValue::Bytes { bytes, .. } => bytes,
                 HeldValue::Dead | HeldValue::Corrupted(_) => &[],
             },
-            Unproven::Placed(Received::Dead(_), _) => &[],
+            Unverified::Placed(Received::Dead(_), _) => &[],
         }
     }
 }
@@ -55,7 +55,7 @@ impl<C> Link<C> {
 
     /// Sends the sum, right behind its value.
     #[inline]
-    pub(super) fn prove<P: Port>(
+    pub(super) fn send_checksum<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
@@ -67,9 +67,9 @@ impl<C> Link<C> {
     }
 
     /// Keeps what has come until its sum is there.
-    pub(super) fn await_sum(&mut self, id: RequestId, unproven: Unproven) {
+    pub(super) fn await_sum(&mut self, id: RequestId, unverified: Unverified) {
         if let Some(request) = self.requests.get(id) {
-            request.unproven = Some(unproven);
+            request.unverified = Some(unverified);
         }
     }
 
@@ -83,22 +83,22 @@ impl<C> Link<C> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Sum).map_err(|v| v.to_string())?;
         // The machine has seen a value come.
-        let Some(unproven) = request.unproven.take() else { return Ok(()) };
+        let Some(unverified) = request.unverified.take() else { return Ok(()) };
         let is_late = request.waiter.is_none();
         cx.counters.increment(Counter::SumsChecked);
-        let came = sum(unproven.bytes());
+        let came = sum(unverified.bytes());
         let is_right = came == sent || is_on(Mutant::SumNotCompared);
         if is_right || is_on(Mutant::CorruptedHandedOn) && is_late {
-            match unproven {
-                Unproven::Placed(received, sender) => self.deliver(cx, id, action, received, sender),
-                Unproven::Unfit(unfit) => self.unwanted(cx, id, action, *unfit),
+            match unverified {
+                Unverified::Placed(received, sender) => self.deliver(cx, id, action, received, sender),
+                Unverified::Unfit(unfit) => self.unwanted(cx, id, action, *unfit),
             }
             return Ok(());
         }
         cx.counters.increment(Counter::SumMismatches);
-        let corruption = Corruption { bytes: unproven.bytes().len() as u64, sent, came };
+        let corruption = Corruption { bytes: unverified.bytes().len() as u64, sent, came };
         // What came goes back to its pool, or to its lender.
-        drop(unproven);
+        drop(unverified);
         let (value, error) = (HeldValue::Corrupted(corruption), RequestError::Corrupted(corruption));
         self.unwanted(cx, id, action, Unfit { value, error });
         Ok(())

@@ -7,8 +7,7 @@ use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerStanding, PeerWatch, RemoteOp,
-    Rendezvous,
+    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerStatus, PeerWatch, RemoteOp, Rendezvous,
 };
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
@@ -46,17 +45,17 @@ impl Names {
         let others = self.members.all().iter().filter(|task| *task != me);
         let of = |task: &TaskId| {
             let index = self.members.index(task)?;
-            Some(report(task, rendezvous.peer_standing(index), self.ways().get(&index).copied()))
+            Some(report(task, rendezvous.peer_status(index), self.ways().get(&index).copied()))
         };
         others.filter_map(of).collect()
     }
 }
 
-fn report(task: &TaskId, standing: PeerStanding, way: Option<Way>) -> PeerReport {
-    let (tag, state) = match standing {
-        PeerStanding::Absent => (None, PeerState::Absent),
-        PeerStanding::Up(tag) => (Some(tag), PeerState::Connected),
-        PeerStanding::Lost(tag, error) => (Some(tag), PeerState::Lost(error)),
+fn report(task: &TaskId, status: PeerStatus, way: Option<Way>) -> PeerReport {
+    let (tag, state) = match status {
+        PeerStatus::Absent => (None, PeerState::Absent),
+        PeerStatus::Up(tag) => (Some(tag), PeerState::Connected),
+        PeerStatus::Lost(tag, error) => (Some(tag), PeerState::Lost(error)),
     };
     PeerReport {
         task: task.clone(),
@@ -237,7 +236,7 @@ impl<F: Reach> Peering for FabricPeering<F> {
             Status::new(status.code, hosts + &status.message)
         })?;
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
-        let port = Paths::place(self.index(&peer.name)?, self.pollers.count());
+        let port = Paths::index_of(self.index(&peer.name)?, self.pollers.count());
         let half = self.fabric.half_by(way, port, &options)?;
         let offer = [&[way.tag()], half.address()].concat();
         let mut halves = self.halves();

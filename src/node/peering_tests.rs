@@ -75,15 +75,15 @@ fn connect(sides: [&Side; 2], infos: [&PeerInfo; 2]) -> [u64; 2] {
 }
 
 impl Side {
-    fn standing(&self) -> PeerStanding {
+    fn status(&self) -> PeerStatus {
         for _ in 0..100 {
             self.engine.progress().expect("usable");
         }
-        self.losses.standing(PeerIndex(1 - self.task))
+        self.losses.status(PeerIndex(1 - self.task))
     }
 
     fn is_up(&self, generation: u64) -> bool {
-        matches!(self.standing(), PeerStanding::Up(tag) if tag.generation == generation)
+        matches!(self.status(), PeerStatus::Up(tag) if tag.generation == generation)
     }
 }
 
@@ -92,10 +92,10 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
     let (a, b) = (side(0, 10), side(1, 20));
     let old = [info(1, 20, 1), info(0, 10, 1)];
     let tickets = connect([&a, &b], [&old[0], &old[1]]);
-    assert!(matches!(a.standing(), PeerStanding::Absent), "nobody has said ready yet");
+    assert!(matches!(a.status(), PeerStatus::Absent), "nobody has said ready yet");
     a.peering.abandon(&old[0], tickets[0]);
     b.peering.abandon(&old[1], tickets[1]);
-    assert!(matches!(a.standing(), PeerStanding::Absent), "an attempt that is given up is no loss");
+    assert!(matches!(a.status(), PeerStatus::Absent), "an attempt that is given up is no loss");
     let new = [info(1, 20, 2), info(0, 10, 2)];
     let tickets_2 = connect([&a, &b], [&new[0], &new[1]]);
     a.peering.ready(&new[0], tickets_2[0]);
@@ -105,9 +105,9 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
     a.peering.lost(&old[0], Gone::Silent { after: SOON });
     a.peering.gone(&info(1, 19, 2), Gone::Died { why: "another life of it".into() });
     a.peering.ready(&old[0], tickets[0]);
-    assert!(a.is_up(2) && b.is_up(2), "{:?} {:?}", a.standing(), b.standing());
+    assert!(a.is_up(2) && b.is_up(2), "{:?} {:?}", a.status(), b.status());
     a.peering.lost(&new[0], Gone::Left { reason: LossCause::STOPPED.into() });
-    assert!(matches!(a.standing(), PeerStanding::Lost(tag, _) if tag.generation == 2));
+    assert!(matches!(a.status(), PeerStatus::Lost(tag, _) if tag.generation == 2));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
         let refused = a.peering.connect(&peer, half.ticket, &offer, true, SOON);
         println!("{}", refused.expect_err("nobody is at the other end"));
     });
-    assert!(matches!(a.standing(), PeerStanding::Absent), "{:?}", a.standing());
+    assert!(matches!(a.status(), PeerStatus::Absent), "{:?}", a.status());
     let infos = [info(1, 20, 2), info(0, 10, 2)];
     let tickets = connect([&a, &b], [&infos[0], &infos[1]]);
     a.peering.ready(&infos[0], tickets[0]);
@@ -160,7 +160,7 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
 fn a_life_that_ends_before_it_is_linked_is_a_loss() {
     let a = side(0, 10);
     a.peering.gone(&info(1, 20, 0), Gone::Died { why: "nobody listens".into() });
-    let PeerStanding::Lost(tag, error) = a.standing() else { panic!("{:?}", a.standing()) };
+    let PeerStatus::Lost(tag, error) = a.status() else { panic!("{:?}", a.status()) };
     assert_eq!(tag.incarnation, 20);
     assert!(error.to_string().contains("nobody listens"), "{error}");
 }
@@ -171,9 +171,9 @@ fn a_link_that_failed_before_both_were_ready_is_not_used() {
     let infos = [info(1, 20, 1), info(0, 10, 1)];
     let tickets = connect([&a, &b], [&infos[0], &infos[1]]);
     b.peering.abandon(&infos[1], tickets[1]);
-    let _ = (b.standing(), a.standing());
+    let _ = (b.status(), a.status());
     a.peering.ready(&infos[0], tickets[0]);
-    assert!(matches!(a.standing(), PeerStanding::Absent), "{:?}", a.standing());
+    assert!(matches!(a.status(), PeerStatus::Absent), "{:?}", a.status());
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_new_life_that_came_before_the_news_of_the_old_ones_end_makes_that_a_loss() 
     let again = side(1, 21);
     let infos = [info(1, 21, 2), info(0, 10, 2)];
     let tickets = connect([&a, &again], [&infos[0], &infos[1]]);
-    let PeerStanding::Lost(tag, error) = a.standing() else { panic!("{:?}", a.standing()) };
+    let PeerStatus::Lost(tag, error) = a.status() else { panic!("{:?}", a.status()) };
     assert_eq!((tag.incarnation, tag.generation), (20, 1));
     assert!(error.to_string().contains("started again"), "{error}");
     a.peering.ready(&infos[0], tickets[0]);

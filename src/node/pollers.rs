@@ -135,7 +135,7 @@ impl<F: Fabric> Pollers<F> {
         for _ in 0..polling.count {
             let writer = CountersWriter::new();
             counters.push(writer.counters());
-            let links = Links::new(fabric.port()?, pool.clone(), writer);
+            let links = Links::new(fabric.port()?, pool.clone(), writer, polling.count);
             engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
         }
         let (spinners, threads) = (Mutex::default(), Mutex::default());
@@ -177,7 +177,7 @@ impl<F: Fabric> Pollers<F> {
 
     /// The poller that serves a peer.
     pub fn of(&self, peer: PeerIndex) -> &Arc<EngineOf<F>> {
-        &self.engines[Paths::place(peer, self.engines.len())]
+        &self.engines[Paths::index_of(peer, self.engines.len())]
     }
 }
 

@@ -342,8 +342,8 @@ impl Node {
         self.rendezvous.batch(edges)
     }
 
-    /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a sequence at a time, as long as
-    /// what this returns is there. Receives stay as they are.
+    /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a sequence at a time (0 to 256), as
+    /// long as what this returns is there. Receives stay as they are.
     ///
     /// # Errors
     /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] already.

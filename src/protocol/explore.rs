@@ -130,7 +130,7 @@ struct World {
     no_room: bool,
     held: bool,
     parked: bool,
-    unproven: bool,
+    unverified: bool,
     sender: Option<Sender>,
     kept: bool,
     sent: bool,
@@ -172,7 +172,7 @@ impl World {
             no_room: false,
             held: false,
             parked: false,
-            unproven: false,
+            unverified: false,
             sender: None,
             kept: false,
             sent: false,
@@ -378,7 +378,7 @@ impl World {
                 Arrival::Held
             }
             ToReceiver::Sum => {
-                assert!(std::mem::take(&mut self.unproven), "a sum is right behind its value");
+                assert!(std::mem::take(&mut self.unverified), "a sum is right behind its value");
                 Arrival::Sum
             }
             ToReceiver::CancelAck => Arrival::CancelAck,
@@ -386,7 +386,7 @@ impl World {
         let action = self.receiver.arrive(arrival)?;
         match action {
             ReceiverAction::None => {}
-            ReceiverAction::AwaitSum => (self.unproven, self.granted) = (true, None),
+            ReceiverAction::AwaitSum => (self.unverified, self.granted) = (true, None),
             ReceiverAction::Allocate if self.case.room => {
                 self.granted = Some(self.case.value.bytes());
                 self.receiver.allocated(self.case.value.bytes());
@@ -445,14 +445,14 @@ impl World {
             + usize::from(self.line == Line::Value)
             + usize::from(self.kept)
             + usize::from(self.parked)
-            + usize::from(self.unproven)
+            + usize::from(self.unverified)
             + usize::from(held_in_line);
         assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
         let sums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Sum).count();
         let bytes = |message: &&ToReceiver| {
             matches!(message, ToReceiver::Write | ToReceiver::Response | ToReceiver::Loan)
         };
-        let with_bytes = self.to_receiver.iter().filter(bytes).count() + usize::from(self.unproven);
+        let with_bytes = self.to_receiver.iter().filter(bytes).count() + usize::from(self.unverified);
         assert_eq!(sums, if self.case.validates { with_bytes } else { 0 }, "{self:?}");
         // A write that is under way, or may still be posted, finds its grant.
         if self.to_receiver.contains(&ToReceiver::Write) || self.to_sender.contains(&ToSender::ReRequest) {

@@ -103,7 +103,7 @@ enum State {
         granted: Option<u64>,
     },
     /// The value has come, and waits for its sum.
-    Unproven {
+    Unverified {
         given_up: bool,
     },
     /// The value came all the same; the acknowledgement is still to come.
@@ -121,7 +121,7 @@ impl State {
             State::Allocating => "that is being allocated for",
             State::AskedAgain { .. } => "that waits for its write",
             State::Cancelling { .. } => "that was given up",
-            State::Unproven { .. } => "whose value waits for its sum",
+            State::Unverified { .. } => "whose value waits for its sum",
             State::Overtaken => "whose value had come",
             State::Parked => "whose answer had come",
             State::Done => "that was done",
@@ -207,14 +207,14 @@ impl Receiver {
             State::Asked { granted } => self.first_answer(granted, arrival),
             State::AskedAgain { granted } => self.second_answer(granted, arrival),
             State::Cancelling { granted } => self.while_cancelling(granted, arrival),
-            State::Unproven { given_up } if arrival == Arrival::Sum => Ok(self.proven(given_up)),
+            State::Unverified { given_up } if arrival == Arrival::Sum => Ok(self.verified(given_up)),
             State::Overtaken if arrival == Arrival::CancelAck => {
                 self.state = State::Done;
                 Ok(ReceiverAction::Free)
             }
             State::HeldBack
             | State::Allocating
-            | State::Unproven { .. }
+            | State::Unverified { .. }
             | State::Overtaken
             | State::Parked
             | State::Done => Err(self.violation(arrival)),
@@ -307,8 +307,8 @@ impl Receiver {
             State::Asked { granted } => granted,
             State::AskedAgain { granted } => Some(granted),
             // Nothing was asked for any more; the acknowledgement shows that the sum is not missing.
-            State::Unproven { given_up: false } => {
-                self.state = State::Unproven { given_up: true };
+            State::Unverified { given_up: false } => {
+                self.state = State::Unverified { given_up: true };
                 return ReceiverAction::SendCancel;
             }
             // No room was made for it.
@@ -332,13 +332,13 @@ impl Receiver {
     /// A value with bytes has come.
     fn came(&mut self, given_up: bool) -> ReceiverAction {
         if self.validates && !is_on(Mutant::DeliveredBeforeSum) {
-            self.state = State::Unproven { given_up };
+            self.state = State::Unverified { given_up };
             return ReceiverAction::AwaitSum;
         }
-        self.proven(given_up)
+        self.verified(given_up)
     }
 
-    fn proven(&mut self, given_up: bool) -> ReceiverAction {
+    fn verified(&mut self, given_up: bool) -> ReceiverAction {
         if given_up { self.overtaken() } else { self.done() }
     }
 

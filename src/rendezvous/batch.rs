@@ -5,10 +5,10 @@ use super::edge::{Edge, End};
 use super::local::LocalWaiter;
 use super::manager::{Rendezvous, Shared};
 use super::outstanding::reserve;
-use super::path::{OnPath, Paths, PeerIndex, RemotePath};
+use super::path::{OnPath, Paths, RemotePath};
 use super::pending_batch::PendingBatch;
 use super::remote::{ReceiveAll, Receiving, Sending};
-use super::reuse::Reused;
+use super::reuse::{Lists, Reused};
 use super::step::Step;
 use super::waiter::{CallId, Delivery, Outcome, Waiter};
 use crate::engine::{Boards, Completers};
@@ -25,8 +25,8 @@ use std::time::Duration;
 /// share control slots, and a device, or a peer that sleeps, is told once of all of them. The edges may be of several
 /// peers and of this process itself. An edge that is there twice stands for two values, in order.
 ///
-/// Made once for many steps; in steady state its calls allocate nothing, but for the list that [`Batch::recv`] returns
-/// (see [`Batch::recv_into`]). For edges that change each step there are [`Step::send_all`] and [`Step::recv_all`].
+/// Made once for many steps; in steady state its calls allocate nothing, but for edges within the process and for the list that
+/// [`Batch::recv`] returns (see [`Batch::recv_into`]). For edges that change each step there are [`Step::send_all`] and [`Step::recv_all`].
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -70,10 +70,11 @@ impl Batch {
     fn new(shared: &Arc<Shared>, edges: Box<[Edge]>) -> Self {
         let paths = shared.paths.count();
         let part = |edge: &Edge| match edge.source {
-            End::Here => paths,
-            End::Peer(peer) => Paths::place(peer, paths),
+            // There is a number behind the last path's.
+            End::Here => paths as u16,
+            End::Peer(peer) => shared.paths.number_of(peer),
         };
-        let parts: Arc<[u16]> = edges.iter().map(|edge| part(edge) as u16).collect();
+        let parts: Arc<[u16]> = edges.iter().map(part).collect();
         Batch { shared: shared.clone(), edges, boards: Boards::new(parts, paths + 1) }
     }
 
@@ -161,7 +162,7 @@ impl Batch {
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
                 End::Peer(peer) => {
-                    let path = Paths::place(peer, shared.paths.count()) as u16;
+                    let path = shared.paths.number_of(peer);
                     remote.push(Receiving { path, peer, id, key, completer });
                 }
             }
@@ -170,7 +171,7 @@ impl Batch {
             shared.receive_all_local(step.id, &mut local)?;
         }
         let (deadline, patience, borrow) = (terms.deadline, terms.patience, shared.settings.borrow);
-        hand_over(&shared.paths, remote, |path, receives| {
+        hand_over(&shared.paths, remote, &shared.lists.receive_parts, |path, receives| {
             path.receive_all(ReceiveAll { deadline, patience, borrow, receives })
         })
     }
@@ -189,20 +190,20 @@ struct Terms {
 fn hand_over<T: OnPath>(
     paths: &Paths,
     mut list: Reused<T>,
+    parts: &Lists<Reused<T>>,
     mut give: impl FnMut(&dyn RemotePath, Reused<T>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let Some(first) = list.first().map(OnPath::path) else { return Ok(()) };
     if list.iter().all(|one| one.path() == first) {
         return give(paths.nth(first.into()), list);
     }
-    for path in 0..paths.count() {
-        let mut part = list.another();
-        part.extend(list.extract_if(.., |one| usize::from(one.path()) == path));
-        if !part.is_empty() {
-            give(paths.nth(path), part)?;
-        }
+    let mut parts = parts.take();
+    parts.extend((0..paths.count()).map(|_| list.another()));
+    for one in list.drain(..) {
+        parts[usize::from(one.path())].push(one);
     }
-    Ok(())
+    let mut parts = parts.drain(..).enumerate().filter(|(_, part)| !part.is_empty());
+    parts.try_for_each(|(path, part)| give(paths.nth(path), part))
 }
 
 /// Values that are sent together, checked one by one before any of them goes.
@@ -226,7 +227,7 @@ impl<'a> Values<'a> {
             End::Here => self.local.push((key, value)),
             End::Peer(peer) => {
                 shared.check_peer(peer)?;
-                self.remote.push(Sending { path: shared.path_number(peer), key, value });
+                self.remote.push(Sending { path: shared.paths.number_of(peer), key, value });
             }
         }
         Ok(())
@@ -254,7 +255,7 @@ impl<'a> Values<'a> {
             shared.outstanding.fetch_sub(count, Ordering::Relaxed);
             return Err(error);
         }
-        hand_over(&shared.paths, remote, |path, values| path.send_all(values))
+        hand_over(&shared.paths, remote, &shared.lists.send_parts, |path, values| path.send_all(values))
     }
 }
 
@@ -302,12 +303,5 @@ impl Step {
     pub fn recv_all_pending(&self, edges: &[&Edge], timeout: Duration) -> Result<PendingBatch, Error> {
         let edges = edges.iter().map(|edge| (*edge).clone()).collect();
         Batch::new(&self.shared, edges).recv_pending(self, timeout)
-    }
-}
-
-impl Shared {
-    fn path_number(&self, peer: PeerIndex) -> u16 {
-        // There are 64 at most.
-        Paths::place(peer, self.paths.count()) as u16
     }
 }

@@ -226,6 +226,16 @@ pub enum Error {
         /// Which edge.
         edge: String,
     },
+    /// More steps of an edge were to be asked for in advance than one message can ask for.
+    #[error(
+        "{window} steps can't be asked for in advance, {max} can: a window of 16 costs one control message in eight steps"
+    )]
+    WindowTooLong {
+        /// How many.
+        window: u32,
+        /// How many there can be.
+        max: u32,
+    },
     /// An abort needs an error.
     #[error("step {step} can't be aborted with status OK: give the error that ends it")]
     AbortWithOk {
@@ -286,6 +296,7 @@ impl Error {
             | Error::EdgeName(_)
             | Error::WrongEnd { .. }
             | Error::UnknownTask { .. }
+            | Error::WindowTooLong { .. }
             | Error::AbortWithOk { .. } => Code::InvalidArgument,
         }
     }

@@ -9,7 +9,7 @@ use super::local::{Local, LocalWaiter, Told};
 use super::path::{Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::PeerWatch;
 use super::remote::{Receiving, Sending};
-use super::reuse::Lists;
+use super::reuse::{Lists, Reused};
 use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
@@ -65,13 +65,32 @@ pub struct Shared {
 }
 
 /// The lists in which batches are handed over.
-#[derive(Default)]
 pub(super) struct BatchLists {
     pub sends: Lists<Sending>,
     pub receives: Lists<Receiving>,
+    /// One for each path.
+    pub send_parts: Lists<Reused<Sending>>,
+    pub receive_parts: Lists<Reused<Receiving>>,
     /// Within the process.
     pub values: Lists<(TensorKey, Value)>,
     pub waiters: Lists<(TensorKey, LocalWaiter)>,
+}
+
+impl BatchLists {
+    /// For batches that are split among so many paths.
+    fn new(paths: usize) -> Self {
+        // Those of some threads' batches at a time, and of one for each path.
+        const BATCHES: usize = 16;
+        let parts = BATCHES + 2 * paths;
+        BatchLists {
+            sends: Lists::new(parts),
+            receives: Lists::new(parts),
+            send_parts: Lists::new(BATCHES),
+            receive_parts: Lists::new(BATCHES),
+            values: Lists::new(BATCHES),
+            waiters: Lists::new(BATCHES),
+        }
+    }
 }
 
 /// The process's own tables. Held for moments, never while user code runs.
@@ -96,12 +115,12 @@ pub struct Losses {
 struct Loss {
     /// So that a send to a peer that is there takes no lock.
     is_lost: AtomicBool,
-    standing: Mutex<PeerStanding>,
+    status: Mutex<PeerStatus>,
 }
 
 /// How it stands with a peer.
 #[derive(Clone, Debug, Default)]
-pub enum PeerStanding {
+pub enum PeerStatus {
     /// It was never linked.
     #[default]
     Absent,
@@ -124,22 +143,22 @@ impl Losses {
         if !loss.is_lost.load(Ordering::Acquire) {
             return None;
         }
-        match self.standing(peer) {
-            PeerStanding::Lost(_, error) => Some(error),
-            PeerStanding::Absent | PeerStanding::Up(_) => None,
+        match self.status(peer) {
+            PeerStatus::Lost(_, error) => Some(error),
+            PeerStatus::Absent | PeerStatus::Up(_) => None,
         }
     }
 
     /// How it stands with a peer.
-    pub fn standing(&self, peer: PeerIndex) -> PeerStanding {
-        self.peers[peer.0 as usize].standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn status(&self, peer: PeerIndex) -> PeerStatus {
+        self.peers[peer.0 as usize].status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn stands(&self, peer: PeerIndex, standing: PeerStanding) {
+    fn set_status(&self, peer: PeerIndex, status: PeerStatus) {
         let loss = &self.peers[peer.0 as usize];
-        let is_lost = matches!(standing, PeerStanding::Lost(..));
-        let mut present = loss.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        *present = standing;
+        let is_lost = matches!(status, PeerStatus::Lost(..));
+        let mut present = loss.status.lock().unwrap_or_else(PoisonError::into_inner);
+        *present = status;
         // Under the lock, so that both change in the same order.
         loss.is_lost.store(is_lost, Ordering::Release);
     }
@@ -157,13 +176,13 @@ impl Losses {
 
 impl PeerWatch for Losses {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
-        self.stands(peer, PeerStanding::Up(tag));
+        self.set_status(peer, PeerStatus::Up(tag));
     }
 
     fn stillborn(&self, _peer: PeerIndex, _tag: LinkTag) {}
 
     fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        self.stands(peer, PeerStanding::Lost(tag, error.clone()));
+        self.set_status(peer, PeerStatus::Lost(tag, error.clone()));
         let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
         if self.fatal && !clean {
             self.end(error);
@@ -200,13 +219,14 @@ impl Rendezvous {
         losses: Arc<Losses>,
         settings: RendezvousSettings,
     ) -> Self {
+        let paths = paths.into();
         let shared = Shared {
             me,
             members,
-            paths: paths.into(),
             settings,
             calls: Calls::new(4096),
-            lists: BatchLists::default(),
+            lists: BatchLists::new(paths.count()),
+            paths,
             executor,
             pool,
             foreign: Arc::default(),
@@ -363,10 +383,10 @@ impl Rendezvous {
     }
 
     /// How it stands with a peer.
-    pub fn peer_standing(&self, peer: PeerIndex) -> PeerStanding {
+    pub fn peer_status(&self, peer: PeerIndex) -> PeerStatus {
         match self.shared.check_home() {
-            Ok(()) => self.shared.losses.standing(peer),
-            Err(error) => PeerStanding::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
+            Ok(()) => self.shared.losses.status(peer),
+            Err(error) => PeerStatus::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
         }
     }
 

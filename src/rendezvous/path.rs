@@ -60,21 +60,28 @@ impl Paths {
     /// These, in this order.
     ///
     /// # Panics
-    /// If there are none.
+    /// If there are none, or more than have a number.
     pub fn new(paths: Vec<Arc<dyn RemotePath>>) -> Self {
-        assert!(!paths.is_empty(), "a rendezvous needs a path");
+        assert!(!paths.is_empty() && paths.len() <= usize::from(u16::MAX), "{} paths", paths.len());
         Paths(paths.into())
     }
 
-    /// Which of `count` paths serves a peer.
-    pub fn place(peer: PeerIndex, count: usize) -> usize {
+    /// Which of `count` paths serves a peer, from 0 on.
+    pub fn index_of(peer: PeerIndex, count: usize) -> usize {
         peer.0 as usize % count
+    }
+
+    /// Which of these serves a peer, from 0 on.
+    #[inline]
+    pub fn number_of(&self, peer: PeerIndex) -> u16 {
+        // No more have a number.
+        Self::index_of(peer, self.0.len()) as u16
     }
 
     /// The path that serves a peer.
     #[inline]
     pub fn of(&self, peer: PeerIndex) -> &dyn RemotePath {
-        &*self.0[Self::place(peer, self.0.len())]
+        self.nth(self.number_of(peer).into())
     }
 
     /// How many there are.

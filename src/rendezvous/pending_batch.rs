@@ -158,7 +158,8 @@ impl PendingBatch {
                 let now = self.shared.now();
                 let until = if is_only_one() { deadline } else { deadline.min(now + SLICE) };
                 if !self.shared.wait(path, until, &done)? && self.shared.now() >= deadline {
-                    return Ok(done());
+                    // There may be other parts.
+                    return Ok(self.tickets.are_done() || failed());
                 }
                 if self.shared.broken().is_some() {
                     return Ok(true);

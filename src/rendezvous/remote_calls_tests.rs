@@ -1,31 +1,63 @@
-//! Calls on edges between processes leave the process's own tables alone.
+//! Calls on edges between processes, with scripted paths: they leave the process's own tables alone, and wait for each path.
 
-use super::path::{Cancel, CancelAll, Members, PeerIndex, RemotePath, StandingChange, StepChange};
+use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
 use super::waiter::{Delivery, Outcome, Payload, Waiter};
-use super::{Batch, Edge, Error, Losses, ReceiveAll, Rendezvous, RendezvousSettings, Reused, Sending, Step};
+use super::{
+    Batch, Edge, Error, Losses, ReceiveAll, Receiving, Rendezvous, RendezvousSettings, Reused, Sending, Step,
+};
 use crate::engine::Executor;
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::wire::message::Side;
 use crate::wire::{TaskId, Time};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(10);
+const START: Time = Time::from_nanos(1);
 
-/// A peer that takes everything, and has a value for every request.
-struct Generous;
+/// When a path brings the values of a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Brings {
+    AtOnce,
+    /// A moment after the last wait for it has found nothing.
+    AtTheDeadline,
+    Never,
+}
 
-impl RemotePath for Generous {
+/// A path whose peers take everything, and have a value for every request. A wait in vain lasts until its deadline.
+struct Scripted {
+    brings: Brings,
+    clock: Arc<AtomicU64>,
+    held: Mutex<Vec<Receiving>>,
+}
+
+impl Scripted {
+    fn bring(&self, end: impl Fn() -> Result<Delivery<Payload>, Error>) {
+        let held = std::mem::take(&mut *self.held.lock().expect("no panic"));
+        held.into_iter().for_each(|one| one.completer.complete(Outcome(end())));
+    }
+}
+
+fn value() -> Result<Delivery<Payload>, Error> {
+    let (sender, receiver) = (Side::POOL, Side::POOL);
+    Ok(Delivery { tensor: Payload::Tensor(Tensor::empty()), is_dead: false, sender, receiver })
+}
+
+/// What the calls of a path end with that are given up.
+fn given_up() -> Result<Delivery<Payload>, Error> {
+    Err(Error::StepGone { step: 7 })
+}
+
+impl RemotePath for Scripted {
     fn send(&self, _key: TensorKey, _value: Value) -> Result<(), Error> {
         Ok(())
     }
 
     fn receive(&self, _peer: PeerIndex, _key: TensorKey, _want: Want, waiter: Waiter) -> Result<(), Error> {
-        let payload = Payload::Tensor(Tensor::empty());
-        let (sender, receiver) = (Side::POOL, Side::POOL);
-        waiter.complete(Ok(Delivery { tensor: payload, is_dead: false, sender, receiver }));
+        waiter.complete(value());
         Ok(())
     }
 
@@ -34,17 +66,18 @@ impl RemotePath for Generous {
     }
 
     fn receive_all(&self, mut all: ReceiveAll) -> Result<(), Error> {
-        let (sender, receiver) = (Side::POOL, Side::POOL);
-        for receiving in all.receives.drain(..) {
-            let tensor = Payload::Tensor(Tensor::empty());
-            receiving.completer.complete(Outcome(Ok(Delivery { tensor, is_dead: false, sender, receiver })));
+        self.held.lock().expect("no panic").extend(all.receives.drain(..));
+        if self.brings == Brings::AtOnce {
+            self.bring(value);
         }
         Ok(())
     }
 
     fn cancel(&self, _call: Cancel) {}
 
-    fn cancel_all(&self, _calls: CancelAll) {}
+    fn cancel_all(&self, _calls: CancelAll) {
+        self.bring(given_up);
+    }
 
     fn step(&self, _change: StepChange) {}
 
@@ -54,8 +87,15 @@ impl RemotePath for Generous {
         Ok(0)
     }
 
-    fn wait(&self, _deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
-        Ok(done())
+    fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        if done() {
+            return Ok(true);
+        }
+        self.clock.fetch_max(deadline.as_nanos(), Ordering::Relaxed);
+        if self.brings == Brings::AtTheDeadline && deadline >= START + SOON {
+            self.bring(value);
+        }
+        Ok(false)
     }
 
     fn nudge(&self) {}
@@ -63,15 +103,19 @@ impl RemotePath for Generous {
     fn end(&self, _error: Error) {}
 
     fn now(&self) -> Time {
-        Time::from_nanos(1)
+        Time::from_nanos(self.clock.load(Ordering::Relaxed))
     }
 
     fn close(&self) {}
 }
 
-fn rendezvous() -> Rendezvous {
+/// The rendezvous of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the first.
+fn rendezvous(paths: [Brings; 2]) -> Rendezvous {
     let task = |task| TaskId { job: "w".into(), task };
-    let members = Members::new(vec![task(0), task(1)]);
+    let members = Members::new(vec![task(0), task(1), task(2)]);
+    let clock = Arc::new(AtomicU64::new(START.as_nanos()));
+    let path = |brings| Scripted { brings, clock: clock.clone(), held: Mutex::default() };
+    let paths = paths.map(|brings| Arc::new(path(brings)) as Arc<dyn RemotePath>);
     let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     let pool = Pool::new(Region::create(0, &region).expect("region"), PoolOptions::default()).expect("pool");
     let settings = RendezvousSettings {
@@ -85,13 +129,18 @@ fn rendezvous() -> Rendezvous {
     Rendezvous::new(
         task(0),
         members,
-        Arc::new(Generous) as Arc<dyn RemotePath>,
+        Paths::new(paths.into()),
         pool,
         executor,
         Arc::default(),
         losses,
         settings,
     )
+}
+
+fn edge(rendezvous: &Rendezvous, from: u32, to: u32) -> Edge {
+    let device = |task| format!("/job:w/replica:0/task:{task}/device:CPU:0");
+    rendezvous.edge(&device(from), &device(to), "x").expect("edge")
 }
 
 fn exchange(step: &Step, out: &Edge, back: &Edge, batch: &Batch) {
@@ -125,10 +174,8 @@ fn ends_without_the_tables(
 
 #[test]
 fn sending_to_and_receiving_from_peers_takes_no_lock() {
-    let rendezvous = rendezvous();
-    let device = |task| format!("/job:w/replica:0/task:{task}/device:CPU:0");
-    let edge = |from, to| rendezvous.edge(&device(from), &device(to), "x").expect("edge");
-    let (out, back, own) = (edge(0, 1), edge(1, 0), edge(0, 0));
+    let rendezvous = rendezvous([Brings::AtOnce; 2]);
+    let (out, back, own) = (edge(&rendezvous, 0, 1), edge(&rendezvous, 1, 0), edge(&rendezvous, 0, 0));
     let batch = |edge: &Edge| rendezvous.batch([edge.clone()]).expect("usable");
     let (of_peer, of_own) = (batch(&back), batch(&own));
     let step = rendezvous.step(1, &"worker".into()).expect("new");
@@ -136,4 +183,22 @@ fn sending_to_and_receiving_from_peers_takes_no_lock() {
     assert!(ends_without_the_tables(&rendezvous, SOON, move || exchange(&of_peers, &out, &back, &of_peer)));
     // The lock is what they would wait for: an edge within the process does.
     assert!(!ends_without_the_tables(&rendezvous, SOON / 50, move || exchange(&step, &own, &own, &of_own)));
+}
+
+#[test]
+fn a_batch_waits_for_every_path_and_tells_of_each_receive_how_it_ended() {
+    use Brings::{AtOnce, AtTheDeadline, Never};
+    for paths in [[AtOnce; 2], [AtOnce, AtTheDeadline], [AtTheDeadline, Never], [Never, AtOnce]] {
+        let rendezvous = rendezvous(paths);
+        let step = rendezvous.step(1, &"worker".into()).expect("new");
+        let edges = [edge(&rendezvous, 2, 0), edge(&rendezvous, 1, 0)];
+        let batch = rendezvous.batch(edges).expect("usable");
+        let ends = batch.recv_pending(&step, SOON).expect("begun").wait_each();
+        for (brings, end) in paths.into_iter().zip(ends) {
+            match brings {
+                Never => assert!(matches!(end, Err(Error::StepGone { step: 7 })), "{end:?}"),
+                AtOnce | AtTheDeadline => assert!(end.is_ok(), "{end:?}"),
+            }
+        }
+    }
 }

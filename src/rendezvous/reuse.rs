@@ -4,9 +4,6 @@ use crossbeam_queue::ArrayQueue;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Lists that wait for their next use. More than these in use at a time are made and freed.
-const KEPT: usize = 16;
-
 /// Lists that are used again and again.
 #[derive(Debug)]
 pub(super) struct Lists<T> {
@@ -20,13 +17,12 @@ pub struct Reused<T> {
     home: Arc<ArrayQueue<Vec<T>>>,
 }
 
-impl<T> Default for Lists<T> {
-    fn default() -> Self {
-        Lists { free: Arc::new(ArrayQueue::new(KEPT)) }
-    }
-}
-
 impl<T> Lists<T> {
+    /// None yet. So many wait for their next use; if more are in use at a time, those are made and freed.
+    pub fn new(kept: usize) -> Self {
+        Lists { free: Arc::new(ArrayQueue::new(kept)) }
+    }
+
     /// An empty list.
     pub fn take(&self) -> Reused<T> {
         Reused { list: self.free.pop().unwrap_or_default(), home: self.free.clone() }
@@ -68,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_list_comes_back_empty_and_with_its_room() {
-        let lists = Lists::default();
+        let lists = Lists::new(2);
         let counted = Arc::new(());
         let mut list = lists.take();
         list.extend((0..100).map(|_| counted.clone()));

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 /// is asked for.
 ///
 /// What it costs: the destinations of up to `window` steps to come are allocated, though never more than a quarter of the
-/// pool for all edges of a poller, and they count among `max_requests`, of which those of one peer take half at most. Where
+/// pool, in equal parts for the edges of each poller, and they count among `max_requests`, of which those of one peer take half at most. Where
 /// all edges together would need more than that, their windows are as much shorter; with the counter `steps_not_armed` it is
 /// found out how often even so a step began for which there had been no room. Such steps are received as without it. Messages
 /// for windows of more than some 22 steps travel in fragments, which take more than one slot of the queue.
@@ -42,8 +42,8 @@ pub struct Standing {
 }
 
 impl Rendezvous {
-    /// Asks for the tensors of an edge in advance: for those of up to `window` steps of a sequence that are still to come.
-    /// 0 asks for none, until [`Standing::set_window`] says otherwise.
+    /// Asks for the tensors of an edge in advance: for those of up to `window` steps of a sequence that are still to come, 256 at
+    /// most. 0 asks for none, until [`Standing::set_window`] says otherwise.
     ///
     /// # Errors
     /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for this sequence already.
@@ -70,7 +70,7 @@ impl Rendezvous {
 }
 
 impl Standing {
-    /// Asks for so many steps in advance from now on. What was asked for already stays.
+    /// Asks for so many steps in advance from now on: 0 to 256. What was asked for already stays.
     ///
     /// # Errors
     /// If the window is too long, or the node can be used no more.
@@ -89,14 +89,8 @@ impl Standing {
 }
 
 fn check_window(window: u32) -> Result<(), Error> {
-    if window as usize <= MAX_ARMED {
-        return Ok(());
-    }
-    Err(Error::ResourceExhausted {
-        what: "the number of steps to ask for in advance",
-        limit: MAX_ARMED as u64,
-        remedy: "ask for fewer: a window of 16 costs one control message in eight steps",
-    })
+    const MAX: u32 = MAX_ARMED as u32;
+    if window > MAX { Err(Error::WindowTooLong { window, max: MAX }) } else { Ok(()) }
 }
 
 impl Drop for Standing {

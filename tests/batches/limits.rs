@@ -23,12 +23,12 @@ fn sends_beyond_the_limit_are_refused_as_a_whole_with_the_numbers() {
     });
 }
 
-/// `count` edges where there is room for a few, by any limit.
-fn with_little_room(settings: &[(&str, &str)], count: usize) {
+/// Steps with `count` edges where there is room for fewer, by any limit.
+fn with_little_room(settings: &[(&str, &str)], count: usize, steps: u64) {
     run(2, settings, move |node, task| {
         let (to, from) = (edges_to(node, 1 - task, count), edges_from(node, 1 - task, count));
         let (out, back) = (node.batch(to).expect("usable"), node.batch(from).expect("usable"));
-        for n in 0..5 {
+        for n in 0..steps {
             let step = begin(node, n);
             let pending = back.recv_pending(&step, SOON).expect("begun");
             out.send(&step, tensors(node, n, count)).expect("sent");
@@ -40,12 +40,24 @@ fn with_little_room(settings: &[(&str, &str)], count: usize) {
 
 #[test]
 fn receives_beyond_the_slot_table_go_on_as_earlier_ones_end() {
-    with_little_room(&[("max_requests", "3")], 50);
+    with_little_room(&[("max_requests", "3")], 50, 5);
 }
 
 #[test]
 fn receives_beyond_the_route_table_go_on_as_earlier_ones_end() {
-    with_little_room(&[("max_routes", "4")], 50);
+    with_little_room(&[("max_routes", "4")], 50, 5);
+}
+
+/// A link has 16,384 grants on every fabric, however many requests are allowed.
+#[test]
+fn receives_beyond_the_grants_of_a_link_go_on_as_earlier_ones_end() {
+    let settings = [
+        ("max_requests", "32768"),
+        ("max_deferred", "32768"),
+        ("small_tensor_bytes", "0"),
+        ("pool_size", "32MiB"),
+    ];
+    with_little_room(&settings, 16_500, 2);
 }
 
 #[test]

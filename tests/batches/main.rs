@@ -5,6 +5,7 @@ mod common;
 mod failures;
 mod limits;
 mod many;
+mod pollers;
 
 use common::{SOON, counting, run, values};
 use std::time::Duration;

@@ -85,7 +85,7 @@ fn when_asked(
 #[test]
 fn small_tensors_of_a_batch_share_slots() {
     const COUNT: usize = 500;
-    when_asked(&[("poll", "inline")], 3, COUNT, |node, step, edges| {
+    when_asked(&[("poll", "inline"), ("pollers", "1")], 3, COUNT, |node, step, edges| {
         let (before, values) = (slots(node), tensors(node, step.id(), COUNT));
         step.send_all(edges.iter().zip(values)).expect("sent");
         assert_eq!(slots(node) - before, (COUNT as u64).div_ceil(SLOT / ANSWER), "for values");

@@ -32,14 +32,19 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says and reaches the others by the fabric
-/// in `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
+/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says, with as many pollers as are in
+/// `TENSORWIRE_TEST_POLLERS` (which only some modes have more than one of), and reaches the others by the fabric in
+/// `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
 /// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in, and
 /// `TENSORWIRE_TEST_SILENCE` a longer silence of a peer that is alive.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
     let builder = Node::builder();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
         Ok(mode) => builder.set("poll", mode),
+        Err(_) => builder,
+    };
+    let builder = match std::env::var("TENSORWIRE_TEST_POLLERS") {
+        Ok(pollers) => builder.set("pollers", pollers),
         Err(_) => builder,
     };
     let builder = match std::env::var("TENSORWIRE_TEST_FABRIC") {
@@ -66,6 +71,12 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("join_timeout", "20s")
         .set("recv_timeout", "20s")
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
+}
+
+/// How many pollers the members have, among which their peers and what of the pool is for standing requests are dealt out.
+pub fn pollers() -> usize {
+    let count = std::env::var("TENSORWIRE_TEST_POLLERS");
+    count.map_or(1, |count| count.parse().unwrap_or_else(|_| panic!("TENSORWIRE_TEST_POLLERS is {count:?}")))
 }
 
 /// How long a peer may go unheard: `usual`, or what `TENSORWIRE_TEST_SILENCE` says, in seconds.

@@ -1,16 +1,14 @@
 //! The rules of batches: what is posted between their begin and their end.
 
 use crate::expect;
-use crate::harness::{End, Got, Harness, immediate, pair, tensor, tensor_mut};
-use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use crate::harness::{
+    End, Got, Harness, PATIENCE, bytes_of, exposed, fail_a_write_and_a_read, granted, immediate, pair,
+    pattern, receives, revoked, tensor, tensor_mut,
+};
+use std::time::Instant;
+use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
 
 const ZERO: Lane = Lane(0);
-
-fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
-    for lane in 0..end.port.limits(end.link).lanes {
-        end.port.post_receives(end.link, Lane(lane), count);
-    }
-}
 
 /// The next `count` messages and immediates here, each as its lane and its number.
 fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec<(u8, u32)> {
@@ -30,8 +28,7 @@ pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
     /// Of each round, on each lane. Two rounds have room in the queue, as what is inline is done when what comes behind it is.
     const EACH: u32 = 15;
     let (mut a, mut b) = pair::<H>(32);
-    let target = tensor_mut(&b.pool, 8);
-    let grant = b.port.grant(b.link, target).expect("room");
+    let grant = granted(&mut b, 8);
     let source = tensor(&a.pool, &[1; 8]);
     for round in 0..5u32 {
         receives(&mut b, EACH);
@@ -66,19 +63,14 @@ pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
 pub fn all_of_a_batch_arrives_once_it_has_ended<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     receives(&mut b, 2);
-    let target = tensor_mut(&b.pool, 64);
-    let grant = b.port.grant(b.link, target).expect("room");
-    let exposed = {
-        let source = tensor(&b.pool, &[4; 64]);
-        b.port.expose(b.link, &source).expect("room")
-    };
+    let (grant, readable) = (granted(&mut b, 64), exposed(&mut b, &[4; 64]));
     let source = tensor(&a.pool, &[3; 64]);
     let into = tensor_mut(&a.pool, 64);
     a.port.begin_batch();
     // One in the other is the same.
     a.port.begin_batch();
     a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, Some(immediate(5))).expect("posted");
-    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("posted");
+    a.port.read(a.link, ZERO, OpId(2), into, &readable).expect("posted");
     a.port.send(a.link, ZERO, b"end").expect("posted");
     a.port.publish_credits(a.link, ZERO, 77);
     a.port.end_batch();
@@ -90,32 +82,19 @@ pub fn all_of_a_batch_arrives_once_it_has_ended<H: Harness>() {
     assert!(done.iter().any(|got| matches!(got, Got::Done(1))), "{done:?}");
     let read = done.iter().any(|got| matches!(got, Got::ReadDone(2, into) if into.bytes() == [4; 64]));
     assert!(read, "{done:?}");
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while b.port.peer_credits(b.link, ZERO) != 77 {
-        assert!(start.elapsed() < crate::harness::PATIENCE, "the credits of a batch did not come");
+        assert!(start.elapsed() < PATIENCE, "the credits of a batch did not come");
         a.poll();
         b.poll();
     }
-    assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), [3; 64]);
+    assert_eq!(revoked(&mut b, &grant).bytes(), [3; 64]);
 }
 
 pub fn a_link_that_fails_in_a_batch_ends_all_of_it<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    let target = tensor_mut(&b.pool, 64);
-    let grant = b.port.grant(b.link, target).expect("room");
-    let exposed = {
-        let source = tensor(&b.pool, &[1; 64]);
-        b.port.expose(b.link, &source).expect("room")
-    };
-    let source = tensor(&a.pool, &[1; 64]);
-    let into = tensor_mut(&a.pool, 64);
     a.port.begin_batch();
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, None).expect("posted");
-    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("posted");
-    a.port.fail(a.link, LinkFailure::Local("enough".into()));
-    let (mut failed, done, _) = a.until_down();
-    failed.sort_unstable();
-    assert_eq!((failed, done), (vec![1, 2], vec![]));
+    let source = fail_a_write_and_a_read(&mut a, &mut b);
     assert_eq!(a.port.send(a.link, ZERO, b"late"), Err(PostError::Down));
     a.port.end_batch();
     assert!(source.try_into_mut().is_ok(), "a failed write still holds its source");
@@ -128,8 +107,7 @@ pub fn who_is_in_a_batch_may_poll<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     receives(&mut a, 3);
     receives(&mut b, 3);
-    let target = tensor_mut(&b.pool, 8);
-    let grant = b.port.grant(b.link, target).expect("room");
+    let grant = granted(&mut b, 8);
     let source = tensor(&a.pool, &[1; 8]);
     a.port.write(a.link, ZERO, OpId(9), &source, 0, 8, &grant, None).expect("posted");
     a.port.begin_batch();
@@ -150,4 +128,45 @@ pub fn who_is_in_a_batch_may_poll<H: Harness>() {
     }
     a.port.end_batch();
     assert_eq!(numbers(&mut b, &mut a, 3), [(0, 0), (0, 1), (0, 2)]);
+}
+
+pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    if !a.port.limits(a.link).lends {
+        println!("skipped: this fabric does not lend");
+        return;
+    }
+    receives(&mut b, 4);
+    let bytes = pattern(5000, 8);
+    let source = tensor(&a.pool, &bytes);
+    let lend = |a: &mut End<H::Fabric>, id| {
+        let lent = a.port.lend(a.link, ZERO, OpId(id), &source, Allowance::unbounded(), immediate(7));
+        lent.map_err(|(error, _)| error).expect("posted");
+    };
+    a.port.begin_batch();
+    a.port.send(a.link, ZERO, b"before").expect("posted");
+    lend(&mut a, 1);
+    a.port.send(a.link, ZERO, b"behind").expect("posted");
+    a.port.end_batch();
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"before");
+    let (told, lent) = expect!(b.next(&mut a), Got::Lent(told, lent) => (told, lent));
+    assert_eq!(told, immediate(7));
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"behind");
+    assert!(!source.is_unique(), "held while it is lent");
+    let lent = bytes_of(&b, lent);
+    assert_eq!(lent.bytes(), bytes);
+    drop(lent);
+    expect!(a.next(&mut b), Got::Done(1) => ());
+    // One whose batch never ends is lent to nobody for good.
+    a.port.begin_batch();
+    lend(&mut a, 2);
+    a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    assert_eq!(a.until_down().0, [2]);
+    let start = Instant::now();
+    while !source.is_unique() {
+        assert!(start.elapsed() < PATIENCE, "the loan never came back");
+        a.poll();
+        b.poll();
+        b.inbox.clear();
+    }
 }

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tensorwire::fabric::{
-    Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, Port, Role,
+    Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, OpId, Port, Role,
 };
 use tensorwire::memory::{
     LentBytes, LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut,
 };
-use tensorwire::wire::{DType, Immediate, ImmediateKind, Shape, Slot, TensorMeta};
+use tensorwire::wire::{DType, Grant, Immediate, ImmediateKind, Shape, Slot, TensorMeta};
 
 /// How long anything may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -189,6 +189,50 @@ impl<F: Fabric> End<F> {
         }
         assert!(self.inbox.is_empty(), "{:?}", self.inbox);
     }
+}
+
+/// A tensor of the end's, which its peer may write.
+pub fn granted<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
+    let target = tensor_mut(&end.pool, len);
+    end.port.grant(end.link, target).expect("room")
+}
+
+pub fn revoked<F: Fabric>(end: &mut End<F>, grant: &Grant) -> TensorMut {
+    end.port.revoke(end.link, grant).expect("granted")
+}
+
+/// A tensor of the end's, which its peer may read, and which nobody else holds.
+pub fn exposed<F: Fabric>(end: &mut End<F>, bytes: &[u8]) -> Grant {
+    let source = tensor(&end.pool, bytes);
+    end.port.expose(end.link, &source).expect("room")
+}
+
+/// Receives on each lane.
+pub fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
+    for lane in 0..end.port.limits(end.link).lanes {
+        end.port.post_receives(end.link, Lane(lane), count);
+    }
+}
+
+/// What was lent, as a tensor.
+pub fn bytes_of<F: Fabric>(end: &End<F>, lent: LentBytes) -> Tensor {
+    let shape = Shape::new(&[lent.len() as u64]).expect("a shape");
+    let meta = TensorMeta::new(DType::U8, shape).expect("meta");
+    Tensor::from_lent(&end.pool, meta, lent).map_err(|(error, _)| error).expect("as long")
+}
+
+/// Posts a write and a read of 64 bytes each, and fails the link: both fail, and nothing else does. Gives what was to be written.
+pub fn fail_a_write_and_a_read<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Tensor {
+    let (target, readable) = (granted(b, 64), exposed(b, &[1; 64]));
+    let source = tensor(&a.pool, &[1; 64]);
+    let into = tensor_mut(&a.pool, 64);
+    a.port.write(a.link, Lane(0), OpId(1), &source, 0, 64, &target, None).expect("posted");
+    a.port.read(a.link, Lane(0), OpId(2), into, &readable).expect("posted");
+    a.port.fail(a.link, LinkFailure::Local("enough".into()));
+    let (mut failed, done, _) = a.until_down();
+    failed.sort_unstable();
+    assert_eq!((failed, done), (vec![1, 2], vec![]));
+    source
 }
 
 /// Asserts the kind of an event and takes it apart.

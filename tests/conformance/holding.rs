@@ -1,7 +1,10 @@
 //! The rules of who holds what memory, and for how long.
 
 use crate::expect;
-use crate::harness::{End, Got, Harness, immediate, pair, pool, tensor, tensor_mut};
+use crate::harness::{
+    End, Got, Harness, exposed, fail_a_write_and_a_read, granted, immediate, pair, pool, revoked, tensor,
+    tensor_mut,
+};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
@@ -12,20 +15,7 @@ const ZERO: Lane = Lane(0);
 
 pub fn what_has_failed_holds_no_memory<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    let target = tensor_mut(&b.pool, 64);
-    let grant = b.port.grant(b.link, target).expect("room");
-    let exposed = {
-        let source = tensor(&b.pool, &[1; 64]);
-        b.port.expose(b.link, &source).expect("room")
-    };
-    let source = tensor(&a.pool, &[1; 64]);
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, None).expect("posted");
-    let into = tensor_mut(&a.pool, 64);
-    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("posted");
-    a.port.fail(a.link, LinkFailure::Local("enough".into()));
-    let (mut failed, done, _) = a.until_down();
-    failed.sort_unstable();
-    assert_eq!((failed, done), (vec![1, 2], vec![]));
+    let source = fail_a_write_and_a_read(&mut a, &mut b);
     // At once: the peer has not looked since.
     assert!(source.try_into_mut().is_ok(), "a failed write still holds its source");
     assert!(a.pool.is_empty(), "a failed read still holds its target: {:?}", a.pool.stats());
@@ -34,8 +24,7 @@ pub fn what_has_failed_holds_no_memory<H: Harness>() {
 pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     b.port.post_receives(b.link, ZERO, 1);
-    let target = tensor_mut(&b.pool, 8);
-    let grant = b.port.grant(b.link, target).expect("room");
+    let grant = granted(&mut b, 8);
     let refused = |result: Result<(), PostError>| {
         assert!(matches!(result, Err(PostError::Refused(_))), "{result:?}");
     };
@@ -93,7 +82,7 @@ pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
     a.port.write(a.link, ZERO, OpId(2), &source, 32, 32, &behind, Some(immediate(2))).expect("posted");
     expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
     expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
-    assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), source.bytes());
+    assert_eq!(revoked(&mut b, &grant).bytes(), source.bytes());
     let again = b.port.grant(b.link, outside(&b.pool)).expect("room");
     let beyond = tensorwire::wire::Grant { offset: again.offset + 1, ..again };
     a.port.write(a.link, ZERO, OpId(3), &source, 0, 64, &beyond, None).expect("posted");
@@ -111,22 +100,19 @@ fn read_back<F: Fabric>(a: &mut End<F>, b: &mut End<F>, grant: &tensorwire::wire
 pub fn a_grant_of_one_kind_can_t_be_taken_back_as_the_other<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     b.port.post_receives(b.link, ZERO, 1);
-    let source = tensor(&b.pool, &[3; 8]);
-    let exposed = b.port.expose(b.link, &source).expect("room");
-    assert!(b.port.revoke(b.link, &exposed).is_none());
-    assert_eq!(read_back(&mut a, &mut b, &exposed), [3; 8]);
-    let target = tensor_mut(&b.pool, 8);
-    let granted = b.port.grant(b.link, target).expect("room");
-    b.port.withdraw(b.link, &granted);
-    a.port.write_inline(a.link, ZERO, &[4; 8], &granted, Some(immediate(1))).expect("posted");
+    let readable = exposed(&mut b, &[3; 8]);
+    assert!(b.port.revoke(b.link, &readable).is_none());
+    assert_eq!(read_back(&mut a, &mut b, &readable), [3; 8]);
+    let writable = granted(&mut b, 8);
+    b.port.withdraw(b.link, &writable);
+    a.port.write_inline(a.link, ZERO, &[4; 8], &writable, Some(immediate(1))).expect("posted");
     expect!(b.next(&mut a), Got::Immediate(..) => ());
-    assert_eq!(b.port.revoke(b.link, &granted).expect("granted").bytes(), [4; 8]);
+    assert_eq!(revoked(&mut b, &writable).bytes(), [4; 8]);
 }
 
 pub fn what_comes_before_the_first_poll_waits_for_it<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    let target = tensor_mut(&b.pool, 8);
-    let grant = b.port.grant(b.link, target).expect("room");
+    let grant = granted(&mut b, 8);
     a.port.write_inline(a.link, ZERO, &[5; 8], &grant, Some(immediate(1))).expect("posted");
     a.port.send(a.link, ZERO, b"early").expect("posted");
     for _ in 0..100 {
@@ -136,5 +122,5 @@ pub fn what_comes_before_the_first_poll_waits_for_it<H: Harness>() {
     b.port.post_receives(b.link, ZERO, 2);
     expect!(b.next(&mut a), Got::Immediate(_, 8) => ());
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"early");
-    assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), [5; 8]);
+    assert_eq!(revoked(&mut b, &grant).bytes(), [5; 8]);
 }

@@ -3,14 +3,14 @@
 pub use crate::batches::*;
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, PATIENCE, connect, immediate, options, pair, pattern, tensor, tensor_mut,
+    End, Got, Harness, PATIENCE, bytes_of, connect, exposed, granted, immediate, options, pair, pattern,
+    receives, revoked, tensor, tensor_mut,
 };
 pub use crate::holding::*;
 pub use crate::sleeping::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError};
-use tensorwire::memory::TensorMut;
 use tensorwire::wire::Grant;
 
 /// Instantiates every rule for one fabric.
@@ -62,6 +62,8 @@ macro_rules! conformance {
                 all_of_a_batch_arrives_once_it_has_ended
                 a_link_that_fails_in_a_batch_ends_all_of_it
                 who_is_in_a_batch_may_poll
+                a_loan_in_a_batch_is_lent_as_ever
+                a_batch_ends_the_sleep_of_who_waits_for_it
             }
         }
     };
@@ -81,23 +83,6 @@ macro_rules! conformance {
 }
 
 const ZERO: Lane = Lane(0);
-
-/// A tensor of the end's, granted to its peer.
-fn granted<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
-    let target = tensor_mut(&end.pool, len);
-    end.port.grant(end.link, target).expect("room")
-}
-
-fn revoked<F: Fabric>(end: &mut End<F>, grant: &Grant) -> TensorMut {
-    end.port.revoke(end.link, grant).expect("granted")
-}
-
-fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
-    let lanes = end.port.limits(end.link).lanes;
-    for lane in 0..lanes {
-        end.port.post_receives(end.link, Lane(lane), count);
-    }
-}
 
 pub fn order_holds_within_each_lane<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
@@ -526,15 +511,11 @@ pub fn completions_of_an_earlier_link_never_come_on_a_later_one<H: Harness>() {
 /// Posts one write, one read and one loan (1, 2, 3) that can't end before the peer polls.
 fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Vec<u64> {
     receives(b, 10);
-    let grant = granted(b, 8);
-    let exposed = {
-        let source = tensor(&b.pool, &[1; 8]);
-        b.port.expose(b.link, &source).expect("room")
-    };
+    let (grant, readable) = (granted(b, 8), exposed(b, &[1; 8]));
     let source = tensor(&a.pool, &[1; 8]);
     a.port.write(a.link, ZERO, OpId(1), &source, 0, 8, &grant, None).expect("posted");
     let target = tensor_mut(&a.pool, 8);
-    a.port.read(a.link, ZERO, OpId(2), target, &exposed).expect("posted");
+    a.port.read(a.link, ZERO, OpId(2), target, &readable).expect("posted");
     if !a.port.limits(a.link).lends {
         return vec![1, 2];
     }
@@ -616,14 +597,6 @@ pub fn what_was_sent_before_a_link_was_closed_still_arrives<H: Harness>() {
     assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), b"farewell");
     expect!(b.next_alone(), Got::Down(LinkFailure::Closed) => ());
     assert_eq!(revoked(&mut b, &grant).bytes(), [7; 8]);
-}
-
-/// The bytes of a loan, as the layers above see them.
-fn bytes_of<F: Fabric>(end: &End<F>, lent: tensorwire::memory::LentBytes) -> tensorwire::memory::Tensor {
-    use tensorwire::wire::{DType, Shape, TensorMeta};
-    let shape = Shape::new(&[lent.len() as u64]).expect("a shape");
-    let meta = TensorMeta::new(DType::U8, shape).expect("meta");
-    tensorwire::memory::Tensor::from_lent(&end.pool, meta, lent).map_err(|(error, _)| error).expect("as long")
 }
 
 pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harness>() {

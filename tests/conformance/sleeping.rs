@@ -1,7 +1,7 @@
 //! The rules of `Port::arm` and of sleepers.
 
 use crate::expect;
-use crate::harness::{End, Got, Harness, PATIENCE, pair, tensor, tensor_mut};
+use crate::harness::{End, Got, Harness, PATIENCE, granted, pair, tensor};
 use std::time::{Duration, Instant};
 use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError, Sleep, Sleeper};
 
@@ -50,10 +50,23 @@ pub fn what_comes_on_an_armed_port_ends_the_sleep<H: Harness>() {
     expect!(b.next(&mut a), Got::Down(_) => ());
 }
 
+/// What is posted may be told of as late as at the end, and no later.
+pub fn a_batch_ends_the_sleep_of_who_waits_for_it<H: Harness>() {
+    let (mut a, mut b) = pair::<H>(16);
+    b.port.post_receives(b.link, ZERO, 100);
+    for k in 0..20u8 {
+        assert_ends_sleep(&mut b, &mut a, |a| {
+            a.port.begin_batch();
+            a.port.send(a.link, ZERO, &[k]).expect("room");
+            a.port.end_batch();
+        });
+        assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [k]);
+    }
+}
+
 pub fn a_local_completion_ends_the_sleep<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    let target = tensor_mut(&b.pool, 64);
-    let grant = b.port.grant(b.link, target).expect("room");
+    let grant = granted(&mut b, 64);
     let source = tensor(&a.pool, &[5; 64]);
     let sleeper = a.port.sleeper();
     armed(&mut a, &mut b);

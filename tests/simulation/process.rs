@@ -15,7 +15,7 @@ use tensorwire::fabric::{Fabric, LoanFigures};
 use tensorwire::link::{LinkSettings, Links};
 use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use tensorwire::rendezvous::{
-    Load, Losses, Members, PeerIndex, PeerStanding, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
+    Load, Losses, Members, PeerIndex, PeerStatus, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
     RendezvousSettings,
 };
 use tensorwire::telemetry::{Counters, CountersWriter};
@@ -144,7 +144,7 @@ impl Process {
         );
         let writer = CountersWriter::new();
         let counters = writer.counters();
-        let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer);
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
         let options =
             EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
         let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
@@ -275,23 +275,23 @@ impl Process {
 
     /// Whether calls that need this peer can go on.
     pub fn is_up(&self, peer: At) -> bool {
-        matches!(self.rendezvous.peer_standing(PeerIndex(peer as u32)), PeerStanding::Up(_))
+        matches!(self.rendezvous.peer_status(PeerIndex(peer as u32)), PeerStatus::Up(_))
     }
 
     /// Which of the links that there were with a peer it takes for the present one.
     pub fn link_with(&self, peer: At) -> Option<u64> {
-        match self.rendezvous.peer_standing(PeerIndex(peer as u32)) {
-            PeerStanding::Up(tag) => Some(tag.generation),
-            PeerStanding::Lost(..) | PeerStanding::Absent => None,
+        match self.rendezvous.peer_status(PeerIndex(peer as u32)) {
+            PeerStatus::Up(tag) => Some(tag.generation),
+            PeerStatus::Lost(..) | PeerStatus::Absent => None,
         }
     }
 
     /// Of which lives of a peer there can be values for a receive that begins now.
     pub fn source_lives(&self, peer: At) -> RangeInclusive<u64> {
-        match self.rendezvous.peer_standing(PeerIndex(peer as u32)) {
-            PeerStanding::Up(tag) => life_of(tag.incarnation)..=life_of(tag.incarnation),
-            PeerStanding::Lost(tag, _) => 0..=life_of(tag.incarnation),
-            PeerStanding::Absent => 0..=u64::MAX,
+        match self.rendezvous.peer_status(PeerIndex(peer as u32)) {
+            PeerStatus::Up(tag) => life_of(tag.incarnation)..=life_of(tag.incarnation),
+            PeerStatus::Lost(tag, _) => 0..=life_of(tag.incarnation),
+            PeerStatus::Absent => 0..=u64::MAX,
         }
     }
 

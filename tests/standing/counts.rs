@@ -1,7 +1,7 @@
 //! What standing requests cost, in messages.
 
 use super::{LARGE, begin, here, pair, receive, send, there};
-use crate::common::{SOON, cluster, lends_nothing, member, until};
+use crate::common::{SOON, cluster, lends_nothing, member, pollers, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -120,7 +120,9 @@ fn check(program: Program, steps: u64) {
 
 #[test]
 fn a_step_is_one_write_and_a_window_two_control_messages() {
-    for (window, steps) in [(1, 40), (2, 80), (16, 160), (64, 256), (256, 512)] {
+    // As many as there is room for in a poller's part of a quarter of the pool.
+    let longest = 256 / pollers() as u32;
+    for (window, steps) in [(1, 40), (2, 80), (16, 160), (64, 256), (longest, 512)] {
         check(Program { window, ..PLAIN }, steps);
     }
 }
@@ -141,6 +143,11 @@ fn a_step_is_one_loan_where_tensors_are_borrowed() {
         let settings = &[("bulk_receive", "borrow"), ("queue_depth", "1024")];
         check(Program { settings, ..PLAIN }, 160);
     }
+}
+
+#[test]
+fn what_would_be_borrowed_and_is_not_lent_is_written_for_as_few_messages() {
+    check(Program { settings: &[("bulk_receive", "borrow"), ("max_lent_bytes", "0")], ..PLAIN }, 160);
 }
 
 #[test]
@@ -166,6 +173,32 @@ fn steps_out_of_order_cost_no_more() {
     }
 }
 
+/// It may be heard that the first step has begun when its answer is there already, and then the window begins with it.
+#[test]
+fn one_step_is_asked_for_until_its_answer_has_told_what_they_are_like() {
+    let is_asked = Arc::new(AtomicBool::new(false));
+    let may_send = is_asked.clone();
+    pair(
+        &[],
+        move |node, sequence| {
+            until(node, "the first request", || may_send.load(Ordering::Relaxed));
+            (0..2).for_each(|n| send(node, sequence, n, LARGE));
+        },
+        move |node, sequence| {
+            let armed = || node.counters().get(Counter::RequestsArmed);
+            let _standing = node.standing(&here(node, 0), sequence, 4).expect("new");
+            until(node, "a request", || armed() > 0);
+            assert_eq!(armed(), 1);
+            is_asked.store(true, Ordering::Relaxed);
+            receive(node, sequence, 0, LARGE);
+            drop(begin(node, sequence, 1));
+            until(node, "a window", || armed() > 1);
+            assert!((4..=5).contains(&armed()), "{}", armed());
+            receive(node, sequence, 1, LARGE);
+        },
+    );
+}
+
 #[test]
 fn a_window_that_changes_is_asked_for_at_once() {
     pair(
@@ -178,25 +211,27 @@ fn a_window_that_changes_is_asked_for_at_once() {
             };
             // A poller may take a receive before it hears that its step has begun, and then asks plainly.
             let begin = |n| drop(node.step(sequence.step(n)).expect("usable"));
-            let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
-            armed(node, 1);
+            // Received first, so that it is known what they are like whenever the poller hears of the rest.
             receive(node, sequence, 0, LARGE);
-            // The first has told what they are like: steps 1 to 4.
-            begin(1);
-            armed(node, 5);
+            let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
+            // Steps 1 to 3, and half a window later 4 and 5.
+            armed(node, 3);
             receive(node, sequence, 1, LARGE);
+            armed(node, 3);
+            begin(2);
+            armed(node, 5);
             standing.set_window(12).expect("not too long");
             armed(node, 13);
             receive(node, sequence, 2, LARGE);
             armed(node, 13);
             standing.set_window(2).expect("shorter");
-            (3..12).for_each(|n| receive(node, sequence, n, LARGE));
+            (3..13).for_each(|n| receive(node, sequence, n, LARGE));
             armed(node, 13);
-            begin(12);
+            begin(13);
             armed(node, 14);
-            receive(node, sequence, 12, LARGE);
+            receive(node, sequence, 13, LARGE);
             standing.set_window(0).expect("none");
-            (13..20).for_each(|n| receive(node, sequence, n, LARGE));
+            (14..20).for_each(|n| receive(node, sequence, n, LARGE));
             armed(node, 14);
             standing.set_window(8).expect("again");
             // Steps 20 to 26: the last one that has begun is not asked for any more.

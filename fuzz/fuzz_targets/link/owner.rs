@@ -57,7 +57,7 @@ fn key(input: &mut Input<'_>) -> TensorKey {
 
 impl Owner {
     pub fn new(port: SimPort, link: SimLink, pool: Pool, validate: bool) -> Self {
-        let mut links = Links::new(port, pool.clone(), CountersWriter::new());
+        let mut links = Links::new(port, pool.clone(), CountersWriter::new(), 1);
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
         let settings = LinkSettings { validate, ..SETTINGS };

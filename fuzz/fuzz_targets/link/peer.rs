@@ -8,7 +8,7 @@ use tensorwire::memory::{LentBytes, Pool, Tensor};
 use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::wire::message::{
-    Allocator, Arm, ArmedStep, ArmedSteps, Before, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
+    Allocator, Arm, ArmedStep, ArmedSteps, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
     TensorRequest, VERSION, VersionedMeta,
 };
 use tensorwire::wire::{
@@ -227,8 +227,8 @@ impl Peer {
         } else {
             self.any_meta(input)
         };
-        let before = [Before::ReRequest, Before::Loan, Before::Write][input.below(3)];
-        self.say(&Message::Meta { request, before, meta });
+        let follows = [Follows::ReRequest, Follows::Loan, Follows::Write][input.below(3)];
+        self.say(&Message::Meta { request, follows, meta });
     }
 
     fn respond(&mut self, input: &mut Input<'_>) {

@@ -27,11 +27,19 @@ pub fn check_settings(args: &Args) -> Result<(), CliError> {
     if args.borrow && args.inline.is_some_and(|inline| inline > 0) {
         return usage("--inline: what travels inside a slot is not borrowed; leave it out".into());
     }
-    if args.batch.is_some() && test != Test::RendezvousLat {
-        return usage(format!("--batch: only rendezvous_lat takes it, not {}; leave it out", test.name()));
+    for (option, given) in [("--batch", args.batch.is_some()), ("--standing", args.standing.is_some())] {
+        if given && test != Test::RendezvousLat {
+            return usage(format!(
+                "{option}: only rendezvous_lat takes it, not {}; leave it out",
+                test.name()
+            ));
+        }
+        if given && args.borrow {
+            return usage(format!("{option}: not with --borrow; leave one of them out"));
+        }
     }
-    if args.batch.is_some() && args.borrow {
-        return usage("--batch: not with --borrow; leave one of them out".into());
+    if args.standing.is_some() && args.batch.is_some() {
+        return usage("--standing: not with --batch; leave one of them out".into());
     }
     if args.inline.is_some() && test == Test::ReadLat {
         return usage("--inline: what is read can't travel in the request; leave it out".into());

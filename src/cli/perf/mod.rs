@@ -20,6 +20,7 @@ mod recorder;
 mod remote;
 mod rendezvous_batch;
 mod rendezvous_lat;
+mod rendezvous_standing;
 mod report;
 mod second;
 mod send_lat;

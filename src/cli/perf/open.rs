@@ -7,6 +7,7 @@ use super::plan::Settings;
 use super::read_lat::{self, ReadLat};
 use super::rendezvous_batch::RendezvousBatch;
 use super::rendezvous_lat::RendezvousLat;
+use super::rendezvous_standing::RendezvousStanding;
 use super::send_lat::SendLat;
 use super::workload::{Initiator, Responder, Subject};
 use super::write_bw::{self, WriteBw};
@@ -30,6 +31,9 @@ pub fn initiator(
         (Test::Ring64, _) => Ok(Box::new(Ring64::initiator(bare(shared)?, Subject::Test, settings.depth))),
         (Test::RendezvousLat, _) if settings.batch > 0 => {
             Ok(Box::new(RendezvousBatch::open(0, settings, channel)?))
+        }
+        (Test::RendezvousLat, _) if settings.standing > 0 => {
+            Ok(Box::new(RendezvousStanding::open(0, settings, channel)?))
         }
         (Test::RendezvousLat, _) => Ok(Box::new(RendezvousLat::open(0, settings, channel)?)),
         (_, FabricName::Shm) => initiator_on::<ShmFabric>(test, settings, channel),
@@ -62,6 +66,9 @@ pub fn responder(
         (Test::Ring64, _) => Ok(Box::new(Ring64::responder(bare(shared)?, Subject::Test, settings.depth))),
         (Test::RendezvousLat, _) if settings.batch > 0 => {
             Ok(Box::new(RendezvousBatch::open(1, settings, channel)?))
+        }
+        (Test::RendezvousLat, _) if settings.standing > 0 => {
+            Ok(Box::new(RendezvousStanding::open(1, settings, channel)?))
         }
         (Test::RendezvousLat, _) => Ok(Box::new(RendezvousLat::open(1, settings, channel)?)),
         (_, FabricName::Shm) => responder_on::<ShmFabric>(test, settings, channel),

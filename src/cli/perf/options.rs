@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tensorwire::fabric::MAX_MESSAGE;
 use tensorwire::fabric::verbs::device::Mtu;
+use tensorwire::wire::message::MAX_ARMED;
 
 /// Turns at least beside references, and by default: fewer say nothing about the spread.
 pub const MIN_TURNS: u32 = 5;
@@ -18,6 +19,9 @@ const MAX_DEPTH: u32 = 65_536;
 const MAX_LINKS: i64 = 4095;
 /// Tensors of a batch at most.
 const MAX_BATCH: i64 = 100_000;
+/// Steps that standing requests ask for in advance at most, and by default.
+const MAX_WINDOW: i64 = MAX_ARMED as i64;
+const WINDOW: &str = "16";
 /// Where a server listens, as perftest's do.
 const PORT: u16 = 18_515;
 /// Bytes that a pool can be asked to have at most.
@@ -108,6 +112,10 @@ pub struct Args {
     /// received so once all receives are begun, in turns. Its times are those of whole batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_BATCH))]
     pub batch: Option<u32>,
+    /// rendezvous_lat: each round trip is a step of its own, and both sides ask for the tensors of so many steps in advance
+    /// [16 if no number is given]; the same is then also measured with plain requests, in turns
+    #[arg(long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW, value_parser = clap::value_parser!(u32).range(1..=MAX_WINDOW))]
+    pub standing: Option<u32>,
 }
 
 /// What can be measured.

@@ -53,6 +53,10 @@ pub struct Settings {
     pub batch: u32,
     /// They go one by one, not by one call.
     pub singly: bool,
+    /// Each round trip is a step of its own, whose tensors are asked for in advance, for so many steps; 0 for one step of all.
+    pub standing: u32,
+    /// They are asked for plainly, in their steps.
+    pub plain: bool,
 }
 
 /// Which device was asked for.
@@ -67,12 +71,13 @@ pub struct Device {
 }
 
 impl Settings {
-    /// What is measured beside it in turns, and what that is called: the same without idle links, or with the tensors of
-    /// a batch one by one.
+    /// What is measured beside it in turns, and what that is called: the same without idle links, with the tensors of
+    /// a batch one by one, or with plain requests instead of standing ones.
     pub fn beside(&self) -> Option<(&'static str, Settings)> {
-        match (self.links, self.batch) {
-            (0, 0) => None,
-            (0, _) => Some(("one by one", Settings { singly: true, ..self.clone() })),
+        match (self.links, self.batch, self.standing) {
+            (0, 0, 0) => None,
+            (0, 0, _) => Some(("plain", Settings { plain: true, ..self.clone() })),
+            (0, ..) => Some(("one_by_one", Settings { singly: true, ..self.clone() })),
             _ => Some(("alone", Settings { links: 0, ..self.clone() })),
         }
     }
@@ -138,8 +143,8 @@ impl Plan {
         let depth = args.depth.or(test.default_depth()).unwrap_or(1);
         let (pool, max_bytes) =
             (args.pool.unwrap_or(DEFAULT_POOL), sizes.iter().copied().max().unwrap_or_default());
-        // Each tensor of a batch has a block of its own.
-        let at_once = match args.batch {
+        // Each tensor of a batch, and of a window, has a block of its own.
+        let at_once = match args.batch.or(args.standing) {
             Some(count) => (count as usize).saturating_mul(max_bytes.max(SMALLEST_BLOCK)),
             None => max_bytes,
         };
@@ -174,6 +179,8 @@ impl Plan {
                 borrow: args.borrow,
                 batch: args.batch.unwrap_or(0),
                 singly: false,
+                standing: args.standing.unwrap_or(0),
+                plain: false,
             },
             sizes,
             turns: args.turns.unwrap_or(MIN_TURNS),
@@ -196,8 +203,9 @@ impl Plan {
 
     /// What the other side must agree with.
     pub fn terms(&self) -> Terms {
-        let Settings { fabric, notify, cq_mod, mtu, depth, pool, inline, links, borrow, batch, .. } =
-            &self.settings;
+        let Settings {
+            fabric, notify, cq_mod, mtu, depth, pool, inline, links, borrow, batch, standing, ..
+        } = &self.settings;
         let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
         let or_default = |value: Option<String>| value.unwrap_or_else(|| "the default".into());
         let terms = [
@@ -213,6 +221,7 @@ impl Plan {
             ("--links", links.to_string()),
             ("--borrow", borrow.to_string()),
             ("--batch", batch.to_string()),
+            ("--standing", standing.to_string()),
             ("--notify", format!("{notify:?}").to_lowercase()),
             ("--cq-mod", or_default(cq_mod.map(|count| count.to_string()))),
             ("--mtu", or_default(mtu.map(|bytes| bytes.to_string()))),
@@ -324,6 +333,7 @@ fn given(args: &Args) -> impl Iterator<Item = &'static str> {
         ("--links", args.links.is_some()),
         ("--borrow", args.borrow),
         ("--batch", args.batch.is_some()),
+        ("--standing", args.standing.is_some()),
         ("--notify", args.notify.is_some()),
         ("--cq-mod", args.cq_mod.is_some()),
         ("--mtu", args.mtu.is_some()),
@@ -391,6 +401,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_measured_in_a_new_way_is_measured_in_the_old_one_beside_it() {
+        let beside = |options| plan(options).unwrap().settings.beside();
+        assert_eq!(beside("rendezvous_lat --local"), None);
+        let (name, settings) = beside("rendezvous_lat --local --batch 5").unwrap();
+        assert_eq!((name, settings.singly, settings.batch), ("one_by_one", true, 5));
+        let (name, settings) = beside("rendezvous_lat --local --standing").unwrap();
+        assert_eq!((name, settings.plain, settings.standing), ("plain", true, 16));
+        assert_eq!(plan("rendezvous_lat --standing 4 --local").unwrap().settings.standing, 4);
+        let (name, settings) = beside("write_lat --local --links 5").unwrap();
+        assert_eq!((name, settings.links), ("alone", 0));
+    }
+
+    #[test]
     fn all_sizes_are_those_that_the_test_carries() {
         assert_eq!(plan("ring_64 --local --all-sizes").unwrap().sizes, [2, 4, 8, 16, 32]);
     }
@@ -441,6 +464,12 @@ mod tests {
             ("rendezvous_lat --local --borrow -s 200MiB", "need a pool of 419430400"),
             ("rendezvous_lat --local --borrow --batch 5", "--batch: not with --borrow"),
             ("write_lat --local --batch 5", "--batch: only rendezvous_lat takes it"),
+            ("write_lat --local --standing", "--standing: only rendezvous_lat takes it"),
+            ("rendezvous_lat --local --standing --batch 5", "--standing: not with --batch"),
+            ("rendezvous_lat --local --standing 4 --borrow", "--standing: not with --borrow"),
+            ("rendezvous_lat --local --standing 0", "0 is not in 1..=256"),
+            ("rendezvous_lat --local --standing 257", "257 is not in 1..=256"),
+            ("rendezvous_lat --local --standing 64 -s 1MiB", "need a pool of 536870912"),
             ("rendezvous_lat --local --batch 0", "0 is not in 1..=100000"),
             ("rendezvous_lat --local --batch 100000 -s 64KiB", "need a pool of"),
             ("write_lat --local --links 4096", "4096 is not in 1..=4095"),

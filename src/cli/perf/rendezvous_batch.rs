@@ -4,7 +4,7 @@
 
 use super::channel::Channel;
 use super::plan::Settings;
-use super::rendezvous_lat::{joined, name};
+use super::rendezvous_lat::{SMALL, joined, name};
 use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
 use crate::cli::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
@@ -154,7 +154,7 @@ impl Initiator for RendezvousBatch {
             device: None,
             pages: self.node.pool_report().pages.to_string(),
             poll_mode: format!("inline, spin; {} tensors each way {how}", self.settings.batch),
-            inline_bytes: u64::from(self.settings.inline.unwrap_or(128)),
+            inline_bytes: u64::from(self.settings.inline.unwrap_or(SMALL)),
             depth: u64::from(self.settings.depth),
             mtu: None,
         }

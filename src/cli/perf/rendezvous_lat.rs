@@ -188,7 +188,7 @@ impl Responder for RendezvousLat {
 }
 
 /// `small_tensor_bytes` by default.
-const SMALL: u32 = 128;
+pub const SMALL: u32 = 128;
 
 /// A node that has joined the other side, as task `me` of two.
 pub fn joined(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Node, CliError> {

@@ -103,7 +103,7 @@ pub enum Subject {
     CacheLine,
     /// The bare ring.
     Ring64,
-    /// The test that was asked for, without the idle links, or one by one.
+    /// The test that was asked for, without what was added to it: see [`Settings::beside`](super::plan::Settings::beside).
     Beside,
 }
 

@@ -73,11 +73,6 @@ impl ByHand {
     }
 }
 
-pub(super) fn key(step: u64) -> TensorKey {
-    let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
-    TensorKey { edge, step, frame: 0, iteration: 0 }
-}
-
 pub(super) fn roomy() -> Scene {
     scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: false })
 }
@@ -86,7 +81,7 @@ pub(super) fn roomy() -> Scene {
 pub(super) fn warm() -> Scene {
     let mut scene = roomy();
     let request = scene.request();
-    scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[1000]) });
+    scene.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta: meta(DType::U8, &[1000]) });
     assert!(scene.events().is_empty());
     let grant = match Message::decode(&scene.peer.next()).expect("a message") {
         Message::ReRequest { grant, .. } => grant,
@@ -115,7 +110,7 @@ impl Scene {
     }
 
     /// The tensor that came for a step.
-    fn arrived(&mut self, step: u64) -> Tensor {
+    pub(super) fn arrived(&mut self, step: u64) -> Tensor {
         match self.event() {
             LinkEvent::Arrived { waiter, received: Received::Tensor(tensor), .. } => {
                 assert_eq!(u64::from(waiter), step);
@@ -196,7 +191,7 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     let seen = scene.arm(5, 1);
     let (request, grant) = seen.steps[0];
     let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
-    scene.peer.say(&Message::Meta { request, before: Before::Write, meta: smaller });
+    scene.peer.say(&Message::Meta { request, follows: Follows::Write, meta: smaller });
     scene.peer.write(request, grant.expect("granted"), 300, 9);
     scene.claim(5, Want::Fresh);
     let tensor = scene.arrived(5);
@@ -218,7 +213,7 @@ fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
     let seen = scene.arm(5, 3);
     let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
     let (request, grant) = seen.steps[0];
-    scene.peer.say(&Message::Meta { request, before: Before::Write, meta: smaller });
+    scene.peer.say(&Message::Meta { request, follows: Follows::Write, meta: smaller });
     scene.peer.write(request, grant.expect("granted"), 300, 5);
     assert!(scene.events().is_empty());
     // The requests name version 1, which the second tensor has; the third has version 2.
@@ -265,12 +260,12 @@ fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
 fn meta_data_before_a_write_that_nobody_granted_ends_the_link() {
     let mut plain = roomy();
     let request = plain.request();
-    plain.peer.say(&Message::Meta { request, before: Before::Write, meta: meta(DType::U8, &[1]) });
+    plain.peer.say(&Message::Meta { request, follows: Follows::Write, meta: meta(DType::U8, &[1]) });
     plain.expect_violation("before a write that was not granted");
     let mut large = warm();
     let seen = large.arm(5, 1);
     let larger = VersionedMeta { version: 2, ..meta(DType::U8, &[1001]) };
-    large.peer.say(&Message::Meta { request: seen.steps[0].0, before: Before::Write, meta: larger });
+    large.peer.say(&Message::Meta { request: seen.steps[0].0, follows: Follows::Write, meta: larger });
     large.expect_violation("before a write that was not granted");
 }
 
@@ -373,7 +368,11 @@ fn standing_requests_leave_room_for_others() {
         validate: false,
     });
     let request = large.request();
-    large.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: meta(DType::U8, &[100_000]) });
+    large.peer.say(&Message::Meta {
+        request,
+        follows: Follows::ReRequest,
+        meta: meta(DType::U8, &[100_000]),
+    });
     assert!(large.events().is_empty());
     assert_eq!(large.arm_steps(5, 16), 2, "a quarter of the pool of 1 MiB");
     assert_eq!(large.arm_steps(7, 16), 0);

@@ -1,6 +1,6 @@
 //! Standing requests for which there is no room, at either end.
 
-use super::armed::{OWNER, key, roomy, warm};
+use super::armed::{OWNER, roomy, warm};
 use super::*;
 use crate::memory::Tensor;
 
@@ -24,7 +24,7 @@ fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
     let seen = scene.arm(5, 3);
     // A quarter of the pool of 1 MiB has room for one of these.
     let large = |version| VersionedMeta { version, ..meta(DType::U8, &[200_000]) };
-    let says = |request| Message::Meta { request, before: Before::ReRequest, meta: large(2) };
+    let says = |request| Message::Meta { request, follows: Follows::ReRequest, meta: large(2) };
     scene.peer.say(&says(seen.steps[0].0));
     assert!(scene.events().is_empty());
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::ReRequest { .. })));
@@ -69,7 +69,7 @@ fn a_claim_with_memory_of_its_own_takes_no_other() {
     scene.peer.say(&Message::Response { request: seen.steps[0].0, meta: known, data: &[5; 100] });
     let request = seen.steps[1].0;
     let larger = VersionedMeta { version: 2, ..meta(DType::U8, &[1000]) };
-    scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: larger });
+    scene.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta: larger });
     let into = |event| match event {
         LinkEvent::Arrived { waiter, received: Received::Into(filled), .. } => {
             assert!(filled.bytes().iter().all(|byte| u32::from(*byte) == waiter));

@@ -1,42 +1,23 @@
 //! Loans, asked for or not.
 
-use super::armed::{OWNER, key, warm};
+use super::armed::{OWNER, warm};
 use super::*;
 use crate::fabric::{Allowance, OpId};
+use crate::wire::MetaPlace;
 
 impl ByHand {
     /// Lends so many bytes, all the same.
     fn loan(&mut self, request: RequestId, bytes: u64, fill: u8) {
+        self.loan_as(ImmediateKind::Lend, request, bytes, fill);
+    }
+
+    fn loan_as(&mut self, kind: ImmediateKind, request: RequestId, bytes: u64, fill: u8) {
         let mut source = self.pool.zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
         source.bytes_mut().fill(fill);
         let RequestId { slot, generation } = request;
-        let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
+        let immediate = Immediate { kind, generation, slot };
         let (id, allowance) = (OpId(1), Allowance::unbounded());
         self.port.lend(self.link, Lane::CONTROL, id, &source.freeze(), allowance, immediate).expect("room");
-    }
-}
-
-impl Scene {
-    /// Asks for a tensor so and lets the peer see the request.
-    fn request_as(&mut self, want: Want) -> RequestId {
-        self.links.request(self.link, key(1), want, u32::MAX, 77).expect("sent");
-        loop {
-            if let Message::Request(request) = Message::decode(&self.peer.next()).expect("a message") {
-                return request.request;
-            }
-        }
-    }
-
-    /// Checks that the link went down for a reason that contains `part`, and that the waiter is told.
-    fn expect_told(&mut self, part: &str) {
-        let events = self.events();
-        let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
-            panic!("{part}: {events:?}")
-        };
-        assert!(why.contains(part), "{why}");
-        assert_eq!(waiters.as_slice(), [77]);
-        drop(events);
-        assert!(self.links.pool().is_empty(), "{part}: nothing leaked");
     }
 }
 
@@ -82,5 +63,89 @@ fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its
     match scene.event() {
         LinkEvent::Arrived { received: Received::Into(filled), .. } => assert_eq!(filled.bytes(), [3; 1000]),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn meta_data_of_a_loan_that_was_not_asked_for_end_the_link_and_tell_the_waiter() {
+    for into in [false, true] {
+        let mut scene = warm();
+        let want = match into {
+            true => Want::Into(scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room")),
+            false => Want::Fresh,
+        };
+        let request = scene.request_as(want);
+        // They would fit what was granted.
+        let other = VersionedMeta { version: 2, ..meta(DType::F32, &[250]) };
+        scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
+        scene.expect_told("meta-data of a loan came for a request that did not ask to borrow");
+    }
+}
+
+/// A scene in which a tensor of the edge was asked for to be borrowed, and was written.
+fn unlent() -> Scene {
+    let mut scene = warm();
+    let (request, grant) = scene.arm_to_borrow(5);
+    assert_eq!(grant, None, "what is lent has no destination");
+    scene.claim(5, Want::Borrow);
+    scene.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta: meta(DType::U8, &[1000]) });
+    assert!(scene.events().is_empty());
+    let grant = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::ReRequest { grant, .. } => grant,
+        other => panic!("{other:?}"),
+    };
+    scene.peer.write(request, grant, 1000, 5);
+    assert_eq!(scene.arrived(5).bytes(), [5; 1000]);
+    scene
+}
+
+impl Scene {
+    fn arm_to_borrow(&mut self, step: u64) -> (RequestId, Option<Grant>) {
+        assert_eq!(self.links.arm_steps(self.link, &key(step), 1, true, OWNER).steps, 1);
+        self.peer.armed().steps[0]
+    }
+}
+
+#[test]
+fn what_a_sender_does_not_lend_has_a_destination_in_advance_until_it_lends_again() {
+    let mut scene = unlent();
+    let (request, grant) = scene.arm_to_borrow(6);
+    scene.peer.write(request, grant.expect("one is written at once"), 1000, 6);
+    scene.claim(6, Want::Borrow);
+    assert_eq!(scene.arrived(6).bytes(), [6; 1000]);
+    let (request, grant) = scene.arm_to_borrow(7);
+    assert!(grant.is_some());
+    scene.peer.loan(request, 1000, 7);
+    scene.claim(7, Want::Borrow);
+    assert_eq!(scene.arrived(7).bytes(), [7; 1000]);
+    assert!(scene.links.pool().is_empty(), "the destination went back");
+    assert_eq!(scene.arm_to_borrow(8).1, None);
+}
+
+#[test]
+fn meta_data_of_a_loan_that_was_given_up_are_remembered() {
+    let mut scene = warm();
+    let (request, _) = scene.arm_to_borrow(5);
+    let (next, _) = scene.arm_to_borrow(6);
+    scene.links.disarm(scene.link, &key(5), 6, OWNER);
+    assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
+    let other = VersionedMeta { version: 2, ..meta(DType::U8, &[60, 5]) };
+    scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
+    scene.peer.say(&Message::CancelAck { request });
+    assert!(scene.events().is_empty());
+    scene.peer.loan_as(ImmediateKind::LendAs(MetaPlace::of(2)), next, 300, 6);
+    scene.claim(6, Want::Borrow);
+    assert_eq!(scene.arrived(6).shape().dims(), [60, 5]);
+}
+
+#[test]
+fn a_write_that_is_not_as_long_as_the_tensor_that_was_told_ends_the_link() {
+    for dims in [500, 1016] {
+        let mut scene = unlent();
+        let (request, grant) = scene.arm_to_borrow(6);
+        let other = VersionedMeta { version: 2, ..meta(DType::U8, &[dims]) };
+        scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
+        scene.peer.write(request, grant.expect("granted"), 1000, 6);
+        scene.expect_violation(&format!("a write of 1000 bytes landed for a tensor of {dims}"));
     }
 }

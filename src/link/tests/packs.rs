@@ -92,8 +92,6 @@ fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
         max_routes: 4,
         validate: false,
     });
-    let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
-    let key = |step| TensorKey { edge: edge.clone(), step, frame: 0, iteration: 0 };
     scene.links.request(scene.link, key(0), Want::Fresh, u32::MAX, 0).expect("sent");
     let route = scene.peer.next_slot();
     assert!(matches!(messages(&route)[..], [Message::Route { .. }]));

@@ -1,6 +1,6 @@
 //! The meta-data that both ends of a route remember, each at the place of its version.
 
-use super::armed::{OWNER, key, roomy, warm};
+use super::armed::{OWNER, roomy, warm};
 use super::*;
 use crate::wire::MetaPlace;
 
@@ -12,7 +12,7 @@ fn version(version: u32, dims: &[u64]) -> VersionedMeta {
 impl Scene {
     /// The peer says what a value is that it keeps until it is asked for again. Returns where that is to go.
     fn keep(&mut self, request: RequestId, meta: VersionedMeta) -> Grant {
-        self.peer.say(&Message::Meta { request, before: Before::ReRequest, meta });
+        self.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta });
         self.nothing_came();
         match Message::decode(&self.peer.next()).expect("a message") {
             Message::ReRequest { grant, request: again } if again == request => grant,
@@ -46,7 +46,7 @@ fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
         let (request, grant) = seen.steps[at];
         let meta = version(newer, &[300 / u64::from(newer), u64::from(newer)]);
         let bytes = meta.meta.bytes();
-        scene.peer.say(&Message::Meta { request, before: Before::Write, meta });
+        scene.peer.say(&Message::Meta { request, follows: Follows::Write, meta });
         scene.peer.write(request, grant.expect("granted"), bytes, 1);
     }
     scene.peer.write(seen.steps[0].0, kept, 2000, 2);
@@ -64,16 +64,16 @@ fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
 
 #[test]
 fn meta_data_for_a_request_that_was_given_up_are_remembered() {
-    for before in [Before::ReRequest, Before::Write, Before::Loan] {
+    for follows in [Follows::ReRequest, Follows::Write] {
         let mut scene = warm();
         let seen = scene.arm(5, 2);
         let request = seen.steps[0].0;
         scene.links.disarm(scene.link, &key(5), 6, OWNER);
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
-        scene.peer.say(&Message::Meta { request, before, meta: version(2, &[60, 5]) });
+        scene.peer.say(&Message::Meta { request, follows, meta: version(2, &[60, 5]) });
         scene.peer.say(&Message::CancelAck { request });
         scene.nothing_came();
-        assert_eq!(scene.dims_at(2, seen.steps[1], 6), [60, 5], "{before:?}");
+        assert_eq!(scene.dims_at(2, seen.steps[1], 6), [60, 5], "{follows:?}");
     }
 }
 
@@ -84,7 +84,11 @@ fn meta_data_of_a_tensor_for_which_there_is_no_room_are_remembered() {
     let request = seen.steps[0].0;
     // A quarter of the pool is less than this, and all of it less than the next.
     for (request, newer, bytes) in [(request, 2, 500_000), (scene.request(), 3, 2_000_000)] {
-        scene.peer.say(&Message::Meta { request, before: Before::ReRequest, meta: version(newer, &[bytes]) });
+        scene.peer.say(&Message::Meta {
+            request,
+            follows: Follows::ReRequest,
+            meta: version(newer, &[bytes]),
+        });
         scene.nothing_came();
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     }

@@ -12,11 +12,6 @@ fn validating() -> Scene {
     scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: true })
 }
 
-fn key(step: u64) -> TensorKey {
-    let edge = Arc::new(EdgeName::new(THERE, HERE, "y").expect("edge"));
-    TensorKey { edge, step, frame: 0, iteration: 0 }
-}
-
 /// What came to the peer.
 #[derive(Debug, PartialEq)]
 enum Came {
@@ -40,7 +35,7 @@ impl ByHand {
         let meta = meta(DType::U8, &[bytes]);
         let mut source = self.pool.zeroed(meta.meta.clone()).expect("room");
         source.bytes_mut().fill(fill);
-        self.say(&Message::Meta { request, before: Before::Loan, meta });
+        self.say(&Message::Meta { request, follows: Follows::Loan, meta });
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
@@ -297,14 +292,7 @@ fn a_sum_that_was_not_asked_for_or_is_not_due_ends_the_link_and_tells_the_waiter
         let mut scene = scene_with(settings);
         let request = scene.request();
         say(&mut scene.peer, request);
-        let events = scene.events();
-        let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
-            panic!("{part}: {events:?}")
-        };
-        assert!(why.contains(part), "{why}");
-        assert_eq!(waiters.as_slice(), [77]);
-        drop(events);
-        assert!(scene.links.pool().is_empty(), "{part}: nothing leaked");
+        scene.expect_told(part);
     }
 }
 

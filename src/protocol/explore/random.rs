@@ -36,7 +36,7 @@ proptest! {
         let receiver = if armed { Receiver::armed(granted) } else { Receiver::new(granted) };
         let mut receiver = receiver.validated(validates);
         let (mut told, mut freed, mut cancels) = (0, false, 0);
-        let (mut parked, mut unproven) = (false, false);
+        let (mut parked, mut unverified) = (false, false);
         for (arrival, wish) in said {
             if wish == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
                 prop_assert!(parked, "nothing had come");
@@ -59,12 +59,12 @@ proptest! {
                 prop_assert!(armed && before.is_some_and(|granted| bytes <= granted));
                 granted = Some(bytes);
             }
-            prop_assert_eq!(arrival == Sum, std::mem::take(&mut unproven), "a sum comes behind bytes, and only that");
+            prop_assert_eq!(arrival == Sum, std::mem::take(&mut unverified), "a sum comes behind bytes, and only that");
             match action {
                 ReceiverAction::AwaitSum => {
                     let has_bytes = matches!(arrival, Landed { .. } | Response | Loan);
                     prop_assert!(validates && has_bytes);
-                    unproven = true;
+                    unverified = true;
                 }
                 ReceiverAction::Deliver => (told, freed) = (told + 1, true),
                 ReceiverAction::Park => {

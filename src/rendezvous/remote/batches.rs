@@ -4,6 +4,7 @@
 //! keys wait behind them.
 
 use super::Remote;
+use super::receiving::Receive;
 use crate::engine::Completer;
 use crate::fabric::Port;
 use crate::link::{Links, TensorKey, Value, Want};
@@ -57,18 +58,10 @@ impl OnPath for Receiving {
     }
 }
 
-/// A receive for which there was no room.
-#[derive(Debug)]
-struct HeldUp {
-    key: TensorKey,
-    want: Want,
-    waiter: Waiter,
-}
-
 /// The receives for which there was no room: for each peer, in their order.
 #[derive(Debug)]
 pub(super) struct HeldUpTable {
-    peers: Vec<VecDeque<HeldUp>>,
+    peers: Vec<VecDeque<Receive>>,
     /// How many there are of each key.
     keys: HashMap<TensorKey, u32>,
     count: usize,
@@ -91,9 +84,9 @@ impl HeldUpTable {
         self.count > 0 && self.keys.contains_key(key)
     }
 
-    pub fn push(&mut self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) {
-        self.note(&key);
-        self.peers[peer.0 as usize].push_back(HeldUp { key, want, waiter });
+    pub fn push(&mut self, receive: Receive) {
+        self.note(&receive.key);
+        self.peers[receive.peer.0 as usize].push_back(receive);
     }
 
     fn note(&mut self, key: &TensorKey) {
@@ -118,7 +111,7 @@ impl HeldUpTable {
         self.peers[peer.0 as usize].front().map(|first| &first.key)
     }
 
-    fn pop(&mut self, peer: PeerIndex) -> Option<HeldUp> {
+    fn pop(&mut self, peer: PeerIndex) -> Option<Receive> {
         let first = self.peers[peer.0 as usize].pop_front()?;
         self.forget(&first.key);
         Some(first)
@@ -127,22 +120,21 @@ impl HeldUpTable {
     /// Takes out those that fit, peer by peer, and in their order.
     pub fn remove(
         &mut self,
-        mut fits: impl FnMut(PeerIndex, &TensorKey, &Waiter) -> bool,
+        mut fits: impl FnMut(&Receive) -> bool,
         mut each: impl FnMut(TensorKey, Waiter),
     ) {
         if self.count == 0 {
             return;
         }
         for peer in 0..self.peers.len() {
-            let index = PeerIndex(peer as u32);
-            let mut at = 0;
-            while at < self.peers[peer].len() {
-                let held = &self.peers[peer][at];
-                if !fits(index, &held.key, &held.waiter) {
-                    at += 1;
-                } else if let Some(held) = self.peers[peer].remove(at) {
+            // Once round, so that those that stay are in their order again.
+            for _ in 0..self.peers[peer].len() {
+                let Some(held) = self.peers[peer].pop_front() else { break };
+                if fits(&held) {
                     self.forget(&held.key);
                     each(held.key, held.waiter);
+                } else {
+                    self.peers[peer].push_back(held);
                 }
             }
         }
@@ -176,28 +168,20 @@ impl Remote {
         for Receiving { peer, id, key, completer, .. } in receives.drain(..) {
             let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
             let want = if borrow { Want::Borrow } else { Want::Fresh };
-            let goes_on = self.receive_patiently(links, peer, key, want, waiter, now);
-            if !goes_on && is_on(Mutant::BatchStopsAtFailure) {
+            let before = self.calls.len() + self.held_up.len();
+            self.receive_patiently(links, Receive { peer, key, want, waiter }, now);
+            if is_on(Mutant::BatchStopsAtFailure) && self.calls.len() + self.held_up.len() == before {
                 break;
             }
         }
     }
 
-    /// Begins a receive of a batch, or holds it up. Returns whether it has not failed.
-    fn receive_patiently<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        peer: PeerIndex,
-        key: TensorKey,
-        want: Want,
-        waiter: Waiter,
-        now: Time,
-    ) -> bool {
-        if self.held_up.holds(&key) || !self.has_room(links, peer, &key) {
-            self.hold_up(links, peer, key, want, waiter);
-            return true;
+    /// Begins a receive of a batch, or holds it up.
+    fn receive_patiently<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
+        match self.has_room(links, receive.peer, &receive.key) {
+            true => self.receive(links, receive, now),
+            false => self.hold_up(links, receive),
         }
-        self.begin_receive(links, peer, key, want, waiter, now)
     }
 
     /// Whether a receive of this key can be asked for now, or ends at once.
@@ -207,17 +191,10 @@ impl Remote {
     }
 
     /// A receive waits until there is room.
-    pub(super) fn hold_up<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        peer: PeerIndex,
-        key: TensorKey,
-        want: Want,
-        waiter: Waiter,
-    ) {
+    pub(super) fn hold_up<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive) {
         links.counters().increment(Counter::ReceivesHeldUp);
-        self.next_deadline = self.next_deadline.min(waiter.deadline);
-        self.held_up.push(peer, key, want, waiter);
+        self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
+        self.held_up.push(receive);
     }
 
     /// Asks for what was held up, as far as there is room now.
@@ -230,8 +207,8 @@ impl Remote {
                 && self.has_room(links, peer, first)
             {
                 links.cork();
-                let Some(HeldUp { key, want, waiter }) = self.held_up.pop(peer) else { break };
-                self.begin_receive(links, peer, key, want, waiter, now);
+                let Some(receive) = self.held_up.pop(peer) else { break };
+                self.begin_receive(links, receive, now);
             }
         }
     }
@@ -239,14 +216,14 @@ impl Remote {
     /// Ends the receives that are held up and fit, with this error.
     pub(super) fn fail_held_up(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
         let mut failed = Vec::new();
-        self.held_up.remove(|peer, key, _| fits(peer, key), |_, waiter| failed.push(waiter));
+        self.held_up.remove(|held| fits(held.peer, &held.key), |_, waiter| failed.push(waiter));
         failed.into_iter().for_each(|waiter| waiter.complete(Err(error.clone())));
     }
 
     /// Ends the receives that are held up and whose time is over.
     pub(super) fn expire_held_up(&mut self, now: Time) {
         self.held_up.remove(
-            |_, _, waiter| waiter.deadline <= now,
+            |held| held.waiter.deadline <= now,
             |key, mut waiter| {
                 waiter.gave_up.get_or_insert(GiveUp::Deadline(None));
                 waiter.given_up(&key);
@@ -257,7 +234,7 @@ impl Remote {
     /// Gives up those that are held up of these calls.
     pub(super) fn cancel_held_up(&mut self, why: &GiveUp, of: impl Fn(CallId) -> bool) {
         self.held_up.remove(
-            |_, _, waiter| of(waiter.id),
+            |held| of(held.waiter.id),
             |key, mut waiter| {
                 waiter.gave_up = Some(why.clone());
                 waiter.given_up(&key);

@@ -26,6 +26,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::wire::message::RequestId;
 use crate::wire::{TaskId, Time};
 use foldhash::HashMap;
+use receiving::Receive;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -299,7 +300,7 @@ impl<P: Port> Handler<P> for Remote {
                 return self.cancel_all(links, cancel, now).map(RemoteOp::CancelAll);
             }
             RemoteOp::Receive { peer, key, want, waiter } => {
-                self.receive(links, peer, key, want, waiter, now);
+                self.receive(links, Receive { peer, key, want, waiter }, now);
             }
             RemoteOp::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
                 true => self.cancel(links, &cancel, now),
@@ -381,7 +382,7 @@ impl<P: Port> Handler<P> for Remote {
         }
     }
 
-    fn go_on(&mut self, links: &mut Links<P, Waiter>, now: Time) {
+    fn after_events(&mut self, links: &mut Links<P, Waiter>, now: Time) {
         self.resume(links, now);
     }
 

@@ -15,50 +15,45 @@ use crate::wire::Time;
 use crate::wire::message::Side;
 use std::sync::Arc;
 
+/// A receive that is to begin.
+#[derive(Debug)]
+pub(super) struct Receive {
+    pub peer: PeerIndex,
+    pub key: TensorKey,
+    pub want: Want,
+    pub waiter: Waiter,
+}
+
 impl Remote {
-    pub(super) fn receive<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        index: PeerIndex,
-        key: TensorKey,
-        want: Want,
-        waiter: Waiter,
-        now: Time,
-    ) {
-        if self.held_up.holds(&key) {
-            return self.hold_up(links, index, key, want, waiter);
+    /// Begins a receive, behind those of its key that are held up.
+    pub(super) fn receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
+        match self.held_up.holds(&receive.key) {
+            true => self.hold_up(links, receive),
+            false => self.begin_receive(links, receive, now),
         }
-        self.begin_receive(links, index, key, want, waiter, now);
     }
 
-    /// Begins a receive, or ends it at once. Returns whether it has not failed.
+    /// Begins a receive, or ends it at once.
     pub(super) fn begin_receive<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
-        index: PeerIndex,
-        key: TensorKey,
-        want: Want,
-        waiter: Waiter,
+        receive: Receive,
         now: Time,
-    ) -> bool {
-        let fail = |waiter: Waiter, error: Error| {
-            waiter.complete(Err(error));
-            false
-        };
+    ) {
+        let Receive { peer, key, want, waiter } = receive;
         if let Err(error) = check_live(&self.steps, key.step) {
-            return fail(waiter, error);
+            return waiter.complete(Err(error));
         }
         if let Some(error) = &self.broken {
-            return fail(waiter, error.clone());
+            return waiter.complete(Err(error.clone()));
         }
         if !self.unclaimed.is_empty()
             && let Some(unclaimed) = self.claim(&key)
         {
-            self.deliver_unclaimed(links, key, want, waiter, unclaimed);
-            return true;
+            return self.deliver_unclaimed(links, key, want, waiter, unclaimed);
         }
-        let Some(link) = self.peers[index.0 as usize].usable() else {
-            return fail(waiter, self.why_unusable(index));
+        let Some(link) = self.peers[peer.0 as usize].usable() else {
+            return waiter.complete(Err(self.why_unusable(peer)));
         };
         let timeout_ms = match waiter.deadline {
             Time::NEVER => u32::MAX,
@@ -67,11 +62,8 @@ impl Remote {
         self.next_deadline = self.next_deadline.min(waiter.deadline);
         let id = waiter.id;
         match links.request(link, key.clone(), want, timeout_ms, waiter) {
-            Ok(request) => {
-                self.calls.insert(id, (link, request));
-                true
-            }
-            Err((refused, waiter)) => fail(waiter, self.refused(refused, &key, index)),
+            Ok(request) => _ = self.calls.insert(id, (link, request)),
+            Err((refused, waiter)) => waiter.complete(Err(self.refused(refused, &key, peer))),
         }
     }
 

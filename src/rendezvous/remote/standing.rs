@@ -22,8 +22,10 @@ struct Standing {
     key: TensorKey,
     window: u32,
     borrow: bool,
-    /// The last step of the sequence that has begun here, if one has.
+    /// The last step of the sequence that has begun here, if one has: as of the last look at it.
     reached: Option<u64>,
+    /// The step whose begin asks for a look; none before it does.
+    due: u64,
     /// The first step that was not asked for yet on the present link, once any was.
     next: Option<u64>,
     /// How far ahead the last message reached, if it would have reached further with more room: windows are that long for now.
@@ -44,10 +46,13 @@ pub(super) struct Standings {
     active: u64,
     known: u64,
     bytes: u64,
+    /// No later than any of them is due: most steps begin without a look at them.
+    soonest: u64,
 }
 
 impl Standings {
     fn insert(&mut self, standing: Standing) -> usize {
+        self.soonest = self.soonest.min(standing.due);
         self.places.insert(standing.id, self.list.len());
         self.list.push(standing);
         self.count(self.list.len() - 1, true);
@@ -112,7 +117,7 @@ impl Remote {
             StandingChange::Begun { id, peer, key, window, borrow } => {
                 self.steps.sequence(key.step);
                 let reached = self.steps.last_begun(key.step);
-                let (next, cut, bytes) = (None, None, None);
+                let (due, next, cut, bytes) = (0, None, None, None);
                 let at = self.standing.insert(Standing {
                     id,
                     peer,
@@ -120,6 +125,7 @@ impl Remote {
                     window,
                     borrow,
                     reached,
+                    due,
                     next,
                     cut,
                     bytes,
@@ -129,6 +135,7 @@ impl Remote {
             StandingChange::Window { id, window } => {
                 let Some(at) = self.standing.places.get(&id).copied() else { return Some(change) };
                 self.standing.change(at, |standing| (standing.window, standing.cut) = (window, None));
+                self.look_again(at);
                 self.arm(links, at, false);
             }
             StandingChange::Ended { id } => {
@@ -145,6 +152,9 @@ impl Remote {
 
     /// A step has begun: windows that it brings near their end are made longer.
     pub(super) fn arm_for<P: Port>(&mut self, links: &mut Links<P, Waiter>, step: u64) {
+        if step < self.standing.soonest {
+            return;
+        }
         // All are known before the first takes its share of the room.
         for at in 0..self.standing.list.len() {
             if self.standing.list[at].bytes.is_none() {
@@ -153,7 +163,7 @@ impl Remote {
         }
         for at in 0..self.standing.list.len() {
             let standing = &mut self.standing.list[at];
-            if step < standing.key.step || standing.reached.is_some_and(|reached| step <= reached) {
+            if step < standing.key.step.max(standing.due) || standing.reached >= Some(step) {
                 continue;
             }
             if step >= self.steps.open(standing.key.step).1 {
@@ -165,6 +175,16 @@ impl Remote {
             }
             self.arm(links, at, true);
         }
+        self.standing.soonest = self.standing.list.iter().map(|standing| standing.due).min().unwrap_or(0);
+    }
+
+    /// Something else than a step may ask for more of an edge: what was known of when that is holds no longer.
+    fn look_again(&mut self, at: usize) {
+        let standing = &mut self.standing.list[at];
+        // Of the steps before it was due nobody took note here.
+        standing.reached = standing.reached.max(self.steps.last_begun(standing.key.step));
+        standing.due = 0;
+        self.standing.soonest = 0;
     }
 
     /// A new link with a peer is there: what is still to come is asked for again.
@@ -173,6 +193,7 @@ impl Remote {
             let standing = &mut self.standing.list[at];
             if standing.peer == peer {
                 (standing.next, standing.cut) = (None, None);
+                self.look_again(at);
                 self.arm(links, at, true);
             }
         }
@@ -222,6 +243,9 @@ impl Remote {
             let ahead = standing.next.unwrap_or(from).saturating_sub(current);
             standing.cut = no_room.then_some(ahead);
         }
+        let standing = &mut self.standing.list[at];
+        let length = standing.cut.map_or(window, |cut| cut.min(window));
+        standing.due = standing.next.map_or(0, |next| next.saturating_sub(length / 2));
     }
 
     /// Asks for the steps from `from` to before `until`, but those that are over and those that were asked for. Returns whether

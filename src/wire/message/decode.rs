@@ -96,13 +96,13 @@ impl<'a> Reader<'a> {
             ROUTE_DROP => Message::RouteDrop { number: self.u32("number")? },
             TENSOR_REQUEST => Message::Request(self.tensor_request()?),
             META_DATA_RESPONSE => {
-                let before = match self.u8("flags")? {
-                    0 => Before::ReRequest,
-                    FLAG_LOAN_FOLLOWS => Before::Loan,
-                    FLAG_WRITE_FOLLOWS => Before::Write,
+                let follows = match self.u8("flags")? {
+                    0 => Follows::ReRequest,
+                    FLAG_LOAN_FOLLOWS => Follows::Loan,
+                    FLAG_WRITE_FOLLOWS => Follows::Write,
                     flags => return Err(self.bad("flags", flags.into())),
                 };
-                Message::Meta { request: self.request()?, before, meta: self.meta()? }
+                Message::Meta { request: self.request()?, follows, meta: self.meta()? }
             }
             TENSOR_RE_REQUEST => Message::ReRequest { request: self.request()?, grant: self.grant()? },
             TENSOR_RESPONSE => {

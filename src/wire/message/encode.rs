@@ -28,12 +28,12 @@ impl Message<'_> {
                 out.extend_from_slice(&number.to_le_bytes());
             }
             Message::Request(request) => put_tensor_request(out, request),
-            Message::Meta { request, before, meta } => {
+            Message::Meta { request, follows, meta } => {
                 out.push(META_DATA_RESPONSE);
-                out.push(match before {
-                    Before::ReRequest => 0,
-                    Before::Loan => FLAG_LOAN_FOLLOWS,
-                    Before::Write => FLAG_WRITE_FOLLOWS,
+                out.push(match follows {
+                    Follows::ReRequest => 0,
+                    Follows::Loan => FLAG_LOAN_FOLLOWS,
+                    Follows::Write => FLAG_WRITE_FOLLOWS,
                 });
                 put_request(out, *request);
                 put_meta(out, meta);

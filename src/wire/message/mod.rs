@@ -126,7 +126,7 @@ pub struct TensorRequest {
 
 /// What comes behind meta-data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Before {
+pub enum Follows {
     /// Nothing, until the receiver has asked again.
     ReRequest,
     /// A loan of the tensor.
@@ -184,7 +184,7 @@ pub enum Message<'a> {
         /// The request that it answers.
         request: RequestId,
         /// What comes behind it.
-        before: Before,
+        follows: Follows,
         /// What it looks like.
         meta: VersionedMeta,
     },

@@ -94,9 +94,9 @@ proptest! {
     }
 
     #[test]
-    fn meta_data_comes_back(request in request_id(), before in 0..3usize, meta in meta()) {
-        let before = [Before::ReRequest, Before::Loan, Before::Write][before];
-        comes_back(&Message::Meta { request, before, meta })?;
+    fn meta_data_comes_back(request in request_id(), follows in 0..3usize, meta in meta()) {
+        let follows = [Follows::ReRequest, Follows::Loan, Follows::Write][follows];
+        comes_back(&Message::Meta { request, follows, meta })?;
     }
 
     #[test]
@@ -267,7 +267,7 @@ fn lengths_of_more_than_32_bits_come_back() {
     assert_eq!(meta.bytes(), len);
     let meta = VersionedMeta { version: 5, side: Side::POOL, meta };
     for message in
-        [Message::ReRequest { request, grant }, Message::Meta { request, before: Before::Loan, meta }]
+        [Message::ReRequest { request, grant }, Message::Meta { request, follows: Follows::Loan, meta }]
     {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
@@ -335,7 +335,7 @@ fn meta_data_of_strings_carries_the_length_of_their_serialised_form() {
     let meta = TensorMeta::serialized(DType::String, Shape::new(&[2]).expect("shape"), 0x0102).expect("meta");
     let mut bytes = Vec::new();
     let meta = VersionedMeta { version: 1, side: Side::POOL, meta };
-    Message::Meta { request, before: Before::ReRequest, meta }.encode(&mut bytes);
+    Message::Meta { request, follows: Follows::ReRequest, meta }.encode(&mut bytes);
     let (rest, length) = bytes.split_last_chunk::<8>().expect("a length");
     assert_eq!(*length, 0x0102u64.to_le_bytes());
     let short = Message::decode(rest).expect_err("cut");

@@ -1,7 +1,7 @@
 //! What is explored, and what must be true of every run.
 
-use super::Choices;
 use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, meta, over_shm, over_sim, over_sim_validating};
+use super::{Choices, traced};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::TensorMut;
@@ -403,8 +403,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
             next: None,
             filler,
         };
-        let mut trace = Vec::new();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        traced(&case, |trace| {
             while case.sent_early && run.sent < case.count {
                 run.send();
             }
@@ -430,11 +429,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
                 }
             }
             run.finish();
-        }));
-        if let Err(panic) = result {
-            println!("{case:?}\nafter {trace:?}");
-            std::panic::resume_unwind(panic);
-        }
+        });
         seen.runs += 1;
         if !choices.next_run() || seen.runs >= all + random {
             return seen;

@@ -9,6 +9,18 @@ mod errors;
 mod pair;
 mod standing;
 
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// A run of a case, which notes what happens in it: if it fails, that is told.
+fn traced<A: Debug>(case: &impl Debug, run: impl FnOnce(&mut Vec<A>)) {
+    let mut trace = Vec::new();
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&mut trace))) {
+        println!("{case:?}\nafter {trace:?}");
+        resume_unwind(panic);
+    }
+}
+
 /// Which of several things happens next, in a run; and which runs there are.
 #[derive(Default)]
 pub(super) struct Choices {

@@ -154,7 +154,7 @@ fn pair<F: Fabric>(
         let me = tasks.task(PeerIndex(side as u32)).clone();
         let watch = Arc::new(Losses::new(&tasks, false));
         let remote = Remote::new(me, LIFE + side as u64, tasks.clone(), settings, outstanding.clone(), watch);
-        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new(), 1);
         Side { links, remote, pool, outstanding, now: Time::ZERO }
     });
     let sides = [both.next().expect("two"), both.next().expect("two")];

@@ -1,7 +1,7 @@
 //! Two steps of an edge that is asked for in advance, through the interleavings of what may happen to them.
 
-use super::Choices;
 use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
+use super::{Choices, traced};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
 use crate::rendezvous::Error;
@@ -321,8 +321,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, r
             mishap: false,
             grace: false,
         };
-        let mut trace = Vec::new();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        traced(&case, |trace| {
             loop {
                 let acts = run.acts();
                 if acts.is_empty() {
@@ -333,11 +332,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, r
                 run.act(act);
             }
             run.finish();
-        }));
-        if let Err(panic) = result {
-            println!("{case:?}\nafter {trace:?}");
-            std::panic::resume_unwind(panic);
-        }
+        });
         warm = Some(edge);
         *first += 2;
         runs += 1;

@@ -1,0 +1,53 @@
+//! What the library logs in this process, kept to be looked at.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Keeps what is logged.
+pub struct Log(Mutex<Vec<String>>);
+
+struct Text(String);
+
+impl tracing::field::Visit for Text {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!("{}={value:?} ", field.name()));
+    }
+}
+
+impl tracing::Subscriber for &'static Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// What was logged of a task of this job.
+pub fn logged_of(job: &str) -> Vec<String> {
+    let lines = log().0.lock().unwrap_or_else(PoisonError::into_inner);
+    lines.iter().filter(|line| line.contains(&format!("{job}/"))).cloned().collect()
+}
+
+pub fn log() -> &'static Log {
+    static LOG: OnceLock<&'static Log> = OnceLock::new();
+    LOG.get_or_init(|| {
+        let log: &'static Log = Box::leak(Box::new(Log(Mutex::default())));
+        tracing::subscriber::set_global_default(log).expect("the only subscriber of this process");
+        log
+    })
+}
