@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::telemetry::{Counter, Gauge};
-use tensorwire::{Node, Tensor};
+use tensorwire::{DType, Node, Shape, Tensor, TensorMeta};
 
 /// How long loans may be held in these tests, and dead peers' memory is kept whole.
 const GRACE: Duration = Duration::from_millis(200);
@@ -221,6 +221,72 @@ fn a_node_that_stops_settles_what_dead_senders_have_left_at_once() {
     if !lends_nothing() {
         Other::run_alone("late_heir", &cluster(2), &[]);
     }
+}
+
+/// Lends tensors, stops while they are held elsewhere, and goes on with the pool for some time, then without.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_leaver() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let node = member(&cluster, 1).set("small_tensor_bytes", "0").start().expect("the node starts");
+    node.join().expect("joined");
+    let step = node.step(1).expect("new");
+    let send = |(number, len): (usize, usize)| {
+        let edge = node.edge_to("w", 0, &format!("x/{number}")).expect("edge");
+        let tensor = counting(&node, number as f32, len);
+        step.send(&edge, tensor.clone()).expect("sent");
+        tensor
+    };
+    let mut mine: Vec<Tensor> = SIZES.into_iter().enumerate().map(send).collect();
+    let (_, file, _) = mapping_of(mine[0].as_ptr().addr());
+    println!("ready");
+    let orders = std::thread::spawn(wait_to_be_told);
+    while !orders.is_finished() {
+        let _ = node.progress();
+        std::thread::yield_now();
+    }
+    let pool = node.pool().clone();
+    drop((step, node));
+    // One is held here too. Whatever else is to be had is written over.
+    mine.truncate(1);
+    let mine = mine.remove(0).try_into_mut().expect_err("it is read elsewhere");
+    let meta = |n| TensorMeta::new(DType::U8, Shape::new(&[n]).expect("shape")).expect("meta");
+    let mut all = Vec::new();
+    for size in [1 << 20, 1 << 12, 64] {
+        while let Ok(mut tensor) = pool.tensor(meta(size)) {
+            tensor.bytes_mut().fill(0xff);
+            all.push(tensor);
+        }
+    }
+    drop(all);
+    println!("all else is written over");
+    wait_to_be_told();
+    assert!(has_file(file));
+    drop((mine, pool));
+    println!("gone {}", !has_file(file));
+    wait_to_be_told();
+}
+
+#[test]
+fn a_sender_that_stops_keeps_no_pool_for_those_who_hold_its_tensors_and_changes_none() {
+    if lends_nothing() {
+        return;
+    }
+    let cluster = cluster(2);
+    let node = borrower(&cluster);
+    let mut leaver = Other::start("leaver", &cluster);
+    node.join().expect("joined");
+    leaver.wait_for("ready");
+    let held = borrow_all(&node);
+    leaver.say("stop");
+    until(&node, "the news", || node.peers()[0].state.error().is_some());
+    leaver.wait_for("written over");
+    assert!(all_right(&held));
+    leaver.say("let go of the pool");
+    assert!(leaver.wait_for("gone").contains("true"), "the pool of a node that is no more is still mapped");
+    assert!(all_right(&held));
+    leaver.say("end");
+    assert!(leaver.ends_well() && all_right(&held));
 }
 
 /// What a lender has out: loans and their bytes.

@@ -138,6 +138,28 @@ fn serialized(pool: &Pool, dtype: DType, shape: Shape, form: &[u8]) -> Tensor {
 }
 
 #[test]
+fn values_of_another_kind_take_no_heap() {
+    const N: usize = 100_000;
+    let pool = pool();
+    for (dtype, code, other) in [(DType::String, 7, 0x7a), (DType::Variant, 21, 0x42)] {
+        // Nothing but those, and behind a value that is right.
+        let own = if dtype == DType::String { 0x42 } else { 0x7a };
+        for head in [vec![8, code], vec![8, code, own, 0]] {
+            let form = [head, [other, 0].repeat(N)].concat();
+            let tensor = serialized(&pool, dtype, Shape::SCALAR, &form);
+            let taken = peak(|| {
+                let is_refused = match dtype {
+                    DType::String => StringTensor::from_tensor(&tensor).is_err(),
+                    _ => VariantTensor::from_tensor(&tensor).is_err(),
+                };
+                assert!(is_refused, "{dtype}");
+            });
+            assert!(taken < 4096, "{taken} bytes for {N} values of another kind in a tensor of {dtype}");
+        }
+    }
+}
+
+#[test]
 fn what_a_peer_claims_takes_no_heap_and_what_comes_takes_what_it_must() {
     // The largest element of a table, while the table grows.
     const ELEMENT: usize = 3 * 120;

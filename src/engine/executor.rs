@@ -1,19 +1,37 @@
-//! The one thread that runs callbacks: never a poller, never the caller.
+//! Threads that run the program's own code: never a poller, never the caller. One runs callbacks; one ends owners of memory outside
+//! the pool, so that a callback that waits for a buffer to be released does not wait for itself.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // the queue of a thread of its own
 
+use super::pin::unpin_current_thread;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs callbacks in the order of their completion on a thread of its own, which starts with the first one
-/// and is parked while there are none. Clones share the thread.
-#[derive(Clone, Default)]
+/// Runs jobs in their order on a thread of its own, which starts with the first one and is parked while there are
+/// none. Clones share the thread. The default one is for callbacks.
+#[derive(Clone)]
 pub struct Executor {
     shared: Arc<Mutex<State>>,
+    work: Work,
 }
+
+/// What an executor runs, for its thread's name and for the log.
+#[derive(Clone, Copy)]
+struct Work {
+    thread: &'static str,
+    panicked: &'static str,
+}
+
+const CALLBACKS: Work = Work {
+    thread: "tw-callbacks",
+    panicked: "a callback of a receive panicked; the receive itself was complete",
+};
+
+const OWNERS: Work =
+    Work { thread: "tw-owners", panicked: "the drop of an owner of memory outside the pool panicked" };
 
 #[derive(Default)]
 struct State {
@@ -24,11 +42,28 @@ struct State {
     stopped: bool,
 }
 
+impl Default for Executor {
+    fn default() -> Self {
+        Executor::of(CALLBACKS)
+    }
+}
+
 impl Executor {
+    fn of(work: Work) -> Self {
+        Executor { shared: Arc::default(), work }
+    }
+
+    /// One that ends owners of memory outside the pool.
+    pub fn of_owners() -> Self {
+        Executor::of(OWNERS)
+    }
+
     /// One that runs jobs at once, on the stack of whoever hands them in: for virtual time, where a thread's pace would
     /// change the run.
     pub fn on_the_spot() -> Self {
-        Executor { shared: Arc::new(Mutex::new(State { on_the_spot: true, ..State::default() })) }
+        let executor = Executor::default();
+        executor.state().on_the_spot = true;
+        executor
     }
 
     /// Has `job` run. A panic in it ends that job alone. After [`Executor::stop`] each job has a thread of its own,
@@ -37,10 +72,10 @@ impl Executor {
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
         let Err((job, on_the_spot)) = self.enqueue(Box::new(job)) else { return };
         if on_the_spot {
-            return guarded(job);
+            return self.work.guarded(job);
         }
-        let thread = std::thread::Builder::new().name("tw-late-call".into());
-        if let Err(error) = thread.spawn(move || guarded(job)) {
+        let (thread, work) = (std::thread::Builder::new().name("tw-late-call".into()), self.work);
+        if let Err(error) = thread.spawn(move || work.guarded(job)) {
             tracing::error!("a callback was dropped, as the system gives no thread to run it on: {error}");
         }
     }
@@ -48,21 +83,20 @@ impl Executor {
     /// As [`Executor::run`], for a job that may run on the caller's stack where there is no thread: after [`Executor::stop`].
     pub fn run_or_here(&self, job: impl FnOnce() + Send + 'static) {
         if let Err((job, _)) = self.enqueue(Box::new(job)) {
-            guarded(job);
+            self.work.guarded(job);
         }
     }
 
     /// Queues a job for the thread. If there is none, it comes back, with whether it may run here.
     fn enqueue(&self, job: Job) -> Result<(), (Job, bool)> {
-        let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         if state.on_the_spot || state.stopped {
             return Err((job, state.on_the_spot));
         }
         if state.jobs.is_none() {
-            let (sender, receiver) = channel();
-            let thread =
-                std::thread::Builder::new().name("tw-callbacks".into()).spawn(move || work(&receiver));
-            match thread {
+            let ((sender, receiver), work) = (channel(), self.work);
+            let thread = std::thread::Builder::new().name(work.thread.into());
+            match thread.spawn(move || work.on(&receiver)) {
                 Ok(thread) => state.thread = Some(thread),
                 Err(_) => return Err((job, false)),
             }
@@ -78,7 +112,7 @@ impl Executor {
     /// callback calls it.
     pub fn stop(&self) {
         let thread = {
-            let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state();
             state.stopped = true;
             state.jobs = None;
             state.thread.take()
@@ -88,17 +122,26 @@ impl Executor {
             let _ = thread.join();
         }
     }
-}
 
-fn work(jobs: &Receiver<Job>) {
-    while let Ok(job) = jobs.recv() {
-        guarded(job);
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn guarded(job: Job) {
-    if catch_unwind(AssertUnwindSafe(job)).is_err() {
-        tracing::error!("a callback of a receive panicked; the receive itself was complete");
+impl Work {
+    /// Runs jobs until there will be no more.
+    fn on(self, jobs: &Receiver<Job>) {
+        // The first job may have come from a poller, which has a CPU to itself.
+        unpin_current_thread();
+        while let Ok(job) = jobs.recv() {
+            self.guarded(job);
+        }
+    }
+
+    fn guarded(self, job: Job) {
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            tracing::error!("{}", self.panicked);
+        }
     }
 }
 
@@ -148,6 +191,23 @@ mod tests {
         executor.run(move || sender.send(std::thread::current().id()).expect("open"));
         let ran_on = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it ran");
         assert_ne!(ran_on, std::thread::current().id());
+    }
+
+    #[test]
+    fn what_ends_owners_has_a_thread_of_its_own_by_name() {
+        let (callbacks, owners) = (Executor::default(), Executor::of_owners());
+        let (sender, receiver) = mpsc::channel();
+        let (go, gone) = mpsc::channel();
+        // A callback that waits for what an owner's end will say.
+        callbacks.run(move || gone.recv_timeout(std::time::Duration::from_secs(20)).expect("an owner's end"));
+        owners.run_or_here(|| panic!("on purpose"));
+        owners.run_or_here(move || {
+            go.send(()).expect("open");
+            sender.send(std::thread::current().name().map(str::to_owned)).expect("open");
+        });
+        callbacks.stop();
+        assert_eq!(receiver.recv(), Ok(Some("tw-owners".to_owned())));
+        owners.stop();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Pinning threads to CPUs, with core_affinity's faults mended.
 
 use core_affinity::CoreId;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::OnceLock;
 
 /// Why a thread was not pinned.
@@ -53,6 +54,14 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
     }
 }
 
+/// Lets the calling thread run on every CPU that the process may use, whatever pin it was started with. Without effect where the
+/// kernel refuses it.
+pub fn unpin_current_thread() {
+    let mut all = CpuSet::new();
+    process_cpus().iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| all.set(*cpu));
+    let _ = sched_setaffinity(None, &all);
+}
+
 fn mask() -> Vec<usize> {
     core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
 }
@@ -67,6 +76,21 @@ mod tests {
         let cpu = before[before.len() - 1];
         std::thread::spawn(move || pin_current_thread(cpu).expect("allowed")).join().expect("no panic");
         assert_eq!(process_cpus(), before);
+    }
+
+    #[test]
+    fn a_pin_that_was_inherited_can_be_shaken_off() {
+        let cpu = process_cpus()[0];
+        let child = move || {
+            pin_current_thread(cpu).expect("allowed");
+            let inherits = move || {
+                assert_eq!(mask(), [cpu]);
+                unpin_current_thread();
+                mask()
+            };
+            std::thread::spawn(inherits).join().expect("no panic")
+        };
+        assert_eq!(std::thread::spawn(child).join().expect("no panic"), process_cpus());
     }
 
     #[test]

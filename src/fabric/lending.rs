@@ -88,11 +88,6 @@ impl LoanBooks {
         }
     }
 
-    /// Bytes that can be lent at a time.
-    pub fn max_bytes(&self) -> u64 {
-        self.max_bytes
-    }
-
     /// Leave to lend so many bytes; `None` if more than the bound would be lent then.
     pub fn allow(self: &Arc<Self>, bytes: u64) -> Option<Allowance> {
         let fits = |lent: u64| {

@@ -30,7 +30,7 @@ pub mod verbs;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use lending::{Allowance, LoanBooks, LoanFigures, TICKS_PER_GRACE};
 
-use crate::memory::{Owner, Pool, Tensor, TensorMut};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::fmt;
 use std::sync::Arc;
@@ -174,8 +174,9 @@ pub trait Registrar: Send + Sync {
     /// The same tensor, registered. May enter the kernel and take long, where its memory was not registered.
     fn register(&self, pool: &Pool, tensor: &Tensor) -> Registration;
 
-    /// Drops an owner and, if it is gone then, ends the registrations of its memory. Returns how many were ended.
-    fn end_owner(&self, owner: Owner) -> u64;
+    /// How many registrations have ended that were not counted in a [`Registration::ended`], nor here: with their owners, or as
+    /// their pages were replaced.
+    fn take_ended(&self) -> u64;
 
     /// Bytes of memory outside the pool that are registered now.
     fn registered_bytes(&self) -> u64;

@@ -4,10 +4,11 @@
 //! calls the kernel by itself, and replacing them, or `userfaultfd`, is the program's to decide. So the types say it: memory has
 //! an *owner*, and stays mapped as long as the owner lives. Tensors hold the owner. What a fabric keeps with the memory,
 //! as its registration with a device, it keeps for this owner: when the owner is gone, what another owner maps at the same address is
-//! other memory. Where an allocator takes bytes back and hands them out again without unmapping them, its
+//! other memory; it ends with the owner, where that went with a tensor or a [`ForeignMemory`], and not with a handle that the program
+//! keeps by itself. Where an allocator takes bytes back and hands them out again without unmapping them, its
 //! arena is the owner; and if it gives pages back to the system now and then, it says which ([`ForeignMemory::changed`]).
 
-use super::changes;
+use super::changes::{self, GoneOwner};
 use super::header::{Header, NO_DATA, Storage};
 use super::pool::Pool;
 use super::tensor::Tensor;
@@ -27,8 +28,9 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 /// Tensors of it can be sent like those of the pool. Where the device can be told of the memory it is registered once, at the first
 /// send, and then read where it lies; elsewhere each send copies it into the pool. Clones are the same memory.
 ///
-/// The owner is dropped when the last tensor and the last clone are gone: by a thread of the node's that no
-/// transfer waits for, where it was a tensor of a node's pool that went last.
+/// The owner is dropped when the last tensor and the last clone are gone: by a thread of the node's that does nothing else
+/// and that no transfer waits for, where it was a tensor of a node's pool that went last. What a device was told of the memory ends
+/// then, on the same thread.
 ///
 /// ```
 /// use tensorwire::memory::{ForeignMemory, Pool, PoolOptions, Region, RegionOptions};
@@ -51,8 +53,18 @@ pub(super) struct Foreign {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
-    owner: Owner,
+    owner: HeldOwner,
 }
+
+/// An owner, as a user of its memory holds it. Where the owner goes with it, those who keep something with the memory are told
+/// behind the owner's drop, which is the program's own code.
+pub struct HeldOwner {
+    // In this order; so also where the owner's drop panics.
+    owner: Owner,
+    _end: TellsEnd,
+}
+
+struct TellsEnd(GoneOwner);
 
 // SAFETY: `base` points to memory that the owner, which is Send and Sync, keeps mapped and that belongs to no thread, as who made
 // this vouched.
@@ -129,6 +141,7 @@ impl ForeignMemory {
     fn of(owner: Owner, base: *mut u8, len: usize, writable: bool) -> Self {
         assert!(len == 0 || !base.is_null(), "{len} bytes of foreign memory at no address");
         let base = NonNull::new(base).unwrap_or(NO_DATA);
+        let owner = HeldOwner { _end: TellsEnd(Arc::downgrade(&owner)), owner };
         ForeignMemory { shared: Arc::new(Foreign { base, len, writable, owner }) }
     }
 
@@ -149,7 +162,7 @@ impl ForeignMemory {
         let start = self.shared.base.as_ptr().addr();
         let inside = range.start.min(self.len())..range.end.min(self.len());
         if !inside.is_empty() {
-            changes::tell(&(start + inside.start..start + inside.end));
+            changes::tell(|keeper| keeper.changed(start + inside.start..start + inside.end));
         }
     }
 
@@ -205,9 +218,24 @@ impl fmt::Debug for ForeignMemory {
     }
 }
 
+impl HeldOwner {
+    /// The owner itself.
+    pub fn get(&self) -> &Owner {
+        &self.owner
+    }
+}
+
+impl Drop for TellsEnd {
+    fn drop(&mut self) {
+        if self.0.strong_count() == 0 {
+            changes::tell(|keeper| keeper.gone(&self.0));
+        }
+    }
+}
+
 impl Foreign {
-    /// Lets go of the memory. Who was last has `end` end its owner, whose drop is the program's own code.
-    pub(super) fn release(self: Arc<Self>, end: Option<&(dyn Fn(Owner) + Send + Sync)>) {
+    /// Lets go of the memory. Who was last has `end` drop its owner.
+    pub(super) fn release(self: Arc<Self>, end: Option<&(dyn Fn(HeldOwner) + Send + Sync)>) {
         let Some(Foreign { owner, .. }) = Arc::into_inner(self) else { return };
         if let Some(end) = end {
             end(owner);
@@ -248,7 +276,7 @@ impl Tensor {
     /// Where its memory lies, if it is foreign.
     pub fn foreign(&self) -> Option<ForeignPlace<'_>> {
         match &self.header().storage {
-            Storage::Foreign(memory) => Some(ForeignPlace { owner: &memory.owner, memory }),
+            Storage::Foreign(memory) => Some(ForeignPlace { owner: memory.owner.get(), memory }),
             Storage::Registered(of, _) => of.foreign(),
             _ => None,
         }

@@ -157,13 +157,13 @@ fn make_private(Entry { base, len, file }: Entry) {
 }
 
 #[cfg(all(test, not(tensorwire_loom)))]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::memory::{PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions};
     use crate::wire::{DType, Shape, TensorMeta};
 
     /// Runs `body` in a forked child, which ends without running anything of the test harness; gives its verdict.
-    fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+    pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other threads, so `body` must
         // not wait for them: the allocator works after a fork, and the rest is what is tested.
         let child = unsafe { libc::fork() };

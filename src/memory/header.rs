@@ -11,6 +11,7 @@ use super::view::PLACEHOLDER;
 use crate::wire::TensorMeta;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Alignment of every tensor's bytes: a cache line.
 pub(super) const ALIGN: usize = 64;
@@ -49,6 +50,8 @@ pub(super) struct Header {
     pub(super) anchor: Option<Arc<Anchor>>,
     /// The ring that it returns to instead, if it is of one.
     pub(super) ring: Option<Arc<RingHome>>,
+    /// Its block is never used again ([`Tensor::surrender`]). A flag that only rises, while the header is shared.
+    pub(super) is_surrendered: AtomicBool,
 }
 
 // SAFETY: `data` is what keeps this from being Send by itself. It points into a mapping that `storage` and
@@ -77,7 +80,14 @@ impl Header {
             storage: Storage::Empty,
             anchor: None,
             ring: None,
+            is_surrendered: AtomicBool::new(false),
         })
+    }
+
+    /// Whether its block is never used again. Certain for who has the last handle.
+    pub(super) fn is_surrendered(&self) -> bool {
+        // Relaxed: who was last to drop, or is alone, has seen everything that the others did (`RefCount`).
+        self.is_surrendered.load(Ordering::Relaxed)
     }
 
     /// Takes the storage out and leaves a header without bytes.
@@ -99,8 +109,8 @@ impl Header {
             return;
         }
         match self.ring.take() {
-            Some(ring) => ring.put_back(self),
-            None => self.release_to_pool(),
+            Some(ring) if !self.is_surrendered() => ring.put_back(self),
+            _ => self.release_to_pool(),
         }
     }
 

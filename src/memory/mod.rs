@@ -54,12 +54,12 @@ mod tensor_mut;
 mod tests;
 mod view;
 
-pub use changes::{PageKeeper, tell_of_changes};
-pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, Owner, Registered};
+pub use changes::{GoneOwner, PageKeeper, tell_of_changes};
+pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, HeldOwner, Owner, Registered};
 pub use fork::{Home, SharedMapping};
 pub use lent::{Lease, LeaseSink, LentBytes, LentError};
 pub use pages::{PageKind, PagePolicy};
-pub(crate) use peer::merged;
+pub(crate) use peer::merged_spans;
 pub use peer::{PeerRegion, PeerRegionError, verify_seals};
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use pool_error::PoolError;

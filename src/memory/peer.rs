@@ -7,6 +7,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::param::page_size;
+use std::ffi::c_void;
 use std::io;
 
 /// What every region's memfd is sealed with: its size is fixed, nobody but its maker can write to it, and
@@ -49,9 +51,6 @@ pub enum PeerRegionError {
 
 const SEALS_BITS: u32 = SEALS.bits();
 
-/// What ordinary memory comes in.
-const PAGE: u64 = 4096;
-
 /// Checks that nobody can shorten `fd` or map it for writing any more, and that it has at least `min_len`
 /// bytes. Returns its size in bytes.
 ///
@@ -81,14 +80,15 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
 
 /// The same parts in order, those that overlap or share a page as one, and how many bytes are in any of them: what is kept of
 /// them is kept and counted once.
-pub(crate) fn merged(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
+pub(crate) fn merged_spans(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
+    let page = page_size() as u64;
     parts.retain(|(_, len)| *len > 0);
     parts.sort_unstable();
     let (mut merged, mut bytes) = (Vec::<(u64, u64)>::with_capacity(parts.len()), 0);
     for (offset, len) in parts {
         let end = offset.saturating_add(len);
         match merged.last_mut() {
-            Some((first, so_far)) if offset / PAGE <= (*first + *so_far - 1) / PAGE => {
+            Some((first, so_far)) if offset / page <= (*first + *so_far - 1) / page => {
                 let until = *first + *so_far;
                 bytes += end.saturating_sub(until.max(offset));
                 *so_far = until.max(end) - *first;
@@ -104,7 +104,8 @@ pub(crate) fn merged(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
 
 /// Looks whether there is memory for these parts: who goes over a cgroup's limit is killed.
 fn room_for(parts: &[(u64, u64)], read: Read<'_>) -> io::Result<()> {
-    let needed = parts.iter().map(|(_, len)| len.next_multiple_of(PAGE) + PAGE).sum::<u64>();
+    let page = page_size() as u64;
+    let needed = parts.iter().map(|(_, len)| len.next_multiple_of(page) + page).sum::<u64>();
     match limits::tightest(read).filter(|room| room.available < needed) {
         Some(room) => {
             let why = format!("{} are needed, and {}", Bytes(needed), room.limit);
@@ -112,6 +113,37 @@ fn room_for(parts: &[(u64, u64)], read: Read<'_>) -> io::Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// What maps a file over what is there, for reading, at an address and with this length.
+pub(super) type MapOver = unsafe fn(*mut c_void, usize, &OwnedFd) -> Result<(), Errno>;
+
+/// A [`MapOver`].
+///
+/// # Safety
+/// The range must be the caller's, and what is read there afterwards must be what the file has.
+pub(super) unsafe fn map_over(base: *mut c_void, len: usize, file: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: the caller's word.
+    unsafe { map_at(base, len, MapFlags::FIXED, file) }
+}
+
+/// Maps a file for reading at an address.
+///
+/// # Safety
+/// With [`MapFlags::FIXED`] as [`map_over`].
+unsafe fn map_at(base: *mut c_void, len: usize, how: MapFlags, file: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: the caller's word.
+    unsafe { mmap(base, len, ProtFlags::READ, MapFlags::SHARED | how, file, 0) }.map(|_| ())
+}
+
+/// Ends the process, whose readers would fault at any moment, and not know why.
+fn gone(len: u64, error: Errno, again: Errno) -> ! {
+    let what = Bytes(len);
+    tracing::error!(
+        "the mapping of a dead peer's region of {what}, of which tensors are borrowed here, was lost when it was replaced ({error}), \
+         and can't be put back ({again}): the process is aborted, as its readers would fault"
+    );
+    std::process::abort()
 }
 
 /// Another process's region, mapped here for reading. Pages come in when they are first read.
@@ -146,6 +178,10 @@ impl PeerRegion {
     /// Whoever reads one of the parts meanwhile sees the same bytes before, during and after it: the kernel puts the new
     /// mapping in place of the old one under the lock that page faults wait for. After an error everything is as it was.
     ///
+    /// One thing can't be promised. Where the kernel has not even the few hundred bytes that a mapping takes in itself, it may find out
+    /// when the old one is gone already. Then the new one is put into the gap, in which a reader may have died; and if that fails
+    /// too, the process is aborted, with a message, as its readers would fault.
+    ///
     /// # Errors
     /// [`PeerRegionError::Os`] if there is no room for the parts, or one is not inside.
     ///
@@ -154,10 +190,11 @@ impl PeerRegion {
     /// these parts may be read, by [`PeerRegion::bytes_at`] or as [`LentBytes`](super::LentBytes).
     pub unsafe fn keep_only(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
         // SAFETY: the caller's word.
-        unsafe { self.keep_only_with(parts, &|path| std::fs::read_to_string(path).ok()) }
+        unsafe { self.keep_only_with(parts, &|path| std::fs::read_to_string(path).ok(), map_over) }
     }
 
-    /// As [`PeerRegion::keep_only`], with the files that tell the limits of memory read by `read`.
+    /// As [`PeerRegion::keep_only`], with the files that tell the limits of memory read by `read`, and the new mapping made by
+    /// `map_over`.
     ///
     /// # Safety
     /// As there.
@@ -165,6 +202,7 @@ impl PeerRegion {
         &self,
         parts: &[(u64, u64)],
         read: Read<'_>,
+        map_over: MapOver,
     ) -> Result<(), PeerRegionError> {
         let failed = |tried| move |source| PeerRegionError::Os { tried, claimed: self.len, source };
         let fill = || {
@@ -175,12 +213,16 @@ impl PeerRegion {
         };
         let kept = fill().map_err(failed("copying what is borrowed of"))?;
         let base = self.map.as_ptr().cast_mut().cast();
-        // SAFETY: the range is this value's own mapping, whole. The new one is as long and readable, and has the same
-        // bytes wherever anyone may still look.
-        let mapped = unsafe {
-            mmap(base, self.map.len(), ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, &kept, 0)
-        };
-        mapped.map(|_| ()).map_err(|error| failed("replacing the mapping of")(error.into()))
+        // SAFETY: the range is this value's own mapping, whole. The new one is as long and readable, and has the same bytes wherever
+        // anyone may still look.
+        let Err(error) = (unsafe { map_over(base, self.map.len(), &kept) }) else { return Ok(()) };
+        // Into the gap, if there is one.
+        // SAFETY: as above, and nothing that is mapped is replaced.
+        match unsafe { map_at(base, self.map.len(), MapFlags::FIXED_NOREPLACE, &kept) } {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => Err(failed("replacing the mapping of")(error.into())),
+            Err(again) => gone(self.map.len() as u64, error, again),
+        }
     }
 
     /// Writes a part to the same place of another file.

@@ -3,7 +3,7 @@
 
 use super::central::{Block, Central};
 use super::class::Class;
-use super::foreign::Owner;
+use super::foreign::HeldOwner;
 use super::fork::Home;
 use super::header::{ALIGN, Header, Storage};
 use super::magazine::{Magazines, Refused};
@@ -104,7 +104,7 @@ struct Shared {
     region: Region,
 }
 
-type EndOwner = Box<dyn Fn(Owner) + Send + Sync>;
+type EndOwner = Box<dyn Fn(HeldOwner) + Send + Sync>;
 
 impl Pool {
     /// A pool of all the memory of a region.
@@ -179,7 +179,7 @@ impl Pool {
 
     /// Has `end` drop the owners of foreign memory of which a tensor was the last user, which may be on a poller; without it
     /// they are dropped where the tensor is. The first one counts.
-    pub fn end_owners_by(&self, end: impl Fn(Owner) + Send + Sync + 'static) {
+    pub fn end_owners_by(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
         let _ = self.shared().ends_owners.set(Box::new(end));
     }
 
@@ -269,6 +269,10 @@ impl Anchor {
 
     /// Takes back a header whose last handle is gone.
     pub(super) fn put_back(&self, mut header: Box<Header>) {
+        if header.is_surrendered() {
+            // The block stays taken, and as it is, for as long as there is the pool.
+            return std::mem::forget(header.strip());
+        }
         let Shared { magazines, poison, .. } = &*self.shared;
         let Storage::Block(block) = &header.storage else {
             match header.strip() {

@@ -10,6 +10,7 @@ use crate::wire::{DType, Element, Shape, TensorMeta};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 /// Where in a region a tensor's bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,16 +180,29 @@ impl Tensor {
     /// Makes it writable again.
     ///
     /// # Errors
-    /// The tensor as it was, if there are other handles to it, or its bytes are a peer's or another allocator's.
+    /// The tensor as it was, if there are other handles to it, its bytes are a peer's or another allocator's, or a peer reads
+    /// them of whom nothing is heard any more.
     pub fn try_into_mut(self) -> Result<TensorMut, Tensor> {
         let ours = matches!(self.header().storage, Storage::Block(_) | Storage::Empty);
-        if !ours || !self.is_unique() {
+        // In this order: who is alone sees what the others did.
+        if !ours || !self.is_unique() || self.header().is_surrendered() {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
         // SAFETY: the header was a box (`new`), this is its only handle (`is_unique`, which also orders the
         // reads of former handles before our writes), and it is forgotten.
         Ok(TensorMut::new(unsafe { Box::from_raw(this.header.as_ptr()) }))
+    }
+
+    /// Lets go of this handle, and has nobody write to the bytes ever again: a peer reads them, and nobody will learn for how
+    /// long. Other handles stay as they are, and keep the pool. The pool is short of the bytes from now on, and does not
+    /// stay for them: when nobody else has it any more its memory is unmapped here, and is the peer's alone.
+    pub(crate) fn surrender(self) {
+        let header = self.header();
+        if matches!(header.storage, Storage::Block(_)) {
+            // Relaxed: the drop that follows publishes it.
+            header.is_surrendered.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Makes it writable: in place if it can be, else as a copy from `pool`. The other handles keep the

@@ -43,6 +43,8 @@ pub struct Node {
     pub(super) rendezvous: Rendezvous,
     pollers: Arc<dyn Polled>,
     executor: Executor,
+    /// Ends owners of memory outside the pool.
+    owners: Executor,
     names: Names,
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
@@ -148,12 +150,10 @@ impl Node {
         if let Some(registrar) = registrar {
             rendezvous.register_by(registrar);
         }
+        let owners = Executor::of_owners();
         pool.end_owners_by({
-            let (executor, end) = (executor.clone(), rendezvous.ends_owners());
-            move |owner| {
-                let end = end.clone();
-                executor.run_or_here(move || end(owner));
-            }
+            let owners = owners.clone();
+            move |owner| owners.run_or_here(move || drop(owner))
         });
         let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
@@ -177,6 +177,7 @@ impl Node {
             rendezvous,
             pollers,
             executor,
+            owners,
             names,
             outstanding,
             bootstrap,
@@ -451,7 +452,9 @@ impl Node {
         self.rendezvous.end(Error::Stopped);
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
         self.pollers.close();
+        // Callbacks first: they may wait for owners to end.
         self.executor.stop();
+        self.owners.stop();
         Ok(ended?)
     }
 }
@@ -463,6 +466,7 @@ impl Drop for Node {
             // nothing may be taken apart.
             self.rendezvous.abandon();
             std::mem::forget((self.pollers.clone(), self.bootstrap.clone(), self.executor.clone()));
+            std::mem::forget(self.owners.clone());
             return;
         }
         let ended = match std::thread::panicking() {

@@ -227,7 +227,6 @@ impl<'a> Values<'a> {
             End::Here => self.local.push((key, value)),
             End::Peer(peer) => {
                 shared.check_peer(peer)?;
-                let value = self.step.movable_value(&key, value)?;
                 self.remote.push(Sending { path: shared.paths.number_of(peer), key, value });
             }
         }
@@ -235,16 +234,24 @@ impl<'a> Values<'a> {
     }
 
     fn send(self) -> Result<(), Error> {
-        let Values { step, remote, mut local } = self;
+        let Values { step, mut remote, mut local } = self;
         let shared = &step.shared;
         let (count, limit) = (remote.len(), shared.settings.max_outstanding_sends as usize);
         if count > 0 {
             let too_large = |waiting| Error::BatchTooLarge { values: count, waiting, limit };
             reserve(&shared.outstanding, count, limit).map_err(too_large)?;
         }
-        if !local.is_empty()
-            && let Err(error) = shared.send_all_local(step.id, &mut local)
-        {
+        // What is refused is neither copied nor registered; and none goes before all of them can.
+        let made_ready: Result<(), Error> = remote.iter_mut().try_for_each(|sending| {
+            let value = std::mem::replace(&mut sending.value, Value::Dead);
+            sending.value = step.movable_value(&sending.key, value)?;
+            Ok(())
+        });
+        let begun = made_ready.and_then(|()| match local.is_empty() {
+            true => Ok(()),
+            false => shared.send_all_local(step.id, &mut local),
+        });
+        if let Err(error) = begun {
             shared.outstanding.fetch_sub(count, Ordering::Relaxed);
             return Err(error);
         }

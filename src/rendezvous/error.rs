@@ -152,7 +152,9 @@ pub enum Error {
         /// What was asked for.
         key: String,
     },
-    /// There is no room in the pool. The value is kept.
+    /// There is no room in the pool. What a receive was to get is kept for the next one. What a send was to copy into the pool was not
+    /// sent, and the sender's handle to it is dropped: receivers are not told, and go on waiting for another send, their deadline, or
+    /// the [abort](super::Step::abort) of the step.
     #[error("no room for {key}: {source}")]
     NoRoom {
         /// Which tensor.

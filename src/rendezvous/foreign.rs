@@ -5,7 +5,7 @@ use super::Error;
 use super::manager::Shared;
 use crate::fabric::Registrar;
 use crate::link::TensorKey;
-use crate::memory::{Owner, Tensor};
+use crate::memory::Tensor;
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
 
@@ -26,18 +26,11 @@ impl Foreign {
     }
 
     pub fn counted(&self) -> Snapshot {
+        let Some(registrar) = self.registrar.get() else { return self.counters.snapshot() };
+        self.counters.add(Counter::RegistrationsEnded, registrar.take_ended());
         let mut counted = self.counters.snapshot();
-        if let Some(registrar) = self.registrar.get() {
-            counted.raise(Gauge::RegisteredBytes, registrar.registered_bytes());
-        }
+        counted.raise(Gauge::RegisteredBytes, registrar.registered_bytes());
         counted
-    }
-
-    /// Drops an owner of memory, and ends what was registered for it.
-    pub fn end_owner(&self, owner: Owner) {
-        if let Some(registrar) = self.registrar.get() {
-            self.counters.add(Counter::RegistrationsEnded, registrar.end_owner(owner));
-        }
     }
 }
 

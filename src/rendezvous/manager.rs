@@ -16,7 +16,7 @@ use super::waiter::Outcome;
 use crate::engine::{Calls, Executor};
 use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
-use crate::memory::{Home, Owner, Pool};
+use crate::memory::{Home, Pool};
 use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashSet;
@@ -243,16 +243,6 @@ impl Rendezvous {
     /// Has memory outside the pool registered by `registrar` when it is sent. The first one counts.
     pub fn register_by(&self, registrar: Arc<dyn Registrar>) {
         self.shared.foreign.register_by(registrar);
-    }
-
-    /// What ends an owner of memory outside the pool, with what was registered for it. It does not keep this alive.
-    pub fn ends_owners(&self) -> impl Fn(Owner) + Send + Sync + Clone + 'static {
-        let foreign = Arc::downgrade(&self.shared.foreign);
-        move |owner| {
-            if let Some(foreign) = foreign.upgrade() {
-                foreign.end_owner(owner);
-            }
-        }
     }
 
     /// What the calls have counted, which is not a poller's: tensors outside the pool.

@@ -43,7 +43,7 @@ impl Step {
     ///
     /// # Errors
     /// If the edge does not start here, the step or the peer is gone, there is no room for a copy, or too many
-    /// values wait already.
+    /// values wait already. The tensor was not sent then, and this handle to it is dropped.
     pub fn send(&self, edge: &Edge, tensor: Tensor) -> Result<(), Error> {
         self.offer(edge, Value::Tensor(tensor))
     }
@@ -68,12 +68,15 @@ impl Step {
 
     fn send_remote(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
         self.shared.check_peer(peer)?;
-        let value = self.movable_value(&key, value)?;
         let limit = self.shared.settings.max_outstanding_sends as usize;
         reserve(&self.shared.outstanding, 1, limit).map_err(|_| Error::ResourceExhausted {
             what: "the number of sent tensors that nobody has asked for",
             limit: limit as u64,
             remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
+        })?;
+        // Last: what is refused is neither copied nor registered.
+        let value = self.movable_value(&key, value).inspect_err(|_| {
+            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
         })?;
         self.shared.paths.of(peer).send(key, value)
     }

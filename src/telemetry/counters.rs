@@ -92,7 +92,8 @@ counters! {
     RegistrationsFound = "registrations_found",
     /// Registrations of memory outside the pool that were made.
     RegistrationsMade = "registrations_made",
-    /// Those that were ended: others needed the room, or their memory's owner was gone.
+    /// Those that were ended: others needed the room, their memory's owner was gone or its pages were replaced, or another thread
+    /// had made the same one meanwhile.
     RegistrationsEnded = "registrations_ended",
     /// Those that were wished and could not be had: their tensors were staged.
     RegistrationsRefused = "registrations_refused",

@@ -358,3 +358,67 @@ pub fn no_room(settings: &'static Settings) {
         node.cleanup(1);
     });
 }
+
+pub fn refused(settings: &'static Settings) {
+    let settings: &'static Settings = [&[("max_outstanding_sends", "2")], settings].concat().leak();
+    run(2, settings, move |node, task| {
+        if task == 1 {
+            return;
+        }
+        let step = node.step(1).expect("new");
+        let before = node.counters();
+        let memory = counting(0.0, 2 * LARGE);
+        let one = || tensor(node, &memory, LARGE, 0);
+        let batch = |count| step.send_all(vec![there(node); count].iter().map(|edge| (edge, one())));
+        assert!(matches!(batch(3), Err(Error::BatchTooLarge { .. })));
+        assert_eq!(counted(node, &before, HOW), [0; 4], "nothing of it was copied or registered");
+        batch(2).expect("as many as may wait");
+        let after_two = node.counters();
+        let refused = [step.send(&there(node), one()), batch(1)];
+        assert!(matches!(&refused[0], Err(Error::ResourceExhausted { .. })), "{refused:?}");
+        assert!(refused[1].is_err());
+        assert_eq!(counted(node, &after_two, HOW), [0; 4]);
+        node.cleanup(1);
+        // What finds no room in the pool, as its bytes are more than there are, takes no place of others.
+        let step = node.step(2).expect("new");
+        until(node, "the end of the step", || step.send_all([(&there(node), one())]).is_ok());
+        if !registers(settings) {
+            let large = counting(0.0, 3 << 20);
+            let large = || tensor(node, &large, 3 << 20, 0);
+            for _ in 0..5 {
+                let sent = step.send(&there(node), large());
+                assert!(matches!(sent, Err(Error::NoRoom { .. })), "{sent:?}");
+                let sent = step.send_all([(&there(node), large())]);
+                assert!(matches!(sent, Err(Error::NoRoom { .. })), "{sent:?}");
+            }
+        }
+        step.send(&there(node), one()).expect("the second place is free");
+        node.cleanup(2);
+    });
+}
+
+/// What one would have that keeps its buffers few: a callback that goes on when one of them is free again.
+pub fn ends_beside_callbacks(settings: &'static Settings) {
+    run(1, settings, move |node, _| {
+        let step = node.step(1).expect("new");
+        let gone = Arc::new(AtomicUsize::new(0));
+        let (edge, went) = (node.edge_to("w", 0, "x").expect("edge"), gone.clone());
+        let (said, hears) = std::sync::mpsc::channel();
+        let waits = move |_| {
+            let end = std::time::Instant::now() + SOON;
+            while went.load(Ordering::SeqCst) == 0 && std::time::Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let _ = said.send(went.load(Ordering::SeqCst));
+        };
+        step.recv_async(&edge, SOON, waits).expect("begun");
+        let len = 4 * LARGE as usize;
+        let memory = ForeignMemory::from_owner(Mapping::new(reserved(len), len, 1.0, &gone));
+        let held = tensor(node, &memory, LARGE, 0);
+        drop(memory);
+        step.send(&edge, crate::common::counting(node, 0.0, 2)).expect("sent");
+        // The callback waits by now, or will, for what this lets go of.
+        drop(held);
+        assert_eq!(hears.recv_timeout(2 * SOON), Ok(1), "its buffer was not released while it waited");
+    });
+}

@@ -47,3 +47,13 @@ fn memory_outside_the_pool_goes_from_a_process_to_itself_as_it_is() {
 fn a_send_for_which_the_pool_has_no_room_says_so_or_needs_none() {
     cases::no_room(HERE);
 }
+
+#[test]
+fn a_send_that_is_refused_has_copied_and_registered_nothing() {
+    cases::refused(HERE);
+}
+
+#[test]
+fn memory_is_unmapped_while_a_callback_waits() {
+    cases::ends_beside_callbacks(HERE);
+}

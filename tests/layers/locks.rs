@@ -11,11 +11,14 @@ use std::path::Path;
 pub const LOCKS: &[(&str, &str)] = &[
     ("src/node", "starts, stops and joins; a poller of its own never comes here"),
     ("src/bootstrap", "a thread of its own that moves no tensor"),
-    ("src/engine/executor", "the queue of the thread that runs callbacks"),
+    ("src/engine/executor", "the queues of the threads that run callbacks and end owners"),
     ("src/engine/keeper", "the start of a polling thread waits until it is pinned"),
     ("src/engine/wait", "who waits in vain while others need its CPU sleeps for moments"),
     ("src/fabric/shm/doorbells", "a port takes a doorbell when it is made"),
-    ("src/fabric/shm/estates", "what dead peers left, when a link ends and on the watcher's thread"),
+    (
+        "src/fabric/shm/estates",
+        "what dead peers left: when a link ends, on the watcher's thread and on the one that settles",
+    ),
     ("src/fabric/shm/known", "what links to one process share, when one is made"),
     ("src/fabric/shm/lazy", "a peer's region until it is mapped; later only a pointer is loaded"),
     ("src/fabric/shm/watch", "the watcher's thread; a poller only loads a word"),

@@ -299,6 +299,33 @@ fn bytes_that_are_no_such_tensor_are_refused_with_the_reason() {
 }
 
 #[test]
+fn values_of_another_kind_are_refused_and_not_dropped_in_silence() {
+    let pool = pool(4096);
+    let head = |code| [8, code, 0x12, 4, 0x12, 2, 8, 1].to_vec();
+    let fields: [&[u8]; 4] = [&[0x22, 1, 9], &[0x2d, 0, 0, 128, 63], &[0x38, 5], &[0x90, 1, 1]]; // 4, 5, 7, 18
+    let (string, variant): (&[u8], &[u8]) = (&[0x42, 1, b'x'], &[0x7a, 0]);
+    let read = |dtype, parts: &[&[u8]]| {
+        let tensor = tensor_of(&pool, dtype, &[1], &parts.concat());
+        match dtype {
+            DType::String => StringTensor::from_tensor(&tensor).map(|_| ()),
+            _ => VariantTensor::from_tensor(&tensor).map(|_| ()),
+        }
+    };
+    for (dtype, code, own, other) in
+        [(DType::String, 7, string, variant), (DType::Variant, 21, variant, string)]
+    {
+        let head = &head(code)[..];
+        assert_eq!(read(dtype, &[head, own]), Ok(()));
+        for field in fields.into_iter().chain([other]) {
+            for parts in [[head, own, field], [field, head, own]] {
+                let said = read(dtype, &parts).expect_err("refused").to_string();
+                assert!(said.contains(&format!("a tensor of {dtype} has values of another kind")), "{said}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_tensor_of_another_type_is_not_read() {
     let pool = pool(4096);
     let words = strings(&[0], vec![]).to_tensor(&pool).expect("room");

@@ -14,6 +14,7 @@ mod failures;
 #[path = "../conformance/harness.rs"]
 mod harness;
 mod moves;
+mod owners;
 mod queues;
 mod refusals;
 mod regions;

@@ -5,19 +5,20 @@ use crate::harness::{Got, pattern, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use memmap2::MmapMut;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::fabric::{Fabric, OpId, Port, PostError, Registration};
 use tensorwire::memory::{ForeignMemory, Pool, Tensor};
 use tensorwire::wire::{DType, Shape, TensorMeta};
 
 /// Ranges go to multiples of this.
-const GRAIN: usize = 2 << 20;
+pub const GRAIN: usize = 2 << 20;
 const TENSOR: u64 = 10_000;
 
 /// Memory that begins and ends at a grain, so that it is known what is registered of it. Each clone is another owner of it.
 #[derive(Clone)]
-struct Grains {
+pub struct Grains {
     map: Arc<MmapMut>,
     count: usize,
 }
@@ -29,26 +30,26 @@ impl AsRef<[u8]> for Grains {
     }
 }
 
-fn grains(count: usize) -> Grains {
+pub fn grains(count: usize) -> Grains {
     Grains { map: Arc::new(MmapMut::map_anon((count + 1) * GRAIN).expect("memory")), count }
 }
 
 /// All of it, with an owner of its own.
-fn own(grains: &Grains) -> ForeignMemory {
+pub fn own(grains: &Grains) -> ForeignMemory {
     ForeignMemory::from_owner(grains.clone())
 }
 
-fn part(memory: &ForeignMemory, pool: &Pool, offset: usize) -> Tensor {
+pub fn part(memory: &ForeignMemory, pool: &Pool, offset: usize) -> Tensor {
     let meta = TensorMeta::new(DType::U8, Shape::new(&[TENSOR]).expect("shape")).expect("meta");
     memory.tensor(pool, meta, offset as u64).expect("inside")
 }
 
-fn register(fabric: &VerbsFabric, tensor: &Tensor, pool: &Pool) -> Registration {
+pub fn register(fabric: &VerbsFabric, tensor: &Tensor, pool: &Pool) -> Registration {
     fabric.registrar().expect("it registers").register(pool, tensor)
 }
 
 /// A fabric that keeps so many registrations of so many bytes.
-fn keeping(fake: &Fake, registrations: u32, registered_bytes: u64) -> VerbsFabric {
+pub fn keeping(fake: &Fake, registrations: u32, registered_bytes: u64) -> VerbsFabric {
     let options = VerbsOptions { registrations, registered_bytes, ..VerbsOptions::default() };
     fabric(fake, options).expect("the script has the device")
 }
@@ -60,7 +61,7 @@ fn made(fake: &Fake) -> Vec<u64> {
     calls.iter().map(|call| call.number("len")).collect()
 }
 
-fn ended(fake: &Fake) -> usize {
+pub fn ended(fake: &Fake) -> usize {
     fake.calls("dereg_mr").len()
 }
 
@@ -224,24 +225,32 @@ fn pages_that_were_replaced_under_a_living_owner_are_registered_anew() {
 }
 
 #[test]
-fn what_is_registered_for_an_owner_ends_with_it() {
+fn what_was_made_and_has_not_ended_is_what_is_registered_however_many_ask_at_once() {
     needs_fake!();
+    const THREADS: usize = 4;
     let fake = Fake::new(ONE_NIC);
-    let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
-    let registrar = fabric.registrar().expect("it registers");
-    let (ends, other) = (Arc::downgrade(&registrar), own(&grains(1)));
-    pool.end_owners_by(move |owner| {
-        ends.upgrade().expect("the fabric is there").end_owner(owner);
+    let (fabric, pool) = (keeping(&fake, 1000, 1 << 30), crate::harness::pool(1 << 20));
+    let memories: Vec<ForeignMemory> = (0..100).map(|_| own(&grains(1))).collect();
+    let (start, counts) = (Barrier::new(THREADS), [AtomicUsize::new(0), AtomicUsize::new(0)]);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for memory in &memories {
+                    let tensor = part(memory, &pool, 0);
+                    start.wait();
+                    let done = register(&fabric, &tensor, &pool);
+                    assert!(done.tensor.is_some());
+                    counts[0].fetch_add(usize::from(!done.is_known), Ordering::Relaxed);
+                    counts[1].fetch_add(done.ended as usize, Ordering::Relaxed);
+                }
+            });
+        }
     });
-    let memory = own(&grains(2));
-    let tensor = register(&fabric, &part(&memory, &pool, 0), &pool).tensor.expect("registered");
-    assert!(register(&fabric, &part(&memory, &pool, GRAIN), &pool).tensor.is_some());
-    assert!(register(&fabric, &part(&other, &pool, 0), &pool).tensor.is_some());
-    drop(memory);
-    assert_eq!((ended(&fake), registrar.registered_bytes()), (0, 3 * GRAIN as u64));
-    drop(tensor);
-    assert_eq!((ended(&fake), registrar.registered_bytes()), (2, GRAIN as u64));
-    drop((registrar, fabric, other));
+    let [counted_made, counted_ended] = counts.map(AtomicUsize::into_inner);
+    println!("{counted_made} were made for 100 owners");
+    assert_eq!((counted_made, counted_ended), (made(&fake).len(), ended(&fake)));
+    assert_eq!(counted_made - counted_ended, 100);
+    drop((fabric, memories));
     fake.assert_clean();
 }
 

@@ -4,11 +4,11 @@
 //! period after the death what is still borrowed is copied, at the same addresses, and the rest goes back to the system. The
 //! watcher's thread tells when it is time, and a thread of its own does it; holders notice nothing.
 #![allow(unsafe_code)]
-#![allow(clippy::disallowed_types)] // when links end, and on the watcher's thread
+#![allow(clippy::disallowed_types)] // when links end, on the watcher's thread, and on the one that settles
 
 use super::borrow::LeaseTable;
 use crate::fabric::{LoanBooks, TICKS_PER_GRACE};
-use crate::memory::{Home, PeerRegion, merged};
+use crate::memory::{Home, PeerRegion, merged_spans};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -119,7 +119,7 @@ impl Estate {
         tables.for_each(|table| table.held_in(&region, &mut spans));
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
         // Several loans may be of the same bytes.
-        let (spans, bytes) = merged(spans);
+        let (spans, bytes) = merged_spans(spans);
         // SAFETY: its maker has ended, and nobody else can map it for writing (its seals). Estates are made when the last
         // way to the region is gone, so nothing is pulled from it or borrowed of it from then on. What was borrowed
         // before has its place in one of `tables`, which it keeps alive, until it is not read any more.

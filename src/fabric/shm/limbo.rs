@@ -3,6 +3,10 @@
 //! A link can end while the peer's process lives on and still reads what it was lent. To the lender's caller
 //! the loan has failed, but the bytes must not change under the borrower. So the tensor is kept here until
 //! the borrower gives it back, or has left the link without ever taking the loan, or its process ends.
+//!
+//! When the lender's fabric goes first, the tensor is surrendered: its bytes are not used again as long as its pool is there, and the
+//! pool goes when the program lets go of it. The borrower has mapped the memory by itself, and nobody else can write to it then: the
+//! mapping that could is gone, and the seals of the file let nobody make another.
 #![allow(clippy::disallowed_types)] // tried, never waited for
 
 use super::link::LinkLoans;
@@ -77,12 +81,13 @@ impl Stray {
 }
 
 impl Drop for Limbo {
-    /// The fabric is gone, but the pool may not be: what a living peer still reads is never used again.
+    /// The fabric is gone, and nobody will learn what peers give back. But the pool may stay, with the program's own tensors
+    /// and handles: what a living peer still reads is not used again in it. That does not keep the pool.
     fn drop(&mut self) {
         self.sweep();
         let strays = self.strays.get_mut().unwrap_or_else(PoisonError::into_inner);
         for stray in strays {
-            stray.loans.take_all().for_each(std::mem::forget);
+            stray.loans.take_all().for_each(|loan| loan.tensor.surrender());
         }
     }
 }

@@ -32,10 +32,10 @@ pub(super) struct Loan {
     pub lane: LaneId,
     /// Position of its slot in the lane's ring.
     pub position: u64,
-    /// Only held: its bytes must not change before the peer gives them back.
-    pub _tensor: Tensor,
+    /// Its bytes must not change before the peer gives them back.
+    pub tensor: Tensor,
     /// Counts it as lent for as long.
-    pub _allowance: Option<Allowance>,
+    pub _allowance: Allowance,
 }
 
 /// The loans of a link.

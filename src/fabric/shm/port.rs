@@ -222,12 +222,14 @@ impl Port for ShmPort {
         allowance: Allowance,
         immediate: Immediate,
     ) -> Result<(), (PostError, Allowance)> {
-        let mut allowance = Some(allowance);
-        let posted = self.post(link, |link| link.lend(lane, id, source, &mut allowance, immediate));
-        match (posted, allowance) {
-            (Err(error), Some(allowance)) => Err((error, allowance)),
-            _ => Ok(()),
+        let posted = match self.link(link) {
+            Some(link) => link.lend(lane, id, source, allowance, immediate),
+            None => Err((PostError::Down, allowance)),
+        };
+        if let Err((PostError::Down, _)) = posted {
+            self.links.stir(link);
         }
+        posted
     }
 
     fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {

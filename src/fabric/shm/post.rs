@@ -7,7 +7,7 @@ use super::lane::Lane;
 use super::link::{Link, Loan};
 use super::reads::Read;
 use super::ring::PAYLOAD_BYTES;
-use super::slot::{Order, Target};
+use super::slot::{Order, Source, Target};
 use crate::fabric::{Allowance, Lane as LaneId, OpId, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -111,25 +111,31 @@ impl Link {
         Ok(())
     }
 
-    /// Takes the allowance if the tensor is lent.
+    /// Keeps the allowance as long as the tensor is lent; gives it back if it is not.
     pub(super) fn lend(
         &mut self,
         lane: LaneId,
         id: OpId,
         tensor: &Tensor,
-        allowance: &mut Option<Allowance>,
+        allowance: Allowance,
         immediate: Immediate,
-    ) -> Result<(), PostError> {
-        let source = source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
-        let position = self.room(lane)?.out.next();
-        if !self.loans.has_room() {
-            return Err(PostError::Full);
-        }
-        let loan = Loan { id, lane, position, _tensor: tensor.clone(), _allowance: allowance.take() };
+    ) -> Result<(), (PostError, Allowance)> {
+        let (source, position) = match self.lendable(lane, tensor) {
+            Ok(found) => found,
+            Err(error) => return Err((error, allowance)),
+        };
+        let loan = Loan { id, lane, position, tensor: tensor.clone(), _allowance: allowance };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let order = Order::Lend { source, index: u64::from(index), number, immediate };
         self.lanes[usize::from(lane.0)].post(order);
         Ok(())
+    }
+
+    /// Where a tensor lies that can be lent now, and the position of the slot that will say so.
+    fn lendable(&mut self, lane: LaneId, tensor: &Tensor) -> Result<(Source, u64), PostError> {
+        let source = source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
+        let position = self.room(lane)?.out.next();
+        if self.loans.has_room() { Ok((source, position)) } else { Err(PostError::Full) }
     }
 
     pub(super) fn post_receives(&mut self, lane: LaneId, count: u32) {

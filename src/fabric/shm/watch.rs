@@ -1,8 +1,10 @@
 //! Tells the death of a peer's process: one thread for all links of a fabric, asleep until one dies.
 //!
-//! It waits on the peers' pidfds, one for each process, however many links there are to it. A poller only looks at a
-//! word in this process's memory, so the data path makes no system call for it; for one that does not look it
-//! rings the doorbell. A timer has it see to what dead peers have left, and to loans that are overdue. (The end of a socket would be no proof: a forked child keeps sockets open.)
+//! It waits on the peers' pidfds, one for each process, however many links there are to it. (The end of a socket
+//! would be no proof: a forked child keeps sockets open.) A poller only looks at a word in this process's memory, so
+//! the data path makes no system call for it; for one that does not look it rings the doorbell.
+//!
+//! A timer has it count loans that are overdue, and have a second thread see to what dead peers have left.
 #![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
 use super::doorbells::OwnDoorbell;

@@ -20,7 +20,6 @@ impl State {
         }
         let bit = self.random.next() % (8 * bytes.len() as u64);
         bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
-        self.flipped += 1;
         self.note("flip", to, bit);
         true
     }

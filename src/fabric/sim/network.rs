@@ -60,7 +60,6 @@ pub(super) struct State {
     pub processes: Vec<Process>,
     pub sides: Vec<Side>,
     pub(super) random: Random,
-    pub flipped: u64,
     /// By time, then by the order in which they were foreseen.
     foreseen: BinaryHeap<Reverse<(Time, u64)>>,
     pub happenings: BTreeMap<u64, Happening>,
@@ -89,7 +88,6 @@ impl SimNetwork {
             processes: Vec::new(),
             sides: Vec::new(),
             random: Random::new(seed),
-            flipped: 0,
             foreseen: BinaryHeap::new(),
             happenings: BTreeMap::new(),
             next_happening: 0,
@@ -164,11 +162,6 @@ impl SimNetwork {
     /// response.
     pub fn flip_bits(&self, process: SimProcess, per_mille: u32) {
         self.with(|state| state.processes[process.0 as usize].flip_per_mille = per_mille);
-    }
-
-    /// How many bits were flipped.
-    pub fn flipped(&self) -> u64 {
-        self.with(|state| state.flipped)
     }
 
     /// A number that stands for everything that has happened, in its order.

@@ -16,8 +16,8 @@
 //! | `sys`, `library` | the library's interface |
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
-//! | `registrations` | memory outside the pool |
-//! | `lane`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
+//! | `registrations`, `ranges` | memory outside the pool: what is done, and what is kept |
+//! | `lane`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
 
 #![allow(unsafe_code)]

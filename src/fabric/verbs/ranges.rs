@@ -7,11 +7,10 @@
 //! has asked for in between gives way to it. So of a working set that is too large by a little the rest stays refused, instead of each
 //! range ending the one that is needed next; and what is not used any more goes when the new has come round twice.
 
-use crate::memory::Owner;
-use std::any::Any;
+use crate::memory::{GoneOwner, Owner};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// What is kept at most.
 #[derive(Clone, Copy)]
@@ -55,7 +54,7 @@ pub(super) struct Ranges<R> {
 }
 
 struct Owned<R> {
-    owner: Weak<dyn Any + Send + Sync>,
+    owner: GoneOwner,
     /// By their first byte.
     ranges: BTreeMap<usize, Known<R>>,
     /// By the tensor's first byte and the one behind its last.
@@ -93,7 +92,7 @@ impl<R> Known<R> {
 }
 
 /// What tells owners apart, as long as there is a `Weak` of them.
-pub(super) fn place_of(owner: &Owner) -> usize {
+fn place_of(owner: &Owner) -> usize {
     Arc::as_ptr(owner).cast::<()>().addr()
 }
 
@@ -322,13 +321,11 @@ impl<R> Ranges<R> {
         gone.into_iter().for_each(|place| self.take_owner(place, out));
     }
 
-    /// Takes out what is registered for the owner that had this place, if it is gone.
-    pub fn end_owner(&mut self, place: usize, out: &mut Vec<Known<R>>) {
+    /// Takes out what is registered for an owner that is gone.
+    pub fn end_owner(&mut self, owner: &GoneOwner, out: &mut Vec<Known<R>>) {
         let all = std::mem::take(&mut self.retired);
         self.retire(all, out);
-        if self.owners.get(&place).is_some_and(|owned| owned.owner.strong_count() == 0) {
-            self.take_owner(place, out);
-        }
+        self.take_owner(owner.as_ptr().cast::<()>().addr(), out);
     }
 
     fn take_owner(&mut self, place: usize, out: &mut Vec<Known<R>>) {

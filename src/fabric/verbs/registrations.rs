@@ -5,7 +5,8 @@
 //!
 //! **When pages change.** A registration has the pages that were mapped when it was made. So it is good for this owner
 //! of the memory alone, which keeps them: a range is found only by the same owner. When the owner is gone, nothing finds the registration
-//! any more, nothing is posted with it, as what is posted holds the owner, and the thread that ends owners ends it, or the next miss.
+//! any more, and nothing is posted with it, as what is posted holds the owner: whoever dropped it ends the registration, behind the
+//! owner's own drop. Only where that was a handle of the program's own, and no `ForeignMemory`, it is left to the next miss.
 //! An owner that gives pages back while it lives says so (`ForeignMemory::changed`), and then nothing finds theirs any more either.
 //!
 //! **When the process forks.** Where the kernel does not copy registered pages for the child, but lets the first writer have a copy,
@@ -14,9 +15,9 @@
 
 use super::context::{Domain, MemoryRegion};
 use super::library::Library;
-use super::ranges::{Known, Lack, Limits, Ranges, Wish, place_of};
+use super::ranges::{Known, Lack, Limits, Ranges, Wish};
 use crate::fabric::{FabricError, Registrar, Registration};
-use crate::memory::{ForeignPlace, Home, Owner, PageKeeper, Pool, Registered, Tensor, tell_of_changes};
+use crate::memory::{ForeignPlace, GoneOwner, Home, PageKeeper, Pool, Registered, Tensor, tell_of_changes};
 use std::fmt::Display;
 use std::ops::Range;
 use std::ptr::{NonNull, without_provenance_mut};
@@ -37,7 +38,7 @@ pub(super) struct Registrations {
     survives_forks: bool,
     /// A refusal was logged.
     told: AtomicBool,
-    /// Ended, and in no [`Registration::ended`] yet.
+    /// Ended, and told to nobody who counts yet.
     uncounted: AtomicU64,
     home: Home,
     ranges: Mutex<Ranges<MemoryRegion>>,
@@ -99,7 +100,7 @@ impl Registrations {
             return None;
         }
         let region = Arc::new(self.ask(&wish, ended)?);
-        self.without(ended, |ranges, out| {
+        let kept = self.without(ended, |ranges, out| {
             // Another thread may have been faster, or have taken the room.
             if let Some(known) = ranges.find(place.owner, bytes) {
                 return Some(known);
@@ -110,7 +111,10 @@ impl Registrations {
             }
             ranges.add(&wish, Arc::clone(&region), changes, out);
             Some(region.clone())
-        })
+        });
+        // Another's is taken in the place of this one, which ends here. It counts as made, too.
+        *ended += u64::from(kept.as_ref().is_some_and(|kept| !Arc::ptr_eq(kept, &region)));
+        kept
     }
 
     /// Asks the device; where it lacks room, once more with as many bytes less of what gives way.
@@ -146,12 +150,15 @@ impl Registrations {
         done
     }
 
-    /// Those that were ended when nobody counted.
-    fn take_uncounted(&self) -> u64 {
-        match self.uncounted.load(Ordering::Relaxed) {
-            0 => 0,
-            _ => self.uncounted.swap(0, Ordering::Relaxed),
+    /// Has ranges end that nobody sends from at the time.
+    fn end(&self, work: impl FnOnce(&mut Ranges<MemoryRegion>, &mut Vec<Known<MemoryRegion>>)) {
+        // In a forked child the lock may be held for ever, and the registrations are the parent's.
+        if self.home.is_left() {
+            return;
         }
+        let mut ended = 0;
+        self.without(&mut ended, work);
+        self.uncounted.fetch_add(ended, Ordering::Relaxed);
     }
 
     fn refused(&self, why: &dyn Display) {
@@ -171,7 +178,7 @@ impl Registrations {
 
 impl Registrar for Registrations {
     fn register(&self, pool: &Pool, tensor: &Tensor) -> Registration {
-        let mut ended = self.take_uncounted();
+        let mut ended = self.take_ended();
         let Some(place) = tensor.foreign() else {
             return Registration { tensor: None, is_known: false, ended };
         };
@@ -187,12 +194,11 @@ impl Registrar for Registrations {
         Registration { tensor, is_known, ended }
     }
 
-    fn end_owner(&self, owner: Owner) -> u64 {
-        let place = place_of(&owner);
-        drop(owner);
-        let mut ended = self.take_uncounted();
-        self.without(&mut ended, |ranges, out| ranges.end_owner(place, out));
-        ended
+    fn take_ended(&self) -> u64 {
+        match self.uncounted.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.uncounted.swap(0, Ordering::Relaxed),
+        }
     }
 
     fn registered_bytes(&self) -> u64 {
@@ -202,15 +208,13 @@ impl Registrar for Registrations {
 
 impl PageKeeper for Registrations {
     fn changed(&self, addresses: Range<usize>) {
-        // In a forked child the lock may be held for ever, and the registrations are the parent's.
-        if self.home.is_left() {
-            return;
-        }
         // Pages may be as large as a grain.
         let pages = around(&addresses, &(0..usize::MAX));
-        let mut ended = 0;
-        self.without(&mut ended, |ranges, out| ranges.forget(&pages, out));
-        self.uncounted.fetch_add(ended, Ordering::Relaxed);
+        self.end(|ranges, out| ranges.forget(&pages, out));
+    }
+
+    fn gone(&self, owner: &GoneOwner) {
+        self.end(|ranges, out| ranges.end_owner(owner, out));
     }
 }
 

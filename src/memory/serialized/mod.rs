@@ -7,8 +7,9 @@
 //! Reading is the caller's, on the caller's thread: no poller looks into these bytes. They are a peer's, so everything is checked before it
 //! is used. prost checks each length against what is there; then the element type and the shape are checked against the tensor's
 //! meta-data, the number of values against the shape, and the depth of nesting against [`MAX_DEPTH`]. prost's tables of
-//! values grow as values come, whatever a length or a shape claims: an element takes 120 bytes at most,
-//! three times that while its table grows, for at least two bytes that came (tests/memory_alloc_free.rs).
+//! values grow as values come, whatever a length or a shape claims: a string takes 32 bytes, and of a tensor of variants an
+//! element of any table 120 at most, three times that while its table grows, for at least two bytes that came
+//! (tests/memory_alloc_free.rs). Values of another kind than the tensor's are refused before prost makes anything of them.
 //!
 //! | file | |
 //! |---|---|
@@ -36,11 +37,18 @@ use bytes::Bytes;
 use generated::tensor_shape_proto::Dim;
 use generated::{TensorProto, TensorShapeProto, VariantTensorDataProto};
 use prost::Message;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
+use std::ops::RangeInclusive;
 
 /// Tensors of variants that may lie inside each other, the outermost included.
 pub const MAX_DEPTH: usize = 32;
 
+/// The fields of `TensorProto` with the values of each kind of tensor.
+const STRING_VAL: u32 = 8;
+const VARIANT_VAL: u32 = 15;
+
 // What an element of a table takes (above).
+const _: () = assert!(size_of::<Bytes>() <= 32);
 const _: () = assert!(size_of::<TensorProto>() <= 120 && size_of::<NestedTensor>() <= 120);
 const _: () = assert!(size_of::<VariantTensorDataProto>() <= 120 && size_of::<Variant>() <= 120);
 
@@ -88,6 +96,7 @@ fn read(tensor: &Tensor, dtype: DType) -> Result<(Shape, TensorProto), DecodeErr
     if tensor.dtype() != dtype {
         return Err(DecodeError::DType { have: tensor.dtype(), want: dtype });
     }
+    check_kind(tensor.bytes(), dtype)?;
     let message = TensorProto::decode(bytes_of(tensor)).map_err(DecodeError::of_prost)?;
     let (have, shape) = read_head(&message)?;
     if have != dtype {
@@ -97,6 +106,25 @@ fn read(tensor: &Tensor, dtype: DType) -> Result<(Shape, TensorProto), DecodeErr
         return Err(DecodeError::Shape { have: shape, meta: tensor.shape().clone() });
     }
     Ok((shape, message))
+}
+
+/// The fields of TensorFlow's message that have values, each of another kind: ours are among them.
+const VALUES: RangeInclusive<u32> = 4..=18;
+
+/// Refuses values of another kind than this element type's: they would take far more memory than came, and be of no use. Looks at
+/// the outermost fields' keys and lengths alone, with prost's own eyes. Where those are broken the rest is for prost to refuse.
+fn check_kind(mut form: &[u8], dtype: DType) -> Result<(), DecodeError> {
+    let own = if dtype == DType::String { STRING_VAL } else { VARIANT_VAL };
+    while let Ok((field, wire)) = decode_key(&mut form) {
+        if VALUES.contains(&field) && field != own {
+            let what = format_args!("a tensor of {dtype} has values of another kind, in field {field}");
+            return Err(DecodeError::malformed(what));
+        }
+        if skip_field(wire, field, &mut form, DecodeContext::default()).is_err() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// The element type and the shape of a message; a scalar's where it has none.

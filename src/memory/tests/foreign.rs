@@ -1,5 +1,5 @@
 use super::{bytes, meta, pool};
-use crate::memory::{ForeignError, ForeignMemory, Owner, Registered, Tensor, TensorMut, ViewError};
+use crate::memory::{ForeignError, ForeignMemory, HeldOwner, Registered, Tensor, TensorMut, ViewError};
 use crate::wire::DType;
 use std::cell::UnsafeCell;
 use std::sync::mpsc::channel;
@@ -90,7 +90,7 @@ fn foreign_memory_is_written_by_one_owner_and_not_after_it_is_frozen() {
 #[test]
 fn the_owner_is_ended_by_whom_the_pool_says_when_a_tensor_was_its_last_user() {
     let pool = pool(4096);
-    let (sender, ended) = channel::<Owner>();
+    let (sender, ended) = channel::<HeldOwner>();
     pool.end_owners_by(move |owner| sender.send(owner).expect("open"));
     let memory = ForeignMemory::from_owner(vec![1; 8]);
     let tensor = memory.tensor(&pool, bytes(8), 0).expect("inside");
@@ -99,7 +99,7 @@ fn the_owner_is_ended_by_whom_the_pool_says_when_a_tensor_was_its_last_user() {
     assert!(ended.try_recv().is_err());
     drop(tensor);
     let owner = ended.try_recv().expect("it was the last");
-    assert_eq!(owner.downcast_ref::<Vec<u8>>(), Some(&vec![1; 8]));
+    assert_eq!(owner.get().downcast_ref::<Vec<u8>>(), Some(&vec![1; 8]));
 }
 
 #[test]

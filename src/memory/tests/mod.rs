@@ -6,6 +6,7 @@ mod lent;
 mod pool;
 mod region;
 mod ring;
+mod surrendered;
 mod tensor;
 
 use super::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
