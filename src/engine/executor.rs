@@ -2,7 +2,7 @@
 //! the pool, so that a callback that waits for a buffer to be released does not wait for itself.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // the queue of a thread of its own
 
-use super::pin::unpin_current_thread;
+use super::pin::{allow_current_thread, cpus_before_pin};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -96,7 +96,13 @@ impl Executor {
         if state.jobs.is_none() {
             let ((sender, receiver), work) = (channel(), self.work);
             let thread = std::thread::Builder::new().name(work.thread.into());
-            match thread.spawn(move || work.on(&receiver)) {
+            // The first job may come from a poller, which has a CPU to itself.
+            let cpus = cpus_before_pin();
+            let run = move || {
+                cpus.iter().for_each(|cpus| allow_current_thread(cpus));
+                work.on(&receiver);
+            };
+            match thread.spawn(run) {
                 Ok(thread) => state.thread = Some(thread),
                 Err(_) => return Err((job, false)),
             }
@@ -131,8 +137,6 @@ impl Executor {
 impl Work {
     /// Runs jobs until there will be no more.
     fn on(self, jobs: &Receiver<Job>) {
-        // The first job may have come from a poller, which has a CPU to itself.
-        unpin_current_thread();
         while let Ok(job) = jobs.recv() {
             self.guarded(job);
         }

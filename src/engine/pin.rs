@@ -2,6 +2,7 @@
 
 use core_affinity::CoreId;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use std::cell::RefCell;
 use std::sync::OnceLock;
 
 /// Why a thread was not pinned.
@@ -28,6 +29,10 @@ pub enum PinError {
     },
 }
 
+thread_local! {
+    static BEFORE: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
+}
+
 /// The CPUs that the process may use, as they were when this was first called.
 ///
 /// core_affinity reports the calling thread's mask, which a pin narrows and children inherit: call this
@@ -47,18 +52,26 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
     if !allowed.contains(&cpu) {
         return Err(PinError::NotAllowed { cpu, allowed: allowed.to_vec() });
     }
+    let before = mask();
     core_affinity::set_for_current(CoreId { id: cpu });
     match mask() {
-        now if now == [cpu] => Ok(()),
+        now if now == [cpu] => {
+            BEFORE.with_borrow_mut(|was| _ = was.get_or_insert(before));
+            Ok(())
+        }
         now => Err(PinError::NoEffect { cpu, now }),
     }
 }
 
-/// Lets the calling thread run on every CPU that the process may use, whatever pin it was started with. Without effect where the
-/// kernel refuses it.
-pub fn unpin_current_thread() {
+/// The CPUs of the calling thread before it was pinned here, if it was.
+pub fn cpus_before_pin() -> Option<Vec<usize>> {
+    BEFORE.with_borrow(Clone::clone)
+}
+
+/// Has the calling thread run on these CPUs, whatever pin it was started with. Without effect where the kernel refuses it.
+pub fn allow_current_thread(cpus: &[usize]) {
     let mut all = CpuSet::new();
-    process_cpus().iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| all.set(*cpu));
+    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| all.set(*cpu));
     let _ = sched_setaffinity(None, &all);
 }
 
@@ -81,16 +94,21 @@ mod tests {
     #[test]
     fn a_pin_that_was_inherited_can_be_shaken_off() {
         let cpu = process_cpus()[0];
-        let child = move || {
-            pin_current_thread(cpu).expect("allowed");
+        let pinned = move || {
+            let mine = mask();
+            assert_eq!(cpus_before_pin(), None);
+            for _ in 0..2 {
+                pin_current_thread(cpu).expect("allowed");
+            }
+            let before = cpus_before_pin().expect("it was pinned");
             let inherits = move || {
                 assert_eq!(mask(), [cpu]);
-                unpin_current_thread();
+                allow_current_thread(&before);
                 mask()
             };
-            std::thread::spawn(inherits).join().expect("no panic")
+            assert_eq!(std::thread::spawn(inherits).join().expect("no panic"), mine);
         };
-        assert_eq!(std::thread::spawn(child).join().expect("no panic"), process_cpus());
+        std::thread::spawn(pinned).join().expect("no panic");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl<C> Link<C> {
             self.routes_out.came(&request.key.edge, meta.version);
         }
         if request.borrow {
-            self.routes_out.note_lent(&request.key.edge, false);
+            self.routes_out.note_unlent(&request.key.edge);
         }
         let received = if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
         self.deliver(cx, id, action, received, side);
@@ -111,7 +111,6 @@ impl<C> Link<C> {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
         self.routes_out.came(&request.key.edge, meta.version);
-        self.routes_out.note_lent(&request.key.edge, true);
         let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
         Ok(())

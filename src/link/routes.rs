@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// Arrivals after which meta-data that none of them had says nothing of how large the next tensor may be: a large tensor must
 /// not keep the destinations of small ones large for ever.
 const RECENT: u64 = 1024;
+/// Arrivals for which destinations are asked for after a tensor that was not lent. One that is lent all the same takes none, and
+/// one that is not, and has none, takes two messages more: so this is much longer than a window is in most programs.
+const UNLENT: u64 = 256;
 
 /// The routes that this side has announced.
 #[derive(Debug)]
@@ -36,8 +39,8 @@ pub(super) struct OutRoute {
     last: usize,
     /// Arrivals so far.
     arrivals: u64,
-    /// Whether the last tensor that would have been borrowed was lent, as the next is taken to be.
-    is_lent: bool,
+    /// The arrival of the last tensor that would have been borrowed, and was not lent.
+    unlent: Option<u64>,
     in_flight: u32,
     /// Those of them that are standing and not claimed.
     armed: u32,
@@ -67,7 +70,7 @@ impl OutRoute {
             known,
             last,
             arrivals: 0,
-            is_lent: true,
+            unlent: None,
             in_flight: 0,
             armed: 0,
             last_armed: None,
@@ -87,9 +90,9 @@ impl OutRoute {
         of_late.map(|(meta, _)| &meta.meta).max_by_key(|meta| meta.bytes())
     }
 
-    /// Whether a tensor that this side would borrow is going to be lent.
+    /// Whether a tensor that this side would borrow is taken to be lent: none of late was not.
     pub fn is_lent(&self) -> bool {
-        self.is_lent
+        self.unlent.is_none_or(|at| self.arrivals - at >= UNLENT)
     }
 
     /// Returns whether this was the last request on it.
@@ -271,14 +274,14 @@ impl OutRoutes {
         }
     }
 
-    /// A tensor that this side would have borrowed has come, lent or not.
-    pub fn note_lent(&mut self, edge: &Arc<EdgeName>, is_lent: bool) {
+    /// What has come last would have been borrowed, and was not lent.
+    pub fn note_unlent(&mut self, edge: &Arc<EdgeName>) {
         if let Some(route) = self.by_edge.get_mut(edge) {
-            route.is_lent = is_lent;
+            route.unlent = Some(route.arrivals);
         }
     }
 
-    /// Whether the tensors of an edge that this side would borrow are going to be lent.
+    /// Whether the tensors of an edge that this side would borrow are taken to be lent.
     pub fn is_lent(&self, edge: &Arc<EdgeName>) -> bool {
         self.by_edge.get(edge).is_none_or(OutRoute::is_lent)
     }
@@ -374,6 +377,23 @@ mod tests {
     fn meta(version: u32, dim: u64) -> VersionedMeta {
         let meta = TensorMeta::new(DType::F32, Shape::new(&[dim]).expect("shape")).expect("meta");
         VersionedMeta { version, side: Side::POOL, meta }
+    }
+
+    #[test]
+    fn an_edge_is_lent_again_after_many_that_were() {
+        let mut routes = OutRoutes::new(4);
+        let a = edge("a");
+        routes.take(&a);
+        assert!(routes.is_lent(&a) && routes.is_lent(&edge("b")));
+        for _ in 0..2 {
+            routes.came(&a, 1);
+            routes.note_unlent(&a);
+            for lent in 0..UNLENT {
+                assert!(!routes.is_lent(&a), "after {lent}");
+                routes.came(&a, 1);
+            }
+            assert!(routes.is_lent(&a));
+        }
     }
 
     #[test]

@@ -136,6 +136,14 @@ unsafe fn map_at(base: *mut c_void, len: usize, how: MapFlags, file: &OwnedFd) -
     unsafe { mmap(base, len, ProtFlags::READ, MapFlags::SHARED | how, file, 0) }.map(|_| ())
 }
 
+/// The number of the file that is mapped from an address on, as far as the system tells.
+fn file_at(base: *const c_void) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let start = format!("{:x}-", base.addr());
+    let line = maps.lines().find(|line| line.starts_with(&start))?;
+    line.split_whitespace().nth(4)?.parse().ok()
+}
+
 /// Ends the process, whose readers would fault at any moment, and not know why.
 fn gone(len: u64, error: Errno, again: Errno) -> ! {
     let what = Bytes(len);
@@ -213,6 +221,7 @@ impl PeerRegion {
         };
         let kept = fill().map_err(failed("copying what is borrowed of"))?;
         let base = self.map.as_ptr().cast_mut().cast();
+        let before = file_at(base);
         // SAFETY: the range is this value's own mapping, whole. The new one is as long and readable, and has the same bytes wherever
         // anyone may still look.
         let Err(error) = (unsafe { map_over(base, self.map.len(), &kept) }) else { return Ok(()) };
@@ -220,7 +229,9 @@ impl PeerRegion {
         // SAFETY: as above, and nothing that is mapped is replaced.
         match unsafe { map_at(base, self.map.len(), MapFlags::FIXED_NOREPLACE, &kept) } {
             Ok(()) => Ok(()),
-            Err(Errno::EXIST) => Err(failed("replacing the mapping of")(error.into())),
+            Err(Errno::EXIST) if file_at(base) == before => {
+                Err(failed("replacing the mapping of")(error.into()))
+            }
             Err(again) => gone(self.map.len() as u64, error, again),
         }
     }

@@ -194,6 +194,7 @@ fn a_batch_waits_for_every_path_and_tells_of_each_receive_how_it_ended() {
         let edges = [edge(&rendezvous, 2, 0), edge(&rendezvous, 1, 0)];
         let batch = rendezvous.batch(edges).expect("usable");
         let ends = batch.recv_pending(&step, SOON).expect("begun").wait_each();
+        assert_eq!(ends.len(), 2);
         for (brings, end) in paths.into_iter().zip(ends) {
             match brings {
                 Never => assert!(matches!(end, Err(Error::StepGone { step: 7 })), "{end:?}"),

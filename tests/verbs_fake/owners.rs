@@ -67,7 +67,7 @@ fn what_is_registered_ends_when_the_program_drops_the_last_of_its_owners_memory(
 }
 
 #[test]
-fn an_owner_that_the_program_drops_by_itself_leaves_its_registrations_to_the_next_miss() {
+fn an_owner_that_the_program_drops_by_itself_leaves_its_registrations_to_a_later_miss() {
     needs_fake!();
     let fake = Fake::new(ONE_NIC);
     let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));

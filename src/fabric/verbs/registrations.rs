@@ -6,7 +6,7 @@
 //! **When pages change.** A registration has the pages that were mapped when it was made. So it is good for this owner
 //! of the memory alone, which keeps them: a range is found only by the same owner. When the owner is gone, nothing finds the registration
 //! any more, and nothing is posted with it, as what is posted holds the owner: whoever dropped it ends the registration, behind the
-//! owner's own drop. Only where that was a handle of the program's own, and no `ForeignMemory`, it is left to the next miss.
+//! owner's own drop. Only where that was a handle of the program's own, and no `ForeignMemory`, it is left to a later miss.
 //! An owner that gives pages back while it lives says so (`ForeignMemory::changed`), and then nothing finds theirs any more either.
 //!
 //! **When the process forks.** Where the kernel does not copy registered pages for the child, but lets the first writer have a copy,

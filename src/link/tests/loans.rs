@@ -107,7 +107,7 @@ impl Scene {
 }
 
 #[test]
-fn what_a_sender_does_not_lend_has_a_destination_in_advance_until_it_lends_again() {
+fn what_a_sender_does_not_lend_has_a_destination_in_advance_and_may_be_lent_all_the_same() {
     let mut scene = unlent();
     let (request, grant) = scene.arm_to_borrow(6);
     scene.peer.write(request, grant.expect("one is written at once"), 1000, 6);
@@ -119,7 +119,7 @@ fn what_a_sender_does_not_lend_has_a_destination_in_advance_until_it_lends_again
     scene.claim(7, Want::Borrow);
     assert_eq!(scene.arrived(7).bytes(), [7; 1000]);
     assert!(scene.links.pool().is_empty(), "the destination went back");
-    assert_eq!(scene.arm_to_borrow(8).1, None);
+    assert!(scene.arm_to_borrow(8).1.is_some(), "one loan is not yet many");
 }
 
 #[test]
