@@ -209,6 +209,12 @@ pub fn joined(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Nod
     if settings.borrow {
         builder = builder.set("bulk_receive", "borrow").set("max_lent_bytes", settings.pool.to_string());
     }
+    if settings.singly {
+        // Beyond these limits a receive by itself is refused, where a batch waits for room.
+        for (key, usual) in [("max_requests", 4096), ("max_routes", 65_536), ("max_deferred", 4096)] {
+            builder = builder.set(key, settings.batch.max(usual).to_string());
+        }
+    }
     builder = builder.set("small_tensor_bytes", settings.inline.unwrap_or(SMALL).to_string());
     let node = builder.start().map_err(|error| failed(&error))?;
     node.join().map_err(|error| failed(&error))?;

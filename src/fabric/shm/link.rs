@@ -221,7 +221,7 @@ impl Link {
     }
 
     /// Looks at the rings. Returns whether anything had come; an error if the link went down for it.
-    #[inline]
+    #[inline(always)] // who spins does nothing else
     fn poll_lanes(&mut self, out: &mut Completions) -> Result<bool, ()> {
         let mut busy = false;
         for lane in &mut self.lanes {

@@ -26,6 +26,7 @@ pub(super) struct Receive {
 
 impl Remote {
     /// Begins a receive, behind those of its key that are held up.
+    #[inline]
     pub(super) fn receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
         match self.held_up.holds(&receive.key) {
             true => self.hold_up(links, receive),
@@ -34,6 +35,7 @@ impl Remote {
     }
 
     /// Begins a receive, or ends it at once.
+    #[inline]
     pub(super) fn begin_receive<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
