@@ -147,9 +147,7 @@ fn a_step_is_one_loan_where_tensors_are_borrowed() {
 
 #[test]
 fn what_would_be_borrowed_and_is_not_lent_is_written_for_as_few_messages() {
-    // None at all, and some of them.
     check(Program { settings: &[("bulk_receive", "borrow"), ("max_lent_bytes", "0")], ..PLAIN }, 160);
-    check(Program { settings: &[("bulk_receive", "borrow"), ("max_lent_bytes", "32KiB")], ..PLAIN }, 160);
 }
 
 #[test]
