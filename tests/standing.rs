@@ -14,7 +14,7 @@ use common::other::{Other, wait_to_be_told};
 use common::{SOON, cluster, counting, member, run, until, values};
 use std::time::Duration;
 use tensorwire::telemetry::Counter;
-use tensorwire::{Code, DType, Edge, Error, Node, Sequence, Status, Step};
+use tensorwire::{Code, DType, Edge, Error, Node, Sequence, Status, Step, Tensor};
 
 const BASE: u64 = 1 << 40;
 const WINDOW: u32 = 16;
@@ -46,9 +46,16 @@ fn send_and_wait(node: &Node, sequence: Sequence, n: u64, elements: usize) {
 
 /// Receives it and checks it.
 fn receive(node: &Node, sequence: Sequence, n: u64, elements: usize) {
-    let got = begin(node, sequence, n).recv(&here(node, 0), SOON).unwrap_or_else(|e| panic!("step {n}: {e}"));
-    let got = values(&got.tensor);
+    drop(received(node, sequence, n, elements));
+}
+
+/// The same, for who holds it.
+fn received(node: &Node, sequence: Sequence, n: u64, elements: usize) -> Tensor {
+    let got = begin(node, sequence, n).recv(&here(node, 0), SOON);
+    let tensor = got.unwrap_or_else(|e| panic!("step {n}: {e}")).tensor;
+    let got = values(&tensor);
     assert_eq!((got.len(), got.first().copied()), (elements, (elements > 0).then_some(n as f32)), "step {n}");
+    tensor
 }
 
 /// Two members, the first of which sends and the second of which has a `Standing`.

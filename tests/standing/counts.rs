@@ -1,7 +1,8 @@
 //! What standing requests cost, in messages.
 
-use super::{LARGE, begin, here, pair, receive, send, there};
+use super::{LARGE, begin, here, pair, receive, received, send, there};
 use crate::common::{SOON, cluster, lends_nothing, member, pollers, until};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -27,10 +28,12 @@ struct Program {
     elements: usize,
     what: fn(u64) -> What,
     order: fn(u64) -> u64,
+    /// How many of the tensors that came last the receiver holds.
+    holds: usize,
 }
 
 const PLAIN: Program =
-    Program { settings: &[], window: 16, elements: LARGE, what: |_| What::Tensor, order: |n| n };
+    Program { settings: &[], window: 16, elements: LARGE, what: |_| What::Tensor, order: |n| n, holds: 0 };
 
 /// Both sides' counts of the second half of so many steps; in the first half everything becomes known. Each side counts what
 /// it posts.
@@ -50,7 +53,7 @@ fn run(program: Program, steps: u64) -> Snapshot {
                 let sequence = node.sequence(super::BASE);
                 let standing = || node.standing(&here(&node, 0), sequence, program.window).expect("new");
                 let _standing = (task == 1).then(standing);
-                let (mut before, mut sent) = (Snapshot::ZERO, 0);
+                let (mut before, mut sent, mut held) = (Snapshot::ZERO, 0, VecDeque::new());
                 for nth in 0..2 * steps {
                     if nth == steps {
                         before = node.counters();
@@ -58,7 +61,10 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     let n = (program.order)(nth);
                     match ((program.what)(n), task) {
                         (What::Tensor, 0) => send(&node, sequence, n, program.elements),
-                        (What::Tensor, _) => receive(&node, sequence, n, program.elements),
+                        (What::Tensor, _) => {
+                            held.push_back(received(&node, sequence, n, program.elements));
+                            held.drain(..held.len().saturating_sub(program.holds));
+                        }
                         (What::Dead, 0) => {
                             begin(&node, sequence, n).send_dead(&there(&node, 1)).expect("sent");
                         }
@@ -148,6 +154,9 @@ fn a_step_is_one_loan_where_tensors_are_borrowed() {
 #[test]
 fn what_would_be_borrowed_and_is_not_lent_is_written_for_as_few_messages() {
     check(Program { settings: &[("bulk_receive", "borrow"), ("max_lent_bytes", "0")], ..PLAIN }, 160);
+    // Room for four, as long as ten are held: some are lent, and others are not.
+    let settings = &[("bulk_receive", "borrow"), ("max_lent_bytes", "32000")];
+    check(Program { settings, holds: 10, ..PLAIN }, 160);
 }
 
 #[test]

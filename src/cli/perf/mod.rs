@@ -8,6 +8,7 @@ mod allowed;
 mod bandwidth;
 mod channel;
 mod cores;
+mod exchange;
 mod fabrics;
 mod machine;
 mod measure;

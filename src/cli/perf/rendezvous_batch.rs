@@ -3,13 +3,14 @@
 //! One by one, all receives are begun before the first is waited for: a batch is not compared with a round trip per tensor.
 
 use super::channel::Channel;
+use super::exchange::{Exchange, filled, halt};
 use super::plan::Settings;
-use super::rendezvous_lat::{SMALL, joined, name};
-use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
+use super::rendezvous_lat::joined;
+use super::workload::{Halt, PATIENCE, Watch};
 use crate::cli::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
 use tensorwire::node::Node;
-use tensorwire::rendezvous::{Batch, Delivery, Pending};
+use tensorwire::rendezvous::{Batch, Delivery, Pending, Step};
 use tensorwire::wire::DType;
 
 /// Tensors of a round are written while those of the last may still be on their way.
@@ -57,6 +58,21 @@ impl RendezvousBatch {
             rounds: 0,
         })
     }
+}
+
+impl Exchange for RendezvousBatch {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn how(&self) -> String {
+        let how = if self.settings.singly { "one by one" } else { "by one call" };
+        format!("{} tensors each way {how}", self.settings.batch)
+    }
 
     fn resize(&mut self, bytes: usize) -> Result<(), CliError> {
         if self.bytes == bytes {
@@ -72,26 +88,14 @@ impl RendezvousBatch {
         Ok(())
     }
 
-    /// Writes the tensors that are sent next, in buffers that nobody reads any more.
     fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
-        let mut wait = watch.wait();
         while self.produced.len() < self.settings.batch as usize {
-            match self.ring.next() {
-                Ok(mut buffer) => {
-                    buffer.bytes_mut().fill(self.rounds as u8);
-                    self.produced.push(buffer.freeze());
-                }
-                Err(_) => {
-                    self.progress()?;
-                    wait.again()?;
-                }
-            }
+            self.produced.push(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
         }
         Ok(())
     }
 
-    /// Each round is a step of its own. Both sides count them.
-    fn step(&mut self) -> Result<tensorwire::rendezvous::Step, Halt> {
+    fn step(&mut self) -> Result<Step, Halt> {
         self.rounds += 1;
         if self.rounds > 2 {
             // The peer has answered the round after it.
@@ -100,7 +104,7 @@ impl RendezvousBatch {
         self.node.step(self.rounds).map_err(halt)
     }
 
-    fn send(&mut self, step: &tensorwire::rendezvous::Step) -> Result<(), Halt> {
+    fn send(&mut self, step: &Step) -> Result<(), Halt> {
         let tensors = self.produced.drain(..);
         if !self.settings.singly {
             return self.out.send(step, tensors).map_err(halt);
@@ -109,7 +113,7 @@ impl RendezvousBatch {
         sent.try_for_each(|(edge, tensor)| step.send(edge, tensor)).map_err(halt)
     }
 
-    fn receive(&mut self, step: &tensorwire::rendezvous::Step) -> Result<(), Halt> {
+    fn receive(&mut self, step: &Step) -> Result<(), Halt> {
         if !self.settings.singly {
             return self.back.recv_into(step, PATIENCE, &mut self.received).map_err(halt);
         }
@@ -121,60 +125,5 @@ impl RendezvousBatch {
             self.received.push(pending.wait().map_err(halt)?);
         }
         Ok(())
-    }
-
-    fn progress(&self) -> Result<(), Halt> {
-        self.node.progress().map(drop).map_err(halt)
-    }
-}
-
-fn halt(error: tensorwire::rendezvous::Error) -> Halt {
-    Halt::Failed(error.to_string())
-}
-
-impl Initiator for RendezvousBatch {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
-        self.resize(bytes)
-    }
-
-    fn produce(&mut self, watch: &Watch) -> Result<(), Halt> {
-        self.fill(watch)
-    }
-
-    fn round_trip(&mut self, _watch: &Watch) -> Result<(), Halt> {
-        let step = self.step()?;
-        self.send(&step)?;
-        self.receive(&step)
-    }
-
-    fn facts(&self) -> Facts {
-        let how = if self.settings.singly { "one by one" } else { "by one call" };
-        Facts {
-            fabric: name(self.settings.fabric).into(),
-            device: None,
-            pages: self.node.pool_report().pages.to_string(),
-            poll_mode: format!("inline, spin; {} tensors each way {how}", self.settings.batch),
-            inline_bytes: u64::from(self.settings.inline.unwrap_or(SMALL)),
-            depth: u64::from(self.settings.depth),
-            mtu: None,
-        }
-    }
-}
-
-impl Responder for RendezvousBatch {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
-        self.resize(bytes)
-    }
-
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
-        self.fill(watch)?;
-        let step = self.step()?;
-        self.receive(&step)?;
-        self.send(&step)
-    }
-
-    /// What was sent last is served when this side makes progress.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        self.progress().map(|()| Linger::Again)
     }
 }

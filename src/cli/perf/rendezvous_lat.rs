@@ -4,6 +4,7 @@
 //! has one tensor of a size, which it sends each time.
 
 use super::channel::Channel;
+use super::exchange::{filled, halt, progress};
 use super::options::FabricName;
 use super::plan::Settings;
 use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
@@ -100,30 +101,21 @@ impl RendezvousLat {
             self.produced = sources.get(&self.bytes).cloned();
             return Ok(());
         }
-        let mut wait = watch.wait();
         self.rounds += 1;
-        loop {
-            if let Ok(mut buffer) = self.ring.next() {
-                buffer.bytes_mut().fill(self.rounds as u8);
-                self.produced = Some(buffer.freeze());
-                return Ok(());
-            }
-            self.progress()?;
-            wait.again()?;
-        }
+        self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
+        Ok(())
     }
 
     fn send(&mut self) -> Result<(), Halt> {
         let Some(tensor) = self.produced.take() else {
             return Err(Halt::Failed("nothing was produced for this round".into()));
         };
-        self.step.send(&self.to, tensor).map_err(|error| Halt::Failed(error.to_string()))
+        self.step.send(&self.to, tensor).map_err(halt)
     }
 
     fn receive(&mut self) -> Result<(), Halt> {
         if self.sources.is_some() {
-            let got =
-                self.step.recv(&self.from, PATIENCE).map_err(|error| Halt::Failed(error.to_string()))?;
+            let got = self.step.recv(&self.from, PATIENCE).map_err(halt)?;
             return match got.tensor.is_lent() {
                 true => Ok(()),
                 false => Err(Halt::Failed("what was to be borrowed was copied".into())),
@@ -134,12 +126,8 @@ impl RendezvousLat {
         };
         let received =
             self.step.recv_into(&self.from, into).and_then(|pending| pending.wait_timeout(PATIENCE));
-        self.into = Some(received.map_err(|error| Halt::Failed(error.to_string()))?.tensor);
+        self.into = Some(received.map_err(halt)?.tensor);
         Ok(())
-    }
-
-    fn progress(&self) -> Result<(), Halt> {
-        self.node.progress().map(drop).map_err(|error| Halt::Failed(error.to_string()))
     }
 }
 
@@ -183,7 +171,7 @@ impl Responder for RendezvousLat {
 
     /// What was sent last is served when this side makes progress.
     fn linger(&mut self) -> Result<Linger, Halt> {
-        self.progress().map(|()| Linger::Again)
+        progress(&self.node).map(|()| Linger::Again)
     }
 }
 

@@ -4,9 +4,10 @@
 //! two steps later.
 
 use super::channel::Channel;
+use super::exchange::{Exchange, filled, halt};
 use super::plan::Settings;
-use super::rendezvous_lat::{SMALL, joined, name};
-use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
+use super::rendezvous_lat::joined;
+use super::workload::{Halt, PATIENCE, Watch};
 use crate::cli::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
 use tensorwire::node::Node;
@@ -69,6 +70,34 @@ impl RendezvousStanding {
         })
     }
 
+    /// What was not asked for in advance is received all the same, and would be measured as what it is not. The first ones, and
+    /// those after a change of size, are asked for in their steps.
+    fn look(&mut self) -> Result<(), Halt> {
+        let claimed = self.node.counters().get(Counter::RequestsClaimed);
+        let news = claimed - std::mem::replace(&mut self.claimed, claimed);
+        if self.rounds == 0 || self.standing.is_none() || news >= LOOK / 2 {
+            return Ok(());
+        }
+        Err(Halt::Failed(format!(
+            "of the last {LOOK} tensors {news} had been asked for in advance: a window of {} does not hold here",
+            self.settings.standing
+        )))
+    }
+}
+
+impl Exchange for RendezvousStanding {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn how(&self) -> String {
+        format!("standing requests, {} steps in advance", self.settings.standing)
+    }
+
     fn resize(&mut self, bytes: usize) -> Result<(), CliError> {
         if self.bytes == bytes {
             return Ok(());
@@ -83,38 +112,14 @@ impl RendezvousStanding {
         Ok(())
     }
 
-    /// Writes the tensor that is sent next, in a buffer that nobody reads any more.
     fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
         if self.rounds.is_multiple_of(LOOK) {
             self.look()?;
         }
-        let mut wait = watch.wait();
-        loop {
-            if let Ok(mut buffer) = self.ring.next() {
-                buffer.bytes_mut().fill(self.rounds as u8);
-                self.produced = Some(buffer.freeze());
-                return Ok(());
-            }
-            self.progress()?;
-            wait.again()?;
-        }
+        self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
+        Ok(())
     }
 
-    /// What was not asked for in advance is received all the same, and would be measured as what it is not. The first ones, and
-    /// those after a change of size, are asked for in their steps.
-    fn look(&mut self) -> Result<(), Halt> {
-        let claimed = self.node.counters().get(Counter::RequestsClaimed);
-        let news = claimed - std::mem::replace(&mut self.claimed, claimed);
-        if self.rounds == 0 || self.standing.is_none() || news >= LOOK / 2 {
-            return Ok(());
-        }
-        Err(Halt::Failed(format!(
-            "of the last {LOOK} tensors {news} had been asked for in advance: a window of {} does not hold here",
-            self.settings.standing
-        )))
-    }
-
-    /// Each round is a step of its own. Both sides count them.
     fn step(&mut self) -> Result<Step, Halt> {
         let n = self.rounds;
         self.rounds += 1;
@@ -132,64 +137,7 @@ impl RendezvousStanding {
         step.send(&self.to, tensor).map_err(halt)
     }
 
-    fn receive(&self, step: &Step) -> Result<(), Halt> {
+    fn receive(&mut self, step: &Step) -> Result<(), Halt> {
         step.recv(&self.from, PATIENCE).map(drop).map_err(halt)
-    }
-
-    fn progress(&self) -> Result<(), Halt> {
-        self.node.progress().map(drop).map_err(halt)
-    }
-}
-
-fn halt(error: tensorwire::rendezvous::Error) -> Halt {
-    Halt::Failed(error.to_string())
-}
-
-impl Initiator for RendezvousStanding {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
-        self.resize(bytes)
-    }
-
-    fn produce(&mut self, watch: &Watch) -> Result<(), Halt> {
-        self.fill(watch)
-    }
-
-    fn round_trip(&mut self, _watch: &Watch) -> Result<(), Halt> {
-        let step = self.step()?;
-        self.send(&step)?;
-        self.receive(&step)
-    }
-
-    fn facts(&self) -> Facts {
-        Facts {
-            fabric: name(self.settings.fabric).into(),
-            device: None,
-            pages: self.node.pool_report().pages.to_string(),
-            poll_mode: format!(
-                "inline, spin; standing requests, {} steps in advance",
-                self.settings.standing
-            ),
-            inline_bytes: u64::from(self.settings.inline.unwrap_or(SMALL)),
-            depth: u64::from(self.settings.depth),
-            mtu: None,
-        }
-    }
-}
-
-impl Responder for RendezvousStanding {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
-        self.resize(bytes)
-    }
-
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
-        self.fill(watch)?;
-        let step = self.step()?;
-        self.receive(&step)?;
-        self.send(&step)
-    }
-
-    /// What was sent last is served when this side makes progress.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        self.progress().map(|()| Linger::Again)
     }
 }

@@ -25,10 +25,7 @@ impl ByHand {
 fn a_loan_that_was_not_asked_for_ends_the_link_and_tells_the_waiter() {
     for into in [false, true] {
         let mut scene = warm();
-        let want = match into {
-            true => Want::Into(scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room")),
-            false => Want::Fresh,
-        };
+        let want = if into { scene.own_memory() } else { Want::Fresh };
         // Its meta-data is known, as the request names it.
         let request = scene.request_as(want);
         scene.peer.loan(request, 1000, 3);
@@ -57,8 +54,8 @@ fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its
     let mut scene = warm();
     assert_eq!(scene.links.arm_steps(scene.link, &key(5), 1, true, OWNER).steps, 1);
     let request = scene.peer.armed().steps[0].0;
-    let into = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room");
-    scene.claim(5, Want::Into(into));
+    let into = scene.own_memory();
+    scene.claim(5, into);
     scene.peer.loan(request, 1000, 3);
     match scene.event() {
         LinkEvent::Arrived { received: Received::Into(filled), .. } => assert_eq!(filled.bytes(), [3; 1000]),
@@ -70,10 +67,7 @@ fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its
 fn meta_data_of_a_loan_that_was_not_asked_for_end_the_link_and_tell_the_waiter() {
     for into in [false, true] {
         let mut scene = warm();
-        let want = match into {
-            true => Want::Into(scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room")),
-            false => Want::Fresh,
-        };
+        let want = if into { scene.own_memory() } else { Want::Fresh };
         let request = scene.request_as(want);
         // They would fit what was granted.
         let other = VersionedMeta { version: 2, ..meta(DType::F32, &[250]) };
@@ -100,6 +94,11 @@ fn unlent() -> Scene {
 }
 
 impl Scene {
+    /// Memory of the waiter's own for a tensor of the edge.
+    fn own_memory(&self) -> Want {
+        Want::Into(self.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room"))
+    }
+
     fn arm_to_borrow(&mut self, step: u64) -> (RequestId, Option<Grant>) {
         assert_eq!(self.links.arm_steps(self.link, &key(step), 1, true, OWNER).steps, 1);
         self.peer.armed().steps[0]
