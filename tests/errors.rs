@@ -1,4 +1,4 @@
-//! The errors of SPEC 3.5 as whole nodes see them: the right waiter gets them, with code, message and details, whole.
+//! The errors of specification 3.5 as whole nodes see them: the right waiter gets them, with code, message and details, whole.
 //!
 //! What no whole node brings about (a key that is none of the peer's, an earlier life of it) is in
 //! `src/rendezvous/remote/explore/errors.rs`.

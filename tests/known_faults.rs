@@ -1,4 +1,4 @@
-//! The known faults of the systems that this one follows (SPEC 3.11): for each, the tests that show it is not here.
+//! The known faults of the systems that this one follows (specification 3.11): for each, the tests that show it is not here.
 //!
 //! Most of those tests stand beside what they test; the list names them and fails when one goes. What no other file
 //! has a place for is below the list.

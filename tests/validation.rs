@@ -1,4 +1,4 @@
-//! Data validation mode (SPEC 3.8) of whole nodes. What a wrong sum does is shown where one can be made: by a peer played
+//! Data validation mode (specification 3.8) of whole nodes. What a wrong sum does is shown where one can be made: by a peer played
 //! by hand on shared memory in `src/link/tests/validated.rs`, and by flipped bits in the simulation.
 
 mod common;

@@ -87,7 +87,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// A route must name a source here, in this life, and a destination that is the peer (SPEC 2.3).
+    /// A route must name a source here, in this life, and a destination that is the peer (specification 2.3).
     fn checked_edge(
         &self,
         incarnation: u64,

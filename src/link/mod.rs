@@ -69,7 +69,7 @@ impl From<Tensor> for Value {
     }
 }
 
-/// Where a tensor lies (SPEC 2.3).
+/// Where a tensor lies (specification 2.3).
 pub fn side_of(tensor: &Tensor) -> Side {
     match (tensor.is_lent(), tensor.span().is_some()) {
         (true, _) => Side::BORROWED,

@@ -1,4 +1,4 @@
-//! Data validation mode (SPEC 3.8): behind each answer with bytes comes their sum, and a value is nobody's before that.
+//! Data validation mode (specification 3.8): behind each answer with bytes comes their sum, and a value is nobody's before that.
 //!
 //! It is the receiver's wish, in its requests: only who validates pays, and two ends need not agree.
 

@@ -182,7 +182,7 @@ impl ForeignMemory {
     /// # Safety
     /// As long as the tensor lives, nobody else reads or writes its bytes, whether as a tensor or otherwise; from its
     /// freezing on, nobody writes to them. A receive that failed may have it for some more time, as the peer may still write
-    /// (SPEC 3.4b): it is gone when nothing of this memory holds the owner any more.
+    /// (specification 3.4b): it is gone when nothing of this memory holds the owner any more.
     pub unsafe fn tensor_mut(
         &self,
         pool: &Pool,

@@ -1,4 +1,4 @@
-//! The exchange of SPEC 3 as pure state machines: told what happened, they say what to do.
+//! The exchange of specification 3 as pure state machines: told what happened, they say what to do.
 //!
 //! No I/O, no clock, no threads, no memory: a machine never sees a tensor, only its size. One [`Receiver`]
 //! exists for each request on the side that asked, one [`Sender`] on the side that was asked.

@@ -1,4 +1,4 @@
-//! The table for tensors whose source and destination are this process: no fabric is touched (SPEC 2.6).
+//! The table for tensors whose source and destination are this process: no fabric is touched (specification 2.6).
 
 use super::steps::{StepState, Steps};
 use super::table::{Asked, Numbered, Offered, Table};

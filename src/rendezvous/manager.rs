@@ -190,7 +190,7 @@ impl PeerWatch for Losses {
     }
 }
 
-/// A run of steps base, base + 1, ... (SPEC 2.5a): those that were cleaned up are remembered without limit.
+/// A run of steps base, base + 1, ... (specification 2.5a): those that were cleaned up are remembered without limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
     base: u64,
@@ -253,7 +253,7 @@ impl Rendezvous {
     /// An edge between two devices of the cluster, in frame 0 and iteration 0.
     ///
     /// # Errors
-    /// If a name is not well-formed (SPEC 2.2), or a device is of a task that the cluster does not have.
+    /// If a name is not well-formed (specification 2.2), or a device is of a task that the cluster does not have.
     pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
         self.shared.check_home()?;
         let name = EdgeName::new(source, destination, name)?;
@@ -300,7 +300,7 @@ impl Rendezvous {
 
     /// Declares a run of steps. Every id from `base` on belongs to it, up to the base of the next sequence: ids that
     /// are drawn at random must lie below every base. One that lies in a sequence works as any other, but after its
-    /// cleanup it is remembered for ever, not among the last 4,096 (SPEC 2.5), and ids below the first step of the
+    /// cleanup it is remembered for ever, not among the last 4,096 (specification 2.5), and ids below the first step of the
     /// sequence that is not cleaned up are gone. So base 0 leaves no room for random ids at all.
     pub fn sequence(&self, base: u64) -> Sequence {
         if self.shared.check_home().is_ok() {

@@ -1,4 +1,4 @@
-//! Edges and steps: who sends what to whom, and the tables in which both sides meet (SPEC 2).
+//! Edges and steps: who sends what to whom, and the tables in which both sides meet (specification 2).
 //!
 //! A [`Step`] is one training step's rendezvous. A send never blocks: it hands the tensor to whoever waits, or
 //! keeps it. A receive gets it at once, waits, or is called back. Where source and destination are the same

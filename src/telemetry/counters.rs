@@ -136,7 +136,7 @@ const COUNT: usize = Counter::ALL.len();
 #[non_exhaustive]
 pub enum Gauge {
     /// Bytes that were granted to peers for requests that were given up since, and that the peers may still write
-    /// to: they stay allocated until the write has landed, the peer has acknowledged, or the link has ended (SPEC 3.4b).
+    /// to: they stay allocated until the write has landed, the peer has acknowledged, or the link has ended (specification 3.4b).
     QuarantinedBytes,
     /// Tensors that peers borrow, those on links that have ended included.
     LoansOut,

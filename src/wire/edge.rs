@@ -64,7 +64,7 @@ impl EdgeName {
     /// An edge from one device to another.
     ///
     /// # Errors
-    /// If a device name or the edge's name is not well-formed (SPEC 2.2), or a device has a replica other
+    /// If a device name or the edge's name is not well-formed (specification 2.2), or a device has a replica other
     /// than 0, which no cluster has.
     pub fn new(source: &str, destination: &str, name: &str) -> Result<Self, EdgeNameError> {
         let (from, to) = (DeviceName::parse(source)?, DeviceName::parse(destination)?);

@@ -3,7 +3,7 @@
 /// Leave to access `len` bytes at `offset` of a region of the granting process.
 ///
 /// No raw address is in it: a region is known by number since the link was made, and the side that resolves
-/// a grant checks region, key and bounds term by term (SPEC 3.1a).
+/// a grant checks region, key and bounds term by term (specification 3.1a).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Which of the granter's regions.

@@ -1,4 +1,4 @@
-//! Rendezvous keys: which tensor, from where, to where (SPEC 2.2).
+//! Rendezvous keys: which tensor, from where, to where (specification 2.2).
 //!
 //! A key has exactly one spelling, so two keys are the same if and only if their bytes are. Parsing borrows
 //! every part from the text and allocates only to report an error.

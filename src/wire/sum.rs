@@ -1,6 +1,6 @@
 //! The sum of a tensor's bytes in data validation mode.
 
-/// XXH3 with 64 bits, seed 0: what `CHECKSUM` carries (SPEC 3.8). It finds what memory, buses and NICs do to bytes; it is no
+/// XXH3 with 64 bits, seed 0: what `CHECKSUM` carries (specification 3.8). It finds what memory, buses and NICs do to bytes; it is no
 /// proof against a peer that wants to deceive.
 pub fn sum_of(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)

@@ -1,4 +1,4 @@
-//! What the peer may write to and read from, checked here on each use (SPEC 3.1a).
+//! What the peer may write to and read from, checked here on each use (specification 3.1a).
 //!
 //! The table owns what it grants, so a granted tensor can be neither freed nor used meanwhile. A key is an
 //! index of the table and a generation, which grows with each use of the entry: a key that was taken

@@ -4,7 +4,7 @@ use super::device::Wishes;
 use super::stripes::MAX_STRIPES;
 use crate::fabric::{FabricError, FabricKind};
 
-/// What a verbs fabric is made with: which device, and how its queue pairs are set (SPEC 4.3).
+/// What a verbs fabric is made with: which device, and how its queue pairs are set (specification 4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
     /// Which device, port, GID, partition key and MTU.

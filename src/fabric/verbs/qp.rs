@@ -16,7 +16,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Routers that a packet may pass (SPEC 4.2).
+/// Routers that a packet may pass (specification 4.2).
 const HOP_LIMIT: u8 = 64;
 /// What is tried for inline bytes, from the best on.
 const INLINE: [u32; 4] = [256, 128, 64, 0];

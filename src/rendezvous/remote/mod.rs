@@ -348,7 +348,7 @@ impl<P: Port> Handler<P> for Remote {
                 self.failed(links.counters(), waiter, &key, error);
             }
             LinkEvent::Orphaned { key, value, incarnation } => {
-                // What an old life had sent is not the new one's (SPEC 2.2).
+                // What an old life had sent is not the new one's (specification 2.2).
                 if !self.is_succeeded(key.edge.source_task(), incarnation) {
                     self.keep_unclaimed(key, value);
                 }

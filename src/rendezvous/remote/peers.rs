@@ -79,7 +79,7 @@ impl Remote {
         }
         let old_life = peer.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation);
         if old_life && !is_on(Mutant::OldLifeRemembered) {
-            // What the old life had sent is not the new one's (SPEC 2.2).
+            // What the old life had sent is not the new one's (specification 2.2).
             let task = self.members.task(index).clone();
             self.drop_unclaimed(|key| *key.edge.source_task() == task);
         }

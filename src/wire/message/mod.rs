@@ -57,7 +57,7 @@ pub struct RequestId {
     pub generation: u8,
 }
 
-/// What a side says of where a tensor lies (SPEC 2.3). The device itself is the edge's: its source at the
+/// What a side says of where a tensor lies (specification 2.3). The device itself is the edge's: its source at the
 /// sender, its destination at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
@@ -177,9 +177,9 @@ pub enum Message<'a> {
         /// The number.
         number: u32,
     },
-    /// Asks for a tensor (SPEC 3.1).
+    /// Asks for a tensor (specification 3.1).
     Request(TensorRequest),
-    /// Says what the tensor looks like (SPEC 3.2).
+    /// Says what the tensor looks like (specification 3.2).
     Meta {
         /// The request that it answers.
         request: RequestId,
@@ -188,7 +188,7 @@ pub enum Message<'a> {
         /// What it looks like.
         meta: VersionedMeta,
     },
-    /// Asks again, with a destination that fits (SPEC 3.3).
+    /// Asks again, with a destination that fits (specification 3.3).
     ReRequest {
         /// The request.
         request: RequestId,
@@ -204,7 +204,7 @@ pub enum Message<'a> {
         /// Its bytes.
         data: &'a [u8],
     },
-    /// The receiver gives up (SPEC 3.4a).
+    /// The receiver gives up (specification 3.4a).
     Cancel {
         /// The request.
         request: RequestId,
@@ -214,7 +214,7 @@ pub enum Message<'a> {
         /// The request.
         request: RequestId,
     },
-    /// The sender's side failed (SPEC 3.5).
+    /// The sender's side failed (specification 3.5).
     Error {
         /// The request.
         request: RequestId,
@@ -245,7 +245,7 @@ pub enum Message<'a> {
     },
     /// Asks for the tensors of several steps in advance: standing requests.
     Arm(Arm<'a>),
-    /// The sum of the bytes that have just been sent for a request that wished it (SPEC 3.8).
+    /// The sum of the bytes that have just been sent for a request that wished it (specification 3.8).
     Checksum {
         /// The request.
         request: RequestId,
