@@ -214,7 +214,7 @@ fn a_setting_that_can_never_be_is_a_mistake_of_the_command() {
         "error: rdma_qp_timeout is \"32\" (environment variable RDMA_TIMEOUT): it must be 0 to 31\n"
     );
     // What other settings say is of no concern here.
-    assert_eq!(machine.json(&[("TENSORWIRE_LANES", "many")])["choice"]["device"], "mlx5_0");
+    assert_eq!(machine.json(&[("TENSORWIRE_POLLERS", "many")])["choice"]["device"], "mlx5_0");
 }
 
 #[test]

@@ -256,11 +256,9 @@ settings! {
     cores: Vec<usize>, Cpus, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 
-    /// Operations that can be outstanding on each lane of a link; on verbs `rdma_qp_queue_depth` says that.
+    /// Operations that can be outstanding on each link; on verbs `rdma_qp_queue_depth` says that.
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
-    /// Lanes of each link: queue pairs on verbs, rings on shared memory, where all data takes the first one.
-    lanes: u8, Number<u8>, default("1"), "1 to 8", |lanes| (1..=8).contains(&lanes).then_some(lanes);
     /// Bytes up to which a tensor rides in the response instead of being written on its own.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a bulk tensor gets from a sender on the same host to a receive that names no destination: copied into this process's

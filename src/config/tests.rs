@@ -144,7 +144,6 @@ const SAMPLES: &[Sample] = &[
         &["", "8", "17", "300", "131072", "x"],
         NO_NUMBER,
     ),
-    sample("lanes", &[("1", "1"), ("8", "8")], &["", "0", "9", "256", "x"], NO_NUMBER),
     sample("small_tensor_bytes", &[("0", "0"), ("160", "160")], &["", "161", "-1", "1KiB"], NO_NUMBER),
     sample("validate", &[("true", "true"), ("false", "false")], &["", "yes", "1"], NO_SWITCH),
     sample("max_lent_bytes", &[("0", "0"), ("16TiB", "16TiB")], &["", "-1", "17TiB", "half"], NO_STRING),
@@ -346,11 +345,11 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
         .bind("127.0.0.1:9".parse().expect("address"))
         .pool_pages(PoolPages::Huge2M)
         .pool_require(true)
-        .lanes(3)
+        .rdma_qps_per_peer(3)
         .cluster(Cluster::from([("worker".to_string(), vec!["localhost:1".parse().expect("host")])]))
         .build()
         .expect("config");
-    assert_eq!((config.pool_size, config.lanes, config.pool_require), (3 << 20, 3, true));
+    assert_eq!((config.pool_size, config.rdma_qps_per_peer, config.pool_require), (3 << 20, 3, true));
     assert_eq!(config.recv_timeout, Duration::from_micros(1500));
     assert_eq!(config.cores, Some(vec![4, 2]));
     assert_eq!(config.pool_pages, PoolPages::Huge2M);
@@ -364,27 +363,30 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
 
 #[test]
 fn the_builder_wins_over_the_environment_over_the_file_over_the_default() {
-    let file = file("lanes = 2\nqueue_depth = 32\nmax_routes = 7\n");
-    let lookup = || environment(&[("TENSORWIRE_LANES", "3"), ("TENSORWIRE_QUEUE_DEPTH", "64")]);
-    let config = base().lanes(4).env_from(lookup()).file(file.path()).build().expect("config");
-    assert_eq!((config.lanes, config.queue_depth, config.max_routes, config.max_requests), (4, 64, 7, 4096));
-    let config = base().lanes(4).lanes(5).build().expect("config");
-    assert_eq!(config.lanes, 5, "the last call wins");
+    let file = file("rdma_qps_per_peer = 2\nqueue_depth = 32\nmax_routes = 7\n");
+    let lookup = || environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "3"), ("TENSORWIRE_QUEUE_DEPTH", "64")]);
+    let config = base().rdma_qps_per_peer(4).env_from(lookup()).file(file.path()).build().expect("config");
+    assert_eq!(
+        (config.rdma_qps_per_peer, config.queue_depth, config.max_routes, config.max_requests),
+        (4, 64, 7, 4096)
+    );
+    let config = base().rdma_qps_per_peer(4).rdma_qps_per_peer(5).build().expect("config");
+    assert_eq!(config.rdma_qps_per_peer, 5, "the last call wins");
 }
 
 #[test]
 fn a_wrong_value_is_refused_even_where_a_stronger_source_overrides_it() {
-    let lookup = environment(&[("TENSORWIRE_LANES", "many")]);
-    let error = base().env_from(lookup).lanes(2).build().expect_err("refused");
+    let lookup = environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "many")]);
+    let error = base().env_from(lookup).rdma_qps_per_peer(2).build().expect_err("refused");
     assert_eq!(
         error.to_string(),
-        "lanes is \"many\" (environment variable TENSORWIRE_LANES): it must be 1 to 8"
+        "rdma_qps_per_peer is \"many\" (environment variable TENSORWIRE_RDMA_QPS_PER_PEER): it must be 1 to 16"
     );
 }
 
 #[test]
 fn an_unknown_key_is_named_with_the_nearest_one() {
-    let error = build_file("lanes = 1\n\nqueue_dept = 64").expect_err("refused");
+    let error = build_file("rdma_qps_per_peer = 1\n\nqueue_dept = 64").expect_err("refused");
     assert_names(&error, &["unknown key \"queue_dept\" (file ", " line 3): did you mean queue_depth?"]);
     let error = build_file("[pool]\nsize = 1").expect_err("refused");
     assert_names(&error, &["unknown key \"pool\""]);
@@ -435,9 +437,9 @@ fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
     let folder = tempfile::tempdir().expect("folder");
     let error = Config::from_file(folder.path().join("none.toml")).expect_err("refused");
     assert_names(&error, &["configuration file ", "none.toml: "]);
-    let error = build_file("lanes = 1\nlanes = 2\n").expect_err("refused");
+    let error = build_file("rdma_qps_per_peer = 1\nrdma_qps_per_peer = 2\n").expect_err("refused");
     assert_names(&error, &[" line 2: not valid TOML: duplicate key"]);
-    let error = build_file("lanes = 1\nqueue_depth =\n").expect_err("refused");
+    let error = build_file("rdma_qps_per_peer = 1\nqueue_depth =\n").expect_err("refused");
     assert_names(&error, &[" line 2: not valid TOML: "]);
 }
 
@@ -564,8 +566,7 @@ fn the_reference_lists_every_key_with_its_variable_default_and_range() {
         assert!(line.starts_with(&format!("| `{}` | {variables} |", key.name)), "{line}");
         assert!(line.contains(key.allowed) && line.contains(key.default.unwrap_or("")), "{line}");
     }
-    assert!(reference.contains(
-        "| `lanes` | `TENSORWIRE_LANES` | number | `1` | 1 to 8 | Lanes of each link: queue pairs on verbs, \
-         rings on shared memory, where all data takes the first one. |"
-    ));
+    let row =
+        "| `queue_depth` | `TENSORWIRE_QUEUE_DEPTH` | number | `256` | a power of two from 16 to 65536 | ";
+    assert!(reference.contains(row), "{reference}");
 }

@@ -1,12 +1,10 @@
-//! Counters and latency histograms: what the engine did, and how fast.
+//! Counters of what the engine did.
 //!
 //! Recording is on the data path, so it takes no lock, allocates nothing and uses no read-modify-write
 //! instruction ([`SharedCounters`], which does, is not on it); reading is for anybody, at any time. Nothing here asks for the time or writes a log.
 
 mod counters;
-mod histogram;
 mod shared;
 
 pub use counters::{Counter, Counters, CountersWriter, Gauge, Snapshot};
-pub use histogram::LatencyHistogram;
 pub use shared::SharedCounters;
