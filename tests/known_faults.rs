@@ -103,7 +103,7 @@ const FAULTS: &[(&str, &[(&str, &str)])] = &[
                 "a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what_it_offers",
             ),
             ("src/config/tests.rs", "what_is_planned_is_refused_by_name"),
-            ("src/fabric/shm/address.rs", "another_host_namespace_or_user_is_refused_by_name"),
+            ("src/fabric/shm/connect/address.rs", "another_host_namespace_or_user_is_refused_by_name"),
         ],
     ),
     (
@@ -132,7 +132,7 @@ const FAULTS: &[(&str, &[(&str, &str)])] = &[
                 "what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation",
             ),
             ("tests/known_faults/bulk.rs", "a_tensor_of_more_than_4_gib_is_borrowed_whole"),
-            ("src/fabric/shm/slot.rs", "every_order_comes_back"),
+            ("src/fabric/shm/memory/order.rs", "every_order_comes_back"),
             ("src/wire/message/tests.rs", "lengths_of_more_than_32_bits_come_back"),
         ],
     ),

@@ -184,8 +184,8 @@ fn a_lock_on_the_data_path_is_found_and_so_is_leave_to_have_one() {
         for path in [
             "src/link/x.rs",
             "src/rendezvous/remote/mod.rs",
-            "src/memory/magazine.rs",
-            "src/fabric/shm/ring.rs",
+            "src/memory/pool/magazine.rs",
+            "src/fabric/shm/memory/ring.rs",
         ] {
             assert!(said(path, text).contains("locks.rs"), "{text} passed in {path}");
         }

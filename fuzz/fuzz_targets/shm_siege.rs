@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| tensorwire::fabric::shm::fuzzing::siege(bytes));
+fuzz_target!(|bytes: &[u8]| tensorwire::fabric::shm::fuzz::siege(bytes));

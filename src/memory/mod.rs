@@ -25,50 +25,33 @@
 //! ```
 #![allow(unsafe_code)]
 
-mod bytes;
-mod central;
-mod changes;
-mod class;
+mod byte_count;
 mod foreign;
 mod fork;
-mod header;
-mod lent;
-mod limits;
-mod lock;
-mod magazine;
-mod mapping;
-mod pages;
-mod peer;
+mod loan;
 mod pool;
-mod pool_error;
-mod refcount;
 mod region;
-mod report;
-mod ring;
 mod serialized;
-mod smaps;
 mod sync;
 mod tensor;
-mod tensor_mut;
 #[cfg(test)]
 mod tests;
-mod view;
 
-pub use changes::{GoneOwner, PageKeeper, tell_of_changes};
+pub use foreign::observers::{GoneOwner, PageKeeper, tell_of_changes};
 pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, HeldOwner, Owner, Registered};
 pub use fork::{Home, SharedMapping};
-pub use lent::{Lease, LeaseSink, LentBytes, LentError};
-pub use pages::{PageKind, PagePolicy};
-pub(crate) use peer::merged_spans;
-pub use peer::{PeerRegion, PeerRegionError, verify_seals};
+pub use loan::{Lease, LeaseSink, LentBytes, LentError};
+pub use pool::error::PoolError;
 pub use pool::{Pool, PoolOptions, PoolStats};
-pub use pool_error::PoolError;
+pub use region::pages::{PageKind, PagePolicy};
+pub(crate) use region::peer::merged_spans;
+pub use region::peer::{PeerRegion, PeerRegionError, verify_seals};
+pub use region::report::RegionReport;
 pub use region::{LockPolicy, Region, RegionError, RegionOptions};
-pub use report::RegionReport;
-pub use ring::{BufferRing, RingError};
 pub use serialized::{
     DecodeError, FlatTensor, MAX_DEPTH, NestedTensor, SerializeError, StringTensor, Variant, VariantTensor,
 };
+pub use tensor::ring::{BufferRing, RingError};
+pub use tensor::tensor_mut::{SetMetaError, TensorMut};
+pub use tensor::view::ViewError;
 pub use tensor::{Span, Tensor};
-pub use tensor_mut::{SetMetaError, TensorMut};
-pub use view::ViewError;

@@ -87,7 +87,10 @@ const NO_UNSAFE: &[&str] = &["src/fabric/verbs/device"];
 
 /// Files with injected time that ask the system for it all the same, and why.
 const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[
-    ("src/fabric/shm/socket", "each read and write of a link's set-up counts against the caller's timeout"),
+    (
+        "src/fabric/shm/connect/socket",
+        "each read and write of a link's set-up counts against the caller's timeout",
+    ),
     ("src/fabric/verbs/events", "a thread of its own measures how long ports are down and links take to end"),
     ("src/fabric/verbs/half", "the wait for the peer's ping counts against the caller's timeout"),
 ];

@@ -1,10 +1,10 @@
 //! Bulk: where a tensor of ours lies for the peer, and how the peer's bytes are pulled in.
 #![allow(unsafe_code)]
 
-use super::borrow::LeaseTable;
-use super::lazy::LazyRegion;
-use super::slot::Source;
 use crate::fabric::PostError;
+use crate::fabric::shm::loans::borrowed::LeaseTable;
+use crate::fabric::shm::memory::order::Source;
+use crate::fabric::shm::regions::LazyRegion;
 use crate::memory::{PeerRegion, Pool, Tensor};
 use std::ptr;
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! index of the table and a generation, which grows with each use of the entry: a key that was taken
 //! back stays invalid until its entry has been used 2^18 times more.
 
-use super::slot::Target;
 use crate::fabric::PostError;
+use crate::fabric::shm::memory::order::Target;
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::Grant;
 

@@ -1,10 +1,10 @@
 //! One lane of a link: its two rings, and what is held until the peer has taken it.
 
-use super::announcer::Announcer;
-use super::reads::{Answers, Read, Reads};
-use super::ring::{BadAck, Consumer, Producer};
-use super::segment::{OwnWords, PeerWords};
-use super::slot::{BODY_WORDS, Order};
+use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
+use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
+use crate::fabric::shm::memory::segment::{OwnWords, PeerWords};
+use crate::fabric::shm::reads::{Answers, Read, Reads};
+use crate::fabric::shm::wakeup::announcer::Announcer;
 use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, OpId};
 use crate::memory::Tensor;
 use std::collections::VecDeque;

@@ -1,20 +1,20 @@
 //! One link: what its owner posts, what one poll does, and how it ends.
 
-use super::announcer::Announcer;
-use super::borrow::LeaseTable;
-use super::bulk::PeerPool;
-use super::cold::{self, Bellpull};
-use super::doorbells::{OwnDoorbell, PeerDoorbells};
-use super::grants::MAX_GRANTS;
-use super::incoming::{Incoming, bad_ack};
-use super::lane::Lane;
-use super::layout::Layout;
-use super::lease::Loans;
-use super::limbo::{Limbo, Stray};
-use super::ring::{Consumer, PAYLOAD_BYTES, Producer};
-use super::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
-use super::state;
-use super::watch::Watch;
+use crate::fabric::shm::bulk::PeerPool;
+use crate::fabric::shm::execute::{Incoming, bad_ack};
+use crate::fabric::shm::grants::MAX_GRANTS;
+use crate::fabric::shm::lane::Lane;
+use crate::fabric::shm::liveness::Watch;
+use crate::fabric::shm::loans::borrowed::LeaseTable;
+use crate::fabric::shm::loans::lent::Loans;
+use crate::fabric::shm::loans::orphans::{Limbo, Stray};
+use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::memory::ring::{Consumer, PAYLOAD_BYTES, Producer};
+use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
+use crate::fabric::shm::memory::state;
+use crate::fabric::shm::wakeup::announcer::Announcer;
+use crate::fabric::shm::wakeup::doorbells::{OwnDoorbell, PeerDoorbells};
+use crate::fabric::shm::wakeup::idle::{self, Bellpull};
 use crate::fabric::{
     Allowance, Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId,
 };
@@ -166,12 +166,12 @@ impl Link {
         for lane in &mut self.lanes {
             lane.tell();
         }
-        cold::mark(&self.state, pull);
+        idle::mark(&self.state, pull);
     }
 
     /// The peer need not ring any more: the port looks at the link in each poll.
     pub(super) fn unmark(&mut self) {
-        cold::unmark(&self.state);
+        idle::unmark(&self.state);
         self.stirred = true;
     }
 

@@ -13,89 +13,68 @@
 //! a rule costs it the link and this process nothing. In steady state there is no system call, lock,
 //! allocation or log on the way of a byte.
 //!
-//! | file | |
+//! | module | |
 //! |---|---|
-//! | `words`, `segment`, `layout` | shared memory as words, and where things are in it |
-//! | `ring`, `slot`, `lease`, `state` | what is said through it |
-//! | `cold`, `doorbell`, `doorbells`, `announcer`, `fence`, `sleeper` | what is said to those who don't look |
-//! | `grants`, `bulk`, `lazy`, `borrow`, `estates`, `reads` | memory: who may touch what, and for how long it is held |
-//! | `lane`, `incoming`, `post`, `link`, `limbo`, `attached`, `port` | what is done |
-//! | `address`, `hello`, `socket`, `handshake`, `known`, `watch` | how a link is made, and how a death is told |
+//! | `memory` | shared words, segments and their layout, rings, orders in slots, the link state |
+//! | `wakeup` | idle marks, doorbells, heavy barriers, sleeping |
+//! | `connect` | addresses, hellos, the handshake over a Unix socket |
+//! | `grants`, `bulk`, `regions`, `reads` | what a peer may touch of this process's memory, and where its bytes are |
+//! | `loans` | tensors lent and borrowed, and what becomes of them when links or processes end |
+//! | `lane`, `execute`, `post`, `link`, `links`, `port` | posting, executing the peer's orders, polling |
+//! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
 //! What a link costs: no file descriptor once it is connected; two mappings; on each side two segments of 4 KiB and
 //! 256 bytes for each slot of each lane, its own and the peer's. What a peer's process costs, however many links there
 //! are to it: its pidfd, its pool's descriptor until that is mapped, and 64 KiB for its doorbells. While two
 //! halves shake hands, each has about eight descriptors. A port takes 4096 links, a fabric has 64 ports.
 
-mod address;
-mod announcer;
-mod attached;
-mod borrow;
 mod bulk;
-mod cold;
-mod doorbell;
-mod doorbells;
-mod estates;
-mod fence;
-#[cfg(fuzzing)]
-#[doc(hidden)]
-pub mod fuzzing;
+mod connect;
+mod execute;
+mod file_cache;
 mod grants;
-mod handshake;
-mod hello;
-mod incoming;
-mod known;
 mod lane;
-mod layout;
-mod lazy;
-mod lease;
-mod limbo;
 mod link;
+mod links;
+mod liveness;
+mod loans;
+mod memory;
 mod port;
 mod post;
 mod reads;
-mod ring;
-#[cfg(any(test, fuzzing))]
-mod rogue;
-mod segment;
-#[cfg(any(test, fuzzing))]
-mod siege;
-mod sleeper;
-mod slot;
-mod socket;
-mod state;
-#[cfg(test)]
-mod test_handshake;
-#[cfg(test)]
-mod test_rogue;
+mod regions;
 #[cfg(any(test, fuzzing))]
 mod testing;
-mod watch;
-mod words;
+mod wakeup;
 
 pub use port::{ShmLink, ShmPort};
-pub use sleeper::ShmSleeper;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use testing::fuzz;
+pub use wakeup::sleeper::ShmSleeper;
 
 use super::{
     Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, LoanBooks, Role, TICKS_PER_GRACE,
 };
 use crate::memory::Pool;
-use address::{Address, Host, Token};
 use bulk::PeerPool;
-use doorbells::{Doorbells, PeerDoorbells};
-use estates::{Estates, Process};
-use handshake::{Peer, Side};
-use known::Known;
-use layout::Layout;
-use lazy::LazyRegion;
-use limbo::Limbo;
+use connect::address::{self, Address, Host, Token};
+use connect::handshake::{self, Peer, Side};
+use connect::socket::{self, Deadline};
+use file_cache::Known;
 use link::{Link, Parts};
+use liveness::OneWatcher;
+use loans::orphans::Limbo;
+use loans::reclaim::{Estates, Process};
+use memory::layout::Layout;
+use memory::ring;
+use memory::segment::{OwnSegment, PeerSegment};
+use memory::state;
+use regions::LazyRegion;
 use rustix::fd::{AsFd, OwnedFd};
-use segment::{OwnSegment, PeerSegment};
-use socket::Deadline;
 use std::sync::Arc;
 use std::time::Duration;
-use watch::OneWatcher;
+use wakeup::doorbells::{self, Doorbells, PeerDoorbells};
 
 /// What a fabric is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +155,7 @@ impl ShmFabric {
             uid: rustix::process::geteuid().as_raw(),
             limbo: Arc::default(),
             doorbells: Arc::new(Doorbells::new()?),
-            fenced: fence::join(),
+            fenced: wakeup::fence::join(),
             peer_doorbells: Known::default(),
             peer_regions: Known::default(),
         };

@@ -1,10 +1,10 @@
 //! The links that one poller owns.
 
 use super::Shared;
-use super::attached::Attached;
-use super::doorbells::OwnDoorbell;
-use super::link::Link;
-use super::sleeper::ShmSleeper;
+use crate::fabric::shm::link::Link;
+use crate::fabric::shm::links::Attached;
+use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
+use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
 use crate::fabric::{
     Allowance, Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError,
 };

@@ -1,13 +1,13 @@
 //! What the owner of a link asks of it: every operation of [`Port`](crate::fabric::Port) that is not a poll.
 
-use super::bulk::source;
-use super::grants::Held;
-use super::incoming::bad_ack;
-use super::lane::Lane;
-use super::link::{Link, Loan};
-use super::reads::Read;
-use super::ring::PAYLOAD_BYTES;
-use super::slot::{Order, Source, Target};
+use crate::fabric::shm::bulk::source;
+use crate::fabric::shm::execute::bad_ack;
+use crate::fabric::shm::grants::Held;
+use crate::fabric::shm::lane::Lane;
+use crate::fabric::shm::link::{Link, Loan};
+use crate::fabric::shm::memory::order::{Order, Source, Target};
+use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
+use crate::fabric::shm::reads::Read;
 use crate::fabric::{Allowance, Lane as LaneId, OpId, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};

@@ -1,7 +1,7 @@
 //! Reads: those that this side waits for, and those of the peer that it has yet to answer.
 
-use super::slot::{Source, Ticket};
 use crate::fabric::OpId;
+use crate::fabric::shm::memory::order::{Source, Ticket};
 use crate::memory::{Tensor, TensorMut};
 use std::collections::VecDeque;
 

@@ -1,12 +1,12 @@
 //! Tests of this room's parts together.
 
 mod foreign;
-mod kept;
-mod lent;
+mod leaked;
+mod loan;
 mod pool;
 mod region;
+mod relocated;
 mod ring;
-mod surrendered;
 mod tensor;
 
 use super::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};

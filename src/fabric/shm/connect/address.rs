@@ -1,0 +1,228 @@
+//! The address of a half: opaque to everyone but the other half.
+
+use crate::fabric::{FabricError, FabricKind};
+use rustix::net::SocketAddrUnix;
+use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
+
+/// Version of the address, the handshake and the segment's layout. They change together.
+pub(crate) const VERSION: u16 = 2;
+
+const MAGIC: [u8; 8] = *b"twshmadr";
+const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;
+
+/// A random name that nobody can guess: proof of having been told the address.
+pub(crate) type Token = [u8; 16];
+
+/// Which host, seen from a process: two processes with the same can reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// The kernel draws a new one at each boot.
+    boot: [u8; 16],
+    /// The network namespace, within which abstract socket names are known.
+    network: u64,
+}
+
+/// Where a half can be reached, and whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub host: Host,
+    pub uid: u32,
+    pub pid: u32,
+    pub token: Token,
+}
+
+impl Host {
+    /// The host of this process.
+    ///
+    /// # Errors
+    /// If `/proc` is not there.
+    pub(crate) fn here() -> Result<Self, FabricError> {
+        let os = |path: &'static str| {
+            move |source| FabricError::Os {
+                fabric: FabricKind::Shm,
+                tried: format!("reading {path}"),
+                remedy: "mount /proc, or raise the limit of open files if there are too many",
+                source,
+            }
+        };
+        const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+        const NETWORK: &str = "/proc/self/ns/net";
+        let text = std::fs::read_to_string(BOOT).map_err(os(BOOT))?;
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        let boot = u128::from_str_radix(&digits, 16)
+            .map_err(|e| os(BOOT)(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
+        let network = std::fs::metadata(NETWORK).map_err(os(NETWORK))?.ino();
+        Ok(Host { boot: boot.to_be_bytes(), network })
+    }
+}
+
+/// A fresh token.
+///
+/// # Errors
+/// If the kernel has no random numbers.
+pub(crate) fn draw_token() -> Result<Token, FabricError> {
+    let mut token = [0; 16];
+    getrandom::fill(&mut token).map_err(|error| FabricError::Os {
+        fabric: FabricKind::Shm,
+        tried: "drawing a random socket name".into(),
+        remedy: "let the process call getrandom(2)",
+        source: error
+            .raw_os_error()
+            .map_or_else(|| std::io::Error::other(error.to_string()), std::io::Error::from_raw_os_error),
+    })?;
+    Ok(token)
+}
+
+impl Address {
+    /// The bytes that travel.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(BYTES);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(self.host.boot);
+        bytes.extend(self.host.network.to_le_bytes());
+        bytes.extend(self.uid.to_le_bytes());
+        bytes.extend(self.pid.to_le_bytes());
+        bytes.extend(self.token);
+        bytes
+    }
+
+    /// Reads an address that a peer has sent.
+    ///
+    /// # Errors
+    /// If it is none of this version.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
+        let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
+        let mut reader = Reader(bytes);
+        if reader.take::<8>() != Some(MAGIC) {
+            return refuse(format!("its address of {} bytes is not one of this fabric", bytes.len()));
+        }
+        match reader.take().map(u16::from_le_bytes) {
+            Some(VERSION) => {}
+            version => {
+                return refuse(format!(
+                    "its address has version {}, this side speaks {VERSION}: run the same release on both",
+                    version.unwrap_or(0)
+                ));
+            }
+        }
+        reader.address().ok_or(()).or_else(|()| {
+            refuse(format!("its address has {} bytes, version {VERSION} has {BYTES}", bytes.len()))
+        })
+    }
+
+    /// Whether the process behind this address can be reached from `here`, by a process of user `uid`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check_reachable(&self, here: Host, uid: u32) -> Result<(), FabricError> {
+        let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
+        if self.host.boot != here.boot {
+            return refuse("it runs on another host: use a fabric that crosses hosts".into());
+        }
+        if self.host.network != here.network {
+            return refuse(format!(
+                "it is in network namespace {}, this process in {}: run both in the same one",
+                self.host.network, here.network
+            ));
+        }
+        check_uid(self.uid, uid).or_else(refuse)
+    }
+
+    /// The name of the half's socket. It is abstract: it vanishes with the process.
+    pub(crate) fn socket_name(&self) -> Result<SocketAddrUnix, rustix::io::Errno> {
+        let mut name = String::from("tensorwire-shm-");
+        for byte in self.token {
+            let _ = write!(name, "{byte:02x}"); // writing to a string can't fail
+        }
+        SocketAddrUnix::new_abstract_name(name.as_bytes())
+    }
+}
+
+/// Whether a process of user `theirs` may share memory with one of user `ours`.
+///
+/// # Errors
+/// If not, with both users.
+pub(crate) fn check_uid(theirs: u32, ours: u32) -> Result<(), String> {
+    if theirs == ours {
+        return Ok(());
+    }
+    Err(format!("it runs as user {theirs}, this process as user {ours}: run both as the same user"))
+}
+
+/// Takes integers off the front of a peer's bytes.
+pub(crate) struct Reader<'a>(pub &'a [u8]);
+
+impl Reader<'_> {
+    /// The next `N` bytes, if there are as many.
+    pub(crate) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    /// An address behind magic and version, which must end the bytes.
+    fn address(&mut self) -> Option<Address> {
+        let host = Host { boot: self.take()?, network: u64::from_le_bytes(self.take()?) };
+        let uid = u32::from_le_bytes(self.take()?);
+        let pid = u32::from_le_bytes(self.take()?);
+        let token = self.take()?;
+        self.0.is_empty().then_some(Address { host, uid, pid, token })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address() -> Address {
+        let host = Host { boot: [7; 16], network: 42 };
+        Address { host, uid: 1000, pid: 4711, token: [9; 16] }
+    }
+
+    fn why(result: Result<impl std::fmt::Debug, FabricError>) -> String {
+        result.expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn an_address_comes_back() {
+        let bytes = address().to_bytes();
+        assert_eq!(bytes.len(), BYTES);
+        assert_eq!(Address::from_bytes(&bytes).expect("valid"), address());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_come_back(tail in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let mut bytes = address().to_bytes();
+            bytes.truncate(10);
+            bytes.extend(tail);
+            if let Ok(address) = Address::from_bytes(&bytes) {
+                prop_assert_eq!(address.to_bytes(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn another_version_and_foreign_bytes_are_refused_by_name() {
+        let mut bytes = address().to_bytes();
+        bytes[8] = 9;
+        assert!(why(Address::from_bytes(&bytes)).contains("version 9"));
+        assert!(why(Address::from_bytes(b"tcp://there")).contains("not one of this fabric"));
+        assert!(why(Address::from_bytes(&address().to_bytes()[..40])).contains("40 bytes"));
+    }
+
+    #[test]
+    fn another_host_namespace_or_user_is_refused_by_name() {
+        let here = address().host;
+        assert!(address().check_reachable(here, 1000).is_ok());
+        let other = Host { boot: [8; 16], ..here };
+        assert!(why(address().check_reachable(other, 1000)).contains("another host"));
+        let other = Host { network: 43, ..here };
+        assert!(why(address().check_reachable(other, 1000)).contains("namespace 42"));
+        let text = why(address().check_reachable(here, 7));
+        assert!(text.contains("user 1000") && text.contains("user 7"), "{text}");
+    }
+}

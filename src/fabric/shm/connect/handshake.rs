@@ -1,0 +1,295 @@
+//! How two halves become a link: they check each other, then swap hellos and the files of their memory.
+//!
+//! Initiator: hello. Acceptor: its own hello, or a refusal. Initiator: ready, or a refusal. What an honest
+//! peer could have got wrong (lanes, depth, generation) ends the handshake on both sides at once, with both values;
+//! whoever else comes to an acceptor is turned away, and the acceptor waits on.
+
+use super::address::{Address, Token, check_uid};
+use super::hello::{Hello, Message};
+use super::socket::{self, Deadline};
+use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::memory::segment::SharedSegment;
+use crate::fabric::shm::wakeup::doorbells;
+use crate::fabric::{FabricError, FabricKind, LinkOptions};
+use crate::memory::verify_seals;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Peers that may be between knocking and their last message, at most.
+const MAX_GUESTS: usize = 8;
+
+/// This side, as the peer will see it.
+pub(crate) struct Side<'a> {
+    pub options: &'a LinkOptions,
+    pub layout: &'a Layout,
+    pub token: Token,
+    pub uid: u32,
+    pub segment: BorrowedFd<'a>,
+    pub doorbells: BorrowedFd<'a>,
+    pub fenced: bool,
+    /// Number, bytes and file of each region of the pool.
+    pub regions: Vec<(u16, u64, BorrowedFd<'a>)>,
+}
+
+/// The other side, checked. Nothing is mapped yet.
+pub(crate) struct Peer {
+    pub pid: u32,
+    /// A pidfd.
+    pub process: OwnedFd,
+    pub segment: OwnedFd,
+    pub doorbells: OwnedFd,
+    pub fenced: bool,
+    /// Number, bytes and file of each region of its pool.
+    pub regions: Vec<(u16, u64, OwnedFd)>,
+}
+
+/// Why a guest is turned away.
+enum Refusal {
+    /// It is the expected peer, and the two can't agree.
+    Final(String),
+    /// It may be anybody.
+    Guest(String),
+}
+
+fn refused(why: String) -> FabricError {
+    FabricError::Peer { fabric: FabricKind::Shm, why }
+}
+
+fn os(tried: &'static str, remedy: &'static str) -> impl Fn(Errno) -> FabricError {
+    move |error| FabricError::Os {
+        fabric: FabricKind::Shm,
+        tried: tried.into(),
+        remedy,
+        source: error.into(),
+    }
+}
+
+fn timeout(tried: &str, deadline: Deadline) -> FabricError {
+    FabricError::Timeout { fabric: FabricKind::Shm, tried: tried.into(), after: deadline.after }
+}
+
+/// Reaches out to the half at `address`.
+///
+/// # Errors
+/// If it is not there, not in time, or either side refuses the other.
+pub(crate) fn reach(side: &Side<'_>, address: &Address, deadline: Deadline) -> Result<Peer, FabricError> {
+    const CONNECT: &str = "connecting to the peer's socket";
+    let name = address.socket_name().map_err(os(CONNECT, "report this: the name is always valid"))?;
+    let socket = match socket::knock(&name, deadline) {
+        Ok(socket) => socket,
+        Err(Errno::AGAIN) => return Err(timeout(CONNECT, deadline)),
+        Err(error) => {
+            return Err(
+                os(CONNECT, "if the peer's process has ended, or has given its half up, start over")(error),
+            );
+        }
+    };
+    let (pid, process) = identify(socket.as_fd(), side, address).map_err(refused)?;
+    let talk = os("talking to the peer", "if the peer's process has ended, start over");
+    socket::send(&socket, &side.hello(address), &side.files()).map_err(&talk)?;
+    if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(&talk)? {
+        return Err(timeout("waiting for the peer's hello", deadline));
+    }
+    let peer = match socket::receive(&socket).map_err(refused)? {
+        (Message::Hello(hello), files) => side.judge(hello, files, address, pid, process),
+        (Message::Refused(why), _) => return Err(refused(format!("it refused this side: {why}"))),
+        (Message::Ready, _) => Err(Refusal::Guest("it was ready before its hello".into())),
+    };
+    match peer {
+        Ok(peer) => {
+            socket::send(&socket, &Message::Ready, &[]).map_err(&talk)?;
+            Ok(peer)
+        }
+        Err(Refusal::Final(why) | Refusal::Guest(why)) => {
+            // The peer learns it from the end of the connection if not from this.
+            let _ = socket::send(&socket, &Message::Refused(why.clone()), &[]);
+            Err(refused(why))
+        }
+    }
+}
+
+/// Waits for the half at `address` to reach out to `listener`.
+///
+/// # Errors
+/// If it does not come in time, or either side refuses the other.
+pub(crate) fn accept(
+    side: &Side<'_>,
+    listener: &OwnedFd,
+    address: &Address,
+    deadline: Deadline,
+) -> Result<Peer, FabricError> {
+    let mut guests: Vec<Guest> = Vec::new();
+    let mut turned_away = None;
+    let process = process_of(address);
+    loop {
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        fds.extend(guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN)));
+        fds.extend(process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
+        let wait = os("waiting for the peer", "report this: the sockets are valid");
+        if !deadline.wait(&mut fds).map_err(wait)? {
+            return Err(nobody_came(turned_away, deadline));
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let has_died = process.is_some() && ready.last() == Some(&true);
+        // Backwards, so that those still to be looked at stay in their places.
+        for k in (0..guests.len()).rev().filter(|k| ready[k + 1]) {
+            match guests.swap_remove(k).listen_to(side, address) {
+                Ok(Progress::Waits(guest)) => guests.push(guest),
+                Ok(Progress::Ready(peer)) => return Ok(peer),
+                Err(Refusal::Final(why)) => return Err(refused(why)),
+                Err(Refusal::Guest(why)) => turned_away = Some(why),
+            }
+        }
+        if ready[0] {
+            match Guest::let_in(listener, side, address) {
+                Ok(None) => {}
+                Ok(Some(guest)) => guests.push(guest),
+                Err(Refusal::Final(why)) => return Err(refused(why)),
+                Err(Refusal::Guest(why)) => turned_away = Some(why),
+            }
+            if guests.len() > MAX_GUESTS {
+                guests.remove(0);
+            }
+        } else if has_died {
+            return Err(refused(format!("its process {} has ended", address.pid)));
+        }
+    }
+}
+
+/// The process that is to come, if it can be seen from here: seen from another PID namespace it can't.
+fn process_of(address: &Address) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(address.pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+fn nobody_came(turned_away: Option<String>, deadline: Deadline) -> FabricError {
+    match turned_away {
+        None => timeout("waiting for the peer to connect", deadline),
+        Some(why) => refused(format!("{why} (and nobody else came within {:?})", deadline.after)),
+    }
+}
+
+/// One who has knocked.
+struct Guest {
+    socket: OwnedFd,
+    state: State,
+}
+
+enum State {
+    /// No hello has come yet.
+    New { pid: u32, process: OwnedFd },
+    /// Its hello was good, and ours is on its way to it.
+    Known(Peer),
+}
+
+enum Progress {
+    Waits(Guest),
+    Ready(Peer),
+}
+
+impl Guest {
+    fn let_in(listener: &OwnedFd, side: &Side<'_>, address: &Address) -> Result<Option<Guest>, Refusal> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => socket,
+            // It is gone already, or a signal came: there is nothing to let in now.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
+            // This process lacks something, and would lack it again at once.
+            Err(error) => {
+                let why =
+                    format!("its connection could not be accepted ({error}): raise the limit of open files");
+                return Err(Refusal::Final(why));
+            }
+        };
+        let (pid, process) = identify(socket.as_fd(), side, address).map_err(Refusal::Guest)?;
+        Ok(Some(Guest { socket, state: State::New { pid, process } }))
+    }
+
+    fn listen_to(self, side: &Side<'_>, address: &Address) -> Result<Progress, Refusal> {
+        let (message, files) = socket::receive(&self.socket).map_err(Refusal::Guest)?;
+        match (self.state, message) {
+            (State::New { pid, process }, Message::Hello(hello)) => {
+                let peer = side.judge(hello, files, address, pid, process);
+                let answer = match &peer {
+                    Ok(_) => socket::send(&self.socket, &side.hello(address), &side.files()),
+                    Err(Refusal::Final(why) | Refusal::Guest(why)) => {
+                        socket::send(&self.socket, &Message::Refused(why.clone()), &[])
+                    }
+                };
+                let peer = peer?;
+                answer.map_err(|error| Refusal::Guest(format!("it can't be answered: {error}")))?;
+                Ok(Progress::Waits(Guest { socket: self.socket, state: State::Known(peer) }))
+            }
+            (State::Known(peer), Message::Ready) => Ok(Progress::Ready(peer)),
+            (State::Known(_), Message::Refused(why)) => {
+                Err(Refusal::Final(format!("it refused this side: {why}")))
+            }
+            _ => Err(Refusal::Guest("it sent a message out of turn".into())),
+        }
+    }
+}
+
+/// Whose process is at the other end; refused if it is another user's.
+fn identify(socket: BorrowedFd<'_>, side: &Side<'_>, address: &Address) -> Result<(u32, OwnedFd), String> {
+    let who =
+        socket::credentials(socket).map_err(|error| format!("the kernel does not say who it is: {error}"))?;
+    check_uid(who.uid, side.uid)?;
+    let process = socket::process(socket, who.pid)
+        .map_err(|error| format!("its process {} can't be watched: {error}", who.pid))?;
+    Ok((if who.pid == 0 { address.pid } else { who.pid }, process))
+}
+
+impl Side<'_> {
+    fn hello(&self, to: &Address) -> Message {
+        Message::Hello(Hello {
+            from: self.token,
+            to: to.token,
+            lanes: self.options.lanes,
+            depth: self.options.depth,
+            generation: self.options.generation,
+            fenced: self.fenced,
+            segment: self.layout.bytes() as u64,
+            regions: self.regions.iter().map(|(id, len, _)| (*id, *len)).collect(),
+        })
+    }
+
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        let regions = self.regions.iter().map(|(_, _, file)| *file);
+        [self.segment, self.doorbells].into_iter().chain(regions).collect()
+    }
+
+    /// Checks a hello and its files, term by term.
+    fn judge(
+        &self,
+        hello: Hello,
+        files: Vec<OwnedFd>,
+        address: &Address,
+        pid: u32,
+        process: OwnedFd,
+    ) -> Result<Peer, Refusal> {
+        if hello.to != self.token || hello.from != address.token {
+            return Err(Refusal::Guest("its hello is for or from another half".into()));
+        }
+        hello.check(self.options, self.layout).map_err(Refusal::Final)?;
+        if files.len() != hello.regions.len() + 2 {
+            let (have, want) = (files.len(), hello.regions.len() + 2);
+            return Err(Refusal::Guest(format!("it sent {have} files where its hello promises {want}")));
+        }
+        let mut files = files.into_iter();
+        let mut next = || files.next().ok_or_else(|| Refusal::Guest("a file is missing".into()));
+        let sealed = |file: OwnedFd, len: u64| {
+            verify_seals(&file, len).map(|_| file).map_err(|e| Refusal::Guest(e.to_string()))
+        };
+        let segment = sealed(next()?, hello.segment)?;
+        let doorbells = next()?;
+        SharedSegment::check(&doorbells, doorbells::BYTES).map_err(Refusal::Guest)?;
+        let mut regions = Vec::with_capacity(hello.regions.len());
+        for (id, len) in hello.regions {
+            regions.push((id, len, sealed(next()?, len)?));
+        }
+        Ok(Peer { pid, process, segment, doorbells, fenced: hello.fenced, regions })
+    }
+}

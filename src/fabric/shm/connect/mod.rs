@@ -1,0 +1,8 @@
+//! How two unconnected endpoints become a link: addresses, hello messages, sockets and the handshake.
+
+pub(crate) mod address;
+pub(crate) mod handshake;
+pub(crate) mod hello;
+pub(crate) mod socket;
+#[cfg(test)]
+mod tests;

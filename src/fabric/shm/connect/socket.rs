@@ -1,0 +1,196 @@
+//! The Unix socket of a half: messages that carry files, and who is at the other end.
+//!
+//! The sockets keep message boundaries (`SOCK_SEQPACKET`), so a message comes whole or not at all.
+#![allow(unsafe_code)]
+
+use super::hello::{MAX_BYTES, MAX_REGIONS, Message};
+use rustix::event::{PollFd, Timespec, poll};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+/// Files that one message carries, at most: more than an honest one has, so that one too many is seen.
+const MAX_FILES: usize = MAX_REGIONS + 3;
+
+/// Until when something may take.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    at: Option<Instant>,
+    /// How long it was, from the start.
+    pub after: Duration,
+}
+
+impl Deadline {
+    /// `after` from now. So far away that it can't be told means never.
+    pub(crate) fn after(after: Duration) -> Self {
+        Deadline { at: Instant::now().checked_add(after), after }
+    }
+
+    /// What is left of it; zero when it has passed, `None` if it never will.
+    fn left(self) -> Option<Duration> {
+        self.at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Sleeps until something can be read from one of these, or it has passed. `false` if it has.
+    pub(crate) fn wait(self, fds: &mut [PollFd<'_>]) -> rustix::io::Result<bool> {
+        loop {
+            let left = self.left().and_then(|left| Timespec::try_from(left).ok());
+            match poll(fds, left.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// A socket on which peers can knock.
+pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
+    let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, name)?;
+    rustix::net::listen(&socket, 8)?;
+    Ok(socket)
+}
+
+/// Knocks. Waits for room in the listener's queue, until the deadline: `AGAIN` then.
+pub(crate) fn knock(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::Result<OwnedFd> {
+    let socket = unix_socket(SocketFlags::CLOEXEC)?;
+    loop {
+        // A time-out of zero would mean none.
+        let left = deadline.left().map(|left| left.max(Duration::from_millis(1)));
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, left)?;
+        match rustix::net::connect(&socket, name) {
+            Err(Errno::INTR) => {}
+            other => return other.map(|()| socket),
+        }
+    }
+}
+
+fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Sends a message, with files.
+pub(crate) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    send_bytes(socket, &message.to_bytes(), files)
+}
+
+/// Sends bytes, with files.
+pub(crate) fn send_bytes(
+    socket: impl AsFd,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::TOOBIG);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    loop {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Takes the message that is there, with its files.
+///
+/// # Errors
+/// What is wrong with it, or that there is none.
+pub(crate) fn receive(socket: impl AsFd) -> Result<(Message, Vec<OwnedFd>), String> {
+    let mut bytes = [0; MAX_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = loop {
+        match rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            other => break other.map_err(|error| format!("its message can't be received: {error}"))?,
+        }
+    };
+    // Taken out at once, so that they are closed whatever else is wrong.
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(format!("it sent more than {MAX_FILES} files, or this process has no room for them"));
+    }
+    if got.flags.contains(ReturnFlags::TRUNC) {
+        return Err(format!("it sent a message of more than {MAX_BYTES} bytes"));
+    }
+    if got.bytes == 0 {
+        return Err("it hung up".into());
+    }
+    Ok((Message::from_bytes(&bytes[..got.bytes])?, files))
+}
+
+/// The process at the other end, as it was when it connected or began to listen.
+pub(crate) struct Credentials {
+    pub uid: u32,
+    /// 0 if it is in a process namespace that this process can't see into.
+    pub pid: u32,
+}
+
+/// Who is at the other end, as the kernel says.
+pub(crate) fn credentials(socket: BorrowedFd<'_>) -> rustix::io::Result<Credentials> {
+    // Not through rustix, whose process ids can't be 0.
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // SAFETY: a `ucred` is what SO_PEERCRED fills, and any bits are a value of it.
+    unsafe { socket_option(socket, libc::SO_PEERCRED, &mut who)? };
+    Ok(Credentials { uid: who.uid, pid: who.pid.unsigned_abs() })
+}
+
+/// A pidfd of the process at the other end.
+pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    // SAFETY: an `int` is what SO_PEERPIDFD fills, and any bits are a value of it.
+    match unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut fd) } {
+        // SAFETY: the kernel has just made this descriptor for this call.
+        Ok(()) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        // Before Linux 6.5. The process is at the other end of the handshake, so its id is not another's yet.
+        Err(Errno::NOPROTOOPT) => {
+            let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?;
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a socket option.
+///
+/// # Safety
+/// `T` must be the type that the option fills, or one for which any bits are a value.
+unsafe fn socket_option<T>(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    value: &mut T,
+) -> rustix::io::Result<()> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`, which has as many, and to `len`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            std::ptr::from_mut(value).cast(),
+            &mut len,
+        )
+    };
+    if rc == 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}

@@ -1,0 +1,314 @@
+//! Doing what the peer's slots ask for, after checking that it may be asked.
+
+use crate::fabric::shm::bulk::PeerPool;
+use crate::fabric::shm::grants::Grants;
+use crate::fabric::shm::lane::{Current, Lane};
+use crate::fabric::shm::loans::borrowed::LeaseTable;
+use crate::fabric::shm::memory::order::{Order, Source, Target, Ticket};
+use crate::fabric::shm::memory::ring::{BadAck, PAYLOAD_BYTES};
+use crate::fabric::shm::memory::segment::PeerWords;
+use crate::fabric::shm::memory::state;
+use crate::fabric::shm::reads::{Answer, Read};
+use crate::fabric::{Completions, Event, LinkFailure};
+use crate::memory::{Lease, LentBytes};
+use crate::wire::Immediate;
+use std::sync::Arc;
+
+/// Slots that one poll takes from a lane, at most.
+const POLL_SLOTS: u32 = 16;
+
+/// What the lanes of a link share when the peer's orders are carried out.
+pub(super) struct Incoming {
+    pub grants: Grants,
+    pub memory: PeerPool,
+    pub leases: Arc<LeaseTable>,
+    pub peer_state: PeerWords,
+    /// Bytes that one poll pulls for a lane, at most.
+    poll_bytes: u64,
+    message: [u8; PAYLOAD_BYTES],
+}
+
+/// How an order went.
+enum Step {
+    Done,
+    /// Its bulk needs another poll.
+    More,
+}
+
+/// The failure for a peer that broke a rule.
+#[cold]
+pub(super) fn broke(why: String) -> LinkFailure {
+    LinkFailure::Protocol(why)
+}
+
+/// The failure for a peer that says it has taken what was never sent.
+#[cold]
+pub(super) fn bad_ack(bad: BadAck) -> LinkFailure {
+    let BadAck { said, sent } = bad;
+    broke(format!("it says it has taken {said} slots, where {sent} were sent (both modulo 2^32)"))
+}
+
+impl Incoming {
+    /// Nothing granted, mapped or borrowed yet.
+    pub(super) fn new(memory: PeerPool, leases: LeaseTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
+        let (grants, leases) = (Grants::default(), Arc::new(leases));
+        memory.lends_through(&leases);
+        Incoming { grants, memory, leases, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
+    }
+
+    /// Takes what has come on a lane, a bounded amount. Returns whether anything had.
+    #[inline]
+    pub(super) fn poll(&mut self, lane: &mut Lane, out: &mut Completions) -> Result<bool, LinkFailure> {
+        let Some(ack) = lane.inc.peek() else {
+            lane.tell();
+            return Ok(false);
+        };
+        self.take(lane, ack, out)?;
+        Ok(true)
+    }
+
+    fn take(&mut self, lane: &mut Lane, mut ack: u32, out: &mut Completions) -> Result<(), LinkFailure> {
+        if std::mem::take(&mut lane.replies) {
+            // What comes in turns will be replied to: the line for the reply is fetched meanwhile.
+            lane.out.prefetch();
+        }
+        let mut bytes = self.poll_bytes;
+        let mut told = false;
+        for _ in 0..POLL_SLOTS {
+            lane.acknowledge(ack, out).map_err(bad_ack)?;
+            match self.carry_out(lane, &mut bytes, out)? {
+                Step::More => break,
+                Step::Done => told |= lane.inc.advance(),
+            }
+            match lane.inc.peek() {
+                Some(next) => ack = next,
+                None => break,
+            }
+        }
+        if told {
+            lane.announcer.announce();
+        }
+        lane.post_answers().map_err(bad_ack)
+    }
+
+    #[inline]
+    fn carry_out(
+        &mut self,
+        lane: &mut Lane,
+        bytes: &mut u64,
+        out: &mut Completions,
+    ) -> Result<Step, LinkFailure> {
+        if let Some(current) = lane.current {
+            return self.carry_out_bulk(lane, current, bytes, out);
+        }
+        let order = Order::from_words(lane.inc.header(), || lane.inc.words()).map_err(broke)?;
+        match order {
+            Order::Send { len } => {
+                receive(lane)?;
+                let message = &mut self.message[..len];
+                lane.inc.payload(message);
+                out.push_message(lane.link, lane.id, message);
+                Ok(Step::Done)
+            }
+            Order::WriteInline { len, target, immediate } => {
+                self.write_inline(lane, len, target, immediate, out)?;
+                Ok(Step::Done)
+            }
+            order => self.carry_out_bulk(lane, Current { order, pulled: 0 }, bytes, out),
+        }
+    }
+
+    /// As [`Incoming::carry_out`], for what is not in the slot itself.
+    #[inline(never)] // keeps the way of the small orders short
+    fn carry_out_bulk(
+        &mut self,
+        lane: &mut Lane,
+        current: Current,
+        bytes: &mut u64,
+        out: &mut Completions,
+    ) -> Result<Step, LinkFailure> {
+        lane.current = None;
+        match current.order {
+            Order::Write { source, target, immediate } => {
+                return self.write(lane, current, (source, target, immediate), bytes, out);
+            }
+            Order::Lend { source, index, number, immediate } => {
+                self.borrow(lane, source, (index, number), immediate, out)?;
+            }
+            Order::Read { exposed, len, ticket } => self.read(lane, exposed, len, ticket)?,
+            Order::Answer { source, ticket } => {
+                return self.answered(lane, current, source, ticket, bytes, out);
+            }
+            Order::Send { .. } | Order::WriteInline { .. } => {}
+        }
+        Ok(Step::Done)
+    }
+
+    #[inline]
+    fn write_inline(
+        &mut self,
+        lane: &mut Lane,
+        len: usize,
+        target: Target,
+        immediate: Option<Immediate>,
+        out: &mut Completions,
+    ) -> Result<(), LinkFailure> {
+        may_receive(lane, immediate)?;
+        if len > 0 {
+            lane.inc.payload(self.grants.writable(target, len as u64).map_err(broke)?);
+        }
+        landed(lane, len as u64, immediate, out)
+    }
+
+    fn write(
+        &mut self,
+        lane: &mut Lane,
+        current: Current,
+        (source, target, immediate): (Source, Target, Option<Immediate>),
+        bytes: &mut u64,
+        out: &mut Completions,
+    ) -> Result<Step, LinkFailure> {
+        may_receive(lane, immediate)?;
+        if source.len > 0 {
+            let room = self.grants.writable(target, source.len).map_err(broke)?;
+            if !pull(&self.memory, &mut lane.current, current, source, room, bytes).map_err(broke)? {
+                return Ok(Step::More);
+            }
+            self.peer_kept_its_word()?;
+        }
+        landed(lane, source.len, immediate, out)?;
+        Ok(Step::Done)
+    }
+
+    fn borrow(
+        &mut self,
+        lane: &mut Lane,
+        source: Source,
+        (place, number): (u64, u64),
+        immediate: Immediate,
+        out: &mut Completions,
+    ) -> Result<(), LinkFailure> {
+        receive(lane)?;
+        let Source { region: id, offset, len } = source;
+        let region = Arc::clone(self.memory.region(id, len == 0).map_err(broke)?);
+        let (have, offset) = (region.len(), if len == 0 { 0 } else { offset });
+        let place = self.leases.take(place, number, (&region, offset, len)).map_err(broke)?;
+        let lease = Lease::new(Arc::clone(&self.leases) as _, place);
+        let Some(bytes) = LentBytes::new(region, offset, len, lease) else {
+            return Err(broke(format!(
+                "it lent {len} bytes at {offset} of its region {id}, which has {have}"
+            )));
+        };
+        out.push(lane.link, lane.id, Event::Lent { immediate, bytes });
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        lane: &mut Lane,
+        exposed: Target,
+        len: u64,
+        ticket: Ticket,
+    ) -> Result<(), LinkFailure> {
+        let (source, tensor) = if len == 0 {
+            (Source { region: 0, offset: 0, len }, None)
+        } else {
+            let tensor = self.grants.readable(exposed, len).map_err(broke)?.clone();
+            (Source { region: exposed.region, offset: exposed.offset, len }, Some(tensor))
+        };
+        lane.answers.add(Answer { source, ticket, tensor }).map_err(broke)
+    }
+
+    fn answered(
+        &mut self,
+        lane: &mut Lane,
+        current: Current,
+        source: Source,
+        ticket: Ticket,
+        bytes: &mut u64,
+        out: &mut Completions,
+    ) -> Result<Step, LinkFailure> {
+        let Some(read) = lane.reads.get(ticket) else {
+            let Ticket { index, number } = ticket;
+            return Err(broke(format!("it answered read {number} in place {index}, which is not under way")));
+        };
+        if source.len != read.len {
+            let (asked, got) = (read.len, source.len);
+            return Err(broke(format!("it answered a read of {asked} bytes with {got}")));
+        }
+        if source.len > 0 {
+            let room = &mut read.target.bytes_mut()[..source.len as usize];
+            let pulled = pull(&self.memory, &mut lane.current, current, source, room, bytes);
+            if !pulled.map_err(broke)? {
+                return Ok(Step::More);
+            }
+            self.peer_kept_its_word()?;
+        }
+        if let Some(Read { id, target, .. }) = lane.reads.take(ticket) {
+            out.push(lane.link, lane.id, Event::ReadDone { id, target });
+        }
+        Ok(Step::Done)
+    }
+
+    /// Whether the peer still took part after its memory was read: only then were the bytes good.
+    fn peer_kept_its_word(&self) -> Result<(), LinkFailure> {
+        state::after_pulling(&self.peer_state).map_or(Ok(()), Err)
+    }
+}
+
+/// Pulls what is left of bulk into `room`, which is for the whole of it, at most `bytes` bytes. Returns whether that
+/// was the rest; if not, it goes on where `waiting` says.
+fn pull(
+    memory: &PeerPool,
+    waiting: &mut Option<Current>,
+    current: Current,
+    source: Source,
+    room: &mut [u8],
+    bytes: &mut u64,
+) -> Result<bool, String> {
+    let left = source.len - current.pulled;
+    let now = left.min(*bytes);
+    *bytes -= now;
+    let start = current.pulled as usize;
+    memory.pull(source, current.pulled, &mut room[start..start + now as usize])?;
+    if now < left {
+        *waiting = Some(Current { pulled: current.pulled + now, ..current });
+    }
+    Ok(now == left)
+}
+
+/// Consumes a posted receive.
+#[inline]
+fn receive(lane: &mut Lane) -> Result<(), LinkFailure> {
+    match lane.posted.checked_sub(1) {
+        Some(left) => {
+            lane.posted = left;
+            Ok(())
+        }
+        None => Err(LinkFailure::NoReceive { lane: lane.id.0 }),
+    }
+}
+
+/// Whether there is a receive for an immediate; asked before anything is written.
+#[inline]
+fn may_receive(lane: &Lane, immediate: Option<Immediate>) -> Result<(), LinkFailure> {
+    if immediate.is_some() && lane.posted == 0 {
+        return Err(LinkFailure::NoReceive { lane: lane.id.0 });
+    }
+    Ok(())
+}
+
+/// A write is there in whole: tells it if it has an immediate.
+#[inline]
+fn landed(
+    lane: &mut Lane,
+    bytes: u64,
+    immediate: Option<Immediate>,
+    out: &mut Completions,
+) -> Result<(), LinkFailure> {
+    if let Some(immediate) = immediate {
+        receive(lane)?;
+        out.push(lane.link, lane.id, Event::Immediate { immediate, bytes });
+    }
+    Ok(())
+}

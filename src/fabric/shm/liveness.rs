@@ -1,0 +1,434 @@
+//! Tells the death of a peer's process: one thread for all links of a fabric, asleep until one dies.
+//!
+//! It waits on the peers' pidfds, one for each process, however many links there are to it. (The end of a socket
+//! would be no proof: a forked child keeps sockets open.) A poller only looks at a word in this process's memory, so
+//! the data path makes no system call for it; for one that does not look it rings the doorbell.
+//!
+//! A timer has it count loans that are overdue, and have a second thread see to what dead peers have left.
+#![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
+
+use crate::fabric::shm::loans::reclaim::Estates;
+use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
+use crate::fabric::{FabricError, FabricKind};
+use crate::memory::Home;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The event of the eventfd that ends the thread; processes count from 1.
+const STOP: u64 = 0;
+/// The event of the timer.
+const TICK: u64 = u64::MAX;
+/// Ticks that are made up for, if the thread was late.
+const MAX_TICKS: u64 = 16;
+
+/// The watcher of one fabric. Its thread ends when the last holder lets go of it.
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The watcher of a fabric, which the first link starts.
+pub(super) struct OneWatcher {
+    watcher: Mutex<Held>,
+    period: Duration,
+    estates: Arc<Estates>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// Kept, until a port is dropped.
+    kept: Option<Arc<Watcher>>,
+    /// The last one, which links may keep: a second beside it would tick the same books.
+    last: Weak<Watcher>,
+}
+
+struct Shared {
+    /// A forked child has the same epoll and eventfd, and must not touch them.
+    home: Home,
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    timer: OwnedFd,
+    estates: Arc<Estates>,
+    /// Settles estates, when there are some.
+    keeper: Mutex<Option<JoinHandle<()>>>,
+    watched: Mutex<Watched>,
+}
+
+#[derive(Default)]
+struct Watched {
+    last: u64,
+    processes: HashMap<u64, Process>,
+}
+
+/// A process that lives, as far as is known.
+struct Process {
+    /// 0 if it can't be seen from here: then each link has its own.
+    pid: u32,
+    pidfd: Arc<OwnedFd>,
+    dead: Arc<AtomicBool>,
+    /// Which doorbell to ring, for each watch on it.
+    watches: HashMap<u64, Option<Bell>>,
+}
+
+/// A doorbell and the place to ring.
+type Bell = (Arc<OwnDoorbell>, usize);
+
+/// A link's watch on a process; given up on drop.
+pub(super) struct Watch {
+    watcher: Arc<Watcher>,
+    process: u64,
+    id: u64,
+    dead: Arc<AtomicBool>,
+}
+
+fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
+    move |error| FabricError::Os {
+        fabric: FabricKind::Shm,
+        tried: tried.into(),
+        remedy: "raise the limits of open files, threads and epoll watches",
+        source: error.into(),
+    }
+}
+
+impl OneWatcher {
+    /// None yet. It will have the estates tick with this period.
+    pub(super) fn new(period: Duration, estates: Arc<Estates>) -> Self {
+        OneWatcher { watcher: Mutex::default(), period, estates }
+    }
+
+    /// The watcher, started if there is none yet.
+    pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
+        let mut held = self.held();
+        let watcher = match held.last.upgrade() {
+            Some(watcher) => watcher,
+            None => Arc::new(Watcher::start(self.period, Arc::clone(&self.estates))?),
+        };
+        *held = Held { kept: Some(Arc::clone(&watcher)), last: Arc::downgrade(&watcher) };
+        Ok(watcher)
+    }
+
+    /// Lets go of it: it ends with the links that need it, and a later link takes it up again, or starts another.
+    pub(super) fn let_go(&self) {
+        let kept = self.held().kept.take();
+        // Without the lock: the end of its thread is waited for.
+        drop(kept);
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watcher {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If descriptors or the thread can't be had.
+    pub(super) fn start(period: Duration, estates: Arc<Estates>) -> Result<Self, FabricError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("making an epoll"))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
+            .map_err(os("watching an eventfd"))?;
+        let timer = timer(period).map_err(os("making a timer"))?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TICK), epoll::EventFlags::IN)
+            .map_err(os("watching a timer"))?;
+        let (home, watched) = (Home::here(), Mutex::default());
+        let keeper = Mutex::default();
+        let shared = Arc::new(Shared { home, epoll, stop, timer, estates, keeper, watched });
+        let thread = std::thread::Builder::new()
+            .name("tw-shm-watch".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.run()
+            })
+            .map_err(|error| os("starting the thread tw-shm-watch")(errno(&error)))?;
+        Ok(Watcher { shared, thread: Some(thread) })
+    }
+
+    /// Watches the process of a pidfd, whose id is `pid`; 0 if it has none here.
+    ///
+    /// # Errors
+    /// If the kernel has no room for another watch.
+    pub(super) fn watch(self: &Arc<Self>, pidfd: Arc<OwnedFd>, pid: u32) -> Result<Watch, FabricError> {
+        let mut watched = self.shared.watched();
+        watched.last += 1;
+        let id = watched.last;
+        let process = match watched.living(pid) {
+            Some(process) => process,
+            None => {
+                let data = epoll::EventData::new_u64(id);
+                epoll::add(&self.shared.epoll, &pidfd, data, epoll::EventFlags::IN)
+                    .map_err(os("watching the peer's process"))?;
+                let (dead, watches) = (Arc::default(), HashMap::new());
+                watched.processes.insert(id, Process { pid, pidfd, dead, watches });
+                id
+            }
+        };
+        let dead = watched.processes.get_mut(&process).map(|process| {
+            process.watches.insert(id, None);
+            Arc::clone(&process.dead)
+        });
+        drop(watched);
+        let dead = dead.unwrap_or_else(|| unreachable!("found or inserted under the same lock"));
+        Ok(Watch { watcher: Arc::clone(self), process, id, dead })
+    }
+}
+
+impl Watched {
+    /// A process with this id that is watched and lives. Its id can't be another's, so a pidfd that was made for
+    /// the id in its life is for the same process.
+    fn living(&self, pid: u32) -> Option<u64> {
+        let (number, process) = self.processes.iter().find(|(_, process)| process.pid == pid && pid != 0)?;
+        let mut fds = [PollFd::new(&process.pidfd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(0)).then_some(*number)
+    }
+}
+
+/// A timer that fires again and again.
+fn timer(period: Duration) -> rustix::io::Result<OwnedFd> {
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+    let period = Timespec::try_from(period).map_err(|_| rustix::io::Errno::INVAL)?;
+    let times = Itimerspec { it_interval: period, it_value: period };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times)?;
+    Ok(timer)
+}
+
+/// The system's number of an error, for `FabricError::Os`.
+fn errno(error: &std::io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
+}
+
+impl Shared {
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        // Nothing under this lock can leave it half done.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut events = [MaybeUninit::uninit(); 16];
+        loop {
+            let (ready, _) = match epoll::wait(&self.epoll, &mut events, None) {
+                Ok(ready) => ready,
+                Err(rustix::io::Errno::INTR) => continue,
+                // The epoll is ours and valid: there is no other error. Without it nothing can be watched.
+                Err(_) => return,
+            };
+            for event in ready {
+                match event.data.u64() {
+                    STOP => return,
+                    TICK => self.tick(),
+                    id => self.died(id),
+                }
+            }
+        }
+    }
+
+    fn tick(&self) {
+        let mut count = [0; 8];
+        // One that is not due after all has nothing to read.
+        if rustix::io::read(&self.timer, &mut count) == Ok(count.len()) {
+            let ticks = u64::from_ne_bytes(count).min(MAX_TICKS);
+            if (0..ticks).fold(false, |is_due, _| self.estates.tick() || is_due) {
+                self.settle();
+            }
+        }
+    }
+
+    /// Has what dead peers left settled by a thread of its own: it may take long, and the next death must be told at once.
+    fn settle(&self) {
+        let mut keeper = self.keeper();
+        if keeper.as_ref().is_none_or(JoinHandle::is_finished) {
+            let estates = Arc::clone(&self.estates);
+            let thread = std::thread::Builder::new().name("tw-shm-keep".into());
+            // Without a thread it is tried again with the next tick.
+            *keeper = thread.spawn(move || estates.settle()).ok();
+        }
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn died(&self, id: u64) {
+        let mut watched = self.watched();
+        // It may have been given up between the event and now.
+        if let Some(process) = watched.processes.remove(&id) {
+            let _ = epoll::delete(&self.epoll, &process.pidfd); // closing it would do as well
+            process.dead.store(true, Ordering::Release);
+            for (bell, place) in process.watches.into_values().flatten() {
+                bell.bell.ring(place);
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        if self.shared.home.is_left() {
+            return std::mem::forget(self.thread.take()); // it is the parent's
+        }
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic there has been reported by its hook
+        }
+        let keeper = self.shared.keeper().take();
+        if let Some(keeper) = keeper {
+            let _ = keeper.join();
+        }
+    }
+}
+
+impl Watch {
+    /// Whether the process has ended: one load. What it wrote before is visible then.
+    #[inline]
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Has a doorbell rung when the process ends.
+    pub(super) fn ring(&self, bell: Arc<OwnDoorbell>, place: usize) {
+        let mut watched = self.watcher.shared.watched();
+        match watched.processes.get_mut(&self.process) {
+            Some(process) => {
+                process.watches.insert(self.id, Some((bell, place)));
+            }
+            None => bell.bell.ring(place), // it has ended already
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let shared = &self.watcher.shared;
+        if shared.home.is_left() {
+            return;
+        }
+        let mut watched = shared.watched();
+        let Some(process) = watched.processes.get_mut(&self.process) else { return };
+        process.watches.remove(&self.id);
+        if process.watches.is_empty() {
+            let _ = epoll::delete(&shared.epoll, &process.pidfd); // closing it would do as well
+            watched.processes.remove(&self.process);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::LoanBooks;
+    use crate::fabric::Sleep;
+    use crate::fabric::shm::wakeup::doorbells::Doorbells;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::process::{Child, Command};
+    use std::time::Instant;
+
+    fn watcher() -> Arc<Watcher> {
+        let estates = Arc::new(Estates::new(Arc::new(LoanBooks::new(0))));
+        Arc::new(Watcher::start(Duration::from_secs(1), estates).expect("started"))
+    }
+
+    fn sleeper() -> (Child, Arc<OwnedFd>) {
+        let child = Command::new("sleep").arg("60").spawn().expect("sleep(1)");
+        let pid = Pid::from_raw(child.id() as i32).expect("a pid");
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
+        (child, Arc::new(pidfd))
+    }
+
+    #[test]
+    fn a_death_is_told_to_the_one_who_watches_and_to_nobody_else() {
+        let watcher = watcher();
+        let (mut first, first_fd) = sleeper();
+        let (mut second, second_fd) = sleeper();
+        let first_watch = watcher.watch(first_fd, first.id()).expect("watched");
+        let second_watch = watcher.watch(second_fd, second.id()).expect("watched");
+        assert!(!first_watch.is_dead());
+        first.kill().expect("killed");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !first_watch.is_dead() {
+            assert!(Instant::now() < deadline, "the death was not told within 5 s");
+            std::thread::yield_now();
+        }
+        assert!(!second_watch.is_dead());
+        second.kill().expect("killed");
+        let _ = (first.wait(), second.wait());
+    }
+
+    #[test]
+    fn the_thread_ends_with_its_last_holder() {
+        let watcher = watcher();
+        let shared = Arc::downgrade(&watcher.shared);
+        let (mut child, pidfd) = sleeper();
+        let watch = watcher.watch(pidfd, child.id()).expect("watched");
+        drop(watcher);
+        assert!(shared.upgrade().is_some(), "a watch keeps the thread");
+        drop(watch);
+        assert!(shared.upgrade().is_none(), "the thread, which held it too, has ended");
+        child.kill().expect("killed");
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn a_fabric_has_one_watcher_as_long_as_a_link_keeps_it() {
+        let estates = Arc::new(Estates::new(Arc::new(LoanBooks::new(0))));
+        let one = OneWatcher::new(Duration::from_secs(1), estates);
+        let (mut child, pidfd) = sleeper();
+        let first = one.get().expect("started");
+        let watch = first.watch(pidfd, child.id()).expect("watched");
+        let shared = Arc::downgrade(&first.shared);
+        drop(first);
+        one.let_go();
+        let again = one.get().expect("there is one");
+        assert!(Arc::ptr_eq(&again, &watch.watcher), "a second watcher beside the first");
+        drop((watch, again));
+        assert!(shared.upgrade().is_some(), "the fabric keeps it again");
+        one.let_go();
+        assert!(shared.upgrade().is_none(), "nobody needs it");
+        child.kill().expect("killed");
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn links_to_one_process_share_its_descriptor_and_each_has_its_doorbell_rung() {
+        let watcher = watcher();
+        let (mut child, pidfd) = sleeper();
+        let again = Arc::new(pidfd.try_clone().expect("room"));
+        let watches = [pidfd, again].map(|fd| watcher.watch(fd, child.id()).expect("watched"));
+        assert_eq!(watcher.shared.watched().processes.len(), 1);
+        let bell = Arc::new(Doorbells::new().expect("room")).take().expect("room");
+        for (place, watch) in watches.iter().enumerate() {
+            watch.ring(Arc::clone(&bell), 40 + place);
+        }
+        let seen = bell.bell.seen();
+        child.kill().expect("killed");
+        bell.bell.sleep(Sleep::Waiter, seen, Duration::from_secs(5));
+        let mut places = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while places.len() < 2 {
+            assert!(Instant::now() < deadline, "no ring within 5 s");
+            bell.bell.answer(|place| places.push(place));
+        }
+        places.sort_unstable();
+        assert!(watches.iter().all(Watch::is_dead));
+        // Too late to be told by the thread.
+        watches[0].ring(Arc::clone(&bell), 7);
+        bell.bell.answer(|place| places.push(place));
+        assert_eq!(places, [40, 41, 7]);
+        let _ = child.wait();
+        let (mut other, pidfd) = sleeper();
+        drop(watcher.watch(pidfd, other.id()).expect("watched"));
+        assert!(watcher.shared.watched().processes.is_empty());
+        other.kill().expect("killed");
+        let _ = other.wait();
+    }
+}

@@ -1,0 +1,87 @@
+//! The borrower's side of loans: places in this process's own lease table.
+
+use super::lent::give_back;
+use crate::fabric::shm::memory::segment::OwnWords;
+use crate::fabric::shm::memory::words::Load;
+use crate::fabric::shm::wakeup::announcer::Announcer;
+use crate::memory::{LeaseSink, PeerRegion};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// A place for a loan, and what is borrowed there.
+#[derive(Default)]
+struct Place {
+    /// The number of the loan that holds it; 0 if none does.
+    number: AtomicU64,
+    /// Which region of the peer's: the address of its mapping's owner.
+    region: AtomicUsize,
+    offset: AtomicU64,
+    len: AtomicU64,
+}
+
+/// This process's table of loans that it holds of the peer's. It outlives the link while one is held.
+pub(crate) struct LeaseTable {
+    words: OwnWords,
+    held: Box<[Place]>,
+    announcer: Announcer,
+}
+
+impl LeaseTable {
+    /// An empty table on these words of the own segment.
+    pub(crate) fn new(words: OwnWords, announcer: Announcer) -> Self {
+        let held = (0..words.len()).map(|_| Place::default()).collect();
+        LeaseTable { words, held, announcer }
+    }
+
+    /// Takes a place for a loan of the peer's, as the peer has numbered both: `len` bytes at `offset` of a region.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(crate) fn take(
+        &self,
+        place: u64,
+        number: u64,
+        (region, offset, len): (&PeerRegion, u64, u64),
+    ) -> Result<u32, String> {
+        let held = usize::try_from(place).ok().and_then(|place| self.held.get(place));
+        let Some(held) = held else {
+            return Err(format!("it lent into place {place} of a table of {}", self.held.len()));
+        };
+        if number == 0 {
+            return Err("it gave a loan the number 0".into());
+        }
+        // Acquire: the peer uses a place again only after it saw the give-back, which came after the place
+        // was cleared; so an honest peer's places are clear here.
+        if held.number.load(Ordering::Acquire) != 0 {
+            return Err(format!("it lent into place {place}, where another loan is still held"));
+        }
+        held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);
+        held.offset.store(offset, Ordering::Relaxed);
+        held.len.store(len, Ordering::Relaxed);
+        // Release: pairs with `held_in`, which looks at the rest then.
+        held.number.store(number, Ordering::Release);
+        Ok(place as u32)
+    }
+
+    /// Adds what is borrowed of a region, as offset and length. No link may lead to the region any more: then
+    /// places are only given back.
+    pub(crate) fn held_in(&self, region: &PeerRegion, spans: &mut Vec<(u64, u64)>) {
+        for place in &self.held {
+            let is_held = place.number.load(Ordering::Acquire) != 0;
+            if is_held && place.region.load(Ordering::Relaxed) == ptr::from_ref(region).addr() {
+                spans.push((place.offset.load(Ordering::Relaxed), place.len.load(Ordering::Relaxed)));
+            }
+        }
+    }
+}
+
+impl LeaseSink for LeaseTable {
+    fn give_back(&self, index: u32) {
+        let index = index as usize;
+        // Each lease was taken and is given back once. Relaxed: whoever hands a lease to another thread
+        // synchronises with it.
+        let number = self.held[index].number.swap(0, Ordering::AcqRel);
+        give_back(&self.words, index, number);
+        self.announcer.announce();
+    }
+}

@@ -1,0 +1,8 @@
+//! The memory that two processes share for a link: words, segments, and what the words mean.
+
+pub(crate) mod layout;
+pub(crate) mod order;
+pub(crate) mod ring;
+pub(crate) mod segment;
+pub(crate) mod state;
+pub(crate) mod words;

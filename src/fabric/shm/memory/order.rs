@@ -1,0 +1,273 @@
+//! What a slot says: the operations of the fabric as they travel, and the judgement of what a peer wrote.
+
+use super::ring::{HEADER_WORDS, PAYLOAD_BYTES};
+use crate::wire::{Grant, Immediate};
+
+const SEND: u8 = 1;
+const WRITE_INLINE: u8 = 2;
+const WRITE: u8 = 3;
+const LEND: u8 = 4;
+const READ: u8 = 5;
+const ANSWER: u8 = 6;
+
+const HAS_IMMEDIATE: u8 = 1;
+
+/// Words of the payload that describe bulk.
+pub(crate) const BODY_WORDS: usize = 4;
+
+/// A slot's header, term by term.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Header {
+    op: u8,
+    flags: u8,
+    /// Bytes of payload.
+    len: u16,
+    immediate: u32,
+    key: u32,
+    target_region: u16,
+    source_region: u16,
+    target_offset: u64,
+}
+
+/// Where bulk lies in the pool of the process that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub region: u16,
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// What a slot asks for. Lengths of payload are in range and immediates are known ones; regions, keys and
+/// bounds are not checked yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Deliver the payload as a message.
+    Send { len: usize },
+    /// Write the payload to a grant.
+    WriteInline { len: usize, target: Target, immediate: Option<Immediate> },
+    /// Copy bulk to a grant.
+    Write { source: Source, target: Target, immediate: Option<Immediate> },
+    /// Borrow bulk.
+    Lend { source: Source, index: u64, number: u64, immediate: Immediate },
+    /// Say where the bytes of a grant are.
+    Read { exposed: Target, len: u64, ticket: Ticket },
+    /// Here are the bytes that were asked for.
+    Answer { source: Source, ticket: Ticket },
+}
+
+/// Where a grant is meant: its length comes with the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub region: u16,
+    pub key: u32,
+    pub offset: u64,
+}
+
+impl From<&Grant> for Target {
+    fn from(grant: &Grant) -> Self {
+        Target { region: grant.region, key: grant.key, offset: grant.offset }
+    }
+}
+
+/// Which read an answer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub index: u32,
+    pub number: u32,
+}
+
+/// The words of an order's header and body. A send and an inline write have no body: their payload is the caller's.
+pub(crate) type Words = ([u64; HEADER_WORDS], [u64; BODY_WORDS]);
+
+impl Header {
+    #[inline]
+    fn to_words(self) -> [u64; HEADER_WORDS] {
+        [
+            u64::from(self.op)
+                | u64::from(self.flags) << 8
+                | u64::from(self.len) << 16
+                | u64::from(self.immediate) << 32,
+            u64::from(self.key) | u64::from(self.target_region) << 32 | u64::from(self.source_region) << 48,
+            self.target_offset,
+        ]
+    }
+
+    #[inline]
+    fn from_words(words: [u64; HEADER_WORDS]) -> Self {
+        Header {
+            op: words[0] as u8,
+            flags: (words[0] >> 8) as u8,
+            len: (words[0] >> 16) as u16,
+            immediate: (words[0] >> 32) as u32,
+            key: words[1] as u32,
+            target_region: (words[1] >> 32) as u16,
+            source_region: (words[1] >> 48) as u16,
+            target_offset: words[2],
+        }
+    }
+
+    #[inline]
+    fn new(op: u8, target: Option<Target>, source_region: u16, immediate: Option<Immediate>) -> Self {
+        let target = target.unwrap_or(Target { region: 0, key: 0, offset: 0 });
+        Header {
+            op,
+            flags: if immediate.is_some() { HAS_IMMEDIATE } else { 0 },
+            len: 0,
+            immediate: immediate.map_or(0, Immediate::to_bits),
+            key: target.key,
+            target_region: target.region,
+            source_region,
+            target_offset: target.offset,
+        }
+    }
+
+    #[inline]
+    fn target(&self) -> Target {
+        Target { region: self.target_region, key: self.key, offset: self.target_offset }
+    }
+
+    #[inline]
+    fn payload(&self) -> Result<usize, String> {
+        let len = usize::from(self.len);
+        if len > PAYLOAD_BYTES {
+            return Err(format!("a slot claims {len} bytes of payload: {PAYLOAD_BYTES} is the most"));
+        }
+        Ok(len)
+    }
+
+    #[inline]
+    fn immediate(&self) -> Result<Option<Immediate>, String> {
+        match self.flags {
+            0 => Ok(None),
+            HAS_IMMEDIATE => Immediate::from_bits(self.immediate).map(Some).map_err(|e| e.to_string()),
+            flags => Err(format!("a slot has the unknown flags {flags:#04x}")),
+        }
+    }
+}
+
+impl Order {
+    /// The words that travel.
+    #[inline]
+    pub(crate) fn to_words(self) -> Words {
+        let none = [0; BODY_WORDS];
+        match self {
+            Order::Send { len } => {
+                (Header { len: len as u16, ..Header::new(SEND, None, 0, None) }.to_words(), none)
+            }
+            Order::WriteInline { len, target, immediate } => {
+                let header = Header::new(WRITE_INLINE, Some(target), 0, immediate);
+                (Header { len: len as u16, ..header }.to_words(), none)
+            }
+            Order::Write { source, target, immediate } => {
+                let header = Header::new(WRITE, Some(target), source.region, immediate);
+                (header.to_words(), [source.offset, source.len, 0, 0])
+            }
+            Order::Lend { source, index, number, immediate } => {
+                let header = Header::new(LEND, None, source.region, Some(immediate));
+                (header.to_words(), [source.offset, source.len, index, number])
+            }
+            Order::Read { exposed, len, ticket } => {
+                let header = Header::new(READ, Some(exposed), 0, None);
+                (header.to_words(), [0, len, u64::from(ticket.index), u64::from(ticket.number)])
+            }
+            Order::Answer { source, ticket } => {
+                let header = Header::new(ANSWER, None, source.region, None);
+                (
+                    header.to_words(),
+                    [source.offset, source.len, u64::from(ticket.index), u64::from(ticket.number)],
+                )
+            }
+        }
+    }
+
+    /// Judges a slot that a peer wrote. `body` is called only if the header says that there is one.
+    ///
+    /// # Errors
+    /// What is wrong with it, with the values.
+    #[inline]
+    pub(crate) fn from_words(
+        header: [u64; HEADER_WORDS],
+        body: impl FnOnce() -> [u64; BODY_WORDS],
+    ) -> Result<Order, String> {
+        let header = Header::from_words(header);
+        let target = header.target();
+        let source =
+            |body: &[u64; BODY_WORDS]| Source { region: header.source_region, offset: body[0], len: body[1] };
+        let ticket = |body: &[u64; BODY_WORDS]| Ticket { index: body[2] as u32, number: body[3] as u32 };
+        match header.op {
+            SEND => Ok(Order::Send { len: header.payload()? }),
+            WRITE_INLINE => {
+                let len = header.payload()?;
+                Ok(Order::WriteInline { len, target, immediate: header.immediate()? })
+            }
+            WRITE => Ok(Order::Write { source: source(&body()), target, immediate: header.immediate()? }),
+            LEND => {
+                let Some(immediate) = header.immediate()? else {
+                    return Err("a loan has no immediate".into());
+                };
+                let body = body();
+                Ok(Order::Lend { source: source(&body), index: body[2], number: body[3], immediate })
+            }
+            READ => {
+                let body = body();
+                Ok(Order::Read { exposed: target, len: body[1], ticket: ticket(&body) })
+            }
+            ANSWER => {
+                let body = body();
+                Ok(Order::Answer { source: source(&body), ticket: ticket(&body) })
+            }
+            op => Err(format!("a slot has the unknown operation {op}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{ImmediateKind, Slot};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_words_are_refused_or_come_back(mut header: [u64; HEADER_WORDS], body: [u64; 4], op in 0u8..9) {
+            // Most random operations, flags and lengths are refused: bring them near what is allowed.
+            header[0] = header[0] & !0xFE_FEFF | u64::from(op);
+            if let Ok(order) = Order::from_words(header, || body) {
+                let (again, words) = order.to_words();
+                prop_assert_eq!(Order::from_words(again, || words), Ok(order));
+            }
+        }
+    }
+
+    #[test]
+    fn every_order_comes_back() {
+        let target = Target { region: 3, key: 0xDEAD_BEEF, offset: u64::MAX - 5 };
+        let source = Source { region: 9, offset: 1 << 40, len: u64::MAX };
+        let ticket = Ticket { index: 17, number: u32::MAX };
+        let immediate =
+            Immediate { kind: ImmediateKind::Lend, generation: 200, slot: Slot::new(77).expect("fits") };
+        for order in [
+            Order::Send { len: PAYLOAD_BYTES },
+            Order::WriteInline { len: 8, target, immediate: Some(immediate) },
+            Order::Write { source, target, immediate: None },
+            Order::Lend { source, index: u64::MAX, number: 1 << 50, immediate },
+            Order::Read { exposed: target, len: 12, ticket },
+            Order::Answer { source, ticket },
+        ] {
+            let (header, body) = order.to_words();
+            assert_eq!(Order::from_words(header, || body), Ok(order));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let refused =
+            |header: Header| Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense");
+        assert!(refused(Header { op: 99, ..Header::default() }).contains("operation 99"));
+        assert!(refused(Header { op: SEND, len: 225, ..Header::default() }).contains("225 bytes"));
+        assert!(refused(Header { op: WRITE, flags: 0x80, ..Header::default() }).contains("0x80"));
+        assert!(refused(Header { op: LEND, ..Header::default() }).contains("no immediate"));
+        let kind = Header { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..Header::default() };
+        assert!(refused(kind).contains("kind 15"));
+    }
+}

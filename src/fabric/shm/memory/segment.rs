@@ -1,0 +1,348 @@
+//! Segments as files and mappings: the only place that turns mapped memory into words.
+#![allow(unsafe_code)]
+
+use super::layout::Layout;
+use super::words::{Load, Share, Store};
+use crate::fabric::{FabricError, FabricKind};
+use crate::memory::SharedMapping;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A shared mapping, unmapped on drop.
+struct Mapping {
+    base: NonNull<u64>,
+    words: usize,
+    /// Keeps a forked child from what it could write to.
+    unforked: Option<SharedMapping>,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread, and is only ever accessed atomically.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of a file that has at least as many and can't become shorter.
+    fn new(fd: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> rustix::io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, flags, fd, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        // The file need not stay open for as long as the mapping, so a child sees zeros: it has no use for a link.
+        let writable = access.contains(ProtFlags::WRITE);
+        let unforked = writable.then(|| SharedMapping::register(base.cast(), bytes, None));
+        Ok(Mapping { base, words: bytes / 8, unforked })
+    }
+
+    /// The address of the first word of a range, once that is known to be inside.
+    fn part(&self, range: &Range<usize>) -> NonNull<u64> {
+        assert!(range.start <= range.end && range.end <= self.words, "{range:?} of {} words", self.words);
+        // SAFETY: just checked to stay inside the mapping.
+        unsafe { self.base.add(range.start) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.unforked = None;
+        // SAFETY: mapped in `new` with this length, and whoever has a pointer into it holds it by `Arc`.
+        // It can only fail for an address that is not a mapping's; then there is nothing to give back.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// A range of words in a peer's segment, which stays mapped for as long as this or a clone lives: readable, and changing under us at any time.
+#[derive(Clone)]
+pub(crate) struct PeerWords {
+    base: NonNull<u64>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+/// A range of words in this process's own segment.
+pub(crate) struct OwnWords {
+    base: NonNull<u64>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+/// A range of words that several processes write.
+pub(crate) struct SharedWords {
+    base: NonNull<u64>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: points into a `Mapping`, which is `Send` and `Sync`, and is only accessed atomically.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+// SAFETY: as above.
+unsafe impl Send for PeerWords {}
+// SAFETY: as above.
+unsafe impl Sync for PeerWords {}
+// SAFETY: as above.
+unsafe impl Send for OwnWords {}
+// SAFETY: as above.
+unsafe impl Sync for OwnWords {}
+
+/// Reads word `index` of the `len` at `base`.
+///
+/// # Safety
+/// The words must be mapped.
+#[inline]
+unsafe fn load(base: NonNull<u64>, len: usize, index: usize, order: Ordering) -> u64 {
+    assert!(index < len);
+    // SAFETY: mapped, says the caller, and inside, says the assertion; mappings and words are aligned. The
+    // reference lives for one access. It is to an atomic, so that others may write the word meanwhile.
+    // In a read-only mapping a load is allowed where it is a plain instruction (`std::sync::atomic`, "Atomic
+    // accesses to read-only memory"), as one of 8 bytes is on the 64-bit targets that this crate is for.
+    unsafe { &*base.as_ptr().add(index).cast::<AtomicU64>() }.load(order)
+}
+
+impl Load for PeerWords {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        // SAFETY: `_mapping` keeps the words mapped.
+        unsafe { load(self.base, self.len, index, order) }
+    }
+}
+
+impl Load for OwnWords {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        // SAFETY: `_mapping` keeps the words mapped.
+        unsafe { load(self.base, self.len, index, order) }
+    }
+}
+
+impl Store for OwnWords {
+    #[inline]
+    fn store(&self, index: usize, value: u64, order: Ordering) {
+        assert!(index < self.len);
+        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the assertion.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }.store(value, order);
+    }
+
+    #[inline]
+    fn prefetch(&self, index: usize) {
+        let word = self.base.as_ptr().wrapping_add(index);
+        // Not the intrinsic: without a target feature that one fetches the line for reading only.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch reads and writes nothing and does not fault, whatever the address.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = word;
+    }
+}
+
+impl Load for SharedWords {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        // SAFETY: `_mapping` keeps the words mapped.
+        unsafe { load(self.base, self.len, index, order) }
+    }
+}
+
+impl SharedWords {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len);
+        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the assertion.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }
+    }
+
+    /// The low half of a word, for the kernel.
+    fn low_half(&self, index: usize) -> &AtomicU32 {
+        let halves = ptr::from_ref(self.word(index)).cast::<AtomicU32>();
+        // SAFETY: half of a word that is mapped, and aligned. Only the kernel looks at it.
+        unsafe { &*halves.add(usize::from(cfg!(target_endian = "big"))) }
+    }
+}
+
+impl Share for SharedWords {
+    fn fetch_add(&self, index: usize, value: u64) -> u64 {
+        self.word(index).fetch_add(value, Ordering::SeqCst)
+    }
+
+    fn fetch_or(&self, index: usize, bits: u64) -> u64 {
+        self.word(index).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn swap(&self, index: usize, value: u64) -> u64 {
+        self.word(index).swap(value, Ordering::SeqCst)
+    }
+
+    fn fence(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    fn wait(&self, index: usize, seen: u32, timeout: Duration) {
+        // A time that does not fit is for ever. An error is a changed word, a signal, or the end of the time.
+        let timeout = futex::Timespec::try_from(timeout).ok();
+        let _ = futex::wait(self.low_half(index), futex::Flags::empty(), seen, timeout.as_ref());
+    }
+
+    fn wake(&self, index: usize) {
+        // The word is ours and aligned, so there is no error.
+        let _ = futex::wake(self.low_half(index), futex::Flags::empty(), i32::MAX as u32);
+    }
+}
+
+/// This process's segment of a link.
+pub(crate) struct OwnSegment {
+    mapping: Arc<Mapping>,
+    file: OwnedFd,
+}
+
+/// The seals of a segment: its size is fixed, and only mappings that exist already can write.
+const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+impl OwnSegment {
+    /// A new segment, zeroed and sealed. It vanishes with the last process that has it.
+    ///
+    /// # Errors
+    /// If the memory can't be had.
+    pub(crate) fn new(layout: &Layout) -> Result<Self, FabricError> {
+        let bytes = layout.bytes();
+        Self::make(bytes).map_err(|error| FabricError::Os {
+            fabric: FabricKind::Shm,
+            tried: format!("making a link segment of {bytes} bytes"),
+            remedy: "free memory, raise the limit of open files, or make links with a smaller depth",
+            source: error.into(),
+        })
+    }
+
+    fn make(bytes: usize) -> rustix::io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("tensorwire-link", flags)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        let mapping = Mapping::new(file.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        rustix::fs::fcntl_add_seals(&file, SEALS)?;
+        Ok(OwnSegment { mapping: Arc::new(mapping), file })
+    }
+
+    /// The file, for the peer to map.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub(crate) fn words(&self, range: Range<usize>) -> OwnWords {
+        let base = self.mapping.part(&range);
+        OwnWords { base, len: range.len(), _mapping: Arc::clone(&self.mapping) }
+    }
+}
+
+/// The peer's segment of a link.
+pub(crate) struct PeerSegment {
+    mapping: Arc<Mapping>,
+}
+
+impl PeerSegment {
+    /// Maps a segment that a peer has sent.
+    ///
+    /// # Errors
+    /// If it can't be mapped. The caller has seen to its seals and its size: it has at least the layout's bytes, and
+    /// can't become shorter.
+    pub(crate) fn map(file: BorrowedFd<'_>, layout: &Layout) -> Result<Self, FabricError> {
+        let bytes = layout.bytes();
+        let mapping = Mapping::new(file, bytes, ProtFlags::READ).map_err(|error| FabricError::Os {
+            fabric: FabricKind::Shm,
+            tried: format!("mapping the peer's link segment of {bytes} bytes"),
+            remedy: "free memory or address space",
+            source: error.into(),
+        })?;
+        Ok(PeerSegment { mapping: Arc::new(mapping) })
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub(crate) fn words(&self, range: Range<usize>) -> PeerWords {
+        let base = self.mapping.part(&range);
+        PeerWords { base, len: range.len(), _mapping: Arc::clone(&self.mapping) }
+    }
+}
+
+/// Memory that several processes write.
+pub(crate) struct SharedSegment {
+    mapping: Arc<Mapping>,
+}
+
+/// The seals of shared memory: whoever maps it can rely on its size.
+const SHARED_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+impl SharedSegment {
+    /// So many bytes, zeroed and sealed, and the file to give to others. They vanish with the last process that
+    /// has them.
+    ///
+    /// # Errors
+    /// If the memory can't be had.
+    pub(crate) fn new(bytes: usize) -> rustix::io::Result<(Self, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("tensorwire-bells", flags)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SHARED_SEALS)?;
+        Ok((Self::map(file.as_fd(), bytes)?, file))
+    }
+
+    /// Whether a file is fit to be mapped.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn check(file: &OwnedFd, bytes: usize) -> Result<(), String> {
+        let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
+        if !seals.contains(SHARED_SEALS) {
+            return Err(format!("its doorbells are not sealed: the file has seals {:#x}", seals.bits()));
+        }
+        let have = rustix::fs::fstat(file).map_err(|error| error.to_string())?.st_size;
+        if have < bytes as i64 {
+            return Err(format!("its doorbells have {have} bytes, not {bytes}"));
+        }
+        Ok(())
+    }
+
+    /// Maps the first bytes of a file that [`SharedSegment::check`] has seen.
+    ///
+    /// # Errors
+    /// If it can't be mapped.
+    pub(crate) fn map(file: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<Self> {
+        let mapping = Mapping::new(file, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(SharedSegment { mapping: Arc::new(mapping) })
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub(crate) fn words(&self, range: Range<usize>) -> SharedWords {
+        let base = self.mapping.part(&range);
+        SharedWords { base, len: range.len(), _mapping: Arc::clone(&self.mapping) }
+    }
+}

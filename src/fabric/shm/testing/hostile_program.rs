@@ -1,0 +1,313 @@
+//! A link under siege: its peer writes what it likes into all that it shares, while the owner goes on. For tests and fuzzing.
+//!
+//! The input is a program. Whatever it does: no panic, no endless poll, no byte changed outside what was granted, each
+//! operation completes once, and no memory is lost.
+
+use super::hostile_peer::{LANE, OPTIONS, Rogue, Siege, Victim, besiege};
+use super::{tensor, tensor_mut};
+use crate::fabric::shm::memory::order::BODY_WORDS;
+use crate::fabric::shm::memory::ring::{CREDITS, FIRST, HEADER_WORDS, SLOT_WORDS, TAIL};
+use crate::fabric::shm::memory::state;
+use crate::fabric::shm::memory::words::Store;
+use crate::fabric::shm::wakeup::doorbell::PLACES;
+use crate::fabric::shm::wakeup::idle::{self, Bellpull};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, OpId, Port};
+use crate::memory::Tensor;
+use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Release;
+
+const MAX_COMMANDS: usize = 200;
+/// Polls after which nothing more can come of what the peer has written so far.
+const POLLS: usize = 64;
+/// What lies beside each grant.
+const GUARD: [u8; 64] = [0x55; 64];
+
+thread_local! {
+    /// Made once: each program leaves its pool empty.
+    static SIEGE: Siege = Siege::new();
+}
+
+/// The bytes of a program. Where they end, there are zeros.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (byte, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*byte)
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.byte().unwrap_or(0)
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
+    }
+
+    /// A number that is small, near an end of its range, or anything.
+    fn number(&mut self) -> u64 {
+        match self.u8() {
+            small @ 0..=180 => u64::from(small),
+            near @ 181..=200 => u64::MAX - u64::from(near - 181),
+            page @ 201..=220 => u64::from(page - 200) << 16,
+            _ => self.u64(),
+        }
+    }
+}
+
+/// What is true of the owner's side.
+struct Watched {
+    victim: Victim,
+    /// Operations that have not completed.
+    open: BTreeSet<u64>,
+    next_op: u64,
+    grants: Vec<Grant>,
+    exposed: Vec<Grant>,
+    guards: Vec<Tensor>,
+    /// What was lent to this side.
+    borrowed: Vec<Event>,
+    is_down: bool,
+}
+
+/// Runs a program.
+pub fn siege(bytes: &[u8]) {
+    SIEGE.with(|siege| {
+        run(siege, &mut Input(bytes));
+        assert!(siege.pool.is_empty(), "tensors were left behind");
+    });
+}
+
+fn run(siege: &Siege, input: &mut Input<'_>) {
+    let (victim, mut rogue) = besiege(siege);
+    let mut owner = Watched {
+        victim,
+        open: BTreeSet::new(),
+        next_op: 0,
+        grants: Vec::new(),
+        exposed: Vec::new(),
+        guards: Vec::new(),
+        borrowed: Vec::new(),
+        is_down: false,
+    };
+    for _ in 0..MAX_COMMANDS {
+        let Some(command) = input.byte() else { break };
+        match command % 16 {
+            command @ 0..=7 => rogue.act(command, &owner.grants, &owner.exposed, input),
+            command => owner.act(command, input),
+        }
+        if owner.is_down {
+            break;
+        }
+    }
+    owner.end(&mut rogue);
+}
+
+impl Rogue {
+    fn act(&mut self, command: u8, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
+        match command {
+            0..=2 => self.slot(grants, exposed, input),
+            3 => {
+                let words = OPTIONS.depth as usize * SLOT_WORDS;
+                self.ring.store(input.number() as usize % words, input.u64(), Release);
+            }
+            4 => {
+                let word = [TAIL, CREDITS][usize::from(input.u8() % 2)];
+                let near = self.inc.ack().wrapping_add(input.u8().into()).wrapping_sub(4);
+                let value = if input.u8() < 200 { near.into() } else { input.u64() };
+                self.line.store(word, value, Release);
+            }
+            5 => self.leases.store(usize::from(input.u8() % 8), input.number(), Release),
+            6 => match input.u8() {
+                0..=63 => self.state.store(0, input.number(), Release),
+                64..=127 => self.state.store(idle::MARK, input.u64(), Release),
+                _ => {
+                    let place = usize::from(input.u8()) % PLACES;
+                    self.bells.ring(Bellpull { bell: input.u8().into(), place });
+                }
+            },
+            _ => {
+                for _ in 0..input.u8() % 8 {
+                    if self.inc.peek().is_some() {
+                        self.inc.advance();
+                    }
+                }
+                self.inc.tell();
+            }
+        }
+    }
+
+    /// A slot that may be carried out, or not.
+    fn slot(&mut self, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
+        if self.out.has_room() != Ok(true) {
+            return;
+        }
+        let (op, len) = (input.u8() % 8, input.u8());
+        let (mut header, mut body) = ([0; HEADER_WORDS], [0; BODY_WORDS]);
+        let kind = if input.u8() < 200 { input.u8() % 4 } else { input.u8() };
+        let immediate = u64::from(kind) << 28 | u64::from(input.u8() % 4);
+        let flags = u64::from(input.u8() % 4).min(if len > 250 { 3 } else { 1 });
+        header[0] = u64::from(op) | flags << 8 | u64::from(len) << 16 | immediate << 32;
+        let known = if op == 5 { exposed } else { grants };
+        if let Some(grant) = known.get(usize::from(input.u8()) % known.len().max(1)) {
+            header[1] = u64::from(grant.key) | u64::from(grant.region) << 32;
+            header[2] = grant.offset.wrapping_add(input.u8().into()).wrapping_sub(u64::from(input.u8() % 3));
+        }
+        if input.u8() > 220 {
+            header[usize::from(input.u8()) % HEADER_WORDS] ^= input.u64();
+        }
+        body[0] = input.number();
+        body[1] = if input.u8() < 200 { u64::from(input.u8() % 65) } else { input.number() };
+        body[2] = if input.u8() < 220 { u64::from(input.u8() % 9) } else { input.number() };
+        body[3] = input.number();
+        self.post_words(header, body);
+    }
+}
+
+fn immediate(input: &mut Input<'_>) -> Immediate {
+    let slot = Slot::new(input.u8().into()).unwrap_or_else(|| unreachable!("8 bits are fewer than 20"));
+    Immediate { kind: ImmediateKind::Plain, generation: input.u8(), slot }
+}
+
+impl Watched {
+    fn act(&mut self, command: u8, input: &mut Input<'_>) {
+        let link = self.victim.link;
+        match command {
+            8 => self.grant(input),
+            9 => self.revoke(input),
+            10 => self.expose(input),
+            11 => self.post(input),
+            12 => {
+                let bytes = vec![7; usize::from(input.u8()).min(224)];
+                let _ = self.victim.port.send(link, LANE, &bytes);
+            }
+            13 => {
+                self.victim.port.publish_credits(link, LANE, input.number() as u32);
+                let _ = self.victim.port.peer_credits(link, LANE);
+                self.victim.port.arm();
+            }
+            14 => self.borrowed.truncate(usize::from(input.u8() % 4)),
+            _ => self.poll(),
+        }
+    }
+
+    fn grant(&mut self, input: &mut Input<'_>) {
+        if self.grants.len() >= 8 {
+            return;
+        }
+        let pool = &self.victim.pool;
+        let before = tensor(pool, &GUARD);
+        let target = tensor_mut(pool, usize::from(input.u8() % 65));
+        self.guards.extend([before, tensor(pool, &GUARD)]);
+        if let Ok(grant) = self.victim.port.grant(self.victim.link, target) {
+            self.grants.push(grant);
+        }
+    }
+
+    fn revoke(&mut self, input: &mut Input<'_>) {
+        if self.grants.is_empty() {
+            return;
+        }
+        let grant = self.grants.swap_remove(usize::from(input.u8()) % self.grants.len());
+        let target = self.victim.port.revoke(self.victim.link, &grant);
+        let target = target.expect("it was granted");
+        assert_eq!(target.bytes().len() as u64, grant.len);
+        // It is this side's now, so nobody may write to it.
+        let bytes = target.bytes().to_vec();
+        self.poll();
+        assert_eq!(target.bytes(), bytes);
+    }
+
+    fn expose(&mut self, input: &mut Input<'_>) {
+        if let Some(grant) = self.exposed.pop() {
+            self.victim.port.withdraw(self.victim.link, &grant);
+        }
+        let source = tensor(&self.victim.pool, &vec![3; usize::from(input.u8() % 65)]);
+        self.exposed.extend(self.victim.port.expose(self.victim.link, &source));
+    }
+
+    /// Posts a write, a read or a loan.
+    fn post(&mut self, input: &mut Input<'_>) {
+        let (link, id) = (self.victim.link, self.next_op);
+        self.next_op += 1;
+        let len = usize::from(input.u8() % 65);
+        let there = Grant { region: 0, key: 1, offset: 0, len: len as u64 };
+        let source = tensor(&self.victim.pool, &vec![4; len]);
+        let port = &mut self.victim.port;
+        let is_posted = match input.u8() % 4 {
+            0 => port
+                .write(link, LANE, OpId(id), &source, 0, len as u64, &there, Some(immediate(input)))
+                .is_ok(),
+            1 | 2 => {
+                let target = tensor_mut(&self.victim.pool, len);
+                port.read(link, LANE, OpId(id), target, &there).is_ok()
+            }
+            _ => port.lend(link, LANE, OpId(id), &source, Allowance::unbounded(), immediate(input)).is_ok(),
+        };
+        if is_posted {
+            self.open.insert(id);
+        }
+    }
+
+    fn poll(&mut self) {
+        let mut completions = Completions::default();
+        for _ in 0..POLLS {
+            self.victim.port.poll(&mut completions);
+            for (completion, message) in completions.drain() {
+                assert_eq!(completion.link, self.victim.link);
+                assert!(!self.is_down, "something came after the end: {:?}", completion.event);
+                assert!(message.len() <= crate::fabric::MAX_MESSAGE);
+                match completion.event {
+                    Event::Done { id } | Event::Failed { id } | Event::ReadDone { id, .. } => {
+                        assert!(self.open.remove(&id.0), "{id:?} was done twice");
+                    }
+                    Event::Lent { ref bytes, .. } => {
+                        assert!(bytes.len() <= 1 << 20);
+                        self.borrowed.push(completion.event);
+                        self.victim.port.post_receives(self.victim.link, LANE, 1);
+                    }
+                    Event::Message(_) | Event::Immediate { .. } => {
+                        self.victim.port.post_receives(self.victim.link, LANE, 1);
+                    }
+                    Event::Down(_) => self.is_down = true,
+                }
+            }
+            completions.clear();
+        }
+        for guard in &self.guards {
+            assert_eq!(guard.bytes(), GUARD, "a byte changed beside what was granted");
+        }
+    }
+
+    fn end(&mut self, rogue: &mut Rogue) {
+        self.victim.port.fail(self.victim.link, LinkFailure::Closed);
+        self.poll();
+        assert!(self.is_down, "the link never went down");
+        assert!(self.open.is_empty(), "{:?} never completed", self.open);
+        for grant in std::mem::take(&mut self.grants) {
+            assert!(self.victim.port.revoke(self.victim.link, &grant).is_some(), "{grant:?} is lost");
+        }
+        self.borrowed.clear();
+        self.guards.clear();
+        // A peer that leaves and has taken nothing holds no loan; with one that does, the pool keeps what it lent.
+        rogue.line.store(TAIL, u64::from(FIRST as u32), Release);
+        state::leave(&rogue.state, &LinkFailure::Closed);
+        self.victim.port.detach(self.victim.link);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn no_program_makes_it_panic_or_lose_anything(program in proptest::collection::vec(any::<u8>(), 0..300)) {
+            siege(&program);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Caches of free blocks in front of the central allocator.
+//!
+//! There are a few shards, and each thread uses one of them. A shard has a bounded lock-free queue per size
+//! class. What lies in a queue is a header together with its block, so making a tensor is one pop and
+//! dropping it one push. A block returns to the shard that it was taken from, whichever thread drops it: so
+//! a queue that a producer empties is refilled by its consumers.
+//!
+//! What all shards hold together is bounded by a budget, of which each shard takes a part when it needs it.
+
+use super::central::Block;
+use super::class::Class;
+use super::header::{Header, Storage};
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Blocks of one class that one shard holds at most.
+const MAX_DEPTH: u64 = 1024;
+/// Headers without blocks that one shard holds at most; more are given back to the heap.
+const BARE_DEPTH: usize = 1024;
+
+/// The caches of a pool.
+pub(crate) struct Magazines {
+    shards: Box<[CachePadded<Shard>]>,
+    /// Units that may be cached in all.
+    capacity: u64,
+    /// What no shard has taken of it yet.
+    budget: AtomicU64,
+}
+
+struct Shard {
+    /// By class. A queue is made when the first block of its class is dropped.
+    classes: Box<[OnceLock<ArrayQueue<Box<Header>>>]>,
+    bare: ArrayQueue<Box<Header>>,
+    /// Units in the queues. Counted up before a block is pushed and down after one is popped.
+    cached: AtomicU64,
+    /// This shard's part of the budget.
+    limit: AtomicU64,
+}
+
+/// Why a header was not cached; it comes back.
+pub(crate) enum Refused {
+    /// The shard holds enough blocks of that class.
+    Full(Box<Header>),
+    /// All caches together hold as much as they may.
+    Budget(Box<Header>),
+}
+
+impl Magazines {
+    /// `shards` (a power of two) caches for blocks of up to `units` units, that hold `capacity` units in all.
+    pub(crate) fn new(shards: usize, units: u32, capacity: u64) -> Magazines {
+        debug_assert!(shards.is_power_of_two());
+        let shard = || {
+            CachePadded::new(Shard {
+                classes: Class::all_within(units).map(|_| OnceLock::new()).collect(),
+                bare: ArrayQueue::new(BARE_DEPTH),
+                cached: AtomicU64::new(0),
+                limit: AtomicU64::new(0),
+            })
+        };
+        let shards = (0..shards).map(|_| shard()).collect();
+        Magazines { shards, capacity, budget: AtomicU64::new(capacity) }
+    }
+
+    /// How many shards there are.
+    pub(crate) fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// The shard of the calling thread.
+    pub(crate) fn mine(&self) -> usize {
+        thread_number() & (self.shards.len() - 1)
+    }
+
+    /// Whether blocks of this class are cached at all.
+    pub(crate) fn caches(&self, class: Class) -> bool {
+        u64::from(class.units()) <= self.capacity && class.index() < self.shards[0].classes.len()
+    }
+
+    /// A cached header with a block of this class.
+    pub(crate) fn take(&self, shard: usize, class: Class) -> Option<Box<Header>> {
+        let shard = &self.shards[shard];
+        let header = shard.classes.get(class.index())?.get()?.pop()?;
+        // Relaxed, here and below: these numbers bound and report, and guard no memory.
+        shard.cached.fetch_sub(u64::from(class.units()), Ordering::Relaxed);
+        Some(header)
+    }
+
+    /// Caches a header with a block of this class.
+    pub(crate) fn put(&self, shard: usize, class: Class, header: Box<Header>) -> Result<(), Refused> {
+        let shard = &self.shards[shard];
+        let Some(slot) = shard.classes.get(class.index()) else { return Err(Refused::Full(header)) };
+        let units = u64::from(class.units());
+        let cached = shard.cached.fetch_add(units, Ordering::Relaxed) + units;
+        let result = if self.permits(shard, cached) {
+            let queue = slot.get_or_init(|| ArrayQueue::new(self.depth(units)));
+            queue.push(header).map_err(Refused::Full)
+        } else {
+            Err(Refused::Budget(header))
+        };
+        if result.is_err() {
+            shard.cached.fetch_sub(units, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn depth(&self, units: u64) -> usize {
+        (self.capacity / units.max(1)).clamp(1, MAX_DEPTH) as usize
+    }
+
+    /// Whether a shard may hold `cached` units; takes the missing part of the budget if it can.
+    fn permits(&self, shard: &Shard, cached: u64) -> bool {
+        let missing = cached.saturating_sub(shard.limit.load(Ordering::Relaxed));
+        if missing == 0 {
+            return true;
+        }
+        let less = |budget: u64| budget.checked_sub(missing);
+        if self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err() {
+            return false;
+        }
+        shard.limit.fetch_add(missing, Ordering::Relaxed);
+        true
+    }
+
+    /// A header without a block.
+    pub(crate) fn take_bare(&self, shard: usize) -> Box<Header> {
+        self.shards[shard].bare.pop().unwrap_or_else(Header::empty)
+    }
+
+    /// Keeps a header without a block for later, or frees it if enough are kept.
+    pub(crate) fn put_bare(&self, shard: usize, header: Box<Header>) {
+        debug_assert!(matches!(header.storage, Storage::Empty));
+        // What does not fit is dropped, and so given back to the heap.
+        let _ = self.shards[shard].bare.push(header);
+    }
+
+    /// Takes every cached block out and hands it to `give`.
+    pub(crate) fn drain(&self, mut give: impl FnMut(Block)) {
+        for (index, shard) in self.shards.iter().enumerate() {
+            for queue in shard.classes.iter().filter_map(OnceLock::get) {
+                // Bounded by what lies there now: others may go on pushing.
+                for mut header in std::iter::from_fn(|| queue.pop()).take(queue.len()) {
+                    if let Storage::Block(block) = header.strip() {
+                        shard.cached.fetch_sub(u64::from(block.units()), Ordering::Relaxed);
+                        give(block);
+                    }
+                    self.put_bare(index, header);
+                }
+            }
+            self.budget.fetch_add(shard.limit.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// Units in all caches at some moment.
+    pub(crate) fn cached(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.cached.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// A small number for the calling thread, counted up from 0 in the order in which threads first ask.
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}

@@ -1,0 +1,449 @@
+//! Carves tensors out of a region.
+#![allow(clippy::disallowed_types)] // the central allocator, on refill
+
+pub(crate) mod central;
+pub(crate) mod class;
+pub(crate) mod error;
+pub(crate) mod header;
+pub(crate) mod magazine;
+pub(crate) mod refcount;
+
+use self::central::{Block, Central};
+use self::class::Class;
+use self::error::PoolError;
+use self::header::{ALIGN, Header, Storage};
+use self::magazine::{Magazines, Refused};
+use crate::memory::foreign::HeldOwner;
+use crate::memory::fork::Home;
+use crate::memory::region::Region;
+use crate::memory::region::report::RegionReport;
+use crate::memory::tensor::Tensor;
+use crate::memory::tensor::tensor_mut::TensorMut;
+use crate::wire::TensorMeta;
+use rustix::fd::BorrowedFd;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Units that the allocator can count.
+const MAX_UNITS: u64 = 1 << 31;
+/// What freed blocks are filled with when poisoning is on.
+const POISON: u8 = 0xA5;
+const MAX_SHARDS: usize = 64;
+
+/// What a pool is made with.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    /// Number of caches that threads share out among themselves, 1 to 64; rounded up to a power of two.
+    pub shards: usize,
+    /// Bytes of freed blocks that all caches together keep for the next tensor of the same size; `None` for
+    /// an eighth of the pool. A block that is larger than this is never cached: making and dropping such a
+    /// tensor takes a lock. Choose it larger than what a training step drops and makes again; when it is
+    /// reached, the caches are emptied. That is also done before a tensor is refused.
+    pub cache: Option<u64>,
+    /// How many blocks the pool can be in, free ones included: 16 to 16,777,216. Takes 32 bytes each.
+    pub max_blocks: u32,
+    /// Whether freed blocks are filled with 0xA5, so that a use of freed memory shows. On in debug builds.
+    pub poison: bool,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        PoolOptions {
+            shards: cpus.min(MAX_SHARDS),
+            cache: None,
+            max_blocks: 1 << 17,
+            poison: cfg!(debug_assertions),
+        }
+    }
+}
+
+/// A pool's figures at some moment, in bytes but for the tensors. Taken while other threads go on, so they
+/// may be off by what those did meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// All that there is.
+    pub capacity: u64,
+    /// Held by tensors, with what was rounded up.
+    pub allocated: u64,
+    /// Held by caches for the next tensors.
+    pub cached: u64,
+    /// Neither.
+    pub free: u64,
+    /// What can surely be had in one piece without emptying the caches; up to an eighth more may be.
+    pub largest_free: u64,
+    /// The most that was ever allocated and cached together.
+    pub peak: u64,
+    /// Tensors that have a handle or belong to a ring, those without bytes, the lent and the foreign ones included.
+    pub live_tensors: usize,
+}
+
+/// Carves tensors out of a region. Clones are handles to the same pool; the memory lives until the last of
+/// them *and* of the tensors is gone, in whatever order.
+#[derive(Clone)]
+pub struct Pool {
+    anchors: Arc<[Arc<Anchor>]>,
+}
+
+/// A shard of a pool, as the tensors that were taken from it see it.
+///
+/// Each live tensor holds one, so their number is the count of live tensors, and two threads that make
+/// tensors share no counter.
+#[derive(Debug)]
+pub(crate) struct Anchor {
+    shared: Arc<Shared>,
+    shard: usize,
+}
+
+struct Shared {
+    // First: cached headers go before the region that they point into.
+    magazines: Magazines,
+    central: Mutex<Central>,
+    /// Bytes of a unit, a multiple of `ALIGN`.
+    unit: u64,
+    units: u32,
+    max_blocks: u32,
+    poison: bool,
+    home: Home,
+    /// What ends the owners of foreign memory.
+    ends_owners: OnceLock<EndOwner>,
+    region: Region,
+}
+
+type EndOwner = Box<dyn Fn(HeldOwner) + Send + Sync>;
+
+impl Pool {
+    /// A pool of all the memory of a region.
+    ///
+    /// # Errors
+    /// [`PoolError::Option`] if an option is out of range.
+    pub fn new(region: Region, options: PoolOptions) -> Result<Pool, PoolError> {
+        check("shards", options.shards as u64, 1, MAX_SHARDS as u64, "it must be 1 to 64")?;
+        let max_blocks = u64::from(options.max_blocks);
+        check("max_blocks", max_blocks, 16, 1 << 24, "it must be 16 to 16,777,216")?;
+        // Small units are exact; a large region has larger ones, so that they can be counted.
+        let unit = region.len().div_ceil(MAX_UNITS).next_power_of_two().max(ALIGN as u64);
+        let units = (region.len() / unit) as u32;
+        let cache = options.cache.unwrap_or(region.len() / 8).min(region.len());
+        let shared = Arc::new(Shared {
+            magazines: Magazines::new(options.shards.next_power_of_two(), units, cache / unit),
+            central: Mutex::new(Central::new(units, options.max_blocks)),
+            unit,
+            units,
+            max_blocks: options.max_blocks,
+            poison: options.poison,
+            home: Home::here(),
+            ends_owners: OnceLock::new(),
+            region,
+        });
+        let anchor = |shard| Arc::new(Anchor { shared: Arc::clone(&shared), shard });
+        Ok(Pool { anchors: (0..shared.magazines.shards()).map(anchor).collect() })
+    }
+
+    /// A tensor of this element type and shape. Its contents are unspecified: whatever lay there before.
+    ///
+    /// Takes no lock and no heap memory where a tensor of about this size was dropped before.
+    ///
+    /// # Errors
+    /// [`PoolError`] if there is no room.
+    pub fn tensor(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
+        if self.shared().home.is_left() {
+            return Err(PoolError::Forked);
+        }
+        let anchor = &self.anchors[self.shared().magazines.mine()];
+        let mut header = match meta.bytes() {
+            0 => anchor.shared.magazines.take_bare(anchor.shard),
+            _ => anchor.shared.allocate(anchor.shard, &meta)?,
+        };
+        header.meta = meta;
+        header.anchor = Some(Arc::clone(anchor));
+        Ok(TensorMut::new(header))
+    }
+
+    /// As [`Pool::tensor`], with all bytes zero.
+    ///
+    /// # Errors
+    /// As [`Pool::tensor`].
+    pub fn zeroed(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
+        let mut tensor = self.tensor(meta)?;
+        tensor.bytes_mut().fill(0);
+        Ok(tensor)
+    }
+
+    /// A tensor without elements, as [`Tensor::empty`].
+    pub fn empty(&self) -> Tensor {
+        Tensor::without_elements(self.bare())
+    }
+
+    /// A header without bytes that returns to this pool's caches.
+    pub(crate) fn bare(&self) -> Box<Header> {
+        let anchor = &self.anchors[self.shared().magazines.mine()];
+        let mut header = anchor.shared.magazines.take_bare(anchor.shard);
+        header.anchor = Some(Arc::clone(anchor));
+        header
+    }
+
+    /// Has `end` drop the owners of foreign memory of which a tensor was the last user, which may be on a poller; without it
+    /// they are dropped where the tensor is. The first one counts.
+    pub fn end_owners_by(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
+        let _ = self.shared().ends_owners.set(Box::new(end));
+    }
+
+    /// Its figures now; all 0 but the capacity in a forked child, which has no part in it.
+    pub fn stats(&self) -> PoolStats {
+        let shared = self.shared();
+        if shared.home.is_left() {
+            let capacity = u64::from(shared.units) * shared.unit;
+            return PoolStats {
+                capacity,
+                allocated: 0,
+                cached: 0,
+                free: 0,
+                largest_free: 0,
+                peak: 0,
+                live_tensors: 0,
+            };
+        }
+        let room = shared.central().room();
+        let cached = shared.magazines.cached();
+        let bytes = |units: u32| u64::from(units) * shared.unit;
+        let taken = shared.units - room.free;
+        PoolStats {
+            capacity: bytes(shared.units),
+            allocated: u64::from(taken).saturating_sub(cached) * shared.unit,
+            cached: cached * shared.unit,
+            free: bytes(room.free),
+            largest_free: bytes(room.largest),
+            peak: bytes(shared.units - room.least_free),
+            live_tensors: self.live(),
+        }
+    }
+
+    /// What the region got from the kernel.
+    pub fn report(&self) -> &RegionReport {
+        self.region().report()
+    }
+
+    /// The region that the tensors lie in.
+    pub fn region(&self) -> &Region {
+        &self.shared().region
+    }
+
+    /// The region's memfd, for a peer to map.
+    pub fn region_fd(&self) -> BorrowedFd<'_> {
+        self.region().fd()
+    }
+
+    /// Whether there is no tensor of this pool.
+    pub fn is_empty(&self) -> bool {
+        self.live() == 0
+    }
+
+    fn live(&self) -> usize {
+        self.anchors.iter().map(|anchor| Arc::strong_count(anchor) - 1).sum()
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.anchors[0].shared
+    }
+}
+
+fn check(
+    option: &'static str,
+    value: u64,
+    least: u64,
+    most: u64,
+    allowed: &'static str,
+) -> Result<(), PoolError> {
+    if (least..=most).contains(&value) { Ok(()) } else { Err(PoolError::Option { option, value, allowed }) }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.shared().home.is_left() {
+            // A forked child: another thread of the parent may have been at the caches, which are not taken apart.
+            std::mem::forget(Arc::clone(&self.anchors));
+        }
+    }
+}
+
+impl Anchor {
+    /// Whether this process is a forked child of the pool's.
+    pub(crate) fn is_left(&self) -> bool {
+        self.shared.home.is_left()
+    }
+
+    /// Takes back a header whose last handle is gone.
+    pub(crate) fn put_back(&self, mut header: Box<Header>) {
+        if header.is_surrendered() {
+            // The block stays taken, and as it is, for as long as there is the pool.
+            return std::mem::forget(header.strip());
+        }
+        let Shared { magazines, poison, .. } = &*self.shared;
+        let Storage::Block(block) = &header.storage else {
+            match header.strip() {
+                Storage::Foreign(memory) => memory.release(self.shared.ends_owners.get().map(|end| &**end)),
+                // The registration first: who ends the memory's owner then finds that no tensor has it.
+                Storage::Registered(tensor, registered) => {
+                    drop(registered);
+                    drop(tensor);
+                }
+                // Ends a loan, if it is one.
+                storage => drop(storage),
+            }
+            return magazines.put_bare(self.shard, header);
+        };
+        let class = block.class;
+        if *poison {
+            // SAFETY: the last handle is gone, so nobody reads these bytes; they are the block's.
+            unsafe { header.data.write_bytes(POISON, header.capacity) };
+        }
+        let refused = match class {
+            Some(class) => self.cache(class, header).err(),
+            None => Some(header),
+        };
+        let Some(mut header) = refused else { return };
+        if let Storage::Block(block) = header.strip() {
+            self.shared.central().free(block);
+        }
+        magazines.put_bare(self.shard, header);
+    }
+
+    /// Keeps a header with its block for the next tensor of its class.
+    ///
+    /// Where the caches hold as much as they may, they are emptied first: else blocks of sizes that nobody
+    /// asks for any more would fill them for ever.
+    fn cache(&self, class: Class, header: Box<Header>) -> Result<(), Box<Header>> {
+        let Shared { magazines, .. } = &*self.shared;
+        let header = match magazines.put(self.shard, class, header) {
+            Ok(()) => return Ok(()),
+            Err(Refused::Full(header)) => return Err(header),
+            Err(Refused::Budget(header)) => header,
+        };
+        self.shared.empty_caches(&mut self.shared.central());
+        magazines
+            .put(self.shard, class, header)
+            .map_err(|(Refused::Full(header) | Refused::Budget(header))| header)
+    }
+
+    /// Where a block starts, in bytes from the start of its region, and which region that is.
+    pub(crate) fn place(&self, block: &Block) -> (u16, u64) {
+        (self.shared.region.id(), u64::from(block.offset()) * self.shared.unit)
+    }
+}
+
+impl Shared {
+    /// A header with a block for such a tensor, which has at least one byte.
+    fn allocate(&self, shard: usize, meta: &TensorMeta) -> Result<Box<Header>, PoolError> {
+        let asked = meta.bytes();
+        let units = match u32::try_from(asked.div_ceil(self.unit)) {
+            Ok(units) if units <= self.units => units,
+            _ => {
+                let capacity = u64::from(self.units) * self.unit;
+                return Err(PoolError::TooLarge { meta: meta.clone(), asked, capacity });
+            }
+        };
+        let class = Class::holding(units);
+        if let Some(header) = self.magazines.take(shard, class) {
+            return Ok(header);
+        }
+        let block = self.refill(units, class).ok_or_else(|| self.why_not(asked))?;
+        let mut header = self.magazines.take_bare(shard);
+        // SAFETY: the block lies inside the region: the allocator was made with the number of whole units in
+        // it. So the sum is inside the mapping, and below isize::MAX.
+        header.data = unsafe { self.region.base().add(block.offset() as usize * self.unit as usize) };
+        header.capacity = block.units() as usize * self.unit as usize;
+        header.storage = Storage::Block(block);
+        Ok(header)
+    }
+
+    /// A block from the central allocator, to which all caches are given back if it has no room.
+    fn refill(&self, units: u32, class: Class) -> Option<Block> {
+        let mut central = self.central();
+        let of_class = |central: &mut Central| {
+            self.magazines.caches(class).then(|| central.allocate_class(class)).flatten()
+        };
+        if let Some(block) = of_class(&mut central) {
+            return Some(block);
+        }
+        if !self.magazines.caches(class)
+            && let Some(block) = central.allocate_exact(units)
+        {
+            return Some(block);
+        }
+        self.empty_caches(&mut central);
+        of_class(&mut central).or_else(|| central.allocate_exact(units))
+    }
+
+    /// Under the lock, so that of two threads that do this the second finds what the first gave back.
+    fn empty_caches(&self, central: &mut Central) {
+        self.magazines.drain(|block| central.free(block));
+    }
+
+    fn why_not(&self, asked: u64) -> PoolError {
+        let room = self.central().room();
+        let free = u64::from(room.free) * self.unit;
+        if room.table_full {
+            return PoolError::TableFull { max_blocks: self.max_blocks, free };
+        }
+        PoolError::Exhausted {
+            asked,
+            free,
+            largest_free: u64::from(room.largest) * self.unit,
+            capacity: u64::from(self.units) * self.unit,
+        }
+    }
+
+    /// Nothing in the critical sections can panic halfway, so a poisoned lock guards a sound state.
+    fn central(&self) -> MutexGuard<'_, Central> {
+        self.central.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pool").field(&self.stats()).finish()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("region", &self.region.id()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{PagePolicy, RegionOptions};
+    use crate::wire::{DType, Shape};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn a_size_that_was_seen_before_is_made_and_dropped_without_the_lock() {
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+        let region = Region::create(0, &region).expect("region");
+        let pool = Pool::new(region, PoolOptions { shards: 1, ..PoolOptions::default() }).expect("pool");
+        let sizes = [0, 1, 64, 1000, 5000, 40_000];
+        let round = move |pool: &Pool| {
+            let meta = |size| TensorMeta::new(DType::U8, Shape::new(&[size]).expect("shape")).expect("meta");
+            let tensors = sizes.map(|size| pool.tensor(meta(size)).expect("room").freeze());
+            drop(tensors.clone());
+        };
+        round(&pool);
+        let locked = pool.shared().central();
+        let (send, receive) = mpsc::channel();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            round(&other);
+            send.send(()).expect("main thread");
+        });
+        let result = receive.recv_timeout(Duration::from_secs(10));
+        drop(locked);
+        thread.join().expect("no panic");
+        result.expect("it waited for the lock");
+    }
+}

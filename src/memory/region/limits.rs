@@ -1,0 +1,200 @@
+//! How much memory this process may still take: the limits of its cgroups and what the machine has left.
+//!
+//! A process that goes over its cgroup's limit is killed without a word, so a region looks first.
+
+use crate::memory::byte_count::Bytes;
+use std::path::{Path, PathBuf};
+
+/// Room under one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Headroom {
+    /// Bytes that can still be taken.
+    pub(crate) available: u64,
+    /// Which limit it is, with its numbers.
+    pub(crate) limit: String,
+}
+
+/// Reads a file of `/proc` or of a cgroup file system; `None` if it is not there.
+pub(crate) type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+/// The tightest of all limits that can be seen; `None` if none can.
+pub(crate) fn tightest(read: Read<'_>) -> Option<Headroom> {
+    let cgroups = cgroup_dirs(read).into_iter().filter_map(|(version, dir)| version.headroom(read, &dir));
+    cgroups.chain(machine(read)).min_by_key(|room| room.available)
+}
+
+fn machine(read: Read<'_>) -> Option<Headroom> {
+    let meminfo = read(Path::new("/proc/meminfo"))?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
+    Some(Headroom { available, limit: format!("the machine has {} left", Bytes(available)) })
+}
+
+/// The two file layouts of the memory controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl Version {
+    const fn files(self) -> (&'static str, &'static str) {
+        match self {
+            Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            Version::V2 => ("memory.max", "memory.current"),
+        }
+    }
+
+    /// Counters of file pages, which the kernel drops before it refuses memory.
+    const fn reclaimable(self) -> [&'static str; 2] {
+        match self {
+            Version::V1 => ["total_inactive_file", "total_active_file"],
+            Version::V2 => ["inactive_file", "active_file"],
+        }
+    }
+
+    fn headroom(self, read: Read<'_>, dir: &Path) -> Option<Headroom> {
+        let number = |name: &str| read(&dir.join(name))?.trim().parse::<u64>().ok();
+        let (limit_file, usage_file) = self.files();
+        // "max", and version 1's way to say it, a number near 2^63, are no limit.
+        let limit = number(limit_file).filter(|limit| *limit < 1 << 62)?;
+        let used = number(usage_file)?.saturating_sub(self.reclaimable_bytes(read, dir));
+        let text = format!(
+            "the limit of cgroup {} ({limit_file}) is {}, {} used",
+            dir.display(),
+            Bytes(limit),
+            Bytes(used)
+        );
+        Some(Headroom { available: limit.saturating_sub(used), limit: text })
+    }
+
+    fn reclaimable_bytes(self, read: Read<'_>, dir: &Path) -> u64 {
+        let stat = read(&dir.join("memory.stat")).unwrap_or_default();
+        let counter = |line: &str| {
+            let (name, value) = line.split_once(' ')?;
+            if self.reclaimable().contains(&name) { value.trim().parse::<u64>().ok() } else { None }
+        };
+        stat.lines().filter_map(counter).sum()
+    }
+}
+
+/// The directory of this process's memory cgroup and those of its ancestors, as far as they are mounted.
+fn cgroup_dirs(read: Read<'_>) -> Vec<(Version, PathBuf)> {
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    let mut dirs = Vec::new();
+    for (version, path) in groups.lines().filter_map(group) {
+        for mount in mounts.lines().filter_map(|line| Mount::parse(line, version)) {
+            dirs.extend(mount.dirs_of(path).into_iter().map(|dir| (version, dir)));
+        }
+    }
+    dirs
+}
+
+/// Reads a line of `/proc/self/cgroup`: `id:controllers:path`; version 2's has no controllers.
+fn group(line: &str) -> Option<(Version, &str)> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (fields.next()?, fields.next()?);
+    if controllers.is_empty() {
+        return Some((Version::V2, path));
+    }
+    controllers.split(',').any(|name| name == "memory").then_some((Version::V1, path))
+}
+
+/// Where a cgroup file system is mounted, and which part of it.
+struct Mount {
+    root: String,
+    at: PathBuf,
+}
+
+impl Mount {
+    /// Reads a line of `/proc/self/mountinfo`, if it is the memory controller's file system.
+    fn parse(line: &str, version: Version) -> Option<Mount> {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut kind = kind.split(' ');
+        let (file_system, options) = (kind.next()?, kind.nth(1).unwrap_or(""));
+        let fits = match version {
+            Version::V1 => file_system == "cgroup" && options.split(',').any(|option| option == "memory"),
+            Version::V2 => file_system == "cgroup2",
+        };
+        let mut place = place.split(' ').skip(3);
+        let (root, at) = (place.next()?, place.next()?);
+        fits.then(|| Mount { root: root.to_owned(), at: PathBuf::from(at) })
+    }
+
+    /// The directories of a cgroup and its ancestors, innermost first.
+    fn dirs_of(&self, path: &str) -> Vec<PathBuf> {
+        // A container may see only its own part of the tree, mounted as the top of it.
+        let inside = Path::new(path).strip_prefix(&self.root).unwrap_or(Path::new(""));
+        let inside = if path.contains("..") { Path::new("") } else { inside };
+        let innermost = self.at.join(inside);
+        innermost.ancestors().take_while(|dir| dir.starts_with(&self.at)).map(Path::to_path_buf).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn tightest_of(files: &[(&str, &str)]) -> Option<Headroom> {
+        let files: HashMap<_, _> = files.iter().copied().collect();
+        tightest(&|path: &Path| files.get(path.to_str()?).map(|text| (*text).to_owned()))
+    }
+
+    const V2_MOUNT: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
+    const V1_MOUNT: &str = "31 24 0:27 / /cg/cpu rw - cgroup cgroup rw,cpu\n\
+                            32 24 0:28 /docker/x /cg/memory rw - cgroup cgroup rw,memory\n";
+
+    #[test]
+    fn the_limit_of_an_ancestor_counts_in_version_2() {
+        let room = tightest_of(&[
+            ("/proc/self/cgroup", "0::/a/b\n"),
+            ("/proc/self/mountinfo", V2_MOUNT),
+            ("/proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    4096 kB\n"),
+            ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("/sys/fs/cgroup/a/b/memory.current", "100\n"),
+            ("/sys/fs/cgroup/a/memory.max", "2097152\n"),
+            ("/sys/fs/cgroup/a/memory.current", "1572864\n"),
+        ])
+        .expect("a limit");
+        assert_eq!(room.available, 512 << 10);
+        assert!(
+            room.limit.contains("/sys/fs/cgroup/a (memory.max) is 2 MiB, 1.5 MiB used"),
+            "{}",
+            room.limit
+        );
+    }
+
+    #[test]
+    fn version_1_is_read_through_a_containers_mount() {
+        let room = tightest_of(&[
+            ("/proc/self/cgroup", "5:cpu:/\n4:cpuset,memory:/docker/x/in\n0::/\n"),
+            ("/proc/self/mountinfo", V1_MOUNT),
+            ("/cg/memory/in/memory.limit_in_bytes", "9223372036854771712"),
+            ("/cg/memory/in/memory.usage_in_bytes", "7"),
+            ("/cg/memory/memory.limit_in_bytes", "1000"),
+            ("/cg/memory/memory.usage_in_bytes", "900"),
+            ("/cg/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 300\ntotal_active_file 100\n"),
+        ])
+        .expect("a limit");
+        assert_eq!(room.available, 500, "file pages can be dropped");
+    }
+
+    #[test]
+    fn without_cgroups_the_machine_is_the_limit() {
+        let room = tightest_of(&[("/proc/meminfo", "MemAvailable: 1024 kB\n")]).expect("a limit");
+        assert_eq!(room, Headroom { available: 1 << 20, limit: "the machine has 1 MiB left".into() });
+        assert_eq!(tightest_of(&[]), None);
+    }
+
+    #[test]
+    fn nonsense_in_these_files_is_no_limit() {
+        let files = [
+            ("/proc/self/cgroup", "::\nx\n0::/../.."),
+            ("/proc/self/mountinfo", "- -\n"),
+            ("/proc/meminfo", "\n"),
+        ];
+        assert_eq!(tightest_of(&files), None);
+    }
+}

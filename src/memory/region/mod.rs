@@ -1,0 +1,366 @@
+//! A large piece of memory that peers on the same host can map for reading.
+
+pub(crate) mod limits;
+pub(crate) mod lock;
+pub(crate) mod mapping;
+pub(crate) mod pages;
+pub(crate) mod peer;
+pub(crate) mod report;
+pub(crate) mod smaps;
+
+use self::lock::Shortfall;
+use self::mapping::Mapping;
+use self::pages::{PageKind, PagePolicy, Reserve, reserve_advice, unsuited};
+use self::peer::SEALS;
+use self::report::RegionReport;
+use crate::memory::byte_count::Bytes;
+use crate::memory::fork::SharedMapping;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::io;
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// Whether a region's pages are kept from being swapped out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LockPolicy {
+    /// As far as the process's limit permits; the report says how far that is.
+    #[default]
+    BestEffort,
+    /// All of it, or an error.
+    Require,
+    /// Not at all.
+    No,
+}
+
+/// What a region is made with.
+#[derive(Clone, Debug)]
+pub struct RegionOptions {
+    /// Size in bytes, at least 1; rounded up to whole pages of the kind that it gets.
+    pub size: u64,
+    /// Which pages to ask for.
+    pub pages: PagePolicy,
+    /// Whether having none of the named kind is an error. Without it lesser kinds are taken, and the report
+    /// says why.
+    pub require: bool,
+    /// Whether to lock the pages.
+    pub lock: LockPolicy,
+    /// The NUMA node that all pages must come from.
+    pub numa_node: Option<u32>,
+}
+
+impl RegionOptions {
+    /// A region of `size` bytes on the best pages that there are, locked as far as permitted.
+    pub fn new(size: u64) -> Self {
+        RegionOptions {
+            size,
+            pages: PagePolicy::Auto,
+            require: false,
+            lock: LockPolicy::BestEffort,
+            numa_node: None,
+        }
+    }
+}
+
+/// Why a region could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The size makes no sense.
+    #[error("a region of {size} bytes was asked for: it must have at least 1 and at most 2^46")]
+    Size {
+        /// The size in bytes.
+        size: u64,
+    },
+    /// The required kind of pages is not to be had.
+    #[error("a region of {} on {wanted} pages, which are required, could not be made: {why}", Bytes(*.size))]
+    Pages {
+        /// Size in bytes.
+        size: u64,
+        /// The kind that was required.
+        wanted: PageKind,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// No kind of pages is to be had.
+    #[error("a region of {} could not be made on any pages: {why}", Bytes(*.size))]
+    NoPages {
+        /// Size in bytes.
+        size: u64,
+        /// Why not, for each kind.
+        why: String,
+    },
+    /// Taking so much memory would have this process killed.
+    #[error(
+        "a region of {} needs more than the {} that are left: {limit}; make the pool smaller or raise the limit",
+        Bytes(*.size), Bytes(*.available)
+    )]
+    Memory {
+        /// Size in bytes.
+        size: u64,
+        /// Bytes that can be taken.
+        available: u64,
+        /// The limit that is in the way, with its numbers.
+        limit: String,
+    },
+    /// The pages must be locked, and the process may not.
+    #[error(
+        "memlock limit is {}, of which {} are in use, and the region needs {} ({source}): raise `ulimit -l`",
+        Bytes(*.limit), Bytes(*.locked), Bytes(*.size)
+    )]
+    Lock {
+        /// Size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+        /// Bytes that the process has locked already.
+        locked: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The pages can't be had from the NUMA node that was asked for.
+    #[error(
+        "binding a region to NUMA node {node} failed: {source}; `cat /sys/devices/system/node/has_memory` lists \
+         the nodes, and a container may need CAP_SYS_NICE"
+    )]
+    Numa {
+        /// The node.
+        node: u32,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Another call to the operating system failed.
+    #[error("making a region of {}: {tried} failed: {source}", Bytes(*.size))]
+    Os {
+        /// Size in bytes.
+        size: u64,
+        /// What was tried.
+        tried: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// The largest size that is tried: half of the address space of x86-64 with four levels.
+const MAX_SIZE: u64 = 1 << 46;
+
+/// A large piece of memory, zero-filled, that peers on the same host can map for reading.
+///
+/// It is a memfd, mapped and prefaulted here and sealed so that nobody else can write to it, and nobody at
+/// all can change its size.
+#[derive(Debug)]
+pub struct Region {
+    // First: a forked child is kept from the memory for as long as the file and the mapping are there.
+    _unforked: SharedMapping,
+    id: u16,
+    file: OwnedFd,
+    mapping: Mapping,
+    report: RegionReport,
+}
+
+impl Region {
+    /// Makes a region. `id` is the caller's name for it, by which spans and grants refer to it.
+    ///
+    /// Blocks until every page is there, which can take seconds per GiB on a busy machine.
+    ///
+    /// # Errors
+    /// [`RegionError`]; nothing is left behind then.
+    pub fn create(id: u16, options: &RegionOptions) -> Result<Region, RegionError> {
+        Self::create_with(id, options, &|path| std::fs::read_to_string(path).ok())
+    }
+
+    /// As [`Region::create`], with the files that tell the limits read by `read`.
+    pub(crate) fn create_with(
+        id: u16,
+        options: &RegionOptions,
+        read: &dyn Fn(&Path) -> Option<String>,
+    ) -> Result<Region, RegionError> {
+        if options.size == 0 || options.size > MAX_SIZE {
+            return Err(RegionError::Size { size: options.size });
+        }
+        let mut ladder = Ladder { options, read, attempts: Vec::new(), spare: None };
+        let (kind, pages) = ladder.climb()?;
+        let os = |tried| move |source| RegionError::Os { size: options.size, tried, source };
+        fcntl_add_seals(&pages.file, SEALS).map_err(|error| os("sealing the memfd")(error.into()))?;
+        let shortfall = lock_pages(&pages.mapping, kind, options.lock)?;
+        let report = RegionReport::read(&pages.mapping, shortfall, ladder.attempts)
+            .map_err(os("reading /proc/self/smaps"))?;
+        let Pages { file, mapping } = pages;
+        let _unforked = SharedMapping::register(mapping.base(), mapping.len(), Some(file.as_fd()));
+        Ok(Region { _unforked, id, file, mapping, report })
+    }
+
+    /// The number that the region was made with.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// Its size in bytes.
+    #[allow(clippy::len_without_is_empty)] // a region is never empty
+    pub fn len(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
+    /// The memfd, for a peer to map.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// What it got.
+    pub fn report(&self) -> &RegionReport {
+        &self.report
+    }
+
+    /// Its first byte: what a fabric registers. Valid as long as the region is; who reads or writes through
+    /// it must hold the tensor that lies there.
+    pub fn base(&self) -> NonNull<u8> {
+        self.mapping.base()
+    }
+}
+
+/// Reserved pages are never swapped out, so there is nothing to lock.
+fn lock_pages(
+    mapping: &Mapping,
+    kind: PageKind,
+    policy: LockPolicy,
+) -> Result<Option<Shortfall>, RegionError> {
+    if kind.is_reserved() { Ok(None) } else { lock::lock(mapping, policy, kind.granule()) }
+}
+
+/// A memfd with all its pages, not sealed yet.
+struct Pages {
+    file: OwnedFd,
+    mapping: Mapping,
+}
+
+/// Why a kind of pages was not to be had.
+enum Miss {
+    /// The next kind may do.
+    Step(String),
+    /// No other kind would do better, or an option can't be met.
+    Fatal(RegionError),
+}
+
+/// The search for the best kind of pages.
+struct Ladder<'a> {
+    options: &'a RegionOptions,
+    read: &'a dyn Fn(&Path) -> Option<String>,
+    attempts: Vec<(PageKind, String)>,
+    /// Ordinary pages that could not be joined into huge ones.
+    spare: Option<Pages>,
+}
+
+impl Ladder<'_> {
+    fn climb(&mut self) -> Result<(PageKind, Pages), RegionError> {
+        let RegionOptions { size, pages: policy, require, .. } = *self.options;
+        let kinds = policy.ladder(require);
+        for kind in kinds.iter().copied() {
+            let why = match unsuited(kind, policy, size) {
+                Some(why) => why,
+                None => match self.try_kind(kind) {
+                    Ok(pages) => return Ok((kind, pages)),
+                    Err(Miss::Fatal(error)) => return Err(error),
+                    Err(Miss::Step(why)) => why,
+                },
+            };
+            self.attempts.push((kind, why));
+        }
+        match (kinds, self.attempts.pop()) {
+            ([wanted], Some((_, why))) => Err(RegionError::Pages { size, wanted: *wanted, why }),
+            (_, last) => {
+                let all = self.attempts.drain(..).chain(last);
+                let why = all.map(|(kind, why)| format!("{kind}: {why}")).collect::<Vec<_>>().join("; ");
+                Err(RegionError::NoPages { size, why })
+            }
+        }
+    }
+
+    fn try_kind(&mut self, kind: PageKind) -> Result<Pages, Miss> {
+        match kind {
+            PageKind::OneGiB => self.reserved(kind, MemfdFlags::HUGE_1GB),
+            PageKind::TwoMiB => self.reserved(kind, MemfdFlags::HUGE_2MB),
+            PageKind::Transparent => self.transparent(),
+            PageKind::Plain => match self.spare.take() {
+                Some(pages) => Ok(pages),
+                None => self.ordinary(kind),
+            },
+        }
+    }
+
+    /// Pages from the machine's reserve.
+    fn reserved(&self, kind: PageKind, flag: MemfdFlags) -> Result<Pages, Miss> {
+        let size = self.options.size.next_multiple_of(kind.granule());
+        let advice = || reserve_advice(kind, size);
+        let free = Reserve::read(kind.granule()).map_or(0, |reserve| reserve.free);
+        if free < size / kind.granule() {
+            return Err(Miss::Step(advice()));
+        }
+        let miss = |error: io::Error| Miss::Step(format!("{error}; {}", advice()));
+        let pages = map(kind, size, MemfdFlags::HUGETLB | flag).map_err(miss)?;
+        self.bind(&pages)?;
+        pages.mapping.populate().map_err(|error| {
+            Miss::Step(format!(
+                "{error} while bringing them in (another process, the hugetlb limit of a cgroup or \
+                                the NUMA node took them); {}",
+                advice()
+            ))
+        })?;
+        Ok(pages)
+    }
+
+    /// Ordinary pages, joined into huge ones.
+    fn transparent(&mut self) -> Result<Pages, Miss> {
+        let pages = self.ordinary(PageKind::Transparent)?;
+        let collapsed = pages.mapping.collapse();
+        let report = RegionReport::read(&pages.mapping, None, Vec::new()).map_err(|source| {
+            let tried = "reading /proc/self/smaps";
+            Miss::Fatal(RegionError::Os { size: self.options.size, tried, source })
+        })?;
+        let enough = if self.options.require { report.size } else { 1 };
+        if report.huge_bytes >= enough {
+            return Ok(pages);
+        }
+        let why = match collapsed {
+            Ok(()) => "the kernel joined none or not all".to_owned(),
+            Err(error) => format!("MADV_COLLAPSE: {error}"),
+        };
+        self.spare = Some(pages);
+        Err(Miss::Step(format!(
+            "{why} ({} of {} are huge); Linux 6.1 or later is needed, \
+             /sys/kernel/mm/transparent_hugepage/shmem_enabled must not be \"deny\", and \
+             `echo 1 > /proc/sys/vm/compact_memory` makes room",
+            Bytes(report.huge_bytes),
+            Bytes(report.size)
+        )))
+    }
+
+    /// Ordinary pages, all of them there.
+    fn ordinary(&self, kind: PageKind) -> Result<Pages, Miss> {
+        let size = self.options.size.next_multiple_of(kind.granule());
+        let room = limits::tightest(self.read);
+        if let Some(room) = room.filter(|room| room.available < size) {
+            let error = RegionError::Memory { size, available: room.available, limit: room.limit };
+            return Err(Miss::Fatal(error));
+        }
+        let os = |tried| move |source| Miss::Fatal(RegionError::Os { size, tried, source });
+        let pages = map(kind, size, MemfdFlags::empty()).map_err(os("mapping a memfd"))?;
+        self.bind(&pages)?;
+        pages.mapping.populate().map_err(os("bringing its pages in (MADV_POPULATE_WRITE, Linux 5.14)"))?;
+        Ok(pages)
+    }
+
+    /// Before the pages come in, as it decides where they come from.
+    fn bind(&self, pages: &Pages) -> Result<(), Miss> {
+        let Some(node) = self.options.numa_node else { return Ok(()) };
+        pages.mapping.bind(node).map_err(|source| Miss::Fatal(RegionError::Numa { node, source }))
+    }
+}
+
+/// A memfd of `size` bytes, which is a multiple of the kind's granule, mapped for writing.
+fn map(kind: PageKind, size: u64, flags: MemfdFlags) -> io::Result<Pages> {
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("tensorwire", flags)?;
+    ftruncate(&file, size)?;
+    let mapping = Mapping::shared(file.as_fd(), size as usize, kind.granule() as usize)?;
+    Ok(Pages { file, mapping })
+}

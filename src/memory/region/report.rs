@@ -1,0 +1,75 @@
+//! What a region got, as the kernel sees it.
+
+use super::lock::Shortfall;
+use super::mapping::Mapping;
+use super::pages::{ONE_GIB, PageKind, TWO_MIB};
+use super::smaps;
+use crate::memory::byte_count::Bytes;
+use std::{fmt, io};
+
+/// What a region got. Every figure is read from the kernel after the region was made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RegionReport {
+    /// Its size in bytes.
+    pub size: u64,
+    /// The kind of its pages. Transparent if at least a part of it is on huge pages: see `huge_bytes`.
+    pub pages: PageKind,
+    /// The kernel's page size for it, in bytes: that of the reserved pages on hugetlb, the base page else.
+    pub page_size: u64,
+    /// Bytes that are mapped by huge pages.
+    pub huge_bytes: u64,
+    /// Bytes that can't be swapped out.
+    pub locked_bytes: u64,
+    /// The process's limit on locked memory in bytes, if it kept a part of the region from being locked.
+    pub lock_limit: Option<u64>,
+    /// The NUMA node of its pages; `None` if they lie on several or the kernel does not tell.
+    pub numa_node: Option<u32>,
+    /// The kinds of pages that were tried before, and why each was not to be had.
+    pub attempts: Vec<(PageKind, String)>,
+}
+
+impl RegionReport {
+    /// Asks the kernel.
+    pub(crate) fn read(
+        mapping: &Mapping,
+        shortfall: Option<Shortfall>,
+        attempts: Vec<(PageKind, String)>,
+    ) -> io::Result<RegionReport> {
+        let pages = smaps::read(mapping.base().as_ptr() as usize, mapping.len())?;
+        let kind = match pages.page_size {
+            ONE_GIB => PageKind::OneGiB,
+            TWO_MIB => PageKind::TwoMiB,
+            _ if pages.huge > 0 => PageKind::Transparent,
+            _ => PageKind::Plain,
+        };
+        Ok(RegionReport {
+            size: pages.size,
+            pages: kind,
+            page_size: pages.page_size,
+            huge_bytes: pages.huge,
+            locked_bytes: pages.locked,
+            lock_limit: shortfall.map(|shortfall| shortfall.limit),
+            numa_node: mapping.node(),
+            attempts,
+        })
+    }
+}
+
+impl fmt::Display for RegionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {} pages", Bytes(self.size), self.pages)?;
+        write!(f, ", {} huge, {} locked", Bytes(self.huge_bytes), Bytes(self.locked_bytes))?;
+        if let Some(limit) = self.lock_limit {
+            write!(f, " (`ulimit -l` is {})", Bytes(limit))?;
+        }
+        match self.numa_node {
+            Some(node) => write!(f, ", NUMA node {node}")?,
+            None => f.write_str(", no single NUMA node known")?,
+        }
+        for (kind, why) in &self.attempts {
+            write!(f, "; not on {kind} pages: {why}")?;
+        }
+        Ok(())
+    }
+}
