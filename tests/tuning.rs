@@ -86,7 +86,7 @@ fn reserving_pages_refuses_bad_arguments_before_it_touches_anything() {
 
 #[test]
 fn the_example_configuration_is_accepted() {
-    let config = Config::builder().file(tuning("tensorwire.toml")).build();
+    let config = Config::builder().without_environment().file(tuning("tensorwire.toml")).build();
     let config = config.unwrap_or_else(|e| panic!("tuning/tensorwire.toml: {e}"));
     assert_eq!(config.pool_size, 512 << 20);
     assert!(config.pool_require);
@@ -110,7 +110,10 @@ fn the_example_configuration_has_every_key_and_comments_out_only_defaults() {
     let (set, shown) = (keys(&text, false), keys(&text, true));
     let named: BTreeSet<&str> = set.iter().chain(&shown).map(|(key, _)| *key).collect();
     let entries = |key: Option<(&str, &str)>| {
-        let builder = Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:7200");
+        let builder = Config::builder()
+            .without_environment()
+            .member("worker", 0)
+            .set("cluster", "worker=127.0.0.1:7200");
         let builder = key.iter().fold(builder, |b, (key, value)| b.set(*key, value.trim_matches('"')));
         builder.build().unwrap_or_else(|e| panic!("{key:?}: {e}")).entries()
     };

@@ -147,7 +147,11 @@ fn without_the_library_a_fabric_is_refused_with_how_to_get_it() {
 #[test]
 #[ignore = "a role, not a test"]
 fn role_starts_a_node_for_verbs() {
-    let builder = Node::builder().member("w", 0).set("cluster", "w=127.0.0.1:4000").set("fabric", "verbs");
+    let builder = Node::builder()
+        .without_environment()
+        .member("w", 0)
+        .set("cluster", "w=127.0.0.1:4000")
+        .set("fabric", "verbs");
     let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
     match builder.start() {
         Ok(node) => println!("role: there is a node, and its peers are {:?}", node.peers()),

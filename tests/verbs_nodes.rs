@@ -11,7 +11,6 @@ mod foreign;
 
 use common::{SOON, cluster, counting, run, values};
 use driver::Fake;
-use std::ffi::OsString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -155,13 +154,10 @@ fn numbers(fake: &Fake) -> Vec<u64> {
 }
 
 fn refused(variables: &'static [(&'static str, &'static str)]) -> String {
-    let lookup = |name: &str| {
-        let found = variables.iter().find(|(variable, _)| *variable == name);
-        found.map(|(_, value)| OsString::from(value))
-    };
+    let environment = || variables.iter().map(|(name, value)| (name.into(), value.into()));
     let builder = Config::builder().member("w", 0).set("cluster", cluster(1)).set("fabric", "verbs");
     let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
-    let error = match builder.env_from(lookup).build() {
+    let error = match builder.environment(environment()).build() {
         Err(error) => error.to_string(),
         Ok(config) => Node::start(&config).err().expect("refused").to_string(),
     };
@@ -241,16 +237,13 @@ fn a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what
 fn joined(fake: &Fake, variables: &'static [(&'static str, &'static str)]) -> Vec<driver::Line> {
     fake.run("clear_log");
     let cluster = cluster(2);
-    let lookup = |name: &str| {
-        let found = variables.iter().find(|(variable, _)| *variable == name);
-        found.map(|(_, value)| OsString::from(value))
-    };
+    let environment = || variables.iter().map(|(name, value)| (name.into(), value.into()));
     let node = |task: u32, device: Option<&str>| {
         let builder = Config::builder().member("w", task).set("cluster", &*cluster).set("fabric", "verbs");
         let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
         match device {
             Some(device) => builder.set("rdma_device", device),
-            None => builder.env_from(lookup),
+            None => builder.environment(environment()),
         }
     };
     let [a, b] = [node(0, None), node(1, Some("fake_1"))]

@@ -32,7 +32,6 @@ impl Engine {
     /// Starts the engine and waits until all processes of the run are connected.
     pub fn join(assignment: &Assignment) -> Result<Engine> {
         let node = Node::builder()
-            .env()
             .member(assignment.member.job.name(), assignment.member.task as u32)
             .set("cluster", assignment.cluster())
             .set("pool_size", assignment.pool_bytes.to_string())

@@ -7,78 +7,55 @@ use super::format::Refusal;
 use super::reference::nearest;
 use super::table::{Config, KEYS, Key, Origins, PREFIX, variable};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-type Lookup = Box<dyn Fn(&str) -> Option<OsString>>;
+/// Prefixes of variables of this crate that are not settings: for tests, and for builds.
+const RESERVED: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 
-/// What the names of variables that are no settings begin with: those of tests, and those that a build is told.
-const NO_SETTINGS: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
-
-/// Collects settings; [`Builder::build`] checks them all.
+/// Collects settings from a file, the environment and the program; [`Builder::build`] checks them all.
 ///
-/// The methods named like keys set that key and win over file and environment; the last call of one wins.
-#[derive(Default)]
+/// The methods named like keys set those keys. The program's values win over the environment, the environment
+/// over the file, the file over the defaults. The last call for a key wins.
+///
+/// The environment of the process is read by default: for each key a variable, for example
+/// `TENSORWIRE_POOL_SIZE`. The settings of RDMA devices also have the names that operators know, for example
+/// `RDMA_GID_INDEX` ([`reference()`](super::reference()) lists them). Two variables that set one key to different
+/// values are an error. So is a variable that begins with `TENSORWIRE_` and belongs to no key, except
+/// `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*`.
+#[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct Builder {
     file: Option<PathBuf>,
-    lookup: Option<Lookup>,
-    /// Names of variables, of which those of this crate must be known.
-    variables: Vec<OsString>,
+    /// `None`: the environment of the process.
+    environment: Option<Variables>,
     set: Vec<(String, String)>,
 }
 
+type Variables = BTreeMap<OsString, OsString>;
+
 impl Config {
-    /// Starts with nothing but the defaults.
+    /// Starts with the defaults and the environment of the process.
     pub fn builder() -> Builder {
         Builder::default()
-    }
-
-    /// Settings of a file over the defaults.
-    ///
-    /// # Errors
-    /// As [`Builder::build`].
-    pub fn from_file(path: impl Into<PathBuf>) -> Result<Config, ConfigError> {
-        Config::builder().file(path).build()
-    }
-
-    /// Settings of the process environment over the defaults.
-    ///
-    /// # Errors
-    /// As [`Builder::build`].
-    pub fn from_env() -> Result<Config, ConfigError> {
-        Config::builder().env().build()
     }
 }
 
 impl Builder {
-    /// Reads this TOML file, below the environment. The last file that is named counts.
+    /// Reads this TOML file, below the environment. Of several files only the last one is read.
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.file = Some(path.into());
         self
     }
 
-    /// Reads the environment of this process: for each key a variable, for example `TENSORWIRE_POOL_SIZE`.
-    ///
-    /// The settings of RDMA devices also have the names that operators know, for example `RDMA_GID_INDEX`
-    /// ([`reference()`](super::reference()) lists them). Two variables that set one key to different values are an error.
-    ///
-    /// A variable that begins with `TENSORWIRE_` and is no key's is an error, so that a slip does not go unnoticed.
-    /// `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*` are not for settings and are left alone, as are all others.
-    pub fn env(self) -> Self {
-        self.env_from(|name| std::env::var_os(name)).env_names(std::env::vars_os().map(|(name, _)| name))
+    /// Does not read the environment: only the file, if one is given, and the program's settings count.
+    pub fn without_environment(self) -> Self {
+        self.environment([])
     }
 
-    /// These variables are set.
-    pub(super) fn env_names(mut self, names: impl IntoIterator<Item = OsString>) -> Self {
-        self.variables = names.into_iter().collect();
-        self
-    }
-
-    /// As [`Builder::env`], with `lookup` in the place of the process environment. Only the variables of known keys are
-    /// looked up.
-    pub fn env_from(mut self, lookup: impl Fn(&str) -> Option<OsString> + 'static) -> Self {
-        self.lookup = Some(Box::new(lookup));
+    /// Reads these variables instead of the environment of the process.
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        self.environment = Some(variables.into_iter().collect());
         self
     }
 
@@ -100,7 +77,8 @@ impl Builder {
     /// a required key that nobody set, settings that contradict each other. Each message is one line with
     /// the origin, the value and what is allowed.
     pub fn build(self) -> Result<Config, ConfigError> {
-        let mut settings = Settings::default();
+        let ignores_environment = self.environment.as_ref().is_some_and(Variables::is_empty);
+        let mut settings = Settings { file: self.file.clone(), ignores_environment, ..Settings::default() };
         for key in KEYS {
             if let Some(text) = key.default {
                 settings.put(key, text.to_string(), Origin::Default)?;
@@ -111,10 +89,8 @@ impl Builder {
                 settings.put(key, text, origin)?;
             }
         }
-        self.variables.iter().try_for_each(|name| check_variable(&name.to_string_lossy()))?;
-        if let Some(lookup) = &self.lookup {
-            settings.put_environment(lookup)?;
-        }
+        let environment = self.environment.unwrap_or_else(|| std::env::vars_os().collect());
+        settings.put_environment(&environment)?;
         for (name, text) in self.set {
             let key = Key::named(&name).ok_or_else(|| unknown(&name, Origin::Builder))?;
             settings.put(key, text, Origin::Builder)?;
@@ -137,8 +113,8 @@ pub(super) fn unknown(name: &str, origin: Origin) -> ConfigError {
 /// Refuses a variable that looks like a setting and is none.
 fn check_variable(name: &str) -> Result<(), ConfigError> {
     let Some(key) = name.strip_prefix(PREFIX) else { return Ok(()) };
-    let is_no_setting = NO_SETTINGS.iter().any(|prefix| name.starts_with(prefix));
-    if is_no_setting || KEYS.iter().any(|key| key.variable() == name) {
+    let is_reserved = RESERVED.iter().any(|prefix| name.starts_with(prefix));
+    if is_reserved || KEYS.iter().any(|key| key.variable() == name) {
         return Ok(());
     }
     let hint = match nearest(key) {
@@ -157,24 +133,30 @@ pub(super) fn wrong(key: &Key, text: &str, origin: Origin, refusal: Refusal) -> 
 
 /// The strongest text of each key so far. Every text that was put in has been checked.
 #[derive(Default)]
-pub(super) struct Settings(BTreeMap<&'static str, (String, Origin)>);
+pub(super) struct Settings {
+    texts: BTreeMap<&'static str, (String, Origin)>,
+    file: Option<PathBuf>,
+    /// The builder was told not to read the environment.
+    ignores_environment: bool,
+}
 
 impl Settings {
     fn put(&mut self, key: &'static Key, text: String, origin: Origin) -> Result<(), ConfigError> {
         if let Err(refusal) = (key.check)(&text) {
             return Err(wrong(key, &text, origin, refusal));
         }
-        self.0.insert(key.name, (text, origin));
+        self.texts.insert(key.name, (text, origin));
         Ok(())
     }
 
-    fn put_environment(&mut self, lookup: &Lookup) -> Result<(), ConfigError> {
+    fn put_environment(&mut self, variables: &Variables) -> Result<(), ConfigError> {
+        variables.keys().try_for_each(|name| check_variable(&name.to_string_lossy()))?;
         for key in KEYS {
             let mut said: Option<(String, String)> = None;
             for name in key.variables() {
-                let Some(value) = lookup(&name) else { continue };
+                let Some(value) = variables.get(OsStr::new(&name)) else { continue };
                 let origin = Origin::Variable { name: name.clone() };
-                let text = value.into_string().map_err(|raw| {
+                let text = value.clone().into_string().map_err(|raw| {
                     let why = Some(format!("it is not UTF-8; it must be {}", key.allowed));
                     wrong(key, &raw.to_string_lossy(), origin.clone(), why)
                 })?;
@@ -195,18 +177,18 @@ impl Settings {
 
     /// The error for a value that does not fit the other settings.
     pub fn conflict(&self, name: &'static str, why: String) -> ConfigError {
-        let (text, origin) = self.0.get(name).cloned().unwrap_or((String::new(), Origin::Default));
+        let (text, origin) = self.texts.get(name).cloned().unwrap_or((String::new(), Origin::Default));
         ConfigError::Value { origin, key: name, value: quote(&text), why }
     }
 
     /// Where the value of a key came from.
     pub fn origin(&self, name: &str) -> Origin {
-        self.0.get(name).map_or(Origin::Default, |(_, origin)| origin.clone())
+        self.texts.get(name).map_or(Origin::Default, |(_, origin)| origin.clone())
     }
 
     /// Where every value came from.
     pub fn origins(&self) -> Origins {
-        Origins(self.0.iter().map(|(key, (_, origin))| (*key, origin.clone())).collect())
+        Origins(self.texts.iter().map(|(key, (_, origin))| (*key, origin.clone())).collect())
     }
 
     /// The strongest value of `key`, as `read` makes it; `None` if nobody set it and it has no default.
@@ -215,13 +197,24 @@ impl Settings {
         key: &'static str,
         read: fn(&str) -> Result<T, Refusal>,
     ) -> Result<Option<T>, ConfigError> {
-        let Some((text, _)) = self.0.get(key) else { return Ok(None) };
+        let Some((text, _)) = self.texts.get(key) else { return Ok(None) };
         let refused = |refusal: Refusal| refusal.unwrap_or_else(|| "it is not allowed".to_string());
         read(text).map(Some).map_err(|refusal| self.conflict(key, refused(refusal)))
     }
 
     /// The error for a required key that nobody set.
     pub fn missing(&self, key: &'static str) -> ConfigError {
-        ConfigError::Missing { key, variable: variable(key) }
+        let call =
+            if key == "cluster" { "set(\"cluster\", \"JOB=HOST:PORT,...\")" } else { "member(JOB, TASK)" };
+        let variable = variable(key);
+        let environment = match self.ignores_environment {
+            true => format!("remove without_environment() and set the variable {variable}"),
+            false => format!("set the environment variable {variable}"),
+        };
+        let file = match &self.file {
+            Some(path) => format!("add `{key} = ...` to {}", path.display()),
+            None => format!("add `{key} = ...` to a file and name it with file(PATH)"),
+        };
+        ConfigError::Missing { key, remedy: format!("call {call} on the builder, {environment}, or {file}") }
     }
 }

@@ -79,14 +79,12 @@ pub enum ConfigError {
         why: String,
     },
     /// A key without default that nobody set.
-    #[error(
-        "{key} is not set: set {key} in the file, {variable} in the environment, or {key}() of the builder"
-    )]
+    #[error("{key} is not set: {remedy}")]
     Missing {
         /// The key.
         key: &'static str,
-        /// The variable that sets it.
-        variable: String,
+        /// The ways to set it: builder call, variable, file.
+        remedy: String,
     },
 }
 

@@ -1,9 +1,7 @@
 //! The settings of RDMA devices: the names that operators know, and what each is by default.
 
-use super::tests::{NO_NUMBER, NO_STRING, Sample, sample};
+use super::tests::{NO_NUMBER, NO_STRING, Sample, environment, sample};
 use super::*;
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 
 /// Every variable besides those of this crate, with its key.
 const KNOWN: &[(&str, &str)] = &[
@@ -83,9 +81,8 @@ fn fine(key: &str) -> &'static str {
 }
 
 fn with(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    let variables: BTreeMap<_, _> = pairs.iter().map(|(k, v)| (k.to_string(), OsString::from(v))).collect();
-    let lookup = move |name: &str| variables.get(name).cloned();
-    Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1").env_from(lookup).build()
+    let builder = Config::builder().environment(environment(pairs));
+    builder.member("worker", 0).set("cluster", "worker=127.0.0.1:1").build()
 }
 
 fn refused(pairs: &[(&str, &str)]) -> String {
@@ -162,7 +159,8 @@ fn two_names_of_one_setting_must_agree() {
 
 #[test]
 fn where_a_value_comes_from_makes_no_difference_between_two_configurations() {
-    let builder = || Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
+    let builder =
+        || Config::builder().without_environment().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
     let said = builder().rdma_qp_sl(2).build().expect("config");
     assert_eq!(said.origin("rdma_qp_sl"), Origin::Builder);
     assert_eq!(said, with(&[("RDMA_SL", "2")]).expect("config"));

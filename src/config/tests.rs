@@ -3,7 +3,7 @@
 use super::builder::Builder;
 use super::table::{KEYS, Key};
 use super::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::time::Duration;
@@ -186,12 +186,11 @@ fn samples() -> impl Iterator<Item = &'static Sample> {
 /// Settings with which every sample can be tried.
 fn base() -> Builder {
     let cluster = "worker=127.0.0.1:5000,127.0.0.1:5001;ps=127.0.0.1:4000,127.0.0.1:4001";
-    Config::builder().set("job", "worker").set("task", "0").set("cluster", cluster)
+    Config::builder().without_environment().set("job", "worker").set("task", "0").set("cluster", cluster)
 }
 
-fn environment(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<OsString> + 'static {
-    let variables: BTreeMap<_, _> = pairs.iter().map(|(k, v)| (k.to_string(), OsString::from(v))).collect();
-    move |name| variables.get(name).cloned()
+pub(super) fn environment(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+    pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
 fn file(text: &str) -> NamedTempFile {
@@ -279,9 +278,11 @@ fn every_good_value_is_taken_from_each_source() {
             assert_eq!(get(base().set(sample.key, *text).build()), expected, "builder: {what}");
 
             for variable in Key::named(sample.key).expect("key").variables() {
-                let lookup = environment(&[(variable.as_str(), *text)]);
-                let built =
-                    needed(sample.key, Config::builder()).file(base_file.path()).env_from(lookup).build();
+                let variables = environment(&[(variable.as_str(), *text)]);
+                let built = needed(sample.key, Config::builder())
+                    .file(base_file.path())
+                    .environment(variables)
+                    .build();
                 assert_eq!(get(built), expected, "environment: {variable}: {what}");
             }
 
@@ -307,8 +308,8 @@ fn every_bad_value_is_refused_with_its_origin_and_what_is_allowed() {
             assert_names(&error, &[key.name, &format!("{text:?}"), "(the builder): "]);
 
             for variable in key.variables() {
-                let lookup = environment(&[(variable.as_str(), *text)]);
-                let error = base().env_from(lookup).build().expect_err(&format!("{variable}={text:?}"));
+                let variables = environment(&[(variable.as_str(), *text)]);
+                let error = base().environment(variables).build().expect_err(&format!("{variable}={text:?}"));
                 assert_names(
                     &error,
                     &[key.name, &format!("{text:?}"), &format!("(environment variable {variable}): ")],
@@ -364,8 +365,10 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
 #[test]
 fn the_builder_wins_over_the_environment_over_the_file_over_the_default() {
     let file = file("rdma_qps_per_peer = 2\nqueue_depth = 32\nmax_routes = 7\n");
-    let lookup = || environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "3"), ("TENSORWIRE_QUEUE_DEPTH", "64")]);
-    let config = base().rdma_qps_per_peer(4).env_from(lookup()).file(file.path()).build().expect("config");
+    let variables =
+        || environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "3"), ("TENSORWIRE_QUEUE_DEPTH", "64")]);
+    let config =
+        base().rdma_qps_per_peer(4).environment(variables()).file(file.path()).build().expect("config");
     assert_eq!(
         (config.rdma_qps_per_peer, config.queue_depth, config.max_routes, config.max_requests),
         (4, 64, 7, 4096)
@@ -376,8 +379,8 @@ fn the_builder_wins_over_the_environment_over_the_file_over_the_default() {
 
 #[test]
 fn a_wrong_value_is_refused_even_where_a_stronger_source_overrides_it() {
-    let lookup = environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "many")]);
-    let error = base().env_from(lookup).rdma_qps_per_peer(2).build().expect_err("refused");
+    let variables = environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "many")]);
+    let error = base().environment(variables).rdma_qps_per_peer(2).build().expect_err("refused");
     assert_eq!(
         error.to_string(),
         "rdma_qps_per_peer is \"many\" (environment variable TENSORWIRE_RDMA_QPS_PER_PEER): it must be 1 to 16"
@@ -396,7 +399,8 @@ fn an_unknown_key_is_named_with_the_nearest_one() {
 
 #[test]
 fn a_variable_of_no_key_is_named_with_the_nearest_one() {
-    let with = |name: &str| base().env_names([name.into(), "PATH".into()]).build().map(drop);
+    let with =
+        |name: &str| base().environment(environment(&[(name, "64MiB"), ("PATH", "/")])).build().map(drop);
     let error = with("TENSORWIRE_POOL_SIZ").expect_err("a slip");
     let told = "unknown key \"TENSORWIRE_POOL_SIZ\" (environment variable TENSORWIRE_POOL_SIZ): did you mean \
                 TENSORWIRE_POOL_SIZE?";
@@ -423,19 +427,42 @@ fn what_is_planned_is_refused_by_name() {
 
 #[test]
 fn a_required_key_that_nobody_set_is_named() {
-    let error = Config::builder().build().expect_err("refused");
+    let error = Config::builder().environment(environment(&[("HOME", "/")])).build().expect_err("refused");
     assert_eq!(
         error.to_string(),
-        "job is not set: set job in the file, TENSORWIRE_JOB in the environment, or job() of the builder"
+        "job is not set: call member(JOB, TASK) on the builder, set the environment variable TENSORWIRE_JOB, or add \
+         `job = ...` to a file and name it with file(PATH)"
     );
-    let error = Config::builder().member("ps", 0).build().expect_err("refused");
-    assert_names(&error, &["cluster is not set", "TENSORWIRE_CLUSTER"]);
+    let file = file("job = 'ps'");
+    let builder = Config::builder().without_environment().file(file.path());
+    let error = builder.clone().build().expect_err("refused");
+    assert_names(&error, &["task is not set: ", "remove without_environment() and set", "TENSORWIRE_TASK"]);
+    assert_names(&error, &[&format!("or add `task = ...` to {}", file.path().display())]);
+    let error = builder.member("ps", 0).build().expect_err("refused");
+    assert_names(&error, &["cluster is not set: call set(\"cluster\", \"JOB=HOST:PORT,...\")"]);
+}
+
+#[test]
+fn the_environment_of_the_process_is_read_unless_the_builder_says_no() {
+    const CHILD: &str = "TENSORWIRE_TEST_ENVIRONMENT_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        let builder = Config::builder().member("w", 0).set("cluster", "w=127.0.0.1:1");
+        assert_eq!(builder.clone().build().expect("config").pool_size, 32 << 20);
+        assert_eq!(builder.without_environment().build().expect("config").pool_size, 256 << 20);
+        return;
+    }
+    let name = "config::tests::the_environment_of_the_process_is_read_unless_the_builder_says_no";
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+    child.args(["--exact", name]).env(CHILD, "1").env("TENSORWIRE_POOL_SIZE", "32MiB");
+    let output = child.output().expect("the child runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
 fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
     let folder = tempfile::tempdir().expect("folder");
-    let error = Config::from_file(folder.path().join("none.toml")).expect_err("refused");
+    let error = Config::builder().file(folder.path().join("none.toml")).build().expect_err("refused");
     assert_names(&error, &["configuration file ", "none.toml: "]);
     let error = build_file("rdma_qps_per_peer = 1\nrdma_qps_per_peer = 2\n").expect_err("refused");
     assert_names(&error, &[" line 2: not valid TOML: duplicate key"]);
@@ -447,7 +474,7 @@ fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
 fn a_file_may_spell_lists_and_numbers_as_toml_does() {
     let text = "job = 'ps'\ntask = 1\npoll = 'adaptive'\ncores = [0, 2]\nqueue_depth = 65_536\npool_size = 2097152\n\
                 [cluster]\nps = ['127.0.0.1:1', '[::1]:2']\nworker = ['localhost:3']\n";
-    let config = Config::from_file(file(text).path()).expect("config");
+    let config = Config::builder().without_environment().file(file(text).path()).build().expect("config");
     assert_eq!(entry(&config, "cluster").as_deref(), Some("ps=127.0.0.1:1,[::1]:2;worker=localhost:3"));
     assert_eq!((config.cores.as_deref(), config.queue_depth), (Some(&[0, 2][..]), 65_536));
     assert_eq!((config.pool_size, config.task), (2 << 20, 1));
@@ -457,8 +484,8 @@ fn a_file_may_spell_lists_and_numbers_as_toml_does() {
 #[test]
 fn a_variable_that_is_not_utf_8_is_refused() {
     use std::os::unix::ffi::OsStringExt as _;
-    let lookup = |name: &str| (name == "TENSORWIRE_JOB").then(|| OsString::from_vec(vec![b'a', 0xff]));
-    let error = base().env_from(lookup).build().expect_err("refused");
+    let variables = [("TENSORWIRE_JOB".into(), OsString::from_vec(vec![b'a', 0xff]))];
+    let error = base().environment(variables).build().expect_err("refused");
     assert_names(&error, &["job is ", "(environment variable TENSORWIRE_JOB): it is not UTF-8"]);
 }
 

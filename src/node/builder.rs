@@ -35,9 +35,9 @@ impl NodeBuilder {
         self
     }
 
-    /// Reads settings from `TENSORWIRE_*` variables too; what is set here wins over them.
-    pub fn env(mut self) -> Self {
-        self.settings = self.settings.env();
+    /// Does not read `TENSORWIRE_*` variables.
+    pub fn without_environment(mut self) -> Self {
+        self.settings = self.settings.without_environment();
         self
     }
 

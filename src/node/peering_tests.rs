@@ -201,7 +201,7 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
     let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
     let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
     let nodes = [0, 1].map(|task| {
-        let node = Node::builder().member("w", task).set("cluster", &cluster);
+        let node = Node::builder().without_environment().member("w", task).set("cluster", &cluster);
         let node = node.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
         node.set("stop_timeout", "200ms").start().expect("the node starts")
     });

@@ -47,19 +47,17 @@ fn wish<T>(config: &Config, key: &'static str, value: T) -> Wish<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::OsString;
 
     fn config(variables: &'static [(&'static str, &'static str)]) -> Config {
-        let lookup = move |name: &str| {
-            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| OsString::from(value))
-        };
+        let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
         let builder = Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
-        builder.rdma_qp_queue_depth(64).env_from(lookup).build().expect("config")
+        builder.rdma_qp_queue_depth(64).environment(variables).build().expect("config")
     }
 
     #[test]
     fn nothing_but_defaults_asks_for_nothing() {
-        let config = Config::builder().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
+        let config =
+            Config::builder().without_environment().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
         assert_eq!(rdma_wishes(&config.build().expect("config")), Wishes::default());
     }
 

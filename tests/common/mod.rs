@@ -38,7 +38,7 @@ fn free_port() -> u16 {
 /// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in, and
 /// `TENSORWIRE_TEST_SILENCE` a longer silence of a peer that is alive.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
-    let builder = Node::builder();
+    let builder = Node::builder().without_environment();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
         Ok(mode) => builder.set("poll", mode),
         Err(_) => builder,

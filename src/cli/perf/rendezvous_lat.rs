@@ -182,6 +182,7 @@ pub const SMALL: u32 = 128;
 pub fn joined(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Node, CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
     let mut builder = Node::builder()
+        .without_environment()
         .member("perf", me)
         .set("cluster", cluster(me, channel)?)
         .set("pool_size", settings.pool.to_string())
