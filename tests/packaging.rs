@@ -59,12 +59,22 @@ fn ours(metadata: &Value) -> &Value {
     package(metadata, text(&metadata["resolve"], "root"))
 }
 
-/// The packages that a plain `cargo build` compiles: reached without a development dependency.
+/// The packages that a plain `cargo build` compiles: the library's and the program's.
 fn built(metadata: &Value) -> Vec<&Value> {
+    let members = list(metadata, "workspace_members").iter();
+    built_for(metadata, members.map(|id| id.as_str().expect("an id is text")).collect())
+}
+
+/// The packages that a library user compiles.
+fn built_for_library(metadata: &Value) -> Vec<&Value> {
+    built_for(metadata, vec![text(&metadata["resolve"], "root")])
+}
+
+/// These packages, and what they depend on but for development dependencies.
+fn built_for<'a>(metadata: &'a Value, mut waiting: Vec<&'a str>) -> Vec<&'a Value> {
     let resolve = &metadata["resolve"];
     let nodes: BTreeMap<&str, &Value> = list(resolve, "nodes").iter().map(|n| (text(n, "id"), n)).collect();
     let mut reached = BTreeSet::new();
-    let mut waiting = vec![text(resolve, "root")];
     while let Some(id) = waiting.pop() {
         if !reached.insert(id) {
             continue;
@@ -97,6 +107,18 @@ fn a_build_needs_no_protoc_no_clang_no_cmake_and_no_c_compiler() {
     let linking: Vec<&str> =
         built.iter().filter(|p| !p["links"].is_null()).map(|p| text(p, "name")).collect();
     assert!(linking.is_empty(), "packages that link a C library: {linking:?}");
+}
+
+#[test]
+fn a_library_user_builds_nothing_that_only_the_program_needs() {
+    let metadata = metadata();
+    let names: Vec<&str> = built_for_library(&metadata).into_iter().map(|p| text(p, "name")).collect();
+    assert!(names.contains(&"tensorwire") && names.contains(&"tonic"), "the walk is broken: {names:?}");
+    for foreign in ["tensorwire-cli", "clap", "hdrhistogram", "serde_json", "indicatif"] {
+        assert!(!names.contains(&foreign), "{foreign} comes with the library");
+    }
+    let features = &ours(&metadata)["features"];
+    assert_eq!(features["default"], Value::from(Vec::<Value>::new()), "a user asked for none of these");
 }
 
 #[test]
@@ -203,7 +225,7 @@ fn bytes_under(folder: &Path) -> u64 {
 
 #[test]
 fn every_folder_of_the_top_level_has_content() {
-    for folder in ["src", "proto", "tuning", "benches", "tests", "examples"] {
+    for folder in ["src", "cli", "proto", "tuning", "benches", "tests", "examples"] {
         let bytes = bytes_under(&root().join(folder));
         assert!(bytes > 500, "{folder}/ holds {bytes} bytes: that is no content");
     }

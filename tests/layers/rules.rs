@@ -57,30 +57,13 @@ pub const ROOMS: &[Room] = &[
             "telemetry",
         ],
     ),
-    own_clock(
-        "cli",
-        &[
-            "node",
-            "rendezvous",
-            "collective",
-            "engine",
-            "link",
-            "protocol",
-            "fabric",
-            "memory",
-            "wire",
-            "bootstrap",
-            "config",
-            "telemetry",
-        ],
-    ),
 ];
 
 const MUTANTS: &str = "mutants";
 
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] =
-    &["src/memory", "src/fabric/shm", "src/fabric/verbs", "src/engine", "src/cli/reference"];
+    &["src/memory", "src/fabric/shm", "src/fabric/verbs", "src/engine", "cli/src/reference"];
 
 /// Rooms within those that are plain Rust all the same.
 const NO_UNSAFE: &[&str] = &["src/fabric/verbs/device"];
@@ -108,18 +91,19 @@ pub fn is_under(path: &Path, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|p| path.starts_with(p) || path == Path::new(&format!("{p}.rs")))
 }
 
-/// The room that a file belongs to; `None` for the crate's face (`lib.rs`, `main.rs`), which may know all.
+/// The room that a file belongs to; `None` for the crate's face (`lib.rs`) and for
+/// the program (`cli/`), which may know all.
 fn room_of(path: &Path) -> Option<String> {
     let first = path.strip_prefix("src").ok()?.components().next()?;
     let name = first.as_os_str().to_str()?.trim_end_matches(".rs").to_owned();
-    (name != "lib" && name != "main").then_some(name)
+    (name != "lib").then_some(name)
 }
 
 /// How many modules deep below the crate's root the file's own module is: 1 for `src/link/mod.rs`.
 fn depth_of(path: &Path) -> usize {
     let parts = path.components().count() - 1;
     match path.file_name().and_then(|n| n.to_str()) {
-        Some("mod.rs" | "lib.rs" | "main.rs") => parts - 1,
+        Some("mod.rs" | "lib.rs") => parts - 1,
         _ => parts,
     }
 }
@@ -140,9 +124,7 @@ pub fn check_file(path: &Path, text: &str, whole_file_is_test: bool) -> Vec<Stri
     let scope = Scope::of(&code);
     if let Some(room) = room_of(path) {
         for (line, known) in edges(&code, &scope, depth_of(path)) {
-            // The program uses the library as anybody would: by its face.
-            let as_a_user = room == "cli" && known.starts_with(FACE);
-            if known == room || known == MUTANTS || as_a_user || may_know(&room, &known) {
+            if known == room || known == MUTANTS || may_know(&room, &known) {
                 continue;
             }
             say(line, format!("{room} may not know {known}: see the layers in tests/layers/rules.rs"));

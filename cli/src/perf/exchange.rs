@@ -1,0 +1,107 @@
+//! Rounds of which each is a step: one side sends and receives, the other receives and sends.
+
+use super::channel::Channel;
+use super::plan::Settings;
+use super::rendezvous_lat::{SMALL, name};
+use super::workload::{Facts, Halt, Initiator, Linger, Responder, Watch};
+use crate::CliError;
+use tensorwire::memory::{BufferRing, Tensor};
+use tensorwire::node::Node;
+use tensorwire::rendezvous::{Error, Step};
+
+/// One side of such rounds.
+pub trait Exchange {
+    /// The node that it works with.
+    fn node(&self) -> &Node;
+
+    /// What was asked for.
+    fn settings(&self) -> &Settings;
+
+    /// What the rounds are made of, for the report.
+    fn how(&self) -> String;
+
+    /// Makes ready for tensors of this many bytes.
+    fn resize(&mut self, bytes: usize) -> Result<(), CliError>;
+
+    /// Writes what is sent next. Not timed.
+    fn fill(&mut self, watch: &Watch) -> Result<(), Halt>;
+
+    /// Begins the step of the next round. Both sides count them.
+    fn step(&mut self) -> Result<Step, Halt>;
+
+    /// Sends what was written.
+    fn send(&mut self, step: &Step) -> Result<(), Halt>;
+
+    /// Receives as much.
+    fn receive(&mut self, step: &Step) -> Result<(), Halt>;
+}
+
+impl<T: Exchange> Initiator for T {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes)
+    }
+
+    fn produce(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.fill(watch)
+    }
+
+    fn round_trip(&mut self, _watch: &Watch) -> Result<(), Halt> {
+        let step = self.step()?;
+        self.send(&step)?;
+        self.receive(&step)
+    }
+
+    fn facts(&self) -> Facts {
+        let settings = self.settings();
+        Facts {
+            fabric: name(settings.fabric).into(),
+            device: None,
+            pages: self.node().pool_report().pages.to_string(),
+            poll_mode: format!("inline, spin; {}", self.how()),
+            inline_bytes: u64::from(settings.inline.unwrap_or(SMALL)),
+            depth: u64::from(settings.depth),
+            mtu: None,
+        }
+    }
+}
+
+impl<T: Exchange> Responder for T {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes)
+    }
+
+    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.fill(watch)?;
+        let step = self.step()?;
+        self.receive(&step)?;
+        self.send(&step)
+    }
+
+    /// What was sent last is served when this side makes progress.
+    fn linger(&mut self) -> Result<Linger, Halt> {
+        progress(self.node()).map(|()| Linger::Again)
+    }
+}
+
+/// A tensor of these bytes, in a buffer that nobody reads any more.
+pub fn filled(node: &Node, ring: &mut BufferRing, watch: &Watch, byte: u8) -> Result<Tensor, Halt> {
+    let mut wait = watch.wait();
+    loop {
+        if let Ok(mut buffer) = ring.next() {
+            buffer.bytes_mut().fill(byte);
+            return Ok(buffer.freeze());
+        }
+        progress(node)?;
+        wait.again()?;
+    }
+}
+
+/// Has a node move on.
+pub fn progress(node: &Node) -> Result<(), Halt> {
+    node.progress().map(drop).map_err(halt)
+}
+
+/// A run that ends with this error.
+pub fn halt(error: Error) -> Halt {
+    Halt::Failed(error.to_string())
+}

@@ -1,0 +1,352 @@
+//! The turns: the test and its references one after the other, again and again, within the same minute.
+
+use super::channel::{Channel, Message};
+use super::options::Figure;
+use super::plan::{Length, Plan};
+use super::recorder::{Recorder, Summary, median};
+use super::workload::{Initiator, Linger, Responder, Subject, Watch};
+use crate::CliError;
+use crate::reference::{CacheLine, Clock, Memcpy, RING_PAYLOAD, RING_SLOTS, Ring64, Shared};
+use std::sync::Arc;
+
+/// Payload from which a plain copy is a reference, in bytes.
+const COPY_FROM: usize = 4096;
+
+/// What one size came to.
+#[derive(Clone, Debug)]
+pub struct SizeResult {
+    /// The payload.
+    pub bytes: usize,
+    /// The times over all turns: one way, or of the whole operation.
+    pub summary: Summary,
+    /// What each turn took.
+    pub turns: Vec<Took>,
+    /// What was measured beside it.
+    pub references: Vec<Comparison>,
+}
+
+/// The test beside one reference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// The reference.
+    pub name: &'static str,
+    /// The payload of the test.
+    pub bytes: usize,
+    /// The test's median time: the median of its turns' medians.
+    pub ours_p50_ns: f64,
+    /// The reference's, likewise.
+    pub p50_ns: f64,
+    /// The test's over the reference's.
+    pub ratio: f64,
+    /// The smallest ratio of one turn.
+    pub ratio_min: f64,
+    /// The largest ratio of one turn.
+    pub ratio_max: f64,
+}
+
+impl Comparison {
+    /// Compares the medians of the turns, which come in pairs.
+    pub fn new(name: &'static str, bytes: usize, ours: &[f64], reference: &[f64]) -> Self {
+        let ratios = ours.iter().zip(reference).map(|(ours, reference)| ours / reference);
+        let (ours_p50_ns, p50_ns) = (median(ours).unwrap_or_default(), median(reference).unwrap_or_default());
+        Comparison {
+            name,
+            bytes,
+            ours_p50_ns,
+            p50_ns,
+            ratio: ours_p50_ns / p50_ns,
+            ratio_min: ratios.clone().fold(f64::INFINITY, f64::min),
+            ratio_max: ratios.fold(0.0, f64::max),
+        }
+    }
+}
+
+/// How long so many operations took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Took {
+    /// Operations.
+    pub count: u64,
+    /// Nanoseconds of all of them, one after the other or at the same time.
+    pub nanos: u64,
+}
+
+impl Took {
+    /// Nanoseconds for each.
+    pub fn each(&self) -> f64 {
+        self.nanos as f64 / self.count.max(1) as f64
+    }
+}
+
+/// The measuring side of a run.
+pub struct Run<'a> {
+    plan: &'a Plan,
+    clock: Clock,
+    watch: Watch,
+    test: Box<dyn Initiator>,
+    beside: Option<(&'static str, Box<dyn Initiator>)>,
+    bare: Option<Bare>,
+}
+
+/// The references in memory that both processes share.
+struct Bare {
+    cache_line: CacheLine,
+    ring: Ring64,
+}
+
+/// All turns of one subject at one size.
+struct Series {
+    name: &'static str,
+    /// One half where round trips are recorded.
+    scale: f64,
+    all: Recorder,
+    medians: Vec<f64>,
+}
+
+impl Series {
+    fn new(name: &'static str, scale: f64) -> Self {
+        Series { name, scale, all: Recorder::new(), medians: Vec::new() }
+    }
+
+    fn add(&mut self, turn: &Recorder) {
+        self.medians.push(turn.quantile(0.5) * self.scale);
+        self.all.merge(turn);
+    }
+}
+
+impl<'a> Run<'a> {
+    /// A run of the plan with this workload, and what is measured beside it. References in shared memory run
+    /// beside it where both processes have that.
+    pub fn new(
+        plan: &'a Plan,
+        clock: Clock,
+        watch: Watch,
+        shared: Option<&Arc<Shared>>,
+        test: Box<dyn Initiator>,
+        beside: Option<(&'static str, Box<dyn Initiator>)>,
+    ) -> Self {
+        let bare = shared.filter(|_| plan.has_references()).map(|shared| Bare {
+            cache_line: CacheLine::new(shared, Subject::CacheLine),
+            ring: Ring64::initiator(shared, Subject::Ring64, RING_SLOTS),
+        });
+        Run { plan, clock, watch, test, beside, bare }
+    }
+
+    /// Measures one size.
+    pub fn size(&mut self, bytes: usize, channel: &mut Channel) -> Result<SizeResult, CliError> {
+        let figure = self.plan.test.figure();
+        let (bandwidth, bare) = (figure == Figure::Bandwidth, self.bare.is_some());
+        let scale = if figure == Figure::OneWay { 0.5 } else { 1.0 };
+        let mut ours = Series::new("", scale);
+        let mut beside = self.beside.as_ref().map(|(name, _)| Series::new(name, scale));
+        let mut line = (bare && !bandwidth).then(|| Series::new("cache_line", 0.5));
+        let mut ring = (bare && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
+        // A copy says nothing of what is not copied.
+        let copies = bare && bytes >= COPY_FROM && !self.plan.settings.borrow;
+        let least = self.plan.smallest(bytes);
+        let mut smallest = least.map(|_| Series::new("smallest", scale));
+        let mut copy = copies.then(|| Series::new("memcpy", 1.0));
+        let mut memory = Memcpy::new(if copy.is_some() { bytes } else { 0 })?;
+        let (mut turn, mut turns) = (Recorder::new(), Vec::new());
+        for _ in 0..self.plan.turns {
+            let took = self.turn(Subject::Test, bytes, channel, &mut turn)?;
+            ours.add(&turn);
+            turns.push(took);
+            for (subject, series) in [
+                (Subject::Beside, &mut beside),
+                (Subject::CacheLine, &mut line),
+                (Subject::Ring64, &mut ring),
+            ] {
+                if let Some(series) = series {
+                    self.turn(subject, bytes, channel, &mut turn)?;
+                    series.add(&turn);
+                }
+            }
+            if let (Some(least), Some(smallest)) = (least, &mut smallest) {
+                self.turn(Subject::Test, least, channel, &mut turn)?;
+                smallest.add(&turn);
+            }
+            if let Some(copy) = &mut copy {
+                self.copies(bytes, &mut memory, &mut turn)?;
+                copy.add(&turn);
+            }
+        }
+        let each: Vec<f64> = turns.iter().map(Took::each).collect();
+        let medians = if bandwidth { &each } else { &ours.medians };
+        let references = [beside, smallest, line, ring, copy]
+            .into_iter()
+            .flatten()
+            .map(|series| Comparison::new(series.name, bytes, medians, &series.medians))
+            .collect();
+        Ok(SizeResult { bytes, summary: ours.all.summary(ours.scale), turns, references })
+    }
+
+    /// One turn of a subject that the other process answers.
+    fn turn(
+        &mut self,
+        subject: Subject,
+        bytes: usize,
+        channel: &mut Channel,
+        recorder: &mut Recorder,
+    ) -> Result<Took, CliError> {
+        recorder.clear();
+        channel.send(&Message::Turn { subject, bytes })?;
+        let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
+        let (clock, watch) = (&self.clock, &self.watch);
+        let workload: &mut dyn Initiator = match (subject, &mut self.bare) {
+            (Subject::CacheLine, Some(bare)) => &mut bare.cache_line,
+            (Subject::Ring64, Some(bare)) => &mut bare.ring,
+            (Subject::Beside, _) => match &mut self.beside {
+                Some((_, beside)) => &mut **beside,
+                None => &mut *self.test,
+            },
+            _ => &mut *self.test,
+        };
+        workload.prepare(bytes, channel)?;
+        channel.expect(&Message::Ready)?;
+        let batch = |count, recorder: &mut Recorder| {
+            channel.send(&Message::Rounds(count))?;
+            channel.expect(&Message::Ready)?;
+            let nanos = workload.rounds(count, clock, watch, recorder).map_err(|halt| {
+                CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), halt)
+            })?;
+            channel.expect(&Message::Done)?;
+            Ok(nanos)
+        };
+        warm_and_measure(length, warmup, recorder, batch)
+    }
+
+    /// One turn of the reference that needs no other process.
+    fn copies(&self, bytes: usize, memory: &mut Memcpy, recorder: &mut Recorder) -> Result<(), CliError> {
+        let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
+        let clock = &self.clock;
+        let batch = |count, recorder: &mut Recorder| {
+            let began = clock.now();
+            for _ in 0..count {
+                let start = clock.now();
+                memory.copy(bytes);
+                recorder.record(clock.nanos(start, clock.now()));
+            }
+            Ok(clock.nanos(began, clock.now()))
+        };
+        warm_and_measure(length, warmup, recorder, batch).map(drop)
+    }
+}
+
+/// Does something `warmup` times, and then for the length of a turn, in batches. A turn of so many seconds does half of what seems
+/// to be left again and again, so that a bad guess costs little.
+fn warm_and_measure(
+    length: Length,
+    warmup: u64,
+    recorder: &mut Recorder,
+    mut batch: impl FnMut(u64, &mut Recorder) -> Result<u64, CliError>,
+) -> Result<Took, CliError> {
+    let mut pace = Took::default();
+    if warmup > 0 {
+        pace = Took { count: warmup, nanos: batch(warmup, recorder)? };
+    }
+    recorder.clear();
+    let duration = match length {
+        Length::Iterations(count) => return Ok(Took { count, nanos: batch(count, recorder)? }),
+        Length::Duration(duration) => duration.as_nanos() as u64,
+    };
+    let mut took = Took::default();
+    while took.nanos < duration {
+        let left = (duration - took.nanos) as f64 / 2.0;
+        let count = if pace.count == 0 { 1 } else { (left / pace.each().max(1.0)) as u64 }.max(1);
+        let nanos = batch(count, recorder)?;
+        pace = Took { count, nanos };
+        took = Took { count: took.count + count, nanos: took.nanos + nanos };
+    }
+    Ok(took)
+}
+
+/// The answering side: does turn after turn until it is told to quit.
+pub fn answer(
+    channel: &mut Channel,
+    shared: Option<&Arc<Shared>>,
+    mut test: Box<dyn Responder>,
+    mut beside: Option<Box<dyn Responder>>,
+) -> Result<(), CliError> {
+    let watch = channel.watch()?;
+    let mut bare = shared.map(|shared| {
+        (CacheLine::new(shared, Subject::CacheLine), Ring64::responder(shared, Subject::Ring64, RING_SLOTS))
+    });
+    let mut turn = (Subject::Test, 0);
+    loop {
+        while !channel.is_ready() {
+            let beside = beside.iter_mut().map(|beside| beside.linger());
+            let all: Result<Vec<_>, _> = beside.chain([test.linger()]).collect();
+            let all = all.map_err(|halt| CliError::failed("between turns", halt))?;
+            if all.iter().all(|next| *next == Linger::Sleep) {
+                channel.wait();
+            }
+        }
+        let message = channel.receive()?;
+        if let Message::Turn { subject, bytes } = message {
+            turn = (subject, bytes);
+        }
+        let (subject, bytes) = turn;
+        let workload: &mut dyn Responder = match (subject, &mut bare) {
+            (Subject::CacheLine, Some((line, _))) => line,
+            (Subject::Ring64, Some((_, ring))) => ring,
+            (Subject::Beside, _) => beside.as_deref_mut().unwrap_or(&mut *test),
+            _ => &mut *test,
+        };
+        match message {
+            Message::Quit => return Ok(()),
+            Message::Turn { .. } => {
+                workload.prepare(bytes, channel)?;
+                channel.send(&Message::Ready)?;
+            }
+            Message::Rounds(count) => {
+                channel.send(&Message::Ready)?;
+                workload.answers(count, &watch).map_err(|halt| {
+                    CliError::failed(format!("answering {subject:?} with {bytes} bytes"), halt)
+                })?;
+                channel.send(&Message::Done)?;
+            }
+            other => return Err(CliError::Failed(format!("{other:?} came instead of a turn"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Measures something that takes so long; says what it came to, how many samples there are, and how often it was done.
+    fn measure(length: Length, warmup: u64, each: Duration) -> (Took, u64, u64) {
+        let (mut recorder, mut done) = (Recorder::new(), 0);
+        let nanos = each.as_nanos() as u64;
+        let batch = |count, recorder: &mut Recorder| {
+            (0..count).for_each(|_| recorder.record(nanos));
+            done += count;
+            Ok(count * nanos)
+        };
+        let took = warm_and_measure(length, warmup, &mut recorder, batch).unwrap();
+        (took, recorder.summary(1.0).count, done)
+    }
+
+    #[test]
+    fn every_iteration_after_the_warm_up_is_a_sample() {
+        let (took, samples, done) = measure(Length::Iterations(30), 12, Duration::from_nanos(5));
+        assert_eq!((took, samples, done), (Took { count: 30, nanos: 150 }, 30, 42));
+    }
+
+    #[test]
+    fn a_duration_keeps_every_sample_and_takes_one_at_least() {
+        let each = Duration::from_millis(2);
+        let (took, samples, done) = measure(Length::Duration(Duration::from_millis(1)), 0, each);
+        assert_eq!((took.count, samples, done), (1, 1, 1));
+        let (took, samples, done) = measure(Length::Duration(Duration::from_millis(20)), 3, each);
+        assert_eq!((took.count, samples, done), (10, 10, 13), "naps of 2 ms in 20 ms");
+    }
+
+    #[test]
+    fn a_ratio_divides_the_medians_and_shows_each_turns_own() {
+        let comparison = Comparison::new("x", 8, &[130.0, 150.0, 260.0], &[100.0, 100.0, 200.0]);
+        assert_eq!((comparison.ours_p50_ns, comparison.p50_ns, comparison.ratio), (150.0, 100.0, 1.5));
+        assert_eq!((comparison.ratio_min, comparison.ratio_max), (1.3, 1.5));
+    }
+}

@@ -1,0 +1,276 @@
+//! One side of a test of the bare fabric: a port with one link, beside idle ones, and what the peer may touch.
+
+use super::channel::Channel;
+use super::fabrics::Measured;
+use super::plan::Settings;
+use super::workload::{Facts, Halt, Wait, Watch};
+use crate::CliError;
+use crate::reference::Landing;
+use std::time::{Duration, Instant};
+use tensorwire::fabric::{Completions, Event, Half, Lane, LinkId, LinkOptions, OpId, Port, PostError, Role};
+use tensorwire::memory::{Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use tensorwire::wire::{DType, Grant, Immediate, ImmediateKind, Shape, Slot, TensorMeta};
+
+/// How long the two sides may take to meet.
+const MEETING: Duration = Duration::from_secs(20);
+/// Operations that can be outstanding on an idle link.
+const IDLE_DEPTH: u32 = 16;
+/// How long a link that is down may take to say why.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Polls until idle links have gone cold.
+const SETTLING: u32 = 1000;
+
+/// One side.
+pub struct Side<F: Measured> {
+    // The port before the fabric and the pool.
+    pub port: F::Port,
+    pub link: LinkId,
+    /// Payload up to this many bytes is copied when it is posted.
+    pub inline: usize,
+    completions: Completions,
+    depth: u32,
+    next: OpId,
+    fabric: F,
+    pool: Pool,
+}
+
+/// What a poll has brought, of what the tests of the bare fabric look for.
+#[derive(Debug, Default)]
+pub struct Came {
+    /// Immediates and messages.
+    pub arrived: u32,
+    /// Writes that are done.
+    pub done: u64,
+    /// The target of the read that is done.
+    pub read: Option<TensorMut>,
+}
+
+impl<F: Measured> Side<F> {
+    /// Links with the other side, which does the same in the other role.
+    pub fn open(role: Role, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+        let region = Region::create(0, &RegionOptions::new(settings.pool))
+            .map_err(|error| CliError::failed("the pool", error))?;
+        let pool =
+            Pool::new(region, PoolOptions::default()).map_err(|error| CliError::failed("the pool", error))?;
+        let linking = |error| CliError::failed("linking the two processes", error);
+        let fabric = F::open(&pool, settings).map_err(linking)?;
+        let mut port = fabric.port().map_err(linking)?;
+        let mut link = |depth| {
+            let options = LinkOptions { lanes: 1, depth, receives: depth, generation: 0 };
+            let half = fabric.half(&options).map_err(linking)?;
+            let theirs = channel.swap(half.address())?;
+            let link = half.connect(role, &theirs, MEETING).map_err(linking)?;
+            port.attach(link).map_err(linking)
+        };
+        for _ in 0..settings.links {
+            link(IDLE_DEPTH)?;
+        }
+        let link = link(settings.depth)?;
+        let limits = port.limits(link);
+        let (depth, posted, most) = (limits.depth, limits.receives, limits.max_inline);
+        port.post_receives(link, Lane::CONTROL, depth - posted);
+        let inline = settings.inline.map_or(most, |inline| inline as usize);
+        if inline > most {
+            return Err(CliError::Usage(format!(
+                "--inline: this fabric carries {most} bytes inline, not {inline}"
+            )));
+        }
+        let mut completions = Completions::with_capacity(64);
+        for _ in 0..SETTLING {
+            port.poll(&mut completions);
+        }
+        Ok(Side { port, link, inline, completions, depth, next: OpId(0), fabric, pool })
+    }
+
+    /// Memory of the pool.
+    pub fn buffer(&self, bytes: usize) -> Result<TensorMut, CliError> {
+        let tried = || format!("a buffer of {bytes} bytes");
+        let shape = Shape::new(&[bytes as u64]).map_err(|error| CliError::failed(tried(), error))?;
+        let meta = TensorMeta::new(DType::U8, shape).map_err(|error| CliError::failed(tried(), error))?;
+        self.pool.zeroed(meta).map_err(|error| CliError::failed(tried(), error))
+    }
+
+    /// Lets the other side write to memory, which can be looked at, and takes its leave to do the same.
+    pub fn swap_targets(
+        &mut self,
+        bytes: usize,
+        channel: &mut Channel,
+    ) -> Result<(Grant, Landing), CliError> {
+        let target = self.buffer(bytes)?;
+        let (own, landing) = Landing::grant(&mut self.port, self.link, target, &self.pool)
+            .map_err(|error| CliError::failed("granting the destination", error))?;
+        Ok((decode(&channel.swap(&encode(&own))?)?, landing))
+    }
+
+    /// Lets the other side read memory, and takes its leave to do the same.
+    pub fn swap_sources(&mut self, source: &Tensor, channel: &mut Channel) -> Result<Grant, CliError> {
+        let own = self
+            .port
+            .expose(self.link, source)
+            .map_err(|error| CliError::failed("exposing the source", error))?;
+        decode(&channel.swap(&encode(&own))?)
+    }
+
+    /// Makes the grant so many bytes long.
+    pub fn part(granted: &Grant, bytes: usize) -> Result<Grant, CliError> {
+        let part = granted.part(0, bytes as u64);
+        part.ok_or_else(|| CliError::failed("an operation", format!("{bytes} bytes were not granted")))
+    }
+
+    /// A name for the next operation.
+    #[inline(always)]
+    pub fn name(&mut self) -> OpId {
+        self.next.0 += 1;
+        self.next
+    }
+
+    /// Posts a write, and polls for room as long as there is none: inline where the bytes fit, otherwise, or where its
+    /// completion is `wanted`, from where they lie.
+    #[inline(always)]
+    pub fn write(
+        &mut self,
+        source: &Tensor,
+        target: &Grant,
+        immediate: Option<Immediate>,
+        wanted: bool,
+        (watch, came): (&Watch, &mut Came),
+    ) -> Result<(), Halt> {
+        let (link, bytes, mut wait) = (self.link, source.bytes(), watch.wait());
+        let inline = bytes.len() <= self.inline && !wanted;
+        let id = self.name();
+        loop {
+            let posted = if inline {
+                self.port.write_inline(link, Lane::CONTROL, bytes, target, immediate)
+            } else {
+                let len = bytes.len() as u64;
+                self.port.write(link, Lane::CONTROL, id, source, 0, len, target, immediate)
+            };
+            match posted {
+                Ok(()) => return Ok(()),
+                Err(PostError::Full) => drop(self.poll(&mut wait, came)?),
+                Err(error) => return Err(self.refused(error)),
+            }
+        }
+    }
+
+    /// Posts a message, and polls for room as long as there is none.
+    #[inline(always)]
+    pub fn send(&mut self, bytes: &[u8], (watch, came): (&Watch, &mut Came)) -> Result<(), Halt> {
+        let mut wait = watch.wait();
+        loop {
+            match self.port.send(self.link, Lane::CONTROL, bytes) {
+                Ok(()) => return Ok(()),
+                Err(PostError::Full) => drop(self.poll(&mut wait, came)?),
+                Err(error) => return Err(self.refused(error)),
+            }
+        }
+    }
+
+    /// Polls until an immediate or a message has come, and allows the next one. In a ping-pong there is one at most.
+    #[inline(always)]
+    pub fn arrived(&mut self, watch: &Watch) -> Result<(), Halt> {
+        let (mut wait, mut came) = (watch.wait(), Came::default());
+        while came.arrived == 0 {
+            self.poll(&mut wait, &mut came)?;
+        }
+        self.port.post_receives(self.link, Lane::CONTROL, came.arrived);
+        Ok(())
+    }
+
+    /// Looks once for what has come, and puts it to the rest. Says whether there was anything.
+    #[inline(always)]
+    pub fn poll(&mut self, wait: &mut Wait<'_>, came: &mut Came) -> Result<bool, Halt> {
+        if self.port.poll(&mut self.completions) == 0 {
+            wait.again()?;
+            return Ok(false);
+        }
+        let mut failed = None;
+        for (completion, _) in self.completions.drain() {
+            match completion.event {
+                Event::Immediate { .. } | Event::Message(_) => came.arrived += 1,
+                Event::Done { .. } => came.done += 1,
+                Event::ReadDone { target, .. } => came.read = Some(target),
+                Event::Failed { .. } => failed = failed.or(Some("an operation failed".into())),
+                Event::Down(why) => failed = Some(format!("the link went down: {why}")),
+                Event::Lent { .. } => {}
+            }
+        }
+        self.completions.clear();
+        match failed {
+            None => Ok(true),
+            Some(why) => Err(Halt::Failed(why)),
+        }
+    }
+
+    /// Why an operation was not posted: what the link has to say, if it went down.
+    #[cold]
+    pub fn refused(&mut self, error: PostError) -> Halt {
+        let since = Instant::now();
+        while error == PostError::Down && since.elapsed() < FAREWELL {
+            self.port.poll(&mut self.completions);
+            let down = self.completions.drain().find_map(|(completion, _)| match completion.event {
+                Event::Down(why) => Some(format!("the link went down: {why}")),
+                _ => None,
+            });
+            self.completions.clear();
+            if let Some(why) = down {
+                return Halt::Failed(why);
+            }
+        }
+        Halt::Failed(error.to_string())
+    }
+
+    /// What the report says.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            fabric: F::KIND.to_string(),
+            device: self.fabric.device(),
+            pages: self.pool.report().pages.to_string(),
+            poll_mode: "spin".into(),
+            inline_bytes: self.inline as u64,
+            depth: u64::from(self.depth),
+            mtu: self.fabric.mtu(),
+        }
+    }
+}
+
+/// The immediate that comes with a write.
+pub fn immediate() -> Result<Immediate, CliError> {
+    let slot = Slot::new(0).ok_or_else(|| CliError::failed("the immediate", "slot 0 is not allowed"))?;
+    Ok(Immediate { kind: ImmediateKind::Plain, generation: 0, slot })
+}
+
+fn encode(grant: &Grant) -> Vec<u8> {
+    let Grant { region, key, offset, len } = *grant;
+    [&region.to_le_bytes()[..], &key.to_le_bytes(), &offset.to_le_bytes(), &len.to_le_bytes()].concat()
+}
+
+fn decode(bytes: &[u8]) -> Result<Grant, CliError> {
+    let grant = || {
+        let (region, rest) = bytes.split_first_chunk()?;
+        let (key, rest) = rest.split_first_chunk()?;
+        let (offset, rest) = rest.split_first_chunk()?;
+        let len = rest.try_into().ok()?;
+        Some(Grant {
+            region: u16::from_le_bytes(*region),
+            key: u32::from_le_bytes(*key),
+            offset: u64::from_le_bytes(*offset),
+            len: u64::from_le_bytes(len),
+        })
+    };
+    grant().ok_or_else(|| {
+        CliError::failed("reading the peer's grant", format!("{} bytes are none", bytes.len()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_survives_the_channel() {
+        let grant = Grant { region: 1, key: u32::MAX, offset: 1 << 40, len: 5 };
+        assert_eq!(decode(&encode(&grant)).unwrap(), grant);
+        assert!(decode(&encode(&grant)[1..]).is_err() && decode(&[]).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! The bare fabric: a one-sided write, answered by another. Its receiver takes an immediate, or looks at the last byte.
+
+use super::channel::Channel;
+use super::fabrics::Measured;
+use super::options::Notify;
+use super::plan::Settings;
+use super::side::{Came, Side, immediate};
+use super::workload::{Facts, Halt, Initiator, Linger, Responder, Watch};
+use crate::CliError;
+use crate::reference::Landing;
+use tensorwire::fabric::Role;
+use tensorwire::memory::Tensor;
+use tensorwire::wire::{Grant, Immediate};
+
+/// Looks at memory between two polls, which would tell that the link is down.
+const LOOKS: u32 = 4096;
+
+/// One side of the ping-pong.
+pub struct WriteLat<F: Measured> {
+    side: Side<F>,
+    granted: Grant,
+    landing: Landing,
+    /// What comes with a write; nothing if its receiver looks at memory.
+    immediate: Option<Immediate>,
+    bytes: usize,
+    /// Where the next write goes: as many bytes of `granted` as the source has.
+    target: Grant,
+    /// What is written, in turns: their last bytes differ, so that each write can be seen.
+    sources: [Tensor; 2],
+    written: usize,
+    seen: usize,
+}
+
+/// Last byte of each source. No byte of fresh memory has it.
+const MARKS: [u8; 2] = [1, 2];
+
+impl<F: Measured> WriteLat<F> {
+    /// Links with the other side, which does the same in the other role.
+    pub fn open(role: Role, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+        let mut side = Side::open(role, settings, channel)?;
+        let (granted, landing) = side.swap_targets(settings.max_bytes, channel)?;
+        let immediate = match settings.notify {
+            Notify::Immediate => Some(immediate()?),
+            Notify::Memory => None,
+        };
+        let sources = sources(&side, 1)?;
+        Ok(WriteLat {
+            side,
+            granted,
+            landing,
+            immediate,
+            bytes: 1,
+            target: granted,
+            sources,
+            written: 0,
+            seen: 0,
+        })
+    }
+
+    /// Called on both sides while neither writes.
+    fn resize(&mut self, bytes: usize) -> Result<(), CliError> {
+        if self.bytes != bytes {
+            self.sources = sources(&self.side, bytes)?;
+        }
+        self.target = Side::<F>::part(&self.granted, bytes)?;
+        (self.bytes, self.written, self.seen) = (bytes, 0, 0);
+        self.landing.clear(bytes);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn write(&mut self, watch: &Watch) -> Result<(), Halt> {
+        let (source, mut came) = (&self.sources[self.written], Came::default());
+        self.written ^= 1;
+        self.side.write(source, &self.target, self.immediate, false, (watch, &mut came))
+    }
+
+    /// Waits until the other side's write has landed.
+    #[inline(always)]
+    fn landed(&mut self, watch: &Watch) -> Result<(), Halt> {
+        if self.immediate.is_some() {
+            return self.side.arrived(watch);
+        }
+        let (mut wait, mut looks, mark) = (watch.wait(), 0u32, MARKS[self.seen]);
+        self.seen ^= 1;
+        while self.landing.last_of(self.bytes) != mark {
+            looks += 1;
+            if looks.is_multiple_of(LOOKS) {
+                self.side.poll(&mut wait, &mut Came::default())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sources<F: Measured>(side: &Side<F>, bytes: usize) -> Result<[Tensor; 2], CliError> {
+    let marked = |mark| {
+        let mut source = side.buffer(bytes)?;
+        source.bytes_mut()[bytes - 1] = mark;
+        Ok::<_, CliError>(source.freeze())
+    };
+    Ok([marked(MARKS[0])?, marked(MARKS[1])?])
+}
+
+impl<F: Measured> Initiator for WriteLat<F> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes)
+    }
+
+    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.write(watch)?;
+        self.landed(watch)
+    }
+
+    fn facts(&self) -> Facts {
+        let how = if self.immediate.is_some() { "spin on completions" } else { "spin on the last byte" };
+        Facts { poll_mode: how.into(), ..self.side.facts() }
+    }
+}
+
+impl<F: Measured> Responder for WriteLat<F> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes)
+    }
+
+    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.landed(watch)?;
+        self.write(watch)
+    }
+
+    /// The other side pulls what was written last when it polls, or has it; nothing is needed from this one.
+    fn linger(&mut self) -> Result<Linger, Halt> {
+        Ok(Linger::Again)
+    }
+}

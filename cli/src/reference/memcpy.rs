@@ -1,0 +1,52 @@
+//! One thread's memcpy between two mapped regions: what moving that many bytes costs with no transport at all.
+
+use crate::CliError;
+use memmap2::{Advice, MmapMut, MmapOptions};
+use std::hint::black_box;
+
+/// Two regions of the same size, with huge pages where the system gives them. The source is written once: a clean,
+/// warm source is the strictest figure to be compared with.
+pub struct Memcpy {
+    source: MmapMut,
+    target: MmapMut,
+}
+
+impl Memcpy {
+    /// Regions for copies of at most `bytes`, every page of them there.
+    pub fn new(bytes: usize) -> Result<Self, CliError> {
+        Ok(Memcpy { source: region(bytes, 0x5a)?, target: region(bytes, 0)? })
+    }
+
+    /// Copies `bytes` once.
+    ///
+    /// # Panics
+    /// If the regions are smaller.
+    #[inline(never)] // a call of its own, as a transport's copy is
+    pub fn copy(&mut self, bytes: usize) {
+        self.target[..bytes].copy_from_slice(black_box(&self.source[..bytes]));
+        black_box(&mut self.target);
+    }
+}
+
+fn region(bytes: usize, fill: u8) -> Result<MmapMut, CliError> {
+    let mut map = MmapOptions::new().len(bytes.max(1)).map_anon().map_err(|error| {
+        CliError::failed(format!("mapping {bytes} bytes for the memcpy reference"), error)
+    })?;
+    // Refused where the kernel has no huge pages; plain ones serve then.
+    let _ = map.advise(Advice::HugePage);
+    map.fill(fill);
+    Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exactly_the_bytes_asked_for_are_copied() {
+        let mut memcpy = Memcpy::new(4096).unwrap();
+        memcpy.copy(100);
+        assert!(memcpy.target[..100].iter().all(|&byte| byte == 0x5a));
+        assert!(memcpy.target[100..].iter().all(|&byte| byte == 0));
+    }
+}

@@ -1,0 +1,152 @@
+//! A bare ring of 64-byte slots, sequence word and payload in one line: the least that a *queue* of messages can cost.
+
+use super::{MAX_RING_SLOTS, RING_BYTES, RINGS, Shared, set};
+use crate::CliError;
+use crate::perf::{Channel, Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that a slot carries beside its sequence word.
+pub const PAYLOAD: usize = 56;
+/// Words of a slot: the sequence word first.
+const WORDS: usize = 8;
+
+/// One side: it produces into one ring and consumes from the other.
+///
+/// Message n lies in slot n modulo the number of slots, and is there when the slot's sequence word is n. A ping-pong
+/// never has more than one message in a ring, so no slot is written before it was read.
+pub struct Ring64 {
+    shared: Arc<Shared>,
+    outgoing: usize,
+    incoming: usize,
+    slots: u64,
+    /// Messages sent and received so far, the first being number 1.
+    count: u64,
+    payload_words: usize,
+}
+
+impl Ring64 {
+    /// The measuring side, with rings of `slots` slots.
+    pub fn initiator(shared: &Arc<Shared>, subject: Subject, slots: u32) -> Self {
+        Self::new(shared, subject, slots, 0)
+    }
+
+    /// The answering side.
+    pub fn responder(shared: &Arc<Shared>, subject: Subject, slots: u32) -> Self {
+        Self::new(shared, subject, slots, 1)
+    }
+
+    fn new(shared: &Arc<Shared>, subject: Subject, slots: u32, side: usize) -> Self {
+        assert!((1..=MAX_RING_SLOTS).contains(&slots), "the options allow no ring of {slots} slots");
+        let ring = |index: usize| RINGS + (2 * set(subject) + index) * RING_BYTES;
+        Ring64 {
+            shared: Arc::clone(shared),
+            outgoing: ring(side),
+            incoming: ring(1 - side),
+            slots: u64::from(slots),
+            count: 0,
+            payload_words: 1,
+        }
+    }
+
+    #[inline(always)]
+    fn slot(&self, ring: usize, number: u64) -> &[AtomicU64] {
+        self.shared.room(ring + (number % self.slots) as usize * WORDS * 8, WORDS)
+    }
+
+    #[inline(always)]
+    fn send(&self, number: u64) {
+        let slot = self.slot(self.outgoing, number);
+        for word in &slot[1..=self.payload_words] {
+            word.store(number, Ordering::Relaxed);
+        }
+        slot[0].store(number, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn receive(&self, number: u64, watch: &Watch) -> Result<(), Halt> {
+        let slot = self.slot(self.incoming, number);
+        let mut wait = watch.wait();
+        while slot[0].load(Ordering::Acquire) != number {
+            wait.again()?;
+        }
+        for word in &slot[1..=self.payload_words] {
+            black_box(word.load(Ordering::Relaxed));
+        }
+        Ok(())
+    }
+
+    fn resize(&mut self, bytes: usize) {
+        self.payload_words = bytes.div_ceil(8).clamp(1, PAYLOAD / 8);
+    }
+}
+
+impl Initiator for Ring64 {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes);
+        Ok(())
+    }
+
+    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.count += 1;
+        self.send(self.count);
+        self.receive(self.count, watch)
+    }
+
+    fn facts(&self) -> Facts {
+        Facts {
+            fabric: "none (a bare shared ring)".into(),
+            device: None,
+            pages: "base pages".into(),
+            poll_mode: "spin".into(),
+            inline_bytes: PAYLOAD as u64,
+            depth: self.slots,
+            mtu: None,
+        }
+    }
+}
+
+impl Responder for Ring64 {
+    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+        self.resize(bytes);
+        Ok(())
+    }
+
+    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+        self.count += 1;
+        self.receive(self.count, watch)?;
+        self.send(self.count);
+        Ok(())
+    }
+
+    /// What was sent lies in the mapping.
+    fn linger(&mut self) -> Result<Linger, Halt> {
+        Ok(Linger::Again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::ROOM;
+
+    #[test]
+    fn messages_go_round_a_ring_several_times_with_their_payload() {
+        let shared = Arc::new(Shared::create(ROOM).unwrap().0);
+        let watch = Watch::without_other();
+        let mut answering = Ring64::responder(&shared, Subject::Ring64, 4);
+        let mut measuring = Ring64::initiator(&shared, Subject::Ring64, 4);
+        answering.resize(PAYLOAD);
+        measuring.resize(PAYLOAD);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..50).for_each(|_| answering.answer(&watch).unwrap()));
+            (0..50).for_each(|_| measuring.round_trip(&watch).unwrap());
+        });
+        let newest: Vec<u64> =
+            measuring.slot(measuring.incoming, 50).iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        assert_eq!(newest, [50; WORDS]);
+        let oldest = measuring.slot(measuring.incoming, 51)[0].load(Ordering::Relaxed);
+        assert_eq!(oldest, 47, "four slots hold the last four messages");
+    }
+}

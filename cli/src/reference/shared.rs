@@ -1,0 +1,91 @@
+//! The mapping that both processes share: the lines that the bare references bounce.
+//!
+//! A memfd sealed against shrinking, so that no access can fault. Everything in it is an atomic word.
+#![allow(unsafe_code)] // the view of the mapping as atomic words
+
+use crate::CliError;
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
+
+/// The mapping, seen from one process.
+#[derive(Debug)]
+pub struct Shared {
+    map: MmapRaw,
+}
+
+impl Shared {
+    /// Makes a mapping with `room` bytes for references, all zero, and the file that the other process maps. A
+    /// child inherits the file.
+    pub fn create(room: usize) -> Result<(Self, OwnedFd), CliError> {
+        let tried = "making the mapping that both processes share";
+        let fd = rustix::fs::memfd_create("tensorwire-perf", MemfdFlags::ALLOW_SEALING)
+            .map_err(|error| CliError::failed(tried, error))?;
+        rustix::fs::ftruncate(&fd, room as u64).map_err(|error| CliError::failed(tried, error))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(|error| CliError::failed(tried, error))?;
+        let file = File::from(fd);
+        Ok((Self::open(&file)?, file.into()))
+    }
+
+    /// Maps what the other process has created.
+    pub fn open(file: &File) -> Result<Self, CliError> {
+        let tried = "mapping what both processes share";
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(|error| CliError::failed(tried, error))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(CliError::failed(tried, "the file could shrink, and a look at it kill this process"));
+        }
+        let map = MmapOptions::new().map_raw(file).map_err(|error| CliError::failed(tried, error))?;
+        Ok(Shared { map })
+    }
+
+    /// `count` words of the room for references, from byte `offset` on.
+    ///
+    /// # Panics
+    /// If they do not lie in the room, or `offset` is not a multiple of 8.
+    pub fn room(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        self.words(offset, count)
+    }
+
+    fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let end = count.checked_mul(8).and_then(|bytes| bytes.checked_add(offset));
+        assert!(
+            offset.is_multiple_of(8) && end.is_some_and(|end| end <= self.map.len()),
+            "{count} words at {offset} do not lie in a mapping of {} bytes",
+            self.map.len()
+        );
+        // SAFETY: the words lie inside the mapping (just checked) and are aligned, since a mapping begins at a page.
+        // The mapping lives as long as `self`, whose borrow bounds the slice, and its file can't shrink (sealed, and
+        // the seal was verified). Every access to it, in both processes, goes through these atomics.
+        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().add(offset).cast::<AtomicU64>(), count) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn both_views_see_the_same_words() {
+        let (ours, fd) = Shared::create(64).unwrap();
+        let theirs = Shared::open(&File::from(fd)).unwrap();
+        ours.room(8, 1)[0].store(7, Ordering::Relaxed);
+        assert_eq!(theirs.room(0, 8)[1].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "9 words at 0 do not lie in a mapping of 64 bytes")]
+    fn words_outside_the_mapping_are_refused() {
+        Shared::create(64).unwrap().0.room(0, 9);
+    }
+
+    #[test]
+    fn a_file_that_could_shrink_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        assert!(Shared::open(&file).is_err());
+    }
+}

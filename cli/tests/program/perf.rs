@@ -1,0 +1,585 @@
+//! `tensorwire perf` as its users meet it: two real processes, killed, interrupted, and asked for what can't be.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// A bound on what should take milliseconds, for a busy machine.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Runs spin on two cores each: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn program(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tensorwire"));
+    command.args(arguments.split_whitespace());
+    command
+}
+
+fn run(arguments: &str) -> Output {
+    program(arguments).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether there are two cores; says that the test was skipped otherwise.
+fn two_cores() -> bool {
+    let enough = tensorwire::process_cpus().len() >= 2;
+    if !enough {
+        println!("skipped: perf needs two cores, and this process may use one");
+    }
+    enough
+}
+
+/// A long run with the process id of its second process; killed when dropped.
+struct Long {
+    first: Child,
+    second: u32,
+}
+
+impl Long {
+    fn start(test: &str) -> Self {
+        let first = program(&format!("perf {test} --local -s 8 --duration 20"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let children = format!("/proc/{0}/task/{0}/children", first.id());
+        let mut long = Long { first, second: 0 };
+        let since = Instant::now();
+        while long.second == 0 || !is_spinning(long.second) {
+            assert!(since.elapsed() < SOON, "the second process does not spin");
+            std::thread::sleep(Duration::from_millis(5));
+            let listed = std::fs::read_to_string(&children).unwrap_or_default();
+            long.second = listed.split_whitespace().next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+        }
+        long
+    }
+
+    /// Waits for the first process's end and gives what it said.
+    fn end(mut self) -> (Option<i32>, String) {
+        let since = Instant::now();
+        while self.first.try_wait().expect("ours").is_none() {
+            assert!(since.elapsed() < SOON, "the first process does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut said = String::new();
+        let mut stderr = self.first.stderr.take().expect("piped");
+        std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+        (self.first.wait().expect("ours").code(), said)
+    }
+}
+
+impl Drop for Long {
+    fn drop(&mut self) {
+        let _ = self.first.kill();
+        let _ = self.first.wait();
+    }
+}
+
+/// Whether the process has used a tenth of a second of processor time, so that it is past its start.
+fn is_spinning(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok());
+    ticks.is_some_and(|ticks| ticks >= 10)
+}
+
+fn signal(pid: u32, name: &str) {
+    let kill = Command::new("kill").args([name, &pid.to_string()]).status().expect("kill is there");
+    assert!(kill.success(), "kill {name} {pid}");
+}
+
+fn ends_soon(pid: u32) -> bool {
+    let since = Instant::now();
+    while Path::new(&format!("/proc/{pid}")).exists() {
+        if since.elapsed() > SOON {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+#[test]
+fn a_link_among_idle_ones_is_measured_beside_one_alone() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let options = "perf write_lat --local -s 8 -n 500 --warmup 10 --pool 8MiB --links 50 --json";
+    let output = run(&format!("{options} {}", path.display()));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("idle links  : 50"));
+    let report = std::fs::read_to_string(&path).expect("the report");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["idle_links"], 50);
+    assert_eq!(report["references"][0]["name"], "alone");
+    assert!(report["references"][0]["ratio"].as_f64().expect("a number") > 0.0);
+}
+
+#[test]
+fn two_processes_measure_each_test_and_report_it() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    for (test, size) in [("cache_line", 8), ("ring_64", 40)] {
+        let options = format!("perf {test} --local -s {size} -n 500 --warmup 10 --json {}", path.display());
+        let output = run(&options);
+        assert!(output.status.success(), "{test}: {}", text(&output.stderr));
+        let said = text(&output.stdout);
+        for part in [
+            "#bytes",
+            "t_typical[usec]",
+            "99.9% percentile[usec]",
+            "reference",
+            "cache_line",
+            "kernel",
+            "commit",
+        ] {
+            assert!(said.contains(part), "{test}: no {part} in\n{said}");
+        }
+        let report = std::fs::read_to_string(&path).expect("the report");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        let result = &report["results"][0];
+        assert_eq!((&report["test"], &result["bytes"]), (&test.into(), &size.into()));
+        assert_eq!(result["iterations"], 500, "no sample is dropped");
+        let figure = |key: &str| result[key].as_f64().expect("a number");
+        assert!(0.0 < figure("min_ns") && figure("min_ns") <= figure("p50_ns"), "{result}");
+        assert!(figure("p50_ns") <= figure("p99_ns") && figure("p99_ns") <= figure("max_ns"), "{result}");
+        let names: Vec<_> =
+            report["references"].as_array().expect("a list").iter().map(|one| &one["name"]).collect();
+        assert_eq!(names, ["cache_line", "ring_64"]);
+        assert!(report["references"][0]["ratio"].as_f64().expect("a number") > 0.0);
+    }
+    assert_eq!(
+        std::fs::read_dir(folder.path()).expect("the folder").count(),
+        1,
+        "something was left beside it"
+    );
+}
+
+#[test]
+fn ours_are_measured_at_small_and_bulk_sizes_beside_line_and_copy() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for test in ["write_lat", "rendezvous_lat"] {
+        let path = folder.path().join(test);
+        let options = "--local -s 2,8,4KiB,64KiB,1MiB -n 200 --warmup 20 --pool 16MiB --depth 64";
+        let output = run(&format!("perf {test} {options} --json {}", path.display()));
+        assert!(output.status.success(), "{test}: {}", text(&output.stderr));
+        let report = std::fs::read_to_string(&path).expect("the report");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        assert_eq!((&report["test"], &report["fabric"]), (&test.into(), &"shm".into()));
+        let rows = report["results"].as_array().expect("a list");
+        assert!(rows.iter().all(|row| row["iterations"] == 200), "{rows:?}");
+        let beside: Vec<_> = report["references"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| (one["name"].as_str().expect("a name"), one["bytes"].as_u64().expect("bytes")))
+            .collect();
+        let both =
+            |bytes| [("cache_line", bytes), if bytes < 64 { ("ring_64", bytes) } else { ("memcpy", bytes) }];
+        assert_eq!(beside, [2, 8, 4096, 65536, 1 << 20].map(both).concat());
+    }
+}
+
+/// The report of a run that ended well.
+fn report(path: &Path, output: &Output) -> serde_json::Value {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    serde_json::from_str(&std::fs::read_to_string(path).expect("the report")).expect("JSON")
+}
+
+#[test]
+fn the_bare_fabrics_other_tests_run_in_two_processes_of_one_program() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (test, sizes, heading) in [
+        ("write_bw", "-s 8,64KiB", "MsgRate[Mpps]"),
+        ("send_lat", "-s 1,224", "half of the round trip"),
+        ("read_lat", "-s 8,64KiB", "the whole round trip"),
+    ] {
+        let path = folder.path().join(test);
+        let options = format!("{sizes} -n 200 --warmup 20 --pool 16MiB -t 32 --json {}", path.display());
+        let output = run(&format!("perf {test} --local {options}"));
+        let report = report(&path, &output);
+        assert!(text(&output.stdout).contains(heading), "{}", text(&output.stdout));
+        assert_eq!(
+            (&report["test"], &report["fabric"], &report["depth"]),
+            (&test.into(), &"shm".into(), &32.into())
+        );
+        let rows = report["results"].as_array().expect("a list");
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        for row in rows {
+            let figure = if test == "write_bw" { "gb_s" } else { "p50_ns" };
+            assert!(row["iterations"] == 200 && row[figure].as_f64().expect("a number") > 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn small_writes_that_are_copied_are_counted_like_others() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report");
+    let options = "perf write_bw --local -s 8 -I 8 -n 1000 --pool 8MiB -t 16 --json";
+    let report = report(&path, &run(&format!("{options} {}", path.display())));
+    assert_eq!((&report["inline_bytes"], &report["results"][0]["iterations"]), (&8.into(), &1000.into()));
+}
+
+#[test]
+fn a_borrowed_receive_costs_the_same_at_any_size() {
+    /// What is wanted of 1 GiB over 8 B; a test on a busy machine asserts five times that.
+    const BOUND: f64 = 1.5;
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report");
+    let options = "perf rendezvous_lat --local --borrow -s 8,64MiB -n 500 --warmup 20 --pool 130MiB --json";
+    let report = report(&path, &run(&format!("{options} {}", path.display())));
+    let references = report["references"].as_array().expect("a list");
+    let [smallest] = references.iter().filter(|one| one["name"] == "smallest").collect::<Vec<_>>()[..] else {
+        panic!("{references:?}")
+    };
+    assert_eq!(smallest["bytes"], 64 << 20);
+    let figure = |key: &str| smallest[key].as_f64().expect("a number");
+    let (ours, least, ratio) = (figure("ours_p50_ns"), figure("p50_ns"), figure("ratio"));
+    println!(
+        "a borrowed receive of 64 MiB took {ours} ns, one of 8 B {least} ns: {ratio:.2} (bound {BOUND})"
+    );
+    assert!(ratio < 5.0 * BOUND, "{smallest}");
+    assert!(references.iter().all(|one| one["name"] != "memcpy"));
+}
+
+/// Sets of tensors beside as many single ones, standing requests beside plain ones.
+#[test]
+fn what_costs_less_is_measured_beside_what_it_replaces() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (option, name, how) in [
+        ("--batch 20", "one_by_one", "20 tensors each way by one call"),
+        ("--standing", "plain", "standing requests, 16 steps in advance"),
+        ("--standing 3 -I 0", "plain", "standing requests, 3 steps in advance"),
+    ] {
+        let path = folder.path().join("report");
+        let options = "-s 8,4KiB -n 300 --warmup 20 --pool 16MiB --json";
+        let output = run(&format!("perf rendezvous_lat --local {option} {options} {}", path.display()));
+        let report = report(&path, &output);
+        assert!(report["poll_mode"].as_str().expect("text").contains(how), "{option}: {report}");
+        let rows = report["results"].as_array().expect("a list");
+        assert!(rows.iter().all(|row| row["iterations"] == 300), "{rows:?}");
+        let references = report["references"].as_array().expect("a list");
+        let beside: Vec<_> = references.iter().filter(|one| one["name"] == name).collect();
+        assert_eq!(beside.len(), 2, "{option}: {references:?}");
+        for one in beside {
+            println!("{option}, {} bytes: {} times {name}", one["bytes"], one["ratio"]);
+            assert!(one["ratio"].as_f64().expect("a number") > 0.0, "{one}");
+        }
+    }
+}
+
+/// A server of a test at a free port, with the command line of its client. Killed when dropped.
+struct Served {
+    server: Option<Child>,
+    port: u16,
+}
+
+impl Served {
+    fn start(arguments: &str) -> Self {
+        let free =
+            std::net::TcpListener::bind("[::]:0").or_else(|_| std::net::TcpListener::bind("0.0.0.0:0"));
+        let port = free.and_then(|listener| listener.local_addr()).expect("a port").port();
+        let server = program(&format!("perf {arguments} -p {port}"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        Served { server: Some(server), port }
+    }
+
+    /// Runs a client, which waits for the server to listen; says how both ended.
+    fn client(mut self, test: &str, options: &str) -> (Output, Output) {
+        let client = run(&format!("perf {test} localhost -p {} {options}", self.port));
+        let mut server = self.server.take().expect("started");
+        let since = Instant::now();
+        while server.try_wait().expect("ours").is_none() && since.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let late = server.try_wait().expect("ours").is_none();
+        server.kill().expect("ours");
+        assert!(!late, "the server does not end; its client said {}", text(&client.stderr));
+        (client, server.wait_with_output().expect("ours"))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+#[test]
+fn a_server_and_a_client_measure_each_test() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for test in ["write_lat", "write_bw", "send_lat", "read_lat", "rendezvous_lat"] {
+        let path = folder.path().join(test);
+        let served = Served::start(&format!("{test} -s 64"));
+        let options = format!("-s 64 -n 100 --turns 2 --pool 8MiB --json {}", path.display());
+        let (client, server) = served.client(test, &options);
+        assert!(server.status.success(), "{test}: {}", text(&server.stderr));
+        assert!(text(&server.stdout).contains(&format!("waiting for a client of {test}")), "{test}");
+        let report = report(&path, &client);
+        let row = &report["results"][0];
+        assert_eq!((&row["bytes"], &row["iterations"]), (&64.into(), &100.into()), "{test}");
+        assert_eq!(report["references"].as_array().map(Vec::len), Some(0), "{test}: no memory is shared");
+    }
+}
+
+#[test]
+fn a_duration_is_kept_by_a_server_and_a_client() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let since = Instant::now();
+    let (client, server) = Served::start("read_lat").client("read_lat", "-s 8 -D 0.1 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_client_that_asks_for_something_else_than_its_server_is_refused_on_both_sides() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    for (server, client, options, reason) in [
+        ("write_lat", "read_lat", "-s 8", "started for write_lat and the client runs read_lat"),
+        ("write_lat -s 8 -t 64", "write_lat", "-s 8,16", "--sizes is 8 at the server and 8,16 at the client"),
+        (
+            "write_bw --fabric shm",
+            "write_bw",
+            "--fabric verbs",
+            "--fabric is shm at the server and verbs at the client",
+        ),
+    ] {
+        let (client, server) = Served::start(server).client(client, options);
+        assert_eq!((client.status.code(), server.status.code()), (Some(1), Some(2)), "{reason}");
+        for said in [text(&client.stderr), text(&server.stderr)] {
+            assert!(said.contains(reason), "no {reason} in {said}");
+        }
+    }
+}
+
+#[test]
+fn a_client_without_a_server_is_told_how_to_start_one() {
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat"); // its port is free again once it is gone
+    let port = served.port;
+    drop(served);
+    let output = run(&format!("perf write_lat localhost -p {port}"));
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("localhost at port {port}")) && said.contains("without a host"), "{said}");
+}
+
+#[test]
+fn verbs_without_a_device_says_what_is_missing() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        println!("skipped: this machine has an RDMA device");
+        return;
+    }
+    for test in ["write_lat", "write_bw", "send_lat", "read_lat"] {
+        let output = run(&format!("perf {test} --local --fabric verbs -s 8 --pool 8MiB"));
+        assert_eq!(output.status.code(), Some(1), "{test}");
+        let said = text(&output.stderr);
+        assert!(said.contains("verbs: "), "{test}: {said}");
+        assert!(said.contains("libibverbs") || said.contains("RDMA device"), "{test}: {said}");
+    }
+}
+
+#[test]
+fn what_a_fabric_cannot_do_is_refused_with_the_reason() {
+    for (options, reason) in [
+        ("--ib-dev rxe0", "--ib-dev: shm has no device"),
+        ("--gid-index 1 --fabric shm", "--gid-index: shm has no GIDs"),
+        ("--cq-mod 4", "--cq-mod: shm has no completion queue"),
+        ("--notify memory", "lands when its receiver polls"),
+        ("--mtu 1500 --fabric verbs", "256, 512, 1024, 2048 or 4096"),
+        ("-F", "-F"),
+    ] {
+        let output = run(&format!("perf write_lat --local {options}"));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{options}: {said}");
+        assert!(said.contains(reason), "{options}: {said}");
+    }
+}
+
+#[test]
+fn more_inline_bytes_than_the_fabric_has_are_refused() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let output = run("perf write_lat --local --inline 100000 --pool 16MiB -s 8");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("bytes inline, not 100000"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_duration_bounds_the_run() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let since = Instant::now();
+    let output = run("perf cache_line --local --duration 0.1");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+#[test]
+fn the_death_of_the_second_process_is_an_error_that_says_so() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    for test in ["write_lat", "rendezvous_lat", "cache_line", "ring_64"] {
+        let long = Long::start(test);
+        signal(long.second, "-KILL");
+        let (code, said) = long.end();
+        assert_eq!(code, Some(1), "{test}: {said}");
+        assert!(said.contains("was killed by signal 9"), "{test}: {said}");
+    }
+}
+
+#[test]
+fn a_pause_of_the_second_process_is_not_its_end() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let mut long = Long::start("cache_line");
+    signal(long.second, "-STOP");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(long.first.try_wait().expect("ours").is_none(), "a pause of a second is no failure");
+    signal(long.second, "-CONT");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(long.first.try_wait().expect("ours").is_none(), "the run goes on after the pause");
+}
+
+#[test]
+fn the_second_process_ends_with_the_first() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    for (name, test) in [("-INT", "write_lat"), ("-KILL", "rendezvous_lat")] {
+        let long = Long::start(test);
+        let second = long.second;
+        signal(long.first.id(), name);
+        long.end();
+        assert!(ends_soon(second), "{name}: process {second} is still there");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_ends_with_2_and_the_reason() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nowhere = format!("perf cache_line --local --json {}/no/such", folder.path().display());
+    for (arguments, reason) in [
+        ("perf cache_line", "--local"),
+        ("perf cache_line --local --frobnicate", "--frobnicate"),
+        ("perf cache_line --local --turns 3", "--turns"),
+        ("perf", "<TEST>"),
+        ("nonsense", "nonsense"),
+        (nowhere.as_str(), "can't be written"),
+    ] {
+        let output = run(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
+        assert!(said.contains(reason), "{arguments}: {said}");
+        assert!(output.stdout.is_empty(), "{arguments}: it began before it refused");
+    }
+}
+
+#[test]
+fn cores_that_are_not_ours_or_named_twice_end_with_2() {
+    if !two_cores() {
+        return;
+    }
+    let first = tensorwire::process_cpus()[0];
+    for (cores, reason) in
+        [(format!("{first},99999"), "core 99999"), (format!("{first},{first}"), "named twice")]
+    {
+        let output = run(&format!("perf cache_line --local --cores {cores}"));
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn one_core_is_refused_with_the_reason() {
+    let Some(core) = tensorwire::process_cpus().first() else { return };
+    let output = Command::new("taskset")
+        .args(["-c", &core.to_string(), env!("CARGO_BIN_EXE_tensorwire"), "perf", "cache_line", "--local"])
+        .output();
+    let Ok(output) = output else {
+        println!("skipped: there is no taskset here");
+        return;
+    };
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("needs two cores"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn version_and_settings_are_told() {
+    let version = run("--version");
+    assert_eq!(text(&version.stdout).trim(), format!("tensorwire {}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(text(&run("config").stdout), tensorwire::config::reference());
+}
+
+#[test]
+fn nobody_else_starts_the_second_process_by_accident() {
+    let output = program("perf-responder 3 1").stdin(Stdio::null()).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("taking over from the first process"), "{}", text(&output.stderr));
+}

@@ -1,7 +1,0 @@
-//! The `tensorwire` program.
-
-mod cli;
-
-fn main() -> std::process::ExitCode {
-    cli::main()
-}
