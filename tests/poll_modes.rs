@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tensorwire::engine::Mode;
+use tensorwire::engine::PollMode;
 use tensorwire::{CancelToken, DType, Error, Node, process_cpus};
 
 /// These tests look at all threads of the process, so they run one after the other.
@@ -177,7 +177,7 @@ fn auto_sleeps_only_where_more_threads_would_spin_than_there_are_cpus() {
             continue;
         }
         run(members, &[("poll", "auto")], move |node, _| {
-            let expected = if members > cpus { Mode::Adaptive } else { Mode::Inline };
+            let expected = if members > cpus { PollMode::Adaptive } else { PollMode::Inline };
             until(node, "the choice of the mode", || node.mode() == expected);
         });
     }

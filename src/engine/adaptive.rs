@@ -6,9 +6,9 @@
 //! soon be back in the next. So a call that leaves the port unarmed has the keeper *watch*: the keeper looks now and
 //! then whether calls go on, and takes over, arms the port and sleeps as soon as they do not.
 
-use super::shared::{Engine, Unusable};
-use super::token::Owned;
-use super::{Handler, Mode, Poller};
+use super::poller_lock::LockOutcome;
+use super::shared_poller::{Engine, Unusable};
+use super::{Handler, PollMode, Poller};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::wire::Time;
 use std::time::Duration;
@@ -23,18 +23,18 @@ const WATCH: Duration = Duration::from_millis(1);
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
 /// While it lives, what comes does not wake the keeper.
-pub(super) struct Attendance<'a, P: Port, H: Handler<P>> {
+pub(super) struct ActiveWaiter<'a, P: Port, H: Handler<P>> {
     engine: &'a Engine<P, H>,
 }
 
 impl<P: Port, H: Handler<P>> Engine<P, H> {
-    pub(super) fn attend(&self) -> Attendance<'_, P, H> {
-        self.sleeper.attend();
-        Attendance { engine: self }
+    pub(super) fn active_waiter(&self) -> ActiveWaiter<'_, P, H> {
+        self.sleeper.enter_wait();
+        ActiveWaiter { engine: self }
     }
 
     pub(super) fn wait_adaptive(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
-        let _attendance = self.attend();
+        let _waiting = self.active_waiter();
         let (mut quiet_since, mut idle) = (self.clock.now(), 0);
         loop {
             let now = self.clock.now();
@@ -62,7 +62,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let seen = self.sleeper.seen();
         let (mut armed, mut until) = (false, deadline);
         // Beside another owner nobody may sleep: one that only submits arms nothing when it lets go.
-        self.own(|poller| {
+        self.with_poller(|poller| {
             armed = poller.arm();
             until = until.min(poller.next_deadline());
         })?;
@@ -77,41 +77,41 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     /// What an owner does before it lets go.
-    pub(super) fn after_own(&self, poller: &mut Poller<P, H>) {
+    pub(super) fn before_unlock(&self, poller: &mut Poller<P, H>) {
         if poller.take_active() {
             self.nudge();
         }
-        if self.keeper.sleeps_beyond(poller.next_deadline()) {
-            self.sleeper.wake(Sleep::Keeper);
+        if self.background.sleeps_past(poller.next_deadline()) {
+            self.sleeper.wake(Sleep::Background);
         }
     }
 
     /// Makes sure that somebody sees what comes from now on.
     fn leave(&self) {
-        self.sleeper.leave();
+        self.sleeper.exit_wait();
         let mut armed = false;
         // A port that is armed already only looks whether anybody has rung.
-        let owned = self.own(|poller| armed = poller.is_armed() && poller.arm());
-        let settled = matches!(owned, Ok(Owned::Ran)) && armed;
-        if !settled && self.keeper.watch() {
-            self.sleeper.wake(Sleep::Keeper);
+        let owned = self.with_poller(|poller| armed = poller.is_armed() && poller.arm());
+        let settled = matches!(owned, Ok(LockOutcome::Ran)) && armed;
+        if !settled && self.background.watch() {
+            self.sleeper.wake(Sleep::Background);
         }
     }
 
     /// What the keeper does until the engine is closed or unusable.
-    pub(super) fn keep(&self) {
+    pub(super) fn run_adaptive(&self) {
         while self.check().is_ok() {
             let seen = self.sleeper.seen();
-            let until = match self.keeper.calls_go_on() {
+            let until = match self.background.calls_continue() {
                 true => self.clock.now() + WATCH,
                 false => match self.take_over() {
                     Some(until) => until,
-                    // Calls are under way again.
+                    // OneshotPool are under way again.
                     None => continue,
                 },
             };
-            self.sleeper.sleep(Sleep::Keeper, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
-            self.keeper.is_awake();
+            self.sleeper.sleep(Sleep::Background, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
+            self.background.set_awake();
         }
     }
 
@@ -122,26 +122,26 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         loop {
             let now = self.clock.now();
             let (mut count, mut until) = (0, None);
-            let owned = self.own(|poller| {
+            let owned = self.with_poller(|poller| {
                 for _ in 0..LOOKS {
                     count += poller.step(now);
                 }
                 if count == 0 && now.since(quiet_since) >= self.spin && poller.arm() {
                     // Known before another owner can bring an earlier deadline.
-                    self.keeper.sleeps_until(poller.next_deadline());
+                    self.background.set_asleep_until(poller.next_deadline());
                     until = Some(poller.next_deadline());
                 }
             });
             match owned {
-                Ok(Owned::Ran) if until.is_some() => return until,
-                Ok(Owned::Ran) => {
+                Ok(LockOutcome::Ran) if until.is_some() => return until,
+                Ok(LockOutcome::Ran) => {
                     if count > 0 {
                         quiet_since = now;
                     }
                     std::thread::yield_now();
                 }
                 Ok(_) => {
-                    self.keeper.watch();
+                    self.background.watch();
                     return None;
                 }
                 Err(_) => return Some(Time::NEVER),
@@ -150,9 +150,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 }
 
-impl<P: Port, H: Handler<P>> Drop for Attendance<'_, P, H> {
+impl<P: Port, H: Handler<P>> Drop for ActiveWaiter<'_, P, H> {
     fn drop(&mut self) {
-        if self.engine.mode() == Mode::Adaptive {
+        if self.engine.mode() == PollMode::Adaptive {
             self.engine.leave();
         }
     }

@@ -1,43 +1,43 @@
-//! Pollers: who drains the completions, who may do it, how one waits.
+//! Pollers: they drain the completions of a port and move the layer above on.
 //!
-//! A [`Poller`] owns a port's links and a [`Handler`], the layer above, and moves both on by
-//! [`step`](Poller::step). It is handed the time and never asks for it. An [`Engine`] shares one poller between
-//! the threads of a process, in one of three modes:
+//! A [`Poller`] owns the links of a port and a [`Handler`], which is the layer above. [`Poller::step`] moves both on. The
+//! caller hands it the time: a poller never reads a clock. An [`Engine`] shares one poller between the threads of a
+//! process, in one of three modes:
 //!
-//! | mode | who makes progress | while nothing comes |
+//! | mode | progress is made by | while nothing comes |
 //! |---|---|---|
-//! | [`Inline`](Mode::Inline) | the calls, one at a time | they spin or yield |
-//! | [`Adaptive`](Mode::Adaptive) | the calls; a thread while there are none | they spin for a moment, then sleep |
-//! | [`Dedicated`](Mode::Dedicated) | a thread that owns the poller; calls hand over to it | it spins |
+//! | [`Inline`](PollMode::Inline) | the calls, one at a time | calls spin or yield |
+//! | [`Adaptive`](PollMode::Adaptive) | the calls; a background poller while there are none | all of them spin for a moment, then sleep |
+//! | [`Dedicated`](PollMode::Dedicated) | a background poller; calls submit commands to it | the background poller spins |
 //!
-//! What may not be done here: look at what a message means, hold a lock, run user code outside the
-//! [`Executor`].
+//! Code in this module may not look at what a message means. It may not hold a lock while it runs user code, and runs
+//! user code only on the [`Executor`].
 
 mod adaptive;
-mod board;
-mod call;
-mod cell;
+mod background;
 mod clock;
+mod completion_group;
 mod dedicated;
 mod executor;
-mod handover;
-mod keeper;
-mod mode;
+mod oneshot;
 mod pin;
+mod poll_mode;
 mod poller;
-mod shared;
+mod poller_lock;
+mod result_cell;
+mod shared_poller;
 mod sleepers;
+mod submission_queue;
 mod sync;
-mod token;
-mod wait;
+mod wait_strategy;
 
-pub use board::{Boards, Completers, Tickets};
-pub use call::{Abandoned, Calls, Completer, Ticket};
+pub use background::{PollingThread, StartError, start};
 pub use clock::Clock;
+pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
 pub use executor::Executor;
-pub use keeper::{PollingThread, StartError, start};
-pub use mode::{EngineOptions, Mode, choose_mode};
+pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
 pub use pin::{PinError, pin_current_thread, process_cpus};
+pub use poll_mode::{EngineOptions, PollMode};
 pub use poller::{Handler, Poller};
-pub use shared::{Engine, Unusable};
-pub use wait::Waiting;
+pub use shared_poller::{Engine, Unusable};
+pub use wait_strategy::WaitStrategy;

@@ -12,11 +12,16 @@ pub trait Handler<P: Port>: Send + 'static {
     /// Its name for whoever waits for a request.
     type Waiter: Send + 'static;
     /// What its users hand over to it.
-    type Op: Send + 'static;
+    type Command: Send + 'static;
 
-    /// A user's wish. One about something that another thread has handed over, and that is not there yet, comes back: it
+    /// A user's command. One about something that another thread has handed over, and that is not there yet, comes back: it
     /// is done once more when everything that was handed over before it has been.
-    fn op(&mut self, links: &mut Links<P, Self::Waiter>, op: Self::Op, now: Time) -> Option<Self::Op>;
+    fn command(
+        &mut self,
+        links: &mut Links<P, Self::Waiter>,
+        op: Self::Command,
+        now: Time,
+    ) -> Option<Self::Command>;
 
     /// Something happened on a link.
     fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
@@ -49,10 +54,10 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         Poller { links, handler, active: false, armed: false }
     }
 
-    /// Does what a user wants, and what follows from it at once. What comes back is [`Handler::op`]'s.
-    pub fn op(&mut self, op: H::Op, now: Time) -> Option<H::Op> {
+    /// Does what a user wants, and what follows from it at once. What comes back is [`Handler::command`]'s.
+    pub fn command(&mut self, op: H::Command, now: Time) -> Option<H::Command> {
         self.active = true;
-        let back = self.handler.op(&mut self.links, op, now);
+        let back = self.handler.command(&mut self.links, op, now);
         self.events(now);
         back
     }

@@ -26,7 +26,7 @@ impl Sleepers {
         self.count.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Calls `wake` if anybody sleeps, after something was completed.
+    /// OneshotPool `wake` if anybody sleeps, after something was completed.
     #[inline]
     pub fn wake(&self, wake: impl FnOnce()) {
         if self.fenced_count() > 0 {
@@ -55,7 +55,7 @@ mod loom_tests {
             let sleepers = Arc::new(Sleepers::new());
             let done = Arc::new(AtomicBool::new(false));
             let word = Arc::new((Mutex::new(0), Condvar::new()));
-            let completer = loom::thread::spawn({
+            let sender = loom::thread::spawn({
                 let (sleepers, done, word) = (sleepers.clone(), done.clone(), word.clone());
                 move || {
                     done.store(true, Ordering::Release);
@@ -75,7 +75,7 @@ mod loom_tests {
                 };
                 sleepers.sleep_unless(|| done.load(Ordering::Acquire), sleep);
             }
-            completer.join().expect("no panic");
+            sender.join().expect("no panic");
         });
     }
 }

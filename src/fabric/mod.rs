@@ -380,15 +380,15 @@ pub trait Port: Send + 'static {
 pub enum Sleep {
     /// A thread that waits for something in particular.
     Waiter,
-    /// The thread that sees to everything else: what comes wakes it only while nobody [attends](Sleeper::attend).
-    Keeper,
+    /// The background poller. Arrivals wake it only while no thread is an [active waiter](Sleeper::enter_wait).
+    Background,
 }
 
 /// What threads block on while nothing comes on a port's links. Clones are the same.
 ///
 /// The order that loses no wake-up: draw [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, look again, then
-/// sleep. Whoever stops attending must arm the port *after* that, and see to what came meanwhile, as the keeper was not
-/// woken for it.
+/// sleep. A thread that leaves a wait must arm the port *after* [`exit_wait`](Sleeper::exit_wait), and handle what came
+/// meanwhile: the background poller was not woken for it.
 pub trait Sleeper: Clone + Send + Sync + 'static {
     /// A number that changes with every wake-up.
     fn seen(&self) -> u32;
@@ -399,11 +399,11 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
     /// Ends the sleep of every thread of that kind.
     fn wake(&self, who: Sleep);
 
-    /// A waiter polls, or sleeps, from now on.
-    fn attend(&self);
+    /// The calling thread polls or sleeps as a waiter from now on.
+    fn enter_wait(&self);
 
-    /// A waiter that attended does no more.
-    fn leave(&self);
+    /// Ends one [`enter_wait`](Sleeper::enter_wait).
+    fn exit_wait(&self);
 }
 
 /// Why an operation was not posted.

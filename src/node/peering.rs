@@ -7,7 +7,8 @@ use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerStatus, PeerWatch, RemoteOp, Rendezvous,
+    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerStatus, PeerWatch, RemoteCommand,
+    Rendezvous,
 };
 use crate::wire::{Code, Status, TaskId};
 use std::collections::HashMap;
@@ -172,7 +173,7 @@ impl<F: Reach> FabricPeering<F> {
         let (done, outcome) = channel();
         let index = self.index(&peer.name)?;
         let engine = self.pollers.of(index);
-        let attach = RemoteOp::Attach {
+        let attach = RemoteCommand::Attach {
             peer: index,
             tag: tag_of(peer),
             link,
@@ -200,10 +201,10 @@ impl<F: Reach> FabricPeering<F> {
 
     /// This link with the peer, and no other, is not to be used any more.
     fn lose(&self, peer: &PeerInfo, cause: LossCause) {
-        self.tell(peer, |peer, tag| RemoteOp::Lose { peer, tag, cause });
+        self.tell(peer, |peer, tag| RemoteCommand::Lose { peer, tag, cause });
     }
 
-    fn tell(&self, peer: &PeerInfo, op: impl FnOnce(PeerIndex, LinkTag) -> RemoteOp<F::Link>) {
+    fn tell(&self, peer: &PeerInfo, op: impl FnOnce(PeerIndex, LinkTag) -> RemoteCommand<F::Link>) {
         if let Ok(index) = self.index(&peer.name) {
             // On a poller that is not usable any more every link and call has ended already.
             let _ = self.pollers.of(index).submit(op(index, tag_of(peer)));
@@ -280,7 +281,7 @@ impl<F: Reach> Peering for FabricPeering<F> {
     }
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
-        self.tell(peer, |peer, tag| RemoteOp::Ready { peer, tag });
+        self.tell(peer, |peer, tag| RemoteCommand::Ready { peer, tag });
         let way = self.index(&peer.name).ok().and_then(|index| self.names.ways().get(&index).copied());
         if let Some(Way { kind, why }) = way {
             tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %kind, why, "connected");
@@ -293,7 +294,7 @@ impl<F: Reach> Peering for FabricPeering<F> {
 
     fn gone(&self, peer: &PeerInfo, cause: Gone) {
         let cause = self.cause(cause);
-        self.tell(peer, |peer, tag| RemoteOp::Gone { peer, tag, cause });
+        self.tell(peer, |peer, tag| RemoteCommand::Gone { peer, tag, cause });
     }
 }
 

@@ -4,7 +4,7 @@ use super::clock::MonotonicClock;
 use super::error::NodeError;
 use crate::config::{Config, Poll, Wait};
 use crate::engine::{
-    Engine, EngineOptions, Mode, Poller, PollingThread, Waiting, choose_mode, process_cpus, start,
+    Engine, EngineOptions, PollMode, Poller, PollingThread, WaitStrategy, process_cpus, start,
 };
 use crate::fabric::{Fabric, LoanBooks, LoanFigures};
 use crate::link::Links;
@@ -36,10 +36,10 @@ pub(super) struct Pollers<F: Fabric> {
 #[derive(Clone, Debug)]
 pub(super) struct Polling {
     /// How it begins.
-    mode: Mode,
+    mode: PollMode,
     /// Whether it becomes adaptive where more threads would spin than there are CPUs.
     auto: bool,
-    waiting: Waiting,
+    wait: WaitStrategy,
     spin: Duration,
     /// Where each polling thread is pinned, if it is.
     cores: Vec<usize>,
@@ -51,44 +51,44 @@ impl Polling {
     pub fn new(config: &Config, members: usize, cpus: usize) -> Polling {
         // Who is pinned does not know whether another member is pinned to the same CPU.
         let shared = config.cores.is_some() && members > 1 && config.poll != Poll::Dedicated;
-        let waiting = match config.wait {
-            Wait::Spin => Waiting::Spin,
-            Wait::Yield => Waiting::Yield,
-            Wait::Auto if shared => Waiting::Yield,
-            Wait::Auto if config.poll == Poll::Dedicated => Waiting::choose(2 * members, cpus),
-            Wait::Auto => Waiting::choose(members, cpus),
+        let wait = match config.wait {
+            Wait::Spin => WaitStrategy::Spin,
+            Wait::Yield => WaitStrategy::Yield,
+            Wait::Auto if shared => WaitStrategy::Yield,
+            Wait::Auto if config.poll == Poll::Dedicated => WaitStrategy::choose(2 * members, cpus),
+            Wait::Auto => WaitStrategy::choose(members, cpus),
         };
         let auto = config.poll == Poll::Auto && config.wait == Wait::Auto;
         let mode = match config.poll {
-            Poll::Adaptive => Mode::Adaptive,
-            Poll::Dedicated => Mode::Dedicated,
-            Poll::Auto if auto && shared => Mode::Adaptive,
-            Poll::Auto | Poll::Inline => Mode::Inline,
+            Poll::Adaptive => PollMode::Adaptive,
+            Poll::Dedicated => PollMode::Dedicated,
+            Poll::Auto if auto && shared => PollMode::Adaptive,
+            Poll::Auto | Poll::Inline => PollMode::Inline,
         };
         let cores = config.cores.clone().unwrap_or_default();
         let (spin, count) = (config.spin_budget, config.poller_count());
-        Polling { mode, auto, waiting, spin, cores, count }
+        Polling { mode, auto, wait, spin, cores, count }
     }
 
     /// One poller that callers move on.
     #[cfg(test)]
     pub fn inline() -> Polling {
-        let (mode, waiting, spin) = (Mode::Inline, Waiting::Yield, Duration::ZERO);
-        Polling { mode, auto: false, waiting, spin, cores: Vec::new(), count: 1 }
+        let (mode, wait, spin) = (PollMode::Inline, WaitStrategy::Yield, Duration::ZERO);
+        Polling { mode, auto: false, wait, spin, cores: Vec::new(), count: 1 }
     }
 
     /// Threads of this process that would spin: in the dedicated mode the pollers and a caller.
     pub fn spinners(&self) -> u32 {
         match self.mode {
-            Mode::Inline => 1,
-            Mode::Adaptive => 0,
-            Mode::Dedicated => self.count as u32 + 1,
+            PollMode::Inline => 1,
+            PollMode::Adaptive => 0,
+            PollMode::Dedicated => self.count as u32 + 1,
         }
     }
 
     /// Where the thread that starts the node is pinned: it is the one that polls where no other does.
     pub fn caller_core(&self) -> Option<usize> {
-        if self.auto || self.mode == Mode::Inline { self.cores.first().copied() } else { None }
+        if self.auto || self.mode == PollMode::Inline { self.cores.first().copied() } else { None }
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) trait Polled: Send + Sync {
     fn start(&self) -> Result<(), NodeError>;
 
     /// Who makes progress now.
-    fn mode(&self) -> Mode;
+    fn mode(&self) -> PollMode;
 
     /// The ways to all peers.
     fn paths(&self) -> Paths;
@@ -128,8 +128,8 @@ impl<F: Fabric> Pollers<F> {
         pool: &Pool,
         remote: impl Fn() -> Remote,
     ) -> Result<Self, NodeError> {
-        let Polling { waiting, spin, .. } = polling;
-        let options = EngineOptions { mode: Mode::Inline, waiting, spin, queue: QUEUE };
+        let Polling { wait, spin, .. } = polling;
+        let options = EngineOptions { mode: PollMode::Inline, wait, spin, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
         let (mut engines, mut counters) = (Vec::new(), Vec::new());
         for _ in 0..polling.count {
@@ -142,7 +142,7 @@ impl<F: Fabric> Pollers<F> {
         Ok(Pollers { engines, counters, loans: fabric.loan_books(), polling, spinners, threads })
     }
 
-    fn start_threads(&self, mode: Mode) -> Result<(), NodeError> {
+    fn start_threads(&self, mode: PollMode) -> Result<(), NodeError> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if threads.is_empty() {
             for (number, engine) in self.engines.iter().enumerate() {
@@ -161,10 +161,10 @@ impl<F: Fabric> Pollers<F> {
             all.values().fold(0, |sum: u32, spinners| sum.saturating_add(*spinners))
         };
         let spinners = others.saturating_add(self.polling.spinners()) as usize;
-        if !self.polling.auto || choose_mode(spinners, process_cpus().len()) != Mode::Adaptive {
+        if !self.polling.auto || PollMode::choose(spinners, process_cpus().len()) != PollMode::Adaptive {
             return;
         }
-        match self.start_threads(Mode::Adaptive) {
+        match self.start_threads(PollMode::Adaptive) {
             Ok(()) => tracing::debug!(spinners, "more threads would spin than there are CPUs: adaptive"),
             Err(error) => tracing::warn!(%error, "polling stays inline"),
         }
@@ -184,12 +184,12 @@ impl<F: Fabric> Pollers<F> {
 impl<F: Fabric> Polled for Pollers<F> {
     fn start(&self) -> Result<(), NodeError> {
         match self.polling.mode {
-            Mode::Inline => Ok(()),
+            PollMode::Inline => Ok(()),
             mode => self.start_threads(mode),
         }
     }
 
-    fn mode(&self) -> Mode {
+    fn mode(&self) -> PollMode {
         self.engines[0].mode()
     }
 

@@ -11,7 +11,7 @@ use crate::bootstrap::{
     Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, Peering, TaskName,
 };
 use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
-use crate::engine::{Executor, Mode, pin_current_thread, process_cpus};
+use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
 use crate::memory::{
@@ -374,7 +374,7 @@ impl Node {
     }
 
     /// Who makes progress: what `poll` says, or what auto has chosen so far.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> PollMode {
         self.pollers.mode()
     }
 

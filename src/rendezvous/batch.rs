@@ -11,7 +11,7 @@ use super::remote::{ReceiveAll, Receiving, Sending};
 use super::reuse::{Lists, Reused};
 use super::step::Step;
 use super::waiter::{CallId, Delivery, Outcome, Waiter};
-use crate::engine::{Boards, Completers};
+use crate::engine::{GroupPool, GroupSenders};
 use crate::link::{TensorKey, Value};
 use crate::memory::Tensor;
 use crate::wire::Time;
@@ -52,7 +52,7 @@ use std::time::Duration;
 pub struct Batch {
     shared: Arc<Shared>,
     edges: Box<[Edge]>,
-    boards: Boards<Outcome>,
+    groups: GroupPool<Outcome>,
 }
 
 impl Rendezvous {
@@ -75,7 +75,7 @@ impl Batch {
             End::Peer(peer) => shared.paths.number_of(peer),
         };
         let parts: Arc<[u16]> = edges.iter().map(part).collect();
-        Batch { shared: shared.clone(), edges, boards: Boards::new(parts, paths + 1) }
+        Batch { shared: shared.clone(), edges, groups: GroupPool::new(parts, paths + 1) }
     }
 
     /// The edges, in their order.
@@ -142,28 +142,28 @@ impl Batch {
         self.edges.iter().try_for_each(|edge| self.shared.check_destination(edge))?;
         let first = self.shared.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
         let deadline = self.shared.now() + timeout;
-        let (tickets, completers) = self.boards.board();
+        let (receiver, senders) = self.groups.channels();
         // From here on what goes wrong takes back what was begun.
-        let pending = PendingBatch::new(&self.shared, tickets, first, deadline);
-        self.ask(step, Terms { first, deadline, patience: timeout }, completers)?;
+        let pending = PendingBatch::new(&self.shared, receiver, first, deadline);
+        self.ask(step, Terms { first, deadline, patience: timeout }, senders)?;
         Ok(pending)
     }
 
-    fn ask(&self, step: &Step, terms: Terms, completers: Completers<Outcome>) -> Result<(), Error> {
+    fn ask(&self, step: &Step, terms: Terms, senders: GroupSenders<Outcome>) -> Result<(), Error> {
         let shared = &self.shared;
         let mut remote = shared.lists.receives.take();
         let mut local = shared.lists.waiters.take();
-        for ((at, edge), completer) in (0..).zip(&self.edges).zip(completers) {
+        for ((at, edge), sender) in (0..).zip(&self.edges).zip(senders) {
             let (id, key) = (CallId(terms.first + at), edge.key(step.id));
             match edge.source {
                 End::Here => {
                     let Terms { deadline, patience, .. } = terms;
-                    let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
+                    let waiter = Waiter { id, sender, deadline, patience, gave_up: None };
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
                 End::Peer(peer) => {
                     let path = shared.paths.number_of(peer);
-                    remote.push(Receiving { path, peer, id, key, completer });
+                    remote.push(Receiving { path, peer, id, key, sender });
                 }
             }
         }

@@ -13,7 +13,7 @@ use super::reuse::{Lists, Reused};
 use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
-use crate::engine::{Calls, Executor};
+use crate::engine::{Executor, OneshotPool};
 use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{Home, Pool};
@@ -51,7 +51,7 @@ pub struct Shared {
     pub(super) members: Members,
     pub(super) paths: Paths,
     pub(super) settings: RendezvousSettings,
-    pub(super) calls: Calls<Outcome>,
+    pub(super) calls: OneshotPool<Outcome>,
     pub(super) lists: BatchLists,
     pub(super) executor: Executor,
     pub(super) pool: Pool,
@@ -224,7 +224,7 @@ impl Rendezvous {
             me,
             members,
             settings,
-            calls: Calls::new(4096),
+            calls: OneshotPool::new(4096),
             lists: BatchLists::new(paths.count()),
             paths,
             executor,

@@ -1,7 +1,7 @@
 //! How tensors of other processes are reached.
 
 use super::waiter::{CallId, GiveUp, Waiter};
-use super::{Error, ReceiveAll, Remote, RemoteOp, Reused, Sending};
+use super::{Error, ReceiveAll, Remote, RemoteCommand, Reused, Sending};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{TensorKey, Value, Want};
@@ -266,35 +266,35 @@ pub enum StandingChange {
 
 impl<P: Port> RemotePath for Engine<P, Remote> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
-        Ok(self.submit(RemoteOp::Send { key, value })?)
+        Ok(self.submit(RemoteCommand::Send { key, value })?)
     }
 
     fn receive(&self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) -> Result<(), Error> {
-        Ok(self.submit(RemoteOp::Receive { peer, key, want, waiter })?)
+        Ok(self.submit(RemoteCommand::Receive { peer, key, want, waiter })?)
     }
 
     fn send_all(&self, values: Reused<Sending>) -> Result<(), Error> {
-        Ok(self.submit(RemoteOp::SendAll(values))?)
+        Ok(self.submit(RemoteCommand::SendAll(values))?)
     }
 
     fn receive_all(&self, receives: ReceiveAll) -> Result<(), Error> {
-        Ok(self.submit(RemoteOp::ReceiveAll(receives))?)
+        Ok(self.submit(RemoteCommand::ReceiveAll(receives))?)
     }
 
     fn cancel(&self, call: Cancel) {
-        ignore_end(self.submit(RemoteOp::Cancel(call)));
+        ignore_end(self.submit(RemoteCommand::Cancel(call)));
     }
 
     fn cancel_all(&self, calls: CancelAll) {
-        ignore_end(self.submit(RemoteOp::CancelAll(calls)));
+        ignore_end(self.submit(RemoteCommand::CancelAll(calls)));
     }
 
     fn step(&self, change: StepChange) {
-        ignore_end(self.submit(RemoteOp::Step(change)));
+        ignore_end(self.submit(RemoteCommand::Step(change)));
     }
 
     fn standing(&self, change: StandingChange) {
-        ignore_end(self.submit(RemoteOp::Standing(change)));
+        ignore_end(self.submit(RemoteCommand::Standing(change)));
     }
 
     fn progress(&self) -> Result<usize, Error> {
@@ -310,7 +310,7 @@ impl<P: Port> RemotePath for Engine<P, Remote> {
     }
 
     fn end(&self, error: Error) {
-        ignore_end(self.submit(RemoteOp::End { error }));
+        ignore_end(self.submit(RemoteCommand::End { error }));
     }
 
     fn now(&self) -> Time {

@@ -4,7 +4,7 @@ use super::Error;
 use super::manager::Shared;
 use super::path::{Cancel, PeerIndex, RemotePath};
 use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
-use crate::engine::Ticket;
+use crate::engine::OneshotReceiver;
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Time;
@@ -87,20 +87,20 @@ impl Receivable for TensorMut {
 #[must_use = "dropping a pending receive cancels it"]
 pub struct Pending<T> {
     token: CancelToken,
-    ticket: Ticket<Outcome>,
+    receiver: OneshotReceiver<Outcome>,
     deadline: Time,
     wants: PhantomData<fn() -> T>,
 }
 
 impl<T: Receivable> Pending<T> {
-    pub(super) fn new(token: CancelToken, ticket: Ticket<Outcome>, deadline: Time) -> Self {
-        Pending { token, ticket, deadline, wants: PhantomData }
+    pub(super) fn new(token: CancelToken, receiver: OneshotReceiver<Outcome>, deadline: Time) -> Self {
+        Pending { token, receiver, deadline, wants: PhantomData }
     }
 
     /// Whether [`Pending::wait`] would return at once. Makes no progress by itself: see
     /// [`Rendezvous::progress`](super::Rendezvous::progress).
     pub fn is_done(&self) -> bool {
-        self.ticket.is_done()
+        self.receiver.is_done()
     }
 
     /// The right to cancel this receive, for another thread than the one that waits for it.
@@ -132,16 +132,16 @@ impl<T: Receivable> Pending<T> {
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let shared = &self.token.shared;
         shared.check_home()?;
-        if !shared.wait(self.token.path(), deadline, &|| self.ticket.is_done())? {
+        if !shared.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
             self.token.give_up(GiveUp::Deadline(given));
             let after = 2 * shared.settings.cancel_grace;
-            if !shared.wait(self.token.path(), shared.now() + after, &|| self.ticket.is_done())? {
+            if !shared.wait(self.token.path(), shared.now() + after, &|| self.receiver.is_done())? {
                 return Err(shared.broken().unwrap_or(Error::Stalled { after }));
             }
         }
-        let Some(Outcome(result)) = self.ticket.take() else {
+        let Some(Outcome(result)) = self.receiver.take() else {
             return Err(shared.broken().unwrap_or(Error::Stopped));
         };
         let Delivery { tensor, is_dead, sender, receiver } = result?;
@@ -153,7 +153,7 @@ impl<T: Receivable> Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        if !self.ticket.is_done() {
+        if !self.receiver.is_done() {
             self.token.give_up(GiveUp::Dropped);
         }
     }

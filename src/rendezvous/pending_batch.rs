@@ -5,7 +5,7 @@ use super::manager::Shared;
 use super::path::CancelAll;
 use super::pending::{Receivable, Taken};
 use super::waiter::{Delivery, GiveUp, Outcome};
-use crate::engine::Tickets;
+use crate::engine::GroupReceiver;
 use crate::memory::Tensor;
 use crate::wire::Time;
 use std::sync::Arc;
@@ -20,41 +20,46 @@ const SLICE: Duration = Duration::from_millis(1);
 #[must_use = "dropping pending receives cancels them"]
 pub struct PendingBatch {
     shared: Arc<Shared>,
-    tickets: Tickets<Outcome>,
+    receiver: GroupReceiver<Outcome>,
     first: u64,
     deadline: Time,
 }
 
 impl PendingBatch {
-    pub(super) fn new(shared: &Arc<Shared>, tickets: Tickets<Outcome>, first: u64, deadline: Time) -> Self {
-        PendingBatch { shared: shared.clone(), tickets, first, deadline }
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        receiver: GroupReceiver<Outcome>,
+        first: u64,
+        deadline: Time,
+    ) -> Self {
+        PendingBatch { shared: shared.clone(), receiver, first, deadline }
     }
 
     /// How many receives they are.
     pub fn len(&self) -> usize {
-        self.tickets.len()
+        self.receiver.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.tickets.is_empty()
+        self.receiver.is_empty()
     }
 
     /// Whether [`PendingBatch::wait`] would return at once: every value has come, or one has failed. Makes no progress by
     /// itself: see [`Rendezvous::progress`](super::Rendezvous::progress).
     pub fn is_done(&self) -> bool {
-        self.tickets.are_done() || self.tickets.have_failed()
+        self.receiver.is_done() || self.receiver.has_failed()
     }
 
     /// Whether every one of them has ended, with a value or without: then [`PendingBatch::wait_each`] would return at once.
     pub fn have_all_ended(&self) -> bool {
-        self.tickets.are_done()
+        self.receiver.is_done()
     }
 
     /// How one of them has ended, by its place among the edges, as soon as it has; `None` before that, and when it was taken. For
     /// who sees to each value as it comes: whoever waits for the others afterwards is not given, or told, what was taken.
     pub fn take(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
-        self.tickets.take(at).map(delivered)
+        self.receiver.take(at).map(delivered)
     }
 
     /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`]. Does not wait.
@@ -79,7 +84,7 @@ impl PendingBatch {
     /// As of [`Step::recv_all`](super::Step::recv_all); the list is as it was then.
     pub fn wait_into(mut self, received: &mut Vec<Delivery<Tensor>>) -> Result<(), Error> {
         self.wait_for_end(true)?;
-        if self.tickets.have_failed() {
+        if self.receiver.has_failed() {
             return Err(self.why());
         }
         let before = received.len();
@@ -112,7 +117,7 @@ impl PendingBatch {
     fn why(&mut self) -> Error {
         let mut derived = None;
         for at in 0..self.len() {
-            let Some(Outcome(Err(error))) = self.tickets.take(at) else { continue };
+            let Some(Outcome(Err(error))) = self.receiver.take(at) else { continue };
             if !error.is_derived() {
                 return error;
             }
@@ -123,9 +128,9 @@ impl PendingBatch {
 
     /// How one has ended; `None` if that was taken.
     fn delivery(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
-        match self.tickets.take(at) {
+        match self.receiver.take(at) {
             Some(outcome) => Some(delivered(outcome)),
-            None if self.tickets.has_come(at) => None,
+            None if self.receiver.is_ready(at) => None,
             None => Some(Err(self.shared.broken().unwrap_or(Error::Stopped))),
         }
     }
@@ -148,18 +153,18 @@ impl PendingBatch {
     /// Waits for one poller's part after the other: each poller wakes those who wait for its own.
     fn wait_until(&self, deadline: Time, or_failure: bool) -> Result<bool, Error> {
         let paths = &self.shared.paths;
-        let failed = || or_failure && self.tickets.have_failed();
+        let failed = || or_failure && self.receiver.has_failed();
         for part in 0..=paths.count() {
             // The last part is the local table's.
             let path = if part < paths.count() { paths.nth(part) } else { paths.first() };
-            let done = || self.tickets.is_part_done(part) || failed();
-            let is_only_one = || self.tickets.is_only_part(part);
+            let done = || self.receiver.is_subset_done(part) || failed();
+            let is_only_one = || self.receiver.is_only_subset(part);
             while !done() {
                 let now = self.shared.now();
                 let until = if is_only_one() { deadline } else { deadline.min(now + SLICE) };
                 if !self.shared.wait(path, until, &done)? && self.shared.now() >= deadline {
                     // There may be other parts.
-                    return Ok(self.tickets.are_done() || failed());
+                    return Ok(self.receiver.is_done() || failed());
                 }
                 if self.shared.broken().is_some() {
                     return Ok(true);
@@ -178,10 +183,10 @@ impl PendingBatch {
         }
         let cancel = CancelAll { first: self.first, count: self.len() as u64, why };
         let paths = &self.shared.paths;
-        for part in (0..paths.count()).filter(|part| !self.tickets.is_part_done(*part)) {
+        for part in (0..paths.count()).filter(|part| !self.receiver.is_subset_done(*part)) {
             paths.nth(part).cancel_all(cancel.clone());
         }
-        if !self.tickets.is_part_done(paths.count()) {
+        if !self.receiver.is_subset_done(paths.count()) {
             self.shared.cancel_all_local(&cancel);
         }
     }
@@ -196,7 +201,7 @@ fn delivered(Outcome(result): Outcome) -> Result<Delivery<Tensor>, Error> {
 
 impl Drop for PendingBatch {
     fn drop(&mut self) {
-        if !self.tickets.are_done() {
+        if !self.receiver.is_done() {
             self.give_up(GiveUp::Dropped);
         }
     }

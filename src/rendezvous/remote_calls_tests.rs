@@ -37,7 +37,7 @@ struct Scripted {
 impl Scripted {
     fn bring(&self, end: impl Fn() -> Result<Delivery<Payload>, Error>) {
         let held = std::mem::take(&mut *self.held.lock().expect("no panic"));
-        held.into_iter().for_each(|one| one.completer.complete(Outcome(end())));
+        held.into_iter().for_each(|one| one.sender.send(Outcome(end())));
     }
 }
 

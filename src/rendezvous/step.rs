@@ -8,7 +8,7 @@ use super::outstanding::reserve;
 use super::pending::{CancelToken, Pending, Place, Receivable};
 use super::waiter::{CallId, Delivery, Outcome, Payload, Waiter};
 use super::{Error, PeerIndex};
-use crate::engine::{Calls, Completer};
+use crate::engine::OneshotSender;
 use crate::link::{TensorKey, Value, Want};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Code, Status, Time};
@@ -138,7 +138,7 @@ impl Step {
     ) -> Result<CancelToken, Error> {
         self.check()?;
         self.shared.check_destination(edge)?;
-        let completer = Calls::callback(&self.shared.executor, move |Outcome(result)| {
+        let sender = OneshotSender::callback(&self.shared.executor, move |Outcome(result)| {
             done(result.map(|Delivery { tensor, is_dead, sender, receiver }| {
                 let tensor = match tensor {
                     Payload::Tensor(tensor) => tensor,
@@ -147,7 +147,7 @@ impl Step {
                 Delivery { tensor, is_dead, sender, receiver }
             }));
         });
-        self.ask(edge, None, timeout, completer).map(|(token, _)| token)
+        self.ask(edge, None, timeout, sender).map(|(token, _)| token)
     }
 
     /// Waits for the tensors of all these edges, for `timeout` at most.
@@ -186,9 +186,9 @@ impl Step {
     ) -> Result<Pending<T>, Error> {
         self.check()?;
         self.shared.check_destination(edge)?;
-        let (ticket, completer) = self.shared.calls.call();
-        let (token, deadline) = self.ask(edge, into, timeout, completer)?;
-        Ok(Pending::new(token, ticket, deadline))
+        let (receiver, sender) = self.shared.calls.channel();
+        let (token, deadline) = self.ask(edge, into, timeout, sender)?;
+        Ok(Pending::new(token, receiver, deadline))
     }
 
     fn ask(
@@ -196,11 +196,11 @@ impl Step {
         edge: &Edge,
         into: Option<TensorMut>,
         timeout: Duration,
-        completer: Completer<Outcome>,
+        sender: OneshotSender<Outcome>,
     ) -> Result<(CancelToken, Time), Error> {
         let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
         let deadline = self.shared.now() + timeout;
-        let waiter = Waiter { id, completer, deadline, patience: timeout, gave_up: None };
+        let waiter = Waiter { id, sender, deadline, patience: timeout, gave_up: None };
         let key = edge.key(self.id);
         let place = match edge.source {
             End::Here => {

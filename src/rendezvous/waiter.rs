@@ -1,7 +1,7 @@
 //! Whoever waits for a tensor, and what it gets.
 
 use super::Error;
-use crate::engine::{Abandoned, Completer};
+use crate::engine::{Canceled, OneshotSender};
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Time;
@@ -32,7 +32,7 @@ pub(super) enum Payload {
 #[derive(Debug)]
 pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
 
-impl Abandoned for Outcome {
+impl Canceled for Outcome {
     fn abandoned() -> Self {
         Outcome(Err(Error::Stopped))
     }
@@ -61,7 +61,7 @@ pub(super) enum GiveUp {
 #[derive(Debug)]
 pub struct Waiter {
     pub(super) id: CallId,
-    pub(super) completer: Completer<Outcome>,
+    pub(super) sender: OneshotSender<Outcome>,
     /// When it gives up; moved on by the grace once it has.
     pub(super) deadline: Time,
     /// How long it was willing to wait.
@@ -73,7 +73,7 @@ pub struct Waiter {
 impl Waiter {
     /// Brings a result.
     pub(super) fn complete(self, result: Result<Delivery<Payload>, Error>) {
-        self.completer.complete(Outcome(result));
+        self.sender.send(Outcome(result));
     }
 
     /// The error of a waiter that gave up, in the words of its reason.

@@ -77,7 +77,7 @@ pub fn a_local_completion_ends_the_sleep<H: Harness>() {
         // The target sees to the write, and sleeps as well.
         b.poll();
         b.port.arm();
-        sleeper.sleep(Sleep::Keeper, seen, NAP);
+        sleeper.sleep(Sleep::Background, seen, NAP);
         assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
     }
     expect!(a.next(&mut b), Got::Done(3) => ());
@@ -160,7 +160,7 @@ pub fn arming_while_something_comes_loses_nothing<H: Harness>() {
 
 pub fn a_thread_wakes_the_sleepers_of_its_process<H: Harness>() {
     let (a, _b) = pair::<H>(16);
-    for who in [Sleep::Waiter, Sleep::Keeper] {
+    for who in [Sleep::Waiter, Sleep::Background] {
         let sleeper = a.port.sleeper();
         let (seen, same) = (sleeper.seen(), sleeper.clone());
         let thread = std::thread::spawn(move || {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tensorwire::Error;
 use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
-use tensorwire::rendezvous::{LinkTag, LossCause, Losses, PeerIndex, PeerWatch, RemoteOp};
+use tensorwire::rendezvous::{LinkTag, LossCause, Losses, PeerIndex, PeerWatch, RemoteCommand};
 use tensorwire::wire::Time;
 
 /// How long it takes until a link is made again.
@@ -155,7 +155,7 @@ impl Bootstrap {
         for News { to, about, tag, .. } in due {
             let Some(to) = members.iter().flatten().find(|member| member.incarnation == to) else { continue };
             let cause = LossCause::Silent { after: BOUND, bound: BOUND };
-            let gone = RemoteOp::Gone { peer: PeerIndex(about as u32), tag, cause };
+            let gone = RemoteCommand::Gone { peer: PeerIndex(about as u32), tag, cause };
             to.engine.submit(gone).expect("usable");
         }
     }
@@ -186,7 +186,7 @@ fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tri
             let tried = Tried::default();
             let told = tried.clone();
             let peer = sides[1 - own];
-            let attach = RemoteOp::Attach {
+            let attach = RemoteCommand::Attach {
                 peer: PeerIndex(peer.at as u32),
                 tag: LinkTag { incarnation: peer.incarnation, generation },
                 link,
@@ -201,6 +201,6 @@ fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tri
 fn ready(sides: [&Process; 2], generation: u64) {
     for (own, peer) in [(sides[0], sides[1]), (sides[1], sides[0])] {
         let tag = LinkTag { incarnation: peer.incarnation, generation };
-        own.engine.submit(RemoteOp::Ready { peer: PeerIndex(peer.at as u32), tag }).expect("usable");
+        own.engine.submit(RemoteCommand::Ready { peer: PeerIndex(peer.at as u32), tag }).expect("usable");
     }
 }

@@ -9,14 +9,14 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::engine::{Engine, EngineOptions, Executor, Mode, Poller, Waiting};
+use tensorwire::engine::{Engine, EngineOptions, Executor, PollMode, Poller, WaitStrategy};
 use tensorwire::fabric::sim::SimFabric;
 use tensorwire::fabric::{Fabric, LoanFigures};
 use tensorwire::link::{LinkSettings, Links};
 use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use tensorwire::rendezvous::{
-    Load, Losses, Members, PeerIndex, PeerStatus, Remote, RemoteOp, RemotePath, RemoteSettings, Rendezvous,
-    RendezvousSettings,
+    Load, Losses, Members, PeerIndex, PeerStatus, Remote, RemoteCommand, RemotePath, RemoteSettings,
+    Rendezvous, RendezvousSettings,
 };
 use tensorwire::telemetry::{Counters, CountersWriter};
 use tensorwire::wire::TaskId;
@@ -145,8 +145,12 @@ impl Process {
         let writer = CountersWriter::new();
         let counters = writer.counters();
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
-        let options =
-            EngineOptions { mode: Mode::Inline, waiting: Waiting::Spin, spin: Duration::ZERO, queue: 64 };
+        let options = EngineOptions {
+            mode: PollMode::Inline,
+            wait: WaitStrategy::Spin,
+            spin: Duration::ZERO,
+            queue: 64,
+        };
         let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
         let executor = Executor::on_the_spot();
         let rendezvous_settings = RendezvousSettings {
@@ -308,7 +312,7 @@ impl Process {
     pub fn load(&self) -> Load {
         let load = Arc::new(Mutex::new(Load::default()));
         let told = load.clone();
-        let tell = RemoteOp::Load(Box::new(move |load| *told.lock().expect("no panic") = load));
+        let tell = RemoteCommand::Load(Box::new(move |load| *told.lock().expect("no panic") = load));
         self.engine.submit(tell).expect("usable");
         *load.lock().expect("no panic")
     }

@@ -93,7 +93,7 @@ fn pull_out(how: &str) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ended = EndsWithThis(&is_over);
-        for who in [Sleep::Waiter, Sleep::Keeper] {
+        for who in [Sleep::Waiter, Sleep::Background] {
             let (sleeper, is_over) = (&sleeper, &is_over);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {

@@ -382,7 +382,7 @@ impl Sleeper for SimSleeper {
         self.ring.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn attend(&self) {}
+    fn enter_wait(&self) {}
 
-    fn leave(&self) {}
+    fn exit_wait(&self) {}
 }

@@ -137,7 +137,7 @@ impl<D: Descriptors> Beds<D> {
     fn of(&self, who: Sleep) -> (&Bed<D::Word>, &Bed<D::Word>) {
         match who {
             Sleep::Waiter => (&self.waiters, &self.keepers),
-            Sleep::Keeper => (&self.keepers, &self.waiters),
+            Sleep::Background => (&self.keepers, &self.waiters),
         }
     }
 
@@ -152,15 +152,15 @@ impl<D: Descriptors> Beds<D> {
         }
     }
 
-    pub fn attend(&self) {
+    pub fn enter_wait(&self) {
         self.attending.add(1);
     }
 
-    pub fn leave(&self) {
+    pub fn exit_wait(&self) {
         let before = self.attending.add(1u64.wrapping_neg());
         if before as u32 == 1 && before >= DEAF {
             // So that it heeds the channel from now on.
-            self.wake(Sleep::Keeper);
+            self.wake(Sleep::Background);
         }
     }
 
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn loom_a_wake_up_is_not_slept_through() {
-        for who in [Sleep::Waiter, Sleep::Keeper] {
+        for who in [Sleep::Waiter, Sleep::Background] {
             model(move |beds| {
                 let seen = beds.seen();
                 let same = Arc::clone(&beds);
@@ -359,9 +359,9 @@ mod tests {
             beds.descriptors.arm();
             let seen = beds.seen();
             let [same, device] = [Arc::clone(&beds), Arc::clone(&beds)];
-            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, FOREVER));
+            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Background, seen, FOREVER));
             let device = loom::thread::spawn(move || device.descriptors.complete());
-            beds.attend();
+            beds.enter_wait();
             loop {
                 let seen = beds.seen();
                 if beds.descriptors.arm() > 0 {
@@ -370,8 +370,8 @@ mod tests {
                 beds.sleep(Sleep::Waiter, seen, FOREVER);
                 loom::thread::yield_now();
             }
-            beds.leave();
-            beds.wake(Sleep::Keeper);
+            beds.exit_wait();
+            beds.wake(Sleep::Background);
             device.join().expect("the device");
             keeper.join().expect("the keeper wakes");
         });
@@ -404,11 +404,11 @@ mod tests {
     #[test]
     fn loom_a_keeper_heeds_the_channel_again_when_nobody_attends() {
         model(|beds| {
-            beds.attend();
+            beds.enter_wait();
             let seen = beds.seen();
             let same = Arc::clone(&beds);
-            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, FOREVER));
-            beds.leave();
+            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Background, seen, FOREVER));
+            beds.exit_wait();
             beds.descriptors.arm();
             beds.descriptors.complete();
             keeper.join().expect("the keeper wakes");
@@ -422,12 +422,12 @@ mod tests {
             beds.descriptors.arm();
             let seen = beds.seen();
             let same = Arc::clone(&beds);
-            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Keeper, seen, FOREVER));
+            let keeper = loom::thread::spawn(move || same.sleep(Sleep::Background, seen, FOREVER));
             // It may sleep already, and heed the channel.
-            beds.attend();
+            beds.enter_wait();
             beds.descriptors.complete();
             assert!(beds.descriptors.take(), "it is still there");
-            beds.wake(Sleep::Keeper);
+            beds.wake(Sleep::Background);
             keeper.join().expect("the keeper wakes");
         });
     }

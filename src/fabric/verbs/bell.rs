@@ -45,7 +45,7 @@ impl Bell {
     /// Ends every sleep.
     pub fn wake_all(&self) {
         self.0.wake(Sleep::Waiter);
-        self.0.wake(Sleep::Keeper);
+        self.0.wake(Sleep::Background);
     }
 }
 
@@ -53,7 +53,7 @@ impl Waits {
     fn of(&self, who: Sleep) -> &OwnedFd {
         match who {
             Sleep::Waiter => &self.waiter,
-            Sleep::Keeper => &self.keeper,
+            Sleep::Background => &self.keeper,
         }
     }
 }
@@ -112,12 +112,12 @@ impl Sleeper for VerbsSleeper {
         self.bell.0.wake(who);
     }
 
-    fn attend(&self) {
-        self.bell.0.attend();
+    fn enter_wait(&self) {
+        self.bell.0.enter_wait();
     }
 
-    fn leave(&self) {
-        self.bell.0.leave();
+    fn exit_wait(&self) {
+        self.bell.0.exit_wait();
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::Remote;
 use super::receiving::Receive;
-use crate::engine::Completer;
+use crate::engine::OneshotSender;
 use crate::fabric::Port;
 use crate::link::{Links, TensorKey, Value, Want};
 use crate::mutants::{Mutant, is_on};
@@ -34,7 +34,7 @@ pub struct Receiving {
     pub(in crate::rendezvous) peer: PeerIndex,
     pub(in crate::rendezvous) id: CallId,
     pub(in crate::rendezvous) key: TensorKey,
-    pub(in crate::rendezvous) completer: Completer<Outcome>,
+    pub(in crate::rendezvous) sender: OneshotSender<Outcome>,
 }
 
 /// Receives that begin together.
@@ -165,8 +165,8 @@ impl Remote {
         links.cork();
         links.counters().increment(Counter::Batches);
         let ReceiveAll { deadline, patience, borrow, mut receives } = batch;
-        for Receiving { peer, id, key, completer, .. } in receives.drain(..) {
-            let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
+        for Receiving { peer, id, key, sender, .. } in receives.drain(..) {
+            let waiter = Waiter { id, sender, deadline, patience, gave_up: None };
             let want = if borrow { Want::Borrow } else { Want::Fresh };
             let before = self.calls.len() + self.held_up.len();
             self.receive_patiently(links, Receive { peer, key, want, waiter }, now);

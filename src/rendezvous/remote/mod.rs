@@ -54,7 +54,7 @@ pub struct RemoteSettings {
 pub type Tried = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// What users and the node hand over to the poller.
-pub enum RemoteOp<L> {
+pub enum RemoteCommand<L> {
     /// A new link.
     Attach {
         /// With whom.
@@ -289,41 +289,46 @@ impl Remote {
 
 impl<P: Port> Handler<P> for Remote {
     type Waiter = Waiter;
-    type Op = RemoteOp<P::Link>;
+    type Command = RemoteCommand<P::Link>;
 
-    fn op(&mut self, links: &mut Links<P, Waiter>, op: Self::Op, now: Time) -> Option<Self::Op> {
+    fn command(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        op: Self::Command,
+        now: Time,
+    ) -> Option<Self::Command> {
         match op {
-            RemoteOp::Send { key, value } => self.offer(links, key, value),
-            RemoteOp::SendAll(values) => self.send_all(links, values),
-            RemoteOp::ReceiveAll(batch) => self.receive_all(links, batch, now),
-            RemoteOp::CancelAll(cancel) => {
-                return self.cancel_all(links, cancel, now).map(RemoteOp::CancelAll);
+            RemoteCommand::Send { key, value } => self.offer(links, key, value),
+            RemoteCommand::SendAll(values) => self.send_all(links, values),
+            RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch, now),
+            RemoteCommand::CancelAll(cancel) => {
+                return self.cancel_all(links, cancel, now).map(RemoteCommand::CancelAll);
             }
-            RemoteOp::Receive { peer, key, want, waiter } => {
+            RemoteCommand::Receive { peer, key, want, waiter } => {
                 self.receive(links, Receive { peer, key, want, waiter }, now);
             }
-            RemoteOp::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
+            RemoteCommand::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
                 true => self.cancel(links, &cancel, now),
                 false => {
                     self.cancel_held_up(&cancel.why, |id| id == cancel.id);
-                    return Some(RemoteOp::Cancel(cancel));
+                    return Some(RemoteCommand::Cancel(cancel));
                 }
             },
-            RemoteOp::Step(change) => self.step_changed(links, change),
-            RemoteOp::Attach { peer, tag, link, done } => {
+            RemoteCommand::Step(change) => self.step_changed(links, change),
+            RemoteCommand::Attach { peer, tag, link, done } => {
                 self.attach(links, peer, tag, link, done);
                 if let Some(link) = self.peer(peer).tie.as_ref().map(|tie| tie.link) {
                     self.by_link.insert(link, peer);
                 }
             }
-            RemoteOp::Standing(change) => {
-                return self.standing_changed(links, change).map(RemoteOp::Standing);
+            RemoteCommand::Standing(change) => {
+                return self.standing_changed(links, change).map(RemoteCommand::Standing);
             }
-            RemoteOp::Ready { peer, tag } => self.ready(links, peer, tag),
-            RemoteOp::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
-            RemoteOp::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
-            RemoteOp::End { error } => self.end(links, &error),
-            RemoteOp::Load(done) => done(self.load(links.load())),
+            RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
+            RemoteCommand::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
+            RemoteCommand::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
+            RemoteCommand::End { error } => self.end(links, &error),
+            RemoteCommand::Load(done) => done(self.load(links.load())),
         }
         None
     }

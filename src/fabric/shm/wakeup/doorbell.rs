@@ -41,7 +41,7 @@ pub(crate) struct Doorbell<W> {
 fn of(who: Sleep) -> (usize, usize) {
     match who {
         Sleep::Waiter => (WAITERS, WAITERS + 1),
-        Sleep::Keeper => (KEEPERS, KEEPERS + 1),
+        Sleep::Background => (KEEPERS, KEEPERS + 1),
     }
 }
 
@@ -78,17 +78,17 @@ impl<W: Share> Doorbell<W> {
         if self.sleeps(Sleep::Waiter) {
             self.wake_sleepers(Sleep::Waiter);
         } else if self.words.load(ATTENDING, Relaxed) == 0 {
-            self.wake_sleepers(Sleep::Keeper);
+            self.wake_sleepers(Sleep::Background);
         }
     }
 
     /// A waiter polls, or sleeps, from now on.
-    pub(crate) fn attend(&self) {
+    pub(crate) fn enter_wait(&self) {
         self.words.fetch_add(ATTENDING, 1);
     }
 
     /// A waiter that attended does no more, and looks at the doorbell after this.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn exit_wait(&self) {
         self.words.fetch_add(ATTENDING, u64::MAX);
         self.words.fence();
     }
@@ -178,7 +178,7 @@ mod tests {
     /// What is rung while the poller goes to sleep either keeps it awake or wakes it.
     #[test]
     fn loom_no_ring_is_slept_through() {
-        for who in [Sleep::Waiter, Sleep::Keeper] {
+        for who in [Sleep::Waiter, Sleep::Background] {
             loom::model(move || {
                 let words = LoomShared::new(WORDS);
                 let bell = Doorbell::new(words.clone());
@@ -205,17 +205,17 @@ mod tests {
         model.check(|| {
             let words = LoomShared::new(WORDS);
             let bell = Doorbell::new(words.clone());
-            bell.attend();
+            bell.enter_wait();
             let seen = bell.seen();
             let keeper = loom::thread::spawn({
                 let words = words.clone();
-                move || Doorbell::new(words).sleep(Sleep::Keeper, seen, FOREVER)
+                move || Doorbell::new(words).sleep(Sleep::Background, seen, FOREVER)
             });
             let ringer = loom::thread::spawn(move || Doorbell::new(words).ring(70));
-            bell.leave();
+            bell.exit_wait();
             if bell.is_rung() {
                 // What it does about a ring ends with a keeper that is awake.
-                bell.wake(Sleep::Keeper);
+                bell.wake(Sleep::Background);
             }
             ringer.join().expect("the ringer");
             keeper.join().expect("the keeper wakes");
@@ -256,8 +256,8 @@ mod tests {
             let words = LoomShared::new(WORDS);
             let bell = Doorbell::new(words.clone());
             let seen = bell.seen();
-            let waker = loom::thread::spawn(move || Doorbell::new(words).wake(Sleep::Keeper));
-            bell.sleep(Sleep::Keeper, seen, FOREVER);
+            let waker = loom::thread::spawn(move || Doorbell::new(words).wake(Sleep::Background));
+            bell.sleep(Sleep::Background, seen, FOREVER);
             waker.join().expect("the waker");
             assert_ne!(bell.seen(), seen);
         });
@@ -291,7 +291,7 @@ mod tests {
             bell.words.fetch_add(KEEPERS, 1);
             bell.rouse();
             assert_eq!(beds(&bell), [0, 1]);
-            bell.attend();
+            bell.enter_wait();
             bell.rouse();
             assert_eq!(beds(&bell), [0, 1], "a waiter looks by itself");
             bell.words.fetch_add(WAITERS, 1);

@@ -42,12 +42,12 @@ impl Sleeper for ShmSleeper {
         self.bell.bell.wake(who);
     }
 
-    fn attend(&self) {
-        self.bell.bell.attend();
+    fn enter_wait(&self) {
+        self.bell.bell.enter_wait();
     }
 
-    fn leave(&self) {
-        self.bell.bell.leave();
+    fn exit_wait(&self) {
+        self.bell.bell.exit_wait();
     }
 }
 

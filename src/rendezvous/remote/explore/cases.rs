@@ -163,11 +163,11 @@ impl<P: Port> Run<'_, P> {
     /// Takes what has come.
     fn harvest(&mut self) {
         for running in &mut self.calls {
-            let Some(ticket) = running.call.ticket.as_mut().filter(|ticket| ticket.is_done()) else {
+            let Some(receiver) = running.call.receiver.as_mut().filter(|receiver| receiver.is_done()) else {
                 continue;
             };
-            let Some(Outcome(result)) = ticket.take() else { panic!("taken twice") };
-            running.call.ticket = None;
+            let Some(Outcome(result)) = receiver.take() else { panic!("taken twice") };
+            running.call.receiver = None;
             running.end = Some(match result {
                 Err(error) => match self.pair.corrupted(&error, self.case.bytes()) {
                     // As good as if it had got it.
@@ -256,7 +256,7 @@ impl<P: Port> Run<'_, P> {
                 }
             }
             How::Drop => {
-                self.calls[at].call.ticket = None;
+                self.calls[at].call.receiver = None;
                 self.calls[at].end = Some(End::Dropped);
                 self.pair.give_up(self.calls[at].call.id, GiveUp::Dropped);
             }
@@ -453,7 +453,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
     pair.send(&key, value);
     let mut call = pair.receive(&key, Want::Fresh, ENDLESS);
     pair.run();
-    let outcome = call.ticket.as_mut().and_then(|ticket| ticket.take());
+    let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
     assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
     for side in [SENDER, RECEIVER] {
         pair.change(side, StepChange::CleanedUp { step: *steps });

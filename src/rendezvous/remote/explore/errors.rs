@@ -22,14 +22,14 @@ fn key(source: &str, destination: &str, name: &str) -> TensorKey {
 
 /// What the sender's side said to a receive that has ended with that.
 fn told(call: &mut Call) -> Status {
-    match call.ticket.as_mut().and_then(|ticket| ticket.take()) {
+    match call.receiver.as_mut().and_then(|receiver| receiver.take()) {
         Some(Outcome(Err(Error::Remote { status, .. }))) => status,
         other => panic!("{other:?}"),
     }
 }
 
 fn is_waiting(call: &Call) -> bool {
-    call.ticket.as_ref().is_some_and(|ticket| !ticket.is_done())
+    call.receiver.as_ref().is_some_and(|receiver| !receiver.is_done())
 }
 
 /// A receive that is refused between two that go on, over a pair of which only the keys are wrong.
@@ -50,7 +50,7 @@ fn refused<P: Port>(pair: &mut Pair<P>, bad: &TensorKey, code: Code, part: &str)
         let value = pair.value(300, fill);
         pair.send(key, Value::Tensor(value));
         pair.run();
-        let outcome = call.ticket.as_mut().and_then(|ticket| ticket.take());
+        let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
         assert!(matches!(outcome, Some(Outcome(Ok(_)))), "{outcome:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! A sender and a receiver with a link between them, moved by hand.
 
 use crate::engine::Handler;
-use crate::engine::{Calls, Ticket};
+use crate::engine::{OneshotPool, OneshotReceiver};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
@@ -10,7 +10,7 @@ use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOpt
 use crate::rendezvous::Error;
 use crate::rendezvous::manager::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
-use crate::rendezvous::remote::{Remote, RemoteOp, RemoteSettings};
+use crate::rendezvous::remote::{Remote, RemoteCommand, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
 use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time, sum_of};
@@ -57,7 +57,7 @@ pub struct Pair<P: Port> {
     /// How often each side must poll in vain before it has no news for sure: what a side has taken it tells with its
     /// next poll.
     awake: [u8; 2],
-    calls: Calls<Outcome>,
+    calls: OneshotPool<Outcome>,
     next_call: u64,
     next_edge: u64,
 }
@@ -65,7 +65,7 @@ pub struct Pair<P: Port> {
 /// A receive.
 pub struct Call {
     pub id: CallId,
-    pub ticket: Option<Ticket<Outcome>>,
+    pub receiver: Option<OneshotReceiver<Outcome>>,
 }
 
 pub fn meta(bytes: u64) -> TensorMeta {
@@ -166,7 +166,7 @@ fn pair<F: Fabric>(
         validates: validate,
         flips: false,
         awake: [2; 2],
-        calls: Calls::new(16),
+        calls: OneshotPool::new(16),
         next_call: 0,
         next_edge: 0,
     };
@@ -176,20 +176,20 @@ fn pair<F: Fabric>(
         let Side { links, remote, now, .. } = &mut pair.sides[side];
         // Nothing travels before both are there.
         let done = Box::new(|tried: Result<(), String>| tried.expect("it works"));
-        remote.op(links, RemoteOp::Attach { peer, tag, link, done }, *now);
+        remote.command(links, RemoteCommand::Attach { peer, tag, link, done }, *now);
     }
     pair.run();
     for side in [SENDER, RECEIVER] {
         let tag = LinkTag { incarnation: if side == RECEIVER { meant } else { LIFE + 1 }, generation: 0 };
-        pair.op(side, RemoteOp::Ready { peer: PeerIndex(1 - side as u32), tag });
+        pair.command(side, RemoteCommand::Ready { peer: PeerIndex(1 - side as u32), tag });
     }
     pair
 }
 
 impl<P: Port> Pair<P> {
-    fn op(&mut self, side: usize, op: RemoteOp<P::Link>) {
+    fn command(&mut self, side: usize, op: RemoteCommand<P::Link>) {
         let Side { links, remote, now, .. } = &mut self.sides[side];
-        remote.op(links, op, *now);
+        remote.command(links, op, *now);
         self.events(side);
         self.awake = [2; 2];
     }
@@ -279,15 +279,15 @@ impl<P: Port> Pair<P> {
     }
 
     pub fn begin(&mut self, side: usize, step: u64) {
-        self.op(side, RemoteOp::Step(StepChange::Begun { step, worker: "w".into() }));
+        self.command(side, RemoteCommand::Step(StepChange::Begun { step, worker: "w".into() }));
     }
 
     pub fn change(&mut self, side: usize, change: StepChange) {
-        self.op(side, RemoteOp::Step(change));
+        self.command(side, RemoteCommand::Step(change));
     }
 
     pub fn wish(&mut self, side: usize, change: StandingChange) {
-        self.op(side, RemoteOp::Standing(change));
+        self.command(side, RemoteCommand::Standing(change));
     }
 
     pub fn counters(&self, side: usize) -> Snapshot {
@@ -296,7 +296,7 @@ impl<P: Port> Pair<P> {
 
     pub fn send(&mut self, key: &TensorKey, value: Value) {
         self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
-        self.op(SENDER, RemoteOp::Send { key: key.clone(), value });
+        self.command(SENDER, RemoteCommand::Send { key: key.clone(), value });
     }
 
     pub fn tensor(&self, side: usize, bytes: u64) -> TensorMut {
@@ -311,17 +311,17 @@ impl<P: Port> Pair<P> {
 
     pub fn receive(&mut self, key: &TensorKey, want: Want, patience: Duration) -> Call {
         self.next_call += 1;
-        let (ticket, completer) = self.calls.call();
+        let (receiver, sender) = self.calls.channel();
         let id = CallId(self.next_call);
         let deadline = self.sides[RECEIVER].now + patience;
-        let waiter = Waiter { id, completer, deadline, patience, gave_up: None };
+        let waiter = Waiter { id, sender, deadline, patience, gave_up: None };
         let peer = PeerIndex(SENDER as u32);
-        self.op(RECEIVER, RemoteOp::Receive { peer, key: key.clone(), want, waiter });
-        Call { id, ticket: Some(ticket) }
+        self.command(RECEIVER, RemoteCommand::Receive { peer, key: key.clone(), want, waiter });
+        Call { id, receiver: Some(receiver) }
     }
 
     pub fn give_up(&mut self, id: CallId, why: GiveUp) {
-        self.op(RECEIVER, RemoteOp::Cancel(Cancel { id, why }));
+        self.command(RECEIVER, RemoteCommand::Cancel(Cancel { id, why }));
     }
 
     /// What is granted to a peer and given up is a part of what the pool has given away.

@@ -190,7 +190,7 @@ impl<P: Port> Run<'_, P> {
                 };
                 receive.gave_up = true;
                 if drops {
-                    receive.call.ticket = None;
+                    receive.call.receiver = None;
                     receive.end = Some(Err(Error::Stopped));
                 }
                 let why = if drops { GiveUp::Dropped } else { GiveUp::Cancelled };
@@ -205,11 +205,11 @@ impl<P: Port> Run<'_, P> {
 
     fn harvest(&mut self) {
         for receive in &mut self.receives {
-            let Some(ticket) = receive.call.ticket.as_mut().filter(|ticket| ticket.is_done()) else {
+            let Some(receiver) = receive.call.receiver.as_mut().filter(|receiver| receiver.is_done()) else {
                 continue;
             };
-            let Some(Outcome(result)) = ticket.take() else { panic!("taken twice") };
-            receive.call.ticket = None;
+            let Some(Outcome(result)) = receiver.take() else { panic!("taken twice") };
+            receive.call.receiver = None;
             let sent = self.case.sent[receive.step];
             let corrupted =
                 |error: &Error| self.pair.corrupted(error, sent.unwrap_or(0)).filter(|_| sent.is_some());
@@ -354,7 +354,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> 
     pair.send(&key, value);
     let mut call = pair.receive(&key, Want::Fresh, ENDLESS);
     pair.run();
-    let outcome = call.ticket.as_mut().and_then(|ticket| ticket.take());
+    let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
     assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
     for side in [SENDER, RECEIVER] {
         pair.change(side, StepChange::CleanedUp { step: key.step });
@@ -440,7 +440,7 @@ fn count<P: Port>(pair: &mut Pair<P>, over: &str) {
         pair.send(&key(step), value);
         let mut call = pair.receive(&key(step), Want::Fresh, ENDLESS);
         pair.run();
-        let got = call.ticket.as_mut().and_then(|ticket| ticket.take());
+        let got = call.receiver.as_mut().and_then(|receiver| receiver.take());
         assert!(got.is_some_and(|Outcome(result)| result.is_ok()), "step {n}");
         [RECEIVER, SENDER].into_iter().for_each(|side| pair.change(side, StepChange::CleanedUp { step }));
     }

@@ -1,8 +1,8 @@
 //! The thread of a poller: started, pinned, ended.
 #![allow(clippy::disallowed_methods)] // starting a thread waits until it is pinned
 
-use super::shared::Engine;
-use super::{Handler, Mode, PinError, pin_current_thread};
+use super::shared_poller::Engine;
+use super::{Handler, PinError, PollMode, pin_current_thread};
 use crate::fabric::Port;
 use crate::memory::Home;
 use crate::wire::Time;
@@ -13,18 +13,18 @@ use std::thread::JoinHandle;
 
 /// What others must know of the thread.
 #[derive(Debug, Default)]
-pub(super) struct KeeperState {
+pub(super) struct BackgroundState {
     closing: AtomicBool,
     /// Until when it sleeps at most, in ns of the engine's clock; 0 while it does not.
     asleep_until: AtomicU64,
     /// Whether it looks now and then whether calls go on.
-    watching: AtomicBool,
-    /// Calls that left the port unarmed; how many of them it has seen.
+    on_standby: AtomicBool,
+    /// OneshotPool that left the port unarmed; how many of them it has seen.
     calls: AtomicU64,
     seen_calls: AtomicU64,
 }
 
-impl KeeperState {
+impl BackgroundState {
     pub fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
     }
@@ -37,33 +37,33 @@ impl KeeperState {
     /// A call has left the port unarmed. Returns whether the thread must be woken to watch.
     pub fn watch(&self) -> bool {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        !self.watching.swap(true, Ordering::SeqCst)
+        !self.on_standby.swap(true, Ordering::SeqCst)
     }
 
     /// For the thread: whether there were such calls since it asked last. If not, it watches no more and takes over:
     /// what the last of them left is behind it then, and the next one wakes it.
-    pub fn calls_go_on(&self) -> bool {
-        if !self.watching.load(Ordering::SeqCst) {
+    pub fn calls_continue(&self) -> bool {
+        if !self.on_standby.load(Ordering::SeqCst) {
             return false;
         }
         let calls = self.calls.load(Ordering::SeqCst);
         let go_on = self.seen_calls.swap(calls, Ordering::Relaxed) != calls;
         if !go_on {
-            self.watching.store(false, Ordering::SeqCst);
+            self.on_standby.store(false, Ordering::SeqCst);
         }
         go_on
     }
 
-    pub fn sleeps_until(&self, time: Time) {
+    pub fn set_asleep_until(&self, time: Time) {
         self.asleep_until.store(time.as_nanos(), Ordering::SeqCst);
     }
 
-    pub fn is_awake(&self) {
+    pub fn set_awake(&self) {
         self.asleep_until.store(0, Ordering::SeqCst);
     }
 
     /// Whether it would sleep longer than this.
-    pub fn sleeps_beyond(&self, time: Time) -> bool {
+    pub fn sleeps_past(&self, time: Time) -> bool {
         self.asleep_until.load(Ordering::SeqCst) > time.as_nanos()
     }
 }
@@ -102,14 +102,14 @@ pub enum StartError {
 /// If the mode is inline, which has no thread.
 pub fn start<P: Port, H: Handler<P>>(
     engine: &Arc<Engine<P, H>>,
-    mode: Mode,
+    mode: PollMode,
     core: Option<usize>,
     number: usize,
 ) -> Result<PollingThread, StartError> {
     let work: fn(&Engine<P, H>) = match mode {
-        Mode::Dedicated => Engine::drive,
-        Mode::Adaptive => Engine::keep,
-        Mode::Inline => panic!("the inline mode has no thread"),
+        PollMode::Dedicated => Engine::run_dedicated,
+        PollMode::Adaptive => Engine::run_adaptive,
+        PollMode::Inline => panic!("the inline mode has no thread"),
     };
     let name = format!("tw-poll-{number}");
     let (pinned, outcome) = channel();

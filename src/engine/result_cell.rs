@@ -4,20 +4,20 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Room for one result.
-pub(super) struct Cell<R> {
+pub(super) struct ResultCell<R> {
     /// Set after the result was written.
     done: AtomicBool,
     result: UnsafeCell<Option<R>>,
 }
 
-// SAFETY: `result` is written once, by the only caller of `bring`, before `done` is set with release ordering; it is touched
+// SAFETY: `result` is written once, by the only caller of `put`, before `done` is set with release ordering; it is touched
 // again only after `done` was seen with acquire ordering, by the only caller of `take`. `R: Send` moves between them.
 #[allow(unsafe_code)]
-unsafe impl<R: Send> Sync for Cell<R> {}
+unsafe impl<R: Send> Sync for ResultCell<R> {}
 
-impl<R> Cell<R> {
+impl<R> ResultCell<R> {
     pub(super) fn new() -> Self {
-        Cell { done: AtomicBool::new(false), result: UnsafeCell::new(None) }
+        ResultCell { done: AtomicBool::new(false), result: UnsafeCell::new(None) }
     }
 
     /// As new. Nobody else holds it.
@@ -36,7 +36,7 @@ impl<R> Cell<R> {
     /// # Safety
     /// No other call of this on the same cell since it was new.
     #[allow(unsafe_code)]
-    pub(super) unsafe fn bring(&self, result: R) {
+    pub(super) unsafe fn put(&self, result: R) {
         // SAFETY: as the caller says, this is the only write, and nobody looks before `done` is set.
         unsafe {
             *self.result.get() = Some(result);

@@ -3,23 +3,23 @@
 use super::sync::{AtomicU32, Ordering, spin_loop};
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
+const LOCKED: u32 = 1;
 const POISONED: u32 = 2;
 
 /// Gives one thread at a time the right to move a poller.
 ///
 /// A thread that can't have the token leaves its work in a queue and goes on; the rule of
-/// [`OwnerToken::run`] makes sure that some owner does that work: the owner looks at the queue *after* it has
+/// [`PollerLock::run`] makes sure that some owner does that work: the owner looks at the queue *after* it has
 /// released the token, and the other thread tries the token *after* it has queued. Both are sequentially
 /// consistent, so at least one of them sees the other.
 #[derive(Debug)]
-pub(super) struct OwnerToken {
+pub(super) struct PollerLock {
     state: AtomicU32,
 }
 
 /// How an attempt to own went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owned {
+pub(super) enum LockOutcome {
     /// This thread was the owner, at least once.
     Ran,
     /// Another thread is the owner and will see what was queued before.
@@ -28,25 +28,25 @@ pub(super) enum Owned {
     Poisoned,
 }
 
-impl OwnerToken {
+impl PollerLock {
     pub fn new() -> Self {
-        OwnerToken { state: AtomicU32::new(FREE) }
+        PollerLock { state: AtomicU32::new(FREE) }
     }
 
     /// Runs `body` as the owner, and again as long as `has_work` says that others left work behind.
     /// `body` returns `false` if it failed for good, which poisons the token.
-    pub fn run(&self, mut body: impl FnMut() -> bool, has_work: impl Fn() -> bool) -> Owned {
-        let mut ran = Owned::Busy;
+    pub fn run(&self, mut body: impl FnMut() -> bool, has_work: impl Fn() -> bool) -> LockOutcome {
+        let mut ran = LockOutcome::Busy;
         loop {
             match self.try_acquire() {
-                Owned::Ran => {}
-                Owned::Poisoned => return Owned::Poisoned,
-                Owned::Busy => return ran,
+                LockOutcome::Ran => {}
+                LockOutcome::Poisoned => return LockOutcome::Poisoned,
+                LockOutcome::Busy => return ran,
             }
-            ran = Owned::Ran;
+            ran = LockOutcome::Ran;
             if !body() {
                 self.state.store(POISONED, Ordering::SeqCst);
-                return Owned::Poisoned;
+                return LockOutcome::Poisoned;
             }
             // A swap, not a store: it must not be reordered with the look at the queue below.
             self.state.swap(FREE, Ordering::SeqCst);
@@ -63,12 +63,12 @@ impl OwnerToken {
         self.state.load(Ordering::Relaxed) == POISONED
     }
 
-    fn try_acquire(&self) -> Owned {
+    fn try_acquire(&self) -> LockOutcome {
         // SeqCst also on failure: this load must come after the caller's push to the queue.
-        match self.state.compare_exchange(FREE, HELD, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => Owned::Ran,
-            Err(POISONED) => Owned::Poisoned,
-            Err(_) => Owned::Busy,
+        match self.state.compare_exchange(FREE, LOCKED, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => LockOutcome::Ran,
+            Err(POISONED) => LockOutcome::Poisoned,
+            Err(_) => LockOutcome::Busy,
         }
     }
 }
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_owner_runs_again_while_others_leave_work() {
-        let token = OwnerToken::new();
+        let token = PollerLock::new();
         let (left, runs) = (Cell::new(2), Cell::new(0));
         let owned = token.run(
             || {
@@ -92,15 +92,15 @@ mod tests {
                 left.get() > 0
             },
         );
-        assert_eq!((owned, runs.get()), (Owned::Ran, 2));
+        assert_eq!((owned, runs.get()), (LockOutcome::Ran, 2));
     }
 
     #[test]
     fn an_owner_inside_an_owner_finds_the_token_busy() {
-        let token = OwnerToken::new();
+        let token = PollerLock::new();
         token.run(
             || {
-                assert_eq!(token.run(|| unreachable!(), || false), Owned::Busy);
+                assert_eq!(token.run(|| unreachable!(), || false), LockOutcome::Busy);
                 true
             },
             || false,
@@ -109,9 +109,9 @@ mod tests {
 
     #[test]
     fn a_failed_owner_is_the_last() {
-        let token = OwnerToken::new();
-        assert_eq!(token.run(|| false, || false), Owned::Poisoned);
-        assert_eq!(token.run(|| unreachable!(), || false), Owned::Poisoned);
+        let token = PollerLock::new();
+        assert_eq!(token.run(|| false, || false), LockOutcome::Poisoned);
+        assert_eq!(token.run(|| unreachable!(), || false), LockOutcome::Poisoned);
     }
 }
 
@@ -123,12 +123,12 @@ mod loom_tests {
     use loom::sync::atomic::AtomicUsize;
 
     struct Shared {
-        token: OwnerToken,
+        token: PollerLock,
         queued: AtomicUsize,
         done: UnsafeCell<usize>,
     }
 
-    fn submit(shared: &Shared) -> Owned {
+    fn submit(shared: &Shared) -> LockOutcome {
         shared.queued.fetch_add(1, Ordering::SeqCst);
         shared.token.run(
             || {
@@ -159,7 +159,7 @@ mod loom_tests {
         model.preemption_bound = preemptions;
         model.check(move || {
             let shared = Arc::new(Shared {
-                token: OwnerToken::new(),
+                token: PollerLock::new(),
                 queued: AtomicUsize::new(0),
                 done: UnsafeCell::new(0),
             });

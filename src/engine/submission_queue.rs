@@ -1,4 +1,4 @@
-//! Handing wishes over to the thread that owns the poller.
+//! Handing submissions over to the thread that owns the poller.
 //!
 //! All threads share one bounded queue. A thread that submits much gets a lane of its own, a ring with one producer and
 //! one consumer, which costs it no contended line. Wishes of one thread are done in its order.
@@ -18,12 +18,12 @@ const LANES: usize = 16;
 const LANE_DEPTH: usize = 1024;
 
 /// The giving side, usable by any thread.
-pub(super) struct HandOver<T> {
+pub(super) struct SubmissionQueue<T> {
     id: u64,
     shared: ArrayQueue<T>,
     /// Lanes that the taking side has not seen yet.
     new_lanes: ArrayQueue<Consumer<T>>,
-    /// Lanes that threads have and the taking side has not given up.
+    /// Lanes that threads have and the taking side has not submitted up.
     lanes: AtomicUsize,
     /// Nobody takes any more.
     closed: AtomicBool,
@@ -32,26 +32,26 @@ pub(super) struct HandOver<T> {
 }
 
 /// The taking side.
-pub(super) struct Taker<T> {
+pub(super) struct SubmissionConsumer<T> {
     lanes: Vec<Consumer<T>>,
 }
 
-/// What a thread has of one [`HandOver`].
-struct Giver {
+/// What a thread has of one [`SubmissionQueue`].
+struct ThreadProducer {
     of: u64,
-    given: u32,
+    submitted: u32,
     lane: Option<Box<dyn Any>>,
 }
 
 thread_local! {
-    static GIVERS: RefCell<Vec<Giver>> = const { RefCell::new(Vec::new()) };
+    static PRODUCERS: RefCell<Vec<ThreadProducer>> = const { RefCell::new(Vec::new()) };
 }
 
-impl<T: Send + 'static> HandOver<T> {
-    /// Room for `queue` wishes in the shared queue.
+impl<T: Send + 'static> SubmissionQueue<T> {
+    /// Room for `queue` submissions in the shared queue.
     pub fn new(queue: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        HandOver {
+        SubmissionQueue {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             shared: ArrayQueue::new(queue.max(1)),
             new_lanes: ArrayQueue::new(LANES),
@@ -62,17 +62,17 @@ impl<T: Send + 'static> HandOver<T> {
     }
 
     /// The taking side ends: what was handed over and not taken is dropped, and so is what still comes.
-    pub fn close(&self, taker: Taker<T>) {
+    pub fn close(&self, consumer: SubmissionConsumer<T>) {
         // Before the lanes are emptied: whoever gives afterwards sees it, and empties them again.
         self.closed.store(true, Ordering::SeqCst);
-        for lane in taker.lanes {
+        for lane in consumer.lanes {
             // There is room: no more lanes than it holds exist.
             let _ = self.new_lanes.push(lane);
         }
         self.drop_all();
     }
 
-    /// Drops what this thread has just given, if nobody takes any more.
+    /// Drops what this thread has just submitted, if nobody takes any more.
     #[inline]
     pub fn drop_if_closed(&self) {
         // After the push, before the look: the taking side does it the other way round.
@@ -82,12 +82,12 @@ impl<T: Send + 'static> HandOver<T> {
         }
     }
 
-    /// Drops what is there. A panic in a wish's end ends that wish alone.
+    /// Drops what is there. A panic in a command's end ends that command alone.
     #[cold]
     fn drop_all(&self) {
-        let drop_one = |wish: T| drop(catch_unwind(AssertUnwindSafe(|| drop(wish))));
-        while let Some(wish) = self.shared.pop() {
-            drop_one(wish);
+        let drop_one = |command: T| drop(catch_unwind(AssertUnwindSafe(|| drop(command))));
+        while let Some(command) = self.shared.pop() {
+            drop_one(command);
         }
         // One at a time: a lane in another thread's hands could be left with what was just pushed into it.
         while self.dropping.swap(true, Ordering::Acquire) {
@@ -95,20 +95,20 @@ impl<T: Send + 'static> HandOver<T> {
         }
         for _ in 0..self.new_lanes.len() {
             let Some(mut lane) = self.new_lanes.pop() else { break };
-            while let Ok(wish) = lane.pop() {
-                drop_one(wish);
+            while let Ok(command) = lane.pop() {
+                drop_one(command);
             }
             let _ = self.new_lanes.push(lane);
         }
         self.dropping.store(false, Ordering::Release);
     }
 
-    /// Puts a wish into the shared queue.
+    /// Puts a command into the shared queue.
     ///
     /// # Errors
-    /// The wish, if the queue is full.
-    pub fn push(&self, wish: T) -> Result<(), T> {
-        self.shared.push(wish)
+    /// The command, if the queue is full.
+    pub fn push(&self, command: T) -> Result<(), T> {
+        self.shared.push(command)
     }
 
     /// Whether the shared queue is empty.
@@ -117,48 +117,50 @@ impl<T: Send + 'static> HandOver<T> {
         self.shared.is_empty()
     }
 
-    /// How many wishes the shared queue holds.
+    /// How many submissions the shared queue holds.
     pub fn capacity(&self) -> usize {
         self.shared.capacity()
     }
 
-    /// The oldest wish of the shared queue.
+    /// The oldest command of the shared queue.
     pub fn pop(&self) -> Option<T> {
         self.shared.pop()
     }
 
-    /// Puts a wish into this thread's lane, or into the shared queue if it has none.
+    /// Puts a command into this thread's lane, or into the shared queue if it has none.
     ///
     /// # Errors
-    /// The wish, if there is no room.
-    pub fn give(&self, wish: T) -> Result<(), T> {
-        GIVERS.with_borrow_mut(|givers| {
-            let at = match givers.iter().position(|giver| giver.of == self.id) {
+    /// The command, if there is no room.
+    pub fn submit(&self, command: T) -> Result<(), T> {
+        PRODUCERS.with_borrow_mut(|producers| {
+            let at = match producers.iter().position(|producer| producer.of == self.id) {
                 Some(at) => at,
                 None => {
-                    // Lanes whose taker is gone belong to engines that have ended.
-                    givers.retain(|giver| giver.lane.as_ref().is_none_or(|lane| !is_abandoned::<T>(&**lane)));
-                    givers.push(Giver { of: self.id, given: 0, lane: None });
-                    givers.len() - 1
+                    // Lanes whose consumer is gone belong to engines that have ended.
+                    producers.retain(|producer| {
+                        producer.lane.as_ref().is_none_or(|lane| !is_abandoned::<T>(&**lane))
+                    });
+                    producers.push(ThreadProducer { of: self.id, submitted: 0, lane: None });
+                    producers.len() - 1
                 }
             };
-            let giver = &mut givers[at];
-            if giver.lane.is_none() {
+            let producer = &mut producers[at];
+            if producer.lane.is_none() {
                 // The queue was seen empty after this thread's last push: what it pushed before is done, or is being
-                // done, before the taker looks at lanes again.
-                if giver.given < BUSY || !self.shared.is_empty() {
-                    self.shared.push(wish)?;
-                    giver.given = giver.given.saturating_add(1);
+                // done, before the consumer looks at lanes again.
+                if producer.submitted < BUSY || !self.shared.is_empty() {
+                    self.shared.push(command)?;
+                    producer.submitted = producer.submitted.saturating_add(1);
                     return Ok(());
                 }
-                giver.lane = self.open_lane();
-                // All lanes are taken: ask again after as many wishes.
-                giver.given = 0;
+                producer.lane = self.open_lane();
+                // All lanes are taken: ask again after as many submissions.
+                producer.submitted = 0;
             }
-            let lane = giver.lane.as_mut().and_then(|lane| lane.downcast_mut::<Producer<T>>());
+            let lane = producer.lane.as_mut().and_then(|lane| lane.downcast_mut::<Producer<T>>());
             match lane {
-                Some(lane) => lane.push(wish).map_err(|PushError::Full(wish)| wish),
-                None => self.shared.push(wish),
+                Some(lane) => lane.push(command).map_err(|PushError::Full(command)| command),
+                None => self.shared.push(command),
             }
         })
     }
@@ -177,18 +179,18 @@ fn is_abandoned<T: 'static>(lane: &dyn Any) -> bool {
     lane.downcast_ref::<Producer<T>>().is_some_and(Producer::is_abandoned)
 }
 
-impl<T: Send + 'static> Taker<T> {
+impl<T: Send + 'static> SubmissionConsumer<T> {
     /// No lanes yet.
     pub fn new() -> Self {
-        Taker { lanes: Vec::with_capacity(LANES) }
+        SubmissionConsumer { lanes: Vec::with_capacity(LANES) }
     }
 
     /// Takes what is there now, a bounded amount, oldest first for each thread.
-    pub fn take(&mut self, from: &HandOver<T>, mut each: impl FnMut(T)) {
+    pub fn take(&mut self, from: &SubmissionQueue<T>, mut each: impl FnMut(T)) {
         if !from.shared.is_empty() {
             for _ in 0..from.shared.capacity() {
-                let Some(wish) = from.shared.pop() else { break };
-                each(wish);
+                let Some(command) = from.shared.pop() else { break };
+                each(command);
             }
         }
         while !from.new_lanes.is_empty() {
@@ -199,8 +201,8 @@ impl<T: Send + 'static> Taker<T> {
             // Asked first: what is in the lane of a thread that has ended is all that will ever be.
             let abandoned = lane.is_abandoned();
             for _ in 0..lane.slots() {
-                let Ok(wish) = lane.pop() else { break };
-                each(wish);
+                let Ok(command) = lane.pop() else { break };
+                each(command);
             }
             ended |= abandoned;
         }
@@ -221,15 +223,15 @@ mod tests {
     #[test]
     fn wishes_of_each_thread_keep_their_order_while_it_moves_to_a_lane() {
         const EACH: u32 = 20_000;
-        let queue = Arc::new(HandOver::new(64));
+        let queue = Arc::new(SubmissionQueue::new(64));
         let threads: Vec<_> = (0..3u32)
             .map(|thread| {
                 let queue = queue.clone();
                 std::thread::spawn(move || {
                     for number in 0..EACH {
-                        let mut wish = (thread, number);
-                        while let Err(back) = queue.give(wish) {
-                            wish = back;
+                        let mut command = (thread, number);
+                        while let Err(back) = queue.submit(command) {
+                            command = back;
                             std::thread::yield_now();
                         }
                     }
@@ -237,66 +239,66 @@ mod tests {
             })
             .collect();
         let mut next = [0; 3];
-        let mut taker = Taker::new();
+        let mut consumer = SubmissionConsumer::new();
         let mut most_lanes = 0;
         while next != [EACH; 3] {
-            taker.take(&queue, |(thread, number)| {
+            consumer.take(&queue, |(thread, number)| {
                 assert_eq!(number, next[thread as usize], "thread {thread}");
                 next[thread as usize] += 1;
             });
-            most_lanes = most_lanes.max(taker.lanes.len());
+            most_lanes = most_lanes.max(consumer.lanes.len());
             std::thread::yield_now();
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         assert!(most_lanes > 0, "nobody got a lane");
-        taker.take(&queue, |_| unreachable!());
-        assert!(taker.lanes.is_empty(), "lanes of threads that have ended are given back");
+        consumer.take(&queue, |_| unreachable!());
+        assert!(consumer.lanes.is_empty(), "lanes of threads that have ended are submitted back");
     }
 
     #[test]
     fn more_threads_than_lanes_share_the_queue() {
-        let queue = Arc::new(HandOver::new(4096));
+        let queue = Arc::new(SubmissionQueue::new(4096));
         let stop = Arc::new(AtomicBool::new(false));
         let threads: Vec<_> = (0..LANES + 4)
             .map(|_| {
                 let (queue, stop) = (queue.clone(), stop.clone());
                 std::thread::spawn(move || {
-                    let mut given = 0u64;
+                    let mut submitted = 0u64;
                     while !stop.load(Ordering::Relaxed) {
-                        given += u64::from(queue.give(1u64).is_ok());
+                        submitted += u64::from(queue.submit(1u64).is_ok());
                         std::thread::yield_now();
                     }
-                    given
+                    submitted
                 })
             })
             .collect();
-        let (mut taken, mut taker) = (0, Taker::new());
+        let (mut taken, mut consumer) = (0, SubmissionConsumer::new());
         for _ in 0..20_000 {
-            taker.take(&queue, |wish| taken += wish);
+            consumer.take(&queue, |command| taken += command);
         }
         stop.store(true, Ordering::Relaxed);
-        let given: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+        let submitted: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
         for _ in 0..4 {
-            taker.take(&queue, |wish| taken += wish);
+            consumer.take(&queue, |command| taken += command);
         }
-        assert_eq!(taken, given);
-        assert!(taker.lanes.len() <= LANES);
+        assert_eq!(taken, submitted);
+        assert!(consumer.lanes.len() <= LANES);
     }
 
     #[test]
     fn a_full_lane_gives_the_wish_back() {
-        let queue = HandOver::new(BUSY as usize);
-        let mut given = 0;
-        let mut taker = Taker::new();
+        let queue = SubmissionQueue::new(BUSY as usize);
+        let mut submitted = 0;
+        let mut consumer = SubmissionConsumer::new();
         for _ in 0..BUSY {
-            queue.give(0).expect("room");
+            queue.submit(0).expect("room");
         }
-        taker.take(&queue, |_| {});
-        while queue.give(given).is_ok() {
-            given += 1;
+        consumer.take(&queue, |_| {});
+        while queue.submit(submitted).is_ok() {
+            submitted += 1;
         }
-        assert_eq!(given, LANE_DEPTH);
-        taker.take(&queue, |_| {});
-        assert_eq!(queue.give(1), Ok(()));
+        assert_eq!(submitted, LANE_DEPTH);
+        consumer.take(&queue, |_| {});
+        assert_eq!(queue.submit(1), Ok(()));
     }
 }

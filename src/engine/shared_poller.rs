@@ -1,10 +1,10 @@
 //! One poller for all threads of a process.
 
-use super::handover::HandOver;
-use super::keeper::KeeperState;
+use super::background::BackgroundState;
+use super::poller_lock::{LockOutcome, PollerLock};
 use super::sleepers::Sleepers;
-use super::token::{Owned, OwnerToken};
-use super::{Clock, EngineOptions, Handler, Mode, Poller, Waiting};
+use super::submission_queue::SubmissionQueue;
+use super::{Clock, EngineOptions, Handler, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
@@ -16,23 +16,23 @@ use std::time::Duration;
 
 /// A poller shared by the threads of a process. One of them owns it at a time.
 ///
-/// In the inline and adaptive modes a thread that calls takes the token with one compare-and-swap, does its own wish and
-/// everybody's, polls, and lets go. A thread that finds the token taken leaves its wish in a queue, which the
+/// In the inline and adaptive modes a thread that calls takes the token with one compare-and-swap, does its own command and
+/// everybody's, polls, and lets go. A thread that finds the token taken leaves its command in a queue, which the
 /// owner looks at before and after it lets go. In the dedicated mode a thread owns the poller from start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
-    token: CachePadded<OwnerToken>,
-    pub(super) wishes: HandOver<H::Op>,
+    token: CachePadded<PollerLock>,
+    pub(super) submissions: SubmissionQueue<H::Command>,
     poller: UnsafeCell<Option<Poller<P, H>>>,
     pub(super) clock: Arc<dyn Clock>,
     mode: AtomicU8,
-    pub(super) waiting: Waiting,
+    pub(super) wait: WaitStrategy,
     pub(super) spin: Duration,
     pub(super) sleeper: P::Sleeper,
     pub(super) sleepers: CachePadded<Sleepers>,
-    pub(super) keeper: KeeperState,
+    pub(super) background: BackgroundState,
 }
 
-// SAFETY: the poller inside the cell is touched only in `own_slot`, by the thread that holds the token; the token
+// SAFETY: the poller inside the cell is touched only in `with_slot`, by the thread that holds the token; the token
 // orders one owner's accesses before the next one's. Everything in the poller may move between threads
 // (`Port: Send`, `Handler: Send`), which is all that owners in turn need. The other fields are `Sync`.
 #[allow(unsafe_code)]
@@ -53,16 +53,16 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Shares a poller. The modes that have a thread begin with [`start`](super::start).
     pub fn new(poller: Poller<P, H>, clock: Arc<dyn Clock>, options: &EngineOptions) -> Self {
         Engine {
-            token: CachePadded::new(OwnerToken::new()),
-            wishes: HandOver::new(options.queue),
+            token: CachePadded::new(PollerLock::new()),
+            submissions: SubmissionQueue::new(options.queue),
             sleeper: poller.sleeper(),
             poller: UnsafeCell::new(Some(poller)),
             clock,
             mode: AtomicU8::new(options.mode as u8),
-            waiting: options.waiting,
+            wait: options.wait,
             spin: options.spin,
             sleepers: CachePadded::new(Sleepers::new()),
-            keeper: KeeperState::default(),
+            background: BackgroundState::default(),
         }
     }
 
@@ -73,52 +73,52 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Who moves the poller on.
     #[inline]
-    pub fn mode(&self) -> Mode {
-        const ADAPTIVE: u8 = Mode::Adaptive as u8;
-        const DEDICATED: u8 = Mode::Dedicated as u8;
+    pub fn mode(&self) -> PollMode {
+        const ADAPTIVE: u8 = PollMode::Adaptive as u8;
+        const DEDICATED: u8 = PollMode::Dedicated as u8;
         match self.mode.load(Ordering::Relaxed) {
-            ADAPTIVE => Mode::Adaptive,
-            DEDICATED => Mode::Dedicated,
-            _ => Mode::Inline,
+            ADAPTIVE => PollMode::Adaptive,
+            DEDICATED => PollMode::Dedicated,
+            _ => PollMode::Inline,
         }
     }
 
-    pub(super) fn set_mode(&self, mode: Mode) {
+    pub(super) fn set_mode(&self, mode: PollMode) {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// Has a wish done: at once by this thread if nobody else owns the poller, else soon by the owner. Wishes
+    /// Has a command done: at once by this thread if nobody else owns the poller, else soon by the owner. Wishes
     /// of one thread are done in its order.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
-    pub fn submit(&self, op: H::Op) -> Result<(), Unusable> {
+    pub fn submit(&self, op: H::Command) -> Result<(), Unusable> {
         match self.mode() {
-            Mode::Dedicated => self.give(op),
-            Mode::Inline | Mode::Adaptive => self.submit_inline(op),
+            PollMode::Dedicated => self.submit_to_thread(op),
+            PollMode::Inline | PollMode::Adaptive => self.submit_inline(op),
         }
     }
 
-    fn submit_inline(&self, op: H::Op) -> Result<(), Unusable> {
+    fn submit_inline(&self, op: H::Command) -> Result<(), Unusable> {
         let now = self.clock.now();
         let mut op = Some(op);
         let mut round = 0;
         loop {
-            let owned = self.own(|poller| {
+            let owned = self.with_poller(|poller| {
                 if let Some(op) = op.take() {
                     // All that was handed over before has been done: what comes back is about nothing.
-                    drop(poller.op(op, now));
+                    drop(poller.command(op, now));
                 }
             })?;
             match (owned, op.take()) {
                 (_, None) => return Ok(()),
-                (_, Some(mine)) => match self.wishes.push(mine) {
+                (_, Some(mine)) => match self.submissions.push(mine) {
                     // The owner may have let go before it saw the push: then this thread is the next owner.
-                    Ok(()) => return self.own(|_| {}).map(drop),
+                    Ok(()) => return self.with_poller(|_| {}).map(drop),
                     Err(mine) => op = Some(mine),
                 },
             }
-            self.waiting.pause(round);
+            self.wait.pause(round);
             round = round.saturating_add(1);
         }
     }
@@ -130,16 +130,16 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     pub fn progress(&self) -> Result<usize, Unusable> {
         let mut count = 0;
         match self.mode() {
-            Mode::Inline => {
+            PollMode::Inline => {
                 let now = self.clock.now();
-                self.own(|poller| count += poller.step(now))?;
+                self.with_poller(|poller| count += poller.step(now))?;
             }
-            Mode::Adaptive => {
-                let _attendance = self.attend();
+            PollMode::Adaptive => {
+                let _waiting = self.active_waiter();
                 let now = self.clock.now();
-                self.own(|poller| count += poller.step(now))?;
+                self.with_poller(|poller| count += poller.step(now))?;
             }
-            Mode::Dedicated => self.check()?,
+            PollMode::Dedicated => self.check()?,
         }
         Ok(count)
     }
@@ -155,9 +155,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             return Ok(true);
         }
         match self.mode() {
-            Mode::Inline => self.wait_inline(deadline, done),
-            Mode::Adaptive => self.wait_adaptive(deadline, done),
-            Mode::Dedicated => self.wait_for_thread(deadline, done),
+            PollMode::Inline => self.wait_inline(deadline, done),
+            PollMode::Adaptive => self.wait_adaptive(deadline, done),
+            PollMode::Dedicated => self.wait_for_thread(deadline, done),
         }
     }
 
@@ -165,7 +165,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut idle = 0;
         loop {
             let now = self.clock.now();
-            if self.look(now, self.waiting.looks(), done)? > 0 {
+            if self.look(now, self.wait.polls(), done)? > 0 {
                 idle = 0;
             }
             if done() {
@@ -174,10 +174,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             if now >= deadline {
                 return Ok(false);
             }
-            if self.mode() != Mode::Inline {
+            if self.mode() != PollMode::Inline {
                 return self.wait(deadline, done);
             }
-            self.waiting.pause(idle);
+            self.wait.pause(idle);
             idle = idle.saturating_add(1);
         }
     }
@@ -185,9 +185,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Steps up to `looks` times, until something is done. Returns how many completions there were.
     pub(super) fn look(&self, now: Time, looks: u32, done: &dyn Fn() -> bool) -> Result<usize, Unusable> {
         let mut count = 0;
-        self.own(|poller| {
+        self.with_poller(|poller| {
             for _ in 0..looks {
-                self.do_wishes(poller, now);
+                self.run_submitted(poller, now);
                 let more = poller.step(now);
                 count += more;
                 if more > 0 && done() {
@@ -206,16 +206,16 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Ends the poller: its links are closed and everybody who waits is told. Does nothing the second time.
     pub fn close(&self) {
-        self.keeper.close();
+        self.background.close();
         self.sleeper.wake(Sleep::Waiter);
-        self.sleeper.wake(Sleep::Keeper);
+        self.sleeper.wake(Sleep::Background);
         let end = |slot: &mut Option<Poller<P, H>>| {
             drop(slot.take());
-            while self.wishes.pop().is_some() {}
+            while self.submissions.pop().is_some() {}
         };
         let mut round = 0;
-        while let Ok(Owned::Busy) = self.own_slot(end) {
-            Waiting::Yield.pause(round);
+        while let Ok(LockOutcome::Busy) = self.with_slot(end) {
+            WaitStrategy::Yield.pause(round);
             round = round.saturating_add(1);
         }
     }
@@ -227,39 +227,42 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     pub(super) fn check(&self) -> Result<(), Unusable> {
         match () {
             () if self.token.is_poisoned() => Err(Unusable::Poisoned),
-            () if self.keeper.is_closing() => Err(Unusable::Closed),
+            () if self.background.is_closing() => Err(Unusable::Closed),
             () => Ok(()),
         }
     }
 
     /// Runs `body` as the owner, after everything that others wished before. Says whether it ran.
-    pub(super) fn own(&self, mut body: impl FnMut(&mut Poller<P, H>)) -> Result<Owned, Unusable> {
+    pub(super) fn with_poller(
+        &self,
+        mut body: impl FnMut(&mut Poller<P, H>),
+    ) -> Result<LockOutcome, Unusable> {
         let mut closed = false;
-        let owned = self.own_slot(|slot| match slot {
+        let owned = self.with_slot(|slot| match slot {
             Some(poller) => {
-                if !self.wishes.is_empty() {
-                    self.do_wishes(poller, self.clock.now());
+                if !self.submissions.is_empty() {
+                    self.run_submitted(poller, self.clock.now());
                 }
                 body(poller);
-                if self.mode() == Mode::Adaptive {
-                    self.after_own(poller);
+                if self.mode() == PollMode::Adaptive {
+                    self.before_unlock(poller);
                 }
             }
             None => {
-                // Whoever made these wishes is told by their end.
-                while self.wishes.pop().is_some() {}
+                // Whoever made these submissions is told by their end.
+                while self.submissions.pop().is_some() {}
                 closed = true;
             }
         })?;
         if closed { Err(Unusable::Closed) } else { Ok(owned) }
     }
 
-    pub(super) fn own_slot(
+    pub(super) fn with_slot(
         &self,
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
-    ) -> Result<Owned, Unusable> {
+    ) -> Result<LockOutcome, Unusable> {
         let run = || {
-            // SAFETY: `OwnerToken::run` calls this only while this thread holds the token, so there is no
+            // SAFETY: `PollerLock::run` calls this only while this thread holds the token, so there is no
             // other reference to the poller; `body` can't come back here with this reference alive, as it
             // finds the token taken.
             #[allow(unsafe_code)]
@@ -272,9 +275,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             ran
         };
-        match self.token.run(run, || !self.wishes.is_empty()) {
-            Owned::Poisoned => {
-                while let Some(op) = self.wishes.pop() {
+        match self.token.run(run, || !self.submissions.is_empty()) {
+            LockOutcome::Poisoned => {
+                while let Some(op) = self.submissions.pop() {
                     let _ = catch_unwind(AssertUnwindSafe(|| drop(op)));
                 }
                 self.sleeper.wake(Sleep::Waiter);
@@ -284,13 +287,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    pub(super) fn do_wishes(&self, poller: &mut Poller<P, H>, now: Time) {
-        if self.wishes.is_empty() {
+    pub(super) fn run_submitted(&self, poller: &mut Poller<P, H>, now: Time) {
+        if self.submissions.is_empty() {
             return;
         }
-        for _ in 0..self.wishes.capacity() {
-            let Some(op) = self.wishes.pop() else { return };
-            drop(poller.op(op, now));
+        for _ in 0..self.submissions.capacity() {
+            let Some(op) = self.submissions.pop() else { return };
+            drop(poller.command(op, now));
         }
     }
 }
@@ -298,7 +301,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Abandoned, Calls, Completer, Executor, start};
+    use crate::engine::{Canceled, Executor, OneshotSender, start};
     use crate::fabric::Fabric;
     use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
     use crate::link::{LinkEvent, Links};
@@ -310,31 +313,31 @@ mod tests {
     #[derive(Debug)]
     struct Ended;
 
-    impl Abandoned for Ended {
+    impl Canceled for Ended {
         fn abandoned() -> Self {
             Ended
         }
     }
 
     /// Keeps whoever waits, and panics when told to.
-    struct Keeper(Vec<Completer<Ended>>);
+    struct Keeper(Vec<OneshotSender<Ended>>);
 
-    enum Wish {
-        Keep(Completer<Ended>),
+    enum TestCommand {
+        Keep(OneshotSender<Ended>),
         Panic,
     }
 
     impl Handler<ShmPort> for Keeper {
         type Waiter = ();
-        type Op = Wish;
+        type Command = TestCommand;
 
-        fn op(&mut self, _: &mut Links<ShmPort, ()>, op: Wish, _: Time) -> Option<Wish> {
+        fn command(&mut self, _: &mut Links<ShmPort, ()>, op: TestCommand, _: Time) -> Option<TestCommand> {
             match op {
-                Wish::Keep(waiter) => {
+                TestCommand::Keep(waiter) => {
                     self.0.push(waiter);
                     None
                 }
-                Wish::Panic => panic!("on purpose"),
+                TestCommand::Panic => panic!("on purpose"),
             }
         }
 
@@ -363,8 +366,12 @@ mod tests {
         let writer = CountersWriter::new();
         let counters = writer.counters();
         let links = Links::new(fabric.port().expect("a port"), pool, writer, 1);
-        let options =
-            EngineOptions { mode: Mode::Inline, waiting: Waiting::Yield, spin: Duration::ZERO, queue: 64 };
+        let options = EngineOptions {
+            mode: PollMode::Inline,
+            wait: WaitStrategy::Yield,
+            spin: Duration::ZERO,
+            queue: 64,
+        };
         (Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options), counters)
     }
 
@@ -373,9 +380,9 @@ mod tests {
         let (engine, counters) = engine();
         let executor = Executor::default();
         let (told, ended) = channel();
-        let waiter = Calls::callback(&executor, move |Ended| told.send(()).expect("open"));
-        engine.submit(Wish::Keep(waiter)).expect("usable");
-        assert_eq!(engine.submit(Wish::Panic), Err(Unusable::Poisoned));
+        let waiter = OneshotSender::callback(&executor, move |Ended| told.send(()).expect("open"));
+        engine.submit(TestCommand::Keep(waiter)).expect("usable");
+        assert_eq!(engine.submit(TestCommand::Panic), Err(Unusable::Poisoned));
         ended
             .recv_timeout(Duration::from_secs(10))
             .expect("the callback is called though the engine is held");
@@ -389,26 +396,28 @@ mod tests {
     fn every_call_ends(end: fn(&Engine<ShmPort, Keeper>)) {
         const CALLS: usize = 2000;
         let engine = Arc::new(engine().0);
-        let thread = start(&engine, Mode::Dedicated, None, 0).expect("a thread");
+        let thread = start(&engine, PollMode::Dedicated, None, 0).expect("a thread");
         let executor = Executor::default();
         let (told, ended) = channel();
-        let mut given = 0;
+        let mut submitted = 0;
         for number in 0..CALLS {
             if number == CALLS / 2 {
                 end(&engine);
             }
             let told = told.clone();
-            let waiter = Calls::callback(&executor, move |Ended| told.send(()).expect("open"));
+            let waiter = OneshotSender::callback(&executor, move |Ended| told.send(()).expect("open"));
             // One that is refused is told by its end too.
-            given += 1;
-            let _ = engine.submit(Wish::Keep(waiter));
+            submitted += 1;
+            let _ = engine.submit(TestCommand::Keep(waiter));
             if number % 64 == 0 {
                 // The queue empties, and the thread gets a lane.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        for nth in 0..given {
-            ended.recv_timeout(Duration::from_secs(10)).unwrap_or_else(|_| panic!("{nth} of {given} ended"));
+        for nth in 0..submitted {
+            ended
+                .recv_timeout(Duration::from_secs(10))
+                .unwrap_or_else(|_| panic!("{nth} of {submitted} ended"));
         }
         drop(thread);
         executor.stop();
@@ -416,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_dedicated_poller_ends_the_calls_in_the_lanes_too() {
-        every_call_ends(|engine| engine.submit(Wish::Panic).expect("it is handed over"));
+        every_call_ends(|engine| engine.submit(TestCommand::Panic).expect("it is handed over"));
     }
 
     #[test]
