@@ -112,7 +112,7 @@
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
 
 #![warn(missing_docs)]
-// Nothing waits for another thread on the data path: see tests/layers/locks.rs.
+// Nothing waits for another thread on the data path: see tests/repo/layers/locks.rs.
 #![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
 mod bootstrap;

@@ -11,7 +11,7 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts the test `role_{role}` for this cluster; `module::role_{role}` if it is not at the root.
+    /// Starts the test of this name, modules included, for this cluster.
     pub fn start(role: &str, cluster: &str) -> Self {
         Self::start_with(role, cluster, &[])
     }
@@ -19,7 +19,7 @@ impl Other {
     /// The same with more in its environment.
     pub fn start_with(role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("own path"))
-            .args([&named(role), "--exact", "--ignored", "--nocapture"])
+            .args([role, "--exact", "--ignored", "--nocapture"])
             .env("TEST_CLUSTER", cluster)
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
@@ -47,7 +47,7 @@ impl Other {
         for line in alone.lines.by_ref().map_while(Result::ok) {
             println!("{line}");
         }
-        assert!(alone.ends_well(), "role_{role} failed");
+        assert!(alone.ends_well(), "{role} failed");
     }
 
     pub fn pid(&self) -> i32 {
@@ -88,11 +88,6 @@ impl Other {
         let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
         assert!(sent.expect("kill(1)").success(), "it is gone");
     }
-}
-
-/// The test's name, with its module if the role has one.
-fn named(role: &str) -> String {
-    if role.contains("::") { role.to_owned() } else { format!("role_{role}") }
 }
 
 impl Drop for Other {

@@ -9,11 +9,11 @@
 //! meta-data, the number of values against the shape, and the depth of nesting against [`MAX_DEPTH`]. prost's tables of
 //! values grow as values come, whatever a length or a shape claims: a string takes 32 bytes, and of a tensor of variants an
 //! element of any table 120 at most, three times that while its table grows, for at least two bytes that came
-//! (tests/memory_alloc_free.rs). Values of another kind than the tensor's are refused before prost makes anything of them.
+//! (tests/memory/alloc_free.rs). Values of another kind than the tensor's are refused before prost makes anything of them.
 //!
 //! | file | |
 //! |---|---|
-//! | `generated` | the messages, as prost makes them of the .proto (tests/codegen.rs) |
+//! | `generated` | the messages, as prost makes them of the .proto (tests/repo/codegen.rs) |
 //! | `strings`, `variant`, `flat` | what there is, to and from a message |
 #![deny(unsafe_code)]
 

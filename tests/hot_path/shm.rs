@@ -1,0 +1,409 @@
+//! The hot path between two processes on shared memory.
+//!
+//! Each test starts two real processes on shared memory, each pinned to a CPU of its own where there are two. They train:
+//! every step has a new id, is begun, moves values both ways and is cleaned up. After some steps that warm up, both
+//! count what their threads ask of the heap (a counting allocator) and of the kernel (a seccomp filter that traps every
+//! call of those that move data). Threads that move no data (bootstrap, callbacks, the watcher of peers) may do both.
+//!
+//! The proof is for `wait = spin`: a waiter that yields or sleeps enters the kernel by design.
+
+use crate::common::{cluster, member};
+use crate::exchange::{Ids, Side, What};
+use crate::threads::{self, Activity, Start};
+use crate::{alone_on_the_cpus, trap};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
+use tensorwire::Node;
+use tensorwire::engine::process_cpus;
+
+/// Who drives progress, and the names of the threads that move data then.
+struct Mode {
+    poll: &'static str,
+    moving: &'static [&'static str],
+}
+
+/// The thread that makes the calls.
+const CALLER: &str = "caller";
+/// The poller's own.
+const POLLER: &str = "tw-poll-0";
+
+/// `adaptive` is not among them: its threads sleep, which is its point.
+const MODES: &[Mode] =
+    &[Mode { poll: "inline", moving: &[CALLER] }, Mode { poll: "dedicated", moving: &[CALLER, POLLER] }];
+
+impl Mode {
+    fn named(poll: &str) -> &'static Mode {
+        MODES.iter().find(|mode| mode.poll == poll).expect("a mode")
+    }
+
+    /// Whether every thread that moves data, of both processes, has a CPU of its own.
+    fn has_room(&self) -> bool {
+        2 * self.moving.len() <= process_cpus().len()
+    }
+
+    /// Fewer rounds where threads that spin take turns on a CPU: each turn is a slice of the scheduler.
+    fn rounds(&self, wanted: u32, least: u32) -> u32 {
+        if self.has_room() { wanted } else { (wanted / 200).max(least) }
+    }
+}
+
+/// What is exchanged, how often it is until everything is warm, and how often it is counted.
+struct Scenario {
+    name: &'static str,
+    what: What,
+    ids: Ids,
+    warm_up: u32,
+    counted: u32,
+    /// The least of either where threads that spin take turns on a CPU.
+    least: u32,
+    validate: bool,
+}
+
+const fn scenario(name: &'static str, what: What, ids: Ids, counted: u32) -> Scenario {
+    Scenario { name, what, ids, warm_up: 1_000, counted, least: 300, validate: false }
+}
+
+/// Tensors that are asked for in advance: the part of the path that is theirs.
+const fn standing(name: &'static str, what: What, counted: u32) -> Scenario {
+    Scenario { least: 100, ..scenario(name, what, Ids::Standing, counted) }
+}
+
+/// The same in data validation mode.
+const fn validated(scenario: Scenario) -> Scenario {
+    Scenario { validate: true, least: 100, ..scenario }
+}
+
+/// Each round is a hundred values each way.
+const fn batches(name: &'static str, what: What, counted: u32) -> Scenario {
+    Scenario { name, what, ids: Ids::Random, warm_up: 100, counted, least: 100, validate: false }
+}
+
+const SCENARIOS: &[Scenario] = &[
+    scenario("small", What::Tensor(2), Ids::Random, 100_000),
+    scenario("small_in_sequence", What::Tensor(2), Ids::Counted, 10_000),
+    scenario("written", What::Tensor(4 << 10), Ids::Random, 5_000),
+    scenario("large", What::Tensor(256 << 10), Ids::Random, 500),
+    scenario("into", What::Into(4 << 10), Ids::Random, 5_000),
+    scenario("borrowed", What::Borrowed(4 << 10), Ids::Random, 5_000),
+    scenario("dead", What::Dead, Ids::Random, 5_000),
+    scenario("several", What::Several(256), Ids::Random, 2_000),
+    batches("batch", What::Batch(2), 500),
+    batches("written_batch", What::Batch(256), 300),
+    batches("crowded_batch", What::Crowded(2), 200),
+    standing("small_standing", What::Tensor(2), 20_000),
+    standing("written_standing", What::Tensor(4 << 10), 5_000),
+    standing("borrowed_standing", What::Borrowed(4 << 10), 5_000),
+    standing("several_standing", What::Several(256), 2_000),
+    validated(scenario("small_validated", What::Tensor(2), Ids::Random, 10_000)),
+    validated(scenario("written_validated", What::Into(4 << 10), Ids::Random, 3_000)),
+    validated(standing("several_standing_validated", What::Several(256), 1_000)),
+    validated(scenario("borrowed_validated", What::Borrowed(4 << 10), Ids::Standing, 3_000)),
+];
+
+/// Counts the calling thread's doings during `work`.
+fn alone(work: impl FnOnce()) -> Activity {
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let start = Start::now();
+    work();
+    let end = Start::now();
+    start.until(&end).into_iter().find(|activity| activity.name == name).expect("this thread is known")
+}
+
+/// One process of a test. It prints what it found, and ends when it is told to.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_trainer() {
+    let thread = std::thread::Builder::new().name(CALLER.into());
+    thread.spawn(train).expect("a thread");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).expect("the test");
+    // Not by the ends of the threads, which block the filter's signal.
+    std::process::exit(0);
+}
+
+fn given(variable: &str) -> String {
+    std::env::var(variable).expect("started by a test")
+}
+
+fn train() {
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == given("HOT_SCENARIO")).expect("known");
+    let task = given("HOT_TASK").parse().expect("a number");
+    let node = start(task, scenario);
+    let mut side = Side::new(&node, task, scenario.what, scenario.ids);
+    let mode = Mode::named(&given("HOT_POLL"));
+    (0..mode.rounds(scenario.warm_up, scenario.least)).for_each(|_| side.step());
+    let trapped = trap::install().and_then(|()| trap::tighten(&threads::ids_of(mode.moving)));
+    match &trapped {
+        Ok(()) => prove_the_trap(),
+        Err(why) => println!("no trap {why}"),
+    }
+    // The trap's own first times.
+    (0..10).for_each(|_| side.step());
+    let from = Start::now();
+    (0..mode.rounds(scenario.counted, scenario.least)).for_each(|_| side.step());
+    let to = Start::now();
+    for Activity { name, allocations, frees, calls, last_call } in from.until(&to) {
+        println!("thread {name}: {allocations} {frees} {calls} {last_call}");
+    }
+    println!("counted {}", mode.rounds(scenario.counted, scenario.least));
+    std::io::stdout().flush().expect("the test listens");
+    loop {
+        let _ = node.progress();
+        std::thread::yield_now();
+    }
+}
+
+fn start(task: u32, scenario: &Scenario) -> Node {
+    let cpus = process_cpus();
+    let bulk = if matches!(scenario.what, What::Borrowed(_)) { "borrow" } else { "copy" };
+    let mut builder = member(&given("HOT_CLUSTER"), task)
+        .set("poll", given("HOT_POLL"))
+        .set("wait", "spin")
+        .set("bulk_receive", bulk)
+        .set("validate", scenario.validate.to_string())
+        .set("pool_size", "64MiB");
+    if let What::Crowded(_) = scenario.what {
+        // So that most of a batch waits for room.
+        builder = builder.set("max_requests", "40");
+    }
+    if cpus.len() > 1 {
+        builder = builder.set("cores", cpus[task as usize].to_string());
+    }
+    let node = builder.start().expect("the node starts");
+    node.join().expect("the peer comes");
+    node
+}
+
+/// What can't fail proves nothing.
+fn prove_the_trap() {
+    let quiet = alone(|| {
+        std::hint::black_box([0u64; 64].iter().sum::<u64>());
+    });
+    // SAFETY: it asks for a number.
+    let deliberate = alone(|| _ = unsafe { libc::syscall(libc::SYS_getppid) });
+    // SAFETY: advice on no memory. One of the calls that other threads may make.
+    let advice = alone(|| _ = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_NORMAL) });
+    let heap = alone(|| drop(std::hint::black_box(Box::new(1))));
+    let clock = alone(|| (0..100).for_each(|_| _ = std::hint::black_box(Instant::now())));
+    println!("proof {} {} {}", quiet.calls, deliberate.calls + advice.calls, deliberate.last_call);
+    println!("heap {} {}", heap.allocations, heap.frees);
+    println!("clock {}", clock.calls);
+}
+
+/// A process in the role; killed when dropped.
+struct Trainer {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Trainer {
+    fn start(scenario: &Scenario, mode: &Mode, cluster: &str, task: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("own path"))
+            .args(["shm::role_trainer", "--exact", "--ignored", "--nocapture"])
+            .env("HOT_SCENARIO", scenario.name)
+            .env("HOT_POLL", mode.poll)
+            .env("HOT_CLUSTER", cluster)
+            .env("HOT_TASK", task.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a trainer");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Trainer { child, lines }
+    }
+
+    /// What it found.
+    fn report(&mut self) -> Report {
+        let mut report = Report::default();
+        for line in self.lines.by_ref().map_while(Result::ok) {
+            if line.starts_with("counted ") {
+                return report;
+            }
+            report.read(&line);
+        }
+        let status = self.child.wait();
+        panic!("the trainer ended early ({status:?}), after {report:?}");
+    }
+}
+
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    /// Why calls were not trapped.
+    no_trap: Option<String>,
+    /// Calls counted while none was made; while two were made; the number of the first.
+    proof: Option<(u64, u64, i64)>,
+    /// Allocations and frees of one box.
+    heap: Option<(u64, u64)>,
+    /// Calls of a hundred looks at the clock.
+    clock: u64,
+    threads: Vec<Activity>,
+}
+
+impl Report {
+    fn read(&mut self, line: &str) {
+        let numbers: Vec<i64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let count = |at: usize| numbers[at] as u64;
+        match line.split_once(' ') {
+            Some(("no", why)) => self.no_trap = Some(why.trim_start_matches("trap ").to_owned()),
+            Some(("proof", _)) => self.proof = Some((count(0), count(1), numbers[2])),
+            Some(("heap", _)) => self.heap = Some((count(0), count(1))),
+            Some(("clock", _)) => self.clock = count(0),
+            Some(("thread", rest)) => {
+                let (name, counts) = rest.rsplit_once(": ").expect("a name and its counts");
+                let counts: Vec<i64> = counts.split(' ').map(|word| word.parse().expect("a count")).collect();
+                self.threads.push(Activity {
+                    name: name.to_owned(),
+                    allocations: counts[0] as u64,
+                    frees: counts[1] as u64,
+                    calls: counts[2] as u64,
+                    last_call: counts[3],
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// The threads of these names.
+    fn named(&self, who: &str, names: &[&str]) -> Vec<&Activity> {
+        let known: Vec<_> = self.threads.iter().map(|thread| &*thread.name).collect();
+        for name in names {
+            assert!(known.contains(name), "{who}: no {name} among {known:?}");
+        }
+        self.threads.iter().filter(|thread| names.contains(&&*thread.name)).collect()
+    }
+
+    fn check(&self, who: &str, mode: &Mode) {
+        for thread in self.named(who, mode.moving) {
+            assert_eq!((thread.allocations, thread.frees), (0, 0), "{who}: the heap was used: {thread:?}");
+        }
+        let Some(proof) = self.proof else {
+            let why = self.no_trap.as_deref().expect("the trap, or why there is none");
+            println!("skipped: system calls can't be counted here: {why}");
+            return;
+        };
+        assert_eq!(
+            proof,
+            (0, 2, libc::SYS_getppid),
+            "{who}: the trap counts what is called, and nothing else"
+        );
+        assert_eq!(self.heap, Some((1, 1)), "{who}: the allocator counts");
+        if self.clock > 0 {
+            println!("skipped: the clock of this machine is not read through the vDSO, but by system calls");
+            return;
+        }
+        for thread in self.named(who, mode.moving) {
+            assert_eq!(thread.calls, 0, "{who}: the kernel was entered: {thread:?}");
+        }
+    }
+}
+
+/// Runs a scenario in every mode.
+fn prove(name: &str) {
+    let _alone = alone_on_the_cpus();
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
+    for mode in MODES {
+        let cluster = cluster(2);
+        println!(
+            "{name}, poll = {}: {} rounds are counted",
+            mode.poll,
+            mode.rounds(scenario.counted, scenario.least)
+        );
+        let mut trainers = [0, 1].map(|task| Trainer::start(scenario, mode, &cluster, task));
+        for (task, trainer) in trainers.iter_mut().enumerate() {
+            trainer.report().check(&format!("{name}, poll = {}, task {task}", mode.poll), mode);
+        }
+    }
+}
+
+#[test]
+fn small_tensors() {
+    prove("small");
+}
+
+#[test]
+fn small_tensors_of_a_sequence_of_steps() {
+    prove("small_in_sequence");
+}
+
+#[test]
+fn tensors_that_are_written_to_a_grant() {
+    prove("written");
+}
+
+#[test]
+fn large_tensors() {
+    prove("large");
+}
+
+#[test]
+fn tensors_received_into_given_ones() {
+    prove("into");
+}
+
+#[test]
+fn borrowed_tensors() {
+    prove("borrowed");
+}
+
+#[test]
+fn dead_values() {
+    prove("dead");
+}
+
+#[test]
+fn several_edges_at_a_time() {
+    prove("several");
+}
+
+#[test]
+fn batches_of_small_tensors() {
+    prove("batch");
+}
+
+#[test]
+fn batches_of_tensors_that_are_written() {
+    prove("written_batch");
+}
+
+#[test]
+fn batches_of_more_than_may_be_outstanding() {
+    prove("crowded_batch");
+}
+
+#[test]
+fn small_tensors_that_are_asked_for_in_advance() {
+    prove("small_standing");
+}
+
+#[test]
+fn written_tensors_that_are_asked_for_in_advance() {
+    prove("written_standing");
+}
+
+#[test]
+fn borrowed_tensors_that_are_asked_for_in_advance() {
+    prove("borrowed_standing");
+}
+
+#[test]
+fn several_edges_that_are_asked_for_in_advance() {
+    prove("several_standing");
+}
+
+#[test]
+fn tensors_that_are_compared_with_their_sums() {
+    ["small_validated", "written_validated", "borrowed_validated"].into_iter().for_each(prove);
+}
+
+#[test]
+fn tensors_that_are_asked_for_in_advance_and_compared_with_their_sums() {
+    prove("several_standing_validated");
+}

@@ -1,0 +1,119 @@
+//! Ten thousand small tensors a step, and what they cost in slots and doorbells.
+
+use super::*;
+use crate::common::until;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MANY: usize = 10_000;
+
+/// With default settings, but for a pool that holds some steps of them.
+#[test]
+fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
+    const STEPS: u64 = 12;
+    run(2, &[("pool_size", "64MiB")], |node, task| {
+        let (to, from) = (edges_to(node, 1 - task, MANY), edges_from(node, 1 - task, MANY));
+        let (out, back) = (node.batch(to).expect("usable"), node.batch(from).expect("usable"));
+        let mut received = Vec::new();
+        let mut most = 0;
+        for n in 0..STEPS {
+            let step = begin(node, n);
+            out.send(&step, tensors(node, n, MANY)).expect("sent");
+            back.recv_into(&step, SOON, &mut received).expect("received");
+            check(&received, n);
+            if n > 0 {
+                node.cleanup(n - 1);
+            }
+            let allocated = node.pool().stats().allocated;
+            // What both sides have of two steps, in blocks of 64 bytes and more.
+            most = most.max(allocated);
+        }
+        received.clear();
+        let counted = node.counters();
+        assert_eq!(counted.get(Counter::TensorsReceived), STEPS * MANY as u64);
+        assert!(counted.get(Counter::ReceivesHeldUp) > 0, "4096 may be outstanding");
+        assert!(most < 16 << 20, "{most} bytes were in use at a time");
+        println!("{} slots for {} messages", slots(node), counted.get(Counter::MessagesSent));
+        assert!(slots(node) < counted.get(Counter::MessagesSent) / 4);
+    });
+}
+
+/// Bytes of a control slot's message, of a small answer in a pack, and of a request there.
+const SLOT: u64 = 224 - 1;
+const ANSWER: u64 = 1 + 6 + 4 + 8;
+const REQUEST: u64 = 1 + 42;
+
+/// Runs `body` in so many steps, each time when `count` receives of task 1 wait at task 0, whose tensors are known.
+fn when_asked(
+    settings: &[(&str, &str)],
+    steps: u64,
+    count: usize,
+    body: impl Fn(&Node, &Step, &[Edge]) + Send + Sync + 'static,
+) {
+    run(2, settings, move |node, task| {
+        let counter = |counter| node.counters().get(counter);
+        let known = begin(node, 1);
+        if task == 0 {
+            let edges = edges_to(node, 1, count);
+            known.send_all(edges.iter().zip(tensors(node, 1, count))).expect("sent");
+            until(node, "the first step", || counter(Counter::TensorsSent) == count as u64);
+            for n in 2..2 + steps {
+                let step = begin(node, n);
+                let ready = node.edge_from("w", 1, "ready").expect("an edge");
+                step.recv(&ready, SOON).expect("received");
+                // It was sent behind them, and came in an answer to a request of this side.
+                body(node, &step, &edges);
+                until(node, "all leave", || counter(Counter::TensorsSent) >= n * count as u64);
+            }
+        } else {
+            let edges = edges_from(node, 0, count);
+            check(&known.recv_all(&borrowed(&edges), SOON).expect("received"), 1);
+            for n in 2..2 + steps {
+                let step = begin(node, n);
+                let before = slots(node);
+                let pending = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+                let fewest = (count as u64).div_ceil(SLOT / REQUEST);
+                until(node, "the requests leave", || slots(node) - before >= fewest);
+                assert_eq!(slots(node) - before, fewest, "for requests");
+                step.send(&node.edge_to("w", 0, "ready").expect("an edge"), Tensor::empty()).expect("sent");
+                check(&pending.wait().expect("received"), n);
+            }
+        }
+    });
+}
+
+#[test]
+fn small_tensors_of_a_batch_share_slots() {
+    const COUNT: usize = 500;
+    when_asked(&[("poll", "inline"), ("pollers", "1")], 3, COUNT, |node, step, edges| {
+        let (before, values) = (slots(node), tensors(node, step.id(), COUNT));
+        step.send_all(edges.iter().zip(values)).expect("sent");
+        assert_eq!(slots(node) - before, (COUNT as u64).div_ceil(SLOT / ANSWER), "for values");
+    });
+}
+
+#[test]
+fn a_peer_that_sleeps_is_woken_once_for_a_batch() {
+    const COUNT: usize = 500;
+    const STEPS: u64 = 6;
+    if crate::common::over_verbs() {
+        return println!("skipped: of shared memory");
+    }
+    let woken = Arc::new(AtomicU64::new(0));
+    let settings = [("poll", "adaptive"), ("spin_budget", "10us")];
+    let sum = woken.clone();
+    when_asked(&settings, STEPS, COUNT, move |node, step, edges| {
+        let values = tensors(node, step.id(), COUNT);
+        // Long enough to fall asleep, and less than the 100 ms that a sleep is long.
+        std::thread::sleep(Duration::from_millis(40));
+        let before = node.counters().get(Counter::Doorbells);
+        step.send_all(edges.iter().zip(values)).expect("sent");
+        let rung = node.counters().get(Counter::Doorbells) - before;
+        assert!(rung <= 1, "a batch has rung {rung} times");
+        sum.fetch_add(rung, Ordering::Relaxed);
+    });
+    // A sleeper may just be looking around, or not have come to sleep.
+    let woken = woken.load(Ordering::Relaxed);
+    println!("it slept {woken} times of {STEPS}");
+    assert!(woken > 0, "it never slept");
+}

@@ -1,0 +1,289 @@
+//! The errors of specification 3.5 as whole nodes see them: the right waiter gets them, with code, message and details, whole.
+//!
+//! What no whole node brings about (a key that is none of the peer's, an earlier life of it) is in
+//! `src/rendezvous/remote/explore/errors.rs`.
+
+use crate::common::{SOON, counting, run, run_each, until, values};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tensorwire::telemetry::Counter;
+use tensorwire::wire::message::MAX_STATUS_TEXT;
+use tensorwire::{Code, Edge, Error, Node, Status};
+
+const LONG: usize = 64 << 10;
+const BASE: u64 = 1 << 40;
+
+fn there(node: &Node, name: &str) -> Edge {
+    node.edge_to("w", 1, name).expect("an edge")
+}
+
+fn here(node: &Node, name: &str) -> Edge {
+    node.edge_from("w", 0, name).expect("an edge")
+}
+
+/// Bytes of every value, in no order.
+fn noise(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|n| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+/// Of every code one, with texts and details from none at all to long ones.
+fn statuses() -> Vec<Status> {
+    let codes = (1..=16).map(|number| Code::from_number(number).expect("a code"));
+    let mut all: Vec<_> = codes
+        .map(|code| Status::new(code, format!("the user's own {code:?}: ä, \0, \u{10FFFF}")))
+        .enumerate()
+        .map(|(n, status)| status.with_details(noise(37 * n)))
+        .collect();
+    all.push(Status::new(Code::DataLoss, ""));
+    all.push(Status::new(Code::Unknown, "x".repeat(LONG)));
+    all.push(Status::new(Code::Unknown, "").with_details(vec![0; LONG]));
+    all.push(Status::new(Code::Aborted, "é".repeat(LONG / 2)).with_details(noise(LONG)));
+    all
+}
+
+/// How a receive from task 0 failed there.
+fn remote(error: &Error, name: &str) -> Status {
+    match error {
+        Error::Remote { peer, key, status } => {
+            assert!(peer.to_string() == "w/0" && key.contains(&format!("'{name}'")), "{peer}, {key}");
+            status.clone()
+        }
+        other => panic!("not an error of the peer's: {other}"),
+    }
+}
+
+/// Says how far one side is, and waits for how far the other is.
+struct Turns([AtomicU64; 2]);
+
+impl Turns {
+    const fn new() -> Self {
+        Turns([const { AtomicU64::new(0) }; 2])
+    }
+
+    fn say(&self, node: &Node, so_far: u64) {
+        self.0[node_task(node)].store(so_far, Ordering::SeqCst);
+    }
+
+    fn wait(&self, node: &Node, so_far: u64) {
+        until(node, "the other's turn", || self.0[1 - node_task(node)].load(Ordering::SeqCst) >= so_far);
+    }
+}
+
+fn node_task(node: &Node) -> usize {
+    node.task().task as usize
+}
+
+#[test]
+fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_derived() {
+    static TURNS: Turns = Turns::new();
+    run(2, &[], |node, task| {
+        for (n, status) in (0..).zip(statuses()) {
+            let (first, second) = (node.step(2 * n).expect("usable"), node.step(2 * n + 1).expect("usable"));
+            if task == 0 {
+                TURNS.wait(node, 2 * n + 1);
+                // The request is here, or on its way.
+                let came = node.counters().get(Counter::MessagesReceived);
+                (0..100).for_each(|_| drop(node.progress()));
+                assert!(node.counters().get(Counter::MessagesReceived) >= came);
+                first.abort(status.clone()).expect("aborted");
+                second.abort(status.clone()).expect("aborted");
+                TURNS.say(node, 2 * n + 1);
+                TURNS.wait(node, 2 * n + 2);
+            } else {
+                let waiting = first.recv_pending(&here(node, "x")).expect("asked");
+                TURNS.say(node, 2 * n + 1);
+                TURNS.wait(node, 2 * n + 1);
+                let later = second.recv(&here(node, "y"), SOON).expect_err("aborted there");
+                let derived = status.into_derived();
+                assert!(remote(&waiting.wait().expect_err("aborted there"), "x") == derived, "of {n}");
+                assert!(later.is_derived() && later.code() == derived.code);
+                assert!(remote(&later, "y") == derived, "of {n}");
+                TURNS.say(node, 2 * n + 2);
+            }
+            node.cleanup(2 * n);
+            node.cleanup(2 * n + 1);
+        }
+    });
+}
+
+#[test]
+fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claimed_later() {
+    static TURNS: Turns = Turns::new();
+    run(2, &[], |node, task| {
+        let sequence = node.sequence(BASE);
+        let statuses = statuses();
+        let steps = 2 + 2 * statuses.len() as u64;
+        let standing = (task == 1).then(|| node.standing(&here(node, "x"), sequence, 8).expect("new"));
+        for n in 0..steps {
+            let step = node.step(sequence.step(n)).expect("usable");
+            let status = n.checked_sub(2).map(|at| statuses[at as usize / 2].clone());
+            match (task, status) {
+                (0, None) => step.send(&there(node, "x"), counting(node, n as f32, 999)).expect("sent"),
+                (0, Some(status)) => {
+                    TURNS.wait(node, n);
+                    step.abort(status).expect("aborted");
+                }
+                (_, None) => {
+                    let got = step.recv(&here(node, "x"), SOON).expect("sent");
+                    assert_eq!(values(&got.tensor)[0], n as f32);
+                }
+                (_, Some(status)) => {
+                    let received = node.counters().get(Counter::ErrorsReceived);
+                    let outcome = if n % 2 == 0 {
+                        let claimed = step.recv_pending(&here(node, "x")).expect("claimed");
+                        TURNS.say(node, n);
+                        claimed.wait()
+                    } else {
+                        TURNS.say(node, n);
+                        until(node, "the error comes", || {
+                            node.counters().get(Counter::ErrorsReceived) > received
+                        });
+                        step.recv(&here(node, "x"), SOON)
+                    };
+                    let error = outcome.expect_err("aborted there");
+                    assert!(remote(&error, "x") == status.into_derived(), "step {n}");
+                }
+            }
+        }
+        if task == 1 {
+            let claimed = node.counters().get(Counter::RequestsClaimed);
+            assert!(claimed >= steps - 2, "{claimed} of {steps} were standing requests");
+        }
+        drop(standing);
+    });
+}
+
+#[test]
+fn of_two_waiters_the_one_gets_the_error_and_the_other_its_value() {
+    static TURNS: Turns = Turns::new();
+    run(2, &[], |node, task| {
+        let [good, bad] = [7, 8].map(|id| node.step(id).expect("usable"));
+        let status = Status::new(Code::OutOfRange, "only this one").with_details(noise(5000));
+        if task == 0 {
+            TURNS.wait(node, 1);
+            bad.abort(status).expect("aborted");
+            TURNS.wait(node, 2);
+            good.send(&there(node, "x"), counting(node, 3.0, 500)).expect("sent");
+            good.send(&there(node, "z"), counting(node, 4.0, 2)).expect("sent");
+        } else {
+            let waits = |step: &tensorwire::Step, name| step.recv_pending(&here(node, name)).expect("asked");
+            let (other, lost, third) = (waits(&good, "x"), waits(&bad, "x"), waits(&good, "z"));
+            let cancelled = waits(&good, "w");
+            TURNS.say(node, 1);
+            assert!(remote(&lost.wait().expect_err("aborted"), "x") == status.into_derived());
+            assert!(!other.is_done() && !third.is_done() && !cancelled.is_done());
+            cancelled.cancel_token().cancel();
+            let error = cancelled.wait().expect_err("cancelled");
+            assert!(matches!(&error, Error::Cancelled { key } if key.contains("'w'")), "{error}");
+            assert!(!other.is_done() && !third.is_done() && error.code() == Code::Cancelled);
+            TURNS.say(node, 2);
+            assert_eq!(values(&other.wait().expect("sent").tensor)[0], 3.0);
+            assert_eq!(values(&third.wait().expect("sent").tensor)[0], 4.0);
+        }
+    });
+}
+
+#[test]
+fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
+    static TURNS: Turns = Turns::new();
+    run(2, &[("max_deferred", "1")], |node, task| {
+        if task == 0 {
+            node.step(1).expect("usable");
+            node.cleanup(1);
+            TURNS.say(node, 1);
+            TURNS.wait(node, 1);
+            return;
+        }
+        TURNS.wait(node, 1);
+        let gone = node.step(1).expect("usable").recv(&here(node, "x"), SOON).expect_err("cleaned up there");
+        let status = remote(&gone, "x");
+        assert_eq!((status.code, status.derived), (Code::NotFound, false));
+        assert!(status.message == "step 1 was cleaned up at w/0", "{status}");
+        let kept = node.step(2).expect("usable").recv_pending(&here(node, "x")).expect("asked");
+        let beyond = node.step(3).expect("usable").recv(&here(node, "x"), SOON).expect_err("beyond");
+        let status = remote(&beyond, "x");
+        assert_eq!(status.code, Code::ResourceExhausted);
+        assert!(status.message.contains("for step 3") && status.message.contains("raise max_deferred"));
+        assert!(!kept.is_done(), "the first one still waits for its step");
+        drop(kept);
+        TURNS.say(node, 1);
+    });
+}
+
+#[test]
+fn what_the_sender_has_no_room_for_is_told_to_its_waiter_with_what_to_change() {
+    static TURNS: Turns = Turns::new();
+    let few_at_the_sender = |task| if task == 0 { vec![("max_requests", "2")] } else { Vec::new() };
+    run_each(2, few_at_the_sender, |node, task| {
+        let step = node.step(1).expect("usable");
+        if task == 0 {
+            TURNS.wait(node, 1);
+            step.send(&there(node, "a"), counting(node, 1.0, 3)).expect("sent");
+            return;
+        }
+        let [first, second] = ["a", "b"].map(|name| step.recv_pending(&here(node, name)).expect("asked"));
+        let error = step.recv(&here(node, "c"), SOON).expect_err("one too many");
+        let status = remote(&error, "c");
+        assert!(
+            status.code == Code::ResourceExhausted && status.message.contains("raise max_requests there")
+        );
+        assert!(!first.is_done() && !second.is_done());
+        TURNS.say(node, 1);
+        assert_eq!(values(&first.wait().expect("sent").tensor)[0], 1.0);
+    });
+}
+
+#[test]
+fn within_a_process_an_error_is_whole_whatever_its_size_and_none_of_its_own_is_derived() {
+    run(1, &[], |node, _| {
+        let step = node.step(1).expect("usable");
+        let edge = node.edge_to("w", 0, "x").expect("an edge");
+        let waiting = step.recv_pending(&edge).expect("asked");
+        let endless = 2 * MAX_STATUS_TEXT;
+        let status = Status::new(Code::Internal, "é".repeat(endless)).with_details(noise(endless));
+        step.abort(status.clone()).expect("aborted");
+        for error in [waiting.wait().expect_err("aborted"), step.recv(&edge, SOON).expect_err("aborted")] {
+            assert!(!error.is_derived());
+            assert!(matches!(&error, Error::Aborted { step: 1, status: told } if *told == status));
+        }
+    });
+}
+
+#[test]
+fn a_text_beyond_what_travels_is_cut_and_the_text_says_so() {
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("usable");
+        if task == 0 {
+            let status = Status::new(Code::Internal, "x".repeat(MAX_STATUS_TEXT + 1));
+            step.abort(status.with_details(noise(MAX_STATUS_TEXT + 1))).expect("aborted");
+            return;
+        }
+        let status = remote(&step.recv(&here(node, "x"), SOON).expect_err("aborted"), "x");
+        assert!(status.message.starts_with("xxx") && status.details.is_empty());
+        assert!(status.message.ends_with(
+            "[262145 bytes of details were left out: 262144 travel at most] [cut from 262145 bytes]"
+        ));
+    });
+}
+
+#[test]
+fn many_waiters_get_a_long_error_each() {
+    static TURNS: Turns = Turns::new();
+    const WAITERS: u64 = 40;
+    // More fragments than may wait to leave: each error counts once there. The queue of the link holds a fraction of one.
+    run(2, &[("queue_depth", "64")], |node, task| {
+        let step = node.step(1).expect("usable");
+        let status = Status::new(Code::Internal, "y".repeat(LONG)).with_details(noise(LONG));
+        if task == 0 {
+            TURNS.wait(node, 1);
+            step.abort(status).expect("aborted");
+            return;
+        }
+        let ask = |n| step.recv_pending(&here(node, &format!("e{n}"))).expect("asked");
+        let waiting: Vec<_> = (0..WAITERS).map(ask).collect();
+        TURNS.say(node, 1);
+        for (n, pending) in waiting.into_iter().enumerate() {
+            let error = pending.wait().expect_err("aborted");
+            assert!(remote(&error, &format!("e{n}")) == status.clone().into_derived());
+        }
+    });
+}

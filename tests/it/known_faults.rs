@@ -1,0 +1,511 @@
+//! The known faults of the systems that this one follows (specification 3.11): for each, the tests that show it is not here.
+//!
+//! Most of those tests stand beside what they test; the list names them and fails when one goes. What no other file
+//! has a place for is below the list.
+
+mod bulk;
+mod log;
+
+use crate::common::other::Other;
+use crate::common::{SOON, cluster, counting, member, run, until, values};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+use tensorwire::{Error, Node, PeerState};
+
+/// Each fault with the tests that show it is not here, by file and name.
+const FAULTS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "one message in flight per peer",
+        &[
+            ("tests/it/rendezvous.rs", "two_hundred_receives_may_be_in_flight"),
+            ("tests/it/rendezvous.rs", "both_directions_work_at_once"),
+        ],
+    ),
+    (
+        "a CQ shared by all peers that can overrun",
+        &[
+            ("tests/verbs/queues.rs", "completion_queues_hold_all_that_their_queue_pairs_can_complete"),
+            ("tests/it/known_faults.rs", "five_peers_that_send_at_once_overrun_nothing"),
+            ("tests/conformance/rules.rs", "completions_are_neither_lost_nor_duplicated"),
+        ],
+    ),
+    (
+        "no send-queue credit check",
+        &[
+            ("tests/conformance/rules.rs", "a_full_queue_is_a_value_and_loses_nothing"),
+            ("tests/it/rendezvous.rs", "two_hundred_receives_may_be_in_flight"),
+            ("src/link/tests.rs", "a_peer_that_asks_without_end_and_takes_nothing_loses_the_link"),
+        ],
+    ),
+    (
+        "no timeout and no cancellation",
+        &[
+            (
+                "tests/it/rendezvous.rs",
+                "a_receive_that_gets_nothing_ends_at_its_deadline_and_the_value_stays",
+            ),
+            (
+                "tests/it/rendezvous.rs",
+                "a_cancelled_receive_brings_its_value_or_the_cancellation_and_never_both",
+            ),
+            ("tests/it/rendezvous.rs", "a_local_deadline_holds_while_another_call_blocks"),
+        ],
+    ),
+    (
+        "any bad completion aborts the process",
+        &[
+            ("tests/it/known_faults.rs", "a_link_that_fails_in_transfers_ends_its_own_calls_and_no_others"),
+            ("tests/verbs/events.rs", "an_event_of_a_queue_pair_ends_its_link_and_no_other"),
+            (
+                "tests/conformance/rules.rs",
+                "a_failed_link_fails_everything_outstanding_and_refuses_everything_later",
+            ),
+            (
+                "tests/processes/lifecycle.rs",
+                "a_receiver_that_is_killed_in_a_transfer_gives_the_senders_memory_back",
+            ),
+        ],
+    ),
+    (
+        "a callback that blocks stops all progress",
+        &[("tests/it/known_faults.rs", "a_callback_that_blocks_stops_nobody")],
+    ),
+    (
+        "a peer that restarts kills the others",
+        &[
+            ("tests/it/known_faults.rs", "a_peer_that_restarts_is_met_again_while_the_others_go_on"),
+            ("src/bootstrap/tests/losses.rs", "a_peer_that_died_and_came_back_is_linked_again_as_a_new_life"),
+        ],
+    ),
+    (
+        "connection set-up that logs success after failure",
+        &[
+            ("tests/it/known_faults.rs", "set_up_that_failed_is_never_logged_as_a_success"),
+            (
+                "src/bootstrap/tests/protocol.rs",
+                "the_link_does_not_count_before_the_other_side_has_said_ready",
+            ),
+        ],
+    ),
+    (
+        "a poll loop that cannot end",
+        &[
+            ("tests/it/known_faults.rs", "a_stop_ends_while_the_peers_traffic_does_not"),
+            ("tests/processes/lifecycle.rs", "after_a_stop_no_thread_socket_memfd_or_mapping_is_left"),
+        ],
+    ),
+    (
+        "silent fallback to another transport",
+        &[
+            ("tests/it/known_faults.rs", "a_node_that_is_asked_for_rdma_and_can_t_have_it_does_not_start"),
+            ("tests/verbs/library.rs", "without_the_library_a_node_that_is_asked_for_rdma_does_not_start"),
+            (
+                "tests/verbs/nodes.rs",
+                "a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what_it_offers",
+            ),
+            ("src/config/tests.rs", "what_is_planned_is_refused_by_name"),
+            ("src/fabric/shm/connect/address.rs", "another_host_namespace_or_user_is_refused_by_name"),
+        ],
+    ),
+    (
+        "GID choice that breaks on sparse GID tables",
+        &[
+            (
+                "src/fabric/verbs/device/test_choose.rs",
+                "the_best_kind_of_gid_wins_in_whatever_order_and_wherever_in_a_sparse_table",
+            ),
+            ("tests/verbs/choice.rs", "the_first_active_port_and_the_best_gid_are_taken"),
+        ],
+    ),
+    (
+        "a request index that wraps onto one still in use",
+        &[
+            ("src/link/requests.rs", "generations_wrap_after_256_uses_and_never_onto_one_in_use"),
+            ("src/link/tests.rs", "answers_for_an_earlier_use_of_a_slot_are_dropped_and_counted"),
+        ],
+    ),
+    (
+        "u32 length of one work request",
+        &[
+            ("tests/it/known_faults/bulk.rs", "a_tensor_of_more_than_4_gib_is_copied_whole"),
+            (
+                "tests/verbs/queues.rs",
+                "what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation",
+            ),
+            ("tests/it/known_faults/bulk.rs", "a_tensor_of_more_than_4_gib_is_borrowed_whole"),
+            ("src/fabric/shm/memory/order.rs", "every_order_comes_back"),
+            ("src/wire/message/tests.rs", "lengths_of_more_than_32_bits_come_back"),
+        ],
+    ),
+    (
+        "opcode read before status of a failed completion",
+        &[
+            ("tests/verbs/failures.rs", "each_failed_completion_says_what_it_was_and_what_usually_causes_it"),
+            ("tests/verbs/failures.rs", "a_failed_read_and_a_failed_message_are_named_as_such"),
+        ],
+    ),
+    (
+        "RDMA_* variables that crash on a non-number",
+        &[
+            ("src/config/tests.rs", "every_bad_value_is_refused_with_its_origin_and_what_is_allowed"),
+            (
+                "tests/verbs/nodes.rs",
+                "a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what_it_offers",
+            ),
+        ],
+    ),
+    ("a table keyed by a hash alone", &[("src/rendezvous/table.rs", "keys_of_equal_hashes_are_kept_apart")]),
+    (
+        "a duplicated request id served twice",
+        &[
+            ("src/link/tests.rs", "a_request_in_a_slot_that_is_in_use_is_not_served_twice"),
+            ("src/link/tests/armed.rs", "windows_that_make_no_sense_end_the_link"),
+        ],
+    ),
+    (
+        "a cleaned step brought back by a late request",
+        &[
+            ("tests/it/rendezvous.rs", "a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error"),
+            ("src/rendezvous/steps.rs", "a_cleaned_step_stays_gone_for_4096_more"),
+            ("src/rendezvous/steps.rs", "a_sequence_remembers_all_its_steps"),
+            ("tests/it/standing.rs", "a_sender_that_cleans_up_early_is_named_to_whoever_receives"),
+        ],
+    ),
+    (
+        "a receive queue that starves",
+        &[
+            ("tests/it/known_faults.rs", "thousands_of_values_flow_through_the_smallest_queue"),
+            ("tests/conformance/rules.rs", "credits_are_cumulative_and_consume_nothing"),
+        ],
+    ),
+];
+
+/// Whether a file has a test of this name; the rules of the conformance suite are tests where they are listed.
+fn has_test(text: &str, name: &str) -> bool {
+    let attributed = |at: usize| text[..at].trim_end().ends_with("#[test]");
+    let plain = text.match_indices(&format!("fn {name}()")).any(|(at, _)| attributed(at));
+    let listed = text.lines().any(|line| line.trim() == name);
+    plain || listed && text.contains(&format!("pub fn {name}<"))
+}
+
+#[test]
+fn every_known_fault_has_a_test_that_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (fault, tests) in FAULTS {
+        assert!(!tests.is_empty(), "{fault}: nothing shows that it is not here");
+        for (file, test) in *tests {
+            let text = std::fs::read_to_string(root.join(file));
+            let text = text.unwrap_or_else(|error| panic!("{fault}: {file}: {error}"));
+            assert!(has_test(&text, test), "{fault}: {file} has no test {test}");
+        }
+    }
+    assert!(!has_test("fn helper() {}", "helper") && has_test("#[test]\nfn real() {}", "real"));
+}
+
+#[test]
+fn five_peers_that_send_at_once_overrun_nothing() {
+    const EACH: u32 = 200;
+    run(6, &[("queue_depth", "16")], |node, task| {
+        let step = node.step(1).expect("new");
+        if task > 0 {
+            let edge = node.edge_to("w", 0, "x").expect("edge");
+            for number in 0..EACH {
+                step.send(&edge, counting(node, number as f32, 1 + (number as usize % 2) * 999))
+                    .expect("sent");
+            }
+            return;
+        }
+        let pending: Vec<_> = (1..6)
+            .flat_map(|peer| {
+                let edge = node.edge_from("w", peer, "x").expect("edge");
+                let step = &step;
+                (0..EACH).map(move |number| (number, step.recv_pending(&edge).expect("begun")))
+            })
+            .collect();
+        for (number, pending) in pending {
+            assert_eq!(values(&pending.wait().expect("received").tensor)[0], number as f32);
+        }
+    });
+}
+
+#[test]
+fn thousands_of_values_flow_through_the_smallest_queue() {
+    const VALUES: usize = 5_000;
+    run(2, &[("queue_depth", "16")], |node, task| {
+        let step = node.step(1).expect("new");
+        if task == 0 {
+            let edge = node.edge_to("w", 1, "x").expect("edge");
+            (0..VALUES).for_each(|number| step.send(&edge, counting(node, number as f32, 1)).expect("sent"));
+            return;
+        }
+        let edge = node.edge_from("w", 0, "x").expect("edge");
+        let mut number = 0;
+        while number < VALUES {
+            // More at a time than the queue holds.
+            let pending: Vec<_> = (0..100).map(|_| step.recv_pending(&edge).expect("begun")).collect();
+            for pending in pending {
+                let got = pending.wait().expect("received").tensor;
+                assert_eq!(values(&got)[0], number as f32);
+                number += 1;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_callback_that_blocks_stops_nobody() {
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("new");
+        let (out, back) = (
+            node.edge_to("w", 1 - task, "x").expect("edge"),
+            node.edge_from("w", 1 - task, "x").expect("edge"),
+        );
+        let called = node.edge_to("w", 1, "called").expect("edge");
+        if task == 0 {
+            step.send(&called, counting(node, 0.0, 1)).expect("sent");
+        }
+        let (unblock, blocked) = channel::<()>();
+        let (began, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        if task == 1 {
+            let (began, ended) = (began.clone(), ended.clone());
+            let edge = node.edge_from("w", 0, "called").expect("edge");
+            let wait = move |_| {
+                began.store(true, Ordering::SeqCst);
+                // Ends when the other end is dropped.
+                let _ = blocked.recv();
+                ended.store(true, Ordering::SeqCst);
+            };
+            step.recv_async(&edge, SOON, wait).expect("begun");
+        }
+        until(node, "the callback", || task == 0 || began.load(Ordering::SeqCst));
+        for number in 0..100 {
+            step.send(&out, counting(node, number as f32, 1)).expect("sent");
+            let got = step.recv(&back, SOON).expect("the callback is in nobody's way");
+            assert_eq!(values(&got.tensor)[0], number as f32);
+        }
+        assert!(!ended.load(Ordering::SeqCst), "it blocked all the time");
+        drop(unblock);
+        until(node, "the callback's end", || task == 0 || ended.load(Ordering::SeqCst));
+    });
+}
+
+/// Exchanges a value with a peer.
+fn exchange(node: &Node, peer: u32, id: u64) {
+    let step = node.step(id).expect("new");
+    let (out, back) =
+        (node.edge_to("w", peer, "x").expect("edge"), node.edge_from("w", peer, "x").expect("edge"));
+    step.send(&out, counting(node, id as f32, 1000)).expect("sent");
+    assert_eq!(values(&step.recv(&back, SOON).expect("received").tensor)[0], id as f32);
+}
+
+/// Serves the peers until `done`.
+fn serve_until(node: &Node, done: &AtomicBool) {
+    until(node, "the others' end", || done.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_link_that_fails_in_transfers_ends_its_own_calls_and_no_others() {
+    let (cluster, done) = (Arc::new(cluster(3)), Arc::new(AtomicBool::new(false)));
+    let start = |task| {
+        let cluster = cluster.clone();
+        move || {
+            let node = member(&cluster, task).start().expect("the node starts");
+            node.join().expect("the others come");
+            node
+        }
+    };
+    let (of_first, of_second, of_third) = (start(0), start(1), start(2));
+    let first_done = done.clone();
+    let first = std::thread::spawn(move || {
+        let node = of_first();
+        let step = node.step(1).expect("new");
+        let (out, back) =
+            (node.edge_to("w", 2, "bulk").expect("edge"), node.edge_from("w", 2, "x").expect("edge"));
+        // All three are there.
+        exchange(&node, 1, 100);
+        // Asked for by a peer that takes the first and then fails, perhaps before the last is sent.
+        let sent = (0..20).try_for_each(|_| step.send(&out, counting(&node, 1.0, 50_000)));
+        assert!(matches!(sent, Ok(()) | Err(Error::PeerLost { .. })), "{sent:?}");
+        let error = step.recv(&back, SOON).expect_err("it fails");
+        assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.task == 2), "{error}");
+        (101..200).for_each(|id| exchange(&node, 1, id));
+        node.cleanup(1);
+        until(&node, "the memory of what was under way", || node.pool().is_empty());
+        first_done.store(true, Ordering::SeqCst);
+    });
+    let second = std::thread::spawn(move || {
+        let node = of_second();
+        (100..200).for_each(|id| exchange(&node, 0, id));
+        serve_until(&node, &done);
+    });
+    let third = std::thread::spawn(move || {
+        let node = of_third();
+        let step = node.step(1).expect("new");
+        let bulk = node.edge_from("w", 0, "bulk").expect("edge");
+        let pending: Vec<_> = (0..20).map(|_| step.recv_pending(&bulk).expect("begun")).collect();
+        until(&node, "a first value", || pending[0].is_done());
+        node.fail("broken on purpose").expect("ended");
+    });
+    for member in [first, second, third] {
+        member.join().expect("no member fails but by its own wish");
+    }
+}
+
+#[test]
+fn a_peer_that_restarts_is_met_again_while_the_others_go_on() {
+    let cluster = Arc::new(cluster(3));
+    let done = Arc::new(AtomicBool::new(false));
+    let start = |task| {
+        let cluster = cluster.clone();
+        move || {
+            let node = member(&cluster, task).start().expect("the node starts");
+            node.join().expect("the others come");
+            node
+        }
+    };
+    let (of_first, of_second, of_third) = (start(0), start(1), start(2));
+    let first_done = done.clone();
+    let first = std::thread::spawn(move || {
+        let node = of_first();
+        let life = |node: &Node| match &node.peers()[1] {
+            peer if matches!(peer.state, PeerState::Connected) => Some(peer.incarnation),
+            _ => None,
+        };
+        let before = life(&node).expect("joined");
+        exchange(&node, 2, 1);
+        let end = Instant::now() + SOON;
+        let mut id = 1000;
+        // With the second member all the time: through the end of the third and its return.
+        while life(&node).is_none_or(|life| life == before) {
+            assert!(Instant::now() < end, "the third member did not come back: {:?}", node.peers());
+            exchange(&node, 1, id);
+            id += 1;
+        }
+        exchange(&node, 2, 2);
+        // The second member's last.
+        let step = node.step(u64::MAX).expect("new");
+        step.send_dead(&node.edge_to("w", 1, "end").expect("edge")).expect("sent");
+        serve_until(&node, &first_done);
+    });
+    let second = std::thread::spawn(move || {
+        let node = of_second();
+        let end = node.edge_from("w", 0, "end").expect("edge");
+        let ended = node.step(u64::MAX).expect("new").recv_pending(&end).expect("begun");
+        for id in 1000.. {
+            let step = node.step(id).expect("new");
+            let out = node.edge_to("w", 0, "x").expect("edge");
+            step.send(&out, counting(&node, id as f32, 1000)).expect("sent");
+            let got = step.recv_pending(&node.edge_from("w", 0, "x").expect("edge")).expect("begun");
+            until(&node, "a value or the end", || got.is_done() || ended.is_done());
+            if ended.is_done() {
+                break;
+            }
+            assert_eq!(values(&got.wait().expect("received").tensor)[0], id as f32);
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    let third = std::thread::spawn(move || {
+        let node = of_third();
+        exchange(&node, 0, 1);
+        node.stop().expect("stopped");
+        drop(node);
+        let node = of_third();
+        exchange(&node, 0, 2);
+    });
+    for member in [third, first, second] {
+        member.join().expect("no member fails");
+    }
+}
+
+#[test]
+fn a_stop_ends_while_the_peers_traffic_does_not() {
+    let cluster = cluster(2);
+    let of_peer = cluster.clone();
+    let peer = std::thread::spawn(move || {
+        let node = member(&of_peer, 1).start().expect("the node starts");
+        node.join().expect("the other comes");
+        let (out, back) =
+            (node.edge_to("w", 0, "x").expect("edge"), node.edge_from("w", 0, "y").expect("edge"));
+        for id in 0.. {
+            let step = node.step(id).expect("new");
+            let asked: Result<Vec<_>, _> = (0..50).map(|_| step.recv_pending(&back)).collect();
+            let sent = (0..50).try_for_each(|_| step.send(&out, counting(&node, 1.0, 1)));
+            let served = node.progress();
+            node.cleanup(id);
+            if let Err(error) = asked.map(drop).and(sent).and(served) {
+                assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+                return;
+            }
+            if node.peers()[0].state.error().is_some() {
+                return;
+            }
+        }
+    });
+    let node = member(&cluster, 0).start().expect("the node starts");
+    node.join().expect("the peer comes");
+    let step = node.step(1).expect("new");
+    step.send(&node.edge_to("w", 1, "never asked for").expect("edge"), counting(&node, 1.0, 1))
+        .expect("sent");
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(200) {
+        node.progress().expect("the node goes on");
+    }
+    let began = Instant::now();
+    // That the bootstrap service was late, on a machine that has other things to do, is not the question.
+    let stopped = node.stop();
+    let took = began.elapsed();
+    println!("the stop took {took:?}, of which 300 ms may go to what was sent: {stopped:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    peer.join().expect("the peer sees the end");
+}
+
+/// Whatever this host lacks, the error says what it is; there is no node on another fabric.
+#[test]
+fn a_node_that_is_asked_for_rdma_and_can_t_have_it_does_not_start() {
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        return println!("skipped: this machine has an RDMA device");
+    }
+    let started = member(&cluster(1), 0).set("fabric", "verbs").start();
+    let why =
+        started.map(|node| node.peers()).expect_err("there is no device to reach anybody by").to_string();
+    let lacking = [
+        "install rdma-core's libibverbs",
+        "load the kernel's module ib_uverbs",
+        "there is no RDMA device: load the driver of the NIC",
+    ];
+    assert!(lacking.iter().any(|lacking| why.contains(lacking)), "{why}");
+}
+
+#[test]
+fn set_up_that_failed_is_never_logged_as_a_success() {
+    // The process has one subscriber, which keeps every event.
+    Other::run_alone("known_faults::role_logs_its_set_up", "", &[]);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_logs_its_set_up() {
+    log::log();
+    // Two that agree and two that don't, told apart by the names of their jobs.
+    for (job, depths, connects) in [("agree", ["64", "64"], true), ("differ", ["64", "128"], false)] {
+        let cluster = cluster(2).replace("w=", &format!("{job}="));
+        let members = [0u32, 1].map(|task| {
+            let cluster = cluster.clone();
+            std::thread::spawn(move || {
+                let builder = member(&cluster, task).member(job, task);
+                let builder = builder.set("queue_depth", depths[task as usize]).set("join_timeout", "2s");
+                let node = builder.start().expect("the node starts");
+                let joined = node.join();
+                (joined.is_ok(), node)
+            })
+        });
+        let nodes = members.map(|member| member.join().expect("no panic"));
+        assert_eq!(nodes.each_ref().map(|(joined, _)| *joined), [connects; 2], "{job}");
+        let success =
+            log::logged_of(job).into_iter().filter(|line| line.contains("connected")).collect::<Vec<_>>();
+        assert_eq!(success.is_empty(), !connects, "{job}: {success:?}");
+    }
+}

@@ -1,0 +1,17 @@
+//! Whole nodes in one process. What needs a process, an allocator or a system call filter of its
+//! own is in `processes`, `memory`, `hot_path` and `poll_modes`.
+
+mod batches;
+#[path = "../common/mod.rs"]
+mod common;
+mod errors;
+mod foreign;
+#[path = "../common/foreign.rs"]
+mod foreign_cases;
+mod known_faults;
+mod rendezvous;
+mod serialized;
+mod soak;
+mod standing;
+mod strings;
+mod validation;

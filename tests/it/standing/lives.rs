@@ -1,0 +1,115 @@
+//! A receiver that dies with requests armed, and comes back, while its sender goes on.
+
+use super::{BASE, LARGE, begin, here, receive, send, there};
+use crate::common::other::{Other, wait_to_be_told};
+use crate::common::{cluster, counting, lends_nothing, member, until};
+use std::time::Duration;
+use tensorwire::telemetry::{Counter, Gauge};
+use tensorwire::{Code, Error, Node, Sequence};
+
+const WINDOW: u32 = 8;
+/// Steps that the first life receives.
+const FIRST: u64 = 10;
+/// Steps that are sent, and not asked for, when it dies.
+const KEPT: u64 = 12;
+/// Steps that begin in the second life.
+const LATER: u64 = 20;
+
+fn given(name: &str) -> String {
+    std::env::var(name).expect("started by a test")
+}
+
+/// A receiver of a `Standing`, which says when it is done with its part.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_receiver() {
+    let node = member(&given("TEST_CLUSTER"), 1).set("bulk_receive", given("TEST_BULK"));
+    let node = node.start().expect("starts");
+    node.join().expect("joined");
+    let orders = std::thread::spawn(wait_to_be_told);
+    let sequence = node.sequence(BASE);
+    let _standing = node.standing(&here(&node, 0), sequence, WINDOW).expect("new");
+    match given("TEST_ARMED").parse() {
+        Ok(armed) => second_life(&node, sequence, armed),
+        Err(_) => (0..FIRST).for_each(|n| receive(&node, sequence, n, LARGE)),
+    }
+    println!("armed {} ", node.counters().get(Counter::RequestsArmed));
+    until(&node, "an order", || orders.is_finished());
+    node.stop().expect("stopped");
+}
+
+/// Where the first one had asked for the steps before `armed`.
+fn second_life(node: &Node, sequence: Sequence, armed: u64) {
+    let fails =
+        |n, patience| begin(node, sequence, n).recv(&here(node, 0), patience).expect_err("it is lost");
+    let gone = fails(FIRST, crate::common::SOON);
+    assert!(gone.code() == Code::NotFound && gone.to_string().contains("cleaned up at w/0"), "{gone}");
+    for n in FIRST + 1..armed {
+        let lost = fails(n, Duration::from_millis(30));
+        assert!(matches!(lost, Error::DeadlineExceeded { .. }), "step {n}: {lost}");
+    }
+    (armed..armed + KEPT).for_each(|n| receive(node, sequence, n, LARGE));
+    println!("all that was kept has come");
+    (armed + KEPT..armed + KEPT + LATER).for_each(|n| receive(node, sequence, n, LARGE));
+    let claimed = node.counters().get(Counter::RequestsClaimed);
+    assert!(claimed >= LATER, "{claimed} requests were made in advance in this life");
+}
+
+fn a_receiver_dies(bulk: &str) {
+    let cluster = cluster(2);
+    let start = |armed: &str| {
+        Other::start_with(
+            "standing::lives::role_receiver",
+            &cluster,
+            &[("TEST_BULK", bulk), ("TEST_ARMED", armed)],
+        )
+    };
+    let mut receiver = start("none");
+    let node = member(&cluster, 0).start().expect("starts");
+    node.join().expect("joined");
+    let sequence = node.sequence(BASE);
+    let sent = || node.counters().get(Counter::TensorsSent);
+    (0..FIRST).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "the first steps", || sent() == FIRST);
+    let armed = receiver.wait_for("armed ");
+    let armed = armed.split_whitespace().last().and_then(|count| count.parse().ok());
+    let armed: u64 = armed.expect("how many steps were asked for, from step 0 on");
+    assert!(armed > FIRST + 1, "nothing was asked for in advance");
+    // It is written to, and reads nothing any more.
+    receiver.suspend();
+    (FIRST..armed + KEPT).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "what was asked for", || sent() == armed);
+    receiver.kill();
+    until(&node, "the news", || node.peers()[0].state.error().is_some());
+    let late = begin(&node, sequence, armed + KEPT).send(&there(&node, 1), counting(&node, 0.0, LARGE));
+    assert!(matches!(late, Err(Error::PeerLost { .. })), "while it is gone a send says so: {late:?}");
+    assert_eq!(sent(), armed, "what was not asked for has not left");
+    let gauges = || Gauge::ALL.iter().map(|gauge| node.counters().gauge(*gauge)).sum::<u64>();
+    until(&node, "the end of what was on its way", || {
+        node.pool().stats().live_tensors == KEPT as usize && gauges() == 0
+    });
+    node.cleanup(sequence.step(FIRST));
+    let mut receiver = start(&armed.to_string());
+    until(&node, "its return", || node.join().is_ok());
+    until(&node, "what was kept", || sent() == armed + KEPT);
+    receiver.wait_for("all that was kept has come");
+    (armed + KEPT..armed + KEPT + LATER).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "the later steps", || sent() == armed + KEPT + LATER);
+    receiver.wait_for("armed ");
+    receiver.say("stop");
+    assert!(receiver.ends_well());
+    (0..armed + KEPT + LATER).for_each(|n| node.cleanup(sequence.step(n)));
+    until(&node, "nothing is left of it", || node.pool().is_empty() && gauges() == 0);
+}
+
+#[test]
+fn a_receiver_that_dies_with_requests_armed_gets_what_it_had_not_asked_for_in_its_next_life() {
+    a_receiver_dies("copy");
+}
+
+#[test]
+fn a_borrower_that_dies_with_requests_armed_gives_everything_back() {
+    if !lends_nothing() {
+        a_receiver_dies("borrow");
+    }
+}

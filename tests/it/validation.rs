@@ -1,0 +1,116 @@
+//! Data validation mode (specification 3.8) of whole nodes. What a wrong sum does is shown where one can be made: by a peer played
+//! by hand on shared memory in `src/link/tests/validated.rs`, and by flipped bits in the simulation.
+
+use crate::common::{SOON, counting, lends_nothing, run, run_each, values};
+use tensorwire::telemetry::{Counter, Snapshot};
+use tensorwire::{DType, Edge, Node};
+
+const BASE: u64 = 1 << 40;
+/// In a response, written, and of no bytes.
+const SIZES: [usize; 5] = [2, 5_000, 0, 5_000, 30];
+
+fn there(node: &Node, task: u32) -> Edge {
+    node.edge_to("w", task, "x").expect("an edge")
+}
+
+fn here(node: &Node, task: u32) -> Edge {
+    node.edge_from("w", task, "x").expect("an edge")
+}
+
+/// Steps of each kind of tensor from one to the other; `check` looks at what the receiver counted and how many tensors it got.
+fn exchange(
+    settings: fn(u32) -> Vec<(&'static str, &'static str)>,
+    standing: bool,
+    into: bool,
+    check: fn(Snapshot, u64),
+) {
+    run_each(2, settings, move |node, task| {
+        let sequence = node.sequence(BASE);
+        let stands =
+            (standing && task == 1).then(|| node.standing(&here(node, 0), sequence, 4).expect("new"));
+        let mut count = 0;
+        for (n, len) in (0..).zip(SIZES.into_iter().cycle().take(40)) {
+            let step = node.step(sequence.step(n)).expect("usable");
+            let first = n as f32;
+            if task == 0 {
+                step.send(&there(node, 1), counting(node, first, len)).expect("sent");
+                continue;
+            }
+            count += 1;
+            let edge = here(node, 0);
+            let got = if into {
+                let given = node.tensor(DType::F32, &[len as u64]).expect("room");
+                step.recv_into(&edge, given).expect("asked").wait().expect("sent").tensor.freeze()
+            } else {
+                step.recv(&edge, SOON).expect("sent").tensor
+            };
+            assert!(values(&got).iter().enumerate().all(|(at, value)| *value == first + at as f32));
+            assert_eq!(values(&got).len(), len);
+        }
+        drop(stands);
+        if task == 1 {
+            check(node.counters(), count);
+        }
+    });
+}
+
+fn all_checked(counted: Snapshot, received: u64) {
+    assert_eq!(counted.get(Counter::SumsChecked), received, "{counted}");
+    assert_eq!(counted.get(Counter::SumMismatches), 0, "{counted}");
+}
+
+fn only_receiver(task: u32) -> Vec<(&'static str, &'static str)> {
+    if task == 1 { vec![("validate", "true")] } else { Vec::new() }
+}
+
+fn only_sender(task: u32) -> Vec<(&'static str, &'static str)> {
+    if task == 0 { vec![("validate", "true")] } else { Vec::new() }
+}
+
+fn borrowing(_task: u32) -> Vec<(&'static str, &'static str)> {
+    vec![("validate", "true"), ("bulk_receive", "borrow")]
+}
+
+#[test]
+fn every_tensor_is_checked_if_its_receiver_alone_wishes_it() {
+    exchange(only_receiver, false, false, all_checked);
+    exchange(only_receiver, false, true, all_checked);
+}
+
+#[test]
+fn tensors_that_are_asked_for_in_advance_are_checked() {
+    exchange(only_receiver, true, false, all_checked);
+    exchange(only_receiver, true, true, all_checked);
+}
+
+#[test]
+fn borrowed_tensors_are_checked_where_they_lie() {
+    if lends_nothing() {
+        return;
+    }
+    exchange(borrowing, false, false, all_checked);
+    exchange(borrowing, true, false, all_checked);
+}
+
+#[test]
+fn who_does_not_wish_it_pays_nothing() {
+    exchange(only_sender, false, false, |counted, _| {
+        assert_eq!(counted.get(Counter::SumsChecked), 0, "{counted}");
+    });
+}
+
+#[test]
+fn within_a_process_there_is_nothing_to_check_and_dead_values_have_no_bytes() {
+    run(2, &[("validate", "true")], |node, task| {
+        let step = node.step(1).expect("usable");
+        let own = node.edge_to("w", task, "own").expect("an edge");
+        step.send(&own, counting(node, 1.0, 10)).expect("sent");
+        assert_eq!(values(&step.recv(&own, SOON).expect("sent").tensor)[0], 1.0);
+        if task == 0 {
+            step.send_dead(&there(node, 1)).expect("sent");
+        } else {
+            assert!(step.recv(&here(node, 0), SOON).expect("sent").is_dead);
+        }
+        assert_eq!(node.counters().get(Counter::SumsChecked), 0);
+    });
+}

@@ -1,0 +1,464 @@
+//! Receives that are given up while their values are on the way, between two real processes: whatever ends them and
+//! whenever, each value is received once and whole, a receive that is alone gets what was sent first, and no memory is left
+//! behind.
+
+use crate::common::other::Other;
+use crate::common::{SOON, cluster, counting, member, run, until, values};
+use std::sync::mpsc::{self, TryRecvError};
+use std::time::{Duration, Instant};
+use tensorwire::telemetry::{Counter, Gauge};
+use tensorwire::{Code, DType, Delivery, Edge, Error, Node, Status, Step, Tensor, TensorMut};
+
+/// Values of each kind in each direction.
+const VALUES: u32 = 400;
+
+/// Steps that end early.
+const ENDED_STEPS: u64 = 150;
+
+/// Name, elements, and whether receives give a tensor for it.
+const KINDS: [(&str, usize, bool); 4] =
+    [("small", 10, false), ("large", 1000, false), ("into", 2000, true), ("small into", 12, true)];
+
+fn joined(cluster: &str, task: u32, receive: &str) -> Node {
+    // Longer than any test stops its peer for.
+    let node = member(cluster, task).set("bulk_receive", receive).set("silence_bound", "60s");
+    // Nothing comes between a look at a receive and its end.
+    let node = node.set("poll", "inline");
+    let node = node.start().expect("the node starts");
+    node.join().expect("joined");
+    node
+}
+
+fn other_node() -> Node {
+    let of = |name| std::env::var(name).expect("started by a test");
+    joined(&of("TEST_CLUSTER"), 1, &of("TEST_RECEIVE"))
+}
+
+/// Numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+
+    /// Around the time that an exchange takes.
+    fn moment(&mut self) -> Duration {
+        Duration::from_micros(self.below(300))
+    }
+}
+
+/// One direction of one kind, seen from here.
+struct Stream {
+    to: Edge,
+    from: Edge,
+    len: usize,
+    into: bool,
+    sent: u32,
+    /// Which values have come.
+    came: Vec<bool>,
+}
+
+impl Stream {
+    fn got(&self) -> u32 {
+        self.came.iter().filter(|came| **came).count() as u32
+    }
+
+    fn is_complete(&self) -> bool {
+        self.came.iter().all(|came| *came)
+    }
+}
+
+/// One of the two processes.
+struct Side<'a> {
+    node: &'a Node,
+    step: Step,
+    random: Random,
+    streams: Vec<Stream>,
+    /// How receives ended: with a value, and without.
+    counts: [u64; 2],
+}
+
+impl<'a> Side<'a> {
+    fn new(node: &'a Node, seed: u64) -> Self {
+        let peer = 1 - node.task().task;
+        let streams = KINDS.map(|(name, len, into)| Stream {
+            to: node.edge_to("w", peer, name).expect("edge"),
+            from: node.edge_from("w", peer, name).expect("edge"),
+            len,
+            into,
+            sent: 0,
+            came: vec![false; VALUES as usize],
+        });
+        let step = node.step(1).expect("new");
+        Side { node, step, random: Random(seed), streams: streams.into(), counts: [0; 2] }
+    }
+
+    /// Sends and receives everything.
+    fn run(&mut self) {
+        let end = Instant::now() + 5 * SOON;
+        while self.streams.iter().any(|stream| stream.sent < VALUES || !stream.is_complete()) {
+            assert!(
+                Instant::now() < end,
+                "{:?}",
+                self.streams.iter().map(|s| (s.sent, s.got())).collect::<Vec<_>>()
+            );
+            for _ in 0..self.random.below(4) {
+                self.send();
+            }
+            let at = self.random.below(KINDS.len() as u64) as usize;
+            match self.streams[at].is_complete() {
+                false => self.receive(at),
+                true => self.some_progress(),
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        let at = self.random.below(KINDS.len() as u64) as usize;
+        let stream = &mut self.streams[at];
+        if stream.sent == VALUES || self.node.pool().stats().free < 4 << 20 {
+            return;
+        }
+        let tensor = counting(self.node, stream.sent as f32, stream.len);
+        self.step.send(&stream.to, tensor).expect("sent");
+        stream.sent += 1;
+    }
+
+    fn receive(&mut self, at: usize) {
+        match self.random.below(6) {
+            0 => {
+                let timeout = self.random.moment();
+                let got = self.step.recv(&self.streams[at].from, timeout);
+                self.ended_with(at, got.map(|got| got.tensor));
+            }
+            1 => self.drop_one(at),
+            2 => self.wait_a_moment(at, 1),
+            3 => self.cancel_one(at),
+            4 => self.wait_a_moment(at, 3),
+            _ => self.misfit_one(at),
+        }
+    }
+
+    fn given(&self, at: usize) -> TensorMut {
+        self.node.tensor(DType::F32, &[self.streams[at].len as u64]).expect("room")
+    }
+
+    fn some_progress(&mut self) {
+        for _ in 0..self.random.below(30) {
+            self.node.progress().expect("both are there");
+        }
+    }
+
+    /// A receive that nobody waits for. One that is done has its value, which is looked at.
+    fn drop_one(&mut self, at: usize) {
+        let from = self.streams[at].from.clone();
+        if self.streams[at].into {
+            let pending = self.step.recv_into(&from, self.given(at)).expect("begun");
+            self.some_progress();
+            if pending.is_done() {
+                self.ended_with(at, pending.wait().map(|got| got.tensor.freeze()));
+            }
+        } else {
+            let pending = self.step.recv_pending(&from).expect("begun");
+            self.some_progress();
+            if pending.is_done() {
+                self.ended_with(at, pending.wait().map(|got| got.tensor));
+            }
+        }
+    }
+
+    /// Some receives at a time, each of which waits a moment and gives up.
+    fn wait_a_moment(&mut self, at: usize, count: usize) {
+        let from = self.streams[at].from.clone();
+        if self.streams[at].into {
+            let begun: Vec<_> =
+                (0..count).map(|_| self.step.recv_into(&from, self.given(at)).expect("begun")).collect();
+            for pending in begun {
+                let got = pending.wait_timeout(self.random.moment());
+                self.ended(at, got.map(|got| got.tensor.freeze()), count == 1);
+            }
+            return;
+        }
+        let begun: Vec<_> = (0..count).map(|_| self.step.recv_pending(&from).expect("begun")).collect();
+        for pending in begun {
+            let got = pending.wait_timeout(self.random.moment());
+            self.ended(at, got.map(|got| got.tensor), count == 1);
+        }
+    }
+
+    fn cancel_one(&mut self, at: usize) {
+        let (tell, told) = mpsc::channel::<Result<Delivery<Tensor>, Error>>();
+        let done = move |result| tell.send(result).expect("somebody waits");
+        let token = self.step.recv_async(&self.streams[at].from, SOON, done).expect("begun");
+        self.some_progress();
+        token.cancel();
+        let result = loop {
+            match told.try_recv() {
+                Ok(result) => break result,
+                Err(TryRecvError::Empty) => self.node.progress().expect("both are there"),
+                Err(TryRecvError::Disconnected) => panic!("the callback was never called"),
+            };
+        };
+        assert!(told.recv().is_err(), "it is called once");
+        self.ended_with(at, result.map(|got| got.tensor));
+    }
+
+    /// A tensor that the value does not fit.
+    fn misfit_one(&mut self, at: usize) {
+        let given = self.node.tensor(DType::F32, &[3]).expect("room");
+        let pending = self.step.recv_into(&self.streams[at].from, given).expect("begun");
+        match pending.wait_timeout(self.random.moment()) {
+            Err(Error::Misfit { .. }) => self.counts[1] += 1,
+            other => self.ended_with(at, other.map(|got| got.tensor.freeze())),
+        }
+    }
+
+    /// A receive that had no other of its edge beside it has ended.
+    fn ended_with(&mut self, at: usize, result: Result<Tensor, Error>) {
+        self.ended(at, result, true);
+    }
+
+    /// A receive has ended. Of several at once, one that gives up leaves its value to whoever asks next, which may be later
+    /// than those beside it get theirs; one that is alone gets what was sent first.
+    fn ended(&mut self, at: usize, result: Result<Tensor, Error>, alone: bool) {
+        match result {
+            Ok(tensor) => {
+                let stream = &mut self.streams[at];
+                let number = number_of(&tensor, stream.len) as usize;
+                assert!(!std::mem::replace(&mut stream.came[number], true), "value {number} came twice");
+                let earlier = stream.came[..number].iter().position(|came| !came);
+                assert!(!alone || earlier.is_none(), "{number} came before {earlier:?}");
+                self.counts[0] += 1;
+            }
+            Err(Error::Cancelled { .. } | Error::DeadlineExceeded { .. }) => self.counts[1] += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Steps that are aborted or cleaned up while their values are on the way.
+    fn end_steps(&mut self) {
+        for id in 100..100 + ENDED_STEPS {
+            let step = self.node.step(id).expect("new");
+            let at = self.random.below(KINDS.len() as u64) as usize;
+            let len = self.streams[at].len;
+            for number in 0..3 {
+                step.send(&self.streams[at].to, counting(self.node, number as f32, len)).expect("sent");
+            }
+            let begun: Vec<_> =
+                (0..2).map(|_| step.recv_pending(&self.streams[at].from).expect("begun")).collect();
+            self.some_progress();
+            match self.random.below(3) {
+                0 => step.abort(Status::new(Code::Internal, "on purpose")).expect("an error"),
+                1 => self.node.cleanup(id),
+                _ => {}
+            }
+            let mut last = None;
+            for pending in begun {
+                match pending.wait_timeout(Duration::from_millis(2)) {
+                    Ok(delivery) => {
+                        let number = number_of(&delivery.tensor, len);
+                        assert!(last < Some(number) && number < 3, "{number} came after {last:?}");
+                        last = Some(number);
+                    }
+                    Err(
+                        Error::Aborted { .. }
+                        | Error::StepGone { .. }
+                        | Error::Remote { .. }
+                        | Error::DeadlineExceeded { .. },
+                    ) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            self.node.cleanup(id);
+        }
+    }
+
+    /// Both have everything; what is left over is found out.
+    fn finish(&mut self) {
+        let peer = 1 - self.node.task().task;
+        let bye = self.node.edge_to("w", peer, "bye").expect("edge");
+        self.step.send(&bye, counting(self.node, 0.0, 1)).expect("sent");
+        let bye = self.node.edge_from("w", peer, "bye").expect("edge");
+        self.step.recv(&bye, 5 * SOON).expect("the peer has everything too");
+        for stream in &self.streams {
+            let more = self.step.recv(&stream.from, Duration::from_millis(5));
+            // Here or, if this side was late, in the sender's words.
+            let nothing = more.as_ref().is_err_and(|error| error.code() == Code::DeadlineExceeded);
+            assert!(nothing, "a value came twice, or: {more:?}");
+        }
+        until(self.node, "the end of every tensor", || self.node.pool().is_empty());
+        until(self.node, "the end of the quarantine", || quarantined(self.node) == 0);
+        let [with, without] = self.counts;
+        let count = |counter| self.node.counters().get(counter);
+        println!(
+            "{with} receives ended with a value and {without} without; cancels {}, late values {}, stale answers {}",
+            count(Counter::CancelsSent),
+            count(Counter::LateValues),
+            count(Counter::StaleGenerations)
+        );
+        assert!(without > 100 && count(Counter::CancelsSent) > 100, "too little was given up");
+    }
+}
+
+/// Which value this is; its bytes are whole.
+fn number_of(tensor: &Tensor, len: usize) -> u32 {
+    let got = values(tensor);
+    assert_eq!(got.len(), len);
+    let number = got[0] as u32;
+    assert!(
+        got.iter().enumerate().all(|(at, value)| *value == (number as usize + at) as f32),
+        "{number}: {:?}",
+        &got[..3]
+    );
+    number
+}
+
+fn quarantined(node: &Node) -> u64 {
+    node.counters().gauge(Gauge::QuarantinedBytes)
+}
+
+fn everything(node: &Node, seed: u64) {
+    let mut side = Side::new(node, seed);
+    side.run();
+    side.end_steps();
+    side.finish();
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_traffic() {
+    let node = other_node();
+    everything(&node, 0x2545_f491_4f6c_dd1d);
+    println!("tidy");
+    loop {
+        let _ = node.progress();
+    }
+}
+
+/// The same in both processes at once.
+fn races(receive: &str) {
+    let cluster = cluster(2);
+    let mut other = Other::start_with("cancellation::role_traffic", &cluster, &[("TEST_RECEIVE", receive)]);
+    let node = joined(&cluster, 0, receive);
+    everything(&node, 0x9e37_79b9_7f4a_7c15);
+    let (tell, told) = mpsc::channel();
+    let waiting = std::thread::spawn(move || {
+        other.wait_for("tidy");
+        tell.send(()).expect("somebody waits");
+        other
+    });
+    // The peer may still need something of this side.
+    while matches!(told.try_recv(), Err(TryRecvError::Empty)) {
+        let _ = node.progress();
+    }
+    waiting.join().expect("the peer is tidy too");
+}
+
+#[test]
+fn each_value_arrives_once_and_in_order_whatever_is_given_up() {
+    races("copy");
+}
+
+#[test]
+fn each_value_is_borrowed_once_and_in_order_whatever_is_given_up() {
+    races("borrow");
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_sends_once() {
+    let node = other_node();
+    let step = node.step(0).expect("new");
+    step.send(&node.edge_to("w", 0, "x").expect("edge"), counting(&node, 0.0, 1000)).expect("sent");
+    loop {
+        let _ = node.progress();
+    }
+}
+
+#[test]
+fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
+    let cluster = cluster(2);
+    let other = Other::start_with("cancellation::role_sends_once", &cluster, &[("TEST_RECEIVE", "copy")]);
+    let node = joined(&cluster, 0, "copy");
+    let step = node.step(0).expect("new");
+    let edge = node.edge_from("w", 1, "x").expect("edge");
+    step.recv(&edge, SOON).expect("its meta-data is known from now on");
+    until(&node, "the end of the tensor", || node.pool().is_empty());
+    other.suspend();
+    let given = node.tensor(DType::F32, &[1000]).expect("room");
+    let (patience, begun) = (Duration::from_millis(50), Instant::now());
+    let pending = step.recv_into(&edge, given).expect("begun");
+    let error = pending.wait_timeout(patience).map(|_| ()).expect_err("the peer is stopped");
+    let took = begun.elapsed();
+    println!("the receive ended after {took:?}");
+    assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == patience), "{error}");
+    // The deadline, and `cancel_grace`, which is 100 ms.
+    assert!(took >= Duration::from_millis(150) && took < SOON, "{took:?}");
+    let stopped = Instant::now();
+    while stopped.elapsed() < Duration::from_millis(500) {
+        node.progress().expect("the peer is not lost");
+        assert_eq!(quarantined(&node), 4000);
+        assert!(!node.pool().is_empty(), "its destination is not used again");
+    }
+    other.signal("CONT");
+    until(&node, "the end of the quarantine", || quarantined(&node) == 0 && node.pool().is_empty());
+    assert!(matches!(step.recv(&edge, patience), Err(Error::DeadlineExceeded { .. })), "nothing was sent");
+}
+
+#[test]
+fn a_value_that_does_not_fit_goes_to_the_receive_that_waits_already() {
+    run(2, &[], |node, task| {
+        for (id, len) in [10, 1000].into_iter().enumerate() {
+            let step = node.step(id as u64).expect("new");
+            if task == 0 {
+                let edge = node.edge_to("w", 1, "x").expect("edge");
+                until(node, "two requests", || node.counters().get(Counter::MessagesReceived) >= 4);
+                step.send(&edge, counting(node, 7.0, len)).expect("sent");
+                continue;
+            }
+            let edge = node.edge_from("w", 0, "x").expect("edge");
+            let (small, right) = (node.tensor(DType::F32, &[3]), node.tensor(DType::F32, &[len as u64]));
+            let first = step.recv_into(&edge, small.expect("room")).expect("begun");
+            let second = step.recv_into(&edge, right.expect("room")).expect("begun");
+            assert!(matches!(first.wait(), Err(Error::Misfit { .. })));
+            let got = second.wait_timeout(SOON / 2).expect("the value that did not fit the first").tensor;
+            assert_eq!(got.as_slice::<f32>().expect("f32")[0], 7.0);
+        }
+    });
+}
+
+#[test]
+fn a_receive_that_has_waited_while_thousands_came_and_went_can_be_cancelled() {
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("new");
+        if task == 0 {
+            let edge = node.edge_to("w", 1, "x").expect("edge");
+            for number in 0..5000 {
+                step.send(&edge, counting(node, number as f32, 1)).expect("sent");
+                if number % 100 == 0 {
+                    until(node, "the receiver", || node.counters().get(Counter::TensorsSent) + 100 > number);
+                }
+            }
+            return;
+        }
+        let (tell, told) = mpsc::channel();
+        let never = node.edge_from("w", 0, "never").expect("edge");
+        let token = step.recv_async(&never, SOON, move |result| tell.send(result).expect("open"));
+        let edge = node.edge_from("w", 0, "x").expect("edge");
+        for _ in 0..50 {
+            let begun: Vec<_> = (0..100).map(|_| step.recv_pending(&edge).expect("begun")).collect();
+            begun.into_iter().for_each(|pending| drop(pending.wait().expect("received")));
+        }
+        token.expect("begun").cancel();
+        until(node, "the cancel", || node.counters().get(Counter::CancelsSent) == 1);
+        let result = std::cell::OnceCell::new();
+        until(node, "the end of the receive", || {
+            told.try_recv().is_ok_and(|ended| result.set(ended).is_ok())
+        });
+        assert!(matches!(result.get(), Some(Err(Error::Cancelled { .. }))), "{result:?}");
+    });
+}

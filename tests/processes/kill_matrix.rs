@@ -1,0 +1,148 @@
+//! SIGKILL of either side in each phase of an exchange, and while a member joins, between real processes.
+//!
+//! In inline mode a process moves on only when it calls: so a victim goes exactly as far as a phase, which its
+//! counters show, says so, and is killed where it stands. Joining happens on threads of its own; there the
+//! time of the kill is drawn, and the phase is read off what the survivor has seen.
+//!
+//! `TENSORWIRE_TEST_KILLS` says how many are killed, at least (60 if it is not set; `tests/all` takes 500).
+
+mod joining;
+mod survivor;
+mod victim;
+
+use crate::common::other::Other;
+use crate::common::{cluster, lends_nothing, over_verbs};
+use std::time::{Duration, Instant};
+use tensorwire::Node;
+
+/// How long the news of a death may take. On one host the kernel tells it at once, elsewhere the next heartbeat.
+pub(crate) const NEWS: Duration = Duration::from_secs(1);
+
+/// Bytes of a tensor that one poll does not pull whole.
+pub(crate) const BULK: usize = 6 << 20;
+
+fn poll(node: &Node) -> Duration {
+    let began = Instant::now();
+    node.progress().expect("usable");
+    began.elapsed()
+}
+
+/// How long a poll takes that finds nothing.
+pub(crate) fn idle_poll(node: &Node) -> Duration {
+    (0..50).map(|_| poll(node)).min().expect("some")
+}
+
+/// Polls once, and says whether a part of a bulk tensor was copied: no counter shows that, but the time does. A device needs
+/// no poll for it.
+pub(crate) fn pulls_a_part(node: &Node, idle: Duration) -> bool {
+    poll(node) > 100 * idle || over_verbs()
+}
+
+/// Where in an exchange the victim is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The request was sent, and there is no value for it.
+    Request,
+    /// The meta-data was sent, and the value is kept.
+    MetaData,
+    /// The request was made again, and has not been answered.
+    ReRequest,
+    /// A part of the bytes has been pulled.
+    Bulk,
+    /// The tensor is borrowed.
+    Borrow,
+    /// The receive was cancelled, and that has not been acknowledged.
+    Cancel,
+    /// One side stops, and waits until what it has sent is taken.
+    Stop,
+}
+
+pub(crate) const PHASES: [Phase; 7] = [
+    Phase::Request,
+    Phase::MetaData,
+    Phase::ReRequest,
+    Phase::Bulk,
+    Phase::Borrow,
+    Phase::Cancel,
+    Phase::Stop,
+];
+
+/// The phases that there are on this fabric.
+pub(crate) fn phases() -> impl Iterator<Item = Phase> + Clone {
+    let lends = !lends_nothing();
+    PHASES.into_iter().filter(move |phase| lends || *phase != Phase::Borrow)
+}
+
+/// Which side is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Killed {
+    Sender,
+    Receiver,
+}
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) kills: u32,
+    /// Kills of which it is certain that the victim was in that phase.
+    pub(crate) hits: u32,
+    /// The longest time from a kill until the survivor's call had ended.
+    pub(crate) longest: Duration,
+}
+
+impl Row {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Row { name: name.into(), kills: 0, hits: 0, longest: Duration::ZERO }
+    }
+
+    pub(crate) fn add(&mut self, hit: bool, news: Duration) {
+        self.kills += 1;
+        self.hits += u32::from(hit);
+        self.longest = self.longest.max(news);
+    }
+
+    pub(crate) fn print(&self) {
+        println!(
+            "{:<42} {:>5} kills {:>5} hits   {:>8.1} ms at most",
+            self.name,
+            self.kills,
+            self.hits,
+            self.longest.as_secs_f64() * 1e3
+        );
+        assert!(self.hits > 0, "{} was never hit", self.name);
+        assert!(self.longest < NEWS * 5, "{}: the bound is {NEWS:?}", self.name);
+    }
+}
+
+/// How often each cell of the matrix is killed.
+pub(crate) fn rounds() -> u32 {
+    let kills: u32 =
+        std::env::var("TENSORWIRE_TEST_KILLS").map_or(60, |text| text.parse().expect("a number"));
+    // 14 places in an exchange, and 5 in a join of each of two sides.
+    kills.div_ceil(24).max(1)
+}
+
+#[test]
+fn a_kill_in_any_phase_ends_the_calls_that_need_the_peer_and_leaves_nothing() {
+    Other::run_alone("kill_matrix::survivor::role_exchange_survivor", &cluster(2), &[]);
+}
+
+#[test]
+fn a_kill_at_any_point_of_the_join_is_told_and_leaves_nothing() {
+    for (survivor, victim) in [("0", "1"), ("1", "0")] {
+        Other::run_alone(
+            "kill_matrix::joining::role_join_survivor",
+            &cluster(2),
+            &[("TEST_ME", survivor), ("TEST_VICTIM", victim)],
+        );
+    }
+}
+
+#[test]
+fn where_a_loss_is_fatal_a_death_before_the_link_is_up_ends_the_join_at_once() {
+    for (survivor, victim) in [(0, "1"), (1, "0")] {
+        let done = (0..20).any(|_| joining::join_with_the_doomed(survivor, victim));
+        assert!(done, "each time the link was up before the kill");
+    }
+}

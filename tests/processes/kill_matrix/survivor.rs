@@ -1,0 +1,330 @@
+//! The side that goes on.
+
+use super::{BULK, Killed, NEWS, Phase, Row, idle_poll, phases, pulls_a_part, rounds};
+use crate::common::other::{Other, counts};
+use crate::common::{SOON, cluster, member, over_verbs, until};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tensorwire::telemetry::{Counter, Snapshot};
+use tensorwire::{DType, Error, LossCause, Node, Pending, Tensor};
+
+fn count(node: &Node, counter: Counter) -> u64 {
+    node.counters().get(counter)
+}
+
+pub fn join(node: &Node) {
+    let began = Instant::now();
+    while let Err(error) = node.join() {
+        assert!(began.elapsed() < SOON, "{error}");
+    }
+}
+
+pub fn is_lost(node: &Node) -> bool {
+    node.peers()[0].state.error().is_some()
+}
+
+fn bulk(node: &Node) -> Tensor {
+    let mut tensor = node.tensor(DType::U8, &[BULK as u64]).expect("room");
+    tensor.bytes_mut().fill(7);
+    tensor.freeze()
+}
+
+fn start(cluster: &str, receive: &str) -> Node {
+    let node = member(cluster, 0)
+        .set("bulk_receive", receive)
+        .set("max_lent_bytes", "16TiB")
+        .set("stop_timeout", "20s");
+    node.set("poll", "inline").start().expect("the node starts")
+}
+
+/// Rounds behind the last one, for cells that were never hit: whether a kill hits some of them is a matter of microseconds.
+const MORE: u32 = 6;
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_exchange_survivor() {
+    let clusters = [std::env::var("TEST_CLUSTER").expect("started by a test"), cluster(2)];
+    let (copying, borrowing) = (start(&clusters[0], "copy"), start(&clusters[1], "borrow"));
+    let mut rows = Vec::new();
+    for killed in [Killed::Sender, Killed::Receiver] {
+        let row = |phase| (killed, phase, Row::new(format!("{phase:?}, {killed:?} killed")));
+        rows.extend(phases().map(row));
+    }
+    let mut settled = None;
+    let mut step = 0;
+    for round in 0..rounds() + MORE {
+        for (killed, phase, row) in &mut rows {
+            if round >= rounds() && row.hits > 0 {
+                continue;
+            }
+            step += 1;
+            let (node, cluster) = match phase {
+                Phase::Borrow => (&borrowing, &clusters[1]),
+                _ => (&copying, &clusters[0]),
+            };
+            let (hit, news) = match (*killed, *phase) {
+                (Killed::Receiver, Phase::Stop) => drain_for_the_dead(step),
+                (killed, phase) => Round::new(node, cluster, killed, phase, step).run(),
+            };
+            row.add(hit, news);
+            assert!(
+                copying.pool().is_empty() && borrowing.pool().is_empty(),
+                "after {killed:?} in {phase:?}"
+            );
+            assert!(copying.live_steps().is_empty() && borrowing.live_steps().is_empty());
+        }
+        if round == 0 {
+            settled = Some(counts());
+        }
+    }
+    let settled = settled.expect("a round");
+    until(&copying, "the same holdings as after the first round", || counts().is_within(settled));
+    rows.iter().for_each(|(_, _, row)| row.print());
+    let kills: u32 = rows.iter().map(|(_, _, row)| row.kills).sum();
+    println!("{kills} kills; {:?}, {settled:?} after the first round", counts());
+    for node in [copying, borrowing] {
+        node.stop().expect("stopped");
+    }
+    assert_eq!(counts().threads, 0, "threads are left");
+}
+
+/// One kill.
+struct Round<'a> {
+    node: &'a Node,
+    victim: Other,
+    killed: Killed,
+    phase: Phase,
+    id: u64,
+    /// As they were before the victim came.
+    before: Snapshot,
+}
+
+impl<'a> Round<'a> {
+    fn new(node: &'a Node, cluster: &str, killed: Killed, phase: Phase, id: u64) -> Self {
+        let before = node.counters();
+        let role = format!("{killed:?}").to_lowercase();
+        let environment = [("TEST_PHASE", format!("{phase:?}")), ("TEST_STEP", id.to_string())];
+        let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let mut victim =
+            Other::start_with(&format!("kill_matrix::victim::role_{role}"), cluster, &environment);
+        join(node);
+        victim.wait_for("ready");
+        Round { node, victim, killed, phase, id, before }
+    }
+
+    /// Whether the phase was hit, and how long after the kill everything that needed the victim had ended.
+    fn run(mut self) -> (bool, Duration) {
+        let outcome = match self.killed {
+            Killed::Sender => self.sender(),
+            Killed::Receiver => self.receiver(),
+        };
+        assert!(outcome.1 < NEWS * 5, "{:?} in {:?}: known after {:?}", self.killed, self.phase, outcome.1);
+        self.node.cleanup(self.id);
+        let node = self.node;
+        until(node, "the end of every tensor", || node.pool().is_empty());
+        outcome
+    }
+
+    /// Makes progress until the counter has grown by one since `before`.
+    fn until_one_more(&self, counter: Counter, before: u64) {
+        until(self.node, counter.name(), || count(self.node, counter) > before);
+    }
+
+    fn kill(&mut self) -> Instant {
+        self.victim.kill();
+        Instant::now()
+    }
+
+    fn until_lost(&self) {
+        until(self.node, "the news", || is_lost(self.node));
+        self.expect_death(self.node.peers()[0].state.error().expect("lost"));
+    }
+
+    fn expect_death(&self, error: &Error) {
+        let life = self.node.peers()[0].incarnation;
+        let right = matches!(error, Error::PeerLost { peer, incarnation, cause: LossCause::Died(_) }
+            if peer.to_string() == "w/1" && *incarnation == life);
+        assert!(right, "{:?} in {:?}: {error}", self.killed, self.phase);
+    }
+
+    fn ends_with_death(&self, pending: Pending<Tensor>) {
+        self.expect_death(&pending.wait().map(|_| ()).expect_err("its sender is dead"));
+    }
+
+    /// The victim sends, this side receives.
+    fn sender(&mut self) -> (bool, Duration) {
+        let node = self.node;
+        let step = node.step(self.id).expect("new");
+        let edge = node.edge_from("w", 1, "t").expect("edge");
+        if self.phase == Phase::Stop {
+            self.victim.wait_for("there");
+            let killed = self.kill();
+            // A clean stop would be told as one.
+            self.expect_death(&step.recv(&edge, SOON).map(|_| ()).expect_err("its sender is dead"));
+            return (true, killed.elapsed());
+        }
+        let idle = idle_poll(node);
+        let pending = step.recv_pending(&edge).expect("begun");
+        let (sent, cancels) = (count(node, Counter::MessagesSent), count(node, Counter::CancelsSent));
+        match self.phase {
+            Phase::Request | Phase::MetaData | Phase::Stop => {
+                self.victim.wait_for("there");
+                let killed = self.kill();
+                self.ends_with_death(pending);
+                (true, killed.elapsed())
+            }
+            Phase::ReRequest => {
+                self.until_one_more(Counter::MessagesSent, sent);
+                self.victim.wait_for("there");
+                let hit = !node.pool().is_empty() && !pending.is_done();
+                let killed = self.kill();
+                self.ends_with_death(pending);
+                (hit, killed.elapsed())
+            }
+            Phase::Bulk => {
+                self.until_one_more(Counter::MessagesSent, sent);
+                if over_verbs() {
+                    // Not before it is the request with a destination that was sent: nothing is polled from then on.
+                    until(node, "a destination", || !node.pool().is_empty());
+                    return self.sender_dies_in_a_write(pending);
+                }
+                self.victim.wait_for("there");
+                let hit = pulls_a_part(node, idle) && !pending.is_done();
+                let killed = self.kill();
+                // The rest may still be pulled out of the dead one's memory.
+                self.ends_whole_or_with_death(pending);
+                self.until_lost();
+                (hit, killed.elapsed())
+            }
+            Phase::Borrow => {
+                until(node, "the loan", || pending.is_done());
+                let got = pending.wait().expect("received").tensor;
+                self.victim.wait_for("there");
+                let killed = self.kill();
+                self.until_lost();
+                let news = killed.elapsed();
+                assert!(got.bytes().len() == BULK && got.bytes().iter().all(|byte| *byte == 7));
+                (got.is_lent(), news)
+            }
+            Phase::Cancel => {
+                self.until_one_more(Counter::MessagesSent, sent);
+                self.victim.wait_for("there");
+                drop(pending);
+                // Nobody has acknowledged it: the granted destination is still set apart.
+                let hit = count(node, Counter::CancelsSent) == cancels + 1 && !node.pool().is_empty();
+                let killed = self.kill();
+                self.until_lost();
+                (hit, killed.elapsed())
+            }
+        }
+    }
+
+    /// Over verbs a write goes on while nobody polls, so the victim dies by itself as soon as it has posted it. How much of it
+    /// has landed by then nobody knows: soft-RoCE carries it out in the call that posts it.
+    fn sender_dies_in_a_write(&mut self, pending: Pending<Tensor>) -> (bool, Duration) {
+        while !self.victim.has_ended() {
+            std::thread::yield_now();
+        }
+        let died = Instant::now();
+        // Nothing was polled since it was posted, so its end has not been seen.
+        let hit = !pending.is_done();
+        self.ends_whole_or_with_death(pending);
+        self.until_lost();
+        (hit, died.elapsed())
+    }
+
+    fn ends_whole_or_with_death(&self, pending: Pending<Tensor>) {
+        match pending.wait() {
+            Ok(got) => assert!(got.tensor.bytes().iter().all(|byte| *byte == 7)),
+            Err(error) => self.expect_death(&error),
+        }
+    }
+
+    /// The victim receives, this side sends.
+    fn receiver(&mut self) -> (bool, Duration) {
+        let node = self.node;
+        let edge = node.edge_to("w", 1, "t").expect("edge");
+        let before = self.before.clone();
+        let more = |counter| count(node, counter) > before.get(counter);
+        if matches!(self.phase, Phase::Request | Phase::Cancel) {
+            self.victim.wait_for("there");
+            if self.phase == Phase::Request {
+                self.until_one_more(Counter::RequestsDeferred, before.get(Counter::RequestsDeferred));
+            }
+            let killed = self.kill();
+            self.until_lost();
+            let news = killed.elapsed();
+            let late = node.step(self.id).expect("new").send(&edge, bulk(node));
+            self.expect_death(&late.expect_err("its receiver is dead"));
+            let witness = if self.phase == Phase::Cancel {
+                Counter::CancelsReceived
+            } else {
+                Counter::RequestsDeferred
+            };
+            return (more(witness), news);
+        }
+        node.step(self.id).expect("new").send(&edge, bulk(node)).expect("sent");
+        match self.phase {
+            Phase::MetaData => {
+                self.victim.wait_for("there");
+                self.until_one_more(Counter::MetaResponses, before.get(Counter::MetaResponses));
+            }
+            Phase::ReRequest | Phase::Bulk => {
+                self.victim.wait_for("asked");
+                self.until_one_more(Counter::MetaResponses, before.get(Counter::MetaResponses));
+                self.victim.say("go");
+                if self.phase == Phase::Bulk {
+                    self.victim.wait_for("again");
+                    self.until_one_more(Counter::WritesPosted, before.get(Counter::WritesPosted));
+                    self.victim.say("pull");
+                }
+                self.victim.wait_for("there");
+            }
+            Phase::Borrow => {
+                self.until_one_more(Counter::LoansPosted, before.get(Counter::LoansPosted));
+                self.victim.wait_for("there");
+            }
+            Phase::Request | Phase::Cancel | Phase::Stop => unreachable!("seen to above"),
+        }
+        let is_held = !node.pool().is_empty();
+        let killed = self.kill();
+        self.until_lost();
+        let news = killed.elapsed();
+        let hit = match self.phase {
+            // A value that was kept for it is in the table again, for its next life.
+            Phase::MetaData => node.pool().stats().live_tensors == 1,
+            Phase::ReRequest => more(Counter::ReRequests),
+            Phase::Bulk => more(Counter::WritesPosted),
+            _ => true,
+        };
+        (hit && is_held, news)
+    }
+}
+
+/// A node that stops, and waits for somebody to take what it has sent, who is killed.
+fn drain_for_the_dead(id: u64) -> (bool, Duration) {
+    let cluster = cluster(2);
+    let node = start(&cluster, "copy");
+    let environment = [("TEST_PHASE", "Stop"), ("TEST_STEP", "0")];
+    let mut victim = Other::start_with("kill_matrix::victim::role_receiver", &cluster, &environment);
+    join(&node);
+    victim.wait_for("there");
+    let edge = node.edge_to("w", 1, "t").expect("edge");
+    node.step(id).expect("new").send(&edge, bulk(&node)).expect("sent");
+    let begun = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| {
+            begun.store(true, Ordering::SeqCst);
+            node.stop()
+        });
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(3));
+        let hit = !stopping.is_finished();
+        victim.kill();
+        let killed = Instant::now();
+        stopping.join().expect("no panic").expect("stopped");
+        (hit, killed.elapsed())
+    })
+}

@@ -1,0 +1,193 @@
+//! Those who are killed: each goes as far as its phase and stays there.
+
+use super::{BULK, Phase, idle_poll, pulls_a_part};
+use crate::common::other::wait_to_be_told;
+use crate::common::{SOON, member, over_verbs, until};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tensorwire::telemetry::Counter;
+use tensorwire::{DType, Node};
+
+fn variable(name: &str) -> String {
+    std::env::var(name).expect("started by a test")
+}
+
+fn count(node: &Node, counter: Counter) -> u64 {
+    node.counters().get(counter)
+}
+
+fn until_count(node: &Node, counter: Counter, value: u64) {
+    until(node, counter.name(), || count(node, counter) >= value);
+}
+
+/// Says where it is, and makes no progress from now on.
+fn stay() {
+    println!("there");
+    wait_to_be_told();
+}
+
+fn bulk(node: &Node) -> tensorwire::Tensor {
+    let mut tensor = node.tensor(DType::U8, &[BULK as u64]).expect("room");
+    tensor.bytes_mut().fill(7);
+    tensor.freeze()
+}
+
+fn node_of(phase: Phase) -> Node {
+    let receive = if phase == Phase::Borrow { "borrow" } else { "copy" };
+    let node = member(&variable("TEST_CLUSTER"), 1)
+        .set("bulk_receive", receive)
+        .set("max_lent_bytes", "16TiB")
+        .set("stop_timeout", "20s");
+    let node = node.set("poll", "inline");
+    let node = node.start().expect("the node starts");
+    node.join().expect("joined");
+    println!("ready");
+    node
+}
+
+fn phase() -> (Phase, u64) {
+    let name = variable("TEST_PHASE");
+    let phase = super::PHASES.into_iter().find(|phase| format!("{phase:?}") == name).expect("a phase");
+    (phase, variable("TEST_STEP").parse().expect("a number"))
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_receiver() {
+    let (phase, id) = phase();
+    let node = node_of(phase);
+    if phase == Phase::Stop {
+        return stay();
+    }
+    let step = node.step(id).expect("new");
+    let edge = node.edge_from("w", 0, "t").expect("edge");
+    let idle = idle_poll(&node);
+    let pending = step.recv_pending(&edge).expect("begun");
+    match phase {
+        Phase::Request | Phase::MetaData | Phase::Stop => {}
+        Phase::ReRequest | Phase::Bulk => {
+            let sent = count(&node, Counter::MessagesSent);
+            println!("asked");
+            wait_to_be_told();
+            until_count(&node, Counter::MessagesSent, sent + 1);
+            if phase == Phase::Bulk {
+                println!("again");
+                wait_to_be_told();
+                assert!(pulls_a_part(&node, idle), "one poll brings a part");
+                assert!(over_verbs() || !pending.is_done(), "one poll does not bring it all");
+            }
+        }
+        Phase::Borrow => {
+            let got = pending.wait().expect("received");
+            assert!(got.tensor.is_lent());
+            stay();
+            unreachable!("killed with {got:?} in hand");
+        }
+        Phase::Cancel => {
+            drop(pending);
+            assert_eq!(count(&node, Counter::CancelsSent), 1);
+            return stay();
+        }
+    }
+    stay();
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_sender() {
+    let (phase, id) = phase();
+    let node = node_of(phase);
+    let edge = node.edge_to("w", 0, "t").expect("edge");
+    if phase == Phase::Request {
+        // The step has not begun here, which the counters tell from a request that has not come.
+        until_count(&node, Counter::RequestsDeferred, 1);
+        return stay();
+    }
+    let step = node.step(id).expect("new");
+    step.send(&edge, bulk(&node)).expect("sent");
+    match phase {
+        Phase::MetaData | Phase::ReRequest | Phase::Cancel => until_count(&node, Counter::MetaResponses, 1),
+        Phase::Bulk => {
+            until_count(&node, Counter::WritesPosted, 1);
+            if over_verbs() {
+                die();
+            }
+        }
+        Phase::Borrow => until_count(&node, Counter::LoansPosted, 1),
+        Phase::Request | Phase::Stop => {}
+    }
+    if phase == Phase::Stop {
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stopping = scope.spawn(|| {
+                begun.store(true, Ordering::SeqCst);
+                node.stop()
+            });
+            while !begun.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Into the drain, which does not end before somebody asks.
+            std::thread::sleep(Duration::from_millis(3));
+            assert!(!stopping.is_finished(), "nobody has asked for its value");
+            println!("there");
+            stopping.join().expect("no panic").expect("killed before");
+        });
+        unreachable!("its value was taken, or {SOON:?} are over");
+    }
+    stay();
+}
+
+/// Whether a thread of this name is there.
+fn has_thread(name: &str) -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
+    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|comm| comm.trim() == name)
+}
+
+fn die() -> ! {
+    let me = rustix::process::getpid();
+    rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("allowed");
+    unreachable!("killed");
+}
+
+/// Dies while it joins: where it is told to, or at a time counted from the beginning.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_joiner() {
+    let (task, place): (u32, _) =
+        (variable("TEST_VICTIM").parse().expect("a number"), variable("TEST_PLACE"));
+    match place.as_str() {
+        "before" => return stay(),
+        // The thread that makes the link.
+        "linking" => drop(std::thread::spawn(|| {
+            while !has_thread("tw-boot-block") {
+                std::thread::yield_now();
+            }
+            die();
+        })),
+        "attached" | "up" => {}
+        microseconds => {
+            let delay = Duration::from_micros(microseconds.parse().expect("a place or a number"));
+            std::thread::spawn(move || {
+                while !has_thread("tw-bootstrap") {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(delay);
+                die();
+            });
+        }
+    }
+    let node = member(&variable("TEST_CLUSTER"), task).start().expect("the node starts");
+    // The ping that tries the link goes out with the attach.
+    if place == "attached" {
+        while count(&node, Counter::MessagesSent) == 0 {
+            std::thread::yield_now();
+        }
+        die();
+    }
+    let _ = node.join();
+    println!("ready");
+    loop {
+        let _ = node.progress();
+    }
+}

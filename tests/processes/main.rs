@@ -1,0 +1,12 @@
+//! Nodes in processes of their own, which are killed, stopped, forked and started again. A child is this
+//! test program in a role: a test that is ignored otherwise.
+
+mod borrowed;
+mod cancellation;
+#[path = "../common/mod.rs"]
+mod common;
+mod fork;
+mod kill_matrix;
+mod lifecycle;
+mod outages;
+mod returns;

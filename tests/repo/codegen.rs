@@ -1,0 +1,53 @@
+//! The checked-in generated code is what `proto/` says.
+//!
+//! After a change of the .proto, `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` writes the code anew. Nothing
+//! here needs protoc, and building the crate needs no code generation.
+
+use std::path::Path;
+use tonic_prost_build::{Builder, configure};
+
+#[test]
+fn the_checked_in_grpc_code_is_what_the_proto_file_says() {
+    check("bootstrap", "src/bootstrap/generated.rs", configure());
+}
+
+#[test]
+fn the_checked_in_messages_of_serialised_tensors_are_what_the_proto_file_says() {
+    // Strings are references to the tensor that they came in.
+    check("tensor", "src/memory/serialized/generated.rs", configure().bytes("."));
+}
+
+fn check(proto: &str, generated: &str, builder: Builder) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let proto = format!("tensorwire/v1/{proto}.proto");
+    let descriptors =
+        protox::compile([&proto], [root.join("proto")]).unwrap_or_else(|error| panic!("{proto}: {error}"));
+    let out = tempfile::tempdir().expect("a temporary folder");
+    builder
+        .out_dir(out.path())
+        .emit_rerun_if_changed(false)
+        .compile_fds(descriptors)
+        .expect("code is generated");
+    let fresh = std::fs::read_to_string(out.path().join("tensorwire.v1.rs")).expect("the generated file");
+
+    let target = root.join(generated);
+    if std::env::var_os("TENSORWIRE_TEST_BLESS").is_some_and(|value| value == "1") {
+        std::fs::write(&target, &fresh).expect("the checked-in file can be written");
+    }
+    let kept = std::fs::read_to_string(&target).unwrap_or_default();
+    if let Some(line) = first_difference(&kept, &fresh) {
+        panic!(
+            "{generated} differs from what {proto} generates, first in line {line}; \
+             run `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` and commit the result"
+        );
+    }
+}
+
+/// The number of the first line in which the two differ.
+fn first_difference(kept: &str, fresh: &str) -> Option<usize> {
+    if kept == fresh {
+        return None;
+    }
+    let same = kept.lines().zip(fresh.lines()).take_while(|(a, b)| a == b).count();
+    Some(same + 1)
+}

@@ -1,0 +1,84 @@
+//! Where a lock may be taken. A file that moves data is not among them: the hot path waits for nobody.
+//!
+//! Clippy denies the types (`clippy.toml`, `src/lib.rs`) except where a file allows them; these checks keep that leave,
+//! and the words themselves, to the files below.
+
+use super::lexer::{Token, tokens};
+use super::rules::{Scope, is_under, lint_is_relaxed};
+use std::path::Path;
+
+/// Files and rooms that may hold locks and channels, and what for.
+pub const LOCKS: &[(&str, &str)] = &[
+    ("src/node", "starts, stops and joins; a poller of its own never comes here"),
+    ("src/bootstrap", "a thread of its own that moves no tensor"),
+    ("src/engine/executor", "the queues of the threads that run callbacks and end owners"),
+    ("src/engine/keeper", "the start of a polling thread waits until it is pinned"),
+    ("src/engine/wait", "who waits in vain while others need its CPU sleeps for moments"),
+    ("src/fabric/shm/wakeup/doorbells", "a port takes a doorbell when it is made"),
+    (
+        "src/fabric/shm/loans/reclaim",
+        "what dead peers left: when a link ends, on the watcher's thread and on the one that settles",
+    ),
+    ("src/fabric/shm/file_cache", "what links to one process share, when one is made"),
+    ("src/fabric/shm/regions", "a peer's region until it is mapped; later only a pointer is loaded"),
+    ("src/fabric/shm/liveness", "the watcher's thread; a poller only loads a word"),
+    (
+        "src/fabric/shm/loans/orphans",
+        "loans that outlived their link; tried, never waited for, and only if there are any",
+    ),
+    ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
+    ("src/fabric/verbs/half", "making a link waits for the peer's ping"),
+    (
+        "src/fabric/verbs/registrations",
+        "memory outside the pool, looked up and registered by the threads that send it; a port takes the key that comes along",
+    ),
+    ("src/fabric/verbs/slot", "completion queues are shared out when a port or a link is made"),
+    ("src/fabric/sim", "a network in one process, in virtual time"),
+    ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),
+    (
+        "src/memory/pool",
+        "the central allocator, behind the caches: where a size is new or the caches are full",
+    ),
+    (
+        "src/rendezvous/manager",
+        "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the process; and \
+         what is said of a lost peer",
+    ),
+];
+
+/// What clippy would be told.
+const LINTS: &[&str] = &["disallowed_types", "disallowed_methods"];
+/// What waits for other threads.
+const WAITS: &[&str] = &[
+    "Mutex",
+    "RwLock",
+    "Condvar",
+    "Barrier",
+    "mpsc",
+    "parking_lot",
+    "ReentrantLock",
+    "ShardedLock",
+    "Parker",
+    "park",
+];
+
+/// Every lock, and every leave to have one, that stands where none may.
+pub fn check(path: &Path, text: &str, whole_file_is_test: bool) -> Vec<String> {
+    let listed: Vec<&str> = LOCKS.iter().map(|(prefix, _why)| *prefix).collect();
+    if whole_file_is_test || is_under(path, &listed) {
+        return Vec::new();
+    }
+    let code = tokens(text);
+    let scope = Scope::of(&code);
+    let say = |token: &Token, what: &str| format!("{}:{}: {what}", path.display(), token.line);
+    let judge = |(at, token): (usize, &Token)| match token.word()? {
+        word if LINTS.contains(&word) && lint_is_relaxed(&code[..at]) => {
+            Some(say(token, "locks are allowed where none may be: see tests/repo/layers/locks.rs"))
+        }
+        word if WAITS.contains(&word) && !scope.in_test[at] => {
+            Some(say(token, &format!("{word} on the data path: see tests/repo/layers/locks.rs")))
+        }
+        _ => None,
+    };
+    code.iter().enumerate().filter_map(judge).collect()
+}
