@@ -1,14 +1,15 @@
 //! The links of one poller and the port that they complete on.
 
-use super::answered::Answered;
-use super::armed::{Armed, ArmedBytes, ArmedTable, ArmingRoom};
-use super::cork::Cork;
-use super::held::HeldTable;
-use super::incoming::ServedTable;
-use super::outbox::{Inbox, Outbox};
-use super::requests::{Requests, Unsettled};
-use super::routes::{InRoutes, OutRoutes};
-use super::table::LinkTable;
+use super::control::batch::Cork;
+use super::control::send_queue::{Inbox, Outbox};
+use super::link_table::LinkTable;
+use super::receiving::slots::{Requests, Unsettled};
+use super::receiving::standing::{Armed, ArmedBytes, ArmedTable, ArmingRoom};
+use super::receiving::stash::HeldTable;
+use super::routes::announced::OutRoutes;
+use super::routes::received::InRoutes;
+use super::serving::answered::Answered;
+use super::serving::serve::ServedTable;
 use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Verdict, Want};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;

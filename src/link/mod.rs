@@ -6,28 +6,18 @@
 //!
 //! What may not be done here: block, ask for the time, look a key up, call user code.
 
-mod answered;
-mod armed;
-mod arrivals;
-mod cork;
-mod destination;
-mod held;
-mod incoming;
-mod landed;
+mod control;
+mod link_table;
 mod links;
-mod messages;
-mod outbox;
-mod requests;
+mod receiving;
 mod routes;
-mod table;
+mod serving;
 #[cfg(test)]
 mod tests;
-mod texts;
-mod validated;
 
-pub use armed::{Armed, ArmingRoom};
-pub use held::{HeldValue, Unfit};
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
+pub use receiving::standing::{Armed, ArmingRoom};
+pub use receiving::stash::{HeldValue, Unfit};
 
 use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};

@@ -14,12 +14,12 @@ use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, Shape, Slot, Tas
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-mod armed;
-mod armed_room;
+mod checksum;
 mod loans;
-mod packs;
-mod places;
-mod validated;
+mod meta_slots;
+mod packing;
+mod standing;
+mod standing_capacity;
 
 const DEPTH: u32 = 16;
 const HERE: &str = "/job:a/replica:0/task:0/device:CPU:0";

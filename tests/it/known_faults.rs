@@ -123,7 +123,7 @@ const FAULTS: &[(&str, &[(&str, &str)])] = &[
     (
         "a request index that wraps onto one still in use",
         &[
-            ("src/link/requests.rs", "generations_wrap_after_256_uses_and_never_onto_one_in_use"),
+            ("src/link/receiving/slots.rs", "generations_wrap_after_256_uses_and_never_onto_one_in_use"),
             ("src/link/tests.rs", "answers_for_an_earlier_use_of_a_slot_are_dropped_and_counted"),
         ],
     ),

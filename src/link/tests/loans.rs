@@ -1,6 +1,6 @@
 //! Loans, asked for or not.
 
-use super::armed::{OWNER, warm};
+use super::standing::{OWNER, warm};
 use super::*;
 use crate::fabric::{Allowance, OpId};
 use crate::wire::MetaPlace;

@@ -1,9 +1,9 @@
 //! What a peer's messages are handed to, once they are whole.
 
-use super::LinkEvent;
-use super::answered::WireKey;
-use super::links::{Context, Link, LinkIdentity};
 use crate::fabric::Port;
+use crate::link::LinkEvent;
+use crate::link::links::{Context, Link, LinkIdentity};
+use crate::link::serving::answered::WireKey;
 use crate::telemetry::Counter;
 use crate::wire::message::fragment::is_fragment;
 use crate::wire::message::{Message, VERSION};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 impl<C> Link<C> {
     /// What has come in a control slot.
-    pub(super) fn message<P: Port>(
+    pub(in crate::link) fn message<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         bytes: &[u8],
@@ -34,7 +34,7 @@ impl<C> Link<C> {
         handled
     }
 
-    pub(super) fn whole_message<P: Port>(
+    pub(in crate::link) fn whole_message<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         bytes: &[u8],

@@ -1,6 +1,6 @@
 //! Data validation mode with a peer that says whatever it likes.
 
-use super::armed::OWNER;
+use super::standing::OWNER;
 use super::*;
 use crate::memory::Tensor;
 use crate::wire::message::{ArmedStep, ArmedSteps};

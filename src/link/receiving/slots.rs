@@ -1,9 +1,9 @@
 //! The slot table: every request of ours that the peer may still answer.
 
-use super::armed::Parked;
-use super::links::IN_FLIGHT;
-use super::validated::Unverified;
-use super::{TensorKey, Want};
+use crate::link::links::IN_FLIGHT;
+use crate::link::receiving::checksum::Unverified;
+use crate::link::receiving::standing::Parked;
+use crate::link::{TensorKey, Want};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Receiver;
@@ -13,7 +13,7 @@ use foldhash::HashMap;
 
 /// A request of ours.
 #[derive(Debug)]
-pub(super) struct Request<C> {
+pub(in crate::link) struct Request<C> {
     /// Its machine.
     pub machine: Receiver,
     /// What it asks for.
@@ -29,7 +29,7 @@ pub(super) struct Request<C> {
     /// The meta-data that the answer may refer to.
     pub meta: Option<VersionedMeta>,
     /// Why it was given up from this side, if it was not the waiter's wish.
-    pub failure: Option<super::RequestError>,
+    pub failure: Option<crate::link::RequestError>,
     /// The number of its edge's route.
     pub route: u32,
     /// When it was made, counted in requests.
@@ -59,7 +59,7 @@ pub(super) struct Request<C> {
 /// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
 /// such a key are held back: if a value comes, it is theirs, and it was sent before any other that they could get.
 #[derive(Debug, Default)]
-pub(super) struct Unsettled {
+pub(in crate::link) struct Unsettled {
     keys: HashMap<TensorKey, Waiting>,
 }
 
@@ -157,7 +157,7 @@ struct Entry<C> {
 /// Slots with generations: a slot that is used again has the next generation, so an answer that was meant
 /// for an earlier use is told apart.
 #[derive(Debug)]
-pub(super) struct Requests<C> {
+pub(in crate::link) struct Requests<C> {
     entries: Vec<Entry<C>>,
     free: Vec<u32>,
     max: u32,

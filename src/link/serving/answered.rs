@@ -6,7 +6,7 @@ use crate::wire::message::RequestId;
 ///
 /// A peer can use 2^20 slots at most, so this is bounded by 56 MiB, whatever the peer does.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(in crate::link) struct Answered {
     slots: Vec<Option<Answer>>,
 }
 
@@ -19,7 +19,7 @@ struct Answer {
 
 /// A value's key, as the peer names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WireKey {
+pub(in crate::link) struct WireKey {
     pub route: u32,
     pub step: u64,
     pub frame: u64,

@@ -1,6 +1,6 @@
 //! Standing requests for which there is no room, at either end.
 
-use super::armed::{OWNER, roomy, warm};
+use super::standing::{OWNER, roomy, warm};
 use super::*;
 use crate::memory::Tensor;
 

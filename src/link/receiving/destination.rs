@@ -1,10 +1,10 @@
 //! Where the tensor of a request goes: what is granted or kept for it before it comes, and what is made of a response.
 
-use super::held::Unfit;
-use super::links::{Context, Link, RequestRefused};
-use super::requests::Request;
-use super::{HeldValue, Received, RequestError, Want};
 use crate::fabric::{LinkId, Port};
+use crate::link::links::{Context, Link, RequestRefused};
+use crate::link::receiving::slots::Request;
+use crate::link::receiving::stash::Unfit;
+use crate::link::{HeldValue, Received, RequestError, Want};
 use crate::memory::TensorMut;
 use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::Grant;
@@ -12,7 +12,7 @@ use crate::wire::message::{Side, VersionedMeta};
 
 impl<C> Link<C> {
     /// Makes the destination of a request, as far as it can be known before the answer.
-    pub(super) fn destination<P: Port>(
+    pub(in crate::link) fn destination<P: Port>(
         &self,
         cx: &mut Context<'_, P, C>,
         want: Want,
@@ -63,7 +63,7 @@ impl<C> Link<C> {
         }
     }
 
-    pub(super) fn grant<P: Port>(
+    pub(in crate::link) fn grant<P: Port>(
         &self,
         cx: &mut Context<'_, P, C>,
         target: TensorMut,
@@ -73,7 +73,7 @@ impl<C> Link<C> {
 }
 
 /// Takes back what a request has given to the peer, or was given by its waiter.
-pub(super) fn take_back<P: Port, C>(
+pub(in crate::link) fn take_back<P: Port, C>(
     request: &mut Request<C>,
     port: &mut P,
     counters: &CountersWriter,
@@ -87,7 +87,7 @@ pub(super) fn take_back<P: Port, C>(
 }
 
 /// Copies the bytes of a response to where they belong.
-pub(super) fn place_response<P: Port, C>(
+pub(in crate::link) fn place_response<P: Port, C>(
     cx: &Context<'_, P, C>,
     meta: VersionedMeta,
     data: &[u8],
@@ -112,7 +112,7 @@ pub(super) fn place_response<P: Port, C>(
 }
 
 /// Gives a value to a receiver, as [`HeldValue::place`], and counts what is copied to memory outside the pool.
-pub(super) fn place_value<P: Port, C>(
+pub(in crate::link) fn place_value<P: Port, C>(
     cx: &Context<'_, P, C>,
     value: HeldValue,
     given: Option<TensorMut>,
@@ -129,7 +129,7 @@ pub(super) fn place_value<P: Port, C>(
 }
 
 /// Where a request's tensor will go, as far as that is known before the answer.
-pub(super) struct Destination {
+pub(in crate::link) struct Destination {
     grant: Option<Grant>,
     given: Option<TensorMut>,
     into: bool,
@@ -153,7 +153,7 @@ impl Destination {
 
 impl<C> Request<C> {
     /// Says where its tensor will go: it is sent now.
-    pub(super) fn ask(&mut self, destination: Destination, cached: Option<VersionedMeta>) {
+    pub(in crate::link) fn ask(&mut self, destination: Destination, cached: Option<VersionedMeta>) {
         let Destination { grant, given, into, borrow, copy_to, use_cached } = destination;
         self.machine.asked(grant.map(|grant| grant.len));
         (self.grant, self.given, self.into, self.borrow) = (grant, given, into, borrow);

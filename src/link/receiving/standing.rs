@@ -3,13 +3,13 @@
 //! Each is a request in the slot table like any other, but for its waiter, whom it gets when it is claimed. What comes before
 //! that stays in its slot.
 
-use super::destination::{place_value, take_back};
-use super::held::Held;
-use super::links::{Context, Link};
-use super::requests::Request;
-use super::routes::MayBeAsked;
-use super::{HeldValue, RequestError, TensorKey, Want};
 use crate::fabric::Port;
+use crate::link::links::{Context, Link};
+use crate::link::receiving::destination::{place_value, take_back};
+use crate::link::receiving::slots::Request;
+use crate::link::receiving::stash::Held;
+use crate::link::routes::announced::MayBeAsked;
+use crate::link::{HeldValue, RequestError, TensorKey, Want};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Receiver, ReceiverAction};
 use crate::telemetry::Counter;
@@ -21,17 +21,17 @@ use foldhash::fast::RandomState;
 /// Unclaimed requests that find room before anything is allocated; a hash table that is less than half full never grows.
 const ARMED: usize = 256;
 /// Of the slots, the grants and the routes of a link, one part in so many may be for armed requests: the rest is for plain ones.
-pub(super) const SHARE: u32 = 2;
+pub(in crate::link) const SHARE: u32 = 2;
 /// Of the pool, one part in so many may be destinations of armed requests.
 const POOL_SHARE: u64 = 4;
 
 /// With this a sender refuses a standing request because it has as many as it takes. Of everything else that it may refuse it
 /// says why in other codes, as a plain request would meet that too.
-pub(super) const TOO_MANY: Code = Code::Unavailable;
+pub(in crate::link) const TOO_MANY: Code = Code::Unavailable;
 
 /// What came for a standing request that nobody had claimed.
 #[derive(Debug)]
-pub(super) enum Parked {
+pub(in crate::link) enum Parked {
     /// A value.
     Value(HeldValue),
     /// An error of the sender's.
@@ -49,7 +49,7 @@ pub struct ArmingRoom {
 
 /// Bytes of the destinations of standing requests that nobody has claimed, on all links of a poller.
 #[derive(Debug)]
-pub(super) struct ArmedBytes {
+pub(in crate::link) struct ArmedBytes {
     used: u64,
     most: u64,
 }
@@ -95,7 +95,7 @@ struct Listed {
 
 /// The standing requests that nobody has claimed.
 #[derive(Debug)]
-pub(super) struct ArmedTable {
+pub(in crate::link) struct ArmedTable {
     by_key: HashMap<TensorKey, Listed>,
     /// How many there may be at a time, as far as the sender has shown.
     most: u32,
@@ -126,7 +126,7 @@ impl ArmedTable {
 
 impl<C> Link<C> {
     /// Bytes of the destination of one step of an edge; `None` if it is not known yet where, or how, its tensors are to come.
-    pub(super) fn foreseen<P: Port>(
+    pub(in crate::link) fn foreseen<P: Port>(
         &self,
         cx: &mut Context<'_, P, C>,
         first: &TensorKey,
@@ -140,14 +140,14 @@ impl<C> Link<C> {
     }
 
     /// The room that all standing requests of this link share.
-    pub(super) fn arming_room<P: Port>(&self, cx: &mut Context<'_, P, C>) -> ArmingRoom {
+    pub(in crate::link) fn arming_room<P: Port>(&self, cx: &mut Context<'_, P, C>) -> ArmingRoom {
         let slots = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
         let slots = u64::from(slots.min(self.armed.most));
         ArmingRoom { slots, bytes: cx.armed_bytes.most }
     }
 
     /// Requests the tensors of `count` steps from that of `first` on, or of as many as there is room for, on behalf of `owner`.
-    pub(super) fn arm_steps<P: Port>(
+    pub(in crate::link) fn arm_steps<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         first: &TensorKey,
@@ -278,7 +278,7 @@ impl<C> Link<C> {
 
     /// The sender has more than there is room for, and nobody waits yet. Asks again if the share of armed requests has that
     /// room; otherwise the value goes back in line, for a receive that asks by itself.
-    pub(super) fn allocate_unclaimed<P: Port>(
+    pub(in crate::link) fn allocate_unclaimed<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -295,14 +295,14 @@ impl<C> Link<C> {
     }
 
     /// Whether the sender says of a standing request, or of one that was, that it has room for no more of them.
-    pub(super) fn is_too_many(&mut self, id: RequestId, status: &Status) -> bool {
+    pub(in crate::link) fn is_too_many(&mut self, id: RequestId, status: &Status) -> bool {
         let is_refusal = status.code == TOO_MANY && !status.derived;
         is_refusal && self.requests.get(id).is_some_and(|request| request.machine.was_armed())
     }
 
     /// The sender has not taken a standing request. If somebody waits for it, it is made like any other; if not, whoever
     /// receives asks. From now on no more are made than the sender took.
-    pub(super) fn refused_in_advance<P: Port>(
+    pub(in crate::link) fn refused_in_advance<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -355,7 +355,7 @@ impl<C> Link<C> {
     }
 
     /// A request is not an armed one any more, if it was: it is given up or over.
-    pub(super) fn unlist<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    pub(in crate::link) fn unlist<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id).filter(|request| request.machine.is_unclaimed()) else {
             return;
         };
@@ -367,7 +367,7 @@ impl<C> Link<C> {
     }
 
     /// Gives the standing request of a key to a waiter, if there is one: what comes for it, or has come, is the waiter's.
-    pub(super) fn claim<P: Port>(
+    pub(in crate::link) fn claim<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         key: &TensorKey,
@@ -397,7 +397,7 @@ impl<C> Link<C> {
     }
 
     /// Keeps what came for a request that nobody has claimed.
-    pub(super) fn set_aside(&mut self, id: RequestId, parked: Parked) {
+    pub(in crate::link) fn set_aside(&mut self, id: RequestId, parked: Parked) {
         if let Some(request) = self.requests.get(id)
             && !is_on(Mutant::ParkedDropped)
         {
@@ -423,7 +423,7 @@ impl<C> Link<C> {
 
     /// Gives up the unclaimed requests of an owner, which are for steps from that of `first` to before `until`. What has come
     /// for them is in line again, at their sender.
-    pub(super) fn disarm<P: Port>(
+    pub(in crate::link) fn disarm<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         first: &TensorKey,
@@ -465,7 +465,7 @@ impl<C> Link<C> {
     }
 
     /// The link is gone: what came for requests that nobody claimed is held with the rest.
-    pub(super) fn unlist_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
+    pub(in crate::link) fn unlist_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
         for slot in 0..self.requests.slots() {
             let Some((_, request)) = self.requests.in_slot(slot) else { continue };
             cx.armed_bytes.remove(request);

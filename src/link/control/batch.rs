@@ -1,14 +1,14 @@
 //! Several things that leave together: short messages share control slots, and devices and sleepers are told once.
 
-use super::links::{Context, Link, Links};
 use crate::fabric::{Event, Port};
+use crate::link::links::{Context, Link, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
 use crate::wire::message::pack::{is_packed, unpack};
 
 /// Whether things wait for others.
 #[derive(Debug, Default)]
-pub(super) struct Cork {
+pub(in crate::link) struct Cork {
     /// What is sent is packed until there is no event left.
     pub is_in: bool,
     /// Of the port's doorbells, those that were counted.
@@ -17,7 +17,7 @@ pub(super) struct Cork {
 
 impl<P: Port, C> Links<P, C> {
     /// Whether this poll has brought more than one message: then their answers share slots too.
-    pub(super) fn came_several(&self) -> bool {
+    pub(in crate::link) fn came_several(&self) -> bool {
         let mut messages = self.completions.entries().iter().filter_map(|came| match came.event {
             Event::Message(range) => Some(range),
             _ => None,
@@ -36,7 +36,7 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    pub(super) fn uncork(&mut self) {
+    pub(in crate::link) fn uncork(&mut self) {
         if std::mem::take(&mut self.cork.is_in) {
             self.links.for_each_backlogged(|link| link.out.flush(&mut self.port, &self.counters, false));
             if !is_on(Mutant::BatchNeverEnds) {
@@ -47,7 +47,7 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// Arms the port, which may ring for what its peers were not told of yet.
-    pub(super) fn arm_port(&mut self) -> bool {
+    pub(in crate::link) fn arm_port(&mut self) -> bool {
         let armed = self.port.arm();
         self.count_doorbells();
         armed
@@ -64,7 +64,7 @@ impl<P: Port, C> Links<P, C> {
 
 impl<C> Link<C> {
     /// What a control slot holds: a message, or `PACKED` with several, which are handled one after the other.
-    pub(super) fn unpacked<P: Port>(
+    pub(in crate::link) fn unpacked<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         bytes: &[u8],

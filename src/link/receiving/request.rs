@@ -1,14 +1,14 @@
 //! Requests of this side, from their sending to their end.
 
-use super::armed::Parked;
-use super::destination::{place_response, place_value, take_back};
-use super::held::{Held, Unfit};
-use super::links::{Context, Link, RequestRefused};
-use super::requests::Request;
-use super::routes::Announce;
-use super::validated::Unverified;
-use super::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::fabric::Port;
+use crate::link::links::{Context, Link, RequestRefused};
+use crate::link::receiving::checksum::Unverified;
+use crate::link::receiving::destination::{place_response, place_value, take_back};
+use crate::link::receiving::slots::Request;
+use crate::link::receiving::standing::Parked;
+use crate::link::receiving::stash::{Held, Unfit};
+use crate::link::routes::announced::Announce;
+use crate::link::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
@@ -17,7 +17,7 @@ use crate::wire::{Code, Status};
 
 impl<C> Link<C> {
     /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
-    pub(super) fn request<P: Port>(
+    pub(in crate::link) fn request<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         key: TensorKey,
@@ -65,7 +65,7 @@ impl<C> Link<C> {
     }
 
     /// A request that was held back can go.
-    pub(super) fn release<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    pub(in crate::link) fn release<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
         let Some(want) = request.want.take() else { return };
         let edge = request.key.edge.clone();
@@ -102,7 +102,7 @@ impl<C> Link<C> {
         self.send(cx, &message);
     }
 
-    pub(super) fn announce<P: Port>(
+    pub(in crate::link) fn announce<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         announce: Announce,
@@ -126,7 +126,7 @@ impl<C> Link<C> {
     }
 
     /// Gives up the requests that `judge` says.
-    pub(super) fn give_up<P: Port>(
+    pub(in crate::link) fn give_up<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
@@ -139,7 +139,7 @@ impl<C> Link<C> {
     }
 
     /// Gives up a request if `judge` says so.
-    pub(super) fn give_up_one<P: Port>(
+    pub(in crate::link) fn give_up_one<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -166,7 +166,7 @@ impl<C> Link<C> {
     }
 
     /// Gives up a request of which everything else has been seen to.
-    pub(super) fn give_up_now<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    pub(in crate::link) fn give_up_now<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
         match request.machine.give_up() {
             ReceiverAction::SendCancel => self.send_cancel(cx, id),
@@ -178,7 +178,7 @@ impl<C> Link<C> {
     }
 
     /// `META_DATA_RESPONSE`.
-    pub(super) fn meta_came<P: Port>(
+    pub(in crate::link) fn meta_came<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -272,7 +272,7 @@ impl<C> Link<C> {
     }
 
     /// `TENSOR_RESPONSE`: the bytes are copied out of the message.
-    pub(super) fn response_came<P: Port>(
+    pub(in crate::link) fn response_came<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -309,7 +309,7 @@ impl<C> Link<C> {
     }
 
     /// `HELD_RESPONSE`: the next value in line is here.
-    pub(super) fn held_came<P: Port>(
+    pub(in crate::link) fn held_came<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -369,7 +369,7 @@ impl<C> Link<C> {
     }
 
     /// `ERROR_STATUS`.
-    pub(super) fn error_came<P: Port>(
+    pub(in crate::link) fn error_came<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -383,7 +383,7 @@ impl<C> Link<C> {
     }
 
     /// The sender has no value for a request, for this reason.
-    pub(super) fn sender_failed<P: Port>(
+    pub(in crate::link) fn sender_failed<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -406,7 +406,7 @@ impl<C> Link<C> {
     }
 
     /// `CANCEL_ACK`.
-    pub(super) fn acknowledged<P: Port>(
+    pub(in crate::link) fn acknowledged<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -419,7 +419,7 @@ impl<C> Link<C> {
     }
 
     /// The request that an answer is for; an answer for an earlier use of the slot is dropped and counted.
-    pub(super) fn current<P: Port>(
+    pub(in crate::link) fn current<P: Port>(
         &mut self,
         cx: &Context<'_, P, C>,
         id: RequestId,
@@ -431,7 +431,7 @@ impl<C> Link<C> {
         request
     }
 
-    pub(super) fn deliver<P: Port>(
+    pub(in crate::link) fn deliver<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -479,7 +479,7 @@ impl<C> Link<C> {
     }
 
     /// A value has come that its waiter does not want, or can't have, as it is.
-    pub(super) fn unwanted<P: Port>(
+    pub(in crate::link) fn unwanted<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -502,7 +502,12 @@ impl<C> Link<C> {
     }
 
     /// Holds the value that a request was answered with, and has its place put back in line.
-    pub(super) fn hold<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, value: HeldValue) {
+    pub(in crate::link) fn hold<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        id: RequestId,
+        value: HeldValue,
+    ) {
         let Some(request) = self.requests.get(id) else { return };
         let (key, route, asked) = (request.key.clone(), request.route, request.asked);
         let TensorKey { step, frame, iteration, .. } = key;
@@ -513,7 +518,7 @@ impl<C> Link<C> {
         self.send(cx, &Message::Return { request: id, route, step, frame, iteration, held });
     }
 
-    pub(super) fn end<P: Port>(
+    pub(in crate::link) fn end<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,
@@ -532,7 +537,7 @@ impl<C> Link<C> {
     }
 
     /// A standing request that its sender has not taken ends without a word, unless its cancel is under way.
-    pub(super) fn drop_refused<P: Port>(
+    pub(in crate::link) fn drop_refused<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,

@@ -1,6 +1,6 @@
 //! The meta-data that both ends of a route remember, each at the place of its version.
 
-use super::armed::{OWNER, roomy, warm};
+use super::standing::{OWNER, roomy, warm};
 use super::*;
 use crate::wire::MetaPlace;
 

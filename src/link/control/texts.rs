@@ -8,7 +8,7 @@ const HEAD: usize = 6;
 
 /// A long message that waits.
 #[derive(Debug)]
-pub(super) struct Long {
+pub(in crate::link) struct Long {
     head: [u8; HEAD],
     text: Arc<[u8]>,
 }
@@ -22,7 +22,7 @@ impl Long {
 
 /// The texts of the long messages of a queue, and how much memory they take.
 #[derive(Debug, Default)]
-pub(super) struct Texts {
+pub(in crate::link) struct Texts {
     last: Option<Arc<[u8]>>,
     bytes: usize,
 }

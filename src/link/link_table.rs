@@ -121,8 +121,8 @@ impl<C> LinkTable<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::links::{LinkIdentity, LinkSettings};
     use super::*;
+    use crate::link::links::{LinkIdentity, LinkSettings};
     use crate::wire::TaskId;
 
     fn link(id: u32) -> Link<()> {

@@ -2,7 +2,7 @@
 //!
 //! They stay here, and `RETURN` puts their places back in line at the sender: whoever is next in that line gets them.
 
-use super::{Corruption, Received, RequestError, TensorKey};
+use crate::link::{Corruption, Received, RequestError, TensorKey};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::TensorMeta;
 use crate::wire::message::Side;
@@ -84,7 +84,7 @@ impl HeldValue {
     }
 
     /// The value, which does not fit what was given for it.
-    pub(super) fn unfit_for(self, given: &TensorMeta) -> Unfit {
+    pub(in crate::link) fn unfit_for(self, given: &TensorMeta) -> Unfit {
         let sent = match &self {
             HeldValue::Tensor { tensor, .. } => tensor.meta().clone(),
             HeldValue::Bytes { meta, .. } => meta.clone(),
@@ -115,7 +115,7 @@ impl Unfit {
 
 /// A value that is held.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(in crate::link) struct Held {
     pub key: TensorKey,
     pub value: HeldValue,
     /// When the request that it answered was made, counted in requests.
@@ -124,7 +124,7 @@ pub(super) struct Held {
 
 /// The values of one link that nobody took.
 #[derive(Debug, Default)]
-pub(super) struct HeldTable {
+pub(in crate::link) struct HeldTable {
     values: BTreeMap<u32, Held>,
     next: u32,
 }

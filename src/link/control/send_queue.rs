@@ -1,8 +1,8 @@
 //! What leaves on the control lane: in order, under the peer's credits, queued when it can't leave at once.
 
-use super::LinkSettings;
-use super::texts::{Long, Texts};
 use crate::fabric::{Allowance, Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
+use crate::link::LinkSettings;
+use crate::link::control::texts::{Long, Texts};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
@@ -54,7 +54,7 @@ enum Item {
 /// As long as its caller *corks*, short messages go into a pack, which leaves when it is full, before anything that is no
 /// message, and at the latest when it is [flushed](Outbox::flush) without a cork.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(in crate::link) struct Outbox {
     link: LinkId,
     depth: u32,
     sent: u32,
@@ -354,7 +354,7 @@ fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &mut Item)
 
 /// The receiving half: counts what was consumed, posts it again, returns the credits.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
+pub(in crate::link) struct Inbox {
     consumed: u32,
     posted: u32,
     published: u32,

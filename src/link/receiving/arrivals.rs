@@ -1,9 +1,9 @@
 //! What comes for requests of this side without a message: writes, loans, and the word that a value is dead.
 
-use super::Received;
-use super::destination::take_back;
-use super::links::{Context, Link};
 use crate::fabric::Port;
+use crate::link::Received;
+use crate::link::links::{Context, Link};
+use crate::link::receiving::destination::take_back;
 use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Arrival;
@@ -12,7 +12,7 @@ use crate::wire::{Immediate, ImmediateKind, MetaPlace};
 
 impl<C> Link<C> {
     /// A write with immediate, or an immediate alone, has come.
-    pub(super) fn immediate<P: Port>(
+    pub(in crate::link) fn immediate<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         immediate: Immediate,
@@ -91,7 +91,7 @@ impl<C> Link<C> {
     }
 
     /// A loan has come.
-    pub(super) fn lent<P: Port>(
+    pub(in crate::link) fn lent<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         immediate: Immediate,

@@ -1,11 +1,11 @@
 //! The requests of a peer, from their arrival to their answer.
 
-use super::answered::WireKey;
-use super::armed::TOO_MANY;
-use super::links::{Context, Link};
-use super::routes::Version;
-use super::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::fabric::{Allowance, LinkId, MAX_MESSAGE, Port};
+use crate::link::links::{Context, Link};
+use crate::link::receiving::standing::TOO_MANY;
+use crate::link::routes::received::MetaVersion;
+use crate::link::serving::answered::WireKey;
+use crate::link::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
@@ -17,7 +17,7 @@ use foldhash::HashMap;
 
 /// A request of the peer that has not been answered whole.
 #[derive(Debug)]
-pub(super) struct Asking {
+pub(in crate::link) struct Asking {
     generation: u8,
     machine: Sender,
     key: TensorKey,
@@ -43,11 +43,11 @@ impl Asking {
 const PLAIN_SHARE: u32 = 4;
 
 /// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
-pub(super) type ServedTable = HashMap<u32, Asking>;
+pub(in crate::link) type ServedTable = HashMap<u32, Asking>;
 
 impl<C> Link<C> {
     /// `TENSOR_REQUEST`.
-    pub(super) fn asked<P: Port>(
+    pub(in crate::link) fn asked<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: &TensorRequest,
@@ -127,7 +127,7 @@ impl<C> Link<C> {
     }
 
     /// `ARM`: as many requests as it has steps.
-    pub(super) fn asked_in_advance<P: Port>(
+    pub(in crate::link) fn asked_in_advance<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         arm: &Arm<'_>,
@@ -152,7 +152,7 @@ impl<C> Link<C> {
     }
 
     /// `TENSOR_RE_REQUEST`.
-    pub(super) fn asked_again<P: Port>(
+    pub(in crate::link) fn asked_again<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
@@ -177,7 +177,7 @@ impl<C> Link<C> {
     }
 
     /// `CANCEL`: what was not answered is withdrawn or put back; the acknowledgement goes behind everything.
-    pub(super) fn cancelled<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId) {
+    pub(in crate::link) fn cancelled<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId) {
         cx.counters.increment(Counter::CancelsReceived);
         if let Some(served) = self.take_served(request) {
             cx.events.push_back(undo(self.id, request, served));
@@ -186,7 +186,7 @@ impl<C> Link<C> {
     }
 
     /// The link is gone: every request of the peer is undone.
-    pub(super) fn undo_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
+    pub(in crate::link) fn undo_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
         let link = self.id;
         // In an order that does not depend on the table's hashes: the same events make the same run.
         let mut served: Vec<(u32, Asking)> = self.served.drain().collect();
@@ -203,7 +203,7 @@ impl<C> Link<C> {
     }
 
     /// `RETURN`: nobody took the value of an answer. It stays where it is, and its place in line is here again.
-    pub(super) fn returned<P: Port>(
+    pub(in crate::link) fn returned<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
@@ -227,7 +227,7 @@ impl<C> Link<C> {
     }
 
     /// Answers a request with the word that its value is held by the peer itself.
-    pub(super) fn serve_held<P: Port>(
+    pub(in crate::link) fn serve_held<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
@@ -241,7 +241,7 @@ impl<C> Link<C> {
     }
 
     /// Answers a request with a value, whose place in line is `number`.
-    pub(super) fn serve<P: Port>(
+    pub(in crate::link) fn serve<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
@@ -277,10 +277,9 @@ impl<C> Link<C> {
         let side = side_of(&tensor);
         // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
         // meta-data of its own for each request.
-        let version = self
-            .routes_in
-            .get(route)
-            .map_or(Version { number: 1, is_known: false }, |route| route.version_of(tensor.meta(), side));
+        let version = self.routes_in.get(route).map_or(MetaVersion { number: 1, is_known: false }, |route| {
+            route.version_of(tensor.meta(), side)
+        });
         let full = VersionedMeta { version: version.number, side, meta: tensor.meta().clone() };
         let meta = match version.number == asked_version {
             true => MetaRef::Cached(asked_version),
@@ -386,7 +385,12 @@ impl<C> Link<C> {
     }
 
     /// Answers a request with an error.
-    pub(super) fn refuse<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId, status: Status) {
+    pub(in crate::link) fn refuse<P: Port>(
+        &mut self,
+        cx: &mut Context<'_, P, C>,
+        request: RequestId,
+        status: Status,
+    ) {
         if self.take_served(request).is_some() {
             self.error(cx, request, status);
         }

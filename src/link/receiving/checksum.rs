@@ -2,10 +2,10 @@
 //!
 //! It is the receiver's wish, in its requests: only who validates pays, and two ends need not agree.
 
-use super::held::Unfit;
-use super::links::{Context, Link};
-use super::{Corruption, HeldValue, Received, RequestError};
 use crate::fabric::Port;
+use crate::link::links::{Context, Link};
+use crate::link::receiving::stash::Unfit;
+use crate::link::{Corruption, HeldValue, Received, RequestError};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, Receiver};
@@ -15,7 +15,7 @@ use crate::wire::sum_of;
 
 /// A value that has come and waits for its sum.
 #[derive(Debug)]
-pub(super) enum Unverified {
+pub(in crate::link) enum Unverified {
     /// It is where it goes.
     Placed(Received, Side),
     /// It can't go there.
@@ -43,19 +43,19 @@ fn sum(bytes: &[u8]) -> u64 {
 
 impl<C> Link<C> {
     /// The machine of a plain request that is not sent yet.
-    pub(super) fn unsent(&self) -> Receiver {
+    pub(in crate::link) fn unsent(&self) -> Receiver {
         Receiver::held_back().validated(self.settings.validate)
     }
 
     /// The sum of a value that is about to leave, if the peer wishes it.
     #[inline]
-    pub(super) fn sum(&self, validate: bool, value: &Tensor) -> Option<u64> {
+    pub(in crate::link) fn sum(&self, validate: bool, value: &Tensor) -> Option<u64> {
         validate.then(|| sum(value.bytes()))
     }
 
     /// Sends the sum, right behind its value.
     #[inline]
-    pub(super) fn send_checksum<P: Port>(
+    pub(in crate::link) fn send_checksum<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         request: RequestId,
@@ -67,14 +67,14 @@ impl<C> Link<C> {
     }
 
     /// Keeps what has come until its sum is there.
-    pub(super) fn await_sum(&mut self, id: RequestId, unverified: Unverified) {
+    pub(in crate::link) fn await_sum(&mut self, id: RequestId, unverified: Unverified) {
         if let Some(request) = self.requests.get(id) {
             request.unverified = Some(unverified);
         }
     }
 
     /// `CHECKSUM`.
-    pub(super) fn sum_came<P: Port>(
+    pub(in crate::link) fn sum_came<P: Port>(
         &mut self,
         cx: &mut Context<'_, P, C>,
         id: RequestId,

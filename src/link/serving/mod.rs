@@ -1,0 +1,4 @@
+//! The requests of the peer, from their arrival to their answer.
+
+pub(super) mod answered;
+pub(super) mod serve;
