@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::fabric::PostError;
-use crate::fabric::shm::loans::borrowed::LeaseTable;
-use crate::fabric::shm::memory::order::Source;
+use crate::fabric::shm::loans::borrowed::LoanTable;
+use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
 use crate::memory::{PeerRegion, Pool, Tensor};
 use std::ptr;
@@ -21,8 +21,8 @@ impl PeerPool {
     }
 
     /// What is borrowed of it from now on may have its places in this table.
-    pub(super) fn lends_through(&self, table: &Arc<LeaseTable>) {
-        self.regions.iter().for_each(|(_, region)| region.lends_through(table));
+    pub(super) fn add_loan_table(&self, table: &Arc<LoanTable>) {
+        self.regions.iter().for_each(|(_, region)| region.add_loan_table(table));
     }
 
     /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.
@@ -37,19 +37,20 @@ impl PeerPool {
     ///
     /// # Errors
     /// If the source is not inside what the peer has shared; nothing is copied then.
-    pub(super) fn pull(&self, source: Source, skip: u64, out: &mut [u8]) -> Result<(), String> {
+    pub(super) fn pull(&self, source: OrderSource, skip: u64, out: &mut [u8]) -> Result<(), String> {
         let region = self.region(source.region, false)?;
         let Some(start) = region.bytes_at(source.offset, source.len) else {
-            let Source { region: id, offset, len } = source;
+            let OrderSource { region: id, offset, len } = source;
             let have = region.len();
             return Err(format!("it named {len} bytes at {offset} of its region {id}, which has {have}"));
         };
         let inside = skip.checked_add(out.len() as u64).is_some_and(|end| end <= source.len);
         assert!(inside, "a part of a source lies inside it");
-        // SAFETY: `source.len` bytes from `start` on are mapped for as long as `region` lives, so those behind
-        // `skip` are; they can't fault, since the file can't shrink. `out` is memory that only this
-        // thread has. The peer may change its bytes meanwhile: any bytes are valid, nothing is
-        // decided by them, and the caller asks afterwards whether the peer has kept its word.
+        // SAFETY: `source.len` bytes from `start` on are mapped for as long as `region` lives, so
+        // those behind `skip` are; they can't fault, since the file can't shrink. `out` is memory
+        // that only this thread has. The peer may change its bytes meanwhile: any bytes are valid,
+        // nothing is decided by them, and the caller asks afterwards whether the peer has kept its
+        // word.
         unsafe { ptr::copy_nonoverlapping(start.add(skip as usize), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -59,13 +60,13 @@ impl PeerPool {
 ///
 /// # Errors
 /// [`PostError::Refused`] if they are not inside the tensor, or it is not in this fabric's pool.
-pub(super) fn source(pool: &Pool, tensor: &Tensor, skip: u64, len: u64) -> Result<Source, PostError> {
+pub(super) fn source(pool: &Pool, tensor: &Tensor, skip: u64, len: u64) -> Result<OrderSource, PostError> {
     let have = tensor.bytes().len() as u64;
     if skip.checked_add(len).is_none_or(|end| end > have) {
         return Err(PostError::Refused("the source has not as many bytes"));
     }
     if len == 0 {
-        return Ok(Source { region: 0, offset: 0, len: 0 });
+        return Ok(OrderSource { region: 0, offset: 0, len: 0 });
     }
     let Some(span) = tensor.span() else {
         return Err(PostError::Refused("the source has no memory of its own here: copy a lent tensor first"));
@@ -75,5 +76,5 @@ pub(super) fn source(pool: &Pool, tensor: &Tensor, skip: u64, len: u64) -> Resul
     if offset as u64 != span.offset || span.region != pool.region().id() {
         return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
     }
-    Ok(Source { region: span.region, offset: span.offset + skip, len })
+    Ok(OrderSource { region: span.region, offset: span.offset + skip, len })
 }

@@ -1,14 +1,14 @@
 //! Doing what the peer's slots ask for, after checking that it may be asked.
 
 use crate::fabric::shm::bulk::PeerPool;
-use crate::fabric::shm::grants::Grants;
-use crate::fabric::shm::lane::{Current, Lane};
-use crate::fabric::shm::loans::borrowed::LeaseTable;
-use crate::fabric::shm::memory::order::{Order, Source, Target, Ticket};
+use crate::fabric::shm::grants::ShmGrants;
+use crate::fabric::shm::lane::{Lane, OrderInProgress};
+use crate::fabric::shm::loans::borrowed::LoanTable;
+use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
 use crate::fabric::shm::memory::ring::{BadAck, PAYLOAD_BYTES};
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
-use crate::fabric::shm::reads::{Answer, Read};
+use crate::fabric::shm::reads::{PendingRead, ReadAnswer};
 use crate::fabric::{Completions, Event, LinkFailure};
 use crate::memory::{Lease, LentBytes};
 use crate::wire::Immediate;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 const POLL_SLOTS: u32 = 16;
 
 /// What the lanes of a link share when the peer's orders are carried out.
-pub(super) struct Incoming {
-    pub grants: Grants,
+pub(super) struct OrderExecutor {
+    pub grants: ShmGrants,
     pub memory: PeerPool,
-    pub leases: Arc<LeaseTable>,
+    pub leases: Arc<LoanTable>,
     pub peer_state: PeerWords,
     /// Bytes that one poll pulls for a lane, at most.
     poll_bytes: u64,
@@ -29,7 +29,7 @@ pub(super) struct Incoming {
 }
 
 /// How an order went.
-enum Step {
+enum OrderProgress {
     Done,
     /// Its bulk needs another poll.
     More,
@@ -48,12 +48,12 @@ pub(super) fn bad_ack(bad: BadAck) -> LinkFailure {
     broke(format!("it says it has taken {said} slots, where {sent} were sent (both modulo 2^32)"))
 }
 
-impl Incoming {
+impl OrderExecutor {
     /// Nothing granted, mapped or borrowed yet.
-    pub(super) fn new(memory: PeerPool, leases: LeaseTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
-        let (grants, leases) = (Grants::default(), Arc::new(leases));
-        memory.lends_through(&leases);
-        Incoming { grants, memory, leases, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
+    pub(super) fn new(memory: PeerPool, leases: LoanTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
+        let (grants, leases) = (ShmGrants::default(), Arc::new(leases));
+        memory.add_loan_table(&leases);
+        OrderExecutor { grants, memory, leases, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
     /// Takes what has come on a lane, a bounded amount. Returns whether anything had.
@@ -77,8 +77,8 @@ impl Incoming {
         for _ in 0..POLL_SLOTS {
             lane.acknowledge(ack, out).map_err(bad_ack)?;
             match self.carry_out(lane, &mut bytes, out)? {
-                Step::More => break,
-                Step::Done => told |= lane.inc.advance(),
+                OrderProgress::More => break,
+                OrderProgress::Done => told |= lane.inc.advance(),
             }
             match lane.inc.peek() {
                 Some(next) => ack = next,
@@ -86,7 +86,7 @@ impl Incoming {
             }
         }
         if told {
-            lane.announcer.announce();
+            lane.ringer.ring_if_idle();
         }
         lane.post_answers().map_err(bad_ack)
     }
@@ -97,7 +97,7 @@ impl Incoming {
         lane: &mut Lane,
         bytes: &mut u64,
         out: &mut Completions,
-    ) -> Result<Step, LinkFailure> {
+    ) -> Result<OrderProgress, LinkFailure> {
         if let Some(current) = lane.current {
             return self.carry_out_bulk(lane, current, bytes, out);
         }
@@ -108,25 +108,25 @@ impl Incoming {
                 let message = &mut self.message[..len];
                 lane.inc.payload(message);
                 out.push_message(lane.link, lane.id, message);
-                Ok(Step::Done)
+                Ok(OrderProgress::Done)
             }
             Order::WriteInline { len, target, immediate } => {
                 self.write_inline(lane, len, target, immediate, out)?;
-                Ok(Step::Done)
+                Ok(OrderProgress::Done)
             }
-            order => self.carry_out_bulk(lane, Current { order, pulled: 0 }, bytes, out),
+            order => self.carry_out_bulk(lane, OrderInProgress { order, pulled: 0 }, bytes, out),
         }
     }
 
-    /// As [`Incoming::carry_out`], for what is not in the slot itself.
+    /// As [`OrderExecutor::carry_out`], for what is not in the slot itself.
     #[inline(never)] // keeps the way of the small orders short
     fn carry_out_bulk(
         &mut self,
         lane: &mut Lane,
-        current: Current,
+        current: OrderInProgress,
         bytes: &mut u64,
         out: &mut Completions,
-    ) -> Result<Step, LinkFailure> {
+    ) -> Result<OrderProgress, LinkFailure> {
         lane.current = None;
         match current.order {
             Order::Write { source, target, immediate } => {
@@ -141,7 +141,7 @@ impl Incoming {
             }
             Order::Send { .. } | Order::WriteInline { .. } => {}
         }
-        Ok(Step::Done)
+        Ok(OrderProgress::Done)
     }
 
     #[inline]
@@ -149,7 +149,7 @@ impl Incoming {
         &mut self,
         lane: &mut Lane,
         len: usize,
-        target: Target,
+        target: OrderTarget,
         immediate: Option<Immediate>,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
@@ -163,33 +163,33 @@ impl Incoming {
     fn write(
         &mut self,
         lane: &mut Lane,
-        current: Current,
-        (source, target, immediate): (Source, Target, Option<Immediate>),
+        current: OrderInProgress,
+        (source, target, immediate): (OrderSource, OrderTarget, Option<Immediate>),
         bytes: &mut u64,
         out: &mut Completions,
-    ) -> Result<Step, LinkFailure> {
+    ) -> Result<OrderProgress, LinkFailure> {
         may_receive(lane, immediate)?;
         if source.len > 0 {
             let room = self.grants.writable(target, source.len).map_err(broke)?;
             if !pull(&self.memory, &mut lane.current, current, source, room, bytes).map_err(broke)? {
-                return Ok(Step::More);
+                return Ok(OrderProgress::More);
             }
             self.peer_kept_its_word()?;
         }
         landed(lane, source.len, immediate, out)?;
-        Ok(Step::Done)
+        Ok(OrderProgress::Done)
     }
 
     fn borrow(
         &mut self,
         lane: &mut Lane,
-        source: Source,
+        source: OrderSource,
         (place, number): (u64, u64),
         immediate: Immediate,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
         receive(lane)?;
-        let Source { region: id, offset, len } = source;
+        let OrderSource { region: id, offset, len } = source;
         let region = Arc::clone(self.memory.region(id, len == 0).map_err(broke)?);
         let (have, offset) = (region.len(), if len == 0 { 0 } else { offset });
         let place = self.leases.take(place, number, (&region, offset, len)).map_err(broke)?;
@@ -206,30 +206,30 @@ impl Incoming {
     fn read(
         &mut self,
         lane: &mut Lane,
-        exposed: Target,
+        exposed: OrderTarget,
         len: u64,
-        ticket: Ticket,
+        ticket: ReadTicket,
     ) -> Result<(), LinkFailure> {
         let (source, tensor) = if len == 0 {
-            (Source { region: 0, offset: 0, len }, None)
+            (OrderSource { region: 0, offset: 0, len }, None)
         } else {
             let tensor = self.grants.readable(exposed, len).map_err(broke)?.clone();
-            (Source { region: exposed.region, offset: exposed.offset, len }, Some(tensor))
+            (OrderSource { region: exposed.region, offset: exposed.offset, len }, Some(tensor))
         };
-        lane.answers.add(Answer { source, ticket, tensor }).map_err(broke)
+        lane.answers.add(ReadAnswer { source, ticket, tensor }).map_err(broke)
     }
 
     fn answered(
         &mut self,
         lane: &mut Lane,
-        current: Current,
-        source: Source,
-        ticket: Ticket,
+        current: OrderInProgress,
+        source: OrderSource,
+        ticket: ReadTicket,
         bytes: &mut u64,
         out: &mut Completions,
-    ) -> Result<Step, LinkFailure> {
+    ) -> Result<OrderProgress, LinkFailure> {
         let Some(read) = lane.reads.get(ticket) else {
-            let Ticket { index, number } = ticket;
+            let ReadTicket { index, number } = ticket;
             return Err(broke(format!("it answered read {number} in place {index}, which is not under way")));
         };
         if source.len != read.len {
@@ -240,14 +240,14 @@ impl Incoming {
             let room = &mut read.target.bytes_mut()[..source.len as usize];
             let pulled = pull(&self.memory, &mut lane.current, current, source, room, bytes);
             if !pulled.map_err(broke)? {
-                return Ok(Step::More);
+                return Ok(OrderProgress::More);
             }
             self.peer_kept_its_word()?;
         }
-        if let Some(Read { id, target, .. }) = lane.reads.take(ticket) {
+        if let Some(PendingRead { id, target, .. }) = lane.reads.take(ticket) {
             out.push(lane.link, lane.id, Event::ReadDone { id, target });
         }
-        Ok(Step::Done)
+        Ok(OrderProgress::Done)
     }
 
     /// Whether the peer still took part after its memory was read: only then were the bytes good.
@@ -256,13 +256,13 @@ impl Incoming {
     }
 }
 
-/// Pulls what is left of bulk into `room`, which is for the whole of it, at most `bytes` bytes. Returns whether that
-/// was the rest; if not, it goes on where `waiting` says.
+/// Pulls what is left of bulk into `room`, which is for the whole of it, at most `bytes` bytes.
+/// Returns whether that was the rest; if not, it goes on where `waiting` says.
 fn pull(
     memory: &PeerPool,
-    waiting: &mut Option<Current>,
-    current: Current,
-    source: Source,
+    waiting: &mut Option<OrderInProgress>,
+    current: OrderInProgress,
+    source: OrderSource,
     room: &mut [u8],
     bytes: &mut u64,
 ) -> Result<bool, String> {
@@ -272,7 +272,7 @@ fn pull(
     let start = current.pulled as usize;
     memory.pull(source, current.pulled, &mut room[start..start + now as usize])?;
     if now < left {
-        *waiting = Some(Current { pulled: current.pulled + now, ..current });
+        *waiting = Some(OrderInProgress { pulled: current.pulled + now, ..current });
     }
     Ok(now == left)
 }

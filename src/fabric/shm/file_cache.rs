@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 type File = (u64, u64);
 
 /// Things made of files that peers have sent, as long as somebody has them.
-pub(super) struct Known<T> {
+pub(super) struct FileCache<T> {
     things: Mutex<HashMap<(File, u64), Weak<T>>>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for FileCache<T> {
     fn default() -> Self {
-        Known { things: Mutex::default() }
+        FileCache { things: Mutex::default() }
     }
 }
 
-impl<T> Known<T> {
+impl<T> FileCache<T> {
     /// What was made of the same file and length before, or now by `make`.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_same_file_is_the_same_thing_as_long_as_somebody_has_it() {
-        let known = Known::default();
+        let known = FileCache::default();
         let file = memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
         let other = memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
         let mut made = 0;

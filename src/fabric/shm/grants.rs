@@ -1,21 +1,21 @@
 //! What the peer may write to and read from, checked here on each use (specification 3.1a).
 //!
-//! The table owns what it grants, so a granted tensor can be neither freed nor used meanwhile. A key is an
-//! index of the table and a generation, which grows with each use of the entry: a key that was taken
-//! back stays invalid until its entry has been used 2^18 times more.
+//! The table owns what it grants, so a granted tensor can be neither freed nor used meanwhile. A
+//! key is an index of the table and a generation, which grows with each use of the entry: a key
+//! that was taken back stays invalid until its entry has been used 2^18 times more.
 
 use crate::fabric::PostError;
-use crate::fabric::shm::memory::order::Target;
+use crate::fabric::shm::memory::order::OrderTarget;
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::Grant;
 
 const INDEX_BITS: u32 = 14;
-/// Grants that a link can have at a time.
+/// ShmGrants that a link can have at a time.
 pub(super) const MAX_GRANTS: usize = 1 << INDEX_BITS;
 
 /// What is granted.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum Granted {
     /// For writing.
     Write(TensorMut),
     /// For reading.
@@ -23,31 +23,32 @@ pub(super) enum Held {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct GrantEntry {
     generation: u32,
     span: Span,
-    held: Option<Held>,
+    held: Option<Granted>,
 }
 
 /// The grants of one link.
 #[derive(Debug, Default)]
-pub(super) struct Grants {
-    entries: Vec<Entry>,
+pub(super) struct ShmGrants {
+    entries: Vec<GrantEntry>,
     free: Vec<u32>,
 }
 
-impl Grants {
-    /// Adds a grant of the whole of `held`, which lies at `span`; `None` means that it has no bytes.
+impl ShmGrants {
+    /// Adds a grant of the whole of `held`, which lies at `span`; `None` means that it has no
+    /// bytes.
     ///
     /// # Errors
     /// [`PostError::Full`], with what was to be granted.
-    pub(super) fn add(&mut self, held: Held, span: Option<Span>) -> Result<Grant, (PostError, Held)> {
+    pub(super) fn add(&mut self, held: Granted, span: Option<Span>) -> Result<Grant, (PostError, Granted)> {
         let span = span.unwrap_or(Span { region: 0, offset: 0, len: 0 });
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() == MAX_GRANTS => return Err((PostError::Full, held)),
             None => {
-                self.entries.push(Entry { generation: 0, span, held: None });
+                self.entries.push(GrantEntry { generation: 0, span, held: None });
                 self.entries.len() as u32 - 1
             }
         };
@@ -61,18 +62,18 @@ impl Grants {
 
     /// Takes a grant for writing back.
     pub(super) fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
-        match self.take(grant.key, |held| matches!(held, Held::Write(_)))? {
-            Held::Write(tensor) => Some(tensor),
-            Held::Read(_) => None,
+        match self.take(grant.key, |held| matches!(held, Granted::Write(_)))? {
+            Granted::Write(tensor) => Some(tensor),
+            Granted::Read(_) => None,
         }
     }
 
     /// Takes a grant for reading back.
     pub(super) fn withdraw(&mut self, grant: &Grant) {
-        self.take(grant.key, |held| matches!(held, Held::Read(_)));
+        self.take(grant.key, |held| matches!(held, Granted::Read(_)));
     }
 
-    fn take(&mut self, key: u32, kind: impl FnOnce(&Held) -> bool) -> Option<Held> {
+    fn take(&mut self, key: u32, kind: impl FnOnce(&Granted) -> bool) -> Option<Granted> {
         let index = key % MAX_GRANTS as u32;
         let entry = self.entries.get_mut(index as usize)?;
         if entry.generation != key >> INDEX_BITS || !entry.held.as_ref().is_some_and(kind) {
@@ -88,9 +89,9 @@ impl Grants {
     /// # Errors
     /// What is wrong with it, for the peer's eyes.
     #[inline]
-    pub(super) fn writable(&mut self, target: Target, len: u64) -> Result<&mut [u8], String> {
+    pub(super) fn writable(&mut self, target: OrderTarget, len: u64) -> Result<&mut [u8], String> {
         match self.find(target, len)? {
-            (Some(Held::Write(tensor)), start) => {
+            (Some(Granted::Write(tensor)), start) => {
                 let end = start + len as usize; // inside the tensor, so it fits
                 tensor.bytes_mut().get_mut(start..end).ok_or_else(|| refusal(target, len, "outside"))
             }
@@ -102,16 +103,16 @@ impl Grants {
     ///
     /// # Errors
     /// What is wrong with it, for the peer's eyes.
-    pub(super) fn readable(&mut self, exposed: Target, len: u64) -> Result<&Tensor, String> {
+    pub(super) fn readable(&mut self, exposed: OrderTarget, len: u64) -> Result<&Tensor, String> {
         match self.find(exposed, len)? {
-            (Some(Held::Read(tensor)), _) => Ok(tensor),
+            (Some(Granted::Read(tensor)), _) => Ok(tensor),
             _ => Err(refusal(exposed, len, "which may only be written")),
         }
     }
 
     /// The entry for a key, and how far into it the access starts.
     #[inline]
-    fn find(&mut self, target: Target, len: u64) -> Result<(Option<&mut Held>, usize), String> {
+    fn find(&mut self, target: OrderTarget, len: u64) -> Result<(Option<&mut Granted>, usize), String> {
         let entry = self.entries.get_mut(target.key as usize % MAX_GRANTS);
         let Some(entry) = entry.filter(|entry| entry.held.is_some()) else {
             return Err(refusal(target, len, "but there is no grant with that key"));
@@ -133,8 +134,8 @@ impl Grants {
 }
 
 #[cold]
-fn refusal(target: Target, len: u64, why: &str) -> String {
-    let Target { region, key, offset } = target;
+fn refusal(target: OrderTarget, len: u64, why: &str) -> String {
+    let OrderTarget { region, key, offset } = target;
     format!("it used key {key:#x} for {len} bytes at {offset} of region {region}, {why}")
 }
 
@@ -146,79 +147,81 @@ mod tests {
     #[test]
     fn a_grant_gives_leave_to_its_own_bytes_and_no_others() {
         let pool = pool();
-        let mut grants = Grants::default();
-        let grant = grants.add(Held::Write(tensor_mut(&pool, 64)), None).expect("room");
+        let mut grants = ShmGrants::default();
+        let grant = grants.add(Granted::Write(tensor_mut(&pool, 64)), None).expect("room");
         assert_eq!(grant.len, 0);
         let held = tensor_mut(&pool, 64);
         let span = held.span();
-        let grant = grants.add(Held::Write(held), span).expect("room");
-        let whole = Target::from(&grant);
+        let grant = grants.add(Granted::Write(held), span).expect("room");
+        let whole = OrderTarget::from(&grant);
         assert_eq!(grants.writable(whole, 64).expect("granted").len(), 64);
-        let tail = Target { offset: grant.offset + 60, ..whole };
+        let tail = OrderTarget { offset: grant.offset + 60, ..whole };
         assert_eq!(grants.writable(tail, 4).expect("granted").len(), 4);
-        let refused = |grants: &mut Grants, target, len, text: &str| {
+        let refused = |grants: &mut ShmGrants, target, len, text: &str| {
             let why = grants.writable(target, len).expect_err("refused");
             assert!(why.contains(text), "{why}");
         };
         refused(&mut grants, whole, 65, "64 bytes");
         refused(&mut grants, tail, 5, "are granted");
         refused(&mut grants, tail, u64::MAX, "are granted");
-        refused(&mut grants, Target { offset: u64::MAX, ..whole }, 2, "are granted");
-        refused(&mut grants, Target { offset: grant.offset - 1, ..whole }, 1, "are granted");
-        refused(&mut grants, Target { region: grant.region + 1, ..whole }, 1, "another region");
-        refused(&mut grants, Target { key: grant.key + 1, ..whole }, 1, "no grant");
-        refused(&mut grants, Target { key: grant.key + (1 << INDEX_BITS), ..whole }, 1, "taken back");
+        refused(&mut grants, OrderTarget { offset: u64::MAX, ..whole }, 2, "are granted");
+        refused(&mut grants, OrderTarget { offset: grant.offset - 1, ..whole }, 1, "are granted");
+        refused(&mut grants, OrderTarget { region: grant.region + 1, ..whole }, 1, "another region");
+        refused(&mut grants, OrderTarget { key: grant.key + 1, ..whole }, 1, "no grant");
+        refused(&mut grants, OrderTarget { key: grant.key + (1 << INDEX_BITS), ..whole }, 1, "taken back");
     }
 
     #[test]
     fn a_key_is_dead_once_it_is_taken_back_also_when_its_place_is_used_again() {
         let pool = pool();
-        let mut grants = Grants::default();
-        let add = |grants: &mut Grants| {
+        let mut grants = ShmGrants::default();
+        let add = |grants: &mut ShmGrants| {
             let held = tensor_mut(&pool, 8);
             let span = held.span();
-            grants.add(Held::Write(held), span).expect("room")
+            grants.add(Granted::Write(held), span).expect("room")
         };
         let old = add(&mut grants);
         assert!(grants.revoke(&old).is_some());
         assert!(grants.revoke(&old).is_none());
-        assert!(grants.writable(Target::from(&old), 8).is_err());
+        assert!(grants.writable(OrderTarget::from(&old), 8).is_err());
         let new = add(&mut grants);
         assert_ne!(old.key, new.key);
-        assert!(grants.writable(Target::from(&old), 8).expect_err("stale").contains("taken back"));
+        assert!(grants.writable(OrderTarget::from(&old), 8).expect_err("stale").contains("taken back"));
         assert!(grants.revoke(&old).is_none());
-        assert!(grants.writable(Target::from(&new), 8).is_ok());
+        assert!(grants.writable(OrderTarget::from(&new), 8).is_ok());
     }
 
     #[test]
     fn leave_to_read_is_no_leave_to_write_and_the_other_way_round() {
         let pool = pool();
-        let mut grants = Grants::default();
+        let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[7; 16]);
-        let read = grants.add(Held::Read(source.clone()), source.span()).expect("room");
-        assert!(grants.writable(Target::from(&read), 1).expect_err("refused").contains("only be read"));
-        assert_eq!(grants.readable(Target::from(&read), 16).expect("exposed").bytes(), [7; 16]);
+        let read = grants.add(Granted::Read(source.clone()), source.span()).expect("room");
+        assert!(grants.writable(OrderTarget::from(&read), 1).expect_err("refused").contains("only be read"));
+        assert_eq!(grants.readable(OrderTarget::from(&read), 16).expect("exposed").bytes(), [7; 16]);
         assert!(grants.revoke(&read).is_none());
         let held = tensor_mut(&pool, 16);
         let span = held.span();
-        let write = grants.add(Held::Write(held), span).expect("room");
-        assert!(grants.readable(Target::from(&write), 1).expect_err("refused").contains("only be written"));
+        let write = grants.add(Granted::Write(held), span).expect("room");
+        assert!(
+            grants.readable(OrderTarget::from(&write), 1).expect_err("refused").contains("only be written")
+        );
         grants.withdraw(&write);
         assert!(grants.revoke(&write).is_some());
         grants.withdraw(&read);
-        assert!(grants.readable(Target::from(&read), 1).is_err());
+        assert!(grants.readable(OrderTarget::from(&read), 1).is_err());
     }
 
     #[test]
     fn a_full_table_gives_back_what_was_to_be_granted() {
         let pool = pool();
-        let mut grants = Grants::default();
+        let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[1; 4]);
         for _ in 0..MAX_GRANTS {
-            grants.add(Held::Read(source.clone()), source.span()).expect("room");
+            grants.add(Granted::Read(source.clone()), source.span()).expect("room");
         }
-        let (error, held) = grants.add(Held::Read(source.clone()), source.span()).expect_err("full");
+        let (error, held) = grants.add(Granted::Read(source.clone()), source.span()).expect_err("full");
         assert_eq!(error, PostError::Full);
-        assert!(matches!(held, Held::Read(_)));
+        assert!(matches!(held, Granted::Read(_)));
     }
 }

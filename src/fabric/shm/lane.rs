@@ -3,14 +3,14 @@
 use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
 use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnWords, PeerWords};
-use crate::fabric::shm::reads::{Answers, Read, Reads};
-use crate::fabric::shm::wakeup::announcer::Announcer;
+use crate::fabric::shm::reads::{PendingRead, PendingReads, ReadAnswers};
+use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, OpId};
 use crate::memory::Tensor;
 use std::collections::VecDeque;
 
 /// Something of ours that the peer may still pull from.
-struct Pending {
+struct HeldSource {
     /// Position of its slot in the outgoing ring.
     position: u64,
     /// The write that it is; `None` for an answer to a read of the peer's.
@@ -21,7 +21,7 @@ struct Pending {
 
 /// A peer's order that is under way.
 #[derive(Clone, Copy)]
-pub(super) struct Current {
+pub(super) struct OrderInProgress {
     pub order: Order,
     /// Bytes that have been pulled so far.
     pub pulled: u64,
@@ -36,18 +36,18 @@ pub(super) struct Lane {
     /// Receives that the peer may still consume.
     pub posted: u32,
     /// Bulk that was begun and did not fit in one poll.
-    pub current: Option<Current>,
-    pub reads: Reads,
-    pub answers: Answers,
+    pub current: Option<OrderInProgress>,
+    pub reads: PendingReads,
+    pub answers: ReadAnswers,
     /// Something was posted since something last came.
     pub replies: bool,
-    pub announcer: Announcer,
+    pub ringer: Ringer,
     /// The peer is told of what is posted only when the lane is uncorked.
     is_corked: bool,
     /// It was not told of something.
     owes: bool,
     /// What is held, oldest first.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<HeldSource>,
 }
 
 impl Lane {
@@ -57,7 +57,7 @@ impl Lane {
         depth: u32,
         out: Producer<OwnWords, PeerWords>,
         inc: Consumer<PeerWords, OwnWords>,
-        announcer: Announcer,
+        ringer: Ringer,
     ) -> Self {
         Lane {
             link: LinkId(0), // the port names it
@@ -66,23 +66,24 @@ impl Lane {
             inc,
             posted: 0,
             current: None,
-            reads: Reads::new(depth),
-            answers: Answers::new(depth),
+            reads: PendingReads::new(depth),
+            answers: ReadAnswers::new(depth),
             replies: false,
-            announcer,
+            ringer,
             is_corked: false,
             owes: false,
             pending: VecDeque::with_capacity(depth as usize),
         }
     }
 
-    /// Tells the peer, if it does not look, that there is something; while the lane is corked, later.
+    /// Tells the peer, if it does not look, that there is something; while the lane is corked,
+    /// later.
     #[inline]
-    pub(super) fn announce(&mut self) {
+    pub(super) fn ring_if_idle(&mut self) {
         if self.is_corked {
             self.owes = true;
         } else {
-            self.announcer.announce();
+            self.ringer.ring_if_idle();
         }
     }
 
@@ -97,14 +98,15 @@ impl Lane {
         std::mem::take(&mut self.owes)
     }
 
-    /// Puts an order without a body, and its payload, in the ring. The caller has seen that there is room.
+    /// Puts an order without a body, and its payload, in the ring. The caller has seen that there
+    /// is room.
     #[inline]
     pub(super) fn post_inline(&mut self, order: Order, payload: &[u8]) {
         let (header, _) = order.to_words();
         let ack = self.inc.ack();
         self.replies = true;
         self.out.post(ack, header, payload);
-        self.announce();
+        self.ring_if_idle();
     }
 
     /// Puts an order with a body in the ring. The caller has seen that there is room.
@@ -117,12 +119,13 @@ impl Lane {
         let ack = self.inc.ack();
         self.replies = true;
         self.out.post(ack, header, &payload);
-        self.announce();
+        self.ring_if_idle();
     }
 
-    /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
+    /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it
+    /// is one, is done.
     pub(super) fn post_held(&mut self, order: Order, write: Option<OpId>, source: Option<Tensor>) {
-        self.pending.push_back(Pending { position: self.out.next(), write, _source: source });
+        self.pending.push_back(HeldSource { position: self.out.next(), write, _source: source });
         self.post(order);
     }
 
@@ -138,7 +141,7 @@ impl Lane {
     #[inline]
     pub(super) fn tell(&mut self) {
         if self.inc.tell() {
-            self.announce();
+            self.ring_if_idle();
         }
     }
 
@@ -152,7 +155,7 @@ impl Lane {
         !self.pending.is_empty() || !self.answers.is_empty()
     }
 
-    /// Reads the peer's line.
+    /// PendingReads the peer's line.
     pub(super) fn refresh(&mut self, out: &mut Completions) -> Result<(), BadAck> {
         self.out.refresh()?;
         self.complete(out);
@@ -188,7 +191,7 @@ impl Lane {
                 out.push(self.link, self.id, Event::Failed { id });
             }
         }
-        for Read { id, .. } in self.reads.take_all() {
+        for PendingRead { id, .. } in self.reads.take_all() {
             out.push(self.link, self.id, Event::Failed { id });
         }
         self.answers.clear();

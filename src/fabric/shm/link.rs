@@ -1,20 +1,20 @@
 //! One link: what its owner posts, what one poll does, and how it ends.
 
 use crate::fabric::shm::bulk::PeerPool;
-use crate::fabric::shm::execute::{Incoming, bad_ack};
+use crate::fabric::shm::execute::{OrderExecutor, bad_ack};
 use crate::fabric::shm::grants::MAX_GRANTS;
 use crate::fabric::shm::lane::Lane;
-use crate::fabric::shm::liveness::Watch;
-use crate::fabric::shm::loans::borrowed::LeaseTable;
-use crate::fabric::shm::loans::lent::Loans;
-use crate::fabric::shm::loans::orphans::{Limbo, Stray};
-use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::liveness::ProcessWatch;
+use crate::fabric::shm::loans::borrowed::LoanTable;
+use crate::fabric::shm::loans::lent::LentLoans;
+use crate::fabric::shm::loans::orphans::{OrphanedLink, OrphanedLoans};
+use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::ring::{Consumer, PAYLOAD_BYTES, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::memory::state;
-use crate::fabric::shm::wakeup::announcer::Announcer;
 use crate::fabric::shm::wakeup::doorbells::{OwnDoorbell, PeerDoorbells};
-use crate::fabric::shm::wakeup::idle::{self, Bellpull};
+use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
+use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::fabric::{
     Allowance, Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId,
 };
@@ -23,11 +23,11 @@ use std::sync::Arc;
 
 /// Polls between two looks at what a slot does not tell: the peer's lines, its state, its death.
 const LOOK_EVERY: u32 = 32;
-/// Loans that one poll looks at.
+/// LentLoans that one poll looks at.
 const LOANS_PER_POLL: usize = 4;
 
 /// A tensor that the peer may be reading where it lies.
-pub(super) struct Loan {
+pub(super) struct LinkLoan {
     pub id: OpId,
     pub lane: LaneId,
     /// Position of its slot in the lane's ring.
@@ -39,9 +39,9 @@ pub(super) struct Loan {
 }
 
 /// The loans of a link.
-pub(super) type LinkLoans = Loans<PeerWords, Loan>;
+pub(super) type LinkLoans = LentLoans<PeerWords, LinkLoan>;
 
-enum Phase {
+enum ShmLinkPhase {
     Up,
     /// The peer is gone or has left: what it had put in its rings is still taken.
     Draining(LinkFailure),
@@ -51,56 +51,56 @@ enum Phase {
 }
 
 /// One link.
-pub(super) struct Link {
+pub(super) struct ShmLinkInner {
     pub limits: LinkLimits,
     pub id: LinkId,
     pub pool: Pool,
-    phase: Phase,
+    phase: ShmLinkPhase,
     polls: u32,
     pub lanes: Vec<Lane>,
-    pub incoming: Incoming,
+    pub executor: OrderExecutor,
     pub loans: LinkLoans,
     state: OwnWords,
-    announcer: Announcer,
-    watch: Option<Watch>,
+    ringer: Ringer,
+    watch: Option<ProcessWatch>,
     pid: u32,
-    limbo: Arc<Limbo>,
+    orphans: Arc<OrphanedLoans>,
     /// Something came or was posted since its port last looked for links to let go cold.
-    pub stirred: bool,
+    pub had_traffic: bool,
     /// Both processes take part in heavy barriers.
     pub fenced: bool,
     is_corked: bool,
 }
 
 /// What a handshake has brought, for a link to be made of.
-pub(super) struct Parts {
+pub(super) struct LinkParts {
     pub pool: Pool,
     pub own: OwnSegment,
     pub peer: PeerSegment,
     pub memory: PeerPool,
-    pub watch: Watch,
+    pub watch: ProcessWatch,
     pub pid: u32,
-    pub limbo: Arc<Limbo>,
+    pub orphans: Arc<OrphanedLoans>,
     pub poll_bytes: u64,
     pub doorbells: Arc<PeerDoorbells>,
     pub fenced: bool,
 }
 
-impl Link {
+impl ShmLinkInner {
     /// A link on fresh segments.
-    pub(super) fn new(options: &LinkOptions, layout: &Layout, parts: Parts) -> Self {
-        let Parts { pool, own, peer, memory, watch, pid, limbo, poll_bytes, doorbells, fenced } = parts;
-        let announcer = Announcer::new(peer.words(layout.state()), doorbells);
+    pub(super) fn new(options: &LinkOptions, layout: &SegmentLayout, parts: LinkParts) -> Self {
+        let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, fenced } = parts;
+        let ringer = Ringer::new(peer.words(layout.state()), doorbells);
         let lanes = (0..options.lanes)
             .map(|id| {
                 let k = usize::from(id);
                 let out = Producer::new(own.words(layout.ring(k)), peer.words(layout.line(k)));
                 let inc = Consumer::new(peer.words(layout.ring(k)), own.words(layout.line(k)));
-                Lane::new(LaneId(id), options.depth, out, inc, announcer.clone())
+                Lane::new(LaneId(id), options.depth, out, inc, ringer.clone())
             })
             .collect();
-        let leases = LeaseTable::new(own.words(layout.leases()), announcer.clone());
-        Link {
+        let leases = LoanTable::new(own.words(layout.leases()), ringer.clone());
+        ShmLinkInner {
             limits: LinkLimits {
                 lanes: options.lanes,
                 depth: options.depth,
@@ -112,36 +112,38 @@ impl Link {
             },
             id: LinkId(0),
             pool,
-            phase: Phase::Up,
+            phase: ShmLinkPhase::Up,
             polls: 0,
             lanes,
-            incoming: Incoming::new(memory, leases, peer.words(layout.state()), poll_bytes),
-            loans: Loans::new(peer.words(layout.leases())),
+            executor: OrderExecutor::new(memory, leases, peer.words(layout.state()), poll_bytes),
+            loans: LentLoans::new(peer.words(layout.leases())),
             state: own.words(layout.state()),
-            announcer,
+            ringer,
             watch: Some(watch),
             pid,
-            limbo,
-            stirred: true,
+            orphans,
+            had_traffic: true,
             fenced,
             is_corked: false,
         }
     }
 
-    /// Names the link, when a port takes it, and the place of the port's doorbell that rings when the peer dies.
+    /// Names the link, when a port takes it, and the place of the port's doorbell that rings when
+    /// the peer dies.
     pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
-        self.announcer.counted_by(bell);
+        self.ringer.count_on(bell);
         for lane in &mut self.lanes {
             lane.link = id;
-            lane.announcer.counted_by(bell);
+            lane.ringer.count_on(bell);
         }
         if let Some(watch) = &mut self.watch {
             watch.ring(Arc::clone(bell), place);
         }
     }
 
-    /// The peer is told of what is posted from now on by [`Link::uncork`]. Returns whether that is new.
+    /// The peer is told of what is posted from now on by [`ShmLinkInner::uncork`]. Returns whether
+    /// that is new.
     pub(super) fn cork(&mut self) -> bool {
         if std::mem::replace(&mut self.is_corked, true) {
             return false;
@@ -157,46 +159,48 @@ impl Link {
         }
         let owing = self.lanes.iter_mut().map(Lane::uncork).filter(|owes| *owes).count();
         if owing > 0 {
-            self.announcer.announce();
+            self.ringer.ring_if_idle();
         }
     }
 
-    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at [`Link::has_news`].
-    pub(super) fn mark(&mut self, pull: Bellpull) {
+    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at
+    /// [`ShmLinkInner::has_news`].
+    pub(super) fn mark_idle(&mut self, pull: DoorbellRef) {
         for lane in &mut self.lanes {
             lane.tell();
         }
-        idle::mark(&self.state, pull);
+        idle::mark_idle(&self.state, pull);
     }
 
     /// The peer need not ring any more: the port looks at the link in each poll.
-    pub(super) fn unmark(&mut self) {
-        idle::unmark(&self.state);
-        self.stirred = true;
+    pub(super) fn mark_active(&mut self) {
+        idle::mark_active(&self.state);
+        self.had_traffic = true;
     }
 
     /// Whether a poll would find something.
     pub(super) fn has_news(&self) -> bool {
         match self.phase {
-            Phase::Failing(_) | Phase::Draining(_) => true,
-            Phase::Down => false,
-            Phase::Up => {
+            ShmLinkPhase::Failing(_) | ShmLinkPhase::Draining(_) => true,
+            ShmLinkPhase::Down => false,
+            ShmLinkPhase::Up => {
                 self.lanes.iter().any(Lane::has_news)
                     || self.loans.has_news()
-                    || state::of_peer(&self.incoming.peer_state).is_some()
-                    || self.watch.as_ref().is_some_and(Watch::is_dead)
+                    || state::of_peer(&self.executor.peer_state).is_some()
+                    || self.watch.as_ref().is_some_and(ProcessWatch::is_dead)
             }
         }
     }
 
-    /// One look at everything that may have come or be done, of many that follow each other closely.
+    /// One look at everything that may have come or be done, of many that follow each other
+    /// closely.
     #[inline]
     pub(super) fn poll(&mut self, out: &mut Completions) {
         if !self.is_up() && !self.poll_unless_over(out) {
             return;
         }
         let Ok(busy) = self.poll_lanes(out) else { return };
-        self.stirred |= busy;
+        self.had_traffic |= busy;
         if !self.loans.is_empty() {
             self.returned(LOANS_PER_POLL, out);
         }
@@ -207,25 +211,26 @@ impl Link {
         self.look_around(busy, out);
     }
 
-    /// One look at everything, of which the next may be long after: for a link for which the doorbell was rung. Returns
-    /// whether the link has to be looked at again soon.
+    /// One look at everything, of which the next may be long after: for a link for which the
+    /// doorbell was rung. Returns whether the link has to be looked at again soon.
     pub(super) fn poll_once(&mut self, out: &mut Completions) -> bool {
         let before = out.len();
         if self.is_up() || self.poll_unless_over(out) {
             let Ok(busy) = self.poll_lanes(out) else { return true };
             self.returned(usize::MAX, out);
             self.look_around(busy, out);
-            return busy || out.len() > before || matches!(self.phase, Phase::Draining(_));
+            return busy || out.len() > before || matches!(self.phase, ShmLinkPhase::Draining(_));
         }
         out.len() > before
     }
 
-    /// Looks at the rings. Returns whether anything had come; an error if the link went down for it.
+    /// Looks at the rings. Returns whether anything had come; an error if the link went down for
+    /// it.
     #[inline(always)] // who spins does nothing else
     fn poll_lanes(&mut self, out: &mut Completions) -> Result<bool, ()> {
         let mut busy = false;
         for lane in &mut self.lanes {
-            match self.incoming.poll(lane, out) {
+            match self.executor.poll(lane, out) {
                 Ok(came) => busy |= came,
                 Err(why) => {
                     self.go_down(why, out);
@@ -239,25 +244,25 @@ impl Link {
     /// Whether operations can be posted.
     #[inline]
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.phase, Phase::Up)
+        matches!(self.phase, ShmLinkPhase::Up)
     }
 
     /// Ends the link from this side; the next poll tells.
     pub(super) fn fail(&mut self, why: LinkFailure) {
-        if matches!(self.phase, Phase::Up | Phase::Draining(_)) {
+        if matches!(self.phase, ShmLinkPhase::Up | ShmLinkPhase::Draining(_)) {
             self.leave(&why);
-            self.phase = Phase::Failing(why);
+            self.phase = ShmLinkPhase::Failing(why);
         }
     }
 
     /// In a phase other than up: whether there is still something to poll.
     #[cold]
     fn poll_unless_over(&mut self, out: &mut Completions) -> bool {
-        if let Phase::Failing(why) = &self.phase {
+        if let ShmLinkPhase::Failing(why) = &self.phase {
             let why = why.clone();
             self.go_down(why, out);
         }
-        matches!(self.phase, Phase::Draining(_))
+        matches!(self.phase, ShmLinkPhase::Draining(_))
     }
 
     /// Completes loans that are back, of the next `count`.
@@ -275,17 +280,17 @@ impl Link {
             }
         }
         match &self.phase {
-            Phase::Draining(why) if !busy => {
+            ShmLinkPhase::Draining(why) if !busy => {
                 let why = why.clone();
                 self.go_down(why, out);
             }
-            Phase::Up => {
+            ShmLinkPhase::Up => {
                 // Death first: a peer that died left its state as it was.
-                let died = self.watch.as_ref().is_some_and(Watch::is_dead);
-                if let Some(why) = state::of_peer(&self.incoming.peer_state) {
-                    self.phase = Phase::Draining(why);
+                let died = self.watch.as_ref().is_some_and(ProcessWatch::is_dead);
+                if let Some(why) = state::of_peer(&self.executor.peer_state) {
+                    self.phase = ShmLinkPhase::Draining(why);
                 } else if died {
-                    self.phase = Phase::Draining(LinkFailure::PeerDied { pid: self.pid });
+                    self.phase = ShmLinkPhase::Draining(LinkFailure::PeerDied { pid: self.pid });
                 }
             }
             _ => {}
@@ -295,11 +300,12 @@ impl Link {
     /// Ends the link: everything outstanding completes, then `Down`.
     #[cold]
     fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
-        if !matches!(self.phase, Phase::Failing(_)) {
+        if !matches!(self.phase, ShmLinkPhase::Failing(_)) {
             self.leave(&why); // else the peer knows already
         }
         for lane in &mut self.lanes {
-            // What the peer has taken is done, not failed. A wrong number on its line changes nothing now.
+            // What the peer has taken is done, not failed. A wrong number on its line changes
+            // nothing now.
             let _ = lane.refresh(out);
         }
         self.returned(usize::MAX, out);
@@ -309,8 +315,8 @@ impl Link {
         for loan in self.loans.held() {
             out.push(self.id, loan.lane, Event::Failed { id: loan.id });
         }
-        self.phase = Phase::Down;
-        self.part_from_loans();
+        self.phase = ShmLinkPhase::Down;
+        self.orphan_loans();
         out.push(self.id, LaneId::CONTROL, Event::Down(why));
     }
 
@@ -321,29 +327,29 @@ impl Link {
             lane.inc.finish();
         }
         state::leave(&self.state, why);
-        self.announcer.announce();
+        self.ringer.ring_if_idle();
     }
 
     /// Leaves the loans that are still out to those who wait for them.
-    fn part_from_loans(&mut self) {
+    fn orphan_loans(&mut self) {
         let watch = self.watch.take();
         if self.loans.is_empty() {
             return;
         }
         let lines = self.lanes.iter().map(|lane| lane.out.line().clone()).collect();
-        let peer_state = self.incoming.peer_state.clone();
+        let peer_state = self.executor.peer_state.clone();
         if let Some(watch) = watch {
-            self.limbo.add(Stray { loans: self.loans.part(), lines, peer_state, watch });
+            self.orphans.add(OrphanedLink { loans: self.loans.take_out(), lines, peer_state, watch });
         }
     }
 }
 
-impl Drop for Link {
+impl Drop for ShmLinkInner {
     fn drop(&mut self) {
-        if !matches!(self.phase, Phase::Down) {
+        if !matches!(self.phase, ShmLinkPhase::Down) {
             // Before anything is released, so that the peer can tell.
             self.leave(&LinkFailure::Closed);
-            self.part_from_loans();
+            self.orphan_loans();
         }
     }
 }

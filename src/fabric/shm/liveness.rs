@@ -1,13 +1,16 @@
-//! Tells the death of a peer's process: one thread for all links of a fabric, asleep until one dies.
+//! Tells the death of a peer's process: one thread for all links of a fabric, asleep until one
+//! dies.
 //!
-//! It waits on the peers' pidfds, one for each process, however many links there are to it. (The end of a socket
-//! would be no proof: a forked child keeps sockets open.) A poller only looks at a word in this process's memory, so
-//! the data path makes no system call for it; for one that does not look it rings the doorbell.
+//! It waits on the peers' pidfds, one for each process, however many links there are to it. (The
+//! end of a socket would be no proof: a forked child keeps sockets open.) A poller only looks at a
+//! word in this process's memory, so the data path makes no system call for it; for one that does
+//! not look it rings the doorbell.
 //!
-//! A timer has it count loans that are overdue, and have a second thread see to what dead peers have left.
+//! A timer has it count loans that are overdue, and have a second thread see to what dead peers
+//! have left.
 #![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
-use crate::fabric::shm::loans::reclaim::Estates;
+use crate::fabric::shm::loans::reclaim::Reclaimer;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::{FabricError, FabricKind};
 use crate::memory::Home;
@@ -31,60 +34,60 @@ const TICK: u64 = u64::MAX;
 const MAX_TICKS: u64 = 16;
 
 /// The watcher of one fabric. Its thread ends when the last holder lets go of it.
-pub(super) struct Watcher {
-    shared: Arc<Shared>,
+pub(super) struct ProcessWatcher {
+    shared: Arc<WatcherShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The watcher of a fabric, which the first link starts.
-pub(super) struct OneWatcher {
-    watcher: Mutex<Held>,
+pub(super) struct LazyWatcher {
+    watcher: Mutex<WatcherSlot>,
     period: Duration,
-    estates: Arc<Estates>,
+    reclaimer: Arc<Reclaimer>,
 }
 
 #[derive(Default)]
-struct Held {
+struct WatcherSlot {
     /// Kept, until a port is dropped.
-    kept: Option<Arc<Watcher>>,
+    kept: Option<Arc<ProcessWatcher>>,
     /// The last one, which links may keep: a second beside it would tick the same books.
-    last: Weak<Watcher>,
+    last: Weak<ProcessWatcher>,
 }
 
-struct Shared {
+struct WatcherShared {
     /// A forked child has the same epoll and eventfd, and must not touch them.
-    home: Home,
+    fork_guard: Home,
     epoll: OwnedFd,
     stop: OwnedFd,
     timer: OwnedFd,
-    estates: Arc<Estates>,
-    /// Settles estates, when there are some.
-    keeper: Mutex<Option<JoinHandle<()>>>,
-    watched: Mutex<Watched>,
+    reclaimer: Arc<Reclaimer>,
+    /// Settles reclaimer, when there are some.
+    reclaiming: Mutex<Option<JoinHandle<()>>>,
+    watched: Mutex<WatchedProcesses>,
 }
 
 #[derive(Default)]
-struct Watched {
+struct WatchedProcesses {
     last: u64,
-    processes: HashMap<u64, Process>,
+    processes: HashMap<u64, WatchedProcess>,
 }
 
 /// A process that lives, as far as is known.
-struct Process {
+struct WatchedProcess {
     /// 0 if it can't be seen from here: then each link has its own.
     pid: u32,
     pidfd: Arc<OwnedFd>,
     dead: Arc<AtomicBool>,
     /// Which doorbell to ring, for each watch on it.
-    watches: HashMap<u64, Option<Bell>>,
+    watches: HashMap<u64, Option<LinkDoorbell>>,
 }
 
 /// A doorbell and the place to ring.
-type Bell = (Arc<OwnDoorbell>, usize);
+type LinkDoorbell = (Arc<OwnDoorbell>, usize);
 
 /// A link's watch on a process; given up on drop.
-pub(super) struct Watch {
-    watcher: Arc<Watcher>,
+pub(super) struct ProcessWatch {
+    watcher: Arc<ProcessWatcher>,
     process: u64,
     id: u64,
     dead: Arc<AtomicBool>,
@@ -99,41 +102,42 @@ fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
     }
 }
 
-impl OneWatcher {
-    /// None yet. It will have the estates tick with this period.
-    pub(super) fn new(period: Duration, estates: Arc<Estates>) -> Self {
-        OneWatcher { watcher: Mutex::default(), period, estates }
+impl LazyWatcher {
+    /// None yet. It will have the reclaimer tick with this period.
+    pub(super) fn new(period: Duration, reclaimer: Arc<Reclaimer>) -> Self {
+        LazyWatcher { watcher: Mutex::default(), period, reclaimer }
     }
 
     /// The watcher, started if there is none yet.
-    pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
+    pub(super) fn get(&self) -> Result<Arc<ProcessWatcher>, FabricError> {
         let mut held = self.held();
         let watcher = match held.last.upgrade() {
             Some(watcher) => watcher,
-            None => Arc::new(Watcher::start(self.period, Arc::clone(&self.estates))?),
+            None => Arc::new(ProcessWatcher::start(self.period, Arc::clone(&self.reclaimer))?),
         };
-        *held = Held { kept: Some(Arc::clone(&watcher)), last: Arc::downgrade(&watcher) };
+        *held = WatcherSlot { kept: Some(Arc::clone(&watcher)), last: Arc::downgrade(&watcher) };
         Ok(watcher)
     }
 
-    /// Lets go of it: it ends with the links that need it, and a later link takes it up again, or starts another.
-    pub(super) fn let_go(&self) {
+    /// Lets go of it: it ends with the links that need it, and a later link takes it up again, or
+    /// starts another.
+    pub(super) fn release(&self) {
         let kept = self.held().kept.take();
         // Without the lock: the end of its thread is waited for.
         drop(kept);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, WatcherSlot> {
         self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Watcher {
+impl ProcessWatcher {
     /// Starts the thread.
     ///
     /// # Errors
     /// If descriptors or the thread can't be had.
-    pub(super) fn start(period: Duration, estates: Arc<Estates>) -> Result<Self, FabricError> {
+    pub(super) fn start(period: Duration, reclaimer: Arc<Reclaimer>) -> Result<Self, FabricError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("making an epoll"))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
@@ -141,9 +145,10 @@ impl Watcher {
         let timer = timer(period).map_err(os("making a timer"))?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(TICK), epoll::EventFlags::IN)
             .map_err(os("watching a timer"))?;
-        let (home, watched) = (Home::here(), Mutex::default());
-        let keeper = Mutex::default();
-        let shared = Arc::new(Shared { home, epoll, stop, timer, estates, keeper, watched });
+        let (fork_guard, watched) = (Home::here(), Mutex::default());
+        let reclaiming = Mutex::default();
+        let shared =
+            Arc::new(WatcherShared { fork_guard, epoll, stop, timer, reclaimer, reclaiming, watched });
         let thread = std::thread::Builder::new()
             .name("tw-shm-watch".into())
             .spawn({
@@ -151,14 +156,18 @@ impl Watcher {
                 move || shared.run()
             })
             .map_err(|error| os("starting the thread tw-shm-watch")(errno(&error)))?;
-        Ok(Watcher { shared, thread: Some(thread) })
+        Ok(ProcessWatcher { shared, thread: Some(thread) })
     }
 
     /// Watches the process of a pidfd, whose id is `pid`; 0 if it has none here.
     ///
     /// # Errors
     /// If the kernel has no room for another watch.
-    pub(super) fn watch(self: &Arc<Self>, pidfd: Arc<OwnedFd>, pid: u32) -> Result<Watch, FabricError> {
+    pub(super) fn watch(
+        self: &Arc<Self>,
+        pidfd: Arc<OwnedFd>,
+        pid: u32,
+    ) -> Result<ProcessWatch, FabricError> {
         let mut watched = self.shared.watched();
         watched.last += 1;
         let id = watched.last;
@@ -169,7 +178,7 @@ impl Watcher {
                 epoll::add(&self.shared.epoll, &pidfd, data, epoll::EventFlags::IN)
                     .map_err(os("watching the peer's process"))?;
                 let (dead, watches) = (Arc::default(), HashMap::new());
-                watched.processes.insert(id, Process { pid, pidfd, dead, watches });
+                watched.processes.insert(id, WatchedProcess { pid, pidfd, dead, watches });
                 id
             }
         };
@@ -179,13 +188,13 @@ impl Watcher {
         });
         drop(watched);
         let dead = dead.unwrap_or_else(|| unreachable!("found or inserted under the same lock"));
-        Ok(Watch { watcher: Arc::clone(self), process, id, dead })
+        Ok(ProcessWatch { watcher: Arc::clone(self), process, id, dead })
     }
 }
 
-impl Watched {
-    /// A process with this id that is watched and lives. Its id can't be another's, so a pidfd that was made for
-    /// the id in its life is for the same process.
+impl WatchedProcesses {
+    /// A process with this id that is watched and lives. Its id can't be another's, so a pidfd that
+    /// was made for the id in its life is for the same process.
     fn living(&self, pid: u32) -> Option<u64> {
         let (number, process) = self.processes.iter().find(|(_, process)| process.pid == pid && pid != 0)?;
         let mut fds = [PollFd::new(&process.pidfd, PollFlags::IN)];
@@ -208,8 +217,8 @@ fn errno(error: &std::io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
 }
 
-impl Shared {
-    fn watched(&self) -> MutexGuard<'_, Watched> {
+impl WatcherShared {
+    fn watched(&self) -> MutexGuard<'_, WatchedProcesses> {
         // Nothing under this lock can leave it half done.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -220,7 +229,8 @@ impl Shared {
             let (ready, _) = match epoll::wait(&self.epoll, &mut events, None) {
                 Ok(ready) => ready,
                 Err(rustix::io::Errno::INTR) => continue,
-                // The epoll is ours and valid: there is no other error. Without it nothing can be watched.
+                // The epoll is ours and valid: there is no other error. Without it nothing can be
+                // watched.
                 Err(_) => return,
             };
             for event in ready {
@@ -238,25 +248,26 @@ impl Shared {
         // One that is not due after all has nothing to read.
         if rustix::io::read(&self.timer, &mut count) == Ok(count.len()) {
             let ticks = u64::from_ne_bytes(count).min(MAX_TICKS);
-            if (0..ticks).fold(false, |is_due, _| self.estates.tick() || is_due) {
-                self.settle();
+            if (0..ticks).fold(false, |is_due, _| self.reclaimer.tick() || is_due) {
+                self.reclaim();
             }
         }
     }
 
-    /// Has what dead peers left settled by a thread of its own: it may take long, and the next death must be told at once.
-    fn settle(&self) {
-        let mut keeper = self.keeper();
-        if keeper.as_ref().is_none_or(JoinHandle::is_finished) {
-            let estates = Arc::clone(&self.estates);
-            let thread = std::thread::Builder::new().name("tw-shm-keep".into());
+    /// Has what dead peers left settled by a thread of its own: it may take long, and the next
+    /// death must be told at once.
+    fn reclaim(&self) {
+        let mut reclaiming = self.reclaiming();
+        if reclaiming.as_ref().is_none_or(JoinHandle::is_finished) {
+            let reclaimer = Arc::clone(&self.reclaimer);
+            let thread = std::thread::Builder::new().name("tw-shm-reclaim".into());
             // Without a thread it is tried again with the next tick.
-            *keeper = thread.spawn(move || estates.settle()).ok();
+            *reclaiming = thread.spawn(move || reclaimer.reclaim()).ok();
         }
     }
 
-    fn keeper(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reclaiming(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.reclaiming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn died(&self, id: u64) {
@@ -272,23 +283,23 @@ impl Shared {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for ProcessWatcher {
     fn drop(&mut self) {
-        if self.shared.home.is_left() {
+        if self.shared.fork_guard.is_left() {
             return std::mem::forget(self.thread.take()); // it is the parent's
         }
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there has been reported by its hook
         }
-        let keeper = self.shared.keeper().take();
-        if let Some(keeper) = keeper {
-            let _ = keeper.join();
+        let reclaiming = self.shared.reclaiming().take();
+        if let Some(reclaiming) = reclaiming {
+            let _ = reclaiming.join();
         }
     }
 }
 
-impl Watch {
+impl ProcessWatch {
     /// Whether the process has ended: one load. What it wrote before is visible then.
     #[inline]
     pub(super) fn is_dead(&self) -> bool {
@@ -307,10 +318,10 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for ProcessWatch {
     fn drop(&mut self) {
         let shared = &self.watcher.shared;
-        if shared.home.is_left() {
+        if shared.fork_guard.is_left() {
             return;
         }
         let mut watched = shared.watched();
@@ -333,9 +344,9 @@ mod tests {
     use std::process::{Child, Command};
     use std::time::Instant;
 
-    fn watcher() -> Arc<Watcher> {
-        let estates = Arc::new(Estates::new(Arc::new(LoanBooks::new(0))));
-        Arc::new(Watcher::start(Duration::from_secs(1), estates).expect("started"))
+    fn watcher() -> Arc<ProcessWatcher> {
+        let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanBooks::new(0))));
+        Arc::new(ProcessWatcher::start(Duration::from_secs(1), reclaimer).expect("started"))
     }
 
     fn sleeper() -> (Child, Arc<OwnedFd>) {
@@ -380,19 +391,19 @@ mod tests {
 
     #[test]
     fn a_fabric_has_one_watcher_as_long_as_a_link_keeps_it() {
-        let estates = Arc::new(Estates::new(Arc::new(LoanBooks::new(0))));
-        let one = OneWatcher::new(Duration::from_secs(1), estates);
+        let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanBooks::new(0))));
+        let one = LazyWatcher::new(Duration::from_secs(1), reclaimer);
         let (mut child, pidfd) = sleeper();
         let first = one.get().expect("started");
         let watch = first.watch(pidfd, child.id()).expect("watched");
         let shared = Arc::downgrade(&first.shared);
         drop(first);
-        one.let_go();
+        one.release();
         let again = one.get().expect("there is one");
         assert!(Arc::ptr_eq(&again, &watch.watcher), "a second watcher beside the first");
         drop((watch, again));
         assert!(shared.upgrade().is_some(), "the fabric keeps it again");
-        one.let_go();
+        one.release();
         assert!(shared.upgrade().is_none(), "nobody needs it");
         child.kill().expect("killed");
         let _ = child.wait();
@@ -416,13 +427,13 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(5);
         while places.len() < 2 {
             assert!(Instant::now() < deadline, "no ring within 5 s");
-            bell.bell.answer(|place| places.push(place));
+            bell.bell.drain(|place| places.push(place));
         }
         places.sort_unstable();
-        assert!(watches.iter().all(Watch::is_dead));
+        assert!(watches.iter().all(ProcessWatch::is_dead));
         // Too late to be told by the thread.
         watches[0].ring(Arc::clone(&bell), 7);
-        bell.bell.answer(|place| places.push(place));
+        bell.bell.drain(|place| places.push(place));
         assert_eq!(places, [40, 41, 7]);
         let _ = child.wait();
         let (mut other, pidfd) = sleeper();

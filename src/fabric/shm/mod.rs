@@ -1,17 +1,18 @@
-//! Shared memory between processes of one host.
+//! ShmContext memory between processes of one host.
 //!
-//! Each process makes a segment per link that only it can write and that the peer maps read-only: its rings, how
-//! far it has come in the peer's, which loans it has given back, whether it still takes part. Each also
-//! maps the peer's pool read-only. So nobody can write into another's memory: bulk is *pulled*. A write puts
-//! a slot in the ring that names the sender's bytes; the target's `poll` checks its own grant and copies
-//! once, or, for a loan, hands the bytes out where they lie.
+//! Each process makes a segment per link that only it can write and that the peer maps read-only:
+//! its rings, how far it has come in the peer's, which loans it has given back, whether it still
+//! takes part. Each also maps the peer's pool read-only. So nobody can write into another's memory:
+//! bulk is *pulled*. A write puts a slot in the ring that names the sender's bytes; the target's
+//! `poll` checks its own grant and copies once, or, for a loan, hands the bytes out where they lie.
 //!
-//! The one exception is the doorbells: a few words per port in which peers say that a link has something, if the
-//! port does not look at it. What they write there is trusted with nothing but time.
+//! The one exception is the doorbells: a few words per port in which peers say that a link has
+//! something, if the port does not look at it. What they write there is trusted with nothing but
+//! time.
 //!
-//! What a peer writes is copied before it is judged, judged before anything is done, and a peer that breaks
-//! a rule costs it the link and this process nothing. In steady state there is no system call, lock,
-//! allocation or log on the way of a byte.
+//! What a peer writes is copied before it is judged, judged before anything is done, and a peer
+//! that breaks a rule costs it the link and this process nothing. In steady state there is no
+//! system call, lock, allocation or log on the way of a byte.
 //!
 //! | module | |
 //! |---|---|
@@ -23,10 +24,11 @@
 //! | `lane`, `execute`, `post`, `link`, `links`, `port` | posting, executing the peer's orders, polling |
 //! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
-//! What a link costs: no file descriptor once it is connected; two mappings; on each side two segments of 4 KiB and
-//! 256 bytes for each slot of each lane, its own and the peer's. What a peer's process costs, however many links there
-//! are to it: its pidfd, its pool's descriptor until that is mapped, and 64 KiB for its doorbells. While two
-//! halves shake hands, each has about eight descriptors. A port takes 4096 links, a fabric has 64 ports.
+//! What a link costs: no file descriptor once it is connected; two mappings; on each side two
+//! segments of 4 KiB and 256 bytes for each slot of each lane, its own and the peer's. What a
+//! peer's process costs, however many links there are to it: its pidfd, its pool's descriptor until
+//! that is mapped, and 64 KiB for its doorbells. While two halves shake hands, each has about eight
+//! descriptors. A port takes 4096 links, a fabric has 64 ports.
 
 mod bulk;
 mod connect;
@@ -58,15 +60,15 @@ use super::{
 };
 use crate::memory::Pool;
 use bulk::PeerPool;
-use connect::address::{self, Address, Host, Token};
-use connect::handshake::{self, Peer, Side};
+use connect::address::{self, EndpointToken, HostId, ShmAddress};
+use connect::handshake::{self, LocalSide, ShmPeer};
 use connect::socket::{self, Deadline};
-use file_cache::Known;
-use link::{Link, Parts};
-use liveness::OneWatcher;
-use loans::orphans::Limbo;
-use loans::reclaim::{Estates, Process};
-use memory::layout::Layout;
+use file_cache::FileCache;
+use link::{LinkParts, ShmLinkInner};
+use liveness::LazyWatcher;
+use loans::orphans::OrphanedLoans;
+use loans::reclaim::{PeerProcess, Reclaimer};
+use memory::layout::SegmentLayout;
 use memory::ring;
 use memory::segment::{OwnSegment, PeerSegment};
 use memory::state;
@@ -79,13 +81,13 @@ use wakeup::doorbells::{self, Doorbells, PeerDoorbells};
 /// What a fabric is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmOptions {
-    /// Bytes of bulk that one poll pulls for a lane, at least 4096. A larger tensor is pulled over several polls, so
-    /// that the poller's other links are not kept waiting.
+    /// Bytes of bulk that one poll pulls for a lane, at least 4096. A larger tensor is pulled over
+    /// several polls, so that the poller's other links are not kept waiting.
     pub poll_bytes: u64,
     /// Bytes of the pool that are lent to peers at a time, at most.
     pub max_lent_bytes: u64,
-    /// How long a loan is held before it is counted as overdue, and how long after a peer's death what is borrowed of it is
-    /// copied out of its memory. 1 ms to a day.
+    /// How long a loan is held before it is counted as overdue, and how long after a peer's death
+    /// what is borrowed of it is copied out of its memory. 1 ms to a day.
     pub borrow_grace: Duration,
 }
 
@@ -97,34 +99,35 @@ impl Default for ShmOptions {
 
 /// A process's access to its peers on the same host.
 ///
-/// All tensors that go through it are of one pool, which the peers map read-only. Its thread, the watcher of
-/// the peers' processes, starts with the first link and ends with the port and its links.
+/// All tensors that go through it are of one pool, which the peers map read-only. Its thread, the
+/// watcher of the peers' processes, starts with the first link and ends with the port and its
+/// links.
 pub struct ShmFabric {
-    shared: Arc<Shared>,
+    shared: Arc<ShmContext>,
 }
 
-struct Shared {
+struct ShmContext {
     pool: Pool,
     options: ShmOptions,
-    host: Host,
+    host: HostId,
     uid: u32,
-    limbo: Arc<Limbo>,
+    orphans: Arc<OrphanedLoans>,
     books: Arc<LoanBooks>,
-    estates: Arc<Estates>,
-    watcher: OneWatcher,
+    reclaimer: Arc<Reclaimer>,
+    watcher: LazyWatcher,
     doorbells: Arc<Doorbells>,
     /// This process takes part in heavy barriers.
     fenced: bool,
-    peer_doorbells: Known<PeerDoorbells>,
-    peer_regions: Known<LazyRegion>,
+    peer_doorbells: FileCache<PeerDoorbells>,
+    peer_regions: FileCache<LazyRegion>,
 }
 
 impl ShmFabric {
     /// A fabric for the tensors of `pool`.
     ///
     /// # Errors
-    /// If an option is out of range, `/proc` does not tell which host this is, or there is no memory or descriptor for
-    /// the doorbells.
+    /// If an option is out of range, `/proc` does not tell which host this is, or there is no
+    /// memory or descriptor for the doorbells.
     pub fn new(pool: &Pool, options: ShmOptions) -> Result<Self, FabricError> {
         if options.poll_bytes < 4096 {
             return Err(FabricError::Option {
@@ -144,20 +147,20 @@ impl ShmFabric {
             });
         }
         let books = Arc::new(LoanBooks::new(options.max_lent_bytes));
-        let estates = Arc::new(Estates::new(Arc::clone(&books)));
-        let shared = Shared {
-            watcher: OneWatcher::new(options.borrow_grace / TICKS_PER_GRACE as u32, Arc::clone(&estates)),
+        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&books)));
+        let shared = ShmContext {
+            watcher: LazyWatcher::new(options.borrow_grace / TICKS_PER_GRACE as u32, Arc::clone(&reclaimer)),
             books,
-            estates,
+            reclaimer,
             pool: pool.clone(),
             options,
-            host: Host::here()?,
+            host: HostId::here()?,
             uid: rustix::process::geteuid().as_raw(),
-            limbo: Arc::default(),
+            orphans: Arc::default(),
             doorbells: Arc::new(Doorbells::new()?),
             fenced: wakeup::fence::join(),
-            peer_doorbells: Known::default(),
-            peer_regions: Known::default(),
+            peer_doorbells: FileCache::default(),
+            peer_regions: FileCache::default(),
         };
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
@@ -168,7 +171,7 @@ impl ShmFabric {
     /// # Errors
     /// [`FabricError::Peer`] with the reason why not.
     pub fn check_reachable(&self, peer: &[u8]) -> Result<(), FabricError> {
-        Address::from_bytes(peer)?.check_reachable(self.shared.host, self.shared.uid)
+        ShmAddress::from_bytes(peer)?.check_reachable(self.shared.host, self.shared.uid)
     }
 }
 
@@ -187,27 +190,27 @@ impl Fabric for ShmFabric {
     }
 
     fn half(&self, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
-        self.shared.limbo.sweep();
+        self.shared.orphans.sweep();
         ShmHalf::new(&self.shared, options)
     }
 }
 
 /// One side of a link that is not connected yet: a segment, and a socket that listens.
 pub struct ShmHalf {
-    shared: Arc<Shared>,
+    shared: Arc<ShmContext>,
     options: LinkOptions,
-    layout: Layout,
+    layout: SegmentLayout,
     segment: OwnSegment,
     listener: OwnedFd,
-    token: Token,
+    token: EndpointToken,
     address: Vec<u8>,
 }
 
 impl ShmHalf {
-    fn new(shared: &Arc<Shared>, options: &LinkOptions) -> Result<Self, FabricError> {
-        let layout = Layout::new(options)?;
+    fn new(shared: &Arc<ShmContext>, options: &LinkOptions) -> Result<Self, FabricError> {
+        let layout = SegmentLayout::new(options)?;
         let token = address::draw_token()?;
-        let address = Address { host: shared.host, uid: shared.uid, pid: std::process::id(), token };
+        let address = ShmAddress { host: shared.host, uid: shared.uid, pid: std::process::id(), token };
         let listener = address.socket_name().and_then(|name| socket::listen(&name)).map_err(|error| {
             FabricError::Os {
                 fabric: FabricKind::Shm,
@@ -232,12 +235,12 @@ impl ShmHalf {
     }
 
     /// Shakes hands with the peer.
-    fn meet(&self, role: Role, peer: &[u8], timeout: Duration) -> Result<Peer, FabricError> {
+    fn shake_hands(&self, role: Role, peer: &[u8], timeout: Duration) -> Result<ShmPeer, FabricError> {
         let deadline = Deadline::after(timeout);
-        let address = Address::from_bytes(peer)?;
+        let address = ShmAddress::from_bytes(peer)?;
         address.check_reachable(self.shared.host, self.shared.uid)?;
         let region = self.shared.pool.region();
-        let side = Side {
+        let side = LocalSide {
             options: &self.options,
             layout: &self.layout,
             token: self.token,
@@ -248,34 +251,34 @@ impl ShmHalf {
             regions: vec![(region.id(), region.len(), region.fd())],
         };
         match role {
-            Role::Initiator => handshake::reach(&side, &address, deadline),
+            Role::Initiator => handshake::initiate(&side, &address, deadline),
             Role::Acceptor => handshake::accept(&side, &self.listener, &address, deadline),
         }
     }
 
-    fn link(self, peer: Peer) -> Result<ShmLink, FabricError> {
+    fn link(self, peer: ShmPeer) -> Result<ShmLink, FabricError> {
         let shared = &self.shared;
-        let process = Process { pidfd: Arc::new(peer.process), pid: peer.pid };
+        let process = PeerProcess { pidfd: Arc::new(peer.process), pid: peer.pid };
         let mut regions = Vec::with_capacity(peer.regions.len());
         for (id, len, file) in peer.regions {
-            let make = |file| Ok(LazyRegion::new(file, len, process.clone(), Arc::clone(&shared.estates)));
+            let make = |file| Ok(LazyRegion::new(file, len, process.clone(), Arc::clone(&shared.reclaimer)));
             let region = shared.peer_regions.get(file, len, make)?;
             regions.push((id, region));
         }
         let map = |file: OwnedFd| PeerDoorbells::map(file.as_fd());
-        let parts = Parts {
+        let parts = LinkParts {
             pool: shared.pool.clone(),
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
             memory: PeerPool::new(regions),
             watch: shared.watcher.get()?.watch(process.pidfd, peer.pid)?,
             pid: peer.pid,
-            limbo: Arc::clone(&shared.limbo),
+            orphans: Arc::clone(&shared.orphans),
             poll_bytes: shared.options.poll_bytes,
             doorbells: shared.peer_doorbells.get(peer.doorbells, doorbells::BYTES as u64, map)?,
             fenced: shared.fenced && peer.fenced,
         };
-        Ok(ShmLink(Box::new(Link::new(&self.options, &self.layout, parts))))
+        Ok(ShmLink(Box::new(ShmLinkInner::new(&self.options, &self.layout, parts))))
     }
 }
 
@@ -287,7 +290,7 @@ impl Half for ShmHalf {
     }
 
     fn connect(self, role: Role, peer: &[u8], timeout: Duration) -> Result<ShmLink, FabricError> {
-        let peer = self.meet(role, peer, timeout)?;
+        let peer = self.shake_hands(role, peer, timeout)?;
         let state = self.segment.words(self.layout.state());
         // The peer may think that the link is up: if it is not, it must learn.
         self.link(peer).inspect_err(|_| state::leave(&state, &LinkFailure::Closed))

@@ -1,8 +1,8 @@
 //! The links that one poller owns.
 
-use super::Shared;
-use crate::fabric::shm::link::Link;
-use crate::fabric::shm::links::Attached;
+use super::ShmContext;
+use crate::fabric::shm::link::ShmLinkInner;
+use crate::fabric::shm::links::PortLinks;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
 use crate::fabric::{
@@ -12,7 +12,7 @@ use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
 
-/// Polls between two looks at loans that outlived their links.
+/// Polls between two polled at loans that outlived their links.
 const SWEEP_EVERY: u32 = 1024;
 
 /// What a link that is not there can do.
@@ -20,18 +20,18 @@ static NOTHING: LinkLimits =
     LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 /// A connected link that no port has yet. Dropping it closes it.
-pub struct ShmLink(pub(super) Box<Link>);
+pub struct ShmLink(pub(super) Box<ShmLinkInner>);
 
 /// The links that one poller owns, 4096 at most. See [`Port`].
 ///
-/// A poll costs as much as there are busy links. One that was quiet while 65,536 looks were taken at links (some
-/// 300 us) goes cold, if at least 7 others do: its peer rings then, and the poll looks at one line for all of
-/// them.
+/// A poll costs as much as there are busy links. One that was quiet while 65,536 polled were taken
+/// at links (some 300 us) goes cold, if at least 7 others do: its peer rings then, and the poll
+/// polled at one line for all of them.
 ///
 /// A link that was detached, or never was this port's, is treated as one that is down.
 pub struct ShmPort {
-    shared: Arc<Shared>,
-    pub(super) links: Attached,
+    shared: Arc<ShmContext>,
+    pub(super) links: PortLinks,
     bell: Arc<OwnDoorbell>,
     /// Peers are told of what is posted at the end of a batch.
     is_batching: bool,
@@ -43,18 +43,18 @@ pub struct ShmPort {
 const CORKED: usize = 64;
 
 impl ShmPort {
-    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, FabricError> {
+    pub(super) fn new(shared: Arc<ShmContext>) -> Result<Self, FabricError> {
         let bell = shared.doorbells.take()?;
         if !shared.fenced {
-            bell.doubt();
+            bell.set_barriers_unsupported();
         }
-        let (links, corked) = (Attached::new(Arc::clone(&bell)), Vec::with_capacity(CORKED));
+        let (links, corked) = (PortLinks::new(Arc::clone(&bell)), Vec::with_capacity(CORKED));
         Ok(ShmPort { shared, links, bell, is_batching: false, corked })
     }
 
     /// A link, on which something is about to be put.
     #[inline]
-    fn link(&mut self, id: LinkId) -> Option<&mut Link> {
+    fn link(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
         let link = self.links.get_mut(id)?;
         if self.is_batching && link.cork() {
             self.corked.push(id);
@@ -67,11 +67,11 @@ impl ShmPort {
     fn post<T>(
         &mut self,
         id: LinkId,
-        post: impl FnOnce(&mut Link) -> Result<T, PostError>,
+        post: impl FnOnce(&mut ShmLinkInner) -> Result<T, PostError>,
     ) -> Result<T, PostError> {
         let posted = self.link(id).map_or(Err(PostError::Down), post);
         if let Err(PostError::Down) = posted {
-            self.links.stir(id);
+            self.links.activate_if_news(id);
         }
         posted
     }
@@ -80,7 +80,7 @@ impl ShmPort {
 impl Drop for ShmPort {
     /// The watcher ends with the links that need it; a later port's links start another.
     fn drop(&mut self) {
-        self.shared.watcher.let_go();
+        self.shared.watcher.release();
     }
 }
 
@@ -93,7 +93,7 @@ impl Port for ShmPort {
     }
 
     fn arm(&mut self) -> bool {
-        self.shared.limbo.sweep();
+        self.shared.orphans.sweep();
         self.links.arm()
     }
 
@@ -115,18 +115,18 @@ impl Port for ShmPort {
     }
 
     fn doorbells(&self) -> u64 {
-        self.bell.rang()
+        self.bell.rings()
     }
 
     fn detach(&mut self, link: LinkId) {
         drop(self.links.remove(link));
-        self.shared.limbo.sweep();
+        self.shared.orphans.sweep();
     }
 
     fn fail(&mut self, id: LinkId, why: LinkFailure) {
         if let Some(link) = self.links.get_mut(id) {
             link.fail(why);
-            self.links.stir(id);
+            self.links.activate_if_news(id);
         }
     }
 
@@ -139,7 +139,7 @@ impl Port for ShmPort {
         let before = completions.len();
         self.links.poll(completions);
         if self.links.polls().is_multiple_of(SWEEP_EVERY) {
-            self.shared.limbo.sweep();
+            self.shared.orphans.sweep();
         }
         completions.len() - before
     }
@@ -204,7 +204,7 @@ impl Port for ShmPort {
             None => Err((PostError::Down, target)),
         };
         if let Err((PostError::Down, _)) = posted {
-            self.links.stir(link);
+            self.links.activate_if_news(link);
         }
         posted
     }
@@ -227,7 +227,7 @@ impl Port for ShmPort {
             None => Err((PostError::Down, allowance)),
         };
         if let Err((PostError::Down, _)) = posted {
-            self.links.stir(link);
+            self.links.activate_if_news(link);
         }
         posted
     }
@@ -240,7 +240,7 @@ impl Port for ShmPort {
     }
 
     fn revoke(&mut self, link: LinkId, grant: &Grant) -> Option<TensorMut> {
-        self.links.get_mut(link)?.incoming.grants.revoke(grant)
+        self.links.get_mut(link)?.executor.grants.revoke(grant)
     }
 
     fn expose(&mut self, link: LinkId, source: &Tensor) -> Result<Grant, PostError> {
@@ -249,7 +249,7 @@ impl Port for ShmPort {
 
     fn withdraw(&mut self, link: LinkId, grant: &Grant) {
         if let Some(link) = self.links.get_mut(link) {
-            link.incoming.grants.withdraw(grant);
+            link.executor.grants.withdraw(grant);
         }
     }
 }

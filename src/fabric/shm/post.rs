@@ -1,34 +1,35 @@
-//! What the owner of a link asks of it: every operation of [`Port`](crate::fabric::Port) that is not a poll.
+//! What the owner of a link asks of it: every operation of [`Port`](crate::fabric::Port) that is
+//! not a poll.
 
 use crate::fabric::shm::bulk::source;
 use crate::fabric::shm::execute::bad_ack;
-use crate::fabric::shm::grants::Held;
+use crate::fabric::shm::grants::Granted;
 use crate::fabric::shm::lane::Lane;
-use crate::fabric::shm::link::{Link, Loan};
-use crate::fabric::shm::memory::order::{Order, Source, Target};
+use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
+use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget};
 use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
-use crate::fabric::shm::reads::Read;
+use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::{Allowance, Lane as LaneId, OpId, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
 /// What an access of `len` bytes to a grant means on the wire.
 #[inline]
-fn target(grant: &Grant, len: u64) -> Result<Target, PostError> {
+fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
     if len > grant.len {
         return Err(PostError::Refused("the grant is for fewer bytes"));
     }
-    Ok(Target::from(grant))
+    Ok(OrderTarget::from(grant))
 }
 
-impl Link {
+impl ShmLinkInner {
     /// The lane to post on, if it has room.
     #[inline]
     fn room(&mut self, lane: LaneId) -> Result<&mut Lane, PostError> {
         if !self.is_up() {
             return Err(PostError::Down);
         }
-        self.stirred = true;
+        self.had_traffic = true;
         let index = usize::from(lane.0);
         let Some(found) = self.lanes.get_mut(index) else {
             return Err(PostError::Refused("the link has no such lane"));
@@ -105,8 +106,8 @@ impl Link {
         if !lane.reads.has_room() {
             return Err((PostError::Full, target));
         }
-        if let Some(ticket) = lane.reads.add(Read { id, target, len }) {
-            lane.post(Order::Read { exposed: Target::from(source), len, ticket });
+        if let Some(ticket) = lane.reads.add(PendingRead { id, target, len }) {
+            lane.post(Order::Read { exposed: OrderTarget::from(source), len, ticket });
         }
         Ok(())
     }
@@ -124,7 +125,7 @@ impl Link {
             Ok(found) => found,
             Err(error) => return Err((error, allowance)),
         };
-        let loan = Loan { id, lane, position, tensor: tensor.clone(), _allowance: allowance };
+        let loan = LinkLoan { id, lane, position, tensor: tensor.clone(), _allowance: allowance };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let order = Order::Lend { source, index: u64::from(index), number, immediate };
         self.lanes[usize::from(lane.0)].post(order);
@@ -132,7 +133,7 @@ impl Link {
     }
 
     /// Where a tensor lies that can be lent now, and the position of the slot that will say so.
-    fn lendable(&mut self, lane: LaneId, tensor: &Tensor) -> Result<(Source, u64), PostError> {
+    fn lendable(&mut self, lane: LaneId, tensor: &Tensor) -> Result<(OrderSource, u64), PostError> {
         let source = source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
         let position = self.room(lane)?.out.next();
         if self.loans.has_room() { Ok((source, position)) } else { Err(PostError::Full) }
@@ -147,7 +148,7 @@ impl Link {
     pub(super) fn publish_credits(&mut self, lane: LaneId, returned: u32) {
         if let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) {
             lane.inc.publish_credits(returned);
-            lane.announce();
+            lane.ring_if_idle();
         }
     }
 
@@ -159,13 +160,14 @@ impl Link {
         if !self.is_up() {
             return Err((PostError::Down, target));
         }
-        // Memory outside the pool has a region to itself: this side alone writes to it, and looks at nothing but the key.
+        // Memory outside the pool has a region to itself: this side alone writes to it, and looks
+        // at nothing but the key.
         let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
         let span = target.span().unwrap_or_else(own);
-        match self.incoming.grants.add(Held::Write(target), Some(span)) {
+        match self.executor.grants.add(Granted::Write(target), Some(span)) {
             Ok(grant) => Ok(grant),
-            Err((error, Held::Write(target))) => Err((error, target)),
-            Err((_, Held::Read(_))) => unreachable!("what was given comes back"),
+            Err((error, Granted::Write(target))) => Err((error, target)),
+            Err((_, Granted::Read(_))) => unreachable!("what was given comes back"),
         }
     }
 
@@ -174,7 +176,7 @@ impl Link {
             return Err(PostError::Down);
         }
         source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
-        let added = self.incoming.grants.add(Held::Read(tensor.clone()), tensor.span());
+        let added = self.executor.grants.add(Granted::Read(tensor.clone()), tensor.span());
         added.map_err(|(error, _)| error)
     }
 }

@@ -1,28 +1,28 @@
-//! Reads: those that this side waits for, and those of the peer that it has yet to answer.
+//! PendingReads: those that this side waits for, and those of the peer that it has yet to answer.
 
 use crate::fabric::OpId;
-use crate::fabric::shm::memory::order::{Source, Ticket};
+use crate::fabric::shm::memory::order::{OrderSource, ReadTicket};
 use crate::memory::{Tensor, TensorMut};
 use std::collections::VecDeque;
 
 /// A read that waits for its answer.
-pub(super) struct Read {
+pub(super) struct PendingRead {
     pub id: OpId,
     pub target: TensorMut,
     pub len: u64,
 }
 
 /// The reads of a lane that wait for their answers: a table as large as the lane is deep.
-pub(super) struct Reads {
-    places: Vec<Option<(u32, Read)>>,
+pub(super) struct PendingReads {
+    places: Vec<Option<(u32, PendingRead)>>,
     free: Vec<u32>,
     last: u32,
 }
 
-impl Reads {
+impl PendingReads {
     /// No reads yet.
     pub(super) fn new(depth: u32) -> Self {
-        Reads { places: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect(), last: 0 }
+        PendingReads { places: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect(), last: 0 }
     }
 
     /// Whether another read can wait.
@@ -30,16 +30,17 @@ impl Reads {
         !self.free.is_empty()
     }
 
-    /// Takes down a read; `None`, with the read dropped, if the table is full: see [`Reads::has_room`].
-    pub(super) fn add(&mut self, read: Read) -> Option<Ticket> {
+    /// Takes down a read; `None`, with the read dropped, if the table is full: see
+    /// [`PendingReads::has_room`].
+    pub(super) fn add(&mut self, read: PendingRead) -> Option<ReadTicket> {
         let index = self.free.pop()?;
         self.last = self.last.wrapping_add(1);
         self.places[index as usize] = Some((self.last, read));
-        Some(Ticket { index, number: self.last })
+        Some(ReadTicket { index, number: self.last })
     }
 
     /// The read that a ticket of the peer's is for.
-    pub(super) fn get(&mut self, ticket: Ticket) -> Option<&mut Read> {
+    pub(super) fn get(&mut self, ticket: ReadTicket) -> Option<&mut PendingRead> {
         match self.places.get_mut(ticket.index as usize)? {
             Some((number, read)) if *number == ticket.number => Some(read),
             _ => None,
@@ -47,15 +48,15 @@ impl Reads {
     }
 
     /// Ends the read that a ticket is for.
-    pub(super) fn take(&mut self, ticket: Ticket) -> Option<Read> {
+    pub(super) fn take(&mut self, ticket: ReadTicket) -> Option<PendingRead> {
         self.get(ticket)?;
         self.free.push(ticket.index);
         self.places[ticket.index as usize].take().map(|(_, read)| read)
     }
 
     /// Ends all reads.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Read> {
-        let Reads { places, free, .. } = self;
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = PendingRead> {
+        let PendingReads { places, free, .. } = self;
         places.iter_mut().enumerate().filter_map(|(index, place)| {
             let (_, read) = place.take()?;
             free.push(index as u32);
@@ -65,31 +66,31 @@ impl Reads {
 }
 
 /// An answer that waits for room in the ring.
-pub(super) struct Answer {
-    pub source: Source,
-    pub ticket: Ticket,
+pub(super) struct ReadAnswer {
+    pub source: OrderSource,
+    pub ticket: ReadTicket,
     /// Held until the peer has pulled it; `None` for a read of no bytes.
     pub tensor: Option<Tensor>,
 }
 
-/// The answers of a lane that wait for room in its ring. A peer has at most as many reads under way as the
-/// lane is deep, so neither side ever has to stop taking slots in order to answer.
-pub(super) struct Answers {
-    waiting: VecDeque<Answer>,
+/// The answers of a lane that wait for room in its ring. A peer has at most as many reads under way
+/// as the lane is deep, so neither side ever has to stop taking slots in order to answer.
+pub(super) struct ReadAnswers {
+    waiting: VecDeque<ReadAnswer>,
     depth: usize,
 }
 
-impl Answers {
+impl ReadAnswers {
     /// None yet.
     pub(super) fn new(depth: u32) -> Self {
-        Answers { waiting: VecDeque::with_capacity(depth as usize), depth: depth as usize }
+        ReadAnswers { waiting: VecDeque::with_capacity(depth as usize), depth: depth as usize }
     }
 
     /// Adds one.
     ///
     /// # Errors
     /// If the peer has asked for more than it may.
-    pub(super) fn add(&mut self, answer: Answer) -> Result<(), String> {
+    pub(super) fn add(&mut self, answer: ReadAnswer) -> Result<(), String> {
         if self.waiting.len() == self.depth {
             return Err(format!("it has more than {} reads under way on one lane", self.depth));
         }
@@ -103,7 +104,7 @@ impl Answers {
     }
 
     /// Takes the oldest.
-    pub(super) fn pop(&mut self) -> Option<Answer> {
+    pub(super) fn pop(&mut self) -> Option<ReadAnswer> {
         self.waiting.pop_front()
     }
 
@@ -121,9 +122,10 @@ mod tests {
     #[test]
     fn a_ticket_is_good_for_one_read_only() {
         let pool = pool();
-        let mut reads = Reads::new(2);
-        let add =
-            |reads: &mut Reads, id| reads.add(Read { id: OpId(id), target: tensor_mut(&pool, 4), len: 4 });
+        let mut reads = PendingReads::new(2);
+        let add = |reads: &mut PendingReads, id| {
+            reads.add(PendingRead { id: OpId(id), target: tensor_mut(&pool, 4), len: 4 })
+        };
         let first = add(&mut reads, 1).expect("room");
         let second = add(&mut reads, 2).expect("room");
         assert!(!reads.has_room());
@@ -133,7 +135,7 @@ mod tests {
         let third = add(&mut reads, 3).expect("room");
         assert_eq!(third.index, first.index);
         assert!(reads.get(first).is_none(), "the old number is not the new read's");
-        assert!(reads.get(Ticket { index: 2, number: 1 }).is_none());
+        assert!(reads.get(ReadTicket { index: 2, number: 1 }).is_none());
         let mut rest: Vec<_> = reads.take_all().map(|read| read.id.0).collect();
         rest.sort_unstable();
         assert_eq!(rest, [2, 3]);

@@ -1,34 +1,35 @@
 //! A peer's region, mapped when it is first used.
 #![allow(clippy::disallowed_types)] // the file until the first use; later uses only load a pointer
 
-use crate::fabric::shm::loans::borrowed::LeaseTable;
-use crate::fabric::shm::loans::reclaim::{Estate, Estates, Process};
+use crate::fabric::shm::loans::borrowed::LoanTable;
+use crate::fabric::shm::loans::reclaim::{PeerProcess, ReclaimCandidate, Reclaimer};
 use crate::memory::PeerRegion;
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// A region of a peer's pool, mapped when it is first used. The links to one process have it in common.
+/// A region of a peer's pool, mapped when it is first used. The links to one process have it in
+/// common.
 pub(super) struct LazyRegion {
     len: u64,
     /// Until it is mapped.
     file: Mutex<Option<OwnedFd>>,
     mapped: OnceLock<Result<Arc<PeerRegion>, String>>,
     /// Those of all links that have ever led to it, as long as they are there.
-    tables: Mutex<Vec<Weak<LeaseTable>>>,
-    process: Process,
-    estates: Arc<Estates>,
+    tables: Mutex<Vec<Weak<LoanTable>>>,
+    process: PeerProcess,
+    reclaimer: Arc<Reclaimer>,
 }
 
 impl LazyRegion {
     /// A region of this process, whose file has so many bytes.
-    pub(super) fn new(file: OwnedFd, len: u64, process: Process, estates: Arc<Estates>) -> Self {
+    pub(super) fn new(file: OwnedFd, len: u64, process: PeerProcess, reclaimer: Arc<Reclaimer>) -> Self {
         LazyRegion {
             len,
             file: Mutex::new(Some(file)),
             mapped: OnceLock::new(),
             tables: Mutex::default(),
             process,
-            estates,
+            reclaimer,
         }
     }
 
@@ -46,7 +47,7 @@ impl LazyRegion {
     }
 
     /// Parts of the region that are borrowed from now on may have their places in this table.
-    pub(super) fn lends_through(&self, table: &Arc<LeaseTable>) {
+    pub(super) fn add_loan_table(&self, table: &Arc<LoanTable>) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.retain(|table| table.strong_count() > 0);
         tables.push(Arc::downgrade(table));
@@ -54,13 +55,14 @@ impl LazyRegion {
 }
 
 impl Drop for LazyRegion {
-    /// No link leads to the region any more. Whatever is still borrowed of it must not keep all of it for ever.
+    /// No link leads to the region any more. Whatever is still borrowed of it must not keep all of
+    /// it for ever.
     fn drop(&mut self) {
         let Some(Ok(region)) = self.mapped.take() else { return };
         if Arc::strong_count(&region) > 1 {
             let tables = std::mem::take(self.tables.get_mut().unwrap_or_else(PoisonError::into_inner));
             let region = Arc::downgrade(&region);
-            self.estates.add(Estate::new(region, tables, self.process.clone()));
+            self.reclaimer.add(ReclaimCandidate::new(region, tables, self.process.clone()));
         }
     }
 }

@@ -12,11 +12,11 @@ const MAGIC: [u8; 8] = *b"twshmadr";
 const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;
 
 /// A random name that nobody can guess: proof of having been told the address.
-pub(crate) type Token = [u8; 16];
+pub(crate) type EndpointToken = [u8; 16];
 
 /// Which host, seen from a process: two processes with the same can reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostId {
     /// The kernel draws a new one at each boot.
     boot: [u8; 16],
     /// The network namespace, within which abstract socket names are known.
@@ -25,14 +25,14 @@ pub(crate) struct Host {
 
 /// Where a half can be reached, and whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub host: Host,
+pub(crate) struct ShmAddress {
+    pub host: HostId,
     pub uid: u32,
     pub pid: u32,
-    pub token: Token,
+    pub token: EndpointToken,
 }
 
-impl Host {
+impl HostId {
     /// The host of this process.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Host {
         let boot = u128::from_str_radix(&digits, 16)
             .map_err(|e| os(BOOT)(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
         let network = std::fs::metadata(NETWORK).map_err(os(NETWORK))?.ino();
-        Ok(Host { boot: boot.to_be_bytes(), network })
+        Ok(HostId { boot: boot.to_be_bytes(), network })
     }
 }
 
@@ -61,7 +61,7 @@ impl Host {
 ///
 /// # Errors
 /// If the kernel has no random numbers.
-pub(crate) fn draw_token() -> Result<Token, FabricError> {
+pub(crate) fn draw_token() -> Result<EndpointToken, FabricError> {
     let mut token = [0; 16];
     getrandom::fill(&mut token).map_err(|error| FabricError::Os {
         fabric: FabricKind::Shm,
@@ -74,7 +74,7 @@ pub(crate) fn draw_token() -> Result<Token, FabricError> {
     Ok(token)
 }
 
-impl Address {
+impl ShmAddress {
     /// The bytes that travel.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(BYTES);
@@ -88,13 +88,13 @@ impl Address {
         bytes
     }
 
-    /// Reads an address that a peer has sent.
+    /// PendingReads an address that a peer has sent.
     ///
     /// # Errors
     /// If it is none of this version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
         let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
             return refuse(format!("its address of {} bytes is not one of this fabric", bytes.len()));
         }
@@ -112,11 +112,12 @@ impl Address {
         })
     }
 
-    /// Whether the process behind this address can be reached from `here`, by a process of user `uid`.
+    /// Whether the process behind this address can be reached from `here`, by a process of user
+    /// `uid`.
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn check_reachable(&self, here: Host, uid: u32) -> Result<(), FabricError> {
+    pub(crate) fn check_reachable(&self, here: HostId, uid: u32) -> Result<(), FabricError> {
         let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
         if self.host.boot != here.boot {
             return refuse("it runs on another host: use a fabric that crosses hosts".into());
@@ -152,9 +153,9 @@ pub(crate) fn check_uid(theirs: u32, ours: u32) -> Result<(), String> {
 }
 
 /// Takes integers off the front of a peer's bytes.
-pub(crate) struct Reader<'a>(pub &'a [u8]);
+pub(crate) struct ByteReader<'a>(pub &'a [u8]);
 
-impl Reader<'_> {
+impl ByteReader<'_> {
     /// The next `N` bytes, if there are as many.
     pub(crate) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, rest) = self.0.split_first_chunk()?;
@@ -163,12 +164,12 @@ impl Reader<'_> {
     }
 
     /// An address behind magic and version, which must end the bytes.
-    fn address(&mut self) -> Option<Address> {
-        let host = Host { boot: self.take()?, network: u64::from_le_bytes(self.take()?) };
+    fn address(&mut self) -> Option<ShmAddress> {
+        let host = HostId { boot: self.take()?, network: u64::from_le_bytes(self.take()?) };
         let uid = u32::from_le_bytes(self.take()?);
         let pid = u32::from_le_bytes(self.take()?);
         let token = self.take()?;
-        self.0.is_empty().then_some(Address { host, uid, pid, token })
+        self.0.is_empty().then_some(ShmAddress { host, uid, pid, token })
     }
 }
 
@@ -177,9 +178,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn address() -> Address {
-        let host = Host { boot: [7; 16], network: 42 };
-        Address { host, uid: 1000, pid: 4711, token: [9; 16] }
+    fn address() -> ShmAddress {
+        let host = HostId { boot: [7; 16], network: 42 };
+        ShmAddress { host, uid: 1000, pid: 4711, token: [9; 16] }
     }
 
     fn why(result: Result<impl std::fmt::Debug, FabricError>) -> String {
@@ -190,7 +191,7 @@ mod tests {
     fn an_address_comes_back() {
         let bytes = address().to_bytes();
         assert_eq!(bytes.len(), BYTES);
-        assert_eq!(Address::from_bytes(&bytes).expect("valid"), address());
+        assert_eq!(ShmAddress::from_bytes(&bytes).expect("valid"), address());
     }
 
     proptest! {
@@ -199,7 +200,7 @@ mod tests {
             let mut bytes = address().to_bytes();
             bytes.truncate(10);
             bytes.extend(tail);
-            if let Ok(address) = Address::from_bytes(&bytes) {
+            if let Ok(address) = ShmAddress::from_bytes(&bytes) {
                 prop_assert_eq!(address.to_bytes(), bytes);
             }
         }
@@ -209,18 +210,18 @@ mod tests {
     fn another_version_and_foreign_bytes_are_refused_by_name() {
         let mut bytes = address().to_bytes();
         bytes[8] = 9;
-        assert!(why(Address::from_bytes(&bytes)).contains("version 9"));
-        assert!(why(Address::from_bytes(b"tcp://there")).contains("not one of this fabric"));
-        assert!(why(Address::from_bytes(&address().to_bytes()[..40])).contains("40 bytes"));
+        assert!(why(ShmAddress::from_bytes(&bytes)).contains("version 9"));
+        assert!(why(ShmAddress::from_bytes(b"tcp://there")).contains("not one of this fabric"));
+        assert!(why(ShmAddress::from_bytes(&address().to_bytes()[..40])).contains("40 bytes"));
     }
 
     #[test]
     fn another_host_namespace_or_user_is_refused_by_name() {
         let here = address().host;
         assert!(address().check_reachable(here, 1000).is_ok());
-        let other = Host { boot: [8; 16], ..here };
+        let other = HostId { boot: [8; 16], ..here };
         assert!(why(address().check_reachable(other, 1000)).contains("another host"));
-        let other = Host { network: 43, ..here };
+        let other = HostId { network: 43, ..here };
         assert!(why(address().check_reachable(other, 1000)).contains("namespace 42"));
         let text = why(address().check_reachable(here, 7));
         assert!(text.contains("user 1000") && text.contains("user 7"), "{text}");

@@ -1,13 +1,15 @@
-//! How two halves become a link: they check each other, then swap hellos and the files of their memory.
+//! How two halves become a link: they check each other, then swap hellos and the files of their
+//! memory.
 //!
-//! Initiator: hello. Acceptor: its own hello, or a refusal. Initiator: ready, or a refusal. What an honest
-//! peer could have got wrong (lanes, depth, generation) ends the handshake on both sides at once, with both values;
-//! whoever else comes to an acceptor is turned away, and the acceptor waits on.
+//! Initiator: hello. Acceptor: its own hello, or a refusal. Initiator: ready, or a refusal. What an
+//! honest peer could have got wrong (lanes, depth, generation) ends the handshake on both sides at
+//! once, with both values; whoever else comes to an acceptor is turned away, and the acceptor waits
+//! on.
 
-use super::address::{Address, Token, check_uid};
-use super::hello::{Hello, Message};
+use super::address::{EndpointToken, ShmAddress, check_uid};
+use super::hello::{HandshakeMessage, ShmHello};
 use super::socket::{self, Deadline};
-use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::segment::SharedSegment;
 use crate::fabric::shm::wakeup::doorbells;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
@@ -19,13 +21,13 @@ use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Peers that may be between knocking and their last message, at most.
-const MAX_GUESTS: usize = 8;
+const MAX_CANDIDATES: usize = 8;
 
 /// This side, as the peer will see it.
-pub(crate) struct Side<'a> {
+pub(crate) struct LocalSide<'a> {
     pub options: &'a LinkOptions,
-    pub layout: &'a Layout,
-    pub token: Token,
+    pub layout: &'a SegmentLayout,
+    pub token: EndpointToken,
     pub uid: u32,
     pub segment: BorrowedFd<'a>,
     pub doorbells: BorrowedFd<'a>,
@@ -35,7 +37,7 @@ pub(crate) struct Side<'a> {
 }
 
 /// The other side, checked. Nothing is mapped yet.
-pub(crate) struct Peer {
+pub(crate) struct ShmPeer {
     pub pid: u32,
     /// A pidfd.
     pub process: OwnedFd,
@@ -46,12 +48,12 @@ pub(crate) struct Peer {
     pub regions: Vec<(u16, u64, OwnedFd)>,
 }
 
-/// Why a guest is turned away.
-enum Refusal {
+/// Why a candidate is turned away.
+enum Rejection {
     /// It is the expected peer, and the two can't agree.
     Final(String),
     /// It may be anybody.
-    Guest(String),
+    Candidate(String),
 }
 
 fn refused(why: String) -> FabricError {
@@ -75,10 +77,14 @@ fn timeout(tried: &str, deadline: Deadline) -> FabricError {
 ///
 /// # Errors
 /// If it is not there, not in time, or either side refuses the other.
-pub(crate) fn reach(side: &Side<'_>, address: &Address, deadline: Deadline) -> Result<Peer, FabricError> {
+pub(crate) fn initiate(
+    side: &LocalSide<'_>,
+    address: &ShmAddress,
+    deadline: Deadline,
+) -> Result<ShmPeer, FabricError> {
     const CONNECT: &str = "connecting to the peer's socket";
     let name = address.socket_name().map_err(os(CONNECT, "report this: the name is always valid"))?;
-    let socket = match socket::knock(&name, deadline) {
+    let socket = match socket::connect(&name, deadline) {
         Ok(socket) => socket,
         Err(Errno::AGAIN) => return Err(timeout(CONNECT, deadline)),
         Err(error) => {
@@ -87,25 +93,25 @@ pub(crate) fn reach(side: &Side<'_>, address: &Address, deadline: Deadline) -> R
             );
         }
     };
-    let (pid, process) = identify(socket.as_fd(), side, address).map_err(refused)?;
+    let (pid, process) = identify_peer(socket.as_fd(), side, address).map_err(refused)?;
     let talk = os("talking to the peer", "if the peer's process has ended, start over");
     socket::send(&socket, &side.hello(address), &side.files()).map_err(&talk)?;
     if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(&talk)? {
         return Err(timeout("waiting for the peer's hello", deadline));
     }
     let peer = match socket::receive(&socket).map_err(refused)? {
-        (Message::Hello(hello), files) => side.judge(hello, files, address, pid, process),
-        (Message::Refused(why), _) => return Err(refused(format!("it refused this side: {why}"))),
-        (Message::Ready, _) => Err(Refusal::Guest("it was ready before its hello".into())),
+        (HandshakeMessage::Hello(hello), files) => side.check_hello(hello, files, address, pid, process),
+        (HandshakeMessage::Refused(why), _) => return Err(refused(format!("it refused this side: {why}"))),
+        (HandshakeMessage::Ready, _) => Err(Rejection::Candidate("it was ready before its hello".into())),
     };
     match peer {
         Ok(peer) => {
-            socket::send(&socket, &Message::Ready, &[]).map_err(&talk)?;
+            socket::send(&socket, &HandshakeMessage::Ready, &[]).map_err(&talk)?;
             Ok(peer)
         }
-        Err(Refusal::Final(why) | Refusal::Guest(why)) => {
+        Err(Rejection::Final(why) | Rejection::Candidate(why)) => {
             // The peer learns it from the end of the connection if not from this.
-            let _ = socket::send(&socket, &Message::Refused(why.clone()), &[]);
+            let _ = socket::send(&socket, &HandshakeMessage::Refused(why.clone()), &[]);
             Err(refused(why))
         }
     }
@@ -116,42 +122,42 @@ pub(crate) fn reach(side: &Side<'_>, address: &Address, deadline: Deadline) -> R
 /// # Errors
 /// If it does not come in time, or either side refuses the other.
 pub(crate) fn accept(
-    side: &Side<'_>,
+    side: &LocalSide<'_>,
     listener: &OwnedFd,
-    address: &Address,
+    address: &ShmAddress,
     deadline: Deadline,
-) -> Result<Peer, FabricError> {
-    let mut guests: Vec<Guest> = Vec::new();
-    let mut turned_away = None;
+) -> Result<ShmPeer, FabricError> {
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut last_rejection = None;
     let process = process_of(address);
     loop {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
-        fds.extend(guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN)));
+        fds.extend(candidates.iter().map(|candidate| PollFd::new(&candidate.socket, PollFlags::IN)));
         fds.extend(process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
         let wait = os("waiting for the peer", "report this: the sockets are valid");
         if !deadline.wait(&mut fds).map_err(wait)? {
-            return Err(nobody_came(turned_away, deadline));
+            return Err(no_peer_came(last_rejection, deadline));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let has_died = process.is_some() && ready.last() == Some(&true);
         // Backwards, so that those still to be looked at stay in their places.
-        for k in (0..guests.len()).rev().filter(|k| ready[k + 1]) {
-            match guests.swap_remove(k).listen_to(side, address) {
-                Ok(Progress::Waits(guest)) => guests.push(guest),
-                Ok(Progress::Ready(peer)) => return Ok(peer),
-                Err(Refusal::Final(why)) => return Err(refused(why)),
-                Err(Refusal::Guest(why)) => turned_away = Some(why),
+        for k in (0..candidates.len()).rev().filter(|k| ready[k + 1]) {
+            match candidates.swap_remove(k).receive_message(side, address) {
+                Ok(CandidateProgress::Waits(candidate)) => candidates.push(candidate),
+                Ok(CandidateProgress::Ready(peer)) => return Ok(peer),
+                Err(Rejection::Final(why)) => return Err(refused(why)),
+                Err(Rejection::Candidate(why)) => last_rejection = Some(why),
             }
         }
         if ready[0] {
-            match Guest::let_in(listener, side, address) {
+            match Candidate::accept_one(listener, side, address) {
                 Ok(None) => {}
-                Ok(Some(guest)) => guests.push(guest),
-                Err(Refusal::Final(why)) => return Err(refused(why)),
-                Err(Refusal::Guest(why)) => turned_away = Some(why),
+                Ok(Some(candidate)) => candidates.push(candidate),
+                Err(Rejection::Final(why)) => return Err(refused(why)),
+                Err(Rejection::Candidate(why)) => last_rejection = Some(why),
             }
-            if guests.len() > MAX_GUESTS {
-                guests.remove(0);
+            if candidates.len() > MAX_CANDIDATES {
+                candidates.remove(0);
             }
         } else if has_died {
             return Err(refused(format!("its process {} has ended", address.pid)));
@@ -159,39 +165,44 @@ pub(crate) fn accept(
     }
 }
 
-/// The process that is to come, if it can be seen from here: seen from another PID namespace it can't.
-fn process_of(address: &Address) -> Option<OwnedFd> {
+/// The process that is to come, if it can be seen from here: seen from another PID namespace it
+/// can't.
+fn process_of(address: &ShmAddress) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(address.pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-fn nobody_came(turned_away: Option<String>, deadline: Deadline) -> FabricError {
-    match turned_away {
+fn no_peer_came(last_rejection: Option<String>, deadline: Deadline) -> FabricError {
+    match last_rejection {
         None => timeout("waiting for the peer to connect", deadline),
         Some(why) => refused(format!("{why} (and nobody else came within {:?})", deadline.after)),
     }
 }
 
 /// One who has knocked.
-struct Guest {
+struct Candidate {
     socket: OwnedFd,
-    state: State,
+    state: CandidateState,
 }
 
-enum State {
+enum CandidateState {
     /// No hello has come yet.
     New { pid: u32, process: OwnedFd },
     /// Its hello was good, and ours is on its way to it.
-    Known(Peer),
+    Known(ShmPeer),
 }
 
-enum Progress {
-    Waits(Guest),
-    Ready(Peer),
+enum CandidateProgress {
+    Waits(Candidate),
+    Ready(ShmPeer),
 }
 
-impl Guest {
-    fn let_in(listener: &OwnedFd, side: &Side<'_>, address: &Address) -> Result<Option<Guest>, Refusal> {
+impl Candidate {
+    fn accept_one(
+        listener: &OwnedFd,
+        side: &LocalSide<'_>,
+        address: &ShmAddress,
+    ) -> Result<Option<Candidate>, Rejection> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
@@ -201,39 +212,50 @@ impl Guest {
             Err(error) => {
                 let why =
                     format!("its connection could not be accepted ({error}): raise the limit of open files");
-                return Err(Refusal::Final(why));
+                return Err(Rejection::Final(why));
             }
         };
-        let (pid, process) = identify(socket.as_fd(), side, address).map_err(Refusal::Guest)?;
-        Ok(Some(Guest { socket, state: State::New { pid, process } }))
+        let (pid, process) = identify_peer(socket.as_fd(), side, address).map_err(Rejection::Candidate)?;
+        Ok(Some(Candidate { socket, state: CandidateState::New { pid, process } }))
     }
 
-    fn listen_to(self, side: &Side<'_>, address: &Address) -> Result<Progress, Refusal> {
-        let (message, files) = socket::receive(&self.socket).map_err(Refusal::Guest)?;
+    fn receive_message(
+        self,
+        side: &LocalSide<'_>,
+        address: &ShmAddress,
+    ) -> Result<CandidateProgress, Rejection> {
+        let (message, files) = socket::receive(&self.socket).map_err(Rejection::Candidate)?;
         match (self.state, message) {
-            (State::New { pid, process }, Message::Hello(hello)) => {
-                let peer = side.judge(hello, files, address, pid, process);
+            (CandidateState::New { pid, process }, HandshakeMessage::Hello(hello)) => {
+                let peer = side.check_hello(hello, files, address, pid, process);
                 let answer = match &peer {
                     Ok(_) => socket::send(&self.socket, &side.hello(address), &side.files()),
-                    Err(Refusal::Final(why) | Refusal::Guest(why)) => {
-                        socket::send(&self.socket, &Message::Refused(why.clone()), &[])
+                    Err(Rejection::Final(why) | Rejection::Candidate(why)) => {
+                        socket::send(&self.socket, &HandshakeMessage::Refused(why.clone()), &[])
                     }
                 };
                 let peer = peer?;
-                answer.map_err(|error| Refusal::Guest(format!("it can't be answered: {error}")))?;
-                Ok(Progress::Waits(Guest { socket: self.socket, state: State::Known(peer) }))
+                answer.map_err(|error| Rejection::Candidate(format!("it can't be answered: {error}")))?;
+                Ok(CandidateProgress::Waits(Candidate {
+                    socket: self.socket,
+                    state: CandidateState::Known(peer),
+                }))
             }
-            (State::Known(peer), Message::Ready) => Ok(Progress::Ready(peer)),
-            (State::Known(_), Message::Refused(why)) => {
-                Err(Refusal::Final(format!("it refused this side: {why}")))
+            (CandidateState::Known(peer), HandshakeMessage::Ready) => Ok(CandidateProgress::Ready(peer)),
+            (CandidateState::Known(_), HandshakeMessage::Refused(why)) => {
+                Err(Rejection::Final(format!("it refused this side: {why}")))
             }
-            _ => Err(Refusal::Guest("it sent a message out of turn".into())),
+            _ => Err(Rejection::Candidate("it sent a message out of turn".into())),
         }
     }
 }
 
 /// Whose process is at the other end; refused if it is another user's.
-fn identify(socket: BorrowedFd<'_>, side: &Side<'_>, address: &Address) -> Result<(u32, OwnedFd), String> {
+fn identify_peer(
+    socket: BorrowedFd<'_>,
+    side: &LocalSide<'_>,
+    address: &ShmAddress,
+) -> Result<(u32, OwnedFd), String> {
     let who =
         socket::credentials(socket).map_err(|error| format!("the kernel does not say who it is: {error}"))?;
     check_uid(who.uid, side.uid)?;
@@ -242,9 +264,9 @@ fn identify(socket: BorrowedFd<'_>, side: &Side<'_>, address: &Address) -> Resul
     Ok((if who.pid == 0 { address.pid } else { who.pid }, process))
 }
 
-impl Side<'_> {
-    fn hello(&self, to: &Address) -> Message {
-        Message::Hello(Hello {
+impl LocalSide<'_> {
+    fn hello(&self, to: &ShmAddress) -> HandshakeMessage {
+        HandshakeMessage::Hello(ShmHello {
             from: self.token,
             to: to.token,
             lanes: self.options.lanes,
@@ -262,34 +284,36 @@ impl Side<'_> {
     }
 
     /// Checks a hello and its files, term by term.
-    fn judge(
+    fn check_hello(
         &self,
-        hello: Hello,
+        hello: ShmHello,
         files: Vec<OwnedFd>,
-        address: &Address,
+        address: &ShmAddress,
         pid: u32,
         process: OwnedFd,
-    ) -> Result<Peer, Refusal> {
+    ) -> Result<ShmPeer, Rejection> {
         if hello.to != self.token || hello.from != address.token {
-            return Err(Refusal::Guest("its hello is for or from another half".into()));
+            return Err(Rejection::Candidate("its hello is for or from another half".into()));
         }
-        hello.check(self.options, self.layout).map_err(Refusal::Final)?;
+        hello.check(self.options, self.layout).map_err(Rejection::Final)?;
         if files.len() != hello.regions.len() + 2 {
             let (have, want) = (files.len(), hello.regions.len() + 2);
-            return Err(Refusal::Guest(format!("it sent {have} files where its hello promises {want}")));
+            return Err(Rejection::Candidate(format!(
+                "it sent {have} files where its hello promises {want}"
+            )));
         }
         let mut files = files.into_iter();
-        let mut next = || files.next().ok_or_else(|| Refusal::Guest("a file is missing".into()));
+        let mut next = || files.next().ok_or_else(|| Rejection::Candidate("a file is missing".into()));
         let sealed = |file: OwnedFd, len: u64| {
-            verify_seals(&file, len).map(|_| file).map_err(|e| Refusal::Guest(e.to_string()))
+            verify_seals(&file, len).map(|_| file).map_err(|e| Rejection::Candidate(e.to_string()))
         };
         let segment = sealed(next()?, hello.segment)?;
         let doorbells = next()?;
-        SharedSegment::check(&doorbells, doorbells::BYTES).map_err(Refusal::Guest)?;
+        SharedSegment::check(&doorbells, doorbells::BYTES).map_err(Rejection::Candidate)?;
         let mut regions = Vec::with_capacity(hello.regions.len());
         for (id, len) in hello.regions {
             regions.push((id, len, sealed(next()?, len)?));
         }
-        Ok(Peer { pid, process, segment, doorbells, fenced: hello.fenced, regions })
+        Ok(ShmPeer { pid, process, segment, doorbells, fenced: hello.fenced, regions })
     }
 }

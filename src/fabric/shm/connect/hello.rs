@@ -1,8 +1,8 @@
 //! What two halves tell each other on their socket, with the files that go with it.
 
-use super::address::{Reader, Token, VERSION};
+use super::address::{ByteReader, EndpointToken, VERSION};
 use crate::fabric::LinkOptions;
-use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::memory::layout::SegmentLayout;
 
 const MAGIC: [u8; 8] = *b"twshmhlo";
 const HELLO: u8 = 1;
@@ -16,13 +16,14 @@ pub(crate) const MAX_BYTES: usize = 1024;
 /// Bytes of a reason, at most.
 const MAX_REASON: usize = 512;
 
-/// What a half says of itself. The files of its segment, its doorbells and its regions go with it, in this order.
+/// What a half says of itself. The files of its segment, its doorbells and its regions go with it,
+/// in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub(crate) struct ShmHello {
     /// The sender's own token.
-    pub from: Token,
+    pub from: EndpointToken,
     /// The token of the half that it wants.
-    pub to: Token,
+    pub to: EndpointToken,
     pub lanes: u8,
     pub depth: u32,
     pub generation: u8,
@@ -36,23 +37,23 @@ pub(crate) struct Hello {
 
 /// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
-    Hello(Hello),
+pub(crate) enum HandshakeMessage {
+    Hello(ShmHello),
     /// The other side does not go on, and why.
     Refused(String),
     /// The other side has taken the hello, and the link is up for it.
     Ready,
 }
 
-impl Message {
+impl HandshakeMessage {
     /// The bytes that travel.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(MAX_BYTES);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         match self {
-            Message::Hello(hello) => hello.append(&mut bytes),
-            Message::Refused(why) => {
+            HandshakeMessage::Hello(hello) => hello.append(&mut bytes),
+            HandshakeMessage::Refused(why) => {
                 bytes.push(REFUSED);
                 let mut end = why.len().min(MAX_REASON);
                 while !why.is_char_boundary(end) {
@@ -60,17 +61,17 @@ impl Message {
                 }
                 bytes.extend(&why.as_bytes()[..end]);
             }
-            Message::Ready => bytes.push(READY),
+            HandshakeMessage::Ready => bytes.push(READY),
         }
         bytes
     }
 
-    /// Reads what a peer has sent.
+    /// PendingReads what a peer has sent.
     ///
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader(bytes);
+        let mut reader = ByteReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
             return Err(format!("{} bytes that are no message of the handshake", bytes.len()));
         }
@@ -80,17 +81,17 @@ impl Message {
             return Err(format!("it speaks version {version}, this side {VERSION}: run the same release"));
         }
         match reader.take() {
-            Some([HELLO]) => Hello::read(&mut reader)
-                .map(Message::Hello)
+            Some([HELLO]) => ShmHello::read(&mut reader)
+                .map(HandshakeMessage::Hello)
                 .ok_or_else(|| format!("its hello of {} bytes is cut short or too long", bytes.len())),
-            Some([REFUSED]) => Ok(Message::Refused(String::from_utf8_lossy(reader.0).into_owned())),
-            Some([READY]) if reader.0.is_empty() => Ok(Message::Ready),
+            Some([REFUSED]) => Ok(HandshakeMessage::Refused(String::from_utf8_lossy(reader.0).into_owned())),
+            Some([READY]) if reader.0.is_empty() => Ok(HandshakeMessage::Ready),
             kind => Err(format!("a message of {} bytes and the unknown kind {kind:?}", bytes.len())),
         }
     }
 }
 
-impl Hello {
+impl ShmHello {
     fn append(&self, bytes: &mut Vec<u8>) {
         bytes.extend([HELLO, self.generation, self.lanes, u8::from(self.fenced)]);
         bytes.extend(self.depth.to_le_bytes());
@@ -104,8 +105,8 @@ impl Hello {
         }
     }
 
-    /// Reads a hello to the end of the bytes.
-    fn read(reader: &mut Reader<'_>) -> Option<Hello> {
+    /// PendingReads a hello to the end of the bytes.
+    fn read(reader: &mut ByteReader<'_>) -> Option<ShmHello> {
         let [generation, lanes, fenced] = reader.take()?;
         if fenced > 1 {
             return None;
@@ -123,7 +124,7 @@ impl Hello {
             regions.push((id, u64::from_le_bytes(reader.take()?)));
         }
         let fenced = fenced == 1;
-        let hello = Hello { from, to, lanes, depth, generation, fenced, segment, regions };
+        let hello = ShmHello { from, to, lanes, depth, generation, fenced, segment, regions };
         reader.0.is_empty().then_some(hello)
     }
 
@@ -131,7 +132,7 @@ impl Hello {
     ///
     /// # Errors
     /// What does not, with both values.
-    pub(crate) fn check(&self, options: &LinkOptions, layout: &Layout) -> Result<(), String> {
+    pub(crate) fn check(&self, options: &LinkOptions, layout: &SegmentLayout) -> Result<(), String> {
         let agree = |what: &str, theirs: u64, ours: u64| {
             if theirs == ours {
                 return Ok(());
@@ -160,11 +161,11 @@ mod tests {
         LinkOptions { lanes: 2, depth: 64, receives: 0, generation: 5 }
     }
 
-    fn hello() -> Hello {
-        let segment = Layout::new(&options()).expect("in range").bytes() as u64;
+    fn hello() -> ShmHello {
+        let segment = SegmentLayout::new(&options()).expect("in range").bytes() as u64;
         let regions = vec![(0, 1 << 30), (7, 4096)];
         let (from, to) = ([1; 16], [2; 16]);
-        Hello { from, to, lanes: 2, depth: 64, generation: 5, fenced: true, segment, regions }
+        ShmHello { from, to, lanes: 2, depth: 64, generation: 5, fenced: true, segment, regions }
     }
 
     proptest! {
@@ -173,12 +174,12 @@ mod tests {
             kind in 0u8..5,
             tail in proptest::collection::vec(any::<u8>(), 0..100),
         ) {
-            let mut bytes = Message::Ready.to_bytes();
+            let mut bytes = HandshakeMessage::Ready.to_bytes();
             bytes.pop();
             bytes.push(kind);
             bytes.extend(tail);
-            match Message::from_bytes(&bytes) {
-                Ok(Message::Refused(_)) | Err(_) => {}
+            match HandshakeMessage::from_bytes(&bytes) {
+                Ok(HandshakeMessage::Refused(_)) | Err(_) => {}
                 Ok(message) => prop_assert_eq!(message.to_bytes(), bytes),
             }
         }
@@ -187,43 +188,45 @@ mod tests {
     #[test]
     fn every_message_comes_back_and_fits() {
         let regions = (0..MAX_REGIONS as u16).map(|id| (id, u64::MAX)).collect();
-        let long = Hello { regions, ..hello() };
-        for message in [Message::Hello(hello()), Message::Hello(long), Message::Ready] {
+        let long = ShmHello { regions, ..hello() };
+        for message in
+            [HandshakeMessage::Hello(hello()), HandshakeMessage::Hello(long), HandshakeMessage::Ready]
+        {
             let bytes = message.to_bytes();
             assert!(bytes.len() <= MAX_BYTES);
-            assert_eq!(Message::from_bytes(&bytes), Ok(message));
+            assert_eq!(HandshakeMessage::from_bytes(&bytes), Ok(message));
         }
-        let long = Message::Refused("ü".repeat(400)).to_bytes();
+        let long = HandshakeMessage::Refused("ü".repeat(400)).to_bytes();
         assert!(long.len() <= MAX_BYTES);
-        assert_eq!(Message::from_bytes(&long), Ok(Message::Refused("ü".repeat(256))));
+        assert_eq!(HandshakeMessage::from_bytes(&long), Ok(HandshakeMessage::Refused("ü".repeat(256))));
     }
 
     #[test]
     fn a_hello_that_is_cut_anywhere_is_refused() {
-        let bytes = Message::Hello(hello()).to_bytes();
+        let bytes = HandshakeMessage::Hello(hello()).to_bytes();
         for end in 0..bytes.len() {
-            assert!(Message::from_bytes(&bytes[..end]).is_err(), "cut at {end}");
+            assert!(HandshakeMessage::from_bytes(&bytes[..end]).is_err(), "cut at {end}");
         }
     }
 
     #[test]
     fn another_version_is_refused_by_name() {
-        let mut bytes = Message::Hello(hello()).to_bytes();
+        let mut bytes = HandshakeMessage::Hello(hello()).to_bytes();
         bytes[8] = 77;
-        assert!(Message::from_bytes(&bytes).expect_err("refused").contains("version 77"));
+        assert!(HandshakeMessage::from_bytes(&bytes).expect_err("refused").contains("version 77"));
     }
 
     #[test]
     fn what_does_not_agree_is_refused_with_both_values() {
-        let layout = Layout::new(&options()).expect("in range");
+        let layout = SegmentLayout::new(&options()).expect("in range");
         assert_eq!(hello().check(&options(), &layout), Ok(()));
-        let refused = |hello: Hello| hello.check(&options(), &layout).expect_err("refused");
-        let lanes = refused(Hello { lanes: 3, ..hello() });
+        let refused = |hello: ShmHello| hello.check(&options(), &layout).expect_err("refused");
+        let lanes = refused(ShmHello { lanes: 3, ..hello() });
         assert!(lanes.contains("lanes 3") && lanes.contains("this side 2"), "{lanes}");
-        let depth = refused(Hello { depth: 128, ..hello() });
+        let depth = refused(ShmHello { depth: 128, ..hello() });
         assert!(depth.contains("depth 128") && depth.contains("this side 64"), "{depth}");
-        assert!(refused(Hello { generation: 6, ..hello() }).contains("generation 6"));
-        assert!(refused(Hello { segment: 4096, ..hello() }).contains("segment bytes 4096"));
-        assert!(refused(Hello { regions: vec![(4, 1), (4, 2)], ..hello() }).contains("number 4"));
+        assert!(refused(ShmHello { generation: 6, ..hello() }).contains("generation 6"));
+        assert!(refused(ShmHello { segment: 4096, ..hello() }).contains("segment bytes 4096"));
+        assert!(refused(ShmHello { regions: vec![(4, 1), (4, 2)], ..hello() }).contains("number 4"));
     }
 }

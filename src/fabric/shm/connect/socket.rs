@@ -3,7 +3,7 @@
 //! The sockets keep message boundaries (`SOCK_SEQPACKET`), so a message comes whole or not at all.
 #![allow(unsafe_code)]
 
-use super::hello::{MAX_BYTES, MAX_REGIONS, Message};
+use super::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -15,7 +15,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-/// Files that one message carries, at most: more than an honest one has, so that one too many is seen.
+/// Files that one message carries, at most: more than an honest one has, so that one too many is
+/// seen.
 const MAX_FILES: usize = MAX_REGIONS + 3;
 
 /// Until when something may take.
@@ -50,7 +51,7 @@ impl Deadline {
     }
 }
 
-/// A socket on which peers can knock.
+/// A socket on which peers can connect.
 pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, name)?;
@@ -59,7 +60,7 @@ pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Knocks. Waits for room in the listener's queue, until the deadline: `AGAIN` then.
-pub(crate) fn knock(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn connect(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC)?;
     loop {
         // A time-out of zero would mean none.
@@ -77,7 +78,11 @@ fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Sends a message, with files.
-pub(crate) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+pub(crate) fn send(
+    socket: impl AsFd,
+    message: &HandshakeMessage,
+    files: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
     send_bytes(socket, &message.to_bytes(), files)
 }
 
@@ -106,7 +111,7 @@ pub(crate) fn send_bytes(
 ///
 /// # Errors
 /// What is wrong with it, or that there is none.
-pub(crate) fn receive(socket: impl AsFd) -> Result<(Message, Vec<OwnedFd>), String> {
+pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedFd>), String> {
     let mut bytes = [0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -133,7 +138,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(Message, Vec<OwnedFd>), Stri
     if got.bytes == 0 {
         return Err("it hung up".into());
     }
-    Ok((Message::from_bytes(&bytes[..got.bytes])?, files))
+    Ok((HandshakeMessage::from_bytes(&bytes[..got.bytes])?, files))
 }
 
 /// The process at the other end, as it was when it connected or began to listen.
@@ -159,7 +164,8 @@ pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<Ow
     match unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut fd) } {
         // SAFETY: the kernel has just made this descriptor for this call.
         Ok(()) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        // Before Linux 6.5. The process is at the other end of the handshake, so its id is not another's yet.
+        // Before Linux 6.5. The process is at the other end of the handshake, so its id is not
+        // another's yet.
         Err(Errno::NOPROTOOPT) => {
             let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?;
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
@@ -168,7 +174,7 @@ pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<Ow
     }
 }
 
-/// Reads a socket option.
+/// PendingReads a socket option.
 ///
 /// # Safety
 /// `T` must be the type that the option fills, or one for which any bits are a value.

@@ -1,9 +1,9 @@
 //! Handshakes with those who should not get in, and with those who come too late or not at all.
 
-use super::address::{Address, VERSION};
-use super::hello::{Hello, Message};
-use super::socket::{Deadline, knock, receive, send_bytes};
-use crate::fabric::shm::memory::layout::Layout;
+use super::address::{ShmAddress, VERSION};
+use super::hello::{HandshakeMessage, ShmHello};
+use super::socket::{self, Deadline, receive, send_bytes};
+use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::testing::pool;
 use crate::fabric::shm::{ShmFabric, ShmHalf, ShmLink, ShmOptions};
 use crate::fabric::{Fabric, FabricError, Half, LinkOptions, Role};
@@ -11,8 +11,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(10);
-const SOON: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_secs(10);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
 
 fn half(options: &LinkOptions) -> ShmHalf {
@@ -37,43 +37,52 @@ fn memfd(bytes: u64, sealed: bool) -> OwnedFd {
     file
 }
 
-fn address(half: &ShmHalf) -> Address {
-    Address::from_bytes(half.address()).expect("its own address")
+fn address(half: &ShmHalf) -> ShmAddress {
+    ShmAddress::from_bytes(half.address()).expect("its own address")
 }
 
-fn hello(from: &ShmHalf, to: &ShmHalf) -> Hello {
-    let segment = Layout::new(&OPTIONS).expect("in range").bytes() as u64;
-    let Address { token, .. } = address(to);
+fn hello(from: &ShmHalf, to: &ShmHalf) -> ShmHello {
+    let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
+    let ShmAddress { token, .. } = address(to);
     let regions = vec![(0, 4096)];
-    Hello { from: from.token, to: token, lanes: 1, depth: 8, generation: 0, fenced: true, segment, regions }
+    ShmHello {
+        from: from.token,
+        to: token,
+        lanes: 1,
+        depth: 8,
+        generation: 0,
+        fenced: true,
+        segment,
+        regions,
+    }
 }
 
-/// Sends a message and files to an acceptor, which must turn them away with `text`, and then still let the
-/// right peer in.
+/// Sends a message and files to an acceptor, which must turn them away with `text`, and then still
+/// let the right peer in.
 fn assert_turned_away(make: impl Fn(&ShmHalf, &ShmHalf) -> (Vec<u8>, Vec<OwnedFd>), text: &str) {
     let (acceptor, initiator) = (half(&OPTIONS), half(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let (bytes, files) = make(&initiator, &acceptor);
     let name = address(&acceptor).socket_name().expect("a name");
-    let guest = knock(&name, Deadline::after(PATIENCE)).expect("connected");
+    let candidate = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
     let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-    send_bytes(&guest, &bytes, &files).expect("sent");
+    send_bytes(&candidate, &bytes, &files).expect("sent");
     std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, PATIENCE));
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
         // Told why, or hung up on.
-        let mut fds = [rustix::event::PollFd::new(&guest, rustix::event::PollFlags::IN)];
-        assert!(Deadline::after(PATIENCE).wait(&mut fds).expect("polled"), "not turned away");
-        match receive(&guest) {
-            Ok((Message::Refused(why), _)) | Err(why) => assert!(why.contains(text), "{why}"),
+        let mut fds = [rustix::event::PollFd::new(&candidate, rustix::event::PollFlags::IN)];
+        assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not turned away");
+        match receive(&candidate) {
+            Ok((HandshakeMessage::Refused(why), _)) | Err(why) => assert!(why.contains(text), "{why}"),
             Ok(other) => panic!("not refused: {other:?}"),
         }
-        initiator.connect(Role::Initiator, &to_acceptor, PATIENCE).expect("connected");
+        initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
         accepted.join().expect("no panic").map_err(|e| e.to_string()).expect("accepted");
     });
 }
 
 fn good_files() -> Vec<OwnedFd> {
-    let bytes = Layout::new(&OPTIONS).expect("in range").bytes() as u64;
+    let bytes = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     vec![memfd(bytes, true), doorbells(), memfd(4096, true)]
 }
 
@@ -84,16 +93,16 @@ fn doorbells() -> OwnedFd {
 #[test]
 fn a_message_that_is_no_hello_is_turned_away() {
     assert_turned_away(|_, _| (b"GET / HTTP/1.1".to_vec(), Vec::new()), "hung up");
-    assert_turned_away(|_, _| (Message::Ready.to_bytes(), Vec::new()), "hung up");
+    assert_turned_away(|_, _| (HandshakeMessage::Ready.to_bytes(), Vec::new()), "hung up");
     assert_turned_away(|_, _| (vec![0; 5000], Vec::new()), "hung up");
     let version = |from: &ShmHalf, to: &ShmHalf| {
-        let mut bytes = Message::Hello(hello(from, to)).to_bytes();
+        let mut bytes = HandshakeMessage::Hello(hello(from, to)).to_bytes();
         bytes[8..10].copy_from_slice(&(VERSION + 1).to_le_bytes());
         (bytes, good_files())
     };
     assert_turned_away(version, "hung up");
     let cut = |from: &ShmHalf, to: &ShmHalf| {
-        let mut bytes = Message::Hello(hello(from, to)).to_bytes();
+        let mut bytes = HandshakeMessage::Hello(hello(from, to)).to_bytes();
         bytes.pop();
         (bytes, good_files())
     };
@@ -103,11 +112,11 @@ fn a_message_that_is_no_hello_is_turned_away() {
 #[test]
 fn a_hello_for_or_from_another_half_is_turned_away() {
     let other = |from: &ShmHalf, to: &ShmHalf| {
-        (Message::Hello(Hello { to: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
+        (HandshakeMessage::Hello(ShmHello { to: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
     };
     assert_turned_away(other, "another half");
     let other = |from: &ShmHalf, to: &ShmHalf| {
-        (Message::Hello(Hello { from: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
+        (HandshakeMessage::Hello(ShmHello { from: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
     };
     assert_turned_away(other, "another half");
 }
@@ -117,7 +126,7 @@ fn files_that_are_too_few_or_too_many_are_turned_away() {
     let with = |count: usize| {
         move |from: &ShmHalf, to: &ShmHalf| {
             let files = (0..count).map(|_| memfd(1 << 20, true)).collect();
-            (Message::Hello(hello(from, to)).to_bytes(), files)
+            (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files)
         }
     };
     assert_turned_away(with(0), "0 files where its hello promises 3");
@@ -128,9 +137,11 @@ fn files_that_are_too_few_or_too_many_are_turned_away() {
 
 #[test]
 fn files_that_could_change_under_us_are_turned_away() {
-    let bytes = Layout::new(&OPTIONS).expect("in range").bytes() as u64;
+    let bytes = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let with = |files: fn(u64) -> Vec<OwnedFd>| {
-        move |from: &ShmHalf, to: &ShmHalf| (Message::Hello(hello(from, to)).to_bytes(), files(bytes))
+        move |from: &ShmHalf, to: &ShmHalf| {
+            (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files(bytes))
+        }
     };
     assert_turned_away(with(|bytes| vec![memfd(bytes, false), doorbells(), memfd(4096, true)]), "not sealed");
     assert_turned_away(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4096, false)]), "not sealed");
@@ -161,10 +172,10 @@ fn one_who_connects_and_stays_silent_keeps_nobody_out() {
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let name = address(&acceptor).socket_name().expect("a name");
     let _silent: Vec<OwnedFd> =
-        (0..4).map(|_| knock(&name, Deadline::after(PATIENCE)).expect("connected")).collect();
+        (0..4).map(|_| socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected")).collect();
     std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, PATIENCE));
-        initiator.connect(Role::Initiator, &to_acceptor, PATIENCE).expect("connected");
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
+        initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
         assert!(accepted.join().expect("no panic").is_ok());
     });
 }
@@ -181,15 +192,15 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
         let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
         let start = Instant::now();
         std::thread::scope(|scope| {
-            let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, PATIENCE));
-            let initiator = why(initiator.connect(Role::Initiator, &to_acceptor, PATIENCE));
+            let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
+            let initiator = why(initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT));
             let acceptor = why(accepted.join().expect("no panic"));
             for text in [initiator, acceptor] {
                 let value = ours.rsplit(' ').next().expect("a value");
                 assert!(text.contains(theirs) && text.contains(&format!("this side {value}")), "{text}");
             }
         });
-        assert!(start.elapsed() < PATIENCE / 2);
+        assert!(start.elapsed() < TIMEOUT / 2);
     }
 }
 
@@ -197,12 +208,12 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
 fn a_peer_that_does_not_come_is_waited_for_until_the_deadline() {
     let (acceptor, other) = (half(&OPTIONS), half(&OPTIONS));
     let start = Instant::now();
-    let text = why(acceptor.connect(Role::Acceptor, other.address(), SOON));
+    let text = why(acceptor.connect(Role::Acceptor, other.address(), SHORT_TIMEOUT));
     assert!(text.contains("100ms"), "{text}");
-    assert!(start.elapsed() >= SOON && start.elapsed() < PATIENCE);
+    assert!(start.elapsed() >= SHORT_TIMEOUT && start.elapsed() < TIMEOUT);
     // And the other way round: it is there, but does not answer.
     let initiator = half(&OPTIONS);
-    let text = why(initiator.connect(Role::Initiator, other.address(), SOON));
+    let text = why(initiator.connect(Role::Initiator, other.address(), SHORT_TIMEOUT));
     assert!(text.contains("100ms"), "{text}");
 }
 
@@ -210,9 +221,9 @@ fn a_peer_that_does_not_come_is_waited_for_until_the_deadline() {
 fn one_who_was_turned_away_is_named_when_nobody_else_came() {
     let (acceptor, initiator) = (half(&OPTIONS), half(&OPTIONS));
     let name = address(&acceptor).socket_name().expect("a name");
-    let guest = knock(&name, Deadline::after(PATIENCE)).expect("connected");
-    send_bytes(&guest, b"rubbish", &[]).expect("sent");
-    let text = why(acceptor.connect(Role::Acceptor, initiator.address(), SOON));
+    let candidate = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
+    send_bytes(&candidate, b"rubbish", &[]).expect("sent");
+    let text = why(acceptor.connect(Role::Acceptor, initiator.address(), SHORT_TIMEOUT));
     assert!(text.contains("no message of the handshake") && text.contains("nobody else"), "{text}");
 }
 
@@ -222,33 +233,33 @@ fn a_half_that_was_given_up_refuses_at_once() {
     let to_gone = gone.address().to_vec();
     drop(gone);
     let start = Instant::now();
-    let text = why(initiator.connect(Role::Initiator, &to_gone, PATIENCE));
+    let text = why(initiator.connect(Role::Initiator, &to_gone, TIMEOUT));
     assert!(text.contains("has ended"), "{text}");
-    assert!(start.elapsed() < PATIENCE / 2);
+    assert!(start.elapsed() < TIMEOUT / 2);
 }
 
 #[test]
 fn an_address_that_makes_no_sense_is_refused_at_once() {
-    assert!(why(half(&OPTIONS).connect(Role::Initiator, b"nonsense", PATIENCE)).contains("address"));
+    assert!(why(half(&OPTIONS).connect(Role::Initiator, b"nonsense", TIMEOUT)).contains("address"));
     let mut foreign = half(&OPTIONS).address().to_vec();
     foreign[12] ^= 1; // the boot id
-    assert!(why(half(&OPTIONS).connect(Role::Acceptor, &foreign, PATIENCE)).contains("another host"));
+    assert!(why(half(&OPTIONS).connect(Role::Acceptor, &foreign, TIMEOUT)).contains("another host"));
 }
 
 #[test]
 fn an_acceptor_whose_peer_dies_on_the_way_does_not_wait_for_it() {
     let acceptor = half(&OPTIONS);
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep(1)");
-    let peer = Address { pid: child.id(), token: [7; 16], ..address(&acceptor) }.to_bytes();
+    let peer = ShmAddress { pid: child.id(), token: [7; 16], ..address(&acceptor) }.to_bytes();
     std::thread::scope(|scope| {
         let began = Instant::now();
-        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &peer, PATIENCE));
-        std::thread::sleep(SOON);
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &peer, TIMEOUT));
+        std::thread::sleep(SHORT_TIMEOUT);
         assert!(!accepted.is_finished(), "it may still come");
         child.kill().expect("killed");
         let why = why(accepted.join().expect("no panic"));
         assert!(why.contains(&format!("process {} has ended", child.id())), "{why}");
-        assert!(began.elapsed() < PATIENCE / 2);
+        assert!(began.elapsed() < TIMEOUT / 2);
     });
     child.wait().expect("reaped");
 }

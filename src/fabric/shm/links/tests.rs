@@ -11,7 +11,7 @@ use crate::memory::Pool;
 use crate::wire::{Immediate, ImmediateKind, Slot};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const LANE: Lane = Lane(0);
 
 struct End {
@@ -47,7 +47,7 @@ impl End {
             if let Some(first) = self.poll().into_iter().next() {
                 return first;
             }
-            assert!(start.elapsed() < PATIENCE, "nothing came");
+            assert!(start.elapsed() < TIMEOUT, "nothing came");
         }
     }
 
@@ -55,12 +55,12 @@ impl End {
     fn settle(&mut self) {
         let start = Instant::now();
         while !self.port.arm() {
-            assert!(start.elapsed() < PATIENCE, "it does not settle");
+            assert!(start.elapsed() < TIMEOUT, "it does not settle");
             self.poll();
         }
     }
 
-    fn attached(&self) -> &Attached {
+    fn attached(&self) -> &PortLinks {
         &self.port.links
     }
 }
@@ -70,8 +70,8 @@ fn connect(a: &mut End, b: &mut End, depth: u32) -> (LinkId, LinkId) {
     let (half, other) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
     let (to_a, to_b) = (half.address().to_vec(), other.address().to_vec());
     let (first, second) = std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| half.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
-        let reached = other.connect(Role::Initiator, &to_a, PATIENCE).expect("reached");
+        let accepted = scope.spawn(|| half.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
+        let reached = other.connect(Role::Initiator, &to_a, TIMEOUT).expect("reached");
         (accepted.join().expect("no panic"), reached)
     });
     (a.attach(first), b.attach(second))
@@ -109,7 +109,7 @@ fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
         a.port.poll(&mut completions);
     }
     for end in [&a, &b] {
-        assert_eq!((end.attached().barriers, end.attached().busy.len()), (0, 1));
+        assert_eq!((end.attached().barriers, end.attached().active.len()), (0, 1));
         assert!(!end.port.links.bell.bell.is_rung() && end.port.links.bell.bell.seen() == 0, "never rung");
     }
 }
@@ -119,31 +119,32 @@ fn many_quiet_links_go_cold_at_once_and_a_message_brings_each_back() {
     const LINKS: usize = 200;
     let (mut a, mut b) = (End::new(), End::new());
     let links: Vec<_> = (0..LINKS).map(|_| connect(&mut a, &mut b, 2)).collect();
-    let (busy, _) = links[0];
+    let (active, _) = links[0];
     let start = Instant::now();
-    while b.attached().busy.len() > 1 {
-        let _ = a.port.send(busy, LANE, b"one of many");
+    while b.attached().active.len() > 1 {
+        let _ = a.port.send(active, LANE, b"one of many");
         b.poll();
         a.poll();
-        assert!(start.elapsed() < PATIENCE, "{} are busy", b.attached().busy.len());
+        assert!(start.elapsed() < TIMEOUT, "{} are active", b.attached().active.len());
     }
     let barriers = b.attached().barriers;
     assert!(barriers <= 2, "{barriers} barriers");
     for _ in 0..2 * ROUND {
-        let _ = a.port.send(busy, LANE, b"one of many");
+        let _ = a.port.send(active, LANE, b"one of many");
         b.poll();
         a.poll();
     }
-    assert_eq!((b.attached().barriers, b.attached().busy.len()), (barriers, 1), "steady");
+    assert_eq!((b.attached().barriers, b.attached().active.len()), (barriers, 1), "steady");
     while !b.poll().is_empty() {}
     for &(to_b, to_a) in &links[1..] {
         a.port.send(to_b, LANE, b"wake up").expect("room");
         assert_eq!(b.next().link, to_a);
     }
-    assert_eq!(b.attached().busy.len(), LINKS);
+    assert_eq!(b.attached().active.len(), LINKS);
 }
 
-/// What this side does on `link`, after both were armed and nothing was left to say, must be rung for.
+/// What this side does on `link`, after both were armed and nothing was left to say, must be rung
+/// for.
 fn assert_rung_for(
     what: &str,
     prepare: impl Fn(&mut End, LinkId, &mut End, LinkId),
@@ -252,8 +253,8 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
     let seen = sleeper.seen();
     assert!(b.poll().is_empty(), "a part of it");
     let start = Instant::now();
-    sleeper.sleep(Sleep::Waiter, seen, PATIENCE);
-    assert!(sleeper.seen() != seen && start.elapsed() < PATIENCE / 2);
+    sleeper.sleep(Sleep::Waiter, seen, TIMEOUT);
+    assert!(sleeper.seen() != seen && start.elapsed() < TIMEOUT / 2);
     assert!(matches!(b.next().event, Event::Immediate { bytes: 20_000, .. }));
 }
 
@@ -272,9 +273,9 @@ fn a_peer_that_takes_back_its_ring_only_delays() {
             break first;
         }
         if b.port.arm() {
-            sleeper.sleep(Sleep::Waiter, seen, PATIENCE);
+            sleeper.sleep(Sleep::Waiter, seen, TIMEOUT);
         }
-        assert!(start.elapsed() < PATIENCE, "it hangs");
+        assert!(start.elapsed() < TIMEOUT, "it hangs");
     };
     assert_eq!(found.link, to_a);
 }
@@ -291,13 +292,13 @@ fn a_number_is_never_used_twice_and_a_full_port_says_so() {
     a.port.detach(again);
     let (other, _) = connect(&mut a, &mut b, 2);
     assert!(a.attached().get(other).is_none() || place_of(other) != place_of(again));
-    a.port.links.places.resize_with(PLACES, Place::default);
+    a.port.links.places.resize_with(PLACES, LinkPlace::default);
     let options = LinkOptions { lanes: 1, depth: 2, receives: 0, generation: 0 };
     let (half, own) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
     let (to_a, to_b) = (half.address().to_vec(), own.address().to_vec());
     let error = std::thread::scope(|scope| {
-        let link = scope.spawn(|| half.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
-        let _peer = own.connect(Role::Initiator, &to_a, PATIENCE).expect("reached");
+        let link = scope.spawn(|| half.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
+        let _peer = own.connect(Role::Initiator, &to_a, TIMEOUT).expect("reached");
         a.port.attach(link.join().expect("no panic")).expect_err("full").to_string()
     });
     assert!(error.contains("4096 at most"), "{error}");

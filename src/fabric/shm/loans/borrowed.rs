@@ -2,15 +2,15 @@
 
 use super::lent::give_back;
 use crate::fabric::shm::memory::segment::OwnWords;
-use crate::fabric::shm::memory::words::Load;
-use crate::fabric::shm::wakeup::announcer::Announcer;
+use crate::fabric::shm::memory::words::LoadWords;
+use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::memory::{LeaseSink, PeerRegion};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A place for a loan, and what is borrowed there.
 #[derive(Default)]
-struct Place {
+struct BorrowPlace {
     /// The number of the loan that holds it; 0 if none does.
     number: AtomicU64,
     /// Which region of the peer's: the address of its mapping's owner.
@@ -19,21 +19,23 @@ struct Place {
     len: AtomicU64,
 }
 
-/// This process's table of loans that it holds of the peer's. It outlives the link while one is held.
-pub(crate) struct LeaseTable {
+/// This process's table of loans that it holds of the peer's. It outlives the link while one is
+/// held.
+pub(crate) struct LoanTable {
     words: OwnWords,
-    held: Box<[Place]>,
-    announcer: Announcer,
+    held: Box<[BorrowPlace]>,
+    ringer: Ringer,
 }
 
-impl LeaseTable {
+impl LoanTable {
     /// An empty table on these words of the own segment.
-    pub(crate) fn new(words: OwnWords, announcer: Announcer) -> Self {
-        let held = (0..words.len()).map(|_| Place::default()).collect();
-        LeaseTable { words, held, announcer }
+    pub(crate) fn new(words: OwnWords, ringer: Ringer) -> Self {
+        let held = (0..words.len()).map(|_| BorrowPlace::default()).collect();
+        LoanTable { words, held, ringer }
     }
 
-    /// Takes a place for a loan of the peer's, as the peer has numbered both: `len` bytes at `offset` of a region.
+    /// Takes a place for a loan of the peer's, as the peer has numbered both: `len` bytes at
+    /// `offset` of a region.
     ///
     /// # Errors
     /// What is wrong with them.
@@ -50,8 +52,8 @@ impl LeaseTable {
         if number == 0 {
             return Err("it gave a loan the number 0".into());
         }
-        // Acquire: the peer uses a place again only after it saw the give-back, which came after the place
-        // was cleared; so an honest peer's places are clear here.
+        // Acquire: the peer uses a place again only after it saw the give-back, which came after
+        // the place was cleared; so an honest peer's places are clear here.
         if held.number.load(Ordering::Acquire) != 0 {
             return Err(format!("it lent into place {place}, where another loan is still held"));
         }
@@ -63,8 +65,8 @@ impl LeaseTable {
         Ok(place as u32)
     }
 
-    /// Adds what is borrowed of a region, as offset and length. No link may lead to the region any more: then
-    /// places are only given back.
+    /// Adds what is borrowed of a region, as offset and length. No link may lead to the region any
+    /// more: then places are only given back.
     pub(crate) fn held_in(&self, region: &PeerRegion, spans: &mut Vec<(u64, u64)>) {
         for place in &self.held {
             let is_held = place.number.load(Ordering::Acquire) != 0;
@@ -75,13 +77,13 @@ impl LeaseTable {
     }
 }
 
-impl LeaseSink for LeaseTable {
+impl LeaseSink for LoanTable {
     fn give_back(&self, index: u32) {
         let index = index as usize;
-        // Each lease was taken and is given back once. Relaxed: whoever hands a lease to another thread
-        // synchronises with it.
+        // Each lease was taken and is given back once. Relaxed: whoever hands a lease to another
+        // thread synchronises with it.
         let number = self.held[index].number.swap(0, Ordering::AcqRel);
         give_back(&self.words, index, number);
-        self.announcer.announce();
+        self.ringer.ring_if_idle();
     }
 }

@@ -1,41 +1,41 @@
-//! Loans: what a process has lent its peer, and how it learns that a loan has come back.
+//! LentLoans: what a process has lent its peer, and how it learns that a loan has come back.
 //!
-//! Each process owns a table with one word for each loan that it can hold *of the peer's*. Giving back is
-//! one store, of the loan's number, into that table: it can't fail or wait, so it can be done by a drop. The lender
-//! looks at the words of its outstanding loans. Numbers grow for ever in 64 bits, so a word says by itself
-//! for which loan it was stored.
+//! Each process owns a table with one word for each loan that it can hold *of the peer's*. Giving
+//! back is one store, of the loan's number, into that table: it can't fail or wait, so it can be
+//! done by a drop. The lender looks at the words of its outstanding loans. Numbers grow for ever in
+//! 64 bits, so a word says by itself for which loan it was stored.
 
-use crate::fabric::shm::memory::words::{Load, Store};
+use crate::fabric::shm::memory::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Gives loan `number` in place `index` of the borrower's own table back.
-pub(crate) fn give_back(table: &impl Store, index: usize, number: u64) {
+pub(crate) fn give_back(table: &impl StoreWords, index: usize, number: u64) {
     // Release: the borrower's last look at the memory comes before.
     table.store(index, number, Release);
 }
 
 /// A loan that is out.
-struct Loan<T> {
+struct LentLoan<T> {
     index: u32,
     number: u64,
     held: T,
 }
 
 /// The loans that this process has given, and whatever it holds for each.
-pub(crate) struct Loans<W, T> {
+pub(crate) struct LentLoans<W, T> {
     /// The peer's table.
     table: W,
     free: Vec<u32>,
-    out: Vec<Loan<T>>,
+    out: Vec<LentLoan<T>>,
     last: u64,
     cursor: usize,
 }
 
-impl<W: Load, T> Loans<W, T> {
+impl<W: LoadWords, T> LentLoans<W, T> {
     /// No loans yet; as many can be out as the peer's table has words.
     pub(crate) fn new(table: W) -> Self {
         let places = table.len() as u32;
-        Loans {
+        LentLoans {
             free: (0..places).rev().collect(),
             out: Vec::with_capacity(places as usize),
             table,
@@ -44,11 +44,12 @@ impl<W: Load, T> Loans<W, T> {
         }
     }
 
-    /// Takes down a loan: its place in the peer's table and its number. `None` if the table is full.
+    /// Takes down a loan: its place in the peer's table and its number. `None` if the table is
+    /// full.
     pub(crate) fn lend(&mut self, held: T) -> Option<(u32, u64)> {
         let index = self.free.pop()?;
         self.last += 1;
-        self.out.push(Loan { index, number: self.last, held });
+        self.out.push(LentLoan { index, number: self.last, held });
         Some((index, self.last))
     }
 
@@ -62,7 +63,8 @@ impl<W: Load, T> Loans<W, T> {
         self.out.is_empty()
     }
 
-    /// Looks at up to `count` loans, each in its turn, and hands out what was held for those that are back.
+    /// Looks at up to `count` loans, each in its turn, and hands out what was held for those that
+    /// are back.
     pub(crate) fn returned(&mut self, count: usize, mut done: impl FnMut(T)) {
         for _ in 0..count.min(self.out.len()) {
             if self.out.is_empty() {
@@ -101,11 +103,11 @@ impl<W: Load, T> Loans<W, T> {
     }
 
     /// Takes the loans that are out elsewhere, to be waited for there. No more can be given here.
-    pub(crate) fn part(&mut self) -> Self
+    pub(crate) fn take_out(&mut self) -> Self
     where
         W: Clone,
     {
-        Loans {
+        LentLoans {
             table: self.table.clone(),
             free: std::mem::take(&mut self.free),
             out: std::mem::take(&mut self.out),
@@ -132,7 +134,7 @@ mod tests {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 
-    fn returned(loans: &mut Loans<HeapWords, &'static str>, count: usize) -> Vec<&'static str> {
+    fn returned(loans: &mut LentLoans<HeapWords, &'static str>, count: usize) -> Vec<&'static str> {
         let mut back = Vec::new();
         loans.returned(count, |held| back.push(held));
         back
@@ -144,7 +146,7 @@ mod tests {
         loom::model(|| {
             let table = LoomWords::new(1);
             let memory = Arc::new(UnsafeCell::new(7u64));
-            let mut loans = Loans::new(table.clone());
+            let mut loans = LentLoans::new(table.clone());
             let (index, number) = loans.lend(()).expect("room");
             let borrowed = Arc::clone(&memory);
             let borrower = loom::thread::spawn(move || {
@@ -165,7 +167,7 @@ mod tests {
     #[test]
     fn loans_come_back_in_any_order_and_free_their_places() {
         let table = HeapWords::new(2);
-        let mut loans = Loans::new(table.clone());
+        let mut loans = LentLoans::new(table.clone());
         let (_, first) = loans.lend("first").expect("room");
         let (place, second) = loans.lend("second").expect("room");
         assert_eq!(loans.lend("third"), None);
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn a_few_looks_at_a_time_come_round_to_every_loan() {
         let table = HeapWords::new(3);
-        let mut loans = Loans::new(table.clone());
+        let mut loans = LentLoans::new(table.clone());
         let places = ["a", "b", "c"].map(|name| loans.lend(name).expect("room"));
         give_back(&table, places[2].0 as usize, places[2].1);
         assert_eq!(returned(&mut loans, 1), [""; 0]);

@@ -1,12 +1,13 @@
 //! What dead peers have left: pools of which something is still borrowed here.
 //!
-//! One borrowed tensor keeps the whole mapping of a dead process's pool, and with it all of that memory. So a grace
-//! period after the death what is still borrowed is copied, at the same addresses, and the rest goes back to the system. The
-//! watcher's thread tells when it is time, and a thread of its own does it; holders notice nothing.
+//! One borrowed tensor keeps the whole mapping of a dead process's pool, and with it all of that
+//! memory. So a grace period after the death what is still borrowed is copied, at the same
+//! addresses, and the rest goes back to the system. The watcher's thread tells when it is time, and
+//! a thread of its own does it; holders notice nothing.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types)] // when links end, on the watcher's thread, and on the one that settles
 
-use super::borrowed::LeaseTable;
+use super::borrowed::LoanTable;
 use crate::fabric::{LoanBooks, TICKS_PER_GRACE};
 use crate::memory::{Home, PeerRegion, merged_spans};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,12 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A peer's process: its pidfd and its id.
 #[derive(Clone)]
-pub(crate) struct Process {
+pub(crate) struct PeerProcess {
     pub pidfd: Arc<OwnedFd>,
     pub pid: u32,
 }
 
-impl Process {
+impl PeerProcess {
     /// Whether it has ended, as the kernel says. Its memory can't be written by it any more then.
     fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -29,78 +30,81 @@ impl Process {
 }
 
 /// A region of a peer to which no link leads any more, and of which something is borrowed.
-pub(crate) struct Estate {
+pub(crate) struct ReclaimCandidate {
     pub region: Weak<PeerRegion>,
     /// Every table in which a borrowed part of the region can have its place.
-    pub tables: Vec<Weak<LeaseTable>>,
-    pub process: Process,
-    /// Ticks since its process was seen dead, or since the last attempt; it is dead if there are any.
+    pub tables: Vec<Weak<LoanTable>>,
+    pub process: PeerProcess,
+    /// Ticks since its process was seen dead, or since the last attempt; it is dead if there are
+    /// any.
     dead_for: u64,
     has_failed: bool,
 }
 
 /// All of a fabric.
-pub(crate) struct Estates {
-    list: Mutex<Vec<Estate>>,
+pub(crate) struct Reclaimer {
+    list: Mutex<Vec<ReclaimCandidate>>,
     books: Arc<LoanBooks>,
     /// In a forked child they are the parent's.
-    home: Home,
+    fork_guard: Home,
 }
 
-impl Estates {
+impl Reclaimer {
     /// None yet.
     pub(crate) fn new(books: Arc<LoanBooks>) -> Self {
-        Estates { list: Mutex::default(), books, home: Home::here() }
+        Reclaimer { list: Mutex::default(), books, fork_guard: Home::here() }
     }
 
     /// Sees to what is left, if its process dies.
-    pub(crate) fn add(&self, estate: Estate) {
-        if !self.home.is_left() {
-            self.list().push(estate);
+    pub(crate) fn add(&self, candidate: ReclaimCandidate) {
+        if !self.fork_guard.is_left() {
+            self.list().push(candidate);
         }
     }
 
-    /// A part of a grace period has passed. Returns whether there is something to settle.
+    /// A part of a grace period has passed. Returns whether there is something to reclaim.
     pub(crate) fn tick(&self) -> bool {
         self.books.tick();
         let mut is_due = false;
-        self.list().retain_mut(|estate| {
-            is_due |= estate.ages() > TICKS_PER_GRACE;
-            estate.region.strong_count() > 0
+        self.list().retain_mut(|candidate| {
+            is_due |= candidate.ages() > TICKS_PER_GRACE;
+            candidate.region.strong_count() > 0
         });
         is_due
     }
 
-    /// Settles what was left by those who have been dead for a grace period. Takes as long as it takes to copy that.
-    pub(crate) fn settle(&self) {
-        self.settle_if(|estate| estate.dead_for > TICKS_PER_GRACE);
+    /// Settles what was left by those who have been dead for a grace period. Takes as long as it
+    /// takes to copy that.
+    pub(crate) fn reclaim(&self) {
+        self.reclaim_if(|candidate| candidate.dead_for > TICKS_PER_GRACE);
     }
 
-    fn settle_if(&self, is_due: impl Fn(&Estate) -> bool) {
+    fn reclaim_if(&self, is_due: impl Fn(&ReclaimCandidate) -> bool) {
         // Copied without the lock, as a poller that parts from a link takes it.
-        let mut due: Vec<Estate> = self.list().extract_if(.., |estate| is_due(estate)).collect();
-        due.retain_mut(|estate| !estate.is_settled(&self.books));
+        let mut due: Vec<ReclaimCandidate> =
+            self.list().extract_if(.., |candidate| is_due(candidate)).collect();
+        due.retain_mut(|candidate| !candidate.try_reclaim(&self.books));
         self.list().append(&mut due);
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Estate>> {
+    fn list(&self) -> MutexGuard<'_, Vec<ReclaimCandidate>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Estates {
+impl Drop for Reclaimer {
     /// Nobody sees to them later.
     fn drop(&mut self) {
-        if !self.home.is_left() {
-            self.settle_if(|estate| estate.process.has_ended());
+        if !self.fork_guard.is_left() {
+            self.reclaim_if(|candidate| candidate.process.has_ended());
         }
     }
 }
 
-impl Estate {
+impl ReclaimCandidate {
     /// One whose process may live.
-    pub(crate) fn new(region: Weak<PeerRegion>, tables: Vec<Weak<LeaseTable>>, process: Process) -> Self {
-        Estate { region, tables, process, dead_for: 0, has_failed: false }
+    pub(crate) fn new(region: Weak<PeerRegion>, tables: Vec<Weak<LoanTable>>, process: PeerProcess) -> Self {
+        ReclaimCandidate { region, tables, process, dead_for: 0, has_failed: false }
     }
 
     /// One tick more; for how many its process has been dead.
@@ -112,7 +116,7 @@ impl Estate {
     }
 
     /// Settles it, if that can be done now. Its process has ended.
-    fn is_settled(&mut self, books: &LoanBooks) -> bool {
+    fn try_reclaim(&mut self, books: &LoanBooks) -> bool {
         let Some(region) = self.region.upgrade() else { return true };
         let mut spans = Vec::new();
         let tables = self.tables.iter().filter_map(Weak::upgrade);
@@ -120,9 +124,10 @@ impl Estate {
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
         // Several loans may be of the same bytes.
         let (spans, bytes) = merged_spans(spans);
-        // SAFETY: its maker has ended, and nobody else can map it for writing (its seals). Estates are made when the last
-        // way to the region is gone, so nothing is pulled from it or borrowed of it from then on. What was borrowed
-        // before has its place in one of `tables`, which it keeps alive, until it is not read any more.
+        // SAFETY: its maker has ended, and nobody else can map it for writing (its seals).
+        // Reclaimer are made when the last way to the region is gone, so nothing is pulled from it
+        // or borrowed of it from then on. What was borrowed before has its place in one of
+        // `tables`, which it keeps alive, until it is not read any more.
         match unsafe { region.keep_only(&spans) } {
             Ok(()) => {
                 books.kept(tensors, bytes);

@@ -1,21 +1,21 @@
 //! Where things are in a segment.
 //!
-//! Each process makes one segment per link, which only it can write and which the peer maps read-only. It
-//! holds what this process has to say: its rings, how far it has consumed the peer's, which loans it has
-//! given back, and whether it still takes part. Pieces that are written at different times are 128 bytes apart, since
-//! the hardware fetches cache lines in pairs.
+//! Each process makes one segment per link, which only it can write and which the peer maps
+//! read-only. It holds what this process has to say: its rings, how far it has consumed the peer's,
+//! which loans it has given back, and whether it still takes part. Pieces that are written at
+//! different times are 128 bytes apart, since the hardware fetches cache lines in pairs.
 
 use super::ring::SLOT_WORDS;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
 use std::ops::Range;
 
-/// Words between pieces: 128 bytes.
+/// OrderWords between pieces: 128 bytes.
 const SPACING: usize = 16;
 /// Word of the state line.
 const STATE: usize = SPACING;
 /// Where the consumer lines start.
 const LINES: usize = 2 * SPACING;
-/// Words of a page.
+/// OrderWords of a page.
 const PAGE: usize = 4096 / 8;
 
 /// Slots of a ring, at most.
@@ -25,12 +25,12 @@ pub(crate) const MAX_LANES: u8 = 64;
 
 /// The layout of both segments of a link: ranges of 64-bit words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct SegmentLayout {
     lanes: usize,
     depth: usize,
 }
 
-impl Layout {
+impl SegmentLayout {
     /// The layout for these options.
     ///
     /// # Errors
@@ -45,10 +45,11 @@ impl Layout {
         if !options.depth.is_power_of_two() || options.depth < 2 || options.depth > MAX_DEPTH {
             return refuse("depth", u64::from(options.depth), "a power of two from 2 to 65536 is allowed");
         }
-        Ok(Layout { lanes: usize::from(options.lanes), depth: options.depth as usize })
+        Ok(SegmentLayout { lanes: usize::from(options.lanes), depth: options.depth as usize })
     }
 
-    /// The line that says whether the segment's owner still takes part, and whether it wants to be rung for.
+    /// The line that says whether the segment's owner still takes part, and whether it wants to be
+    /// rung for.
     pub(crate) fn state(&self) -> Range<usize> {
         STATE..STATE + 2
     }
@@ -92,7 +93,7 @@ mod tests {
     #[test]
     fn no_two_pieces_share_a_pair_of_cache_lines() {
         for (lanes, depth) in [(1, 2), (3, 64), (MAX_LANES, 16)] {
-            let layout = Layout::new(&options(lanes, depth)).expect("in range");
+            let layout = SegmentLayout::new(&options(lanes, depth)).expect("in range");
             let lanes = usize::from(lanes);
             let mut pieces = vec![layout.state()];
             pieces.extend((0..lanes).map(|lane| layout.line(lane)));
@@ -111,10 +112,10 @@ mod tests {
     fn options_out_of_range_are_refused_by_name() {
         for (lanes, depth, option) in [(0, 64, "lanes"), (65, 64, "lanes"), (1, 0, "depth"), (1, 48, "depth")]
         {
-            let error = Layout::new(&options(lanes, depth)).expect_err("out of range").to_string();
+            let error = SegmentLayout::new(&options(lanes, depth)).expect_err("out of range").to_string();
             assert!(error.contains(option), "{error}");
         }
-        assert!(Layout::new(&options(1, MAX_DEPTH * 2)).is_err());
-        assert!(Layout::new(&options(MAX_LANES, MAX_DEPTH)).is_ok());
+        assert!(SegmentLayout::new(&options(1, MAX_DEPTH * 2)).is_err());
+        assert!(SegmentLayout::new(&options(MAX_LANES, MAX_DEPTH)).is_ok());
     }
 }

@@ -1,4 +1,5 @@
-//! What a slot says: the operations of the fabric as they travel, and the judgement of what a peer wrote.
+//! What a slot says: the operations of the fabric as they travel, and the judgement of what a peer
+//! wrote.
 
 use super::ring::{HEADER_WORDS, PAYLOAD_BYTES};
 use crate::wire::{Grant, Immediate};
@@ -12,12 +13,12 @@ const ANSWER: u8 = 6;
 
 const HAS_IMMEDIATE: u8 = 1;
 
-/// Words of the payload that describe bulk.
+/// OrderWords of the payload that describe bulk.
 pub(crate) const BODY_WORDS: usize = 4;
 
 /// A slot's header, term by term.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct SlotHeader {
     op: u8,
     flags: u8,
     /// Bytes of payload.
@@ -31,55 +32,56 @@ pub(crate) struct Header {
 
 /// Where bulk lies in the pool of the process that names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct OrderSource {
     pub region: u16,
     pub offset: u64,
     pub len: u64,
 }
 
-/// What a slot asks for. Lengths of payload are in range and immediates are known ones; regions, keys and
-/// bounds are not checked yet.
+/// What a slot asks for. Lengths of payload are in range and immediates are known ones; regions,
+/// keys and bounds are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Deliver the payload as a message.
     Send { len: usize },
     /// Write the payload to a grant.
-    WriteInline { len: usize, target: Target, immediate: Option<Immediate> },
+    WriteInline { len: usize, target: OrderTarget, immediate: Option<Immediate> },
     /// Copy bulk to a grant.
-    Write { source: Source, target: Target, immediate: Option<Immediate> },
+    Write { source: OrderSource, target: OrderTarget, immediate: Option<Immediate> },
     /// Borrow bulk.
-    Lend { source: Source, index: u64, number: u64, immediate: Immediate },
+    Lend { source: OrderSource, index: u64, number: u64, immediate: Immediate },
     /// Say where the bytes of a grant are.
-    Read { exposed: Target, len: u64, ticket: Ticket },
+    Read { exposed: OrderTarget, len: u64, ticket: ReadTicket },
     /// Here are the bytes that were asked for.
-    Answer { source: Source, ticket: Ticket },
+    Answer { source: OrderSource, ticket: ReadTicket },
 }
 
 /// Where a grant is meant: its length comes with the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct OrderTarget {
     pub region: u16,
     pub key: u32,
     pub offset: u64,
 }
 
-impl From<&Grant> for Target {
+impl From<&Grant> for OrderTarget {
     fn from(grant: &Grant) -> Self {
-        Target { region: grant.region, key: grant.key, offset: grant.offset }
+        OrderTarget { region: grant.region, key: grant.key, offset: grant.offset }
     }
 }
 
 /// Which read an answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub(crate) struct ReadTicket {
     pub index: u32,
     pub number: u32,
 }
 
-/// The words of an order's header and body. A send and an inline write have no body: their payload is the caller's.
-pub(crate) type Words = ([u64; HEADER_WORDS], [u64; BODY_WORDS]);
+/// The words of an order's header and body. A send and an inline write have no body: their payload
+/// is the caller's.
+pub(crate) type OrderWords = ([u64; HEADER_WORDS], [u64; BODY_WORDS]);
 
-impl Header {
+impl SlotHeader {
     #[inline]
     fn to_words(self) -> [u64; HEADER_WORDS] {
         [
@@ -94,7 +96,7 @@ impl Header {
 
     #[inline]
     fn from_words(words: [u64; HEADER_WORDS]) -> Self {
-        Header {
+        SlotHeader {
             op: words[0] as u8,
             flags: (words[0] >> 8) as u8,
             len: (words[0] >> 16) as u16,
@@ -107,9 +109,9 @@ impl Header {
     }
 
     #[inline]
-    fn new(op: u8, target: Option<Target>, source_region: u16, immediate: Option<Immediate>) -> Self {
-        let target = target.unwrap_or(Target { region: 0, key: 0, offset: 0 });
-        Header {
+    fn new(op: u8, target: Option<OrderTarget>, source_region: u16, immediate: Option<Immediate>) -> Self {
+        let target = target.unwrap_or(OrderTarget { region: 0, key: 0, offset: 0 });
+        SlotHeader {
             op,
             flags: if immediate.is_some() { HAS_IMMEDIATE } else { 0 },
             len: 0,
@@ -122,8 +124,8 @@ impl Header {
     }
 
     #[inline]
-    fn target(&self) -> Target {
-        Target { region: self.target_region, key: self.key, offset: self.target_offset }
+    fn target(&self) -> OrderTarget {
+        OrderTarget { region: self.target_region, key: self.key, offset: self.target_offset }
     }
 
     #[inline]
@@ -148,30 +150,30 @@ impl Header {
 impl Order {
     /// The words that travel.
     #[inline]
-    pub(crate) fn to_words(self) -> Words {
+    pub(crate) fn to_words(self) -> OrderWords {
         let none = [0; BODY_WORDS];
         match self {
             Order::Send { len } => {
-                (Header { len: len as u16, ..Header::new(SEND, None, 0, None) }.to_words(), none)
+                (SlotHeader { len: len as u16, ..SlotHeader::new(SEND, None, 0, None) }.to_words(), none)
             }
             Order::WriteInline { len, target, immediate } => {
-                let header = Header::new(WRITE_INLINE, Some(target), 0, immediate);
-                (Header { len: len as u16, ..header }.to_words(), none)
+                let header = SlotHeader::new(WRITE_INLINE, Some(target), 0, immediate);
+                (SlotHeader { len: len as u16, ..header }.to_words(), none)
             }
             Order::Write { source, target, immediate } => {
-                let header = Header::new(WRITE, Some(target), source.region, immediate);
+                let header = SlotHeader::new(WRITE, Some(target), source.region, immediate);
                 (header.to_words(), [source.offset, source.len, 0, 0])
             }
             Order::Lend { source, index, number, immediate } => {
-                let header = Header::new(LEND, None, source.region, Some(immediate));
+                let header = SlotHeader::new(LEND, None, source.region, Some(immediate));
                 (header.to_words(), [source.offset, source.len, index, number])
             }
             Order::Read { exposed, len, ticket } => {
-                let header = Header::new(READ, Some(exposed), 0, None);
+                let header = SlotHeader::new(READ, Some(exposed), 0, None);
                 (header.to_words(), [0, len, u64::from(ticket.index), u64::from(ticket.number)])
             }
             Order::Answer { source, ticket } => {
-                let header = Header::new(ANSWER, None, source.region, None);
+                let header = SlotHeader::new(ANSWER, None, source.region, None);
                 (
                     header.to_words(),
                     [source.offset, source.len, u64::from(ticket.index), u64::from(ticket.number)],
@@ -189,11 +191,14 @@ impl Order {
         header: [u64; HEADER_WORDS],
         body: impl FnOnce() -> [u64; BODY_WORDS],
     ) -> Result<Order, String> {
-        let header = Header::from_words(header);
+        let header = SlotHeader::from_words(header);
         let target = header.target();
-        let source =
-            |body: &[u64; BODY_WORDS]| Source { region: header.source_region, offset: body[0], len: body[1] };
-        let ticket = |body: &[u64; BODY_WORDS]| Ticket { index: body[2] as u32, number: body[3] as u32 };
+        let source = |body: &[u64; BODY_WORDS]| OrderSource {
+            region: header.source_region,
+            offset: body[0],
+            len: body[1],
+        };
+        let ticket = |body: &[u64; BODY_WORDS]| ReadTicket { index: body[2] as u32, number: body[3] as u32 };
         match header.op {
             SEND => Ok(Order::Send { len: header.payload()? }),
             WRITE_INLINE => {
@@ -230,7 +235,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_words_are_refused_or_come_back(mut header: [u64; HEADER_WORDS], body: [u64; 4], op in 0u8..9) {
-            // Most random operations, flags and lengths are refused: bring them near what is allowed.
+            // Most random operations, flags and lengths are refused: bring them near what is
+            // allowed.
             header[0] = header[0] & !0xFE_FEFF | u64::from(op);
             if let Ok(order) = Order::from_words(header, || body) {
                 let (again, words) = order.to_words();
@@ -241,9 +247,9 @@ mod tests {
 
     #[test]
     fn every_order_comes_back() {
-        let target = Target { region: 3, key: 0xDEAD_BEEF, offset: u64::MAX - 5 };
-        let source = Source { region: 9, offset: 1 << 40, len: u64::MAX };
-        let ticket = Ticket { index: 17, number: u32::MAX };
+        let target = OrderTarget { region: 3, key: 0xDEAD_BEEF, offset: u64::MAX - 5 };
+        let source = OrderSource { region: 9, offset: 1 << 40, len: u64::MAX };
+        let ticket = ReadTicket { index: 17, number: u32::MAX };
         let immediate =
             Immediate { kind: ImmediateKind::Lend, generation: 200, slot: Slot::new(77).expect("fits") };
         for order in [
@@ -261,13 +267,15 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
-        let refused =
-            |header: Header| Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense");
-        assert!(refused(Header { op: 99, ..Header::default() }).contains("operation 99"));
-        assert!(refused(Header { op: SEND, len: 225, ..Header::default() }).contains("225 bytes"));
-        assert!(refused(Header { op: WRITE, flags: 0x80, ..Header::default() }).contains("0x80"));
-        assert!(refused(Header { op: LEND, ..Header::default() }).contains("no immediate"));
-        let kind = Header { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..Header::default() };
+        let refused = |header: SlotHeader| {
+            Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense")
+        };
+        assert!(refused(SlotHeader { op: 99, ..SlotHeader::default() }).contains("operation 99"));
+        assert!(refused(SlotHeader { op: SEND, len: 225, ..SlotHeader::default() }).contains("225 bytes"));
+        assert!(refused(SlotHeader { op: WRITE, flags: 0x80, ..SlotHeader::default() }).contains("0x80"));
+        assert!(refused(SlotHeader { op: LEND, ..SlotHeader::default() }).contains("no immediate"));
+        let kind =
+            SlotHeader { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..SlotHeader::default() };
         assert!(refused(kind).contains("kind 15"));
     }
 }

@@ -1,7 +1,7 @@
 //! A ring of slots with one producer and one consumer.
 //!
-//! The producer's process owns the slots, the consumer's process owns the line on which it says how far it
-//! has come; neither writes what the other owns. A slot is 32 words (four cache lines):
+//! The producer's process owns the slots, the consumer's process owns the line on which it says how
+//! far it has come; neither writes what the other owns. A slot is 32 words (four cache lines):
 //!
 //! | word | content |
 //! |---|---|
@@ -9,16 +9,17 @@
 //! | 1..4 | header |
 //! | 4..32 | payload; the first four words of it share the header's cache line |
 //!
-//! The slot for position `p` is full when its sequence number is `p + 1` (modulo 2^32), so a slot never has
-//! to be reset. Positions count up for ever in 64 bits here and modulo 2^32 in shared memory. They start
-//! shortly *before* the 32 bits wrap, as the kernel's jiffies do, so that every link goes through the wrap.
+//! The slot for position `p` is full when its sequence number is `p + 1` (modulo 2^32), so a slot
+//! never has to be reset. Positions count up for ever in 64 bits here and modulo 2^32 in shared
+//! memory. They start shortly *before* the 32 bits wrap, as the kernel's jiffies do, so that every
+//! link goes through the wrap.
 
-use super::words::{Load, Store};
+use super::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Words of a slot.
+/// OrderWords of a slot.
 pub(crate) const SLOT_WORDS: usize = 32;
-/// Words of a slot's header, not counting word 0.
+/// OrderWords of a slot's header, not counting word 0.
 pub(crate) const HEADER_WORDS: usize = 3;
 /// Where a slot's payload starts.
 const PAYLOAD: usize = 1 + HEADER_WORDS;
@@ -50,7 +51,7 @@ fn sequence(position: u64) -> u32 {
 ///
 /// # Panics
 /// If the number of slots is not a power of two.
-pub(crate) fn prepare(slots: &impl Store, line: &impl Store) {
+pub(crate) fn prepare(slots: &impl StoreWords, line: &impl StoreWords) {
     let depth = depth(slots);
     for position in FIRST..FIRST + depth {
         // What a full slot of the lap before would hold.
@@ -72,7 +73,7 @@ pub(crate) struct Producer<R, L> {
     acked: u64,
 }
 
-impl<R: Store, L: Load> Producer<R, L> {
+impl<R: StoreWords, L: LoadWords> Producer<R, L> {
     /// The producer of a ring that [`prepare`] has seen.
     ///
     /// # Panics
@@ -148,10 +149,10 @@ impl<R: Store, L: Load> Producer<R, L> {
         Ok(())
     }
 
-    /// Reads the peer's line: a cache miss if it has changed.
+    /// PendingReads the peer's line: a cache miss if it has changed.
     pub(crate) fn refresh(&mut self) -> Result<(), BadAck> {
-        // Acquire: the peer's last reads of a slot, and of the memory that it names, come before the slot
-        // and that memory are written again.
+        // Acquire: the peer's last reads of a slot, and of the memory that it names, come before
+        // the slot and that memory are written again.
         let tail = self.line.load(TAIL, Acquire);
         self.acknowledge(tail as u32)
     }
@@ -175,8 +176,8 @@ impl<R: Store, L: Load> Producer<R, L> {
 
 /// The end that empties slots.
 ///
-/// The slots are the peer's memory and can change while they are read. So each word is read once, into
-/// memory of this process, and judged there.
+/// The slots are the peer's memory and can change while they are read. So each word is read once,
+/// into memory of this process, and judged there.
 pub(crate) struct Consumer<R, L> {
     slots: R,
     /// This process's consumer line.
@@ -188,7 +189,7 @@ pub(crate) struct Consumer<R, L> {
     told: u64,
 }
 
-impl<R: Load, L: Store> Consumer<R, L> {
+impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// The consumer of a ring, on a line that [`prepare`] has seen.
     ///
     /// # Panics
@@ -237,23 +238,24 @@ impl<R: Load, L: Store> Consumer<R, L> {
         }
     }
 
-    /// Leaves the slot behind: its words, and the memory that it names, will not be read again. Returns whether the
-    /// peer was told on the line, as it is now and then.
+    /// Leaves the slot behind: its words, and the memory that it names, will not be read again.
+    /// Returns whether the peer was told on the line, as it is now and then.
     #[inline]
     pub(crate) fn advance(&mut self) -> bool {
         self.position += 1;
         self.position - self.told > self.mask / 4 && self.tell()
     }
 
-    /// How many slots have been consumed, for a slot of the other ring to carry: the peer counts as told.
+    /// How many slots have been consumed, for a slot of the other ring to carry: the peer counts as
+    /// told.
     #[inline]
     pub(crate) fn ack(&mut self) -> u32 {
         self.told = self.position;
         self.position as u32
     }
 
-    /// Tells the peer on the line, if it does not know yet, how many slots have been consumed. Returns whether it
-    /// did not.
+    /// Tells the peer on the line, if it does not know yet, how many slots have been consumed.
+    /// Returns whether it did not.
     #[inline]
     pub(crate) fn tell(&mut self) -> bool {
         if self.told == self.position {
@@ -266,7 +268,8 @@ impl<R: Load, L: Store> Consumer<R, L> {
     /// Says on the line how far this side has come, whether the peer knows or not: the last word.
     pub(crate) fn finish(&mut self) {
         self.told = self.position;
-        // Release: what was read from the slots, and from the memory that they name, was read before.
+        // Release: what was read from the slots, and from the memory that they name, was read
+        // before.
         self.line.store(TAIL, u64::from(self.position as u32), Release);
     }
 
@@ -277,7 +280,7 @@ impl<R: Load, L: Store> Consumer<R, L> {
 }
 
 /// Number of slots.
-fn depth(slots: &impl Load) -> u64 {
+fn depth(slots: &impl LoadWords) -> u64 {
     let depth = slots.len() / SLOT_WORDS;
     assert!(depth.is_power_of_two() && slots.len().is_multiple_of(SLOT_WORDS));
     depth as u64
@@ -293,7 +296,7 @@ mod tests {
     use super::super::words::test::{HeapWords, LoomWords};
     use super::*;
 
-    fn ring<W: Store + Clone>(slots: W, line: W) -> (Producer<W, W>, Consumer<W, W>) {
+    fn ring<W: StoreWords + Clone>(slots: W, line: W) -> (Producer<W, W>, Consumer<W, W>) {
         prepare(&slots, &line);
         let producer = Producer::new(slots.clone(), line.clone());
         (producer, Consumer::new(slots, line))
@@ -303,7 +306,7 @@ mod tests {
         ring(HeapWords::new(depth * SLOT_WORDS), HeapWords::new(2))
     }
 
-    fn take<W: Store>(consumer: &mut Consumer<W, W>) -> Option<u64> {
+    fn take<W: StoreWords>(consumer: &mut Consumer<W, W>) -> Option<u64> {
         consumer.peek()?;
         let [word] = consumer.words::<1>();
         assert_eq!(consumer.header(), [word, word + 1, word + 2], "the header is of the same slot");
@@ -311,7 +314,7 @@ mod tests {
         Some(word)
     }
 
-    fn put<W: Store>(producer: &mut Producer<W, W>, word: u64) -> bool {
+    fn put<W: StoreWords>(producer: &mut Producer<W, W>, word: u64) -> bool {
         let room = producer.has_room().expect("an honest peer");
         if room {
             producer.post(0, [word, word + 1, word + 2], &word.to_le_bytes());
@@ -347,7 +350,8 @@ mod tests {
         });
     }
 
-    /// A source is pulled on one thread and, once the slot that named it was consumed, written on the other.
+    /// A source is pulled on one thread and, once the slot that named it was consumed, written on
+    /// the other.
     #[allow(unsafe_code)] // loom checks accesses to plain memory only through its raw cell
     fn pull_and_reuse(reply: bool) {
         loom::model(move || {

@@ -1,8 +1,8 @@
 //! Segments as files and mappings: the only place that turns mapped memory into words.
 #![allow(unsafe_code)]
 
-use super::layout::Layout;
-use super::words::{Load, Share, Store};
+use super::layout::SegmentLayout;
+use super::words::{LoadWords, ShareWords, StoreWords};
 use crate::fabric::{FabricError, FabricKind};
 use crate::memory::SharedMapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A shared mapping, unmapped on drop.
-struct Mapping {
+struct SegmentMapping {
     base: NonNull<u64>,
     words: usize,
     /// Keeps a forked child from what it could write to.
@@ -24,21 +24,22 @@ struct Mapping {
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and is only ever accessed atomically.
-unsafe impl Send for Mapping {}
+unsafe impl Send for SegmentMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for SegmentMapping {}
 
-impl Mapping {
+impl SegmentMapping {
     /// Maps the first `bytes` bytes of a file that has at least as many and can't become shorter.
     fn new(fd: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> rustix::io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, flags, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        // The file need not stay open for as long as the mapping, so a child sees zeros: it has no use for a link.
+        // The file need not stay open for as long as the mapping, so a child sees zeros: it has no
+        // use for a link.
         let writable = access.contains(ProtFlags::WRITE);
         let unforked = writable.then(|| SharedMapping::register(base.cast(), bytes, None));
-        Ok(Mapping { base, words: bytes / 8, unforked })
+        Ok(SegmentMapping { base, words: bytes / 8, unforked })
     }
 
     /// The address of the first word of a range, once that is known to be inside.
@@ -49,38 +50,41 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for SegmentMapping {
     fn drop(&mut self) {
         self.unforked = None;
-        // SAFETY: mapped in `new` with this length, and whoever has a pointer into it holds it by `Arc`.
-        // It can only fail for an address that is not a mapping's; then there is nothing to give back.
+        // SAFETY: mapped in `new` with this length, and whoever has a pointer into it holds it by
+        // `Arc`. It can only fail for an address that is not a mapping's; then there is nothing to
+        // give back.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * 8) };
     }
 }
 
-/// A range of words in a peer's segment, which stays mapped for as long as this or a clone lives: readable, and changing under us at any time.
+/// A range of words in a peer's segment, which stays mapped for as long as this or a clone lives:
+/// readable, and changing under us at any time.
 #[derive(Clone)]
 pub(crate) struct PeerWords {
     base: NonNull<u64>,
     len: usize,
-    _mapping: Arc<Mapping>,
+    _mapping: Arc<SegmentMapping>,
 }
 
 /// A range of words in this process's own segment.
 pub(crate) struct OwnWords {
     base: NonNull<u64>,
     len: usize,
-    _mapping: Arc<Mapping>,
+    _mapping: Arc<SegmentMapping>,
 }
 
 /// A range of words that several processes write.
 pub(crate) struct SharedWords {
     base: NonNull<u64>,
     len: usize,
-    _mapping: Arc<Mapping>,
+    _mapping: Arc<SegmentMapping>,
 }
 
-// SAFETY: points into a `Mapping`, which is `Send` and `Sync`, and is only accessed atomically.
+// SAFETY: points into a `SegmentMapping`, which is `Send` and `Sync`, and is only accessed
+// atomically.
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWords {}
@@ -93,21 +97,22 @@ unsafe impl Send for OwnWords {}
 // SAFETY: as above.
 unsafe impl Sync for OwnWords {}
 
-/// Reads word `index` of the `len` at `base`.
+/// PendingReads word `index` of the `len` at `base`.
 ///
 /// # Safety
 /// The words must be mapped.
 #[inline]
 unsafe fn load(base: NonNull<u64>, len: usize, index: usize, order: Ordering) -> u64 {
     assert!(index < len);
-    // SAFETY: mapped, says the caller, and inside, says the assertion; mappings and words are aligned. The
-    // reference lives for one access. It is to an atomic, so that others may write the word meanwhile.
-    // In a read-only mapping a load is allowed where it is a plain instruction (`std::sync::atomic`, "Atomic
-    // accesses to read-only memory"), as one of 8 bytes is on the 64-bit targets that this crate is for.
+    // SAFETY: mapped, says the caller, and inside, says the assertion; mappings and words are
+    // aligned. The reference lives for one access. It is to an atomic, so that others may write the
+    // word meanwhile. In a read-only mapping a load is allowed where it is a plain instruction
+    // (`std::sync::atomic`, "Atomic accesses to read-only memory"), as one of 8 bytes is on the
+    // 64-bit targets that this crate is for.
     unsafe { &*base.as_ptr().add(index).cast::<AtomicU64>() }.load(order)
 }
 
-impl Load for PeerWords {
+impl LoadWords for PeerWords {
     fn len(&self) -> usize {
         self.len
     }
@@ -119,7 +124,7 @@ impl Load for PeerWords {
     }
 }
 
-impl Load for OwnWords {
+impl LoadWords for OwnWords {
     fn len(&self) -> usize {
         self.len
     }
@@ -131,11 +136,12 @@ impl Load for OwnWords {
     }
 }
 
-impl Store for OwnWords {
+impl StoreWords for OwnWords {
     #[inline]
     fn store(&self, index: usize, value: u64, order: Ordering) {
         assert!(index < self.len);
-        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the assertion.
+        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the
+        // assertion.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }.store(value, order);
     }
 
@@ -153,7 +159,7 @@ impl Store for OwnWords {
     }
 }
 
-impl Load for SharedWords {
+impl LoadWords for SharedWords {
     fn len(&self) -> usize {
         self.len
     }
@@ -168,7 +174,8 @@ impl Load for SharedWords {
 impl SharedWords {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len);
-        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the assertion.
+        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the
+        // assertion.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }
     }
 
@@ -180,7 +187,7 @@ impl SharedWords {
     }
 }
 
-impl Share for SharedWords {
+impl ShareWords for SharedWords {
     fn fetch_add(&self, index: usize, value: u64) -> u64 {
         self.word(index).fetch_add(value, Ordering::SeqCst)
     }
@@ -198,7 +205,8 @@ impl Share for SharedWords {
     }
 
     fn wait(&self, index: usize, seen: u32, timeout: Duration) {
-        // A time that does not fit is for ever. An error is a changed word, a signal, or the end of the time.
+        // A time that does not fit is for ever. An error is a changed word, a signal, or the end of
+        // the time.
         let timeout = futex::Timespec::try_from(timeout).ok();
         let _ = futex::wait(self.low_half(index), futex::Flags::empty(), seen, timeout.as_ref());
     }
@@ -211,7 +219,7 @@ impl Share for SharedWords {
 
 /// This process's segment of a link.
 pub(crate) struct OwnSegment {
-    mapping: Arc<Mapping>,
+    mapping: Arc<SegmentMapping>,
     file: OwnedFd,
 }
 
@@ -224,7 +232,7 @@ impl OwnSegment {
     ///
     /// # Errors
     /// If the memory can't be had.
-    pub(crate) fn new(layout: &Layout) -> Result<Self, FabricError> {
+    pub(crate) fn new(layout: &SegmentLayout) -> Result<Self, FabricError> {
         let bytes = layout.bytes();
         Self::make(bytes).map_err(|error| FabricError::Os {
             fabric: FabricKind::Shm,
@@ -238,7 +246,7 @@ impl OwnSegment {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tensorwire-link", flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
-        let mapping = Mapping::new(file.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        let mapping = SegmentMapping::new(file.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         rustix::fs::fcntl_add_seals(&file, SEALS)?;
         Ok(OwnSegment { mapping: Arc::new(mapping), file })
     }
@@ -260,18 +268,18 @@ impl OwnSegment {
 
 /// The peer's segment of a link.
 pub(crate) struct PeerSegment {
-    mapping: Arc<Mapping>,
+    mapping: Arc<SegmentMapping>,
 }
 
 impl PeerSegment {
     /// Maps a segment that a peer has sent.
     ///
     /// # Errors
-    /// If it can't be mapped. The caller has seen to its seals and its size: it has at least the layout's bytes, and
-    /// can't become shorter.
-    pub(crate) fn map(file: BorrowedFd<'_>, layout: &Layout) -> Result<Self, FabricError> {
+    /// If it can't be mapped. The caller has seen to its seals and its size: it has at least the
+    /// layout's bytes, and can't become shorter.
+    pub(crate) fn map(file: BorrowedFd<'_>, layout: &SegmentLayout) -> Result<Self, FabricError> {
         let bytes = layout.bytes();
-        let mapping = Mapping::new(file, bytes, ProtFlags::READ).map_err(|error| FabricError::Os {
+        let mapping = SegmentMapping::new(file, bytes, ProtFlags::READ).map_err(|error| FabricError::Os {
             fabric: FabricKind::Shm,
             tried: format!("mapping the peer's link segment of {bytes} bytes"),
             remedy: "free memory or address space",
@@ -292,15 +300,15 @@ impl PeerSegment {
 
 /// Memory that several processes write.
 pub(crate) struct SharedSegment {
-    mapping: Arc<Mapping>,
+    mapping: Arc<SegmentMapping>,
 }
 
 /// The seals of shared memory: whoever maps it can rely on its size.
 const SHARED_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl SharedSegment {
-    /// So many bytes, zeroed and sealed, and the file to give to others. They vanish with the last process that
-    /// has them.
+    /// So many bytes, zeroed and sealed, and the file to give to others. They vanish with the last
+    /// process that has them.
     ///
     /// # Errors
     /// If the memory can't be had.
@@ -333,7 +341,7 @@ impl SharedSegment {
     /// # Errors
     /// If it can't be mapped.
     pub(crate) fn map(file: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<Self> {
-        let mapping = Mapping::new(file, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        let mapping = SegmentMapping::new(file, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(SharedSegment { mapping: Arc::new(mapping) })
     }
 

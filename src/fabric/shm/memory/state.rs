@@ -1,7 +1,8 @@
-//! The first word of a segment's state line: whether its owner still takes part in the link, and if not, why.
+//! The first word of a segment's state line: whether its owner still takes part in the link, and if
+//! not, why.
 
 use super::segment::{OwnWords, PeerWords};
-use super::words::{Load, Store};
+use super::words::{LoadWords, StoreWords};
 use crate::fabric::LinkFailure;
 use std::sync::atomic::{Ordering, fence};
 
@@ -9,8 +10,8 @@ const CLOSED: u64 = 1;
 const PROTOCOL: u64 = 2;
 const NO_RECEIVE: u64 = 3;
 
-/// Says on this process's line that it no longer takes part. What it does to its memory after this, a peer
-/// that has pulled some of it in the meantime can tell.
+/// Says on this process's line that it no longer takes part. What it does to its memory after this,
+/// a peer that has pulled some of it in the meantime can tell.
 pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
     let word = match why {
         LinkFailure::Protocol(_) => PROTOCOL,
@@ -23,8 +24,8 @@ pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
         | LinkFailure::Local(_) => CLOSED,
     };
     line.store(0, word, Ordering::Release);
-    // Orders the store before every later write to memory that was lent or named to the peer: one that
-    // pulled such a byte and then looks at the line (`after_pulling`) sees it.
+    // Orders the store before every later write to memory that was lent or named to the peer: one
+    // that pulled such a byte and then looks at the line (`after_pulling`) sees it.
     fence(Ordering::SeqCst);
 }
 
@@ -37,8 +38,8 @@ pub(crate) fn of_peer(line: &PeerWords) -> Option<LinkFailure> {
     }
 }
 
-/// As [`of_peer`], asked after bytes were pulled out of the peer's memory: while the peer takes part it keeps
-/// what it has named as it was, so the bytes were good if this is `None`.
+/// As [`of_peer`], asked after bytes were pulled out of the peer's memory: while the peer takes
+/// part it keeps what it has named as it was, so the bytes were good if this is `None`.
 pub(crate) fn after_pulling(line: &PeerWords) -> Option<LinkFailure> {
     // Orders the reads of the bytes before the look at the line.
     fence(Ordering::Acquire);

@@ -1,26 +1,27 @@
 //! Shared memory as numbered 64-bit words, behind two small traits.
 //!
-//! The ring and the lease table are written over these traits, so that the same code runs on a mapped
-//! segment and, in the loom tests, on loom's atomics. What a peer owns is only [`Load`]: there is no way to
-//! write to it, in the types as in the page tables. What several processes write is [`Share`]d.
+//! The ring and the lease table are written over these traits, so that the same code runs on a
+//! mapped segment and, in the loom tests, on loom's atomics. What a peer owns is only
+//! [`LoadWords`]: there is no way to write to it, in the types as in the page tables. What several
+//! processes write is [`ShareWords`]d.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Words that this process may read.
-pub(crate) trait Load {
+/// OrderWords that this process may read.
+pub(crate) trait LoadWords {
     /// How many there are.
     fn len(&self) -> usize;
 
-    /// Reads one.
+    /// PendingReads one.
     ///
     /// # Panics
     /// If there is no word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
 }
 
-/// Words that this process, and nobody else, may write.
-pub(crate) trait Store: Load {
+/// OrderWords that this process, and nobody else, may write.
+pub(crate) trait StoreWords: LoadWords {
     /// Writes one.
     ///
     /// # Panics
@@ -31,8 +32,8 @@ pub(crate) trait Store: Load {
     fn prefetch(&self, index: usize);
 }
 
-/// Words that this process and others write. Each change is sequentially consistent.
-pub(crate) trait Share: Load {
+/// OrderWords that this process and others write. Each change is sequentially consistent.
+pub(crate) trait ShareWords: LoadWords {
     /// Adds to one, modulo 2^64. Returns what it was.
     ///
     /// # Panics
@@ -45,11 +46,12 @@ pub(crate) trait Share: Load {
     /// Puts a value into one. Returns what it was.
     fn swap(&self, index: usize, value: u64) -> u64;
 
-    /// Orders what this thread did before against what it does after, as threads see it that do the same.
+    /// Orders what this thread did before against what it does after, as threads see it that do the
+    /// same.
     fn fence(&self);
 
-    /// Sleeps until a [`Share::wake`] of the word, or for `timeout`; not at all if its low half is not `seen`.
-    /// May return early.
+    /// Sleeps until a [`ShareWords::wake`] of the word, or for `timeout`; not at all if its low
+    /// half is not `seen`. May return early.
     fn wait(&self, index: usize, seen: u32, timeout: Duration);
 
     /// Wakes all who sleep on a word.
@@ -58,9 +60,9 @@ pub(crate) trait Share: Load {
 
 #[cfg(test)]
 pub(crate) mod test {
-    //! Words that are not in a segment.
+    //! OrderWords that are not in a segment.
 
-    use super::{Load, Share, Store};
+    use super::{LoadWords, ShareWords, StoreWords};
     use loom::sync::{Condvar, Mutex};
     use std::sync::Arc;
     use std::sync::atomic::Ordering::{self, SeqCst};
@@ -79,7 +81,7 @@ pub(crate) mod test {
                 }
             }
 
-            impl Load for $name {
+            impl LoadWords for $name {
                 fn len(&self) -> usize {
                     self.0.len()
                 }
@@ -89,7 +91,7 @@ pub(crate) mod test {
                 }
             }
 
-            impl Store for $name {
+            impl StoreWords for $name {
                 fn store(&self, index: usize, value: u64, order: Ordering) {
                     self.0[index].store(value, order);
                 }
@@ -120,7 +122,7 @@ pub(crate) mod test {
         }
     }
 
-    impl Load for LoomShared {
+    impl LoadWords for LoomShared {
         fn len(&self) -> usize {
             self.0.0.len()
         }
@@ -130,7 +132,7 @@ pub(crate) mod test {
         }
     }
 
-    impl Share for LoomShared {
+    impl ShareWords for LoomShared {
         fn fetch_add(&self, index: usize, value: u64) -> u64 {
             self.0.0[index].fetch_add(value, SeqCst)
         }
@@ -147,8 +149,8 @@ pub(crate) mod test {
             loom::sync::atomic::fence(SeqCst);
         }
 
-        /// The kernel looks at the word and puts the thread to sleep under one lock. It never ends early here, so
-        /// a wake-up that is lost ends in a deadlock, which loom reports.
+        /// The kernel looks at the word and puts the thread to sleep under one lock. It never ends
+        /// early here, so a wake-up that is lost ends in a deadlock, which loom reports.
         fn wait(&self, index: usize, seen: u32, _timeout: Duration) {
             let mut lock = self.0.1.lock().expect("not poisoned");
             // By a change, as that sees the newest value, and the kernel does.

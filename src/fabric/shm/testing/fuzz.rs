@@ -1,13 +1,14 @@
-//! The door for fuzz targets to what reads a peer's bytes here: each function checks what must be true of any input.
+//! The door for fuzz targets to what reads a peer's bytes here: each function checks what must be
+//! true of any input.
 
 use super::hostile_peer::OPTIONS;
-use crate::fabric::shm::connect::address::{Address, Host};
-use crate::fabric::shm::connect::hello::{MAX_BYTES, MAX_REGIONS, Message};
-use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::connect::address::{HostId, ShmAddress};
+use crate::fabric::shm::connect::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
+use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
 use crate::fabric::shm::memory::ring::HEADER_WORDS;
 
-pub use super::hostile_program::siege;
+pub use super::hostile_program::hostile_peer;
 
 /// An error's text may quote what a peer said, shortened.
 const MAX_ERROR: usize = 1024;
@@ -18,12 +19,12 @@ fn is_short(why: &dyn std::fmt::Display) {
 
 /// An address: what is read is written as it was.
 pub fn address(bytes: &[u8]) {
-    match Address::from_bytes(bytes) {
+    match ShmAddress::from_bytes(bytes) {
         Ok(address) => {
             assert_eq!(address.to_bytes(), bytes);
             address.socket_name().expect("a token is a name");
             assert!(address.check_reachable(address.host, address.uid).is_ok());
-            if let Err(why) = address.check_reachable(Host::here().expect("/proc"), 0) {
+            if let Err(why) = address.check_reachable(HostId::here().expect("/proc"), 0) {
                 is_short(&why);
             }
         }
@@ -31,30 +32,31 @@ pub fn address(bytes: &[u8]) {
     }
 }
 
-/// A message of the handshake: what is read is written as it was, but for reasons, which are shown only.
+/// A message of the handshake: what is read is written as it was, but for reasons, which are shown
+/// only.
 pub fn handshake(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MAX_BYTES)];
-    let message = match Message::from_bytes(bytes) {
+    let message = match HandshakeMessage::from_bytes(bytes) {
         Ok(message) => message,
         Err(why) => return is_short(&why),
     };
     let again = message.to_bytes();
     assert!(again.len() <= MAX_BYTES);
     match &message {
-        Message::Refused(_) => {
-            let shown = Message::from_bytes(&again).expect("what was written");
+        HandshakeMessage::Refused(_) => {
+            let shown = HandshakeMessage::from_bytes(&again).expect("what was written");
             assert_eq!(shown.to_bytes(), again);
             return;
         }
-        Message::Hello(hello) => {
+        HandshakeMessage::Hello(hello) => {
             assert!(hello.regions.len() <= MAX_REGIONS);
-            let layout = Layout::new(&OPTIONS).expect("in range");
+            let layout = SegmentLayout::new(&OPTIONS).expect("in range");
             match hello.check(&OPTIONS, &layout) {
                 Ok(()) => assert_eq!(hello.segment, layout.bytes() as u64),
                 Err(why) => is_short(&why),
             }
         }
-        Message::Ready => {}
+        HandshakeMessage::Ready => {}
     }
     assert_eq!(again, bytes);
 }

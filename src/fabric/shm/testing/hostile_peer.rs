@@ -1,11 +1,12 @@
-//! A peer that shook hands like an honest one, and then can write what it likes into its segment. For tests and fuzzing.
+//! A peer that shook hands like an honest one, and then can write what it likes into its segment.
+//! For tests and fuzzing.
 
 use super::pool;
 use crate::fabric::shm::connect::address;
-use crate::fabric::shm::connect::address::Address;
-use crate::fabric::shm::connect::handshake::{self, Side};
+use crate::fabric::shm::connect::address::ShmAddress;
+use crate::fabric::shm::connect::handshake::{self, LocalSide};
 use crate::fabric::shm::connect::socket::{Deadline, listen};
-use crate::fabric::shm::memory::layout::Layout;
+use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::order::BODY_WORDS;
 use crate::fabric::shm::memory::ring;
 use crate::fabric::shm::memory::ring::{Consumer, HEADER_WORDS, Producer};
@@ -17,56 +18,56 @@ use crate::memory::Pool;
 use rustix::fd::AsFd;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
 pub(crate) const LANE: Lane = Lane(0);
 
 /// The peer.
-pub(crate) struct Rogue {
+pub(crate) struct HostilePeer {
     pub out: Producer<OwnWords, PeerWords>,
     pub inc: Consumer<PeerWords, OwnWords>,
     pub ring: OwnWords,
     pub line: OwnWords,
     pub state: OwnWords,
     pub leases: OwnWords,
-    /// The victim's doorbells.
+    /// The honest's doorbells.
     pub bells: PeerDoorbells,
 }
 
 /// The honest side.
-pub(crate) struct Victim {
+pub(crate) struct HonestPeer {
     pub pool: Pool,
     pub port: ShmPort,
     pub link: LinkId,
 }
 
 /// Who shares what, link after link.
-pub(crate) struct Siege {
+pub(crate) struct HostileSetup {
     fabric: ShmFabric,
     pub pool: Pool,
-    rogue_pool: Pool,
+    hostile_pool: Pool,
 }
 
-impl Siege {
+impl HostileSetup {
     pub fn new() -> Self {
-        let (pool, rogue_pool) = (pool(), pool());
+        let (pool, hostile_pool) = (pool(), pool());
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
-        Siege { fabric, pool, rogue_pool }
+        HostileSetup { fabric, pool, hostile_pool }
     }
 }
 
 /// A new link.
-pub(crate) fn besiege(siege: &Siege) -> (Victim, Rogue) {
-    let Siege { fabric, pool, rogue_pool } = siege;
-    let layout = Layout::new(&OPTIONS).expect("in range");
+pub(crate) fn connect_hostile_peer(siege: &HostileSetup) -> (HonestPeer, HostilePeer) {
+    let HostileSetup { fabric, pool, hostile_pool } = siege;
+    let layout = SegmentLayout::new(&OPTIONS).expect("in range");
     let half = fabric.half(&OPTIONS).expect("a half");
     let segment = OwnSegment::new(&layout).expect("a segment");
     ring::prepare(&segment.words(layout.ring(0)), &segment.words(layout.line(0)));
     let token = address::draw_token().expect("random bytes");
     let (host, uid) = (fabric.shared.host, fabric.shared.uid);
-    let rogue = Address { host, uid, pid: std::process::id(), token };
-    let _listener = listen(&rogue.socket_name().expect("a name")).expect("a socket");
-    let side = Side {
+    let hostile = ShmAddress { host, uid, pid: std::process::id(), token };
+    let _listener = listen(&hostile.socket_name().expect("a name")).expect("a socket");
+    let side = LocalSide {
         options: &OPTIONS,
         layout: &layout,
         token,
@@ -74,20 +75,20 @@ pub(crate) fn besiege(siege: &Siege) -> (Victim, Rogue) {
         segment: segment.file(),
         doorbells: fabric.shared.doorbells.file(),
         fenced: true,
-        regions: vec![(0, rogue_pool.region().len(), rogue_pool.region_fd())],
+        regions: vec![(0, hostile_pool.region().len(), hostile_pool.region_fd())],
     };
-    let victim = Address::from_bytes(half.address()).expect("an address");
+    let honest = ShmAddress::from_bytes(half.address()).expect("an address");
     let (link, peer) = std::thread::scope(|scope| {
         let link =
-            scope.spawn(|| half.connect(Role::Acceptor, &rogue.to_bytes(), PATIENCE).expect("accepted"));
-        let peer = handshake::reach(&side, &victim, Deadline::after(PATIENCE));
+            scope.spawn(|| half.connect(Role::Acceptor, &hostile.to_bytes(), TIMEOUT).expect("accepted"));
+        let peer = handshake::initiate(&side, &honest, Deadline::after(TIMEOUT));
         (link.join().expect("no panic"), peer.map_err(|e| e.to_string()).expect("reached"))
     });
     let peer = PeerSegment::map(peer.segment.as_fd(), &layout).expect("mapped");
     let mut port = fabric.port().expect("a port");
     let link = port.attach(link).expect("room");
     port.post_receives(link, LANE, 1000);
-    let rogue = Rogue {
+    let hostile = HostilePeer {
         out: Producer::new(segment.words(layout.ring(0)), peer.words(layout.line(0))),
         inc: Consumer::new(peer.words(layout.ring(0)), segment.words(layout.line(0))),
         ring: segment.words(layout.ring(0)),
@@ -96,10 +97,10 @@ pub(crate) fn besiege(siege: &Siege) -> (Victim, Rogue) {
         leases: segment.words(layout.leases()),
         bells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
     };
-    (Victim { pool: pool.clone(), port, link }, rogue)
+    (HonestPeer { pool: pool.clone(), port, link }, hostile)
 }
 
-impl Rogue {
+impl HostilePeer {
     pub fn post_words(&mut self, header: [u64; HEADER_WORDS], body: [u64; BODY_WORDS]) {
         assert_eq!(self.out.has_room(), Ok(true));
         let body: Vec<u8> = body.iter().flat_map(|word| word.to_le_bytes()).collect();

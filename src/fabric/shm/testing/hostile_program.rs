@@ -1,16 +1,17 @@
-//! A link under siege: its peer writes what it likes into all that it shares, while the owner goes on. For tests and fuzzing.
+//! A link under hostile_peer: its peer writes what it likes into all that it shares, while the
+//! owner goes on. For tests and fuzzing.
 //!
-//! The input is a program. Whatever it does: no panic, no endless poll, no byte changed outside what was granted, each
-//! operation completes once, and no memory is lost.
+//! The input is a program. Whatever it does: no panic, no endless poll, no byte changed outside
+//! what was granted, each operation completes once, and no memory is lost.
 
-use super::hostile_peer::{LANE, OPTIONS, Rogue, Siege, Victim, besiege};
+use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, LANE, OPTIONS, connect_hostile_peer};
 use super::{tensor, tensor_mut};
 use crate::fabric::shm::memory::order::BODY_WORDS;
 use crate::fabric::shm::memory::ring::{CREDITS, FIRST, HEADER_WORDS, SLOT_WORDS, TAIL};
 use crate::fabric::shm::memory::state;
-use crate::fabric::shm::memory::words::Store;
+use crate::fabric::shm::memory::words::StoreWords;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
-use crate::fabric::shm::wakeup::idle::{self, Bellpull};
+use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
 use crate::fabric::{Allowance, Completions, Event, LinkFailure, OpId, Port};
 use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
@@ -25,7 +26,7 @@ const GUARD: [u8; 64] = [0x55; 64];
 
 thread_local! {
     /// Made once: each program leaves its pool empty.
-    static SIEGE: Siege = Siege::new();
+    static SETUP: HostileSetup = HostileSetup::new();
 }
 
 /// The bytes of a program. Where they end, there are zeros.
@@ -58,8 +59,8 @@ impl Input<'_> {
 }
 
 /// What is true of the owner's side.
-struct Watched {
-    victim: Victim,
+struct Owner {
+    honest: HonestPeer,
     /// Operations that have not completed.
     open: BTreeSet<u64>,
     next_op: u64,
@@ -72,17 +73,17 @@ struct Watched {
 }
 
 /// Runs a program.
-pub fn siege(bytes: &[u8]) {
-    SIEGE.with(|siege| {
-        run(siege, &mut Input(bytes));
-        assert!(siege.pool.is_empty(), "tensors were left behind");
+pub fn hostile_peer(bytes: &[u8]) {
+    SETUP.with(|hostile_peer| {
+        run(hostile_peer, &mut Input(bytes));
+        assert!(hostile_peer.pool.is_empty(), "tensors were left behind");
     });
 }
 
-fn run(siege: &Siege, input: &mut Input<'_>) {
-    let (victim, mut rogue) = besiege(siege);
-    let mut owner = Watched {
-        victim,
+fn run(hostile_peer: &HostileSetup, input: &mut Input<'_>) {
+    let (honest, mut hostile) = connect_hostile_peer(hostile_peer);
+    let mut owner = Owner {
+        honest,
         open: BTreeSet::new(),
         next_op: 0,
         grants: Vec::new(),
@@ -94,17 +95,17 @@ fn run(siege: &Siege, input: &mut Input<'_>) {
     for _ in 0..MAX_COMMANDS {
         let Some(command) = input.byte() else { break };
         match command % 16 {
-            command @ 0..=7 => rogue.act(command, &owner.grants, &owner.exposed, input),
+            command @ 0..=7 => hostile.act(command, &owner.grants, &owner.exposed, input),
             command => owner.act(command, input),
         }
         if owner.is_down {
             break;
         }
     }
-    owner.end(&mut rogue);
+    owner.end(&mut hostile);
 }
 
-impl Rogue {
+impl HostilePeer {
     fn act(&mut self, command: u8, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
         match command {
             0..=2 => self.slot(grants, exposed, input),
@@ -121,10 +122,10 @@ impl Rogue {
             5 => self.leases.store(usize::from(input.u8() % 8), input.number(), Release),
             6 => match input.u8() {
                 0..=63 => self.state.store(0, input.number(), Release),
-                64..=127 => self.state.store(idle::MARK, input.u64(), Release),
+                64..=127 => self.state.store(idle::IDLE_MARK, input.u64(), Release),
                 _ => {
                     let place = usize::from(input.u8()) % PLACES;
-                    self.bells.ring(Bellpull { bell: input.u8().into(), place });
+                    self.bells.ring(DoorbellRef { bell: input.u8().into(), place });
                 }
             },
             _ => {
@@ -170,9 +171,9 @@ fn immediate(input: &mut Input<'_>) -> Immediate {
     Immediate { kind: ImmediateKind::Plain, generation: input.u8(), slot }
 }
 
-impl Watched {
+impl Owner {
     fn act(&mut self, command: u8, input: &mut Input<'_>) {
-        let link = self.victim.link;
+        let link = self.honest.link;
         match command {
             8 => self.grant(input),
             9 => self.revoke(input),
@@ -180,12 +181,12 @@ impl Watched {
             11 => self.post(input),
             12 => {
                 let bytes = vec![7; usize::from(input.u8()).min(224)];
-                let _ = self.victim.port.send(link, LANE, &bytes);
+                let _ = self.honest.port.send(link, LANE, &bytes);
             }
             13 => {
-                self.victim.port.publish_credits(link, LANE, input.number() as u32);
-                let _ = self.victim.port.peer_credits(link, LANE);
-                self.victim.port.arm();
+                self.honest.port.publish_credits(link, LANE, input.number() as u32);
+                let _ = self.honest.port.peer_credits(link, LANE);
+                self.honest.port.arm();
             }
             14 => self.borrowed.truncate(usize::from(input.u8() % 4)),
             _ => self.poll(),
@@ -196,11 +197,11 @@ impl Watched {
         if self.grants.len() >= 8 {
             return;
         }
-        let pool = &self.victim.pool;
+        let pool = &self.honest.pool;
         let before = tensor(pool, &GUARD);
         let target = tensor_mut(pool, usize::from(input.u8() % 65));
         self.guards.extend([before, tensor(pool, &GUARD)]);
-        if let Ok(grant) = self.victim.port.grant(self.victim.link, target) {
+        if let Ok(grant) = self.honest.port.grant(self.honest.link, target) {
             self.grants.push(grant);
         }
     }
@@ -210,7 +211,7 @@ impl Watched {
             return;
         }
         let grant = self.grants.swap_remove(usize::from(input.u8()) % self.grants.len());
-        let target = self.victim.port.revoke(self.victim.link, &grant);
+        let target = self.honest.port.revoke(self.honest.link, &grant);
         let target = target.expect("it was granted");
         assert_eq!(target.bytes().len() as u64, grant.len);
         // It is this side's now, so nobody may write to it.
@@ -221,26 +222,26 @@ impl Watched {
 
     fn expose(&mut self, input: &mut Input<'_>) {
         if let Some(grant) = self.exposed.pop() {
-            self.victim.port.withdraw(self.victim.link, &grant);
+            self.honest.port.withdraw(self.honest.link, &grant);
         }
-        let source = tensor(&self.victim.pool, &vec![3; usize::from(input.u8() % 65)]);
-        self.exposed.extend(self.victim.port.expose(self.victim.link, &source));
+        let source = tensor(&self.honest.pool, &vec![3; usize::from(input.u8() % 65)]);
+        self.exposed.extend(self.honest.port.expose(self.honest.link, &source));
     }
 
     /// Posts a write, a read or a loan.
     fn post(&mut self, input: &mut Input<'_>) {
-        let (link, id) = (self.victim.link, self.next_op);
+        let (link, id) = (self.honest.link, self.next_op);
         self.next_op += 1;
         let len = usize::from(input.u8() % 65);
         let there = Grant { region: 0, key: 1, offset: 0, len: len as u64 };
-        let source = tensor(&self.victim.pool, &vec![4; len]);
-        let port = &mut self.victim.port;
+        let source = tensor(&self.honest.pool, &vec![4; len]);
+        let port = &mut self.honest.port;
         let is_posted = match input.u8() % 4 {
             0 => port
                 .write(link, LANE, OpId(id), &source, 0, len as u64, &there, Some(immediate(input)))
                 .is_ok(),
             1 | 2 => {
-                let target = tensor_mut(&self.victim.pool, len);
+                let target = tensor_mut(&self.honest.pool, len);
                 port.read(link, LANE, OpId(id), target, &there).is_ok()
             }
             _ => port.lend(link, LANE, OpId(id), &source, Allowance::unbounded(), immediate(input)).is_ok(),
@@ -253,9 +254,9 @@ impl Watched {
     fn poll(&mut self) {
         let mut completions = Completions::default();
         for _ in 0..POLLS {
-            self.victim.port.poll(&mut completions);
+            self.honest.port.poll(&mut completions);
             for (completion, message) in completions.drain() {
-                assert_eq!(completion.link, self.victim.link);
+                assert_eq!(completion.link, self.honest.link);
                 assert!(!self.is_down, "something came after the end: {:?}", completion.event);
                 assert!(message.len() <= crate::fabric::MAX_MESSAGE);
                 match completion.event {
@@ -265,10 +266,10 @@ impl Watched {
                     Event::Lent { ref bytes, .. } => {
                         assert!(bytes.len() <= 1 << 20);
                         self.borrowed.push(completion.event);
-                        self.victim.port.post_receives(self.victim.link, LANE, 1);
+                        self.honest.port.post_receives(self.honest.link, LANE, 1);
                     }
                     Event::Message(_) | Event::Immediate { .. } => {
-                        self.victim.port.post_receives(self.victim.link, LANE, 1);
+                        self.honest.port.post_receives(self.honest.link, LANE, 1);
                     }
                     Event::Down(_) => self.is_down = true,
                 }
@@ -280,20 +281,21 @@ impl Watched {
         }
     }
 
-    fn end(&mut self, rogue: &mut Rogue) {
-        self.victim.port.fail(self.victim.link, LinkFailure::Closed);
+    fn end(&mut self, hostile: &mut HostilePeer) {
+        self.honest.port.fail(self.honest.link, LinkFailure::Closed);
         self.poll();
         assert!(self.is_down, "the link never went down");
         assert!(self.open.is_empty(), "{:?} never completed", self.open);
         for grant in std::mem::take(&mut self.grants) {
-            assert!(self.victim.port.revoke(self.victim.link, &grant).is_some(), "{grant:?} is lost");
+            assert!(self.honest.port.revoke(self.honest.link, &grant).is_some(), "{grant:?} is lost");
         }
         self.borrowed.clear();
         self.guards.clear();
-        // A peer that leaves and has taken nothing holds no loan; with one that does, the pool keeps what it lent.
-        rogue.line.store(TAIL, u64::from(FIRST as u32), Release);
-        state::leave(&rogue.state, &LinkFailure::Closed);
-        self.victim.port.detach(self.victim.link);
+        // A peer that leaves and has taken nothing holds no loan; with one that does, the pool
+        // keeps what it lent.
+        hostile.line.store(TAIL, u64::from(FIRST as u32), Release);
+        state::leave(&hostile.state, &LinkFailure::Closed);
+        self.honest.port.detach(self.honest.link);
     }
 }
 
@@ -307,7 +309,7 @@ mod tests {
 
         #[test]
         fn no_program_makes_it_panic_or_lose_anything(program in proptest::collection::vec(any::<u8>(), 0..300)) {
-            siege(&program);
+            hostile_peer(&program);
         }
     }
 }

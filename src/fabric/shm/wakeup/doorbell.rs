@@ -1,9 +1,11 @@
-//! A poller's doorbell: how a peer whose link is not looked at says that there is something to look at.
+//! A poller's doorbell: how a peer whose link is not looked at says that there is something to look
+//! at.
 //!
-//! A sender that finds a link marked cold (`cold`) sets the link's bit here, then a bit in the summary, which the
-//! poller reads on each poll, then moves the ring, and wakes whoever sleeps. Peers write to it as they like: a wrong
-//! bit costs a needless look; one that was cleared, or a count that was changed, delays something until the
-//! sleep's limit and the poller's look at its cold links in turn.
+//! A sender that finds a link marked cold (`cold`) sets the link's bit here, then a bit in the
+//! summary, which the poller reads on each poll, then moves the ring, and wakes whoever sleeps.
+//! Peers write to it as they like: a wrong bit costs a needless look; one that was cleared, or a
+//! count that was changed, delays something until the sleep's limit and the poller's look at its
+//! cold links in turn.
 //!
 //! | word | content |
 //! |---|---|
@@ -15,11 +17,11 @@
 //! | 64..128 | one bit for each link |
 
 use crate::fabric::Sleep;
-use crate::fabric::shm::memory::words::Share;
+use crate::fabric::shm::memory::words::ShareWords;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-/// Words of a doorbell: 1 KiB.
+/// OrderWords of a doorbell: 1 KiB.
 pub(crate) const WORDS: usize = 128;
 /// Links that a doorbell has a bit for.
 pub(crate) const PLACES: usize = 64 * 64;
@@ -37,7 +39,7 @@ pub(crate) struct Doorbell<W> {
     words: W,
 }
 
-/// Words of those who sleep: how many they are, and what they sleep on.
+/// OrderWords of those who sleep: how many they are, and what they sleep on.
 fn of(who: Sleep) -> (usize, usize) {
     match who {
         Sleep::Waiter => (WAITERS, WAITERS + 1),
@@ -45,7 +47,7 @@ fn of(who: Sleep) -> (usize, usize) {
     }
 }
 
-impl<W: Share> Doorbell<W> {
+impl<W: ShareWords> Doorbell<W> {
     /// The doorbell in these [`WORDS`].
     pub(crate) fn new(words: W) -> Self {
         debug_assert_eq!(words.len(), WORDS);
@@ -57,7 +59,7 @@ impl<W: Share> Doorbell<W> {
         for count in [WAITERS, ATTENDING, KEEPERS] {
             self.words.swap(count, 0);
         }
-        self.answer(|_| {});
+        self.drain(|_| {});
     }
 
     /// Says that there is something on a link, after it was put there.
@@ -124,7 +126,7 @@ impl<W: Share> Doorbell<W> {
     }
 
     /// Takes down who has rung: each place once, to be looked at after this.
-    pub(crate) fn answer(&self, mut stir: impl FnMut(usize)) {
+    pub(crate) fn drain(&self, mut stir: impl FnMut(usize)) {
         // In this order: a bit that is set behind our back has its summary set after that.
         let mut summary = self.words.swap(SUMMARY, 0);
         while summary != 0 {
@@ -146,7 +148,8 @@ impl<W: Share> Doorbell<W> {
     /// Sleeps until there was a wake-up since `seen` was drawn, or for `timeout`. May return early.
     pub(crate) fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
         let (count, bed) = of(who);
-        // Drawn before the look at the ring: whoever moves that later, and sees us, changes this later still.
+        // Drawn before the look at the ring: whoever moves that later, and sees us, changes this
+        // later still.
         let undisturbed = self.words.load(bed, Acquire) as u32;
         self.words.fetch_add(count, 1);
         self.words.fence();
@@ -160,7 +163,7 @@ impl<W: Share> Doorbell<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::shm::memory::words::Load;
+    use crate::fabric::shm::memory::words::LoadWords;
     use crate::fabric::shm::memory::words::test::LoomShared;
 
     const FOREVER: Duration = Duration::MAX;
@@ -169,9 +172,9 @@ mod tests {
         Doorbell::new(LoomShared::new(WORDS))
     }
 
-    fn answered(bell: &Doorbell<LoomShared>) -> Vec<usize> {
+    fn drained(bell: &Doorbell<LoomShared>) -> Vec<usize> {
         let mut places = Vec::new();
-        bell.answer(|place| places.push(place));
+        bell.drain(|place| places.push(place));
         places
     }
 
@@ -189,7 +192,7 @@ mod tests {
                     if !bell.is_rung() {
                         bell.sleep(who, seen, FOREVER);
                     }
-                    places = answered(&bell);
+                    places = drained(&bell);
                 }
                 assert_eq!(places, [70]);
                 ringer.join().expect("the ringer");
@@ -224,7 +227,7 @@ mod tests {
 
     /// Two that ring at once, one of them while the poller answers the other: both are heard.
     #[test]
-    fn loom_every_ring_is_answered() {
+    fn loom_every_ring_is_drained() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
@@ -237,7 +240,7 @@ mod tests {
             let mut heard = Vec::new();
             while heard.len() < 2 {
                 let seen = bell.seen();
-                let places = answered(&bell);
+                let places = drained(&bell);
                 if places.is_empty() {
                     bell.sleep(Sleep::Waiter, seen, FOREVER);
                 }
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn loom_each_place_is_answered_once_and_in_its_own_name() {
+    fn loom_each_place_is_drained_once_and_in_its_own_name() {
         loom::model(|| {
             let bell = doorbell();
             assert!(!bell.is_rung());
@@ -272,9 +275,9 @@ mod tests {
                 bell.ring(place);
             }
             assert!(bell.is_rung());
-            assert_eq!(answered(&bell), [0, 63, 64, PLACES - 1]);
+            assert_eq!(drained(&bell), [0, 63, 64, PLACES - 1]);
             assert!(!bell.is_rung());
-            assert_eq!(answered(&bell), []);
+            assert_eq!(drained(&bell), []);
         });
     }
 

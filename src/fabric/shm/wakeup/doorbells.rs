@@ -1,11 +1,11 @@
 //! The doorbells of a process: one file with room for all its ports, which each peer maps.
 //!
-//! It goes along with each handshake, before it is known which port will take the link; the mark of a cold link
-//! (`cold`) says which of the doorbells it is.
+//! It goes along with each handshake, before it is known which port will take the link; the mark of
+//! a cold link (`cold`) says which of the doorbells it is.
 #![allow(clippy::disallowed_types)] // making and giving back a port
 
 use super::doorbell::{Doorbell, PLACES, WORDS};
-use super::idle::Bellpull;
+use super::idle::DoorbellRef;
 use crate::fabric::shm::memory::segment::{SharedSegment, SharedWords};
 use crate::fabric::{FabricError, FabricKind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +72,7 @@ impl Doorbells {
         Ok(Arc::new(OwnDoorbell {
             bell,
             number,
-            heard: AtomicBool::new(true),
+            barriers_supported: AtomicBool::new(true),
             rang: AtomicU64::new(0),
             all: Arc::clone(self),
         }))
@@ -84,7 +84,7 @@ pub(crate) struct OwnDoorbell {
     pub bell: Doorbell<SharedWords>,
     number: usize,
     /// Every peer takes part in heavy barriers.
-    heard: AtomicBool,
+    barriers_supported: AtomicBool,
     /// How often its port has rung those of peers.
     rang: AtomicU64,
     all: Arc<Doorbells>,
@@ -92,29 +92,29 @@ pub(crate) struct OwnDoorbell {
 
 impl OwnDoorbell {
     /// Where to ring for a link of the port.
-    pub(crate) fn pull(&self, place: usize) -> Bellpull {
+    pub(crate) fn doorbell_ref(&self, place: usize) -> DoorbellRef {
         debug_assert!(place < PLACES);
-        Bellpull { bell: self.number, place }
+        DoorbellRef { bell: self.number, place }
     }
 
     /// Whether a ring comes for certain: every barrier was made.
-    pub(crate) fn is_certain(&self) -> bool {
-        self.heard.load(Ordering::Relaxed)
+    pub(crate) fn barriers_supported(&self) -> bool {
+        self.barriers_supported.load(Ordering::Relaxed)
     }
 
     /// Its port has rung a peer's.
-    pub(crate) fn has_rung(&self) {
+    pub(crate) fn count_ring(&self) {
         self.rang.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How often its port has.
-    pub(crate) fn rang(&self) -> u64 {
+    pub(crate) fn rings(&self) -> u64 {
         self.rang.load(Ordering::Relaxed)
     }
 
     /// A barrier was not made, or a peer does not take part in them.
-    pub(crate) fn doubt(&self) {
-        self.heard.store(false, Ordering::Relaxed);
+    pub(crate) fn set_barriers_unsupported(&self) {
+        self.barriers_supported.store(false, Ordering::Relaxed);
     }
 }
 
@@ -147,7 +147,7 @@ impl PeerDoorbells {
     }
 
     /// Rings where the peer has said; a doorbell that it does not have is silent.
-    pub(crate) fn ring(&self, pull: Bellpull) {
+    pub(crate) fn ring(&self, pull: DoorbellRef) {
         if let Some(bell) = self.bells.get(pull.bell) {
             bell.ring(pull.place);
         }
@@ -173,11 +173,11 @@ mod tests {
         let all = Arc::new(Doorbells::new().expect("64 KiB"));
         let peer = PeerDoorbells::map(all.file.as_fd()).expect("mapped");
         let (first, second) = (all.take().expect("room"), all.take().expect("room"));
-        peer.ring(second.pull(99));
-        peer.ring(Bellpull { bell: PORTS, place: 0 });
+        peer.ring(second.doorbell_ref(99));
+        peer.ring(DoorbellRef { bell: PORTS, place: 0 });
         assert!(!first.bell.is_rung());
         let mut places = Vec::new();
-        second.bell.answer(|place| places.push(place));
+        second.bell.drain(|place| places.push(place));
         assert_eq!(places, [99]);
     }
 }

@@ -6,14 +6,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest sleep. A peer that breaks the rules can hold back a ring; then what came is found after some
-/// sleeps, when its link is looked at in turn.
+/// The longest sleep. A peer that breaks the rules can hold back a ring; then what came is found
+/// after some sleeps, when its link is looked at in turn.
 const LIMIT: Duration = Duration::from_millis(100);
 
-/// The longest sleep where the kernel makes no barrier in other processes: a ring can be missed by chance.
+/// The longest sleep where the kernel makes no barrier in other processes: a ring can be missed by
+/// chance.
 const UNCERTAIN: Duration = Duration::from_millis(1);
 
-/// What threads block on while nothing comes on a port's links: a futex in the port's doorbell. See [`Sleeper`].
+/// What threads block on while nothing comes on a port's links: a futex in the port's doorbell. See
+/// [`Sleeper`].
 ///
 /// A sleep ends after 100 ms at the latest; after 1 ms where the kernel, here or at a peer, refuses
 /// `membarrier(2)`.
@@ -34,7 +36,7 @@ impl Sleeper for ShmSleeper {
     }
 
     fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
-        let limit = if self.bell.is_certain() { LIMIT } else { UNCERTAIN };
+        let limit = if self.bell.barriers_supported() { LIMIT } else { UNCERTAIN };
         self.bell.bell.sleep(who, seen, timeout.min(limit));
     }
 

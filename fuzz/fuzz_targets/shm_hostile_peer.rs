@@ -1,0 +1,7 @@
+//! A shared-memory link whose peer writes what it likes into its rings, lines, lease table, state
+//! and doorbells.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| tensorwire::fabric::shm::fuzz::hostile_peer(bytes));
