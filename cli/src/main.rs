@@ -21,9 +21,9 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Measures latency between two pinned processes, beside bare references, in turns.
-    Perf(perf::Args),
+    Perf(perf::PerfArgs),
     /// Shows the RDMA devices of this machine, and which device, port and GID would be chosen and why.
-    Devices(devices::Args),
+    Devices(devices::DevicesArgs),
     /// Prints every setting: key, variable, default, what is allowed.
     Config,
     /// The second process of `perf --local`; only that one starts it.

@@ -1,6 +1,6 @@
 //! The report for programs. What is not known is null; units are in the names or, where there is none, as libibverbs has them.
 
-use super::{Report, refused};
+use super::{DeviceReport, refused};
 use crate::CliError;
 use serde_json::{Value, json};
 use std::net::Ipv6Addr;
@@ -8,7 +8,7 @@ use std::path::Path;
 use tensorwire::fabric::verbs::device::{Choice, Device, GidEntry, Limits, Mtu, Port, UserAccess};
 
 /// The report, ready to print.
-pub fn render(report: &Report) -> Result<String, CliError> {
+pub fn render(report: &DeviceReport) -> Result<String, CliError> {
     let devices = report.found.devices.iter().zip(&report.files);
     let value = json!({
         "rdma_subsystem": report.found.subsystem,

@@ -22,7 +22,7 @@ const SYSFS: &str = "/sys";
 /// Shows the RDMA devices of this machine: ports, state, speed, MTU, NUMA node, GID tables, limits; and which device, port
 /// and GID would be chosen and why, with the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...)
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -38,7 +38,7 @@ pub struct Args {
 }
 
 /// What there is to say.
-struct Report {
+struct DeviceReport {
     found: Found,
     /// For each device its file, and whether this process may use it.
     files: Vec<(Option<PathBuf>, UserAccess)>,
@@ -51,7 +51,7 @@ struct Report {
 }
 
 /// Shows the devices.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: DevicesArgs) -> Result<(), CliError> {
     let config = settings(args.config)?;
     let class = args.sysfs.join("class/infiniband");
     let mut found = device::read(&args.sysfs)
@@ -59,7 +59,7 @@ pub fn run(args: Args) -> Result<(), CliError> {
     // The library knows this machine only.
     let untold = if args.sysfs == Path::new(SYSFS) { complete(&mut found) } else { Vec::new() };
     let file = |device| (device::device_file(&args.dev, device), device::user_access(&args.dev, device));
-    let report = Report {
+    let report = DeviceReport {
         files: found.devices.iter().map(file).collect(),
         choice: device::choose(&found.devices, &node::rdma_wishes(&config)),
         library: library::find(),
@@ -103,7 +103,7 @@ fn settings(file: Option<PathBuf>) -> Result<Config, CliError> {
     builder.build().map_err(|error| CliError::Usage(error.to_string()))
 }
 
-impl Report {
+impl DeviceReport {
     /// Why the verbs fabric would not start here: all that is known to be in its way.
     fn obstacles(&self) -> Vec<String> {
         let mut obstacles = Vec::new();

@@ -1,6 +1,6 @@
 //! The report for people.
 
-use super::{Report, refused};
+use super::{DeviceReport, refused};
 use std::fmt::Write;
 use std::path::Path;
 use tensorwire::fabric::verbs::device::{Choice, Device, Limits, Port, UserAccess};
@@ -9,7 +9,7 @@ use tensorwire::fabric::verbs::device::{Choice, Device, Limits, Port, UserAccess
 const ASK_LIBRARY: &str = "not shown by the kernel";
 
 /// The report, ready to print.
-pub fn render(report: &Report) -> String {
+pub fn render(report: &DeviceReport) -> String {
     let mut text = String::new();
     for (device, (file, access)) in report.found.devices.iter().zip(&report.files) {
         // Writing to a String does not fail.

@@ -1,13 +1,13 @@
 //! Which options go with which test and fabric: what means nothing is refused, not ignored.
 
-use super::options::{Args, FabricName, Notify, Test};
+use super::options::{FabricName, Notify, PerfArgs, Test};
 use crate::CliError;
 
 /// What `small_tensor_bytes` may be at most.
 const MAX_SMALL: u32 = 160;
 
 /// Refuses an option that means nothing to the test, rather than ignoring it.
-pub fn check_settings(args: &Args) -> Result<(), CliError> {
+pub fn check_settings(args: &PerfArgs) -> Result<(), CliError> {
     let test = args.test;
     let usage = |why: String| Err(CliError::Usage(why));
     if args.depth.is_some() && test.default_depth().is_none() {
@@ -59,7 +59,7 @@ pub fn check_settings(args: &Args) -> Result<(), CliError> {
 }
 
 /// Refuses an option that the fabric can't do.
-pub fn check_fabric(args: &Args) -> Result<(), CliError> {
+pub fn check_fabric(args: &PerfArgs) -> Result<(), CliError> {
     let usage = |why: String| Err(CliError::Usage(why));
     let rendezvous = args.test == Test::RendezvousLat;
     if args.fabric == Some(FabricName::Verbs) {

@@ -1,6 +1,6 @@
 //! What a run of write_bw says of one size: perftest's bandwidth table, and the same as JSON.
 
-use super::measure::Took;
+use super::measure::Elapsed;
 use super::recorder::median;
 use serde::Serialize;
 
@@ -25,8 +25,8 @@ pub struct Bandwidth {
 
 impl Bandwidth {
     /// What the turns of one size came to.
-    pub fn of(bytes: usize, turns: &[Took]) -> Self {
-        let each: Vec<f64> = turns.iter().map(Took::each).collect();
+    pub fn of(bytes: usize, turns: &[Elapsed]) -> Self {
+        let each: Vec<f64> = turns.iter().map(Elapsed::each).collect();
         let rate = |nanos: f64| if nanos > 0.0 { bytes as f64 / nanos } else { 0.0 };
         let ns_each = median(&each).unwrap_or_default();
         let (fastest, slowest) =
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn rates_are_of_the_median_turn_and_a_gigabyte_is_decimal() {
-        let turns = [2_000, 1_000, 500].map(|nanos| Took { count: 10, nanos: nanos * 10 });
+        let turns = [2_000, 1_000, 500].map(|nanos| Elapsed { count: 10, nanos: nanos * 10 });
         let of = Bandwidth::of(1 << 20, &turns);
         assert_eq!((of.iterations, of.ns_each, of.mpps), (30, 1000.0, 1.0));
         assert_eq!((of.gb_s, of.gb_s_min, of.gb_s_max), (1048.576, 524.288, 2097.152));

@@ -1,9 +1,9 @@
 //! Rounds of which each is a step: one side sends and receives, the other receives and sends.
 
-use super::channel::Channel;
+use super::control_channel::ControlChannel;
 use super::plan::Settings;
 use super::rendezvous_lat::{SMALL, name};
-use super::workload::{Facts, Halt, Initiator, Linger, Responder, Watch};
+use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
 use crate::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
 use tensorwire::node::Node;
@@ -24,28 +24,28 @@ pub trait Exchange {
     fn resize(&mut self, bytes: usize) -> Result<(), CliError>;
 
     /// Writes what is sent next. Not timed.
-    fn fill(&mut self, watch: &Watch) -> Result<(), Halt>;
+    fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort>;
 
     /// Begins the step of the next round. Both sides count them.
-    fn step(&mut self) -> Result<Step, Halt>;
+    fn step(&mut self) -> Result<Step, Abort>;
 
     /// Sends what was written.
-    fn send(&mut self, step: &Step) -> Result<(), Halt>;
+    fn send(&mut self, step: &Step) -> Result<(), Abort>;
 
     /// Receives as much.
-    fn receive(&mut self, step: &Step) -> Result<(), Halt>;
+    fn receive(&mut self, step: &Step) -> Result<(), Abort>;
 }
 
 impl<T: Exchange> Initiator for T {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes)
     }
 
-    fn produce(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn produce(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.fill(watch)
     }
 
-    fn round_trip(&mut self, _watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         let step = self.step()?;
         self.send(&step)?;
         self.receive(&step)
@@ -66,11 +66,11 @@ impl<T: Exchange> Initiator for T {
 }
 
 impl<T: Exchange> Responder for T {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes)
     }
 
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.fill(watch)?;
         let step = self.step()?;
         self.receive(&step)?;
@@ -78,13 +78,13 @@ impl<T: Exchange> Responder for T {
     }
 
     /// What was sent last is served when this side makes progress.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        progress(self.node()).map(|()| Linger::Again)
+    fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
+        progress(self.node()).map(|()| KeepAlive::Again)
     }
 }
 
 /// A tensor of these bytes, in a buffer that nobody reads any more.
-pub fn filled(node: &Node, ring: &mut BufferRing, watch: &Watch, byte: u8) -> Result<Tensor, Halt> {
+pub fn filled(node: &Node, ring: &mut BufferRing, watch: &PeerWatch, byte: u8) -> Result<Tensor, Abort> {
     let mut wait = watch.wait();
     loop {
         if let Ok(mut buffer) = ring.next() {
@@ -97,11 +97,11 @@ pub fn filled(node: &Node, ring: &mut BufferRing, watch: &Watch, byte: u8) -> Re
 }
 
 /// Has a node move on.
-pub fn progress(node: &Node) -> Result<(), Halt> {
+pub fn progress(node: &Node) -> Result<(), Abort> {
     node.progress().map(drop).map_err(halt)
 }
 
 /// A run that ends with this error.
-pub fn halt(error: Error) -> Halt {
-    Halt::Failed(error.to_string())
+pub fn halt(error: Error) -> Abort {
+    Abort::Failed(error.to_string())
 }

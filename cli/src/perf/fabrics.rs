@@ -1,4 +1,4 @@
-//! The fabrics that a test can run on. To add one: implement [`Measured`], name it in
+//! The fabrics that a test can run on. To add one: implement [`MeasuredFabric`], name it in
 //! [`FabricName`](super::options::FabricName), and open it in [`open`](super::open).
 
 use super::plan::Settings;
@@ -9,7 +9,7 @@ use tensorwire::fabric::{Fabric, FabricError};
 use tensorwire::memory::Pool;
 
 /// A fabric, and what a test must know of it.
-pub trait Measured: Fabric + Sized {
+pub trait MeasuredFabric: Fabric + Sized {
     /// Whether writes and reads are done without the process whose memory they touch.
     const IS_ONE_SIDED: bool;
 
@@ -30,7 +30,7 @@ pub trait Measured: Fabric + Sized {
     }
 }
 
-impl Measured for ShmFabric {
+impl MeasuredFabric for ShmFabric {
     /// The target pulls what is written, and answers reads.
     const IS_ONE_SIDED: bool = false;
 
@@ -39,7 +39,7 @@ impl Measured for ShmFabric {
     }
 }
 
-impl Measured for VerbsFabric {
+impl MeasuredFabric for VerbsFabric {
     const IS_ONE_SIDED: bool = true;
 
     fn open(pool: &Pool, settings: &Settings) -> Result<Self, FabricError> {

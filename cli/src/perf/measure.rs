@@ -1,12 +1,12 @@
 //! The turns: the test and its references one after the other, again and again, within the same minute.
 
-use super::channel::{Channel, Message};
+use super::control_channel::{ControlChannel, ControlMessage};
 use super::options::Figure;
 use super::plan::{Length, Plan};
 use super::recorder::{Recorder, Summary, median};
-use super::workload::{Initiator, Linger, Responder, Subject, Watch};
+use super::workload::{Initiator, KeepAlive, PeerWatch, Responder, Subject};
 use crate::CliError;
-use crate::reference::{CacheLine, Clock, Memcpy, RING_PAYLOAD, RING_SLOTS, Ring64, Shared};
+use crate::reference::{CacheLine, Memcpy, RING_PAYLOAD, RING_SLOTS, Ring64, SharedMapping, Stopwatch};
 use std::sync::Arc;
 
 /// Payload from which a plain copy is a reference, in bytes.
@@ -20,7 +20,7 @@ pub struct SizeResult {
     /// The times over all turns: one way, or of the whole operation.
     pub summary: Summary,
     /// What each turn took.
-    pub turns: Vec<Took>,
+    pub turns: Vec<Elapsed>,
     /// What was measured beside it.
     pub references: Vec<Comparison>,
 }
@@ -63,14 +63,14 @@ impl Comparison {
 
 /// How long so many operations took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Took {
+pub struct Elapsed {
     /// Operations.
     pub count: u64,
     /// Nanoseconds of all of them, one after the other or at the same time.
     pub nanos: u64,
 }
 
-impl Took {
+impl Elapsed {
     /// Nanoseconds for each.
     pub fn each(&self) -> f64 {
         self.nanos as f64 / self.count.max(1) as f64
@@ -78,10 +78,10 @@ impl Took {
 }
 
 /// The measuring side of a run.
-pub struct Run<'a> {
+pub struct Measurement<'a> {
     plan: &'a Plan,
-    clock: Clock,
-    watch: Watch,
+    clock: Stopwatch,
+    watch: PeerWatch,
     test: Box<dyn Initiator>,
     beside: Option<(&'static str, Box<dyn Initiator>)>,
     bare: Option<Bare>,
@@ -113,14 +113,14 @@ impl Series {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> Measurement<'a> {
     /// A run of the plan with this workload, and what is measured beside it. References in shared memory run
     /// beside it where both processes have that.
     pub fn new(
         plan: &'a Plan,
-        clock: Clock,
-        watch: Watch,
-        shared: Option<&Arc<Shared>>,
+        clock: Stopwatch,
+        watch: PeerWatch,
+        shared: Option<&Arc<SharedMapping>>,
         test: Box<dyn Initiator>,
         beside: Option<(&'static str, Box<dyn Initiator>)>,
     ) -> Self {
@@ -128,11 +128,11 @@ impl<'a> Run<'a> {
             cache_line: CacheLine::new(shared, Subject::CacheLine),
             ring: Ring64::initiator(shared, Subject::Ring64, RING_SLOTS),
         });
-        Run { plan, clock, watch, test, beside, bare }
+        Measurement { plan, clock, watch, test, beside, bare }
     }
 
     /// Measures one size.
-    pub fn size(&mut self, bytes: usize, channel: &mut Channel) -> Result<SizeResult, CliError> {
+    pub fn size(&mut self, bytes: usize, channel: &mut ControlChannel) -> Result<SizeResult, CliError> {
         let figure = self.plan.test.figure();
         let (bandwidth, bare) = (figure == Figure::Bandwidth, self.bare.is_some());
         let scale = if figure == Figure::OneWay { 0.5 } else { 1.0 };
@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
             ours.add(&turn);
             turns.push(took);
             for (subject, series) in [
-                (Subject::Beside, &mut beside),
+                (Subject::Baseline, &mut beside),
                 (Subject::CacheLine, &mut line),
                 (Subject::Ring64, &mut ring),
             ] {
@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
                 copy.add(&turn);
             }
         }
-        let each: Vec<f64> = turns.iter().map(Took::each).collect();
+        let each: Vec<f64> = turns.iter().map(Elapsed::each).collect();
         let medians = if bandwidth { &each } else { &ours.medians };
         let references = [beside, smallest, line, ring, copy]
             .into_iter()
@@ -185,31 +185,31 @@ impl<'a> Run<'a> {
         &mut self,
         subject: Subject,
         bytes: usize,
-        channel: &mut Channel,
+        channel: &mut ControlChannel,
         recorder: &mut Recorder,
-    ) -> Result<Took, CliError> {
+    ) -> Result<Elapsed, CliError> {
         recorder.clear();
-        channel.send(&Message::Turn { subject, bytes })?;
+        channel.send(&ControlMessage::Turn { subject, bytes })?;
         let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
         let (clock, watch) = (&self.clock, &self.watch);
         let workload: &mut dyn Initiator = match (subject, &mut self.bare) {
             (Subject::CacheLine, Some(bare)) => &mut bare.cache_line,
             (Subject::Ring64, Some(bare)) => &mut bare.ring,
-            (Subject::Beside, _) => match &mut self.beside {
+            (Subject::Baseline, _) => match &mut self.beside {
                 Some((_, beside)) => &mut **beside,
                 None => &mut *self.test,
             },
             _ => &mut *self.test,
         };
         workload.prepare(bytes, channel)?;
-        channel.expect(&Message::Ready)?;
+        channel.expect(&ControlMessage::Ready)?;
         let batch = |count, recorder: &mut Recorder| {
-            channel.send(&Message::Rounds(count))?;
-            channel.expect(&Message::Ready)?;
+            channel.send(&ControlMessage::Rounds(count))?;
+            channel.expect(&ControlMessage::Ready)?;
             let nanos = workload.rounds(count, clock, watch, recorder).map_err(|halt| {
                 CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), halt)
             })?;
-            channel.expect(&Message::Done)?;
+            channel.expect(&ControlMessage::Done)?;
             Ok(nanos)
         };
         warm_and_measure(length, warmup, recorder, batch)
@@ -239,31 +239,31 @@ fn warm_and_measure(
     warmup: u64,
     recorder: &mut Recorder,
     mut batch: impl FnMut(u64, &mut Recorder) -> Result<u64, CliError>,
-) -> Result<Took, CliError> {
-    let mut pace = Took::default();
+) -> Result<Elapsed, CliError> {
+    let mut pace = Elapsed::default();
     if warmup > 0 {
-        pace = Took { count: warmup, nanos: batch(warmup, recorder)? };
+        pace = Elapsed { count: warmup, nanos: batch(warmup, recorder)? };
     }
     recorder.clear();
     let duration = match length {
-        Length::Iterations(count) => return Ok(Took { count, nanos: batch(count, recorder)? }),
+        Length::Iterations(count) => return Ok(Elapsed { count, nanos: batch(count, recorder)? }),
         Length::Duration(duration) => duration.as_nanos() as u64,
     };
-    let mut took = Took::default();
+    let mut took = Elapsed::default();
     while took.nanos < duration {
         let left = (duration - took.nanos) as f64 / 2.0;
         let count = if pace.count == 0 { 1 } else { (left / pace.each().max(1.0)) as u64 }.max(1);
         let nanos = batch(count, recorder)?;
-        pace = Took { count, nanos };
-        took = Took { count: took.count + count, nanos: took.nanos + nanos };
+        pace = Elapsed { count, nanos };
+        took = Elapsed { count: took.count + count, nanos: took.nanos + nanos };
     }
     Ok(took)
 }
 
 /// The answering side: does turn after turn until it is told to quit.
 pub fn answer(
-    channel: &mut Channel,
-    shared: Option<&Arc<Shared>>,
+    channel: &mut ControlChannel,
+    shared: Option<&Arc<SharedMapping>>,
     mut test: Box<dyn Responder>,
     mut beside: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {
@@ -274,36 +274,36 @@ pub fn answer(
     let mut turn = (Subject::Test, 0);
     loop {
         while !channel.is_ready() {
-            let beside = beside.iter_mut().map(|beside| beside.linger());
-            let all: Result<Vec<_>, _> = beside.chain([test.linger()]).collect();
+            let beside = beside.iter_mut().map(|beside| beside.keep_alive());
+            let all: Result<Vec<_>, _> = beside.chain([test.keep_alive()]).collect();
             let all = all.map_err(|halt| CliError::failed("between turns", halt))?;
-            if all.iter().all(|next| *next == Linger::Sleep) {
+            if all.iter().all(|next| *next == KeepAlive::Sleep) {
                 channel.wait();
             }
         }
         let message = channel.receive()?;
-        if let Message::Turn { subject, bytes } = message {
+        if let ControlMessage::Turn { subject, bytes } = message {
             turn = (subject, bytes);
         }
         let (subject, bytes) = turn;
         let workload: &mut dyn Responder = match (subject, &mut bare) {
             (Subject::CacheLine, Some((line, _))) => line,
             (Subject::Ring64, Some((_, ring))) => ring,
-            (Subject::Beside, _) => beside.as_deref_mut().unwrap_or(&mut *test),
+            (Subject::Baseline, _) => beside.as_deref_mut().unwrap_or(&mut *test),
             _ => &mut *test,
         };
         match message {
-            Message::Quit => return Ok(()),
-            Message::Turn { .. } => {
+            ControlMessage::Quit => return Ok(()),
+            ControlMessage::Turn { .. } => {
                 workload.prepare(bytes, channel)?;
-                channel.send(&Message::Ready)?;
+                channel.send(&ControlMessage::Ready)?;
             }
-            Message::Rounds(count) => {
-                channel.send(&Message::Ready)?;
+            ControlMessage::Rounds(count) => {
+                channel.send(&ControlMessage::Ready)?;
                 workload.answers(count, &watch).map_err(|halt| {
                     CliError::failed(format!("answering {subject:?} with {bytes} bytes"), halt)
                 })?;
-                channel.send(&Message::Done)?;
+                channel.send(&ControlMessage::Done)?;
             }
             other => return Err(CliError::Failed(format!("{other:?} came instead of a turn"))),
         }
@@ -316,7 +316,7 @@ mod tests {
     use std::time::Duration;
 
     /// Measures something that takes so long; says what it came to, how many samples there are, and how often it was done.
-    fn measure(length: Length, warmup: u64, each: Duration) -> (Took, u64, u64) {
+    fn measure(length: Length, warmup: u64, each: Duration) -> (Elapsed, u64, u64) {
         let (mut recorder, mut done) = (Recorder::new(), 0);
         let nanos = each.as_nanos() as u64;
         let batch = |count, recorder: &mut Recorder| {
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn every_iteration_after_the_warm_up_is_a_sample() {
         let (took, samples, done) = measure(Length::Iterations(30), 12, Duration::from_nanos(5));
-        assert_eq!((took, samples, done), (Took { count: 30, nanos: 150 }, 30, 42));
+        assert_eq!((took, samples, done), (Elapsed { count: 30, nanos: 150 }, 30, 42));
     }
 
     #[test]

@@ -6,7 +6,8 @@
 
 mod allowed;
 mod bandwidth;
-mod channel;
+mod bare_link;
+mod control_channel;
 mod cores;
 mod exchange;
 mod fabrics;
@@ -15,6 +16,7 @@ mod measure;
 mod one_sided;
 mod open;
 mod options;
+mod peer_process;
 mod plan;
 mod read_lat;
 mod recorder;
@@ -23,23 +25,21 @@ mod rendezvous_batch;
 mod rendezvous_lat;
 mod rendezvous_standing;
 mod report;
-mod second;
 mod send_lat;
-mod side;
 mod workload;
 mod write_bw;
 mod write_lat;
 
-pub use channel::Channel;
-pub use options::Args;
-pub use workload::{Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
+pub use control_channel::ControlChannel;
+pub use options::PerfArgs;
+pub use workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder, Subject};
 
 use super::CliError;
-use super::reference::{Clock, ROOM, Shared};
-use channel::{ChannelError, Message};
+use super::reference::{MAPPING_BYTES, SharedMapping, Stopwatch};
+use control_channel::{ChannelError, ControlMessage};
+use peer_process::PeerProcess;
 use plan::{Part, Plan};
-use report::{JsonFile, Report};
-use second::Second;
+use report::{JsonFile, PerfReport};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub struct ResponderArgs {
 }
 
 /// Takes the part that was asked for. Who measures prints, and writes the report.
-pub fn run(args: Args) -> Result<(), CliError> {
+pub fn run(args: PerfArgs) -> Result<(), CliError> {
     let plan = Plan::check(args, tensorwire::engine::process_cpus())?;
     let json = plan.json.as_deref().map(JsonFile::probe).transpose()?;
     let report = match &plan.part {
@@ -67,21 +67,25 @@ pub fn run(args: Args) -> Result<(), CliError> {
     }
 }
 
-fn local(plan: &Plan) -> Result<Report, CliError> {
-    let (shared, memfd) = Shared::create(ROOM)?;
-    let (mut second, mut channel) = Second::start(memfd)?;
+fn local(plan: &Plan) -> Result<PerfReport, CliError> {
+    let (shared, memfd) = SharedMapping::create(MAPPING_BYTES)?;
+    let (mut second, mut channel) = PeerProcess::start(memfd)?;
     let report = measure(plan, Some(&Arc::new(shared)), &mut channel)
         .map_err(|error| explain(error, &mut channel, Some(&mut second)))?;
     second.finish()?;
     Ok(report)
 }
 
-fn measure(plan: &Plan, shared: Option<&Arc<Shared>>, channel: &mut Channel) -> Result<Report, CliError> {
+fn measure(
+    plan: &Plan,
+    shared: Option<&Arc<SharedMapping>>,
+    channel: &mut ControlChannel,
+) -> Result<PerfReport, CliError> {
     let (test, settings) = (plan.test, plan.settings.clone());
     let (version, terms, core) = (env!("CARGO_PKG_VERSION").into(), plan.terms(), plan.cores.responder);
-    channel.send(&Message::Open { test, version, terms, settings, core })?;
+    channel.send(&ControlMessage::Open { test, version, terms, settings, core })?;
     if plan.part != Part::Local {
-        channel.expect(&Message::Ready)?; // it agrees
+        channel.expect(&ControlMessage::Ready)?; // it agrees
     }
     let workload = open::initiator(test, &plan.settings, shared, channel)?;
     let beside = match plan.settings.beside() {
@@ -90,25 +94,25 @@ fn measure(plan: &Plan, shared: Option<&Arc<Shared>>, channel: &mut Channel) -> 
     };
     // Only now: a thread that the workload has started must not share the core that measures.
     pin(plan.cores.initiator)?;
-    let clock = Clock::new();
+    let clock = Stopwatch::new();
     let core = match channel.receive()? {
-        Message::Opened { core } => core,
+        ControlMessage::Opened { core } => core,
         other => return Err(CliError::Failed(format!("{other:?} came instead of the word that it is open"))),
     };
-    let mut report = Report::new(plan, workload.facts(), &clock, core);
+    let mut report = PerfReport::new(plan, workload.facts(), &clock, core);
     super::print(&report.header())?;
-    let mut run = measure::Run::new(plan, clock, channel.watch()?, shared, workload, beside);
+    let mut run = measure::Measurement::new(plan, clock, channel.watch()?, shared, workload, beside);
     for &bytes in &plan.sizes {
         report.add(&run.size(bytes, channel)?);
         super::print(&report.newest_row())?;
     }
-    channel.send(&Message::Quit)?;
+    channel.send(&ControlMessage::Quit)?;
     super::print(&report.reference_table())?;
     Ok(report)
 }
 
 /// Why a run failed: what the other process said last, or how it ended, or else what this one saw.
-fn explain(seen: CliError, channel: &mut Channel, second: Option<&mut Second>) -> CliError {
+fn explain(seen: CliError, channel: &mut ControlChannel, second: Option<&mut PeerProcess>) -> CliError {
     if matches!(seen, CliError::Usage(_)) {
         return seen; // the other side stumbled over the same
     }
@@ -120,23 +124,23 @@ fn explain(seen: CliError, channel: &mut Channel, second: Option<&mut Second>) -
     if let Err(ChannelError::Failed(why)) = heard {
         return CliError::Failed(format!("the {name} failed: {why}"));
     }
-    match second.and_then(Second::epitaph) {
-        Some(epitaph) => CliError::Failed(format!("{epitaph}; this one saw: {seen}")),
+    match second.and_then(PeerProcess::exit_status) {
+        Some(exit_status) => CliError::Failed(format!("{exit_status}; this one saw: {seen}")),
         None => seen,
     }
 }
 
 /// The second process: answers until the first one tells it to quit.
 pub fn respond(args: ResponderArgs) -> Result<(), CliError> {
-    let (shared, mut channel) = second::inherit(&args)?;
+    let (shared, mut channel) = peer_process::inherit(&args)?;
     let answered = match channel.receive()? {
-        Message::Open { test, settings, core, .. } => {
+        ControlMessage::Open { test, settings, core, .. } => {
             answer(test, &settings, core, Some(&shared), &mut channel)
         }
         other => Err(CliError::Failed(format!("{other:?} came first"))),
     };
     // Said first, so that it is there when the first process stops waiting.
-    answered.map_err(|error| match channel.send(&Message::Failed(error.to_string())) {
+    answered.map_err(|error| match channel.send(&ControlMessage::Failed(error.to_string())) {
         Ok(()) => CliError::Reported,
         Err(_) => error,
     })
@@ -147,8 +151,8 @@ fn answer(
     test: options::Test,
     settings: &plan::Settings,
     core: usize,
-    shared: Option<&Arc<Shared>>,
-    channel: &mut Channel,
+    shared: Option<&Arc<SharedMapping>>,
+    channel: &mut ControlChannel,
 ) -> Result<(), CliError> {
     let workload = open::responder(test, settings, shared, channel)?;
     let beside = match settings.beside() {
@@ -156,7 +160,7 @@ fn answer(
         None => None,
     };
     pin(core)?;
-    channel.send(&Message::Opened { core })?;
+    channel.send(&ControlMessage::Opened { core })?;
     measure::answer(channel, shared, workload, beside)
 }
 

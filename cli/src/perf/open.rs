@@ -1,7 +1,7 @@
 //! Which workload a test is, on which fabric.
 
-use super::channel::Channel;
-use super::fabrics::Measured;
+use super::control_channel::ControlChannel;
+use super::fabrics::MeasuredFabric;
 use super::options::{FabricName, Test};
 use super::plan::Settings;
 use super::read_lat::{self, ReadLat};
@@ -13,7 +13,7 @@ use super::workload::{Initiator, Responder, Subject};
 use super::write_bw::{self, WriteBw};
 use super::write_lat::WriteLat;
 use crate::CliError;
-use crate::reference::{CacheLine, Ring64, Shared};
+use crate::reference::{CacheLine, Ring64, SharedMapping};
 use std::sync::Arc;
 use tensorwire::fabric::Role;
 use tensorwire::fabric::shm::ShmFabric;
@@ -23,8 +23,8 @@ use tensorwire::fabric::verbs::VerbsFabric;
 pub fn initiator(
     test: Test,
     settings: &Settings,
-    shared: Option<&Arc<Shared>>,
-    channel: &mut Channel,
+    shared: Option<&Arc<SharedMapping>>,
+    channel: &mut ControlChannel,
 ) -> Result<Box<dyn Initiator>, CliError> {
     match (test, settings.fabric) {
         (Test::CacheLine, _) => Ok(Box::new(CacheLine::new(bare(shared)?, Subject::Test))),
@@ -41,10 +41,10 @@ pub fn initiator(
     }
 }
 
-fn initiator_on<F: Measured>(
+fn initiator_on<F: MeasuredFabric>(
     test: Test,
     settings: &Settings,
-    channel: &mut Channel,
+    channel: &mut ControlChannel,
 ) -> Result<Box<dyn Initiator>, CliError> {
     Ok(match test {
         Test::WriteBw => Box::new(WriteBw::<F>::open(settings, channel)?),
@@ -58,8 +58,8 @@ fn initiator_on<F: Measured>(
 pub fn responder(
     test: Test,
     settings: &Settings,
-    shared: Option<&Arc<Shared>>,
-    channel: &mut Channel,
+    shared: Option<&Arc<SharedMapping>>,
+    channel: &mut ControlChannel,
 ) -> Result<Box<dyn Responder>, CliError> {
     match (test, settings.fabric) {
         (Test::CacheLine, _) => Ok(Box::new(CacheLine::new(bare(shared)?, Subject::Test))),
@@ -76,10 +76,10 @@ pub fn responder(
     }
 }
 
-fn responder_on<F: Measured>(
+fn responder_on<F: MeasuredFabric>(
     test: Test,
     settings: &Settings,
-    channel: &mut Channel,
+    channel: &mut ControlChannel,
 ) -> Result<Box<dyn Responder>, CliError> {
     Ok(match test {
         Test::WriteBw => Box::new(write_bw::passive::<F>(settings, channel)?),
@@ -89,6 +89,6 @@ fn responder_on<F: Measured>(
     })
 }
 
-fn bare(shared: Option<&Arc<Shared>>) -> Result<&Arc<Shared>, CliError> {
+fn bare(shared: Option<&Arc<SharedMapping>>) -> Result<&Arc<SharedMapping>, CliError> {
     shared.ok_or_else(|| CliError::Failed("bare memory is shared by processes of --local alone".into()))
 }

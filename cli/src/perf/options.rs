@@ -33,7 +33,7 @@ const MAX_POOL: usize = 1 << 40;
 /// without HOST, this process is the server, which answers one client and ends; with HOST it is the client of the server
 /// there, which measures and says for how long. Whatever is given at the server must be the same at the client.
 #[derive(Parser, Debug)]
-pub struct Args {
+pub struct PerfArgs {
     /// What to measure
     pub test: Test,
     /// The host of the server; without it, and without --local, this process is the server

@@ -2,7 +2,7 @@
 
 use super::allowed::{check_fabric, check_settings};
 use super::cores::{Cores, siblings};
-use super::options::{Args, FabricName, Figure, MIN_TURNS, Notify, Test};
+use super::options::{FabricName, Figure, MIN_TURNS, Notify, PerfArgs, Test};
 use crate::CliError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -132,7 +132,7 @@ pub struct Plan {
 
 impl Plan {
     /// Checks what was asked for against what the test can do and the process may use.
-    pub fn check(args: Args, mask: &[usize]) -> Result<Self, CliError> {
+    pub fn check(args: PerfArgs, mask: &[usize]) -> Result<Self, CliError> {
         let usage = |why: String| Err(CliError::Usage(why));
         let part = part(&args)?;
         let test = args.test;
@@ -298,7 +298,7 @@ impl Plan {
     }
 }
 
-fn part(args: &Args) -> Result<Part, CliError> {
+fn part(args: &PerfArgs) -> Result<Part, CliError> {
     if args.local {
         return Ok(Part::Local);
     }
@@ -319,7 +319,7 @@ fn part(args: &Args) -> Result<Part, CliError> {
 }
 
 /// Names of those terms that were asked for.
-fn given(args: &Args) -> impl Iterator<Item = &'static str> {
+fn given(args: &PerfArgs) -> impl Iterator<Item = &'static str> {
     [
         ("--fabric", args.fabric.is_some()),
         ("--sizes", args.sizes.is_some() || args.all_sizes),
@@ -342,7 +342,7 @@ fn given(args: &Args) -> impl Iterator<Item = &'static str> {
     .filter_map(|(name, given)| given.then_some(name))
 }
 
-fn sizes(args: &Args) -> Result<Vec<usize>, CliError> {
+fn sizes(args: &PerfArgs) -> Result<Vec<usize>, CliError> {
     let (name, most) = (args.test.name(), args.test.max_bytes());
     if args.all_sizes {
         return Ok((1..=23).map(|power| 1 << power).filter(|&size| size <= most).collect());
@@ -362,7 +362,7 @@ mod tests {
     use clap::Parser;
 
     fn plan(options: &str) -> Result<Plan, String> {
-        let args = Args::try_parse_from(std::iter::once("perf").chain(options.split_whitespace()))
+        let args = PerfArgs::try_parse_from(std::iter::once("perf").chain(options.split_whitespace()))
             .map_err(|error| error.to_string())?;
         Plan::check(args, &[0, 1]).map_err(|error| error.to_string())
     }

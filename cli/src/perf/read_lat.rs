@@ -1,19 +1,19 @@
 //! The bare fabric: a one-sided read. Its figure is the whole round trip.
 
-use super::channel::Channel;
-use super::fabrics::Measured;
+use super::bare_link::{BareLink, Received};
+use super::control_channel::ControlChannel;
+use super::fabrics::MeasuredFabric;
 use super::one_sided::Passive;
 use super::plan::Settings;
-use super::side::{Came, Side};
-use super::workload::{Facts, Halt, Initiator, Watch};
+use super::workload::{Abort, Facts, Initiator, PeerWatch};
 use crate::CliError;
 use tensorwire::fabric::{Lane, Port, PostError, Role};
 use tensorwire::memory::{Tensor, TensorMut};
 use tensorwire::wire::Grant;
 
 /// The side that reads.
-pub struct ReadLat<F: Measured> {
-    side: Side<F>,
+pub struct ReadLat<F: MeasuredFabric> {
+    side: BareLink<F>,
     exposed: Grant,
     /// What is read: as many bytes of `exposed` as are asked for.
     source: Grant,
@@ -23,44 +23,47 @@ pub struct ReadLat<F: Measured> {
     _own: Tensor,
 }
 
-impl<F: Measured> ReadLat<F> {
+impl<F: MeasuredFabric> ReadLat<F> {
     /// Links with the other side, which does the same in [`passive`].
-    pub fn open(settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+    pub fn open(settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
         let (side, exposed, own) = linked(Role::Initiator, settings, channel)?;
         Ok(ReadLat { side, exposed, source: exposed, target: None, _own: own })
     }
 }
 
 /// The side that is read.
-pub fn passive<F: Measured>(settings: &Settings, channel: &mut Channel) -> Result<Passive<F>, CliError> {
+pub fn passive<F: MeasuredFabric>(
+    settings: &Settings,
+    channel: &mut ControlChannel,
+) -> Result<Passive<F>, CliError> {
     let (side, ..) = linked(Role::Acceptor, settings, channel)?; // the port holds what is exposed
     Passive::new(side, channel)
 }
 
-fn linked<F: Measured>(
+fn linked<F: MeasuredFabric>(
     role: Role,
     settings: &Settings,
-    channel: &mut Channel,
-) -> Result<(Side<F>, Grant, Tensor), CliError> {
-    let mut side = Side::open(role, settings, channel)?;
+    channel: &mut ControlChannel,
+) -> Result<(BareLink<F>, Grant, Tensor), CliError> {
+    let mut side = BareLink::open(role, settings, channel)?;
     let own = side.buffer(settings.max_bytes)?.freeze();
     let exposed = side.swap_sources(&own, channel)?;
     Ok((side, exposed, own))
 }
 
-impl<F: Measured> Initiator for ReadLat<F> {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
-        self.source = Side::<F>::part(&self.exposed, bytes)?;
+impl<F: MeasuredFabric> Initiator for ReadLat<F> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
+        self.source = BareLink::<F>::part(&self.exposed, bytes)?;
         self.target = None; // back to the pool first
         self.target = Some(self.side.buffer(bytes)?);
         Ok(())
     }
 
-    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         let Some(mut target) = self.target.take() else {
-            return Err(Halt::Failed("the last read failed".into()));
+            return Err(Abort::Failed("the last read failed".into()));
         };
-        let (mut wait, mut came, id) = (watch.wait(), Came::default(), self.side.name());
+        let (mut wait, mut received, id) = (watch.wait(), Received::default(), self.side.name());
         while let Err((error, back)) =
             self.side.port.read(self.side.link, Lane::CONTROL, id, target, &self.source)
         {
@@ -68,12 +71,12 @@ impl<F: Measured> Initiator for ReadLat<F> {
                 return Err(self.side.refused(error));
             }
             target = back;
-            self.side.poll(&mut wait, &mut came)?;
+            self.side.poll(&mut wait, &mut received)?;
         }
-        while came.read.is_none() {
-            self.side.poll(&mut wait, &mut came)?;
+        while received.read.is_none() {
+            self.side.poll(&mut wait, &mut received)?;
         }
-        self.target = came.read;
+        self.target = received.read;
         Ok(())
     }
 

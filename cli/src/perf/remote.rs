@@ -1,8 +1,8 @@
 //! The two processes on two hosts, or started one by one on one: a server that listens, and a client that comes.
 
-use super::channel::{Channel, ChannelError, Message, PATIENCE};
+use super::control_channel::{ChannelError, ControlChannel, ControlMessage, PATIENCE};
 use super::plan::Plan;
-use super::report::Report;
+use super::report::PerfReport;
 use super::{answer, explain, measure};
 use crate::{CliError, print};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
@@ -14,8 +14,8 @@ const LOOKING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Measures, with the server there.
-pub fn client(plan: &Plan, host: &str, port: u16) -> Result<Report, CliError> {
-    let mut channel = Channel::tcp(reach(host, port)?, PATIENCE)?;
+pub fn client(plan: &Plan, host: &str, port: u16) -> Result<PerfReport, CliError> {
+    let mut channel = ControlChannel::tcp(reach(host, port)?, PATIENCE)?;
     measure(plan, None, &mut channel).map_err(|error| explain(error, &mut channel, None))
 }
 
@@ -52,20 +52,20 @@ pub fn serve(plan: &Plan, port: u16) -> Result<(), CliError> {
     print(&format!("waiting for a client of {} at port {port}\n", plan.test.name()))?;
     let (stream, from) = listener.accept().map_err(listening)?;
     drop(listener);
-    let mut channel = Channel::tcp(stream, PATIENCE)?;
+    let mut channel = ControlChannel::tcp(stream, PATIENCE)?;
     let served = meet(plan, &mut channel);
     match served {
         Ok(()) => print(&format!("served {}\n", from.ip())),
         Err(error) => {
             // The client may be what failed, and gone.
-            let _: Result<(), ChannelError> = channel.send(&Message::Failed(error.to_string()));
+            let _: Result<(), ChannelError> = channel.send(&ControlMessage::Failed(error.to_string()));
             Err(error)
         }
     }
 }
 
-fn meet(plan: &Plan, channel: &mut Channel) -> Result<(), CliError> {
-    let Message::Open { test, version, terms, mut settings, .. } = channel.receive()? else {
+fn meet(plan: &Plan, channel: &mut ControlChannel) -> Result<(), CliError> {
+    let ControlMessage::Open { test, version, terms, mut settings, .. } = channel.receive()? else {
         return Err(CliError::Failed("what came first is no client's word".into()));
     };
     let own = env!("CARGO_PKG_VERSION");
@@ -75,7 +75,7 @@ fn meet(plan: &Plan, channel: &mut Channel) -> Result<(), CliError> {
         )));
     }
     plan.agree(test, &terms)?;
-    channel.send(&Message::Ready)?;
+    channel.send(&ControlMessage::Ready)?;
     settings.device = plan.settings.device.clone();
     answer(test, &settings, plan.cores.responder, None, channel)
 }

@@ -2,11 +2,11 @@
 //!
 //! One by one, all receives are begun before the first is waited for: a batch is not compared with a round trip per tensor.
 
-use super::channel::Channel;
+use super::control_channel::ControlChannel;
 use super::exchange::{Exchange, filled, halt};
 use super::plan::Settings;
 use super::rendezvous_lat::joined;
-use super::workload::{Halt, PATIENCE, Watch};
+use super::workload::{Abort, PATIENCE, PeerWatch};
 use crate::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
 use tensorwire::node::Node;
@@ -33,7 +33,7 @@ pub struct RendezvousBatch {
 
 impl RendezvousBatch {
     /// Joins the other side as task `me` of two.
-    pub fn open(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+    pub fn open(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
         let node = joined(me, settings, channel)?;
         let names = (0..settings.batch).map(|at| format!("batch/{at}"));
@@ -88,14 +88,14 @@ impl Exchange for RendezvousBatch {
         Ok(())
     }
 
-    fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         while self.produced.len() < self.settings.batch as usize {
             self.produced.push(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
         }
         Ok(())
     }
 
-    fn step(&mut self) -> Result<Step, Halt> {
+    fn step(&mut self) -> Result<Step, Abort> {
         self.rounds += 1;
         if self.rounds > 2 {
             // The peer has answered the round after it.
@@ -104,7 +104,7 @@ impl Exchange for RendezvousBatch {
         self.node.step(self.rounds).map_err(halt)
     }
 
-    fn send(&mut self, step: &Step) -> Result<(), Halt> {
+    fn send(&mut self, step: &Step) -> Result<(), Abort> {
         let tensors = self.produced.drain(..);
         if !self.settings.singly {
             return self.out.send(step, tensors).map_err(halt);
@@ -113,7 +113,7 @@ impl Exchange for RendezvousBatch {
         sent.try_for_each(|(edge, tensor)| step.send(edge, tensor)).map_err(halt)
     }
 
-    fn receive(&mut self, step: &Step) -> Result<(), Halt> {
+    fn receive(&mut self, step: &Step) -> Result<(), Abort> {
         if !self.settings.singly {
             return self.back.recv_into(step, PATIENCE, &mut self.received).map_err(halt);
         }

@@ -3,11 +3,11 @@
 //! Each tensor is freshly written by its producer, between the round trips and not measured. Or receives borrow: then each side
 //! has one tensor of a size, which it sends each time.
 
-use super::channel::Channel;
+use super::control_channel::ControlChannel;
 use super::exchange::{filled, halt, progress};
 use super::options::FabricName;
 use super::plan::Settings;
-use super::workload::{Facts, Halt, Initiator, Linger, PATIENCE, Responder, Watch};
+use super::workload::{Abort, Facts, Initiator, KeepAlive, PATIENCE, PeerWatch, Responder};
 use crate::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -44,7 +44,7 @@ pub struct RendezvousLat {
 
 impl RendezvousLat {
     /// Joins the other side as task `me` of two.
-    pub fn open(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+    pub fn open(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
         let node = joined(me, settings, channel)?;
         let inline = settings.inline.unwrap_or(SMALL);
@@ -96,7 +96,7 @@ impl RendezvousLat {
     }
 
     /// Writes the tensor that is sent next, in a buffer that nobody reads any more.
-    fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         if let Some(sources) = &self.sources {
             self.produced = sources.get(&self.bytes).cloned();
             return Ok(());
@@ -106,23 +106,23 @@ impl RendezvousLat {
         Ok(())
     }
 
-    fn send(&mut self) -> Result<(), Halt> {
+    fn send(&mut self) -> Result<(), Abort> {
         let Some(tensor) = self.produced.take() else {
-            return Err(Halt::Failed("nothing was produced for this round".into()));
+            return Err(Abort::Failed("nothing was produced for this round".into()));
         };
         self.step.send(&self.to, tensor).map_err(halt)
     }
 
-    fn receive(&mut self) -> Result<(), Halt> {
+    fn receive(&mut self) -> Result<(), Abort> {
         if self.sources.is_some() {
             let got = self.step.recv(&self.from, PATIENCE).map_err(halt)?;
             return match got.tensor.is_lent() {
                 true => Ok(()),
-                false => Err(Halt::Failed("what was to be borrowed was copied".into())),
+                false => Err(Abort::Failed("what was to be borrowed was copied".into())),
             };
         }
         let Some(into) = self.into.take() else {
-            return Err(Halt::Failed("the last receive failed".into()));
+            return Err(Abort::Failed("the last receive failed".into()));
         };
         let received =
             self.step.recv_into(&self.from, into).and_then(|pending| pending.wait_timeout(PATIENCE));
@@ -132,15 +132,15 @@ impl RendezvousLat {
 }
 
 impl Initiator for RendezvousLat {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes)
     }
 
-    fn produce(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn produce(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.fill(watch)
     }
 
-    fn round_trip(&mut self, _watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         self.send()?;
         self.receive()
     }
@@ -159,19 +159,19 @@ impl Initiator for RendezvousLat {
 }
 
 impl Responder for RendezvousLat {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes)
     }
 
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.fill(watch)?;
         self.receive()?;
         self.send()
     }
 
     /// What was sent last is served when this side makes progress.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        progress(&self.node).map(|()| Linger::Again)
+    fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
+        progress(&self.node).map(|()| KeepAlive::Again)
     }
 }
 
@@ -179,7 +179,7 @@ impl Responder for RendezvousLat {
 pub const SMALL: u32 = 128;
 
 /// A node that has joined the other side, as task `me` of two.
-pub fn joined(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Node, CliError> {
+pub fn joined(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Node, CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
     let mut builder = Node::builder()
         .without_environment()
@@ -232,7 +232,7 @@ fn device(settings: &Settings) -> impl Iterator<Item = (&'static str, String)> {
 }
 
 /// The cluster of the two: each finds a free port of its own and tells the other.
-fn cluster(me: u32, channel: &mut Channel) -> Result<String, CliError> {
+fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
     let ip = channel.local_ip()?;
     let free = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr());
     let own = free.map_err(|error| CliError::failed("looking for a free port", error))?.to_string();

@@ -3,11 +3,11 @@
 //! Who asks in advance and who asks plainly do the same otherwise: each round trip is a step that both sides begin, and that ends
 //! two steps later.
 
-use super::channel::Channel;
+use super::control_channel::ControlChannel;
 use super::exchange::{Exchange, filled, halt};
 use super::plan::Settings;
 use super::rendezvous_lat::joined;
-use super::workload::{Halt, PATIENCE, Watch};
+use super::workload::{Abort, PATIENCE, PeerWatch};
 use crate::CliError;
 use tensorwire::memory::{BufferRing, Tensor};
 use tensorwire::node::Node;
@@ -40,7 +40,7 @@ pub struct RendezvousStanding {
 
 impl RendezvousStanding {
     /// Joins the other side as task `me` of two.
-    pub fn open(me: u32, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+    pub fn open(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
         let node = joined(me, settings, channel)?;
         let sequence = node.sequence(0);
@@ -72,13 +72,13 @@ impl RendezvousStanding {
 
     /// What was not asked for in advance is received all the same, and would be measured as what it is not. The first ones, and
     /// those after a change of size, are asked for in their steps.
-    fn look(&mut self) -> Result<(), Halt> {
+    fn look(&mut self) -> Result<(), Abort> {
         let claimed = self.node.counters().get(Counter::RequestsClaimed);
         let news = claimed - std::mem::replace(&mut self.claimed, claimed);
         if self.rounds == 0 || self.standing.is_none() || news >= LOOK / 2 {
             return Ok(());
         }
-        Err(Halt::Failed(format!(
+        Err(Abort::Failed(format!(
             "of the last {LOOK} tensors {news} had been asked for in advance: a window of {} does not hold here",
             self.settings.standing
         )))
@@ -112,7 +112,7 @@ impl Exchange for RendezvousStanding {
         Ok(())
     }
 
-    fn fill(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         if self.rounds.is_multiple_of(LOOK) {
             self.look()?;
         }
@@ -120,7 +120,7 @@ impl Exchange for RendezvousStanding {
         Ok(())
     }
 
-    fn step(&mut self) -> Result<Step, Halt> {
+    fn step(&mut self) -> Result<Step, Abort> {
         let n = self.rounds;
         self.rounds += 1;
         if n >= 2 {
@@ -130,14 +130,14 @@ impl Exchange for RendezvousStanding {
         self.node.step(self.sequence.step(n)).map_err(halt)
     }
 
-    fn send(&mut self, step: &Step) -> Result<(), Halt> {
+    fn send(&mut self, step: &Step) -> Result<(), Abort> {
         let Some(tensor) = self.produced.take() else {
-            return Err(Halt::Failed("nothing was produced for this round".into()));
+            return Err(Abort::Failed("nothing was produced for this round".into()));
         };
         step.send(&self.to, tensor).map_err(halt)
     }
 
-    fn receive(&mut self, step: &Step) -> Result<(), Halt> {
+    fn receive(&mut self, step: &Step) -> Result<(), Abort> {
         step.recv(&self.from, PATIENCE).map(drop).map_err(halt)
     }
 }

@@ -9,14 +9,14 @@ use super::plan::{Part, Plan};
 use super::recorder::Summary;
 use super::workload::Facts;
 use crate::CliError;
-use crate::reference::Clock;
+use crate::reference::Stopwatch;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// The whole report. Field names are the keys of the JSON.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct PerfReport {
     test: &'static str,
     #[serde(skip)]
     figure: Figure,
@@ -73,11 +73,11 @@ struct Reference {
     ratio_max: f64,
 }
 
-impl Report {
+impl PerfReport {
     /// A report without results.
     /// The answering side runs on this core.
-    pub fn new(plan: &Plan, facts: Facts, clock: &Clock, responder: usize) -> Self {
-        Report {
+    pub fn new(plan: &Plan, facts: Facts, clock: &Stopwatch, responder: usize) -> Self {
+        PerfReport {
             test: plan.test.name(),
             figure: plan.test.figure(),
             fabric: facts.fabric,
@@ -281,11 +281,11 @@ impl JsonFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::options::Args;
+    use crate::perf::options::PerfArgs;
     use clap::Parser;
 
-    fn report() -> Report {
-        let args = Args::try_parse_from(["perf", "cache_line", "--local"]).unwrap();
+    fn report() -> PerfReport {
+        let args = PerfArgs::try_parse_from(["perf", "cache_line", "--local"]).unwrap();
         let plan = Plan::check(args, &[0, 1]).unwrap();
         let facts = Facts {
             fabric: "shm".into(),
@@ -296,7 +296,7 @@ mod tests {
             depth: 64,
             mtu: None,
         };
-        let mut report = Report::new(&plan, facts, &Clock::new(), plan.cores.responder);
+        let mut report = PerfReport::new(&plan, facts, &Stopwatch::new(), plan.cores.responder);
         let mut recorder = crate::perf::recorder::Recorder::new();
         [100, 300, 500].iter().for_each(|&nanos| recorder.record(nanos));
         report.add(&SizeResult {

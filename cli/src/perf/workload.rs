@@ -3,10 +3,10 @@
 //! To add a workload: implement both traits, add a variant to [`Test`](super::options::Test) with its facts, and
 //! open the two sides in [`open`](super::open).
 
-use super::channel::Channel;
+use super::control_channel::ControlChannel;
 use super::recorder::Recorder;
 use crate::CliError;
-use crate::reference::Clock;
+use crate::reference::Stopwatch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
@@ -21,19 +21,25 @@ const LOOKS: u32 = 1 << 14;
 pub trait Initiator {
     /// Gets ready for round trips with `bytes` of payload each way. Not measured; the other side prepares at the same
     /// time, and the channel is there to swap what both need.
-    fn prepare(&mut self, bytes: usize, channel: &mut Channel) -> Result<(), CliError>;
+    fn prepare(&mut self, bytes: usize, channel: &mut ControlChannel) -> Result<(), CliError>;
 
     /// What a round trip needs and is not measured: a freshly written source, where the workload sends one.
-    fn produce(&mut self, _watch: &Watch) -> Result<(), Halt> {
+    fn produce(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         Ok(())
     }
 
     /// One round trip: payload there, payload back.
-    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt>;
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort>;
 
     /// So many round trips, each a sample. Says how many nanoseconds all of them took. What does not come in round trips
     /// does it its own way, and takes no samples.
-    fn rounds(&mut self, count: u64, clock: &Clock, watch: &Watch, into: &mut Recorder) -> Result<u64, Halt> {
+    fn rounds(
+        &mut self,
+        count: u64,
+        clock: &Stopwatch,
+        watch: &PeerWatch,
+        into: &mut Recorder,
+    ) -> Result<u64, Abort> {
         let began = clock.now();
         for _ in 0..count {
             self.produce(watch)?;
@@ -52,23 +58,23 @@ pub trait Initiator {
 /// The side that answers.
 pub trait Responder {
     /// Gets ready for round trips with `bytes` of payload each way.
-    fn prepare(&mut self, bytes: usize, channel: &mut Channel) -> Result<(), CliError>;
+    fn prepare(&mut self, bytes: usize, channel: &mut ControlChannel) -> Result<(), CliError>;
 
     /// Waits for one payload, and sends one back.
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt>;
+    fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort>;
 
     /// Answers so many. What is one-sided has nothing to answer.
-    fn answers(&mut self, count: u64, watch: &Watch) -> Result<(), Halt> {
+    fn answers(&mut self, count: u64, watch: &PeerWatch) -> Result<(), Abort> {
         (0..count).try_for_each(|_| self.answer(watch))
     }
 
     /// Called again and again between turns: the other side may still want what was sent last.
-    fn linger(&mut self) -> Result<Linger, Halt>;
+    fn keep_alive(&mut self) -> Result<KeepAlive, Abort>;
 }
 
 /// What the answering side does until the other one asks for something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Linger {
+pub enum KeepAlive {
     /// It must go on looking after what the other side wants.
     Again,
     /// Nothing: it may sleep.
@@ -104,12 +110,12 @@ pub enum Subject {
     /// The bare ring.
     Ring64,
     /// The test that was asked for, without what was added to it: see [`Settings::beside`](super::plan::Settings::beside).
-    Beside,
+    Baseline,
 }
 
 /// Why a round trip ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum Halt {
+pub enum Abort {
     /// The other process is gone or gave up, and the channel or the process's end says why.
     #[error("the other process gave up")]
     Aborted,
@@ -123,22 +129,22 @@ pub enum Halt {
 
 /// Guards the waits inside a turn: none outlives the other process, and none is endless.
 #[derive(Debug)]
-pub struct Watch {
+pub struct PeerWatch {
     /// The channel to the other process: it hangs up when that one ends.
     socket: OwnedFd,
 }
 
-impl Watch {
+impl PeerWatch {
     /// One that looks at this socket.
     pub fn new(socket: OwnedFd) -> Self {
-        Watch { socket }
+        PeerWatch { socket }
     }
 
     /// One for tests, whose other process never ends.
     #[cfg(test)]
     pub fn without_other() -> Self {
         let flags = rustix::event::EventfdFlags::empty();
-        Watch::new(rustix::event::eventfd(0, flags).expect("an eventfd"))
+        PeerWatch::new(rustix::event::eventfd(0, flags).expect("an eventfd"))
     }
 
     /// Begins a wait.
@@ -156,7 +162,7 @@ impl Watch {
 /// One wait of a spinning side.
 #[derive(Debug)]
 pub struct Wait<'a> {
-    watch: &'a Watch,
+    watch: &'a PeerWatch,
     looks: u32,
     since: Option<Instant>,
 }
@@ -167,19 +173,19 @@ impl Wait<'_> {
     /// # Errors
     /// If there is nothing to wait for any more.
     #[inline(always)]
-    pub fn again(&mut self) -> Result<(), Halt> {
+    pub fn again(&mut self) -> Result<(), Abort> {
         self.looks += 1;
         if self.looks < LOOKS { Ok(()) } else { self.ask() }
     }
 
     #[cold]
-    fn ask(&mut self) -> Result<(), Halt> {
+    fn ask(&mut self) -> Result<(), Abort> {
         self.looks = 0;
         if self.watch.is_gone() {
-            return Err(Halt::Aborted);
+            return Err(Abort::Aborted);
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() > PATIENCE { Err(Halt::Silent) } else { Ok(()) }
+        if since.elapsed() > PATIENCE { Err(Abort::Silent) } else { Ok(()) }
     }
 }
 
@@ -191,13 +197,13 @@ mod tests {
     #[test]
     fn a_wait_ends_soon_after_the_other_side() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let watch = Watch::new(ours.into());
+        let watch = PeerWatch::new(ours.into());
         let mut wait = watch.wait();
         (0..3 * LOOKS).for_each(|_| wait.again().unwrap());
         std::io::Write::write_all(&mut theirs, b"a word is no end").unwrap();
         (0..3 * LOOKS).for_each(|_| wait.again().unwrap());
         drop(theirs);
         let halt = (0..=LOOKS).find_map(|_| wait.again().err());
-        assert!(matches!(halt, Some(Halt::Aborted)));
+        assert!(matches!(halt, Some(Abort::Aborted)));
     }
 }

@@ -1,70 +1,73 @@
 //! The bare fabric: one-sided writes, as many outstanding as the lane is deep.
 
-use super::channel::Channel;
-use super::fabrics::Measured;
+use super::bare_link::{BareLink, Received};
+use super::control_channel::ControlChannel;
+use super::fabrics::MeasuredFabric;
 use super::one_sided::Passive;
 use super::plan::Settings;
 use super::recorder::Recorder;
-use super::side::{Came, Side};
-use super::workload::{Facts, Halt, Initiator, Watch};
+use super::workload::{Abort, Facts, Initiator, PeerWatch};
 use crate::CliError;
-use crate::reference::Clock;
+use crate::reference::Stopwatch;
 use tensorwire::fabric::Role;
 use tensorwire::memory::Tensor;
 use tensorwire::wire::Grant;
 
 /// The side that writes.
-pub struct WriteBw<F: Measured> {
-    side: Side<F>,
+pub struct WriteBw<F: MeasuredFabric> {
+    side: BareLink<F>,
     granted: Grant,
     /// Where each write goes: as many bytes of `granted` as the source has.
     target: Grant,
     source: Tensor,
 }
 
-impl<F: Measured> WriteBw<F> {
+impl<F: MeasuredFabric> WriteBw<F> {
     /// Links with the other side, which does the same in [`passive`].
-    pub fn open(settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
-        let mut side = Side::open(Role::Initiator, settings, channel)?;
+    pub fn open(settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
+        let mut side = BareLink::open(Role::Initiator, settings, channel)?;
         let (granted, _) = side.swap_targets(settings.max_bytes, channel)?;
         let source = side.buffer(1)?.freeze();
         Ok(WriteBw { side, granted, target: granted, source })
     }
 
     /// Writes so many times, and waits for the last.
-    fn stream(&mut self, count: u64, watch: &Watch) -> Result<(), Halt> {
-        let mut came = Came::default();
+    fn stream(&mut self, count: u64, watch: &PeerWatch) -> Result<(), Abort> {
+        let mut received = Received::default();
         let copied = self.source.bytes().len() <= self.side.inline;
         // What is copied when it is posted completes without a word; the last one, behind all others, does not.
         let expected = if copied { count.min(1) } else { count };
         for left in (0..count).rev() {
-            self.side.write(&self.source, &self.target, None, left == 0, (watch, &mut came))?;
+            self.side.write(&self.source, &self.target, None, left == 0, (watch, &mut received))?;
         }
         let mut wait = watch.wait();
-        while came.done < expected {
-            self.side.poll(&mut wait, &mut came)?;
+        while received.done < expected {
+            self.side.poll(&mut wait, &mut received)?;
         }
         Ok(())
     }
 }
 
 /// The side that is written to.
-pub fn passive<F: Measured>(settings: &Settings, channel: &mut Channel) -> Result<Passive<F>, CliError> {
-    let mut side = Side::open(Role::Acceptor, settings, channel)?;
+pub fn passive<F: MeasuredFabric>(
+    settings: &Settings,
+    channel: &mut ControlChannel,
+) -> Result<Passive<F>, CliError> {
+    let mut side = BareLink::open(Role::Acceptor, settings, channel)?;
     side.swap_targets(settings.max_bytes, channel)?;
     Passive::new(side, channel)
 }
 
-impl<F: Measured> Initiator for WriteBw<F> {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+impl<F: MeasuredFabric> Initiator for WriteBw<F> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         if self.source.bytes().len() != bytes {
             self.source = self.side.buffer(bytes)?.freeze();
         }
-        self.target = Side::<F>::part(&self.granted, bytes)?;
+        self.target = BareLink::<F>::part(&self.granted, bytes)?;
         Ok(())
     }
 
-    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.stream(1, watch)
     }
 
@@ -72,10 +75,10 @@ impl<F: Measured> Initiator for WriteBw<F> {
     fn rounds(
         &mut self,
         count: u64,
-        clock: &Clock,
-        watch: &Watch,
+        clock: &Stopwatch,
+        watch: &PeerWatch,
         _into: &mut Recorder,
-    ) -> Result<u64, Halt> {
+    ) -> Result<u64, Abort> {
         let began = clock.now();
         self.stream(count, watch)?;
         Ok(clock.nanos(began, clock.now()))

@@ -1,11 +1,11 @@
 //! The bare fabric: a one-sided write, answered by another. Its receiver takes an immediate, or looks at the last byte.
 
-use super::channel::Channel;
-use super::fabrics::Measured;
+use super::bare_link::{BareLink, Received, immediate};
+use super::control_channel::ControlChannel;
+use super::fabrics::MeasuredFabric;
 use super::options::Notify;
 use super::plan::Settings;
-use super::side::{Came, Side, immediate};
-use super::workload::{Facts, Halt, Initiator, Linger, Responder, Watch};
+use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
 use crate::CliError;
 use crate::reference::Landing;
 use tensorwire::fabric::Role;
@@ -16,8 +16,8 @@ use tensorwire::wire::{Grant, Immediate};
 const LOOKS: u32 = 4096;
 
 /// One side of the ping-pong.
-pub struct WriteLat<F: Measured> {
-    side: Side<F>,
+pub struct WriteLat<F: MeasuredFabric> {
+    side: BareLink<F>,
     granted: Grant,
     landing: Landing,
     /// What comes with a write; nothing if its receiver looks at memory.
@@ -34,10 +34,10 @@ pub struct WriteLat<F: Measured> {
 /// Last byte of each source. No byte of fresh memory has it.
 const MARKS: [u8; 2] = [1, 2];
 
-impl<F: Measured> WriteLat<F> {
+impl<F: MeasuredFabric> WriteLat<F> {
     /// Links with the other side, which does the same in the other role.
-    pub fn open(role: Role, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
-        let mut side = Side::open(role, settings, channel)?;
+    pub fn open(role: Role, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
+        let mut side = BareLink::open(role, settings, channel)?;
         let (granted, landing) = side.swap_targets(settings.max_bytes, channel)?;
         let immediate = match settings.notify {
             Notify::Immediate => Some(immediate()?),
@@ -62,22 +62,22 @@ impl<F: Measured> WriteLat<F> {
         if self.bytes != bytes {
             self.sources = sources(&self.side, bytes)?;
         }
-        self.target = Side::<F>::part(&self.granted, bytes)?;
+        self.target = BareLink::<F>::part(&self.granted, bytes)?;
         (self.bytes, self.written, self.seen) = (bytes, 0, 0);
         self.landing.clear(bytes);
         Ok(())
     }
 
     #[inline(always)]
-    fn write(&mut self, watch: &Watch) -> Result<(), Halt> {
-        let (source, mut came) = (&self.sources[self.written], Came::default());
+    fn write(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
+        let (source, mut received) = (&self.sources[self.written], Received::default());
         self.written ^= 1;
-        self.side.write(source, &self.target, self.immediate, false, (watch, &mut came))
+        self.side.write(source, &self.target, self.immediate, false, (watch, &mut received))
     }
 
     /// Waits until the other side's write has landed.
     #[inline(always)]
-    fn landed(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn landed(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         if self.immediate.is_some() {
             return self.side.arrived(watch);
         }
@@ -86,14 +86,14 @@ impl<F: Measured> WriteLat<F> {
         while self.landing.last_of(self.bytes) != mark {
             looks += 1;
             if looks.is_multiple_of(LOOKS) {
-                self.side.poll(&mut wait, &mut Came::default())?;
+                self.side.poll(&mut wait, &mut Received::default())?;
             }
         }
         Ok(())
     }
 }
 
-fn sources<F: Measured>(side: &Side<F>, bytes: usize) -> Result<[Tensor; 2], CliError> {
+fn sources<F: MeasuredFabric>(side: &BareLink<F>, bytes: usize) -> Result<[Tensor; 2], CliError> {
     let marked = |mark| {
         let mut source = side.buffer(bytes)?;
         source.bytes_mut()[bytes - 1] = mark;
@@ -102,12 +102,12 @@ fn sources<F: Measured>(side: &Side<F>, bytes: usize) -> Result<[Tensor; 2], Cli
     Ok([marked(MARKS[0])?, marked(MARKS[1])?])
 }
 
-impl<F: Measured> Initiator for WriteLat<F> {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+impl<F: MeasuredFabric> Initiator for WriteLat<F> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes)
     }
 
-    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.write(watch)?;
         self.landed(watch)
     }
@@ -118,18 +118,18 @@ impl<F: Measured> Initiator for WriteLat<F> {
     }
 }
 
-impl<F: Measured> Responder for WriteLat<F> {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+impl<F: MeasuredFabric> Responder for WriteLat<F> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes)
     }
 
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.landed(watch)?;
         self.write(watch)
     }
 
     /// The other side pulls what was written last when it polls, or has it; nothing is needed from this one.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        Ok(Linger::Again)
+    fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
+        Ok(KeepAlive::Again)
     }
 }

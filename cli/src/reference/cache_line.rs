@@ -1,14 +1,14 @@
 //! One atomic cache line bounced between two processes: the least that any message can cost.
 
-use super::{LINE_APART, Shared, set};
+use super::{LINE_APART, SharedMapping, set};
 use crate::CliError;
-use crate::perf::{Channel, Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
+use crate::perf::{Abort, ControlChannel, Facts, Initiator, KeepAlive, PeerWatch, Responder, Subject};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One side of the ping-pong. The initiator writes odd numbers into the line, the responder the even ones after them.
 pub struct CacheLine {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMapping>,
     offset: usize,
     /// The newest number that this side has seen or written.
     value: u64,
@@ -16,7 +16,7 @@ pub struct CacheLine {
 
 impl CacheLine {
     /// A side of the line that this subject uses. The line must not have been used before.
-    pub fn new(shared: &Arc<Shared>, subject: Subject) -> Self {
+    pub fn new(shared: &Arc<SharedMapping>, subject: Subject) -> Self {
         CacheLine { shared: Arc::clone(shared), offset: set(subject) * LINE_APART, value: 0 }
     }
 
@@ -26,7 +26,7 @@ impl CacheLine {
     }
 
     #[inline(always)]
-    fn wait_for(&self, value: u64, watch: &Watch) -> Result<(), Halt> {
+    fn wait_for(&self, value: u64, watch: &PeerWatch) -> Result<(), Abort> {
         let line = self.line();
         let mut wait = watch.wait();
         // No pause instruction: on some processors it costs as much as the transfer.
@@ -38,11 +38,11 @@ impl CacheLine {
 }
 
 impl Initiator for CacheLine {
-    fn prepare(&mut self, _bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, _bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         Ok(())
     }
 
-    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.line().store(self.value + 1, Ordering::Release);
         self.wait_for(self.value + 2, watch)?;
         self.value += 2;
@@ -63,11 +63,11 @@ impl Initiator for CacheLine {
 }
 
 impl Responder for CacheLine {
-    fn prepare(&mut self, _bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, _bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         Ok(())
     }
 
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.wait_for(self.value + 1, watch)?;
         self.line().store(self.value + 2, Ordering::Release);
         self.value += 2;
@@ -75,20 +75,20 @@ impl Responder for CacheLine {
     }
 
     /// What was sent lies in the mapping.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        Ok(Linger::Again)
+    fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
+        Ok(KeepAlive::Again)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::ROOM;
+    use crate::reference::MAPPING_BYTES;
 
     #[test]
     fn every_ping_is_answered_once() {
-        let shared = Arc::new(Shared::create(ROOM).unwrap().0);
-        let watch = Watch::without_other();
+        let shared = Arc::new(SharedMapping::create(MAPPING_BYTES).unwrap().0);
+        let watch = PeerWatch::without_other();
         let mut answering = CacheLine::new(&shared, Subject::CacheLine);
         let mut measuring = CacheLine::new(&shared, Subject::CacheLine);
         std::thread::scope(|scope| {

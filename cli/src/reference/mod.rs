@@ -1,22 +1,22 @@
 //! What the hardware allows, with nothing of ours in between: the figures that ours are divided by.
 //!
-//! The lines and rings lie in the mapping that both processes share ([`Shared`]), one set for a reference and one for
+//! The lines and rings lie in the mapping that both processes share ([`SharedMapping`]), one set for a reference and one for
 //! the same thing measured as a test, so that neither disturbs the other's count. The only room of the program
 //! that touches raw memory, so the processor's own clock is here too.
 
 mod cache_line;
-mod clock;
 mod landing;
 mod memcpy;
 mod ring_64;
-mod shared;
+mod shared_mapping;
+mod stopwatch;
 
 pub use cache_line::CacheLine;
-pub use clock::Clock;
 pub use landing::Landing;
 pub use memcpy::Memcpy;
 pub use ring_64::{PAYLOAD as RING_PAYLOAD, Ring64};
-pub use shared::Shared;
+pub use shared_mapping::SharedMapping;
+pub use stopwatch::Stopwatch;
 
 use super::perf::Subject;
 
@@ -32,7 +32,7 @@ const RINGS: usize = 4096;
 /// Bytes of one ring at its largest.
 const RING_BYTES: usize = MAX_RING_SLOTS as usize * 64;
 /// Bytes of the shared mapping that the references need.
-pub const ROOM: usize = RINGS + 4 * RING_BYTES;
+pub const MAPPING_BYTES: usize = RINGS + 4 * RING_BYTES;
 
 /// Which set of lines and rings a subject uses.
 fn set(subject: Subject) -> usize {

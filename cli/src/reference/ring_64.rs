@@ -1,8 +1,8 @@
 //! A bare ring of 64-byte slots, sequence word and payload in one line: the least that a *queue* of messages can cost.
 
-use super::{MAX_RING_SLOTS, RING_BYTES, RINGS, Shared, set};
+use super::{MAX_RING_SLOTS, RING_BYTES, RINGS, SharedMapping, set};
 use crate::CliError;
-use crate::perf::{Channel, Facts, Halt, Initiator, Linger, Responder, Subject, Watch};
+use crate::perf::{Abort, ControlChannel, Facts, Initiator, KeepAlive, PeerWatch, Responder, Subject};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ const WORDS: usize = 8;
 /// Message n lies in slot n modulo the number of slots, and is there when the slot's sequence word is n. A ping-pong
 /// never has more than one message in a ring, so no slot is written before it was read.
 pub struct Ring64 {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMapping>,
     outgoing: usize,
     incoming: usize,
     slots: u64,
@@ -28,16 +28,16 @@ pub struct Ring64 {
 
 impl Ring64 {
     /// The measuring side, with rings of `slots` slots.
-    pub fn initiator(shared: &Arc<Shared>, subject: Subject, slots: u32) -> Self {
+    pub fn initiator(shared: &Arc<SharedMapping>, subject: Subject, slots: u32) -> Self {
         Self::new(shared, subject, slots, 0)
     }
 
     /// The answering side.
-    pub fn responder(shared: &Arc<Shared>, subject: Subject, slots: u32) -> Self {
+    pub fn responder(shared: &Arc<SharedMapping>, subject: Subject, slots: u32) -> Self {
         Self::new(shared, subject, slots, 1)
     }
 
-    fn new(shared: &Arc<Shared>, subject: Subject, slots: u32, side: usize) -> Self {
+    fn new(shared: &Arc<SharedMapping>, subject: Subject, slots: u32, side: usize) -> Self {
         assert!((1..=MAX_RING_SLOTS).contains(&slots), "the options allow no ring of {slots} slots");
         let ring = |index: usize| RINGS + (2 * set(subject) + index) * RING_BYTES;
         Ring64 {
@@ -65,7 +65,7 @@ impl Ring64 {
     }
 
     #[inline(always)]
-    fn receive(&self, number: u64, watch: &Watch) -> Result<(), Halt> {
+    fn receive(&self, number: u64, watch: &PeerWatch) -> Result<(), Abort> {
         let slot = self.slot(self.incoming, number);
         let mut wait = watch.wait();
         while slot[0].load(Ordering::Acquire) != number {
@@ -83,12 +83,12 @@ impl Ring64 {
 }
 
 impl Initiator for Ring64 {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes);
         Ok(())
     }
 
-    fn round_trip(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.count += 1;
         self.send(self.count);
         self.receive(self.count, watch)
@@ -108,12 +108,12 @@ impl Initiator for Ring64 {
 }
 
 impl Responder for Ring64 {
-    fn prepare(&mut self, bytes: usize, _channel: &mut Channel) -> Result<(), CliError> {
+    fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.resize(bytes);
         Ok(())
     }
 
-    fn answer(&mut self, watch: &Watch) -> Result<(), Halt> {
+    fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.count += 1;
         self.receive(self.count, watch)?;
         self.send(self.count);
@@ -121,20 +121,20 @@ impl Responder for Ring64 {
     }
 
     /// What was sent lies in the mapping.
-    fn linger(&mut self) -> Result<Linger, Halt> {
-        Ok(Linger::Again)
+    fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
+        Ok(KeepAlive::Again)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::ROOM;
+    use crate::reference::MAPPING_BYTES;
 
     #[test]
     fn messages_go_round_a_ring_several_times_with_their_payload() {
-        let shared = Arc::new(Shared::create(ROOM).unwrap().0);
-        let watch = Watch::without_other();
+        let shared = Arc::new(SharedMapping::create(MAPPING_BYTES).unwrap().0);
+        let watch = PeerWatch::without_other();
         let mut answering = Ring64::responder(&shared, Subject::Ring64, 4);
         let mut measuring = Ring64::initiator(&shared, Subject::Ring64, 4);
         answering.resize(PAYLOAD);

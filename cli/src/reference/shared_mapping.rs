@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicU64;
 
 /// The mapping, seen from one process.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedMapping {
     map: MmapRaw,
 }
 
-impl Shared {
+impl SharedMapping {
     /// Makes a mapping with `room` bytes for references, all zero, and the file that the other process maps. A
     /// child inherits the file.
     pub fn create(room: usize) -> Result<(Self, OwnedFd), CliError> {
@@ -38,7 +38,7 @@ impl Shared {
             return Err(CliError::failed(tried, "the file could shrink, and a look at it kill this process"));
         }
         let map = MmapOptions::new().map_raw(file).map_err(|error| CliError::failed(tried, error))?;
-        Ok(Shared { map })
+        Ok(SharedMapping { map })
     }
 
     /// `count` words of the room for references, from byte `offset` on.
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn both_views_see_the_same_words() {
-        let (ours, fd) = Shared::create(64).unwrap();
-        let theirs = Shared::open(&File::from(fd)).unwrap();
+        let (ours, fd) = SharedMapping::create(64).unwrap();
+        let theirs = SharedMapping::open(&File::from(fd)).unwrap();
         ours.room(8, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!(theirs.room(0, 8)[1].load(Ordering::Relaxed), 7);
     }
@@ -79,13 +79,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "9 words at 0 do not lie in a mapping of 64 bytes")]
     fn words_outside_the_mapping_are_refused() {
-        Shared::create(64).unwrap().0.room(0, 9);
+        SharedMapping::create(64).unwrap().0.room(0, 9);
     }
 
     #[test]
     fn a_file_that_could_shrink_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        assert!(Shared::open(&file).is_err());
+        assert!(SharedMapping::open(&file).is_err());
     }
 }

@@ -1,9 +1,9 @@
 //! One side of a test of the bare fabric: a port with one link, beside idle ones, and what the peer may touch.
 
-use super::channel::Channel;
-use super::fabrics::Measured;
+use super::control_channel::ControlChannel;
+use super::fabrics::MeasuredFabric;
 use super::plan::Settings;
-use super::workload::{Facts, Halt, Wait, Watch};
+use super::workload::{Abort, Facts, PeerWatch, Wait};
 use crate::CliError;
 use crate::reference::Landing;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const SETTLING: u32 = 1000;
 
 /// One side.
-pub struct Side<F: Measured> {
+pub struct BareLink<F: MeasuredFabric> {
     // The port before the fabric and the pool.
     pub port: F::Port,
     pub link: LinkId,
@@ -36,7 +36,7 @@ pub struct Side<F: Measured> {
 
 /// What a poll has brought, of what the tests of the bare fabric look for.
 #[derive(Debug, Default)]
-pub struct Came {
+pub struct Received {
     /// Immediates and messages.
     pub arrived: u32,
     /// Writes that are done.
@@ -45,9 +45,9 @@ pub struct Came {
     pub read: Option<TensorMut>,
 }
 
-impl<F: Measured> Side<F> {
+impl<F: MeasuredFabric> BareLink<F> {
     /// Links with the other side, which does the same in the other role.
-    pub fn open(role: Role, settings: &Settings, channel: &mut Channel) -> Result<Self, CliError> {
+    pub fn open(role: Role, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
         let region = Region::create(0, &RegionOptions::new(settings.pool))
             .map_err(|error| CliError::failed("the pool", error))?;
         let pool =
@@ -79,7 +79,7 @@ impl<F: Measured> Side<F> {
         for _ in 0..SETTLING {
             port.poll(&mut completions);
         }
-        Ok(Side { port, link, inline, completions, depth, next: OpId(0), fabric, pool })
+        Ok(BareLink { port, link, inline, completions, depth, next: OpId(0), fabric, pool })
     }
 
     /// Memory of the pool.
@@ -94,7 +94,7 @@ impl<F: Measured> Side<F> {
     pub fn swap_targets(
         &mut self,
         bytes: usize,
-        channel: &mut Channel,
+        channel: &mut ControlChannel,
     ) -> Result<(Grant, Landing), CliError> {
         let target = self.buffer(bytes)?;
         let (own, landing) = Landing::grant(&mut self.port, self.link, target, &self.pool)
@@ -103,7 +103,7 @@ impl<F: Measured> Side<F> {
     }
 
     /// Lets the other side read memory, and takes its leave to do the same.
-    pub fn swap_sources(&mut self, source: &Tensor, channel: &mut Channel) -> Result<Grant, CliError> {
+    pub fn swap_sources(&mut self, source: &Tensor, channel: &mut ControlChannel) -> Result<Grant, CliError> {
         let own = self
             .port
             .expose(self.link, source)
@@ -133,8 +133,8 @@ impl<F: Measured> Side<F> {
         target: &Grant,
         immediate: Option<Immediate>,
         wanted: bool,
-        (watch, came): (&Watch, &mut Came),
-    ) -> Result<(), Halt> {
+        (watch, received): (&PeerWatch, &mut Received),
+    ) -> Result<(), Abort> {
         let (link, bytes, mut wait) = (self.link, source.bytes(), watch.wait());
         let inline = bytes.len() <= self.inline && !wanted;
         let id = self.name();
@@ -147,7 +147,7 @@ impl<F: Measured> Side<F> {
             };
             match posted {
                 Ok(()) => return Ok(()),
-                Err(PostError::Full) => drop(self.poll(&mut wait, came)?),
+                Err(PostError::Full) => drop(self.poll(&mut wait, received)?),
                 Err(error) => return Err(self.refused(error)),
             }
         }
@@ -155,12 +155,16 @@ impl<F: Measured> Side<F> {
 
     /// Posts a message, and polls for room as long as there is none.
     #[inline(always)]
-    pub fn send(&mut self, bytes: &[u8], (watch, came): (&Watch, &mut Came)) -> Result<(), Halt> {
+    pub fn send(
+        &mut self,
+        bytes: &[u8],
+        (watch, received): (&PeerWatch, &mut Received),
+    ) -> Result<(), Abort> {
         let mut wait = watch.wait();
         loop {
             match self.port.send(self.link, Lane::CONTROL, bytes) {
                 Ok(()) => return Ok(()),
-                Err(PostError::Full) => drop(self.poll(&mut wait, came)?),
+                Err(PostError::Full) => drop(self.poll(&mut wait, received)?),
                 Err(error) => return Err(self.refused(error)),
             }
         }
@@ -168,18 +172,18 @@ impl<F: Measured> Side<F> {
 
     /// Polls until an immediate or a message has come, and allows the next one. In a ping-pong there is one at most.
     #[inline(always)]
-    pub fn arrived(&mut self, watch: &Watch) -> Result<(), Halt> {
-        let (mut wait, mut came) = (watch.wait(), Came::default());
-        while came.arrived == 0 {
-            self.poll(&mut wait, &mut came)?;
+    pub fn arrived(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
+        let (mut wait, mut received) = (watch.wait(), Received::default());
+        while received.arrived == 0 {
+            self.poll(&mut wait, &mut received)?;
         }
-        self.port.post_receives(self.link, Lane::CONTROL, came.arrived);
+        self.port.post_receives(self.link, Lane::CONTROL, received.arrived);
         Ok(())
     }
 
     /// Looks once for what has come, and puts it to the rest. Says whether there was anything.
     #[inline(always)]
-    pub fn poll(&mut self, wait: &mut Wait<'_>, came: &mut Came) -> Result<bool, Halt> {
+    pub fn poll(&mut self, wait: &mut Wait<'_>, received: &mut Received) -> Result<bool, Abort> {
         if self.port.poll(&mut self.completions) == 0 {
             wait.again()?;
             return Ok(false);
@@ -187,9 +191,9 @@ impl<F: Measured> Side<F> {
         let mut failed = None;
         for (completion, _) in self.completions.drain() {
             match completion.event {
-                Event::Immediate { .. } | Event::Message(_) => came.arrived += 1,
-                Event::Done { .. } => came.done += 1,
-                Event::ReadDone { target, .. } => came.read = Some(target),
+                Event::Immediate { .. } | Event::Message(_) => received.arrived += 1,
+                Event::Done { .. } => received.done += 1,
+                Event::ReadDone { target, .. } => received.read = Some(target),
                 Event::Failed { .. } => failed = failed.or(Some("an operation failed".into())),
                 Event::Down(why) => failed = Some(format!("the link went down: {why}")),
                 Event::Lent { .. } => {}
@@ -198,13 +202,13 @@ impl<F: Measured> Side<F> {
         self.completions.clear();
         match failed {
             None => Ok(true),
-            Some(why) => Err(Halt::Failed(why)),
+            Some(why) => Err(Abort::Failed(why)),
         }
     }
 
     /// Why an operation was not posted: what the link has to say, if it went down.
     #[cold]
-    pub fn refused(&mut self, error: PostError) -> Halt {
+    pub fn refused(&mut self, error: PostError) -> Abort {
         let since = Instant::now();
         while error == PostError::Down && since.elapsed() < FAREWELL {
             self.port.poll(&mut self.completions);
@@ -214,10 +218,10 @@ impl<F: Measured> Side<F> {
             });
             self.completions.clear();
             if let Some(why) = down {
-                return Halt::Failed(why);
+                return Abort::Failed(why);
             }
         }
-        Halt::Failed(error.to_string())
+        Abort::Failed(error.to_string())
     }
 
     /// What the report says.

@@ -1,9 +1,9 @@
 //! The second process: this program started again, watched, and ended with the first one.
 
 use super::ResponderArgs;
-use super::channel::{Channel, PATIENCE};
+use super::control_channel::{ControlChannel, PATIENCE};
 use crate::CliError;
-use crate::reference::Shared;
+use crate::reference::SharedMapping;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 use std::fs::File;
@@ -19,13 +19,13 @@ const PARTING: Duration = Duration::from_secs(10);
 
 /// The second process, as the first one holds it. Dropped, it is killed.
 #[derive(Debug)]
-pub struct Second {
+pub struct PeerProcess {
     child: Child,
 }
 
-impl Second {
+impl PeerProcess {
     /// Starts it with its end of a new channel, which hangs up when it dies, and the mapping's file inherited.
-    pub fn start(memfd: OwnedFd) -> Result<(Self, Channel), CliError> {
+    pub fn start(memfd: OwnedFd) -> Result<(Self, ControlChannel), CliError> {
         let tried = "starting the second process";
         let failed = |error: std::io::Error| CliError::failed(tried, error);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
@@ -39,7 +39,7 @@ impl Second {
             .stdout(Stdio::null())
             .spawn()
             .map_err(failed)?;
-        Ok((Second { child }, Channel::new(ours, PATIENCE)?))
+        Ok((PeerProcess { child }, ControlChannel::new(ours, PATIENCE)?))
     }
 
     /// Waits for it to end by itself, as it does after it was told to quit.
@@ -52,7 +52,7 @@ impl Second {
     }
 
     /// Says how it ended, if it has ended or is about to.
-    pub fn epitaph(&mut self) -> Option<String> {
+    pub fn exit_status(&mut self) -> Option<String> {
         let status = self.wait(Duration::from_millis(500)).ok()??;
         Some(format!("the second process (pid {}) {}", self.child.id(), how(status)))
     }
@@ -69,7 +69,7 @@ impl Second {
     }
 }
 
-impl Drop for Second {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         // An error means that it has ended already.
         let _ = self.child.kill();
@@ -85,7 +85,7 @@ fn how(status: ExitStatus) -> String {
 }
 
 /// In the second process: takes what the first one has left it, and makes sure not to outlive it.
-pub fn inherit(args: &ResponderArgs) -> Result<(Arc<Shared>, Channel), CliError> {
+pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedMapping>, ControlChannel), CliError> {
     let tried = "taking over from the first process";
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| CliError::failed(tried, error))?;
@@ -99,8 +99,8 @@ pub fn inherit(args: &ResponderArgs) -> Result<(Arc<Shared>, Channel), CliError>
         .write(true)
         .open(format!("/proc/self/fd/{}", args.memfd))
         .map_err(|error| CliError::failed(tried, error))?;
-    let shared = Arc::new(Shared::open(&file)?);
+    let shared = Arc::new(SharedMapping::open(&file)?);
     let stdin =
         std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| CliError::failed(tried, error))?;
-    Ok((shared, Channel::new(UnixStream::from(stdin), PATIENCE)?))
+    Ok((shared, ControlChannel::new(UnixStream::from(stdin), PATIENCE)?))
 }

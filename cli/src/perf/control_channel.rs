@@ -4,7 +4,7 @@
 
 use super::options::Test;
 use super::plan::{Settings, Terms};
-use super::workload::{Subject, Watch};
+use super::workload::{PeerWatch, Subject};
 use crate::CliError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ const MAX_MESSAGE: usize = 1 << 20;
 
 /// A word between the two processes.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub enum Message {
+pub enum ControlMessage {
     /// To the answering side, first of all: what to open.
     Open {
         /// The test that was asked for.
@@ -40,14 +40,14 @@ pub enum Message {
         /// The core.
         core: usize,
     },
-    /// To the answering side: prepare, and say [`Message::Ready`].
+    /// To the answering side: prepare, and say [`ControlMessage::Ready`].
     Turn {
         /// Who is measured.
         subject: Subject,
         /// Payload, in bytes.
         bytes: usize,
     },
-    /// To the answering side: say [`Message::Ready`], answer so many round trips, and say [`Message::Done`].
+    /// To the answering side: say [`ControlMessage::Ready`], answer so many round trips, and say [`ControlMessage::Done`].
     Rounds(u64),
     /// From the answering side: what was asked for is prepared.
     Ready,
@@ -118,32 +118,32 @@ impl Stream for TcpStream {
 }
 
 /// One end.
-pub struct Channel {
+pub struct ControlChannel {
     stream: Box<dyn Stream>,
     patience: Duration,
 }
 
-impl Channel {
+impl ControlChannel {
     /// An end between processes of one host, whose waits last for `patience` at most.
     pub fn new(stream: UnixStream, patience: Duration) -> Result<Self, ChannelError> {
-        Channel::over(Box::new(stream), patience)
+        ControlChannel::over(Box::new(stream), patience)
     }
 
     /// An end between hosts.
     pub fn tcp(stream: TcpStream, patience: Duration) -> Result<Self, ChannelError> {
         stream.set_nodelay(true)?;
-        Channel::over(Box::new(stream), patience)
+        ControlChannel::over(Box::new(stream), patience)
     }
 
     fn over(stream: Box<dyn Stream>, patience: Duration) -> Result<Self, ChannelError> {
-        let mut channel = Channel { stream, patience };
+        let mut channel = ControlChannel { stream, patience };
         channel.set_patience(patience)?;
         Ok(channel)
     }
 
     /// What guards the waits of a turn: they end when the other side is gone.
-    pub fn watch(&self) -> Result<Watch, ChannelError> {
-        Ok(Watch::new(self.stream.as_fd().try_clone_to_owned()?))
+    pub fn watch(&self) -> Result<PeerWatch, ChannelError> {
+        Ok(PeerWatch::new(self.stream.as_fd().try_clone_to_owned()?))
     }
 
     /// The address at which this host is known to the other one.
@@ -159,15 +159,15 @@ impl Channel {
     }
 
     /// Says something.
-    pub fn send(&mut self, message: &Message) -> Result<(), ChannelError> {
+    pub fn send(&mut self, message: &ControlMessage) -> Result<(), ChannelError> {
         let body = serde_json::to_vec(message).map_err(std::io::Error::from)?;
         let mut bytes = u32::try_from(body.len()).map_err(std::io::Error::other)?.to_le_bytes().to_vec();
         bytes.extend(body);
         self.stream.write_all(&bytes).map_err(|error| self.explain(error))
     }
 
-    /// Hears something. A [`Message::Failed`] is an error.
-    pub fn receive(&mut self) -> Result<Message, ChannelError> {
+    /// Hears something. A [`ControlMessage::Failed`] is an error.
+    pub fn receive(&mut self) -> Result<ControlMessage, ChannelError> {
         let mut head = [0; 4];
         self.stream.read_exact(&mut head).map_err(|error| self.explain(error))?;
         let length = u32::from_le_bytes(head) as usize;
@@ -177,7 +177,7 @@ impl Channel {
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body).map_err(|error| self.explain(error))?;
         match serde_json::from_slice(&body).map_err(|error| ChannelError::Unexpected(error.to_string()))? {
-            Message::Failed(why) => Err(ChannelError::Failed(why)),
+            ControlMessage::Failed(why) => Err(ChannelError::Failed(why)),
             message => Ok(message),
         }
     }
@@ -199,7 +199,7 @@ impl Channel {
     }
 
     /// Hears one message in particular.
-    pub fn expect(&mut self, expected: &Message) -> Result<(), ChannelError> {
+    pub fn expect(&mut self, expected: &ControlMessage) -> Result<(), ChannelError> {
         match self.receive()? {
             message if message == *expected => Ok(()),
             other => Err(ChannelError::Unexpected(format!("{other:?} instead of {expected:?}"))),
@@ -208,9 +208,9 @@ impl Channel {
 
     /// Gives the other side bytes and takes its own: both call it.
     pub fn swap(&mut self, bytes: &[u8]) -> Result<Vec<u8>, ChannelError> {
-        self.send(&Message::Bytes(bytes.to_vec()))?;
+        self.send(&ControlMessage::Bytes(bytes.to_vec()))?;
         match self.receive()? {
-            Message::Bytes(theirs) => Ok(theirs),
+            ControlMessage::Bytes(theirs) => Ok(theirs),
             other => Err(ChannelError::Unexpected(format!("{other:?} instead of bytes"))),
         }
     }
@@ -230,20 +230,20 @@ impl Channel {
 mod tests {
     use super::*;
 
-    fn pair(patience: Duration) -> (Channel, Channel) {
+    fn pair(patience: Duration) -> (ControlChannel, ControlChannel) {
         let (left, right) = UnixStream::pair().unwrap();
-        (Channel::new(left, patience).unwrap(), Channel::new(right, patience).unwrap())
+        (ControlChannel::new(left, patience).unwrap(), ControlChannel::new(right, patience).unwrap())
     }
 
     #[test]
     fn words_arrive_in_order() {
         let (mut left, mut right) = pair(PATIENCE);
         assert!(!right.is_ready());
-        left.send(&Message::Ready).unwrap();
+        left.send(&ControlMessage::Ready).unwrap();
         assert!(right.is_ready());
-        left.send(&Message::Rounds(3)).unwrap();
-        right.expect(&Message::Ready).unwrap();
-        assert_eq!(right.receive().unwrap(), Message::Rounds(3));
+        left.send(&ControlMessage::Rounds(3)).unwrap();
+        right.expect(&ControlMessage::Ready).unwrap();
+        assert_eq!(right.receive().unwrap(), ControlMessage::Rounds(3));
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
     fn a_side_that_is_gone_silent_or_failed_is_an_error_each() {
         let (mut left, mut right) = pair(Duration::from_millis(20));
         assert!(matches!(left.receive(), Err(ChannelError::Silent(_))));
-        right.send(&Message::Failed("no memory".into())).unwrap();
+        right.send(&ControlMessage::Failed("no memory".into())).unwrap();
         assert!(left.receive().unwrap_err().to_string().contains("no memory"));
         drop(right);
         assert!(matches!(left.receive(), Err(ChannelError::Gone)));
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_length_past_the_limit_is_refused_before_it_is_believed() {
         let (mut left, mut right) =
-            UnixStream::pair().map(|(l, r)| (Channel::new(l, PATIENCE).unwrap(), r)).unwrap();
+            UnixStream::pair().map(|(l, r)| (ControlChannel::new(l, PATIENCE).unwrap(), r)).unwrap();
         right.write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(matches!(left.receive(), Err(ChannelError::Unexpected(_))));
     }

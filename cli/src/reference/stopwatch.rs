@@ -12,12 +12,12 @@ const CALIBRATION: Duration = Duration::from_millis(50);
 
 /// A stopwatch. Stamps of one clock may be compared with each other, not with another's.
 #[derive(Clone, Debug)]
-pub struct Clock {
-    source: Source,
+pub struct Stopwatch {
+    source: TimeSource,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum TimeSource {
     /// The counter, with the nanoseconds that one tick takes.
     #[cfg(target_arch = "x86_64")]
     Tsc { nanos_per_tick: f64 },
@@ -29,14 +29,14 @@ enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp(u64);
 
-impl Clock {
+impl Stopwatch {
     /// The best clock of this machine. Takes 50 ms where the counter has to be calibrated.
     pub fn new() -> Self {
         #[cfg(target_arch = "x86_64")]
         if counter_is_invariant(&read("/proc/cpuinfo")) || kernel_trusts_counter(&read(CLOCK_SOURCE)) {
-            return Clock { source: calibrate() };
+            return Stopwatch { source: calibrate() };
         }
-        Clock { source: Source::System { origin: Instant::now() } }
+        Stopwatch { source: TimeSource::System { origin: Instant::now() } }
     }
 
     /// Now. Everything that the program did before has been done when the stamp is taken.
@@ -44,8 +44,8 @@ impl Clock {
     pub fn now(&self) -> Stamp {
         match &self.source {
             #[cfg(target_arch = "x86_64")]
-            Source::Tsc { .. } => Stamp(read_counter()),
-            Source::System { origin } => Stamp(origin.elapsed().as_nanos() as u64),
+            TimeSource::Tsc { .. } => Stamp(read_counter()),
+            TimeSource::System { origin } => Stamp(origin.elapsed().as_nanos() as u64),
         }
     }
 
@@ -55,18 +55,18 @@ impl Clock {
         let ticks = end.0.saturating_sub(start.0);
         match &self.source {
             #[cfg(target_arch = "x86_64")]
-            Source::Tsc { nanos_per_tick } => (ticks as f64 * nanos_per_tick).round() as u64,
-            Source::System { .. } => ticks,
+            TimeSource::Tsc { nanos_per_tick } => (ticks as f64 * nanos_per_tick).round() as u64,
+            TimeSource::System { .. } => ticks,
         }
     }
 }
 
-impl fmt::Display for Clock {
+impl fmt::Display for Stopwatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             #[cfg(target_arch = "x86_64")]
-            Source::Tsc { nanos_per_tick } => write!(f, "TSC at {:.1} MHz", 1e3 / nanos_per_tick),
-            Source::System { .. } => f.write_str("CLOCK_MONOTONIC (the TSC is not to be trusted here)"),
+            TimeSource::Tsc { nanos_per_tick } => write!(f, "TSC at {:.1} MHz", 1e3 / nanos_per_tick),
+            TimeSource::System { .. } => f.write_str("CLOCK_MONOTONIC (the TSC is not to be trusted here)"),
         }
     }
 }
@@ -90,15 +90,15 @@ fn read(path: &str) -> String {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn calibrate() -> Source {
+fn calibrate() -> TimeSource {
     let (first_time, first_ticks) = paired_reading();
     std::thread::sleep(CALIBRATION);
     let (last_time, last_ticks) = paired_reading();
     let nanos = last_time.duration_since(first_time).as_nanos() as f64;
     match last_ticks.checked_sub(first_ticks) {
-        Some(ticks) if ticks > 0 => Source::Tsc { nanos_per_tick: nanos / ticks as f64 },
+        Some(ticks) if ticks > 0 => TimeSource::Tsc { nanos_per_tick: nanos / ticks as f64 },
         // A counter that stands still or runs backwards is none, whatever its flags say.
-        _ => Source::System { origin: Instant::now() },
+        _ => TimeSource::System { origin: Instant::now() },
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_clock_agrees_with_the_system_within_two_percent() {
-        let clock = Clock::new();
+        let clock = Stopwatch::new();
         let (system, start) = (Instant::now(), clock.now());
         std::thread::sleep(Duration::from_millis(40));
         let (end, expected) = (clock.now(), system.elapsed().as_nanos() as f64);
