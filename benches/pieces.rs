@@ -5,9 +5,9 @@
 
 use std::hint::black_box;
 use std::time::Instant;
-use tensorwire::memory::{PoolOptions, Region, RegionOptions};
-use tensorwire::wire::message::{Message, MetaRef, RequestId, TensorRequest};
-use tensorwire::wire::{Grant, RendezvousKey, Slot};
+use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
+use tensorwire::internals::wire::message::{Message, MetaRef, RequestId, TensorRequest};
+use tensorwire::internals::wire::{Grant, RendezvousKey, Slot};
 use tensorwire::{DType, Pool, Shape, TensorMeta};
 
 const BATCHES: usize = 25;

@@ -58,7 +58,7 @@
 //!
 //! # What is where
 //!
-//! * [`Node`]: one process of the cluster. [`config`] lists its settings.
+//! * [`Node`]: one process of the cluster. [`Builder`] takes its settings.
 //! * [`Step`], [`Edge`]: sending and receiving. [`Pending`] is a receive that has begun, [`CancelToken`] ends one.
 //! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
 //! * [`Standing`]: an edge whose tensors are asked for before their steps begin, for trainers that receive the same edges each step.
@@ -66,8 +66,6 @@
 //!   sent can't be changed any more, and the compiler says so. [`BufferRing`] hands out the same buffers step after step.
 //! * [`StringTensor`] and [`VariantTensor`]: values without a fixed size, made a tensor that travels like any other.
 //! * [`ForeignMemory`]: tensors of another allocator, sent from where they lie or through the pool.
-//! * The rooms below ([`rendezvous`], [`engine`], [`link`], [`protocol`], [`fabric`], [`memory`], [`wire`]) are public for
-//!   those who build on a part of it, such as another fabric or a benchmark. Each one's first lines say what it is for.
 //!
 //! # Threads and progress
 //!
@@ -114,32 +112,86 @@
 #![warn(missing_docs)]
 // Nothing waits for another thread on the data path: see tests/repo/layers/locks.rs.
 #![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
+// Without `internals` the items that only the program, tests and benchmarks use are private, and unused.
+#![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
+// With `internals` private items show up in hidden pages, whose links nobody follows.
+#![cfg_attr(feature = "internals", allow(rustdoc::private_intra_doc_links))]
 
 mod bootstrap;
-pub mod config;
-pub mod engine;
-pub mod fabric;
-pub mod link;
-pub mod memory;
-#[doc(hidden)]
-pub mod mutants;
-pub mod node;
-pub mod protocol;
-pub mod rendezvous;
-pub mod telemetry;
-pub mod wire;
+mod config;
+mod engine;
+mod fabric;
+mod link;
+mod memory;
+mod mutants;
+mod node;
+mod protocol;
+mod rendezvous;
+mod telemetry;
+mod wire;
 
-#[cfg(fuzzing)]
-#[doc(hidden)]
-pub use bootstrap::fuzzing as bootstrap_fuzzing;
 pub use bootstrap::{BootstrapError, MissingPeer};
-pub use engine::{PinError, pin_current_thread, process_cpus};
+pub use config::{
+    Builder, BulkReceive, Cluster, Config, ConfigError, Fabric, HostPort, HostPortError, Origin, PeerLoss,
+    Poll, PoolLock, PoolPages, Wait,
+};
+pub use engine::{PinError, PollMode, StartError, pin_current_thread, process_cpus};
+pub use fabric::{FabricError, FabricKind};
 pub use link::Value;
 pub use memory::{
-    BufferRing, ForeignMemory, Pool, PoolError, RegionReport, StringTensor, Tensor, TensorMut, VariantTensor,
+    BufferRing, DecodeError, ForeignError, ForeignMemory, MAX_DEPTH, NestedTensor, PageKind, Pool, PoolError,
+    PoolStats, RegionError, RegionReport, RingError, SerializeError, SetMetaError, StringTensor, Tensor,
+    TensorMut, Variant, VariantTensor, ViewError,
 };
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
-    Batch, CancelToken, Delivery, Edge, Error, LossCause, Pending, PendingBatch, Sequence, Standing, Step,
+    Batch, CancelToken, Delivery, Edge, Error, LossCause, Pending, PendingBatch, Receivable, Sequence,
+    Standing, Step,
 };
-pub use wire::{Code, DType, Element, Shape, Status, TensorMeta};
+pub use telemetry::{Counter, Gauge, Snapshot};
+pub use wire::{
+    Code, DType, EdgeNameError, Element, KeyError, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, TaskId,
+    TensorMeta,
+};
+
+/// The modules, for the program, tests and benchmarks. They may change with every version.
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals {
+    pub mod bootstrap {
+        pub use crate::bootstrap::*;
+    }
+    pub mod config {
+        pub use crate::config::*;
+    }
+    pub mod engine {
+        pub use crate::engine::*;
+    }
+    pub mod fabric {
+        pub use crate::fabric::*;
+    }
+    pub mod link {
+        pub use crate::link::*;
+    }
+    pub mod memory {
+        pub use crate::memory::*;
+    }
+    pub mod mutants {
+        pub use crate::mutants::*;
+    }
+    pub mod node {
+        pub use crate::node::*;
+    }
+    pub mod protocol {
+        pub use crate::protocol::*;
+    }
+    pub mod rendezvous {
+        pub use crate::rendezvous::*;
+    }
+    pub mod telemetry {
+        pub use crate::telemetry::*;
+    }
+    pub mod wire {
+        pub use crate::wire::*;
+    }
+}

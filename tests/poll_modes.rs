@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tensorwire::engine::PollMode;
+use tensorwire::internals::engine::PollMode;
 use tensorwire::{CancelToken, DType, Error, Node, process_cpus};
 
 /// These tests look at all threads of the process, so they run one after the other.

@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Perf(args) => perf::run(args),
         Command::Devices(args) => devices::run(args),
-        Command::Config => print(&tensorwire::config::reference()),
+        Command::Config => print(&tensorwire::internals::config::reference()),
         Command::PerfResponder(args) => perf::respond(args),
     };
     match outcome {

@@ -9,8 +9,7 @@ use crate::plan::Plan;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::Counter;
-use tensorwire::{BufferRing, DType, Edge, Node, Sequence, Standing, Step, TensorMut};
+use tensorwire::{BufferRing, Counter, DType, Edge, Node, Sequence, Standing, Step, TensorMut};
 
 /// Buffers of an edge: one to write while the other is read.
 const BUFFERS: usize = 2;

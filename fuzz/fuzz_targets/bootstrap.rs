@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| tensorwire::bootstrap_fuzzing::calls(bytes));
+fuzz_target!(|bytes: &[u8]| tensorwire::internals::bootstrap::fuzzing::calls(bytes));

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::wire::message::MAX_LONG_MESSAGE;
-use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
+use tensorwire::internals::wire::message::MAX_LONG_MESSAGE;
+use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 
 /// Bytes of a fragment's header: type, flags, total length.
 const HEADER: usize = 6;

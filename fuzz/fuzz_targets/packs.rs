@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::fabric::MAX_MESSAGE;
-use tensorwire::wire::message::pack::{Pack, is_packed, unpack};
+use tensorwire::internals::fabric::MAX_MESSAGE;
+use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 
 const PACKED: u8 = 17;
 const FRAGMENT: u8 = 12;

@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| tensorwire::fabric::shm::fuzz::hostile_peer(bytes));
+fuzz_target!(|bytes: &[u8]| tensorwire::internals::fabric::shm::fuzz::hostile_peer(bytes));

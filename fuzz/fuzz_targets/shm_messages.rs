@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::fabric::shm::fuzz::{address, handshake, slot};
+use tensorwire::internals::fabric::shm::fuzz::{address, handshake, slot};
 
 fuzz_target!(|bytes: &[u8]| {
     address(bytes);

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 use tensorwire::{DType, Pool, Shape, StringTensor, Tensor, TensorMeta, VariantTensor};
 
 /// Bytes of an error's text at most: a shape of the highest rank is in it.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::fabric::verbs::fuzzing::{address, control};
+use tensorwire::internals::fabric::verbs::fuzzing::{address, control};
 
 fuzz_target!(|bytes: &[u8]| {
     address(bytes);

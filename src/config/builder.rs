@@ -20,7 +20,7 @@ const RESERVED: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 ///
 /// The environment of the process is read by default: for each key a variable, for example
 /// `TENSORWIRE_POOL_SIZE`. The settings of RDMA devices also have the names that operators know, for example
-/// `RDMA_GID_INDEX` ([`reference()`](super::reference()) lists them). Two variables that set one key to different
+/// `RDMA_GID_INDEX` (`tensorwire config` lists them). Two variables that set one key to different
 /// values are an error. So is a variable that begins with `TENSORWIRE_` and belongs to no key, except
 /// `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*`.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@
 //! no socket, resolves no name, and looks at the machine no further than the file and the variables.
 //!
 //! ```
-//! use tensorwire::config::Config;
+//! use tensorwire::Config;
 //!
 //! let config = Config::builder()
 //!     .member("worker", 0)
@@ -18,7 +18,7 @@
 //!     .set("pool_size", "64MiB")
 //!     .build()?;
 //! assert_eq!(config.pool_size, 64 << 20);
-//! # Ok::<(), tensorwire::config::ConfigError>(())
+//! # Ok::<(), tensorwire::ConfigError>(())
 //! ```
 
 mod builder;

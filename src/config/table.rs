@@ -133,7 +133,7 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// Every key with the text of its value, in the order of [`reference()`](super::reference());
+            /// Every key with the text of its value, in the order in which `tensorwire config` prints them;
             /// `None` for one that is not set and has no default.
             pub fn entries(&self) -> Vec<(&'static str, Option<String>)> {
                 vec![$((stringify!($name), written!($flavour $format, self.$name))),+]

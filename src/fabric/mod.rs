@@ -24,6 +24,7 @@
 mod completion;
 mod lending;
 pub mod shm;
+#[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod verbs;
 

@@ -11,7 +11,7 @@
 //! nobody can shorten it (see [`verify_seals`]).
 //!
 //! ```
-//! use tensorwire::memory::{Pool, PoolOptions, Region, RegionOptions};
+//! use tensorwire::internals::memory::{Pool, PoolOptions, Region, RegionOptions};
 //! use tensorwire::wire::{DType, Shape, TensorMeta};
 //!
 //! let region = Region::create(0, &RegionOptions::new(1 << 20))?;

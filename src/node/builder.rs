@@ -4,7 +4,7 @@ use super::error::NodeError;
 use super::process::Node;
 use crate::config::{Builder, Config};
 
-/// Collects the settings of a [`Node`], by the names of [`crate::config`].
+/// Collects the settings of a [`Node`], by the names that `tensorwire config` lists.
 #[derive(Default)]
 #[must_use]
 pub struct NodeBuilder {
@@ -22,7 +22,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets a key of [`crate::config`] to what the text says, as in a file or a variable: `("cluster",
+    /// Sets a key to what the text says, as in a file or a variable: `("cluster",
     /// "ps=127.0.0.1:4000;worker=127.0.0.1:5000")`. What is wrong with it comes out at [`NodeBuilder::start`].
     pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
         self.settings = self.settings.set(key, value);

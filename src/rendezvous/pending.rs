@@ -98,7 +98,7 @@ impl<T: Receivable> Pending<T> {
     }
 
     /// Whether [`Pending::wait`] would return at once. Makes no progress by itself: see
-    /// [`Rendezvous::progress`](super::Rendezvous::progress).
+    /// [`Node::progress`](crate::Node::progress).
     pub fn is_done(&self) -> bool {
         self.receiver.is_done()
     }

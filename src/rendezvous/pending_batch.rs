@@ -46,7 +46,7 @@ impl PendingBatch {
     }
 
     /// Whether [`PendingBatch::wait`] would return at once: every value has come, or one has failed. Makes no progress by
-    /// itself: see [`Rendezvous::progress`](super::Rendezvous::progress).
+    /// itself: see [`Node::progress`](crate::Node::progress).
     pub fn is_done(&self) -> bool {
         self.receiver.is_done() || self.receiver.has_failed()
     }

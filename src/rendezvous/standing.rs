@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 /// told of and asked for again, as without this, and so is each one that was asked for before that was known: of these
 /// there are at most one and a half windows.
 ///
-/// Skipped steps must be [cleaned up](Rendezvous::cleanup) like others: until then what was asked for is kept for them.
+/// Skipped steps must be [cleaned up](crate::Node::cleanup) like others: until then what was asked for is kept for them.
 /// When a peer is lost and comes back, its edges are asked for again. Dropping this gives back what no receive has taken;
 /// a value that has come already is for whoever receives it.
 #[must_use = "dropping it ends it"]

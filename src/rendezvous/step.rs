@@ -125,7 +125,7 @@ impl Step {
 
     /// Has `done` called with the tensor, or with the error, on the callback thread: never on the caller's stack,
     /// and outside every lock. In inline mode somebody must make progress meanwhile: any blocking call, or
-    /// [`Rendezvous::progress`](super::Rendezvous::progress).
+    /// [`Node::progress`](crate::Node::progress).
     ///
     /// # Errors
     /// If the edge does not end here or the step is gone. A step that ends at this very moment may have both

@@ -181,11 +181,11 @@ pub struct Counters {
 ///
 /// ```
 /// fn moved<T: Send>(_: T) {}
-/// moved(tensorwire::telemetry::CountersWriter::new());
+/// moved(tensorwire::internals::telemetry::CountersWriter::new());
 /// ```
 /// ```compile_fail,E0277
 /// fn shared<T: Sync>(_: T) {}
-/// shared(tensorwire::telemetry::CountersWriter::new());
+/// shared(tensorwire::internals::telemetry::CountersWriter::new());
 /// ```
 ///
 /// A writer that is handed over under a lock or an owner token needs nothing more: what passes the poller

@@ -55,7 +55,7 @@ impl Code {
 /// An error with a canonical code: what waiters get, and what travels to a peer as `ERROR_STATUS`.
 ///
 /// In its process it is whole, whatever its size. To a peer its message and its details travel whole up to
-/// [256 KiB](crate::wire::message::MAX_STATUS_TEXT) each; beyond that the message is cut, the details are left out, and the
+/// 256 KiB each; beyond that the message is cut, the details are left out, and the
 /// message that the peer gets ends with a note of that.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Status {

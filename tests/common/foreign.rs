@@ -6,10 +6,10 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tensorwire::memory::ForeignMemory;
-use tensorwire::telemetry::{Counter, Gauge, Snapshot};
-use tensorwire::wire::message::Allocator;
-use tensorwire::{DType, Edge, Error, Node, Shape, Tensor, TensorMeta, TensorMut};
+use tensorwire::internals::wire::message::Allocator;
+use tensorwire::{
+    Counter, DType, Edge, Error, ForeignMemory, Gauge, Node, Shape, Snapshot, Tensor, TensorMeta, TensorMut,
+};
 
 const BASE: u64 = 1 << 40;
 /// Enough that it is registered where anything is.

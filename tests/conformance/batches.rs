@@ -6,7 +6,7 @@ use crate::harness::{
     pattern, receives, revoked, tensor, tensor_mut,
 };
 use std::time::Instant;
-use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use tensorwire::internals::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
 
 const ZERO: Lane = Lane(0);
 

@@ -7,8 +7,8 @@ mod driver;
 use crate::harness::Harness;
 use driver::{Fake, ONE_NIC};
 use std::cell::RefCell;
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::memory::Pool;
+use tensorwire::Pool;
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 
 thread_local! {
     /// The library of this test.

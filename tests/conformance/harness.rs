@@ -2,13 +2,12 @@
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use tensorwire::fabric::{
+use tensorwire::internals::fabric::{
     Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, OpId, Port, Role,
 };
-use tensorwire::memory::{
-    LentBytes, LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut,
-};
-use tensorwire::wire::{DType, Grant, Immediate, ImmediateKind, Shape, Slot, TensorMeta};
+use tensorwire::internals::memory::{LentBytes, LockPolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
+use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
 /// How long anything may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,9 +7,8 @@ use crate::harness::{
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
-use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
-use tensorwire::memory::{ForeignMemory, Pool, TensorMut};
-use tensorwire::wire::{DType, Shape, TensorMeta};
+use tensorwire::internals::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use tensorwire::{DType, ForeignMemory, Pool, Shape, TensorMeta, TensorMut};
 
 const ZERO: Lane = Lane(0);
 
@@ -78,20 +77,24 @@ pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
     assert_eq!(grant.len, 64);
     let source = tensor(&a.pool, &(0..64).collect::<Vec<u8>>());
     a.port.write(a.link, ZERO, OpId(1), &source, 0, 32, &grant, Some(immediate(1))).expect("posted");
-    let behind = tensorwire::wire::Grant { offset: grant.offset + 32, len: 32, ..grant };
+    let behind = tensorwire::internals::wire::Grant { offset: grant.offset + 32, len: 32, ..grant };
     a.port.write(a.link, ZERO, OpId(2), &source, 32, 32, &behind, Some(immediate(2))).expect("posted");
     expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
     expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
     assert_eq!(revoked(&mut b, &grant).bytes(), source.bytes());
     let again = b.port.grant(b.link, outside(&b.pool)).expect("room");
-    let beyond = tensorwire::wire::Grant { offset: again.offset + 1, ..again };
+    let beyond = tensorwire::internals::wire::Grant { offset: again.offset + 1, ..again };
     a.port.write(a.link, ZERO, OpId(3), &source, 0, 64, &beyond, None).expect("posted");
     let why = expect!(b.next(&mut a), Got::Down(why) => why);
     assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
 }
 
 /// Reads 8 bytes through a grant of `b`'s.
-fn read_back<F: Fabric>(a: &mut End<F>, b: &mut End<F>, grant: &tensorwire::wire::Grant) -> Vec<u8> {
+fn read_back<F: Fabric>(
+    a: &mut End<F>,
+    b: &mut End<F>,
+    grant: &tensorwire::internals::wire::Grant,
+) -> Vec<u8> {
     let into = tensor_mut(&a.pool, 8);
     a.port.read(a.link, ZERO, OpId(9), into, grant).expect("posted");
     expect!(a.next(b), Got::ReadDone(9, target) => target.bytes().to_vec())

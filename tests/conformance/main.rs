@@ -17,9 +17,9 @@ mod verbs_network;
 
 use harness::Harness;
 use std::time::Duration;
-use tensorwire::fabric::shm::{ShmFabric, ShmOptions};
-use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions};
-use tensorwire::memory::Pool;
+use tensorwire::Pool;
+use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
+use tensorwire::internals::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 
 struct ShmOneLane;
 

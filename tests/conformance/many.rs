@@ -4,11 +4,11 @@ use crate::ShmOneLane;
 use crate::harness::{Harness, PATIENCE, pool};
 use crate::processes::{Peer, tell, unhex};
 use std::time::{Duration, Instant};
-use tensorwire::fabric::shm::{ShmFabric, ShmPort};
-use tensorwire::fabric::{
+use tensorwire::Pool;
+use tensorwire::internals::fabric::shm::{ShmFabric, ShmPort};
+use tensorwire::internals::fabric::{
     Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, Port, Role, Sleep, Sleeper,
 };
-use tensorwire::memory::Pool;
 
 const LINKS: usize = 1024;
 const ZERO: Lane = Lane(0);

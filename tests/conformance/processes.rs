@@ -10,11 +10,12 @@ use crate::verbs_network;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use tensorwire::fabric::shm::ShmFabric;
-use tensorwire::fabric::{
+use tensorwire::internals::fabric::shm::ShmFabric;
+use tensorwire::internals::fabric::{
     Allowance, Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, PostError, Role,
 };
-use tensorwire::wire::{DType, Grant, Shape, TensorMeta};
+use tensorwire::internals::wire::Grant;
+use tensorwire::{DType, Shape, TensorMeta};
 
 const SCENARIO: &str = "TENSORWIRE_TEST_CHILD";
 const ZERO: Lane = Lane(0);
@@ -174,7 +175,7 @@ fn child_echoes() {
             }
             Got::Lent(imm, bytes) => {
                 let meta = TensorMeta::new(DType::U8, Shape::new(&[bytes.len() as u64]).expect("a shape"));
-                let lent = tensorwire::memory::Tensor::from_lent(&end.pool, meta.expect("meta"), bytes)
+                let lent = tensorwire::Tensor::from_lent(&end.pool, meta.expect("meta"), bytes)
                     .map_err(|(error, _)| error)
                     .expect("as long");
                 let copy = tensor(&end.pool, lent.bytes());
@@ -410,8 +411,7 @@ fn what_a_peer_said_before_it_died_still_arrives() {
     assert!(written.bytes() == pattern(10_000, 5), "the bytes differ");
     // The dead lender's pages stay while they are borrowed.
     let meta = TensorMeta::new(DType::U8, Shape::new(&[10_000]).expect("a shape")).expect("meta");
-    let lent =
-        tensorwire::memory::Tensor::from_lent(&end.pool, meta, lent).map_err(|(e, _)| e).expect("lent");
+    let lent = tensorwire::Tensor::from_lent(&end.pool, meta, lent).map_err(|(e, _)| e).expect("lent");
     end.port.detach(end.link);
     assert!(lent.bytes() == pattern(10_000, 5), "the bytes differ");
 }

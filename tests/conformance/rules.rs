@@ -10,8 +10,10 @@ pub use crate::holding::*;
 pub use crate::sleeping::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
-use tensorwire::fabric::{Allowance, Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError};
-use tensorwire::wire::Grant;
+use tensorwire::internals::fabric::{
+    Allowance, Fabric, Lane, LinkFailure, MAX_MESSAGE, OpId, Port, PostError,
+};
+use tensorwire::internals::wire::Grant;
 
 /// Instantiates every rule for one fabric.
 #[macro_export]

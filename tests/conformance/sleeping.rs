@@ -3,7 +3,7 @@
 use crate::expect;
 use crate::harness::{End, Got, Harness, PATIENCE, granted, pair, tensor};
 use std::time::{Duration, Instant};
-use tensorwire::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError, Sleep, Sleeper};
+use tensorwire::internals::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError, Sleep, Sleeper};
 
 const ZERO: Lane = Lane(0);
 /// A sleep that is taken again and again, so that one that is not ended is told by what is asked after it.

@@ -6,10 +6,10 @@ use crate::harness::{
     End, Got, Harness, connect, immediate, join, options, pattern, pool, tensor, tensor_mut,
 };
 use std::sync::OnceLock;
-use tensorwire::fabric::verbs::device::{Mtu, Wish, Wishes};
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Fabric, Lane, OpId, Port};
-use tensorwire::memory::Pool;
+use tensorwire::Pool;
+use tensorwire::internals::fabric::verbs::device::{Mtu, Wish, Wishes};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::internals::fabric::{Fabric, Lane, OpId, Port};
 
 /// Why there is no verbs fabric here; the same for all tests, looked up once.
 pub fn skipped() -> Option<String> {

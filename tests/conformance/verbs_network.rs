@@ -11,8 +11,10 @@ use crate::processes::{Peer, grant_from_bytes, grant_to_bytes, tell, unhex};
 use crate::verbs::{VerbsOneLane, end, skipped};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tensorwire::fabric::verbs::VerbsFabric;
-use tensorwire::fabric::{Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, PostError, Role};
+use tensorwire::internals::fabric::verbs::VerbsFabric;
+use tensorwire::internals::fabric::{
+    Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, PostError, Role,
+};
 
 const ZERO: Lane = Lane(0);
 const LEN: usize = 100_000;

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use tensorwire::fabric::verbs::library::Library;
+use tensorwire::internals::fabric::verbs::library::Library;
 
 type Call = unsafe extern "C" fn(*const u8, usize, *mut u8, usize) -> usize;
 

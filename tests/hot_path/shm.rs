@@ -14,8 +14,7 @@ use crate::{alone_on_the_cpus, trap};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
-use tensorwire::Node;
-use tensorwire::engine::process_cpus;
+use tensorwire::{Node, process_cpus};
 
 /// Who drives progress, and the names of the threads that move data then.
 struct Mode {

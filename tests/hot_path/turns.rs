@@ -2,10 +2,12 @@
 
 use crate::driver::Fake;
 use crate::harness::{connect, immediate, pool, tensor, tensor_mut};
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions, VerbsPort};
-use tensorwire::fabric::{Completions, Event, Fabric, Lane, LinkId, LinkOptions, OpId, Port, PostError};
-use tensorwire::memory::{Tensor, TensorMut};
-use tensorwire::wire::Grant;
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions, VerbsPort};
+use tensorwire::internals::fabric::{
+    Completions, Event, Fabric, Lane, LinkId, LinkOptions, OpId, Port, PostError,
+};
+use tensorwire::internals::wire::Grant;
+use tensorwire::{Tensor, TensorMut};
 
 const ZERO: Lane = Lane(0);
 /// Polls in which a turn must be over: the fake carries requests out when they are posted.

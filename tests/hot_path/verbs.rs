@@ -10,7 +10,7 @@ use crate::threads::{self, Activity, Start};
 use crate::turns::Turns;
 use crate::{alone_on_the_cpus, driver, trap};
 use std::process::Command;
-use tensorwire::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::verbs::VerbsOptions;
 
 const ROLE: &str = "VERBS_HOT_PATH";
 const CALLER: &str = "caller";

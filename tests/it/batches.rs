@@ -7,8 +7,7 @@ mod pollers;
 
 use crate::common::{SOON, counting, run, values};
 use std::time::Duration;
-use tensorwire::telemetry::Counter;
-use tensorwire::{Delivery, Edge, Node, Step, Tensor, Value};
+use tensorwire::{Counter, Delivery, Edge, Node, Step, Tensor, Value};
 
 /// Names of this many edges.
 fn names(count: usize) -> impl Iterator<Item = String> + Clone {

@@ -5,9 +5,8 @@
 
 use crate::common::{SOON, counting, run, run_each, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};
-use tensorwire::telemetry::Counter;
-use tensorwire::wire::message::MAX_STATUS_TEXT;
-use tensorwire::{Code, Edge, Error, Node, Status};
+use tensorwire::internals::wire::message::MAX_STATUS_TEXT;
+use tensorwire::{Code, Counter, Edge, Error, Node, Status};
 
 const LONG: usize = 64 << 10;
 const BASE: u64 = 1 << 40;

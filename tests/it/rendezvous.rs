@@ -4,8 +4,7 @@ use crate::common::{SOON, counting, run, until, values};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::Counter;
-use tensorwire::{Code, DType, Error, Shape, Status, Tensor};
+use tensorwire::{Code, Counter, DType, Error, Shape, Status, Tensor};
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -769,8 +768,8 @@ fn a_tensor_of_another_pool_is_copied_and_arrives() {
     run(2, &[], |node, task| {
         let step = node.step(1).expect("new");
         if task == 0 {
-            let options = tensorwire::memory::RegionOptions::new(1 << 20);
-            let region = tensorwire::memory::Region::create(0, &options).expect("1 MiB");
+            let options = tensorwire::internals::memory::RegionOptions::new(1 << 20);
+            let region = tensorwire::internals::memory::Region::create(0, &options).expect("1 MiB");
             let elsewhere = tensorwire::Pool::new(region, Default::default()).expect("a pool");
             let meta = counting(node, 0.0, 1000).meta().clone();
             let mut tensor = elsewhere.tensor(meta).expect("room");

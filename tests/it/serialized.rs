@@ -9,11 +9,11 @@ use generated::{TensorProto, TensorShapeProto, VariantTensorDataProto, tensor_sh
 use proptest::prelude::*;
 use prost::Message;
 use std::time::{Duration, Instant};
-use tensorwire::memory::{
-    DecodeError, FlatTensor, MAX_DEPTH, NestedTensor, PagePolicy, PoolOptions, Region, RegionOptions,
-    SerializeError, Variant,
+use tensorwire::internals::memory::{FlatTensor, MAX_DEPTH, PagePolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::{
+    DType, DecodeError, NestedTensor, Pool, SerializeError, Shape, StringTensor, Tensor, TensorMeta, Variant,
+    VariantTensor,
 };
-use tensorwire::{DType, Pool, Shape, StringTensor, Tensor, TensorMeta, VariantTensor};
 
 fn pool(bytes: u64) -> Pool {
     let options = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(bytes) };

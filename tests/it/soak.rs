@@ -1,8 +1,7 @@
 //! Ten thousand steps of whatever may come, after which nothing is left.
 
 use crate::common::{run, until};
-use tensorwire::telemetry::Counter;
-use tensorwire::{DType, Edge, Node, Pending, Step, Tensor, TensorMut};
+use tensorwire::{Counter, DType, Edge, Node, Pending, Step, Tensor, TensorMut};
 
 const STEPS: u64 = 10_000;
 

@@ -8,8 +8,7 @@ mod shares;
 use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, member, run, until, values};
 use std::time::Duration;
-use tensorwire::telemetry::Counter;
-use tensorwire::{Code, DType, Edge, Error, Node, Sequence, Status, Step, Tensor};
+use tensorwire::{Code, Counter, DType, Edge, Error, Node, Sequence, Status, Step, Tensor};
 
 const BASE: u64 = 1 << 40;
 const WINDOW: u32 = 16;

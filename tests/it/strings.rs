@@ -2,9 +2,11 @@
 
 use crate::common::{SOON, lends_nothing, over_verbs, run, until};
 use std::time::Duration;
-use tensorwire::memory::{FlatTensor, NestedTensor, Variant};
-use tensorwire::telemetry::Counter;
-use tensorwire::{DType, Edge, Error, Node, Shape, StringTensor, Tensor, TensorMeta, VariantTensor};
+use tensorwire::internals::memory::FlatTensor;
+use tensorwire::{
+    Counter, DType, Edge, Error, NestedTensor, Node, Shape, StringTensor, Tensor, TensorMeta, Variant,
+    VariantTensor,
+};
 
 const BASE: u64 = 1 << 40;
 

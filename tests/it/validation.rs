@@ -2,8 +2,7 @@
 //! by hand on shared memory in `src/link/tests/validated.rs`, and by flipped bits in the simulation.
 
 use crate::common::{SOON, counting, lends_nothing, run, run_each, values};
-use tensorwire::telemetry::{Counter, Snapshot};
-use tensorwire::{DType, Edge, Node};
+use tensorwire::{Counter, DType, Edge, Node, Snapshot};
 
 const BASE: u64 = 1 << 40;
 /// In a response, written, and of no bytes.

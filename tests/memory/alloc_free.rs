@@ -4,10 +4,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use tensorwire::memory::{
-    BufferRing, Pool, PoolOptions, Region, RegionOptions, StringTensor, Tensor, VariantTensor,
-};
-use tensorwire::wire::{DType, Shape, TensorMeta};
+use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
+use tensorwire::{BufferRing, DType, Pool, Shape, StringTensor, Tensor, TensorMeta, VariantTensor};
 
 struct Counting;
 

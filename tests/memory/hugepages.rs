@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::path::PathBuf;
-use tensorwire::memory::{
-    PageKind, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions, verify_seals,
+use tensorwire::internals::memory::{
+    PagePolicy, PeerRegion, PoolOptions, Region, RegionOptions, verify_seals,
 };
-use tensorwire::wire::{DType, Shape, TensorMeta};
+use tensorwire::{DType, PageKind, Pool, Shape, TensorMeta};
 
 /// More reserved pages of one size than there were before; as many as before when it is dropped.
 struct Reserved {

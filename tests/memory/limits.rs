@@ -6,7 +6,8 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
-use tensorwire::memory::{LockPolicy, PageKind, PagePolicy, Region, RegionError, RegionOptions};
+use tensorwire::internals::memory::{LockPolicy, PagePolicy, Region, RegionOptions};
+use tensorwire::{PageKind, RegionError};
 
 const CHILD: &str = "TENSORWIRE_TEST_CHILD";
 

@@ -5,8 +5,7 @@ use crate::common::{SOON, cluster, counting, lends_nothing, member, run, until, 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::{Counter, Gauge};
-use tensorwire::{DType, Node, Shape, Tensor, TensorMeta};
+use tensorwire::{Counter, DType, Gauge, Node, Shape, Tensor, TensorMeta};
 
 /// How long loans may be held in these tests, and dead peers' memory is kept whole.
 const GRACE: Duration = Duration::from_millis(200);

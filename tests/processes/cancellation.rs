@@ -6,8 +6,7 @@ use crate::common::other::Other;
 use crate::common::{SOON, cluster, counting, member, run, until, values};
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::{Counter, Gauge};
-use tensorwire::{Code, DType, Delivery, Edge, Error, Node, Status, Step, Tensor, TensorMut};
+use tensorwire::{Code, Counter, DType, Delivery, Edge, Error, Gauge, Node, Status, Step, Tensor, TensorMut};
 
 /// Values of each kind in each direction.
 const VALUES: u32 = 400;

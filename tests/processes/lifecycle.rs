@@ -203,7 +203,7 @@ fn a_borrower_that_is_killed_gives_its_loans_back() {
     let node = this_node(&cluster);
     let step = node.step(0).expect("new");
     step.send(&node.edge_to("w", 1, "bulk").expect("edge"), counting(&node, 0.0, 1 << 18)).expect("sent");
-    until(&node, "the loan", || node.counters().get(tensorwire::telemetry::Counter::LoansPosted) == 1);
+    until(&node, "the loan", || node.counters().get(tensorwire::Counter::LoansPosted) == 1);
     other.wait_for("ready");
     assert!(!node.pool().is_empty(), "the tensor is borrowed");
     other.kill();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tensorwire::config::Config;
+use tensorwire::Config;
 
 fn tuning(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tuning").join(file)

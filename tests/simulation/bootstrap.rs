@@ -6,10 +6,10 @@ use crate::program::{At, Settings};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::Error;
-use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
-use tensorwire::rendezvous::{LinkTag, LossCause, Losses, PeerIndex, PeerWatch, RemoteCommand};
-use tensorwire::wire::Time;
+use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerWatch, RemoteCommand};
+use tensorwire::internals::wire::Time;
+use tensorwire::{Error, LossCause};
 
 /// How long it takes until a link is made again.
 const RELINK: Duration = Duration::from_millis(1);
@@ -180,21 +180,23 @@ fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tri
     let halves = sides.map(|side| side.fabric.half(&options).expect("a half"));
     let [a, b] = [0, 1].map(|side: usize| halves[side].address().to_vec());
     let [half_a, half_b] = halves;
-    let try_link =
-        |half: <tensorwire::fabric::sim::SimFabric as Fabric>::Half, role, to: &[u8], own: usize| {
-            let link = half.connect(role, to, Duration::ZERO).expect("connected");
-            let tried = Tried::default();
-            let told = tried.clone();
-            let peer = sides[1 - own];
-            let attach = RemoteCommand::Attach {
-                peer: PeerIndex(peer.at as u32),
-                tag: LinkTag { incarnation: peer.incarnation, generation },
-                link,
-                done: Box::new(move |result| *told.lock().expect("no panic") = Some(result)),
-            };
-            sides[own].engine.submit(attach).expect("usable");
-            tried
+    let try_link = |half: <tensorwire::internals::fabric::sim::SimFabric as Fabric>::Half,
+                    role,
+                    to: &[u8],
+                    own: usize| {
+        let link = half.connect(role, to, Duration::ZERO).expect("connected");
+        let tried = Tried::default();
+        let told = tried.clone();
+        let peer = sides[1 - own];
+        let attach = RemoteCommand::Attach {
+            peer: PeerIndex(peer.at as u32),
+            tag: LinkTag { incarnation: peer.incarnation, generation },
+            link,
+            done: Box::new(move |result| *told.lock().expect("no panic") = Some(result)),
         };
+        sides[own].engine.submit(attach).expect("usable");
+        tried
+    };
     [try_link(half_a, Role::Initiator, &b, 0), try_link(half_b, Role::Acceptor, &a, 1)]
 }
 

@@ -7,9 +7,9 @@ use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tensorwire::fabric::LoanFigures;
-use tensorwire::rendezvous::Load;
-use tensorwire::telemetry::Counter;
+use tensorwire::Counter;
+use tensorwire::internals::fabric::LoanFigures;
+use tensorwire::internals::rendezvous::Load;
 
 /// What a run was like.
 #[derive(Clone, Debug, PartialEq, Eq)]

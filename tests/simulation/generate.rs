@@ -2,7 +2,7 @@
 
 use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, STEPS, Settings, UNLIMITED};
 use crate::random::Random;
-use tensorwire::wire::DType;
+use tensorwire::DType;
 
 const DTYPES: [DType; 8] = [
     DType::U8,

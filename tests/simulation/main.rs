@@ -20,7 +20,7 @@ mod world;
 use check::{Outcome, attempt};
 use generate::program;
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::Counter;
+use tensorwire::Counter;
 
 /// What the environment says, in whole numbers.
 fn setting(name: &str) -> Option<u64> {

@@ -4,8 +4,8 @@ use crate::program::{At, Form, Key, Settings, UNLIMITED};
 use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use tensorwire::wire::{Code, DType, Time, sum_of};
-use tensorwire::{Error, Tensor};
+use tensorwire::internals::wire::{Time, sum_of};
+use tensorwire::{Code, DType, Error, Tensor};
 
 /// What is wrong, in words.
 pub type Violation = String;

@@ -4,7 +4,7 @@ use crate::check::{Outcome, attempt};
 use crate::generate::program;
 use crate::setting;
 use std::time::{Duration, Instant};
-use tensorwire::mutants::{Mutant, switch};
+use tensorwire::internals::mutants::{Mutant, switch};
 
 const BOUND: Duration = Duration::from_secs(60);
 

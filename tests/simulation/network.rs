@@ -3,11 +3,11 @@
 use crate::program::{At, Program};
 use std::sync::Arc;
 use std::time::Duration;
-use tensorwire::engine::Clock;
-use tensorwire::fabric::Fabric;
-use tensorwire::fabric::sim::{SimFabric, SimNetwork, SimOptions, SimProcess};
-use tensorwire::memory::Pool;
-use tensorwire::wire::Time;
+use tensorwire::Pool;
+use tensorwire::internals::engine::Clock;
+use tensorwire::internals::fabric::Fabric;
+use tensorwire::internals::fabric::sim::{SimFabric, SimNetwork, SimOptions, SimProcess};
+use tensorwire::internals::wire::Time;
 
 pub type Port = <SimFabric as Fabric>::Port;
 

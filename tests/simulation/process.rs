@@ -9,20 +9,19 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::engine::{Engine, EngineOptions, Executor, PollMode, Poller, WaitStrategy};
-use tensorwire::fabric::sim::SimFabric;
-use tensorwire::fabric::{Fabric, LoanFigures};
-use tensorwire::link::{LinkSettings, Links};
-use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
-use tensorwire::rendezvous::{
+use tensorwire::internals::engine::{Engine, EngineOptions, Executor, PollMode, Poller, WaitStrategy};
+use tensorwire::internals::fabric::sim::SimFabric;
+use tensorwire::internals::fabric::{Fabric, LoanFigures};
+use tensorwire::internals::link::{LinkSettings, Links};
+use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::internals::rendezvous::{
     Load, Losses, Members, PeerIndex, PeerStatus, Remote, RemoteCommand, RemotePath, RemoteSettings,
     Rendezvous, RendezvousSettings,
 };
-use tensorwire::telemetry::{Counters, CountersWriter};
-use tensorwire::wire::TaskId;
+use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
-    CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Sequence, Standing, Step, Tensor, TensorMut,
-    Value,
+    CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Pool, Sequence, Standing, Step, TaskId,
+    Tensor, TensorMut, Value,
 };
 
 pub type SimEngine = Engine<Port, Remote>;

@@ -1,7 +1,7 @@
 //! What is run: a seed, settings, and a list of actions of which any part is a program too.
 
 use std::fmt;
-use tensorwire::wire::{DType, Shape, TensorMeta};
+use tensorwire::{DType, Shape, TensorMeta};
 
 /// A process, by its number.
 pub type At = usize;

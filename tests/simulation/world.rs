@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::time::Duration;
-use tensorwire::wire::{Code, Time};
-use tensorwire::{Error, Pool, Status};
+use tensorwire::internals::wire::Time;
+use tensorwire::{Code, Error, Pool, Status};
 
 /// How long a test of a new link may take, in rounds.
 const ROUNDS_TO_CONNECT: u32 = 10_000;

@@ -4,7 +4,7 @@ use crate::driver::Fake;
 use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::{OpId, Port, PostError};
+use tensorwire::internals::fabric::{OpId, Port, PostError};
 
 /// Requests that one call posts at most.
 const CHAIN: u64 = 32;

@@ -3,9 +3,9 @@
 use crate::driver::{Fake, Line};
 use crate::needs_fake;
 use crate::setup::*;
-use tensorwire::fabric::Fabric;
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::verbs::device::Mtu;
+use tensorwire::internals::fabric::Fabric;
+use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::verbs::device::Mtu;
 
 /// Two devices that are active, one that is down, one of iWARP.
 const SEVERAL: &str = "

@@ -6,8 +6,8 @@ use crate::needs_fake;
 use crate::setup::*;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
-use tensorwire::fabric::Port;
-use tensorwire::fabric::verbs::sys::*;
+use tensorwire::internals::fabric::Port;
+use tensorwire::internals::fabric::verbs::sys::*;
 
 /// Ends the hold in any case: threads that are waited for must end.
 struct Held<'a>(&'a Fake);

@@ -5,8 +5,8 @@ use crate::harness::{Got, PATIENCE, connect, immediate, pool, tensor};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::Duration;
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Fabric, Half, LinkOptions, OpId, Port, Role};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, OpId, Port, Role};
 
 /// As links of nodes are made.
 fn full(lanes: u8, depth: u32) -> LinkOptions {

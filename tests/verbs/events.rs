@@ -5,8 +5,8 @@ use crate::harness::{Got, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::{Duration, Instant};
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::{Fabric, LinkFailure, OpId, Port, Sleep, Sleeper};
+use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::{Fabric, LinkFailure, OpId, Port, Sleep, Sleeper};
 
 const CQ_ERR: u32 = 0;
 const QP_FATAL: u32 = 1;
@@ -14,7 +14,9 @@ const QP_REQ_ERR: u32 = 2;
 const QP_ACCESS_ERR: u32 = 3;
 
 /// Two links, so many retries that nothing ends of itself, and on the first a write and a read that are under way.
-fn under_way(fake: &Fake) -> (Verbs, Verbs, (tensorwire::fabric::LinkId, tensorwire::fabric::LinkId)) {
+fn under_way(
+    fake: &Fake,
+) -> (Verbs, Verbs, (tensorwire::internals::fabric::LinkId, tensorwire::internals::fabric::LinkId)) {
     let patient = |device| VerbsOptions { timeout: 20, ..on(device) };
     let (mut a, mut b) = ends(fake, [patient("fake_0"), patient("fake_1")], &link(1, 16));
     let bystander = another(&mut a, &mut b, &link(1, 16));

@@ -4,7 +4,7 @@ use crate::driver::Fake;
 use crate::harness::{Got, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::{LinkFailure, OpId, Port, PostError};
+use tensorwire::internals::fabric::{LinkFailure, OpId, Port, PostError};
 
 /// Every status that a reliable connection makes, but the flush that follows another: number, name, a word of its cause.
 const STATUSES: [(u32, &str, &str); 14] = [
@@ -34,10 +34,10 @@ fn each_failed_completion_says_what_it_was_and_what_usually_causes_it() {
     for (code, name, cause) in STATUSES {
         (a.link, b.link) = another(&mut a, &mut b, &link(1, 16));
         let source = tensor(&a.pool, &[1; 64]);
-        let grant = tensorwire::wire::Grant { region: 3, key: 0, offset: 0, len: 64 };
+        let grant = tensorwire::internals::wire::Grant { region: 3, key: 0, offset: 0, len: 64 };
         fake.run(&format!("fail_request skip=2 status={code} vendor=0x77 opcode=0 qp={}", lane_of(&fake)));
         // The third fails; the fourth never happens.
-        let harmless = tensorwire::wire::Grant { len: 0, ..grant };
+        let harmless = tensorwire::internals::wire::Grant { len: 0, ..grant };
         for id in 1..=4 {
             let posted = a.port.write(a.link, ZERO, OpId(id), &source, 0, 0, &harmless, None);
             assert!(posted == Ok(()) || posted == Err(PostError::Down) && id == 4, "{posted:?}");
@@ -136,7 +136,7 @@ fn the_queue_pairs_of_a_failed_link_are_gone_before_it_says_so() {
     let source = tensor(&a.pool, &[1; 64]);
     fake.run(&format!("fail_request status=12 qp={}", lanes[1]));
     for (id, lane) in [0u8, 1, 2].into_iter().enumerate() {
-        let lane = tensorwire::fabric::Lane(lane);
+        let lane = tensorwire::internals::fabric::Lane(lane);
         a.port.write(a.link, lane, OpId(id as u64), &source, 0, 64, &grant, None).expect("room");
     }
     // One lane takes the others with it.

@@ -6,9 +6,9 @@ mod bare_machine;
 
 use bare_machine::{Machine, is_free_of_verbs};
 use std::path::PathBuf;
-use tensorwire::Node;
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::internals::memory::{PagePolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::{Node, Pool};
 
 fn this_program() -> PathBuf {
     std::env::current_exe().expect("this program has a path")

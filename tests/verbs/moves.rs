@@ -3,7 +3,7 @@
 use crate::driver::Fake;
 use crate::needs_fake;
 use crate::setup::*;
-use tensorwire::fabric::{Fabric, Port};
+use tensorwire::internals::fabric::{Fabric, Port};
 
 /// The newest step to RTR of a device's queue pairs.
 fn newest(fake: &Fake, device: &str) -> crate::driver::Line {

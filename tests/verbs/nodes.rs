@@ -7,9 +7,7 @@ use crate::{driver, foreign, needs_fake};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tensorwire::config::Config;
-use tensorwire::telemetry::Counter;
-use tensorwire::{DType, Error, ForeignMemory, Node, Shape, TensorMeta};
+use tensorwire::{Config, Counter, DType, Error, ForeignMemory, Node, Shape, TensorMeta};
 
 /// Two that can be used, with a table that has a hole.
 const DEVICES: &str = "

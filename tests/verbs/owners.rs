@@ -8,8 +8,9 @@ use crate::setup::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use tensorwire::fabric::Fabric;
-use tensorwire::memory::{ForeignMemory, Owner};
+use tensorwire::ForeignMemory;
+use tensorwire::internals::fabric::Fabric;
+use tensorwire::internals::memory::Owner;
 
 #[test]
 fn what_is_registered_for_an_owner_ends_with_it() {

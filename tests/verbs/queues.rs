@@ -4,8 +4,8 @@ use crate::driver::{Fake, Line, ONE_NIC};
 use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::{Completions, Fabric, OpId, Port, PostError};
+use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::{Completions, Fabric, OpId, Port, PostError};
 
 const WRITE: u64 = 0;
 const WRITE_WITH_IMMEDIATE: u64 = 1;

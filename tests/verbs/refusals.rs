@@ -6,8 +6,8 @@ use crate::harness::PATIENCE;
 use crate::needs_fake;
 use crate::setup::*;
 use std::time::{Duration, Instant};
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsHalf, VerbsOptions};
-use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsHalf, VerbsOptions};
+use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
 
 const NO_MEMORY: &str =
     "raise the memlock limit (`ulimit -l unlimited`) or make the pool and queue_depth smaller";
@@ -218,7 +218,9 @@ fn a_link_is_attached_to_the_port_that_it_was_made_for() {
     let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     let mut ports = [made.port().expect("a port"), made.port().expect("a port")];
     let links = crate::harness::connect(&made, &made, &link(1, 16));
-    let error = tensorwire::fabric::Port::attach(&mut ports[1], links.0).expect_err("of port 0").to_string();
+    let error = tensorwire::internals::fabric::Port::attach(&mut ports[1], links.0)
+        .expect_err("of port 0")
+        .to_string();
     assert_says(&error, &["port is 1", "the port of the number that its half was made for"]);
     drop((links.1, ports, made));
     fake.assert_clean();

@@ -4,8 +4,8 @@ use crate::driver::{Fake, Line, ONE_NIC};
 use crate::harness::{Got, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::{OpId, Port};
+use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::{OpId, Port};
 
 const LOCAL_WRITE: u64 = 1;
 const REMOTE_WRITE: u64 = 1 << 1;

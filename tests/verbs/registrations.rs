@@ -7,10 +7,9 @@ use crate::{expect, needs_fake};
 use memmap2::MmapMut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Fabric, OpId, Port, PostError, Registration};
-use tensorwire::memory::{ForeignMemory, Pool, Tensor};
-use tensorwire::wire::{DType, Shape, TensorMeta};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::internals::fabric::{Fabric, OpId, Port, PostError, Registration};
+use tensorwire::{DType, ForeignMemory, Pool, Shape, Tensor, TensorMeta};
 
 /// Ranges go to multiples of this.
 pub const GRAIN: usize = 2 << 20;
@@ -356,7 +355,7 @@ fn a_port_refuses_memory_that_its_fabric_has_not_registered() {
     let memory = ForeignMemory::from_owner(vec![1; 20_000]);
     let tensor = part(&memory, &a.pool, 0);
     let others = register(&b.fabric, &tensor, &b.pool).tensor.expect("registered");
-    let grant = tensorwire::wire::Grant { region: 0, key: 0, offset: 0, len: TENSOR };
+    let grant = tensorwire::internals::wire::Grant { region: 0, key: 0, offset: 0, len: TENSOR };
     for tensor in [&tensor, &others] {
         let refused = a.port.write(a.link, ZERO, OpId(1), tensor, 0, TENSOR, &grant, None);
         assert!(matches!(refused, Err(PostError::Refused(_))), "{refused:?}");

@@ -9,7 +9,7 @@ use crate::setup::*;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tensorwire::fabric::{LinkFailure, Port, Sleep, Sleeper};
+use tensorwire::internals::fabric::{LinkFailure, Port, Sleep, Sleeper};
 
 const ROLE: &str = "REMOVAL_ROLE";
 /// Over which CPU time is measured.

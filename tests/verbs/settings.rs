@@ -3,8 +3,8 @@
 use crate::driver::{Fake, Line};
 use crate::needs_fake;
 use crate::setup::*;
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::verbs::device::Mtu;
+use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::verbs::device::Mtu;
 
 /// The steps of a device's queue pairs to one state.
 fn steps(fake: &Fake, device: &str, to: &str) -> Vec<Line> {

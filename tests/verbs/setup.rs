@@ -2,9 +2,10 @@
 
 use crate::driver::Fake;
 use crate::harness::{End, PATIENCE, connect, pool};
-use tensorwire::fabric::verbs::device::{Wish, Wishes};
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{FabricError, Lane, LinkId, LinkOptions, Port, PostError};
+use tensorwire::FabricError;
+use tensorwire::internals::fabric::verbs::device::{Wish, Wishes};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::internals::fabric::{Lane, LinkId, LinkOptions, Port, PostError};
 
 pub type Verbs = End<VerbsFabric>;
 

@@ -4,8 +4,8 @@ use crate::driver::Fake;
 use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::verbs::VerbsOptions;
-use tensorwire::fabric::{LinkFailure, OpId, Port, PostError};
+use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::{LinkFailure, OpId, Port, PostError};
 
 /// Bytes of a write that is striped over four queue pairs: no multiple of anything.
 const LARGE: usize = 1_000_003;

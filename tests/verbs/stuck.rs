@@ -4,7 +4,7 @@ use crate::driver::Fake;
 use crate::harness::{Got, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::fabric::{OpId, Port};
+use tensorwire::internals::fabric::{OpId, Port};
 
 #[test]
 fn a_queue_pair_that_can_t_be_destroyed_but_stopped_gives_everything_back() {
@@ -14,7 +14,7 @@ fn a_queue_pair_that_can_t_be_destroyed_but_stopped_gives_everything_back() {
     let target = tensor_mut(&a.pool, 64);
     let grant = a.port.grant(a.link, target).expect("room");
     fake.run("fault call=destroy_qp errno=16");
-    a.port.fail(a.link, tensorwire::fabric::LinkFailure::Closed);
+    a.port.fail(a.link, tensorwire::internals::fabric::LinkFailure::Closed);
     a.until_down();
     assert!(a.port.revoke(a.link, &grant).is_some());
     assert!(a.pool.is_empty());
@@ -36,7 +36,7 @@ fn what_a_queue_pair_may_touch_that_can_t_even_be_stopped_is_never_used_again() 
     a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &exposed, None).expect("room");
     a.port.read(a.link, ZERO, OpId(2), tensor_mut(&a.pool, 64), &exposed).expect("room");
     fake.run("fault call=destroy_qp errno=16\nfault call=modify_qp:ERR errno=5");
-    a.port.fail(a.link, tensorwire::fabric::LinkFailure::Closed);
+    a.port.fail(a.link, tensorwire::internals::fabric::LinkFailure::Closed);
     let (failed, done, _) = a.until_down();
     assert_eq!((failed, done), (vec![1, 2], vec![]), "whoever waits is told");
     assert!(a.port.revoke(a.link, &grant).is_none(), "the peer may still write there");

@@ -6,7 +6,7 @@ use crate::driver::{Fake, ONE_NIC};
 use crate::needs_fake;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
-use tensorwire::fabric::verbs::sys::*;
+use tensorwire::internals::fabric::verbs::sys::*;
 
 const WRITABLE: i32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 

@@ -5,7 +5,7 @@ use crate::CliError;
 use serde_json::{Value, json};
 use std::net::Ipv6Addr;
 use std::path::Path;
-use tensorwire::fabric::verbs::device::{Choice, Device, GidEntry, Limits, Mtu, Port, UserAccess};
+use tensorwire::internals::fabric::verbs::device::{Choice, Device, GidEntry, Limits, Mtu, Port, UserAccess};
 
 /// The report, ready to print.
 pub fn render(report: &DeviceReport) -> Result<String, CliError> {

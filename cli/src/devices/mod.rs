@@ -10,11 +10,11 @@ mod text;
 
 use super::CliError;
 use std::path::{Path, PathBuf};
-use tensorwire::config::Config;
-use tensorwire::fabric::verbs;
-use tensorwire::fabric::verbs::device::{self, Choice, Found, Refusal, UserAccess};
-use tensorwire::fabric::verbs::library::Library;
-use tensorwire::node;
+use tensorwire::Config;
+use tensorwire::internals::fabric::verbs;
+use tensorwire::internals::fabric::verbs::device::{self, Choice, Found, Refusal, UserAccess};
+use tensorwire::internals::fabric::verbs::library::Library;
+use tensorwire::internals::node;
 
 /// Where the kernel shows this machine's devices.
 const SYSFS: &str = "/sys";

@@ -3,7 +3,7 @@
 use super::{DeviceReport, refused};
 use std::fmt::Write;
 use std::path::Path;
-use tensorwire::fabric::verbs::device::{Choice, Device, Limits, Port, UserAccess};
+use tensorwire::internals::fabric::verbs::device::{Choice, Device, Limits, Port, UserAccess};
 
 /// Said of what the kernel's files don't show.
 const ASK_LIBRARY: &str = "not shown by the kernel";

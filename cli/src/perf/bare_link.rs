@@ -7,9 +7,12 @@ use super::workload::{Abort, Facts, PeerWatch, Wait};
 use crate::CliError;
 use crate::reference::Landing;
 use std::time::{Duration, Instant};
-use tensorwire::fabric::{Completions, Event, Half, Lane, LinkId, LinkOptions, OpId, Port, PostError, Role};
-use tensorwire::memory::{Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
-use tensorwire::wire::{DType, Grant, Immediate, ImmediateKind, Shape, Slot, TensorMeta};
+use tensorwire::internals::fabric::{
+    Completions, Event, Half, Lane, LinkId, LinkOptions, OpId, Port, PostError, Role,
+};
+use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
+use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
 /// How long the two sides may take to meet.
 const MEETING: Duration = Duration::from_secs(20);

@@ -5,9 +5,7 @@ use super::plan::Settings;
 use super::rendezvous_lat::{SMALL, name};
 use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
 use crate::CliError;
-use tensorwire::memory::{BufferRing, Tensor};
-use tensorwire::node::Node;
-use tensorwire::rendezvous::{Error, Step};
+use tensorwire::{BufferRing, Error, Node, Step, Tensor};
 
 /// One side of such rounds.
 pub trait Exchange {

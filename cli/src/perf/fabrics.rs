@@ -2,11 +2,11 @@
 //! [`FabricName`](super::options::FabricName), and open it in [`open`](super::open).
 
 use super::plan::Settings;
-use tensorwire::fabric::shm::{ShmFabric, ShmOptions};
-use tensorwire::fabric::verbs::device::{Mtu, Wish, Wishes};
-use tensorwire::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::fabric::{Fabric, FabricError};
-use tensorwire::memory::Pool;
+use tensorwire::internals::fabric::Fabric;
+use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
+use tensorwire::internals::fabric::verbs::device::{Mtu, Wish, Wishes};
+use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::{FabricError, Pool};
 
 /// A fabric, and what a test must know of it.
 pub trait MeasuredFabric: Fabric + Sized {

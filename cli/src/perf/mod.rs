@@ -54,7 +54,7 @@ pub struct ResponderArgs {
 
 /// Takes the part that was asked for. Who measures prints, and writes the report.
 pub fn run(args: PerfArgs) -> Result<(), CliError> {
-    let plan = Plan::check(args, tensorwire::engine::process_cpus())?;
+    let plan = Plan::check(args, tensorwire::process_cpus())?;
     let json = plan.json.as_deref().map(JsonFile::probe).transpose()?;
     let report = match &plan.part {
         Part::Local => local(&plan)?,
@@ -165,5 +165,5 @@ fn answer(
 }
 
 fn pin(core: usize) -> Result<(), CliError> {
-    tensorwire::engine::pin_current_thread(core).map_err(|error| CliError::Failed(error.to_string()))
+    tensorwire::pin_current_thread(core).map_err(|error| CliError::Failed(error.to_string()))
 }

@@ -15,9 +15,9 @@ use super::write_lat::WriteLat;
 use crate::CliError;
 use crate::reference::{CacheLine, Ring64, SharedMapping};
 use std::sync::Arc;
-use tensorwire::fabric::Role;
-use tensorwire::fabric::shm::ShmFabric;
-use tensorwire::fabric::verbs::VerbsFabric;
+use tensorwire::internals::fabric::Role;
+use tensorwire::internals::fabric::shm::ShmFabric;
+use tensorwire::internals::fabric::verbs::VerbsFabric;
 
 /// Opens the measuring side of the test that was asked for. The responder opens at the same time.
 pub fn initiator(

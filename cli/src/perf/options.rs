@@ -5,9 +5,9 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
-use tensorwire::fabric::MAX_MESSAGE;
-use tensorwire::fabric::verbs::device::Mtu;
-use tensorwire::wire::message::MAX_ARMED;
+use tensorwire::internals::fabric::MAX_MESSAGE;
+use tensorwire::internals::fabric::verbs::device::Mtu;
+use tensorwire::internals::wire::message::MAX_ARMED;
 
 /// Turns at least beside references, and by default: fewer say nothing about the spread.
 pub const MIN_TURNS: u32 = 5;

@@ -7,9 +7,9 @@ use super::one_sided::Passive;
 use super::plan::Settings;
 use super::workload::{Abort, Facts, Initiator, PeerWatch};
 use crate::CliError;
-use tensorwire::fabric::{Lane, Port, PostError, Role};
-use tensorwire::memory::{Tensor, TensorMut};
-use tensorwire::wire::Grant;
+use tensorwire::internals::fabric::{Lane, Port, PostError, Role};
+use tensorwire::internals::wire::Grant;
+use tensorwire::{Tensor, TensorMut};
 
 /// The side that reads.
 pub struct ReadLat<F: MeasuredFabric> {

@@ -8,10 +8,7 @@ use super::plan::Settings;
 use super::rendezvous_lat::joined;
 use super::workload::{Abort, PATIENCE, PeerWatch};
 use crate::CliError;
-use tensorwire::memory::{BufferRing, Tensor};
-use tensorwire::node::Node;
-use tensorwire::rendezvous::{Batch, Delivery, Pending, Step};
-use tensorwire::wire::DType;
+use tensorwire::{Batch, BufferRing, DType, Delivery, Node, Pending, Step, Tensor};
 
 /// Tensors of a round are written while those of the last may still be on their way.
 const ROUNDS: usize = 3;

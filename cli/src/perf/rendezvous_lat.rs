@@ -12,10 +12,7 @@ use crate::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::TcpListener;
-use tensorwire::memory::{BufferRing, Tensor, TensorMut};
-use tensorwire::node::Node;
-use tensorwire::rendezvous::{Edge, Step};
-use tensorwire::wire::DType;
+use tensorwire::{BufferRing, DType, Edge, Node, Step, Tensor, TensorMut};
 
 /// The step that every tensor belongs to: several values under one key go through in order.
 const STEP: u64 = 1;

@@ -9,11 +9,7 @@ use super::plan::Settings;
 use super::rendezvous_lat::joined;
 use super::workload::{Abort, PATIENCE, PeerWatch};
 use crate::CliError;
-use tensorwire::memory::{BufferRing, Tensor};
-use tensorwire::node::Node;
-use tensorwire::rendezvous::{Edge, Sequence, Standing, Step};
-use tensorwire::telemetry::Counter;
-use tensorwire::wire::DType;
+use tensorwire::{BufferRing, Counter, DType, Edge, Node, Sequence, Standing, Step, Tensor};
 
 /// Buffers that tensors are produced into: one may still be on its way while the next is written.
 const BUFFERS: usize = 3;

@@ -6,7 +6,7 @@ use super::fabrics::MeasuredFabric;
 use super::plan::Settings;
 use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
 use crate::CliError;
-use tensorwire::fabric::Role;
+use tensorwire::internals::fabric::Role;
 
 /// One side of the ping-pong.
 pub struct SendLat<F: MeasuredFabric> {

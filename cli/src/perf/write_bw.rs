@@ -9,9 +9,9 @@ use super::recorder::Recorder;
 use super::workload::{Abort, Facts, Initiator, PeerWatch};
 use crate::CliError;
 use crate::reference::Stopwatch;
-use tensorwire::fabric::Role;
-use tensorwire::memory::Tensor;
-use tensorwire::wire::Grant;
+use tensorwire::Tensor;
+use tensorwire::internals::fabric::Role;
+use tensorwire::internals::wire::Grant;
 
 /// The side that writes.
 pub struct WriteBw<F: MeasuredFabric> {

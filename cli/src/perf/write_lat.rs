@@ -8,9 +8,9 @@ use super::plan::Settings;
 use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
 use crate::CliError;
 use crate::reference::Landing;
-use tensorwire::fabric::Role;
-use tensorwire::memory::Tensor;
-use tensorwire::wire::{Grant, Immediate};
+use tensorwire::Tensor;
+use tensorwire::internals::fabric::Role;
+use tensorwire::internals::wire::{Grant, Immediate};
 
 /// Looks at memory between two polls, which would tell that the link is down.
 const LOOKS: u32 = 4096;

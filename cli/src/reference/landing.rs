@@ -2,9 +2,9 @@
 #![allow(unsafe_code)] // a byte that is not read through a tensor
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use tensorwire::fabric::{LinkId, Port, PostError};
-use tensorwire::memory::{Pool, TensorMut};
-use tensorwire::wire::Grant;
+use tensorwire::internals::fabric::{LinkId, Port, PostError};
+use tensorwire::internals::wire::Grant;
+use tensorwire::{Pool, TensorMut};
 
 /// Memory that a peer was granted for as long as the program runs.
 pub struct Landing {

@@ -1,7 +1,7 @@
 //! The bytes of a program, taken one after the other. Where they end, there are zeros.
 
-use tensorwire::wire::Slot;
-use tensorwire::wire::message::RequestId;
+use tensorwire::internals::wire::Slot;
+use tensorwire::internals::wire::message::RequestId;
 
 /// What is left of the input.
 pub struct Input<'a>(pub &'a [u8]);

@@ -13,9 +13,10 @@ use libfuzzer_sys::fuzz_target;
 use owner::Owner;
 use peer::Peer;
 use std::time::Duration;
-use tensorwire::fabric::sim::{SimNetwork, SimOptions};
-use tensorwire::fabric::{Fabric, Half, LinkOptions, Role};
-use tensorwire::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::fabric::sim::{SimNetwork, SimOptions};
+use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::Pool;
 
 /// Receives of each side.
 const DEPTH: u32 = 8;

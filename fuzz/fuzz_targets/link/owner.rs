@@ -4,16 +4,13 @@ use crate::input::Input;
 use crate::{OWNER, PEER};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tensorwire::fabric::sim::{SimLink, SimPort};
-use tensorwire::fabric::{LinkFailure, LinkId};
-use tensorwire::link::{
-    HeldValue, Incoming, LinkEvent, LinkIdentity, LinkSettings, Links, Received, Served, TensorKey, Value,
-    Verdict, Want,
-};
-use tensorwire::memory::{Pool, Tensor, TensorMut};
-use tensorwire::telemetry::CountersWriter;
-use tensorwire::wire::message::RequestId;
-use tensorwire::wire::{Code, DType, EdgeName, Shape, Status, TaskId, TensorMeta};
+use tensorwire::internals::fabric::{LinkFailure, LinkId};
+use tensorwire::internals::fabric::sim::{SimLink, SimPort};
+use tensorwire::internals::link::{HeldValue, Incoming, LinkEvent, LinkIdentity, LinkSettings, Links, Received, Served, TensorKey, Verdict, Want};
+use tensorwire::internals::telemetry::CountersWriter;
+use tensorwire::internals::wire::EdgeName;
+use tensorwire::internals::wire::message::RequestId;
+use tensorwire::{Code, DType, Pool, Shape, Status, TaskId, Tensor, TensorMeta, TensorMut, Value};
 
 /// Unanswered requests of the peer that are remembered.
 const MAX_ASKED: usize = 64;

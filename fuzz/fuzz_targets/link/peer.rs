@@ -2,18 +2,14 @@
 
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
-use tensorwire::fabric::sim::{SimLink, SimPort};
-use tensorwire::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
-use tensorwire::memory::{LentBytes, Pool, Tensor};
-use tensorwire::wire::message::fragment::{Assembler, cut, is_fragment};
-use tensorwire::wire::message::pack::{Pack, is_packed, unpack};
-use tensorwire::wire::message::{
-    Allocator, Arm, ArmedStep, ArmedSteps, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side,
-    TensorRequest, VERSION, VersionedMeta,
-};
-use tensorwire::wire::{
-    Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Shape, Slot, Status, TensorMeta, sum_of,
-};
+use tensorwire::internals::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
+use tensorwire::internals::fabric::sim::{SimLink, SimPort};
+use tensorwire::internals::memory::LentBytes;
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaPlace, Slot, sum_of};
+use tensorwire::internals::wire::message::{Allocator, Arm, ArmedStep, ArmedSteps, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION, VersionedMeta};
+use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
+use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
+use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
 const SLOT: usize = 224;

@@ -7,8 +7,8 @@ use super::*;
 /// [`StringTensor::to_tensor`] makes of it what can be sent, [`StringTensor::from_tensor`] reads what was received.
 ///
 /// ```
-/// use tensorwire::memory::{Pool, PoolOptions, Region, RegionOptions, StringTensor};
-/// use tensorwire::wire::Shape;
+/// use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
+/// use tensorwire::{Pool, Shape, StringTensor};
 ///
 /// let pool = Pool::new(Region::create(0, &RegionOptions::new(1 << 20))?, PoolOptions::default())?;
 /// let words = StringTensor::new(Shape::new(&[3])?, ["one", "", "three"])?;

@@ -5,9 +5,8 @@ use super::*;
 /// A tensor of variants.
 ///
 /// ```
-/// use tensorwire::memory::{NestedTensor, Pool, PoolOptions, Region, RegionOptions};
-/// use tensorwire::memory::{StringTensor, Variant, VariantTensor};
-/// use tensorwire::wire::Shape;
+/// use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
+/// use tensorwire::{NestedTensor, Pool, Shape, StringTensor, Variant, VariantTensor};
 ///
 /// let pool = Pool::new(Region::create(0, &RegionOptions::new(1 << 20))?, PoolOptions::default())?;
 /// let names = StringTensor::new(Shape::new(&[2])?, ["left", "right"])?;

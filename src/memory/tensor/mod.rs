@@ -91,10 +91,10 @@ impl Tensor {
     /// A tensor whose bytes lie in a peer's region. `pool` keeps the books of it, and none of the bytes.
     ///
     /// Bool is refused: its bytes are checked when they are viewed, and a peer could change them after
-    /// that. (See [`LentBytes`] for whom that trusts.)
+    /// that. (See `LentBytes` for whom that trusts.)
     ///
     /// # Errors
-    /// [`LentError`] with the bytes, if they are not as many as the tensor has or it can't be lent.
+    /// `LentError` with the bytes, if they are not as many as the tensor has or it can't be lent.
     pub fn from_lent(
         pool: &Pool,
         meta: TensorMeta,

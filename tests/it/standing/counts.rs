@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use tensorwire::telemetry::{Counter, Snapshot};
-use tensorwire::{Code, Status};
+use tensorwire::{Code, Counter, Snapshot, Status};
 
 /// What becomes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

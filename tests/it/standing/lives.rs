@@ -4,8 +4,7 @@ use super::{BASE, LARGE, begin, here, receive, send, there};
 use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{cluster, counting, lends_nothing, member, until};
 use std::time::Duration;
-use tensorwire::telemetry::{Counter, Gauge};
-use tensorwire::{Code, Error, Node, Sequence};
+use tensorwire::{Code, Counter, Error, Gauge, Node, Sequence};
 
 const WINDOW: u32 = 8;
 /// Steps that the first life receives.

@@ -3,7 +3,7 @@
 use super::{LARGE, WINDOW, begin, here, pair, receive, send, send_and_wait, there};
 use crate::common::{SOON, until};
 use std::sync::mpsc::channel;
-use tensorwire::telemetry::{Counter, Snapshot};
+use tensorwire::{Counter, Snapshot};
 
 #[test]
 fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {

@@ -5,8 +5,7 @@ use crate::common::{SOON, cluster, counting, member, pollers, until, values};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use tensorwire::telemetry::{Counter, Snapshot};
-use tensorwire::{Edge, Node};
+use tensorwire::{Counter, Edge, Node, Snapshot};
 
 /// Some edges, all received in each step, with a window of 16.
 #[derive(Clone, Copy)]

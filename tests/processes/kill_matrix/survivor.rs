@@ -5,8 +5,7 @@ use crate::common::other::{Other, counts};
 use crate::common::{SOON, cluster, member, over_verbs, until};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tensorwire::telemetry::{Counter, Snapshot};
-use tensorwire::{DType, Error, LossCause, Node, Pending, Tensor};
+use tensorwire::{Counter, DType, Error, LossCause, Node, Pending, Snapshot, Tensor};
 
 fn count(node: &Node, counter: Counter) -> u64 {
     node.counters().get(counter)

@@ -5,8 +5,7 @@ use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, over_verbs, until};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tensorwire::telemetry::Counter;
-use tensorwire::{DType, Node};
+use tensorwire::{Counter, DType, Node};
 
 fn variable(name: &str) -> String {
     std::env::var(name).expect("started by a test")

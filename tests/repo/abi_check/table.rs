@@ -2,7 +2,7 @@
 
 use rdma_sys as theirs;
 use std::mem::offset_of;
-use tensorwire::fabric::verbs::sys as ours;
+use tensorwire::internals::fabric::verbs::sys as ours;
 
 /// How the end of a struct may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

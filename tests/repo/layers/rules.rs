@@ -266,7 +266,9 @@ fn edges(code: &[Token], scope: &Scope, file_depth: usize) -> Vec<(usize, String
     for (at, token) in code.iter().enumerate() {
         match token.word() {
             Some("crate") if !opens_visibility(code, at) => names_after(code, at + 1, &mut found),
-            Some("tensorwire") if is_crate_path(code, at) => names_after(code, at + 1, &mut found),
+            Some("tensorwire") if is_crate_path(code, at) => {
+                names_after(code, at + 1 + inside_internals(code, at + 1), &mut found);
+            }
             Some("super") if !is_after_super(code, at) => {
                 let depth = file_depth + scope.modules[at];
                 supers(code, at, depth, &mut found);
@@ -275,6 +277,12 @@ fn edges(code: &[Token], scope: &Scope, file_depth: usize) -> Vec<(usize, String
         }
     }
     found
+}
+
+/// How many tokens to pass over if `::internals` follows: its modules are the crate's.
+fn inside_internals(code: &[Token], at: usize) -> usize {
+    let follows = is_path_mark(code, at) && code.get(at + 2).is_some_and(|t| t.is_word("internals"));
+    if follows { 3 } else { 0 }
 }
 
 /// `pub(crate)`: not a path. (`pub(in crate::link)` is one.)

@@ -3,7 +3,7 @@
 //! [`Device`] says what a device is: its ports with state, speed and MTU, their GID and partition key tables,
 //! what it can hold. [`read`] fills it from sysfs, where the kernel shows nearly all of that without any
 //! library; what only `ibv_query_device(3)` and `ibv_query_port(3)` tell is `None` until somebody who has asked
-//! fills it in. [`choose`] takes the devices and the [`Wishes`] of the configuration, and answers with a
+//! fills it in. `choose` takes the devices and the [`Wishes`] of the configuration, and answers with a
 //! [`Choice`], each part with its reason, or with a [`Refusal`] that lists what there is to choose from.
 //!
 //! Nothing here opens a device, loads a library or holds `unsafe` code: the choice is a function of plain values,
