@@ -4,7 +4,7 @@
 use super::shared_poller::Engine;
 use super::{Handler, PinError, PollMode, pin_current_thread};
 use crate::fabric::Port;
-use crate::memory::Home;
+use crate::memory::ForkGuard;
 use crate::wire::Time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,7 +72,7 @@ impl BackgroundState {
 pub struct PollingThread {
     close: Box<dyn Fn() + Send + Sync>,
     thread: Option<JoinHandle<()>>,
-    home: Home,
+    fork_guard: ForkGuard,
 }
 
 /// Why a polling thread did not start.
@@ -135,12 +135,16 @@ pub fn start<P: Port, H: Handler<P>>(
     }
     engine.set_mode(mode);
     let engine = Arc::clone(engine);
-    Ok(PollingThread { close: Box::new(move || engine.close()), thread: Some(thread), home: Home::here() })
+    Ok(PollingThread {
+        close: Box::new(move || engine.close()),
+        thread: Some(thread),
+        fork_guard: ForkGuard::new(),
+    })
 }
 
 impl Drop for PollingThread {
     fn drop(&mut self) {
-        if self.home.is_left() {
+        if self.fork_guard.in_child() {
             // The thread, and whatever it holds, is the parent's.
             std::mem::forget(self.thread.take());
             return;

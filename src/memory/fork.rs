@@ -5,7 +5,7 @@
 //! anything else puts private mappings in place of those that are registered here: what the child writes stays in the
 //! child. They are no snapshot: a page that the child has not written shows what the parent makes of it, so a child reads
 //! its parent's tensors only while the parent holds them. And everything that must not be used in a child remembers
-//! its [`Home`].
+//! its [`ForkGuard`].
 //!
 //! `fork(3)` of the C library calls the handler, as do Rust's `std::process` and Python. A child that was made
 //! by the bare system call, or by `vfork`, does not know that it is one: it must call `exec` and nothing else.
@@ -21,18 +21,18 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// The process that something was made in. Threads, locks and queues of it do not work in a forked child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Home(u64);
+pub struct ForkGuard(u64);
 
-impl Home {
+impl ForkGuard {
     /// This process.
-    pub fn here() -> Home {
+    pub fn new() -> ForkGuard {
         watch_forks();
-        Home(FORKS.load(Ordering::Relaxed))
+        ForkGuard(FORKS.load(Ordering::Relaxed))
     }
 
     /// Whether this is a child that was forked since, as `fork(3)` of the C library does it. One load.
     #[inline]
-    pub fn is_left(self) -> bool {
+    pub fn in_child(self) -> bool {
         // Relaxed: written only in a new process, before its first thread goes on.
         FORKS.load(Ordering::Relaxed) != self.0
     }
@@ -46,7 +46,7 @@ pub struct SharedMapping {
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct MappingEntry {
     base: usize,
     len: usize,
     /// The file whose bytes the child sees; without one it sees zeros.
@@ -56,7 +56,7 @@ struct Entry {
 /// The registered mappings, behind a lock that a fork holds: the child finds it as its own thread left it.
 struct Registry {
     held: AtomicBool,
-    entries: UnsafeCell<Vec<Entry>>,
+    entries: UnsafeCell<Vec<MappingEntry>>,
 }
 
 // SAFETY: `entries` is touched only by who holds `held`.
@@ -76,7 +76,7 @@ impl Registry {
         self.held.store(false, Ordering::Release);
     }
 
-    fn with<R>(&self, body: impl FnOnce(&mut Vec<Entry>) -> R) -> R {
+    fn with<R>(&self, body: impl FnOnce(&mut Vec<MappingEntry>) -> R) -> R {
         self.acquire();
         // SAFETY: this thread holds the lock, and `body` does not come back here.
         let result = body(unsafe { &mut *self.entries.get() });
@@ -92,7 +92,7 @@ impl SharedMapping {
         watch_forks();
         let base = base.as_ptr() as usize;
         let file = file.map(|file| file.as_raw_fd());
-        REGISTRY.with(|entries| entries.push(Entry { base, len, file }));
+        REGISTRY.with(|entries| entries.push(MappingEntry { base, len, file }));
         SharedMapping { base, len }
     }
 }
@@ -142,7 +142,7 @@ extern "C" fn in_child() {
     REGISTRY.release();
 }
 
-fn make_private(Entry { base, len, file }: Entry) {
+fn make_private(MappingEntry { base, len, file }: MappingEntry) {
     let map = |access, kind, file| {
         let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE | kind;
         // SAFETY: the range is a mapping that its owner has registered and, by the rule of `SharedMapping`, has not
@@ -181,10 +181,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_child_knows_that_it_is_one() {
-        let home = Home::here();
-        assert!(!home.is_left());
-        assert!(in_a_child(|| home.is_left() && !Home::here().is_left()));
-        assert!(!home.is_left());
+        let home = ForkGuard::new();
+        assert!(!home.in_child());
+        assert!(in_a_child(|| home.in_child() && !ForkGuard::new().in_child()));
+        assert!(!home.in_child());
     }
 
     #[test]

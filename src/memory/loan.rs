@@ -7,34 +7,34 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Where a loan is given back.
-pub trait LeaseSink: Send + Sync {
+pub trait GiveBack: Send + Sync {
     /// The loan with this index is over. Called once for each lease, from whichever thread drops it, so it
     /// must not block, allocate, fail or panic.
     fn give_back(&self, index: u32);
 }
 
 /// A loan that is given back when this is dropped.
-pub struct Lease {
-    sink: Arc<dyn LeaseSink>,
+pub struct LoanGuard {
+    sink: Arc<dyn GiveBack>,
     index: u32,
 }
 
-impl Lease {
+impl LoanGuard {
     /// A loan that ends with `sink.give_back(index)`.
-    pub fn new(sink: Arc<dyn LeaseSink>, index: u32) -> Lease {
-        Lease { sink, index }
+    pub fn new(sink: Arc<dyn GiveBack>, index: u32) -> LoanGuard {
+        LoanGuard { sink, index }
     }
 }
 
-impl Drop for Lease {
+impl Drop for LoanGuard {
     fn drop(&mut self) {
         self.sink.give_back(self.index);
     }
 }
 
-impl fmt::Debug for Lease {
+impl fmt::Debug for LoanGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({})", self.index)
+        write!(f, "LoanGuard({})", self.index)
     }
 }
 
@@ -49,7 +49,7 @@ pub struct LentBytes {
     data: NonNull<u8>,
     len: usize,
     // Before the region: the loan ends while its memory is still mapped.
-    _lease: Lease,
+    _lease: LoanGuard,
     _region: Arc<PeerRegion>,
 }
 
@@ -61,7 +61,7 @@ unsafe impl Sync for LentBytes {}
 impl LentBytes {
     /// `len` bytes at `offset` of a peer's region; `None` if they are not all inside, and then the lease is
     /// given back at once.
-    pub fn new(region: Arc<PeerRegion>, offset: u64, len: u64, lease: Lease) -> Option<LentBytes> {
+    pub fn new(region: Arc<PeerRegion>, offset: u64, len: u64, lease: LoanGuard) -> Option<LentBytes> {
         let data = NonNull::new(region.bytes_at(offset, len)?.cast_mut())?;
         Some(LentBytes { data, len: usize::try_from(len).ok()?, _lease: lease, _region: region })
     }

@@ -37,14 +37,14 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
-pub use foreign::observers::{GoneOwner, PageKeeper, tell_of_changes};
-pub use foreign::{ForeignError, ForeignMemory, ForeignPlace, HeldOwner, Owner, Registered};
-pub use fork::{Home, SharedMapping};
-pub use loan::{Lease, LeaseSink, LentBytes, LentError};
+pub use foreign::observers::{ForeignMemoryObserver, WeakOwner, observe_foreign_memory};
+pub use foreign::{ForeignError, ForeignLocation, ForeignMemory, ForeignRegistration, HeldOwner, Owner};
+pub use fork::{ForkGuard, SharedMapping};
+pub use loan::{GiveBack, LentBytes, LentError, LoanGuard};
 pub use pool::error::PoolError;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use region::pages::{PageKind, PagePolicy};
-pub(crate) use region::peer::merged_spans;
+pub(crate) use region::peer::merge_spans;
 pub use region::peer::{PeerRegion, PeerRegionError, verify_seals};
 pub use region::report::RegionReport;
 pub use region::{LockPolicy, Region, RegionError, RegionOptions};

@@ -15,7 +15,7 @@ use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
 use crate::memory::{
-    BufferRing, Home, LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, RegionReport,
+    BufferRing, ForkGuard, LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, RegionReport,
     TensorMut,
 };
 use crate::rendezvous::{
@@ -49,7 +49,7 @@ pub struct Node {
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
-    home: Home,
+    fork_guard: ForkGuard,
 }
 
 /// How far a node is in its life: started, connected with every member, stopping, stopped.
@@ -151,7 +151,7 @@ impl Node {
             rendezvous.register_by(registrar);
         }
         let owners = Executor::of_owners();
-        pool.end_owners_by({
+        pool.drop_owners_with({
             let owners = owners.clone();
             move |owner| owners.run_or_here(move || drop(owner))
         });
@@ -182,7 +182,7 @@ impl Node {
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
-            home: Home::here(),
+            fork_guard: ForkGuard::new(),
         })
     }
 
@@ -233,7 +233,7 @@ impl Node {
 
     /// How far the node is in its life.
     pub fn state(&self) -> NodeState {
-        if self.home.is_left() {
+        if self.fork_guard.in_child() {
             return NodeState::Stopped;
         }
         self.bootstrap.state()
@@ -241,7 +241,7 @@ impl Node {
 
     /// Where its bootstrap service listens; `None` once it has stopped.
     pub fn address(&self) -> Option<SocketAddr> {
-        if self.home.is_left() {
+        if self.fork_guard.in_child() {
             return None;
         }
         self.bootstrap.local_addr()
@@ -440,7 +440,7 @@ impl Node {
     }
 
     fn check_home(&self) -> Result<(), NodeError> {
-        if self.home.is_left() { Err(NodeError::Forked) } else { Ok(()) }
+        if self.fork_guard.in_child() { Err(NodeError::Forked) } else { Ok(()) }
     }
 
     fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
@@ -461,7 +461,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if self.home.is_left() {
+        if self.fork_guard.in_child() {
             // The threads are not here, their locks may be held for ever, and the descriptors are the parent's too:
             // nothing may be taken apart.
             self.rendezvous.abandon();

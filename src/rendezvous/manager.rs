@@ -16,7 +16,7 @@ use super::waiter::Outcome;
 use crate::engine::{Executor, OneshotPool};
 use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
-use crate::memory::{Home, Pool};
+use crate::memory::{ForkGuard, Pool};
 use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashSet;
@@ -56,7 +56,7 @@ pub struct Shared {
     pub(super) executor: Executor,
     pub(super) pool: Pool,
     pub(super) foreign: Arc<Foreign>,
-    home: Home,
+    fork_guard: ForkGuard,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) next_call: AtomicU64,
     next_expiry: AtomicU64,
@@ -230,7 +230,7 @@ impl Rendezvous {
             executor,
             pool,
             foreign: Arc::default(),
-            home: Home::here(),
+            fork_guard: ForkGuard::new(),
             outstanding,
             next_call: AtomicU64::new(0),
             next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
@@ -500,7 +500,7 @@ impl Shared {
     /// Whether this is the process that it was made in. To be asked before any lock is taken: in a forked child
     /// the thread that holds it may not be there.
     pub(super) fn check_home(&self) -> Result<(), Error> {
-        if self.home.is_left() { Err(Error::Forked) } else { Ok(()) }
+        if self.fork_guard.in_child() { Err(Error::Forked) } else { Ok(()) }
     }
 
     pub(super) fn check_usable(&self) -> Result<(), Error> {

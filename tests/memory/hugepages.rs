@@ -73,7 +73,7 @@ fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
     let free = || fs::read_to_string(reserved.file.with_file_name("free_hugepages")).expect("sysfs");
     let before: u64 = free().trim().parse().expect("a number");
     // SAFETY: nobody writes any more, and nothing but this part is read.
-    unsafe { peer.keep_only(&[(span.offset, span.len)]) }.expect("room");
+    unsafe { peer.relocate(&[(span.offset, span.len)]) }.expect("room");
     assert_eq!(free().trim().parse::<u64>().expect("a number"), before + size / page);
     // SAFETY: as above.
     let seen =

@@ -149,7 +149,7 @@ fn role_heir() {
     assert_eq!(node.counters().get(Counter::BytesKept), 4 * SIZES.iter().sum::<usize>() as u64);
     assert!(!has_file(file), "the dead process's pool is still held");
     let (name, _, resident) = mapping_of(address);
-    assert!(name.contains("memfd:tensorwire-kept"), "{name}");
+    assert!(name.contains("memfd:tensorwire-relocated"), "{name}");
     assert!(resident <= 4 * 100_000 + 4 * 4096, "{resident} bytes are in memory");
     assert!(all_right(&held));
 

@@ -21,7 +21,7 @@ fn what_is_registered_for_an_owner_ends_with_it() {
     let (memory, other) = (own(&grains(2)), own(&grains(1)));
     // As a node does it.
     let (sender, owners) = channel();
-    pool.end_owners_by(move |owner| sender.send(owner).expect("open"));
+    pool.drop_owners_with(move |owner| sender.send(owner).expect("open"));
     let tensor = register(&fabric, &part(&memory, &pool, 0), &pool).tensor.expect("registered");
     assert!(register(&fabric, &part(&memory, &pool, GRAIN), &pool).tensor.is_some());
     assert!(register(&fabric, &part(&other, &pool, 0), &pool).tensor.is_some());

@@ -207,7 +207,7 @@ fn pages_that_were_replaced_under_a_living_owner_are_registered_anew() {
     }
     let before = ended(&fake);
     // It is told by any memory of any owner, and reaches every fabric.
-    memory.clone().changed(GRAIN + 4096..GRAIN + 8192);
+    memory.clone().pages_replaced(GRAIN + 4096..GRAIN + 8192);
     assert_eq!(ended(&fake), before + 3);
     for (end, memory) in [(&a, &memory), (&a, &other), (&b, &memory)] {
         assert_eq!([0, 1, 2].map(|grain| of(end, memory, grain).is_known), [true, false, true]);
@@ -216,7 +216,7 @@ fn pages_that_were_replaced_under_a_living_owner_are_registered_anew() {
     // What a tensor has stays for this tensor, and is found by none.
     let in_use = of(&b, &memory, 2).tensor.expect("found");
     let key = |tensor: &Tensor| tensor.registered().map(|of| of.key);
-    memory.changed(0..usize::MAX);
+    memory.pages_replaced(0..usize::MAX);
     let anew = of(&b, &memory, 2);
     assert!(!anew.is_known && anew.tensor.as_ref().and_then(key) != key(&in_use));
     drop((anew, in_use, a, b, memory, other));
@@ -319,7 +319,7 @@ fn what_a_device_can_not_register_is_not_asked_for_again_and_ends_nothing() {
         assert!(refused.tensor.is_none() && refused.ended == 0 && of(0).is_known);
     }
     assert_eq!(made(&fake).len(), 1, "asked again, it would have had it");
-    memory.changed(GRAIN..2 * GRAIN);
+    memory.pages_replaced(GRAIN..2 * GRAIN);
     assert!(of(1).tensor.is_some() && of(0).is_known);
     drop((fabric, memory));
     fake.assert_clean();

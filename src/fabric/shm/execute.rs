@@ -10,7 +10,7 @@ use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::reads::{PendingRead, ReadAnswer};
 use crate::fabric::{Completions, Event, LinkFailure};
-use crate::memory::{Lease, LentBytes};
+use crate::memory::{LentBytes, LoanGuard};
 use crate::wire::Immediate;
 use std::sync::Arc;
 
@@ -193,7 +193,7 @@ impl OrderExecutor {
         let region = Arc::clone(self.memory.region(id, len == 0).map_err(broke)?);
         let (have, offset) = (region.len(), if len == 0 { 0 } else { offset });
         let place = self.leases.take(place, number, (&region, offset, len)).map_err(broke)?;
-        let lease = Lease::new(Arc::clone(&self.leases) as _, place);
+        let lease = LoanGuard::new(Arc::clone(&self.leases) as _, place);
         let Some(bytes) = LentBytes::new(region, offset, len, lease) else {
             return Err(broke(format!(
                 "it lent {len} bytes at {offset} of its region {id}, which has {have}"

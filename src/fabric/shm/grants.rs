@@ -10,7 +10,7 @@ use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::Grant;
 
 const INDEX_BITS: u32 = 14;
-/// ShmGrants that a link can have at a time.
+/// Grants that a link can have at a time.
 pub(super) const MAX_GRANTS: usize = 1 << INDEX_BITS;
 
 /// What is granted.

@@ -155,7 +155,7 @@ impl Lane {
         !self.pending.is_empty() || !self.answers.is_empty()
     }
 
-    /// PendingReads the peer's line.
+    /// Reads the peer's line.
     pub(super) fn refresh(&mut self, out: &mut Completions) -> Result<(), BadAck> {
         self.out.refresh()?;
         self.complete(out);

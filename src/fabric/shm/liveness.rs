@@ -13,7 +13,7 @@
 use crate::fabric::shm::loans::reclaim::Reclaimer;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::{FabricError, FabricKind};
-use crate::memory::Home;
+use crate::memory::ForkGuard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::time::{
@@ -56,7 +56,7 @@ struct WatcherSlot {
 
 struct WatcherShared {
     /// A forked child has the same epoll and eventfd, and must not touch them.
-    fork_guard: Home,
+    fork_guard: ForkGuard,
     epoll: OwnedFd,
     stop: OwnedFd,
     timer: OwnedFd,
@@ -145,7 +145,7 @@ impl ProcessWatcher {
         let timer = timer(period).map_err(os("making a timer"))?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(TICK), epoll::EventFlags::IN)
             .map_err(os("watching a timer"))?;
-        let (fork_guard, watched) = (Home::here(), Mutex::default());
+        let (fork_guard, watched) = (ForkGuard::new(), Mutex::default());
         let reclaiming = Mutex::default();
         let shared =
             Arc::new(WatcherShared { fork_guard, epoll, stop, timer, reclaimer, reclaiming, watched });
@@ -285,7 +285,7 @@ impl WatcherShared {
 
 impl Drop for ProcessWatcher {
     fn drop(&mut self) {
-        if self.shared.fork_guard.is_left() {
+        if self.shared.fork_guard.in_child() {
             return std::mem::forget(self.thread.take()); // it is the parent's
         }
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
@@ -321,7 +321,7 @@ impl ProcessWatch {
 impl Drop for ProcessWatch {
     fn drop(&mut self) {
         let shared = &self.watcher.shared;
-        if shared.fork_guard.is_left() {
+        if shared.fork_guard.in_child() {
             return;
         }
         let mut watched = shared.watched();

@@ -1,4 +1,4 @@
-//! ShmContext memory between processes of one host.
+//! Shared memory between processes of one host.
 //!
 //! Each process makes a segment per link that only it can write and that the peer maps read-only:
 //! its rings, how far it has come in the peer's, which loans it has given back, whether it still

@@ -1,4 +1,4 @@
-//! PendingReads: those that this side waits for, and those of the peer that it has yet to answer.
+//! Reads: those that this side waits for, and those of the peer that it has yet to answer.
 
 use crate::fabric::OpId;
 use crate::fabric::shm::memory::order::{OrderSource, ReadTicket};

@@ -2,7 +2,7 @@
 
 use super::network::State;
 use crate::memory::{
-    Lease, LentBytes, LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions,
+    LentBytes, LoanGuard, LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions,
 };
 use crate::wire::message::Message;
 use crate::wire::{DType, Shape, TensorMeta};
@@ -32,7 +32,12 @@ impl State {
     }
 
     /// The same for what is lent: the borrower then sees bytes that are not the lender's.
-    pub(super) fn flip_loan(&mut self, to: usize, lent: &[u8], lease: Lease) -> Result<LentBytes, Lease> {
+    pub(super) fn flip_loan(
+        &mut self,
+        to: usize,
+        lent: &[u8],
+        lease: LoanGuard,
+    ) -> Result<LentBytes, LoanGuard> {
         let mut bytes = lent.to_vec();
         if !self.flip(to, &mut bytes) {
             return Err(lease);

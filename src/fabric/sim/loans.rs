@@ -3,7 +3,7 @@
 use super::network::{Happening, State};
 use super::side::{Arrived, Held, Operation};
 use crate::fabric::{Allowance, Lane, LinkFailure, OpId, PostError};
-use crate::memory::{Lease, LeaseSink, LentBytes, Tensor};
+use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Immediate;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +18,7 @@ impl Returned {
     }
 }
 
-impl LeaseSink for Returned {
+impl GiveBack for Returned {
     fn give_back(&self, loan: u32) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(loan);
     }
@@ -83,7 +83,7 @@ impl State {
         let Some((from, _)) = entry.operation else { return Ok(()) };
         let (offset, len) = entry.tensor.span().map_or((0, 0), |span| (span.offset, span.len));
         let region = self.processes[self.sides[from].process.0 as usize].region.clone();
-        let lease = Lease::new(self.returned.clone(), loan);
+        let lease = LoanGuard::new(self.returned.clone(), loan);
         let tensor = entry.tensor.clone();
         entry.borrower = Some(to);
         let bytes = match self.flip_loan(to, tensor.bytes(), lease) {

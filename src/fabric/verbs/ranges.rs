@@ -7,7 +7,7 @@
 //! has asked for in between gives way to it. So of a working set that is too large by a little the rest stays refused, instead of each
 //! range ending the one that is needed next; and what is not used any more goes when the new has come round twice.
 
-use crate::memory::{GoneOwner, Owner};
+use crate::memory::{Owner, WeakOwner};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub(super) struct Ranges<R> {
 }
 
 struct Owned<R> {
-    owner: GoneOwner,
+    owner: WeakOwner,
     /// By their first byte.
     ranges: BTreeMap<usize, Known<R>>,
     /// By the tensor's first byte and the one behind its last.
@@ -322,7 +322,7 @@ impl<R> Ranges<R> {
     }
 
     /// Takes out what is registered for an owner that is gone.
-    pub fn end_owner(&mut self, owner: &GoneOwner, out: &mut Vec<Known<R>>) {
+    pub fn end_owner(&mut self, owner: &WeakOwner, out: &mut Vec<Known<R>>) {
         let all = std::mem::take(&mut self.retired);
         self.retire(all, out);
         self.take_owner(owner.as_ptr().cast::<()>().addr(), out);

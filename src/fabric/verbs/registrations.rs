@@ -7,7 +7,7 @@
 //! of the memory alone, which keeps them: a range is found only by the same owner. When the owner is gone, nothing finds the registration
 //! any more, and nothing is posted with it, as what is posted holds the owner: whoever dropped it ends the registration, behind the
 //! owner's own drop. Only where that was a handle of the program's own, and no `ForeignMemory`, it is left to a later miss.
-//! An owner that gives pages back while it lives says so (`ForeignMemory::changed`), and then nothing finds theirs any more either.
+//! An owner that gives pages back while it lives says so (`ForeignMemory::pages_replaced`), and then nothing finds theirs any more either.
 //!
 //! **When the process forks.** Where the kernel does not copy registered pages for the child, but lets the first writer have a copy,
 //! a parent that writes has other pages than the device. That is asked of the library, once; in such a place nothing is registered.
@@ -17,7 +17,10 @@ use super::context::{Domain, MemoryRegion};
 use super::library::Library;
 use super::ranges::{Known, Lack, Limits, Ranges, Wish};
 use crate::fabric::{FabricError, Registrar, Registration};
-use crate::memory::{ForeignPlace, GoneOwner, Home, PageKeeper, Pool, Registered, Tensor, tell_of_changes};
+use crate::memory::{
+    ForeignLocation, ForeignMemoryObserver, ForeignRegistration, ForkGuard, Pool, Tensor, WeakOwner,
+    observe_foreign_memory,
+};
 use std::fmt::Display;
 use std::ops::Range;
 use std::ptr::{NonNull, without_provenance_mut};
@@ -40,7 +43,7 @@ pub(super) struct Registrations {
     told: AtomicBool,
     /// Ended, and told to nobody who counts yet.
     uncounted: AtomicU64,
-    home: Home,
+    fork_guard: ForkGuard,
     ranges: Mutex<Ranges<MemoryRegion>>,
 }
 
@@ -55,12 +58,12 @@ impl Registrations {
             survives_forks: survives_forks(domain.context.library),
             told: AtomicBool::new(false),
             uncounted: AtomicU64::new(0),
-            home: Home::here(),
+            fork_guard: ForkGuard::new(),
             ranges: Mutex::new(Ranges::new(limits)),
         });
         if registrations.is_wanted() {
             let weak: Weak<Registrations> = Arc::downgrade(&registrations);
-            tell_of_changes(weak);
+            observe_foreign_memory(weak);
         }
         registrations
     }
@@ -80,7 +83,7 @@ impl Registrations {
     /// Registers a tensor's memory and keeps it. What has to go for it is counted in `ended`.
     fn make(
         &self,
-        place: ForeignPlace<'_>,
+        place: ForeignLocation<'_>,
         bytes: &Range<usize>,
         ended: &mut u64,
     ) -> Option<Arc<MemoryRegion>> {
@@ -153,7 +156,7 @@ impl Registrations {
     /// Has ranges end that nobody sends from at the time.
     fn end(&self, work: impl FnOnce(&mut Ranges<MemoryRegion>, &mut Vec<Known<MemoryRegion>>)) {
         // In a forked child the lock may be held for ever, and the registrations are the parent's.
-        if self.home.is_left() {
+        if self.fork_guard.in_child() {
             return;
         }
         let mut ended = 0;
@@ -189,7 +192,7 @@ impl Registrar for Registrations {
         let region = found.or_else(|| self.make(place, &range, &mut ended));
         let tensor = region.map(|hold| {
             let key = hold.lkey;
-            tensor.with_registration(pool, Registered { fabric: self.fabric, key, hold })
+            tensor.with_registration(pool, ForeignRegistration { fabric: self.fabric, key, hold })
         });
         Registration { tensor, is_known, ended }
     }
@@ -202,18 +205,18 @@ impl Registrar for Registrations {
     }
 
     fn registered_bytes(&self) -> u64 {
-        if self.home.is_left() { 0 } else { self.ranges().bytes() as u64 }
+        if self.fork_guard.in_child() { 0 } else { self.ranges().bytes() as u64 }
     }
 }
 
-impl PageKeeper for Registrations {
-    fn changed(&self, addresses: Range<usize>) {
+impl ForeignMemoryObserver for Registrations {
+    fn pages_replaced(&self, addresses: Range<usize>) {
         // Pages may be as large as a grain.
         let pages = around(&addresses, &(0..usize::MAX));
         self.end(|ranges, out| ranges.forget(&pages, out));
     }
 
-    fn gone(&self, owner: &GoneOwner) {
+    fn owner_dropped(&self, owner: &WeakOwner) {
         self.end(|ranges, out| ranges.end_owner(owner, out));
     }
 }

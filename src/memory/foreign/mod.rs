@@ -6,13 +6,13 @@
 //! as its registration with a device, it keeps for this owner: when the owner is gone, what another owner maps at the same address is
 //! other memory; it ends with the owner, where that went with a tensor or a [`ForeignMemory`], and not with a handle that the program
 //! keeps by itself. Where an allocator takes bytes back and hands them out again without unmapping them, its
-//! arena is the owner; and if it gives pages back to the system now and then, it says which ([`ForeignMemory::changed`]).
+//! arena is the owner; and if it gives pages back to the system now and then, it says which ([`ForeignMemory::pages_replaced`]).
 
 pub(crate) mod observers;
 
-use self::observers::GoneOwner;
+use self::observers::WeakOwner;
 use crate::memory::pool::Pool;
-use crate::memory::pool::header::{Header, NO_DATA, Storage};
+use crate::memory::pool::header::{NO_DATA, Storage, TensorHeader};
 use crate::memory::tensor::Tensor;
 use crate::memory::tensor::tensor_mut::TensorMut;
 use crate::wire::TensorMeta;
@@ -47,11 +47,11 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 /// ```
 #[derive(Clone)]
 pub struct ForeignMemory {
-    shared: Arc<Foreign>,
+    shared: Arc<ForeignArea>,
 }
 
 /// As a tensor holds it.
-pub(crate) struct Foreign {
+pub(crate) struct ForeignArea {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
@@ -63,20 +63,20 @@ pub(crate) struct Foreign {
 pub struct HeldOwner {
     // In this order; so also where the owner's drop panics.
     owner: Owner,
-    _end: TellsEnd,
+    _end: OwnerEndNotice,
 }
 
-struct TellsEnd(GoneOwner);
+struct OwnerEndNotice(WeakOwner);
 
 // SAFETY: `base` points to memory that the owner, which is Send and Sync, keeps mapped and that belongs to no thread, as who made
 // this vouched.
-unsafe impl Send for Foreign {}
-// SAFETY: as above; through a shared `Foreign` nothing is written.
-unsafe impl Sync for Foreign {}
+unsafe impl Send for ForeignArea {}
+// SAFETY: as above; through a shared `ForeignArea` nothing is written.
+unsafe impl Sync for ForeignArea {}
 
 /// What a device knows foreign memory by.
 #[derive(Clone)]
-pub struct Registered {
+pub struct ForeignRegistration {
     /// The fabric that registered it, by a number of its own.
     pub fabric: u64,
     /// The key by which work requests name it.
@@ -118,7 +118,7 @@ impl ForeignMemory {
     /// * No page of them is replaced: unmapped, mapped anew or moved (`munmap`, `mmap`, `mremap`), purged (`MADV_DONTNEED`, `MADV_FREE`,
     ///   `MADV_REMOVE`), or taken out of its file (a hole, a truncation). A device may have been told of the pages that were there before, those
     ///   of tensors near by included, and would send those. An arena that does replace pages, which no tensor has at the time, calls
-    ///   [`ForeignMemory::changed`] for them afterwards, before the next tensor of their bytes is made.
+    ///   [`ForeignMemory::pages_replaced`] for them afterwards, before the next tensor of their bytes is made.
     pub unsafe fn new(owner: Owner, base: *const u8, len: usize) -> Self {
         ForeignMemory::of(owner, base.cast_mut(), len, false)
     }
@@ -143,8 +143,8 @@ impl ForeignMemory {
     fn of(owner: Owner, base: *mut u8, len: usize, writable: bool) -> Self {
         assert!(len == 0 || !base.is_null(), "{len} bytes of foreign memory at no address");
         let base = NonNull::new(base).unwrap_or(NO_DATA);
-        let owner = HeldOwner { _end: TellsEnd(Arc::downgrade(&owner)), owner };
-        ForeignMemory { shared: Arc::new(Foreign { base, len, writable, owner }) }
+        let owner = HeldOwner { _end: OwnerEndNotice(Arc::downgrade(&owner)), owner };
+        ForeignMemory { shared: Arc::new(ForeignArea { base, len, writable, owner }) }
     }
 
     /// How many bytes there are.
@@ -160,11 +160,11 @@ impl ForeignMemory {
     /// Says that pages of its bytes `range` were replaced: what any device in this process was told of them is not used for
     /// tensors that are sent from now on, whichever `ForeignMemory` they are of. Costs a look at all that is registered,
     /// and a system call for each registration that ends: what an arena pays when it purges, and not for each buffer.
-    pub fn changed(&self, range: Range<usize>) {
+    pub fn pages_replaced(&self, range: Range<usize>) {
         let start = self.shared.base.as_ptr().addr();
         let inside = range.start.min(self.len())..range.end.min(self.len());
         if !inside.is_empty() {
-            observers::tell(|keeper| keeper.changed(start + inside.start..start + inside.end));
+            observers::tell(|observer| observer.pages_replaced(start + inside.start..start + inside.end));
         }
     }
 
@@ -197,7 +197,7 @@ impl ForeignMemory {
         Ok(TensorMut::new(self.header(pool, meta, offset)?))
     }
 
-    fn header(&self, pool: &Pool, meta: TensorMeta, offset: u64) -> Result<Box<Header>, ForeignError> {
+    fn header(&self, pool: &Pool, meta: TensorMeta, offset: u64) -> Result<Box<TensorHeader>, ForeignError> {
         let (needed, len) = (meta.bytes(), self.shared.len as u64);
         if offset.checked_add(needed).is_none_or(|end| end > len) {
             return Err(ForeignError::Outside { meta, needed, offset, len });
@@ -227,46 +227,46 @@ impl HeldOwner {
     }
 }
 
-impl Drop for TellsEnd {
+impl Drop for OwnerEndNotice {
     fn drop(&mut self) {
         if self.0.strong_count() == 0 {
-            observers::tell(|keeper| keeper.gone(&self.0));
+            observers::tell(|observer| observer.owner_dropped(&self.0));
         }
     }
 }
 
-impl Foreign {
+impl ForeignArea {
     /// Lets go of the memory. Who was last has `end` drop its owner.
     pub(crate) fn release(self: Arc<Self>, end: Option<&(dyn Fn(HeldOwner) + Send + Sync)>) {
-        let Some(Foreign { owner, .. }) = Arc::into_inner(self) else { return };
+        let Some(ForeignArea { owner, .. }) = Arc::into_inner(self) else { return };
         if let Some(end) = end {
             end(owner);
         }
     }
 }
 
-impl fmt::Debug for Foreign {
+impl fmt::Debug for ForeignArea {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ForeignMemory").field("base", &self.base).field("len", &self.len).finish()
     }
 }
 
-impl fmt::Debug for Registered {
+impl fmt::Debug for ForeignRegistration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registered").field("fabric", &self.fabric).field("key", &self.key).finish()
+        f.debug_struct("ForeignRegistration").field("fabric", &self.fabric).field("key", &self.key).finish()
     }
 }
 
 /// Where a tensor's foreign memory lies, for who registers it.
 #[derive(Clone, Copy)]
-pub struct ForeignPlace<'a> {
+pub struct ForeignLocation<'a> {
     /// Who keeps it mapped.
     pub owner: &'a Owner,
     /// All that this owner vouches for.
-    memory: &'a Foreign,
+    memory: &'a ForeignArea,
 }
 
-impl ForeignPlace<'_> {
+impl ForeignLocation<'_> {
     /// The addresses of all the memory that this owner is known to keep mapped.
     pub fn addresses(&self) -> Range<usize> {
         let start = self.memory.base.as_ptr().addr();
@@ -276,9 +276,9 @@ impl ForeignPlace<'_> {
 
 impl Tensor {
     /// Where its memory lies, if it is foreign.
-    pub fn foreign(&self) -> Option<ForeignPlace<'_>> {
+    pub fn foreign(&self) -> Option<ForeignLocation<'_>> {
         match &self.header().storage {
-            Storage::Foreign(memory) => Some(ForeignPlace { owner: memory.owner.get(), memory }),
+            Storage::Foreign(memory) => Some(ForeignLocation { owner: memory.owner.get(), memory }),
             Storage::Registered(of, _) => of.foreign(),
             _ => None,
         }
@@ -286,7 +286,7 @@ impl Tensor {
 
     /// What a device knows its memory by, if it is foreign and registered.
     #[inline]
-    pub fn registered(&self) -> Option<&Registered> {
+    pub fn registered(&self) -> Option<&ForeignRegistration> {
         match &self.header().storage {
             Storage::Registered(_, registered) => Some(registered),
             _ => None,
@@ -294,7 +294,7 @@ impl Tensor {
     }
 
     /// A tensor of the same bytes that has a registration of them and lets go of it with its last handle.
-    pub fn with_registration(&self, pool: &Pool, registered: Registered) -> Tensor {
+    pub fn with_registration(&self, pool: &Pool, registered: ForeignRegistration) -> Tensor {
         let mut header = pool.bare();
         header.meta = self.meta().clone();
         header.data = self.header().data;

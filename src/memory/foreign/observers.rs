@@ -7,27 +7,27 @@ use std::ops::Range;
 use std::sync::{OnceLock, Weak};
 
 /// What is left of an owner that is gone: its place, which no other has as long as this is there.
-pub type GoneOwner = Weak<dyn Any + Send + Sync>;
+pub type WeakOwner = Weak<dyn Any + Send + Sync>;
 
 /// Keeps something with the pages of foreign memory.
-pub trait PageKeeper: Send + Sync {
+pub trait ForeignMemoryObserver: Send + Sync {
     /// Other pages may be at these addresses now: what is kept is good for whoever has it, and for nobody else.
-    fn changed(&self, addresses: Range<usize>);
+    fn pages_replaced(&self, addresses: Range<usize>);
     /// The owner of some memory is gone: nobody has what is kept for it any more. May be told more than once.
-    fn gone(&self, owner: &GoneOwner);
+    fn owner_dropped(&self, owner: &WeakOwner);
 }
 
 /// A list that only grows, so that it needs no lock: by one for each fabric of the process.
-struct Entry {
-    keeper: Weak<dyn PageKeeper>,
-    next: OnceLock<Box<Entry>>,
+struct ObserverEntry {
+    keeper: Weak<dyn ForeignMemoryObserver>,
+    next: OnceLock<Box<ObserverEntry>>,
 }
 
-static KEEPERS: OnceLock<Box<Entry>> = OnceLock::new();
+static KEEPERS: OnceLock<Box<ObserverEntry>> = OnceLock::new();
 
 /// Has a keeper told from now on, as long as it lives.
-pub fn tell_of_changes(keeper: Weak<dyn PageKeeper>) {
-    let mut entry = Box::new(Entry { keeper, next: OnceLock::new() });
+pub fn observe_foreign_memory(keeper: Weak<dyn ForeignMemoryObserver>) {
+    let mut entry = Box::new(ObserverEntry { keeper, next: OnceLock::new() });
     let mut end = &KEEPERS;
     loop {
         match end.get() {
@@ -41,7 +41,7 @@ pub fn tell_of_changes(keeper: Weak<dyn PageKeeper>) {
 }
 
 /// Tells them all something.
-pub(crate) fn tell(what: impl Fn(&dyn PageKeeper)) {
+pub(crate) fn tell(what: impl Fn(&dyn ForeignMemoryObserver)) {
     let mut next = KEEPERS.get();
     while let Some(entry) = next {
         if let Some(keeper) = entry.keeper.upgrade() {

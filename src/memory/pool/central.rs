@@ -5,7 +5,7 @@
 //! (ours can't be copied and is eaten by [`Central::free`]), and finds a free range only if the *rounded*
 //! size fits (so a pool could not hold one tensor of its own size: see [`Central::allocate_exact`]).
 
-use super::class::Class;
+use super::class::SizeClass;
 use offset_allocator::{Allocation, Allocator};
 
 /// A part of the region that belongs to whoever holds this.
@@ -14,10 +14,10 @@ pub(crate) struct Block {
     offset: u32,
     units: u32,
     /// The class that it is cached under; `None` if it goes straight back.
-    pub(crate) class: Option<Class>,
-    first: Handle,
+    pub(crate) class: Option<SizeClass>,
+    first: PieceHandle,
     /// What follows the first piece without a gap, if one piece could not hold it.
-    rest: Box<[Handle]>,
+    rest: Box<[PieceHandle]>,
 }
 
 impl Block {
@@ -32,17 +32,17 @@ impl Block {
     }
 }
 
-struct Handle(Allocation<u32>);
+struct PieceHandle(Allocation<u32>);
 
-impl std::fmt::Debug for Handle {
+impl std::fmt::Debug for PieceHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Handle({})", self.0.offset)
+        write!(f, "PieceHandle({})", self.0.offset)
     }
 }
 
 /// Figures of the allocator, in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct CentralStats {
     pub(crate) free: u32,
     /// What can surely be had in one piece; up to an eighth more may be.
     pub(crate) largest: u32,
@@ -66,7 +66,7 @@ impl Central {
     }
 
     /// A block of a class's size.
-    pub(crate) fn allocate_class(&mut self, class: Class) -> Option<Block> {
+    pub(crate) fn allocate_class(&mut self, class: SizeClass) -> Option<Block> {
         let block = self.in_one_piece(class.units())?;
         Some(Block { class: Some(class), ..block })
     }
@@ -83,29 +83,35 @@ impl Central {
     fn in_one_piece(&mut self, units: u32) -> Option<Block> {
         let first = self.allocator.allocate(units)?;
         self.take(units);
-        Some(Block { offset: first.offset, units, class: None, first: Handle(first), rest: Box::default() })
+        Some(Block {
+            offset: first.offset,
+            units,
+            class: None,
+            first: PieceHandle(first),
+            rest: Box::default(),
+        })
     }
 
     fn in_pieces(&mut self, units: u32) -> Option<Block> {
         if units > self.free {
             return None;
         }
-        let mut pieces: Vec<Handle> = Vec::new();
+        let mut pieces: Vec<PieceHandle> = Vec::new();
         let mut end = None;
         let mut missing = units;
         while missing > 0 {
-            let part = Class::within(missing).units();
+            let part = SizeClass::within(missing).units();
             let piece = self.allocator.allocate(part);
             let fits = piece.filter(|piece| end.is_none_or(|end| end == piece.offset));
             // Undone at once if it is not the continuation.
             let Some(piece) = fits else {
-                pieces.extend(piece.map(Handle));
+                pieces.extend(piece.map(PieceHandle));
                 pieces.into_iter().for_each(|piece| self.allocator.free(piece.0));
                 return None;
             };
             end = Some(piece.offset + part);
             missing -= part;
-            pieces.push(Handle(piece));
+            pieces.push(PieceHandle(piece));
         }
         self.take(units);
         let mut pieces = pieces.into_iter();
@@ -127,10 +133,15 @@ impl Central {
         }
     }
 
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> CentralStats {
         let report = self.allocator.storage_report();
         let table_full = report.total_free_space == 0 && self.free > 0;
-        Room { free: self.free, largest: report.largest_free_region, least_free: self.least_free, table_full }
+        CentralStats {
+            free: self.free,
+            largest: report.largest_free_region,
+            least_free: self.least_free,
+            table_full,
+        }
     }
 }
 

@@ -6,27 +6,27 @@
 
 /// Index of a size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Class(u8);
+pub(crate) struct SizeClass(u8);
 
 const STEP_BITS: u32 = 3;
 const STEPS: u32 = 1 << STEP_BITS;
 
-impl Class {
+impl SizeClass {
     /// The smallest class that holds `units`, which must be at most 2^31.
-    pub(crate) fn holding(units: u32) -> Class {
+    pub(crate) fn holding(units: u32) -> SizeClass {
         debug_assert!(units <= 1 << 31);
-        let floor = Class::within(units);
-        if floor.units() == units { floor } else { Class(floor.0 + 1) }
+        let floor = SizeClass::within(units);
+        if floor.units() == units { floor } else { SizeClass(floor.0 + 1) }
     }
 
     /// The largest class that fits in `units`.
-    pub(crate) fn within(units: u32) -> Class {
+    pub(crate) fn within(units: u32) -> SizeClass {
         if units < STEPS {
-            return Class(units as u8);
+            return SizeClass(units as u8);
         }
         let shift = 31 - units.leading_zeros() - STEP_BITS;
         let step = (units >> shift) & (STEPS - 1);
-        Class((((shift + 1) << STEP_BITS) | step) as u8)
+        SizeClass((((shift + 1) << STEP_BITS) | step) as u8)
     }
 
     /// Its size in units.
@@ -40,8 +40,8 @@ impl Class {
     }
 
     /// Every class up to the largest that fits in `units`.
-    pub(crate) fn all_within(units: u32) -> impl Iterator<Item = Class> {
-        (0..=Class::within(units).0).map(Class)
+    pub(crate) fn all_within(units: u32) -> impl Iterator<Item = SizeClass> {
+        (0..=SizeClass::within(units).0).map(SizeClass)
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_size_lies_between_its_two_classes_and_rounding_costs_an_eighth(units in 1u32..=1 << 31) {
-            let (floor, ceiling) = (Class::within(units), Class::holding(units));
+            let (floor, ceiling) = (SizeClass::within(units), SizeClass::holding(units));
             prop_assert!(floor.units() <= units && units <= ceiling.units());
             prop_assert!(ceiling.index() - floor.index() <= 1);
             prop_assert!(u64::from(ceiling.units()) * 8 <= u64::from(units) * 9);
@@ -62,7 +62,7 @@ mod tests {
         #[test]
         fn classes_are_the_bins_of_offset_allocator(units in 1u32..=1 << 30) {
             let bin = offset_allocator::ext::min_allocator_size(units);
-            prop_assert_eq!(Class::holding(units).units(), bin);
+            prop_assert_eq!(SizeClass::holding(units).units(), bin);
         }
     }
 }

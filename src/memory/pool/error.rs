@@ -1,6 +1,6 @@
 //! Why a pool could not be made, or had no room.
 
-use crate::memory::byte_count::Bytes;
+use crate::memory::byte_count::ByteCount;
 use crate::wire::TensorMeta;
 
 /// Why a pool or a tensor could not be made.
@@ -19,7 +19,7 @@ pub enum PoolError {
     },
     /// The tensor is larger than the whole pool.
     #[error(
-        "a tensor {meta} of {asked} bytes can't be had from a pool of {}: make the pool larger", Bytes(*.capacity)
+        "a tensor {meta} of {asked} bytes can't be had from a pool of {}: make the pool larger", ByteCount(*.capacity)
     )]
     TooLarge {
         /// The tensor.

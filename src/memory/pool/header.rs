@@ -1,12 +1,12 @@
 //! What a tensor's handles point to.
 
-use super::Anchor;
+use super::PoolShard;
 use super::central::Block;
 use super::refcount::RefCount;
-use crate::memory::foreign::{Foreign, Registered};
+use crate::memory::foreign::{ForeignArea, ForeignRegistration};
 use crate::memory::loan::LentBytes;
 use crate::memory::tensor::Tensor;
-use crate::memory::tensor::ring::RingHome;
+use crate::memory::tensor::ring::RingBuffers;
 use crate::memory::tensor::view::PLACEHOLDER;
 use crate::wire::TensorMeta;
 use std::ptr::NonNull;
@@ -26,18 +26,18 @@ pub(crate) enum Storage {
     /// In a peer's region.
     Lent(#[expect(dead_code, reason = "held for its drop, which ends the loan")] LentBytes),
     /// In memory of another allocator.
-    Foreign(Arc<Foreign>),
+    Foreign(Arc<ForeignArea>),
     /// In the memory of this tensor, which a device knows.
-    Registered(Tensor, Registered),
+    Registered(Tensor, ForeignRegistration),
 }
 
 /// One tensor: element type, shape, where its bytes are, and where they go when its last handle is gone.
 ///
-/// A `Box<Header>` is a tensor with one owner, or one that lies in a cache between two uses, together with
+/// A `Box<TensorHeader>` is a tensor with one owner, or one that lies in a cache between two uses, together with
 /// its block. While it is shared, the box is taken apart and `refs` counts the handles.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Header {
+pub(crate) struct TensorHeader {
     pub(crate) refs: RefCount,
     pub(crate) meta: TensorMeta,
     /// The first byte: aligned, unless the storage is lent or foreign, and good for `capacity` bytes as long as `storage` and `anchor` are held.
@@ -47,19 +47,19 @@ pub(crate) struct Header {
     pub(crate) storage: Storage,
     /// Keeps the pool alive, and says to which shard the header returns; `None` while it is cached and for
     /// tensors that came from no pool.
-    pub(crate) anchor: Option<Arc<Anchor>>,
+    pub(crate) anchor: Option<Arc<PoolShard>>,
     /// The ring that it returns to instead, if it is of one.
-    pub(crate) ring: Option<Arc<RingHome>>,
-    /// Its block is never used again ([`Tensor::surrender`]). A flag that only rises, while the header is shared.
-    pub(crate) is_surrendered: AtomicBool,
+    pub(crate) ring: Option<Arc<RingBuffers>>,
+    /// Its block is never used again ([`Tensor::leak`]). A flag that only rises, while the header is shared.
+    pub(crate) is_leaked: AtomicBool,
 }
 
 // SAFETY: `data` is what keeps this from being Send by itself. It points into a mapping that `storage` and
 // `anchor` keep alive and that belongs to no thread; the bytes are written only through the one owner of a
 // header (`&mut`), and read through shared handles only when there is no owner.
-unsafe impl Send for Header {}
-// SAFETY: as above; a shared `&Header` gives only reads.
-unsafe impl Sync for Header {}
+unsafe impl Send for TensorHeader {}
+// SAFETY: as above; a shared `&TensorHeader` gives only reads.
+unsafe impl Sync for TensorHeader {}
 
 /// An address for tensors without bytes.
 pub(crate) const NO_DATA: NonNull<u8> = NonNull::<AlignedUnit>::dangling().cast();
@@ -69,10 +69,10 @@ struct AlignedUnit;
 
 const _: () = assert!(align_of::<AlignedUnit>() == ALIGN);
 
-impl Header {
+impl TensorHeader {
     /// A header without bytes, of no pool.
-    pub(crate) fn empty() -> Box<Header> {
-        Box::new(Header {
+    pub(crate) fn empty() -> Box<TensorHeader> {
+        Box::new(TensorHeader {
             refs: RefCount::one(),
             meta: PLACEHOLDER.clone(),
             data: NO_DATA,
@@ -80,14 +80,14 @@ impl Header {
             storage: Storage::Empty,
             anchor: None,
             ring: None,
-            is_surrendered: AtomicBool::new(false),
+            is_leaked: AtomicBool::new(false),
         })
     }
 
     /// Whether its block is never used again. Certain for who has the last handle.
-    pub(crate) fn is_surrendered(&self) -> bool {
+    pub(crate) fn is_leaked(&self) -> bool {
         // Relaxed: who was last to drop, or is alone, has seen everything that the others did (`RefCount`).
-        self.is_surrendered.load(Ordering::Relaxed)
+        self.is_leaked.load(Ordering::Relaxed)
     }
 
     /// Takes the storage out and leaves a header without bytes.
@@ -103,18 +103,18 @@ impl Header {
     /// the block.
     pub(crate) fn release(mut self: Box<Self>) {
         debug_assert!(self.refs.is_one());
-        if self.anchor.as_ref().is_some_and(|anchor| anchor.is_left()) {
+        if self.anchor.as_ref().is_some_and(|anchor| anchor.in_child()) {
             // A forked child: the pool and the lender are the parent's, whose own handle is still there.
             std::mem::forget(self);
             return;
         }
         match self.ring.take() {
-            Some(ring) if !self.is_surrendered() => ring.put_back(self),
+            Some(ring) if !self.is_leaked() => ring.put_back(self),
             _ => self.release_to_pool(),
         }
     }
 
-    /// As [`Header::release`], for a header that is of no ring any more.
+    /// As [`TensorHeader::release`], for a header that is of no ring any more.
     pub(crate) fn release_to_pool(mut self: Box<Self>) {
         // The anchor goes last: it keeps the pool alive, and the pool counts a tensor as live while there is
         // one.

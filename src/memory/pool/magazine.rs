@@ -8,8 +8,8 @@
 //! What all shards hold together is bounded by a budget, of which each shard takes a part when it needs it.
 
 use super::central::Block;
-use super::class::Class;
-use super::header::{Header, Storage};
+use super::class::SizeClass;
+use super::header::{Storage, TensorHeader};
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use std::cell::Cell;
@@ -32,8 +32,8 @@ pub(crate) struct Magazines {
 
 struct Shard {
     /// By class. A queue is made when the first block of its class is dropped.
-    classes: Box<[OnceLock<ArrayQueue<Box<Header>>>]>,
-    bare: ArrayQueue<Box<Header>>,
+    classes: Box<[OnceLock<ArrayQueue<Box<TensorHeader>>>]>,
+    bare: ArrayQueue<Box<TensorHeader>>,
     /// Units in the queues. Counted up before a block is pushed and down after one is popped.
     cached: AtomicU64,
     /// This shard's part of the budget.
@@ -41,11 +41,11 @@ struct Shard {
 }
 
 /// Why a header was not cached; it comes back.
-pub(crate) enum Refused {
+pub(crate) enum CacheRefusal {
     /// The shard holds enough blocks of that class.
-    Full(Box<Header>),
+    Full(Box<TensorHeader>),
     /// All caches together hold as much as they may.
-    Budget(Box<Header>),
+    Budget(Box<TensorHeader>),
 }
 
 impl Magazines {
@@ -54,7 +54,7 @@ impl Magazines {
         debug_assert!(shards.is_power_of_two());
         let shard = || {
             CachePadded::new(Shard {
-                classes: Class::all_within(units).map(|_| OnceLock::new()).collect(),
+                classes: SizeClass::all_within(units).map(|_| OnceLock::new()).collect(),
                 bare: ArrayQueue::new(BARE_DEPTH),
                 cached: AtomicU64::new(0),
                 limit: AtomicU64::new(0),
@@ -75,12 +75,12 @@ impl Magazines {
     }
 
     /// Whether blocks of this class are cached at all.
-    pub(crate) fn caches(&self, class: Class) -> bool {
+    pub(crate) fn caches(&self, class: SizeClass) -> bool {
         u64::from(class.units()) <= self.capacity && class.index() < self.shards[0].classes.len()
     }
 
     /// A cached header with a block of this class.
-    pub(crate) fn take(&self, shard: usize, class: Class) -> Option<Box<Header>> {
+    pub(crate) fn take(&self, shard: usize, class: SizeClass) -> Option<Box<TensorHeader>> {
         let shard = &self.shards[shard];
         let header = shard.classes.get(class.index())?.get()?.pop()?;
         // Relaxed, here and below: these numbers bound and report, and guard no memory.
@@ -89,16 +89,21 @@ impl Magazines {
     }
 
     /// Caches a header with a block of this class.
-    pub(crate) fn put(&self, shard: usize, class: Class, header: Box<Header>) -> Result<(), Refused> {
+    pub(crate) fn put(
+        &self,
+        shard: usize,
+        class: SizeClass,
+        header: Box<TensorHeader>,
+    ) -> Result<(), CacheRefusal> {
         let shard = &self.shards[shard];
-        let Some(slot) = shard.classes.get(class.index()) else { return Err(Refused::Full(header)) };
+        let Some(slot) = shard.classes.get(class.index()) else { return Err(CacheRefusal::Full(header)) };
         let units = u64::from(class.units());
         let cached = shard.cached.fetch_add(units, Ordering::Relaxed) + units;
         let result = if self.permits(shard, cached) {
             let queue = slot.get_or_init(|| ArrayQueue::new(self.depth(units)));
-            queue.push(header).map_err(Refused::Full)
+            queue.push(header).map_err(CacheRefusal::Full)
         } else {
-            Err(Refused::Budget(header))
+            Err(CacheRefusal::Budget(header))
         };
         if result.is_err() {
             shard.cached.fetch_sub(units, Ordering::Relaxed);
@@ -125,12 +130,12 @@ impl Magazines {
     }
 
     /// A header without a block.
-    pub(crate) fn take_bare(&self, shard: usize) -> Box<Header> {
-        self.shards[shard].bare.pop().unwrap_or_else(Header::empty)
+    pub(crate) fn take_bare(&self, shard: usize) -> Box<TensorHeader> {
+        self.shards[shard].bare.pop().unwrap_or_else(TensorHeader::empty)
     }
 
     /// Keeps a header without a block for later, or frees it if enough are kept.
-    pub(crate) fn put_bare(&self, shard: usize, header: Box<Header>) {
+    pub(crate) fn put_bare(&self, shard: usize, header: Box<TensorHeader>) {
         debug_assert!(matches!(header.storage, Storage::Empty));
         // What does not fit is dropped, and so given back to the heap.
         let _ = self.shards[shard].bare.push(header);

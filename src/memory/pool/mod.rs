@@ -9,12 +9,12 @@ pub(crate) mod magazine;
 pub(crate) mod refcount;
 
 use self::central::{Block, Central};
-use self::class::Class;
+use self::class::SizeClass;
 use self::error::PoolError;
-use self::header::{ALIGN, Header, Storage};
-use self::magazine::{Magazines, Refused};
+use self::header::{ALIGN, Storage, TensorHeader};
+use self::magazine::{CacheRefusal, Magazines};
 use crate::memory::foreign::HeldOwner;
-use crate::memory::fork::Home;
+use crate::memory::fork::ForkGuard;
 use crate::memory::region::Region;
 use crate::memory::region::report::RegionReport;
 use crate::memory::tensor::Tensor;
@@ -83,7 +83,7 @@ pub struct PoolStats {
 /// them *and* of the tensors is gone, in whatever order.
 #[derive(Clone)]
 pub struct Pool {
-    anchors: Arc<[Arc<Anchor>]>,
+    anchors: Arc<[Arc<PoolShard>]>,
 }
 
 /// A shard of a pool, as the tensors that were taken from it see it.
@@ -91,12 +91,12 @@ pub struct Pool {
 /// Each live tensor holds one, so their number is the count of live tensors, and two threads that make
 /// tensors share no counter.
 #[derive(Debug)]
-pub(crate) struct Anchor {
-    shared: Arc<Shared>,
+pub(crate) struct PoolShard {
+    shared: Arc<PoolState>,
     shard: usize,
 }
 
-struct Shared {
+struct PoolState {
     // First: cached headers go before the region that they point into.
     magazines: Magazines,
     central: Mutex<Central>,
@@ -105,13 +105,13 @@ struct Shared {
     units: u32,
     max_blocks: u32,
     poison: bool,
-    home: Home,
+    fork_guard: ForkGuard,
     /// What ends the owners of foreign memory.
-    ends_owners: OnceLock<EndOwner>,
+    drop_owner: OnceLock<DropOwner>,
     region: Region,
 }
 
-type EndOwner = Box<dyn Fn(HeldOwner) + Send + Sync>;
+type DropOwner = Box<dyn Fn(HeldOwner) + Send + Sync>;
 
 impl Pool {
     /// A pool of all the memory of a region.
@@ -126,18 +126,18 @@ impl Pool {
         let unit = region.len().div_ceil(MAX_UNITS).next_power_of_two().max(ALIGN as u64);
         let units = (region.len() / unit) as u32;
         let cache = options.cache.unwrap_or(region.len() / 8).min(region.len());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             magazines: Magazines::new(options.shards.next_power_of_two(), units, cache / unit),
             central: Mutex::new(Central::new(units, options.max_blocks)),
             unit,
             units,
             max_blocks: options.max_blocks,
             poison: options.poison,
-            home: Home::here(),
-            ends_owners: OnceLock::new(),
+            fork_guard: ForkGuard::new(),
+            drop_owner: OnceLock::new(),
             region,
         });
-        let anchor = |shard| Arc::new(Anchor { shared: Arc::clone(&shared), shard });
+        let anchor = |shard| Arc::new(PoolShard { shared: Arc::clone(&shared), shard });
         Ok(Pool { anchors: (0..shared.magazines.shards()).map(anchor).collect() })
     }
 
@@ -148,7 +148,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError`] if there is no room.
     pub fn tensor(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
-        if self.shared().home.is_left() {
+        if self.shared().fork_guard.in_child() {
             return Err(PoolError::Forked);
         }
         let anchor = &self.anchors[self.shared().magazines.mine()];
@@ -177,7 +177,7 @@ impl Pool {
     }
 
     /// A header without bytes that returns to this pool's caches.
-    pub(crate) fn bare(&self) -> Box<Header> {
+    pub(crate) fn bare(&self) -> Box<TensorHeader> {
         let anchor = &self.anchors[self.shared().magazines.mine()];
         let mut header = anchor.shared.magazines.take_bare(anchor.shard);
         header.anchor = Some(Arc::clone(anchor));
@@ -186,14 +186,14 @@ impl Pool {
 
     /// Has `end` drop the owners of foreign memory of which a tensor was the last user, which may be on a poller; without it
     /// they are dropped where the tensor is. The first one counts.
-    pub fn end_owners_by(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
-        let _ = self.shared().ends_owners.set(Box::new(end));
+    pub fn drop_owners_with(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
+        let _ = self.shared().drop_owner.set(Box::new(end));
     }
 
     /// Its figures now; all 0 but the capacity in a forked child, which has no part in it.
     pub fn stats(&self) -> PoolStats {
         let shared = self.shared();
-        if shared.home.is_left() {
+        if shared.fork_guard.in_child() {
             let capacity = u64::from(shared.units) * shared.unit;
             return PoolStats {
                 capacity,
@@ -244,7 +244,7 @@ impl Pool {
         self.anchors.iter().map(|anchor| Arc::strong_count(anchor) - 1).sum()
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &PoolState {
         &self.anchors[0].shared
     }
 }
@@ -261,29 +261,29 @@ fn check(
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if self.shared().home.is_left() {
+        if self.shared().fork_guard.in_child() {
             // A forked child: another thread of the parent may have been at the caches, which are not taken apart.
             std::mem::forget(Arc::clone(&self.anchors));
         }
     }
 }
 
-impl Anchor {
+impl PoolShard {
     /// Whether this process is a forked child of the pool's.
-    pub(crate) fn is_left(&self) -> bool {
-        self.shared.home.is_left()
+    pub(crate) fn in_child(&self) -> bool {
+        self.shared.fork_guard.in_child()
     }
 
     /// Takes back a header whose last handle is gone.
-    pub(crate) fn put_back(&self, mut header: Box<Header>) {
-        if header.is_surrendered() {
+    pub(crate) fn put_back(&self, mut header: Box<TensorHeader>) {
+        if header.is_leaked() {
             // The block stays taken, and as it is, for as long as there is the pool.
             return std::mem::forget(header.strip());
         }
-        let Shared { magazines, poison, .. } = &*self.shared;
+        let PoolState { magazines, poison, .. } = &*self.shared;
         let Storage::Block(block) = &header.storage else {
             match header.strip() {
-                Storage::Foreign(memory) => memory.release(self.shared.ends_owners.get().map(|end| &**end)),
+                Storage::Foreign(memory) => memory.release(self.shared.drop_owner.get().map(|end| &**end)),
                 // The registration first: who ends the memory's owner then finds that no tensor has it.
                 Storage::Registered(tensor, registered) => {
                     drop(registered);
@@ -314,17 +314,17 @@ impl Anchor {
     ///
     /// Where the caches hold as much as they may, they are emptied first: else blocks of sizes that nobody
     /// asks for any more would fill them for ever.
-    fn cache(&self, class: Class, header: Box<Header>) -> Result<(), Box<Header>> {
-        let Shared { magazines, .. } = &*self.shared;
+    fn cache(&self, class: SizeClass, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+        let PoolState { magazines, .. } = &*self.shared;
         let header = match magazines.put(self.shard, class, header) {
             Ok(()) => return Ok(()),
-            Err(Refused::Full(header)) => return Err(header),
-            Err(Refused::Budget(header)) => header,
+            Err(CacheRefusal::Full(header)) => return Err(header),
+            Err(CacheRefusal::Budget(header)) => header,
         };
         self.shared.empty_caches(&mut self.shared.central());
         magazines
             .put(self.shard, class, header)
-            .map_err(|(Refused::Full(header) | Refused::Budget(header))| header)
+            .map_err(|(CacheRefusal::Full(header) | CacheRefusal::Budget(header))| header)
     }
 
     /// Where a block starts, in bytes from the start of its region, and which region that is.
@@ -333,9 +333,9 @@ impl Anchor {
     }
 }
 
-impl Shared {
+impl PoolState {
     /// A header with a block for such a tensor, which has at least one byte.
-    fn allocate(&self, shard: usize, meta: &TensorMeta) -> Result<Box<Header>, PoolError> {
+    fn allocate(&self, shard: usize, meta: &TensorMeta) -> Result<Box<TensorHeader>, PoolError> {
         let asked = meta.bytes();
         let units = match u32::try_from(asked.div_ceil(self.unit)) {
             Ok(units) if units <= self.units => units,
@@ -344,7 +344,7 @@ impl Shared {
                 return Err(PoolError::TooLarge { meta: meta.clone(), asked, capacity });
             }
         };
-        let class = Class::holding(units);
+        let class = SizeClass::holding(units);
         if let Some(header) = self.magazines.take(shard, class) {
             return Ok(header);
         }
@@ -359,7 +359,7 @@ impl Shared {
     }
 
     /// A block from the central allocator, to which all caches are given back if it has no room.
-    fn refill(&self, units: u32, class: Class) -> Option<Block> {
+    fn refill(&self, units: u32, class: SizeClass) -> Option<Block> {
         let mut central = self.central();
         let of_class = |central: &mut Central| {
             self.magazines.caches(class).then(|| central.allocate_class(class)).flatten()
@@ -407,9 +407,9 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for PoolState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("region", &self.region.id()).finish_non_exhaustive()
+        f.debug_struct("PoolState").field("region", &self.region.id()).finish_non_exhaustive()
     }
 }
 

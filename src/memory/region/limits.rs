@@ -2,7 +2,7 @@
 //!
 //! A process that goes over its cgroup's limit is killed without a word, so a region looks first.
 
-use crate::memory::byte_count::Bytes;
+use crate::memory::byte_count::ByteCount;
 use std::path::{Path, PathBuf};
 
 /// Room under one limit.
@@ -15,45 +15,45 @@ pub(crate) struct Headroom {
 }
 
 /// Reads a file of `/proc` or of a cgroup file system; `None` if it is not there.
-pub(crate) type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+pub(crate) type ReadFile<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// The tightest of all limits that can be seen; `None` if none can.
-pub(crate) fn tightest(read: Read<'_>) -> Option<Headroom> {
+pub(crate) fn tightest(read: ReadFile<'_>) -> Option<Headroom> {
     let cgroups = cgroup_dirs(read).into_iter().filter_map(|(version, dir)| version.headroom(read, &dir));
     cgroups.chain(machine(read)).min_by_key(|room| room.available)
 }
 
-fn machine(read: Read<'_>) -> Option<Headroom> {
+fn machine(read: ReadFile<'_>) -> Option<Headroom> {
     let meminfo = read(Path::new("/proc/meminfo"))?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let available = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
-    Some(Headroom { available, limit: format!("the machine has {} left", Bytes(available)) })
+    Some(Headroom { available, limit: format!("the machine has {} left", ByteCount(available)) })
 }
 
 /// The two file layouts of the memory controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     V1,
     V2,
 }
 
-impl Version {
+impl CgroupVersion {
     const fn files(self) -> (&'static str, &'static str) {
         match self {
-            Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            Version::V2 => ("memory.max", "memory.current"),
+            CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            CgroupVersion::V2 => ("memory.max", "memory.current"),
         }
     }
 
     /// Counters of file pages, which the kernel drops before it refuses memory.
     const fn reclaimable(self) -> [&'static str; 2] {
         match self {
-            Version::V1 => ["total_inactive_file", "total_active_file"],
-            Version::V2 => ["inactive_file", "active_file"],
+            CgroupVersion::V1 => ["total_inactive_file", "total_active_file"],
+            CgroupVersion::V2 => ["inactive_file", "active_file"],
         }
     }
 
-    fn headroom(self, read: Read<'_>, dir: &Path) -> Option<Headroom> {
+    fn headroom(self, read: ReadFile<'_>, dir: &Path) -> Option<Headroom> {
         let number = |name: &str| read(&dir.join(name))?.trim().parse::<u64>().ok();
         let (limit_file, usage_file) = self.files();
         // "max", and version 1's way to say it, a number near 2^63, are no limit.
@@ -62,13 +62,13 @@ impl Version {
         let text = format!(
             "the limit of cgroup {} ({limit_file}) is {}, {} used",
             dir.display(),
-            Bytes(limit),
-            Bytes(used)
+            ByteCount(limit),
+            ByteCount(used)
         );
         Some(Headroom { available: limit.saturating_sub(used), limit: text })
     }
 
-    fn reclaimable_bytes(self, read: Read<'_>, dir: &Path) -> u64 {
+    fn reclaimable_bytes(self, read: ReadFile<'_>, dir: &Path) -> u64 {
         let stat = read(&dir.join("memory.stat")).unwrap_or_default();
         let counter = |line: &str| {
             let (name, value) = line.split_once(' ')?;
@@ -79,7 +79,7 @@ impl Version {
 }
 
 /// The directory of this process's memory cgroup and those of its ancestors, as far as they are mounted.
-fn cgroup_dirs(read: Read<'_>) -> Vec<(Version, PathBuf)> {
+fn cgroup_dirs(read: ReadFile<'_>) -> Vec<(CgroupVersion, PathBuf)> {
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     let mut dirs = Vec::new();
@@ -92,13 +92,13 @@ fn cgroup_dirs(read: Read<'_>) -> Vec<(Version, PathBuf)> {
 }
 
 /// Reads a line of `/proc/self/cgroup`: `id:controllers:path`; version 2's has no controllers.
-fn group(line: &str) -> Option<(Version, &str)> {
+fn group(line: &str) -> Option<(CgroupVersion, &str)> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
     if controllers.is_empty() {
-        return Some((Version::V2, path));
+        return Some((CgroupVersion::V2, path));
     }
-    controllers.split(',').any(|name| name == "memory").then_some((Version::V1, path))
+    controllers.split(',').any(|name| name == "memory").then_some((CgroupVersion::V1, path))
 }
 
 /// Where a cgroup file system is mounted, and which part of it.
@@ -109,13 +109,15 @@ struct Mount {
 
 impl Mount {
     /// Reads a line of `/proc/self/mountinfo`, if it is the memory controller's file system.
-    fn parse(line: &str, version: Version) -> Option<Mount> {
+    fn parse(line: &str, version: CgroupVersion) -> Option<Mount> {
         let (place, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let (file_system, options) = (kind.next()?, kind.nth(1).unwrap_or(""));
         let fits = match version {
-            Version::V1 => file_system == "cgroup" && options.split(',').any(|option| option == "memory"),
-            Version::V2 => file_system == "cgroup2",
+            CgroupVersion::V1 => {
+                file_system == "cgroup" && options.split(',').any(|option| option == "memory")
+            }
+            CgroupVersion::V2 => file_system == "cgroup2",
         };
         let mut place = place.split(' ').skip(3);
         let (root, at) = (place.next()?, place.next()?);

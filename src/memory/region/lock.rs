@@ -1,6 +1,6 @@
 //! Keeping a region's pages from being swapped out, as far as the process may.
 
-use super::mapping::Mapping;
+use super::mapping::RegionMapping;
 use super::{LockPolicy, RegionError};
 use rustix::process::{Resource, getrlimit};
 use std::fs;
@@ -15,7 +15,7 @@ pub(crate) struct Shortfall {
 ///
 /// What is locked in part is locked in whole granules, so that no huge page is split.
 pub(crate) fn lock(
-    mapping: &Mapping,
+    mapping: &RegionMapping,
     policy: LockPolicy,
     granule: u64,
 ) -> Result<Option<Shortfall>, RegionError> {

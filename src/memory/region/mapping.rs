@@ -17,7 +17,7 @@ const COLLAPSE_TRIES: usize = 3;
 ///
 /// It lies inside an address range that was reserved with room for the alignment; both go together.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct RegionMapping {
     reserved: NonNull<u8>,
     reserved_len: usize,
     base: NonNull<u8>,
@@ -26,13 +26,13 @@ pub(crate) struct Mapping {
 
 // SAFETY: a mapping is an address range of the process, not of a thread; nothing in here is shared mutable
 // state, and who reads or writes the bytes is decided by the types that hand out parts of it.
-unsafe impl Send for Mapping {}
+unsafe impl Send for RegionMapping {}
 // SAFETY: as above; every method only asks the kernel something about the range.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for RegionMapping {}
 
-impl Mapping {
+impl RegionMapping {
     /// Maps `len` bytes of `fd` at a multiple of `align` (a power of two, at least a page).
-    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, align: usize) -> io::Result<Mapping> {
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, align: usize) -> io::Result<RegionMapping> {
         debug_assert!(align.is_power_of_two());
         let reserved_len = len.checked_add(align).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a new private range at an address that the kernel chooses, which nothing can touch
@@ -51,7 +51,7 @@ impl Mapping {
         // with `len` bytes after it.
         let base = unsafe { reserved.add(skip) };
         // From here on dropping it gives the reservation back.
-        let mapping = Mapping { reserved, reserved_len, base, len };
+        let mapping = RegionMapping { reserved, reserved_len, base, len };
         // SAFETY: base..base + len is inside the reservation, which this function made and nobody else
         // knows of, so MAP_FIXED replaces nothing but it.
         unsafe {
@@ -155,7 +155,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for RegionMapping {
     fn drop(&mut self) {
         // SAFETY: the reservation with everything in it was made by `shared`, and whoever hands out parts of
         // it keeps this value alive. It can't fail: the range is aligned and no mapping is split.
@@ -174,7 +174,7 @@ mod tests {
     fn a_mapping_is_aligned_as_asked_and_shows_the_file() {
         let file = memfd_create("mapping", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&file, 1 << 16).expect("size");
-        let mapping = Mapping::shared(file.as_fd(), 1 << 16, 1 << 21).expect("mapping");
+        let mapping = RegionMapping::shared(file.as_fd(), 1 << 16, 1 << 21).expect("mapping");
         assert_eq!(mapping.base().as_ptr() as usize % (1 << 21), 0);
         mapping.populate().expect("populate");
         // SAFETY: inside the mapping, which is 64 KiB long and alive.
@@ -188,7 +188,7 @@ mod tests {
     fn a_node_that_is_not_there_is_refused() {
         let file = memfd_create("mapping", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&file, 4096).expect("size");
-        let mapping = Mapping::shared(file.as_fd(), 4096, 4096).expect("mapping");
+        let mapping = RegionMapping::shared(file.as_fd(), 4096, 4096).expect("mapping");
         assert!(mapping.bind(1023).is_err());
         assert!(mapping.bind(u32::MAX).is_err());
     }

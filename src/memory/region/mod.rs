@@ -9,11 +9,11 @@ pub(crate) mod report;
 pub(crate) mod smaps;
 
 use self::lock::Shortfall;
-use self::mapping::Mapping;
+use self::mapping::RegionMapping;
 use self::pages::{PageKind, PagePolicy, Reserve, reserve_advice, unsuited};
 use self::peer::SEALS;
 use self::report::RegionReport;
-use crate::memory::byte_count::Bytes;
+use crate::memory::byte_count::ByteCount;
 use crate::memory::fork::SharedMapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -73,7 +73,7 @@ pub enum RegionError {
         size: u64,
     },
     /// The required kind of pages is not to be had.
-    #[error("a region of {} on {wanted} pages, which are required, could not be made: {why}", Bytes(*.size))]
+    #[error("a region of {} on {wanted} pages, which are required, could not be made: {why}", ByteCount(*.size))]
     Pages {
         /// Size in bytes.
         size: u64,
@@ -83,7 +83,7 @@ pub enum RegionError {
         why: String,
     },
     /// No kind of pages is to be had.
-    #[error("a region of {} could not be made on any pages: {why}", Bytes(*.size))]
+    #[error("a region of {} could not be made on any pages: {why}", ByteCount(*.size))]
     NoPages {
         /// Size in bytes.
         size: u64,
@@ -93,7 +93,7 @@ pub enum RegionError {
     /// Taking so much memory would have this process killed.
     #[error(
         "a region of {} needs more than the {} that are left: {limit}; make the pool smaller or raise the limit",
-        Bytes(*.size), Bytes(*.available)
+        ByteCount(*.size), ByteCount(*.available)
     )]
     Memory {
         /// Size in bytes.
@@ -106,7 +106,7 @@ pub enum RegionError {
     /// The pages must be locked, and the process may not.
     #[error(
         "memlock limit is {}, of which {} are in use, and the region needs {} ({source}): raise `ulimit -l`",
-        Bytes(*.limit), Bytes(*.locked), Bytes(*.size)
+        ByteCount(*.limit), ByteCount(*.locked), ByteCount(*.size)
     )]
     Lock {
         /// Size in bytes.
@@ -130,7 +130,7 @@ pub enum RegionError {
         source: io::Error,
     },
     /// Another call to the operating system failed.
-    #[error("making a region of {}: {tried} failed: {source}", Bytes(*.size))]
+    #[error("making a region of {}: {tried} failed: {source}", ByteCount(*.size))]
     Os {
         /// Size in bytes.
         size: u64,
@@ -154,7 +154,7 @@ pub struct Region {
     _unforked: SharedMapping,
     id: u16,
     file: OwnedFd,
-    mapping: Mapping,
+    mapping: RegionMapping,
     report: RegionReport,
 }
 
@@ -178,12 +178,12 @@ impl Region {
         if options.size == 0 || options.size > MAX_SIZE {
             return Err(RegionError::Size { size: options.size });
         }
-        let mut ladder = Ladder { options, read, attempts: Vec::new(), spare: None };
-        let (kind, pages) = ladder.climb()?;
+        let mut candidates = PageSearch { options, read, attempts: Vec::new(), spare: None };
+        let (kind, pages) = candidates.find_pages()?;
         let os = |tried| move |source| RegionError::Os { size: options.size, tried, source };
         fcntl_add_seals(&pages.file, SEALS).map_err(|error| os("sealing the memfd")(error.into()))?;
         let shortfall = lock_pages(&pages.mapping, kind, options.lock)?;
-        let report = RegionReport::read(&pages.mapping, shortfall, ladder.attempts)
+        let report = RegionReport::read(&pages.mapping, shortfall, candidates.attempts)
             .map_err(os("reading /proc/self/smaps"))?;
         let Pages { file, mapping } = pages;
         let _unforked = SharedMapping::register(mapping.base(), mapping.len(), Some(file.as_fd()));
@@ -220,7 +220,7 @@ impl Region {
 
 /// Reserved pages are never swapped out, so there is nothing to lock.
 fn lock_pages(
-    mapping: &Mapping,
+    mapping: &RegionMapping,
     kind: PageKind,
     policy: LockPolicy,
 ) -> Result<Option<Shortfall>, RegionError> {
@@ -230,11 +230,11 @@ fn lock_pages(
 /// A memfd with all its pages, not sealed yet.
 struct Pages {
     file: OwnedFd,
-    mapping: Mapping,
+    mapping: RegionMapping,
 }
 
 /// Why a kind of pages was not to be had.
-enum Miss {
+enum PageFailure {
     /// The next kind may do.
     Step(String),
     /// No other kind would do better, or an option can't be met.
@@ -242,7 +242,7 @@ enum Miss {
 }
 
 /// The search for the best kind of pages.
-struct Ladder<'a> {
+struct PageSearch<'a> {
     options: &'a RegionOptions,
     read: &'a dyn Fn(&Path) -> Option<String>,
     attempts: Vec<(PageKind, String)>,
@@ -250,17 +250,17 @@ struct Ladder<'a> {
     spare: Option<Pages>,
 }
 
-impl Ladder<'_> {
-    fn climb(&mut self) -> Result<(PageKind, Pages), RegionError> {
+impl PageSearch<'_> {
+    fn find_pages(&mut self) -> Result<(PageKind, Pages), RegionError> {
         let RegionOptions { size, pages: policy, require, .. } = *self.options;
-        let kinds = policy.ladder(require);
+        let kinds = policy.candidates(require);
         for kind in kinds.iter().copied() {
             let why = match unsuited(kind, policy, size) {
                 Some(why) => why,
                 None => match self.try_kind(kind) {
                     Ok(pages) => return Ok((kind, pages)),
-                    Err(Miss::Fatal(error)) => return Err(error),
-                    Err(Miss::Step(why)) => why,
+                    Err(PageFailure::Fatal(error)) => return Err(error),
+                    Err(PageFailure::Step(why)) => why,
                 },
             };
             self.attempts.push((kind, why));
@@ -275,7 +275,7 @@ impl Ladder<'_> {
         }
     }
 
-    fn try_kind(&mut self, kind: PageKind) -> Result<Pages, Miss> {
+    fn try_kind(&mut self, kind: PageKind) -> Result<Pages, PageFailure> {
         match kind {
             PageKind::OneGiB => self.reserved(kind, MemfdFlags::HUGE_1GB),
             PageKind::TwoMiB => self.reserved(kind, MemfdFlags::HUGE_2MB),
@@ -288,18 +288,18 @@ impl Ladder<'_> {
     }
 
     /// Pages from the machine's reserve.
-    fn reserved(&self, kind: PageKind, flag: MemfdFlags) -> Result<Pages, Miss> {
+    fn reserved(&self, kind: PageKind, flag: MemfdFlags) -> Result<Pages, PageFailure> {
         let size = self.options.size.next_multiple_of(kind.granule());
         let advice = || reserve_advice(kind, size);
         let free = Reserve::read(kind.granule()).map_or(0, |reserve| reserve.free);
         if free < size / kind.granule() {
-            return Err(Miss::Step(advice()));
+            return Err(PageFailure::Step(advice()));
         }
-        let miss = |error: io::Error| Miss::Step(format!("{error}; {}", advice()));
+        let miss = |error: io::Error| PageFailure::Step(format!("{error}; {}", advice()));
         let pages = map(kind, size, MemfdFlags::HUGETLB | flag).map_err(miss)?;
         self.bind(&pages)?;
         pages.mapping.populate().map_err(|error| {
-            Miss::Step(format!(
+            PageFailure::Step(format!(
                 "{error} while bringing them in (another process, the hugetlb limit of a cgroup or \
                                 the NUMA node took them); {}",
                 advice()
@@ -309,12 +309,12 @@ impl Ladder<'_> {
     }
 
     /// Ordinary pages, joined into huge ones.
-    fn transparent(&mut self) -> Result<Pages, Miss> {
+    fn transparent(&mut self) -> Result<Pages, PageFailure> {
         let pages = self.ordinary(PageKind::Transparent)?;
         let collapsed = pages.mapping.collapse();
         let report = RegionReport::read(&pages.mapping, None, Vec::new()).map_err(|source| {
             let tried = "reading /proc/self/smaps";
-            Miss::Fatal(RegionError::Os { size: self.options.size, tried, source })
+            PageFailure::Fatal(RegionError::Os { size: self.options.size, tried, source })
         })?;
         let enough = if self.options.require { report.size } else { 1 };
         if report.huge_bytes >= enough {
@@ -325,24 +325,24 @@ impl Ladder<'_> {
             Err(error) => format!("MADV_COLLAPSE: {error}"),
         };
         self.spare = Some(pages);
-        Err(Miss::Step(format!(
+        Err(PageFailure::Step(format!(
             "{why} ({} of {} are huge); Linux 6.1 or later is needed, \
              /sys/kernel/mm/transparent_hugepage/shmem_enabled must not be \"deny\", and \
              `echo 1 > /proc/sys/vm/compact_memory` makes room",
-            Bytes(report.huge_bytes),
-            Bytes(report.size)
+            ByteCount(report.huge_bytes),
+            ByteCount(report.size)
         )))
     }
 
     /// Ordinary pages, all of them there.
-    fn ordinary(&self, kind: PageKind) -> Result<Pages, Miss> {
+    fn ordinary(&self, kind: PageKind) -> Result<Pages, PageFailure> {
         let size = self.options.size.next_multiple_of(kind.granule());
         let room = limits::tightest(self.read);
         if let Some(room) = room.filter(|room| room.available < size) {
             let error = RegionError::Memory { size, available: room.available, limit: room.limit };
-            return Err(Miss::Fatal(error));
+            return Err(PageFailure::Fatal(error));
         }
-        let os = |tried| move |source| Miss::Fatal(RegionError::Os { size, tried, source });
+        let os = |tried| move |source| PageFailure::Fatal(RegionError::Os { size, tried, source });
         let pages = map(kind, size, MemfdFlags::empty()).map_err(os("mapping a memfd"))?;
         self.bind(&pages)?;
         pages.mapping.populate().map_err(os("bringing its pages in (MADV_POPULATE_WRITE, Linux 5.14)"))?;
@@ -350,9 +350,9 @@ impl Ladder<'_> {
     }
 
     /// Before the pages come in, as it decides where they come from.
-    fn bind(&self, pages: &Pages) -> Result<(), Miss> {
+    fn bind(&self, pages: &Pages) -> Result<(), PageFailure> {
         let Some(node) = self.options.numa_node else { return Ok(()) };
-        pages.mapping.bind(node).map_err(|source| Miss::Fatal(RegionError::Numa { node, source }))
+        pages.mapping.bind(node).map_err(|source| PageFailure::Fatal(RegionError::Numa { node, source }))
     }
 }
 
@@ -361,6 +361,6 @@ fn map(kind: PageKind, size: u64, flags: MemfdFlags) -> io::Result<Pages> {
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("tensorwire", flags)?;
     ftruncate(&file, size)?;
-    let mapping = Mapping::shared(file.as_fd(), size as usize, kind.granule() as usize)?;
+    let mapping = RegionMapping::shared(file.as_fd(), size as usize, kind.granule() as usize)?;
     Ok(Pages { file, mapping })
 }

@@ -1,6 +1,6 @@
 //! The kinds of pages that a region can lie on.
 
-use crate::memory::byte_count::Bytes;
+use crate::memory::byte_count::ByteCount;
 use std::{fmt, fs};
 
 /// Bytes of a page that x86-64 and arm64 (with 4 KiB pages) map with one entry of the second level.
@@ -69,7 +69,7 @@ impl PagePolicy {
     /// The kinds to try, best first.
     ///
     /// A named kind is followed by the lesser ones, unless it is required.
-    pub(crate) fn ladder(self, require: bool) -> &'static [PageKind] {
+    pub(crate) fn candidates(self, require: bool) -> &'static [PageKind] {
         use PageKind::{OneGiB, Plain, Transparent, TwoMiB};
         const ALL: &[PageKind] = &[OneGiB, TwoMiB, Transparent, Plain];
         let from = match self {
@@ -92,10 +92,10 @@ pub(crate) fn unsuited(kind: PageKind, policy: PagePolicy, size: u64) -> Option<
     }
     match kind {
         PageKind::OneGiB if !size.is_multiple_of(ONE_GIB) => {
-            Some(format!("{} is no multiple of 1 GiB", Bytes(size)))
+            Some(format!("{} is no multiple of 1 GiB", ByteCount(size)))
         }
         PageKind::TwoMiB | PageKind::Transparent if size < TWO_MIB => {
-            Some(format!("{} is less than one page", Bytes(size)))
+            Some(format!("{} is less than one page", ByteCount(size)))
         }
         _ => None,
     }
@@ -126,12 +126,12 @@ pub(crate) fn reserve_advice(kind: PageKind, size: u64) -> String {
     let page = kind.granule();
     let needed = size.div_ceil(page);
     let Some(reserve) = Reserve::read(page) else {
-        return format!("this kernel has no pages of {}", Bytes(page));
+        return format!("this kernel has no pages of {}", ByteCount(page));
     };
     format!(
         "{needed} pages of {} are needed, {} of {} reserved ones are free: \
          `echo {} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages` as root",
-        Bytes(page),
+        ByteCount(page),
         reserve.free,
         reserve.total,
         reserve.total + needed.saturating_sub(reserve.free),
@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn a_required_kind_stands_alone_and_a_wished_one_is_followed_by_lesser_ones() {
-        assert_eq!(PagePolicy::TwoMiB.ladder(true), [PageKind::TwoMiB]);
+        assert_eq!(PagePolicy::TwoMiB.candidates(true), [PageKind::TwoMiB]);
         assert_eq!(
-            PagePolicy::TwoMiB.ladder(false),
+            PagePolicy::TwoMiB.candidates(false),
             [PageKind::TwoMiB, PageKind::Transparent, PageKind::Plain]
         );
     }

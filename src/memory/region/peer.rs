@@ -1,7 +1,7 @@
 //! Another process's region, mapped here for reading.
 
-use super::limits::{self, Read};
-use crate::memory::byte_count::Bytes;
+use super::limits::{self, ReadFile};
+use crate::memory::byte_count::ByteCount;
 use memmap2::{Mmap, MmapOptions};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd_create};
@@ -38,7 +38,7 @@ pub enum PeerRegionError {
         claimed: u64,
     },
     /// A call to the operating system failed.
-    #[error("{tried} the peer's region of {} failed: {source}", Bytes(*.claimed))]
+    #[error("{tried} the peer's region of {} failed: {source}", ByteCount(*.claimed))]
     Os {
         /// What was tried.
         tried: &'static str,
@@ -80,7 +80,7 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
 
 /// The same parts in order, those that overlap or share a page as one, and how many bytes are in any of them: what is kept of
 /// them is kept and counted once.
-pub(crate) fn merged_spans(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
+pub(crate) fn merge_spans(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
     let page = page_size() as u64;
     parts.retain(|(_, len)| *len > 0);
     parts.sort_unstable();
@@ -103,12 +103,12 @@ pub(crate) fn merged_spans(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64)
 }
 
 /// Looks whether there is memory for these parts: who goes over a cgroup's limit is killed.
-fn room_for(parts: &[(u64, u64)], read: Read<'_>) -> io::Result<()> {
+fn room_for(parts: &[(u64, u64)], read: ReadFile<'_>) -> io::Result<()> {
     let page = page_size() as u64;
     let needed = parts.iter().map(|(_, len)| len.next_multiple_of(page) + page).sum::<u64>();
     match limits::tightest(read).filter(|room| room.available < needed) {
         Some(room) => {
-            let why = format!("{} are needed, and {}", Bytes(needed), room.limit);
+            let why = format!("{} are needed, and {}", ByteCount(needed), room.limit);
             Err(io::Error::new(io::ErrorKind::OutOfMemory, why))
         }
         None => Ok(()),
@@ -145,8 +145,8 @@ fn file_at(base: *const c_void) -> Option<u64> {
 }
 
 /// Ends the process, whose readers would fault at any moment, and not know why.
-fn gone(len: u64, error: Errno, again: Errno) -> ! {
-    let what = Bytes(len);
+fn abort_unmapped(len: u64, error: Errno, again: Errno) -> ! {
+    let what = ByteCount(len);
     tracing::error!(
         "the mapping of a dead peer's region of {what}, of which tensors are borrowed here, was lost when it was replaced ({error}), \
          and can't be put back ({again}): the process is aborted, as its readers would fault"
@@ -196,26 +196,26 @@ impl PeerRegion {
     /// # Safety
     /// Nobody may write to the region any more: its maker has ended. And until the region is dropped nothing but
     /// these parts may be read, by [`PeerRegion::bytes_at`] or as [`LentBytes`](super::LentBytes).
-    pub unsafe fn keep_only(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
+    pub unsafe fn relocate(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
         // SAFETY: the caller's word.
-        unsafe { self.keep_only_with(parts, &|path| std::fs::read_to_string(path).ok(), map_over) }
+        unsafe { self.relocate_with(parts, &|path| std::fs::read_to_string(path).ok(), map_over) }
     }
 
-    /// As [`PeerRegion::keep_only`], with the files that tell the limits of memory read by `read`, and the new mapping made by
+    /// As [`PeerRegion::relocate`], with the files that tell the limits of memory read by `read`, and the new mapping made by
     /// `map_over`.
     ///
     /// # Safety
     /// As there.
-    pub(crate) unsafe fn keep_only_with(
+    pub(crate) unsafe fn relocate_with(
         &self,
         parts: &[(u64, u64)],
-        read: Read<'_>,
+        read: ReadFile<'_>,
         map_over: MapOver,
     ) -> Result<(), PeerRegionError> {
         let failed = |tried| move |source| PeerRegionError::Os { tried, claimed: self.len, source };
         let fill = || {
             room_for(parts, read)?;
-            let kept = memfd_create("tensorwire-kept", MemfdFlags::CLOEXEC)?;
+            let kept = memfd_create("tensorwire-relocated", MemfdFlags::CLOEXEC)?;
             ftruncate(&kept, self.map.len() as u64)?;
             parts.iter().try_for_each(|part| self.copy_part(&kept, *part)).map(|()| kept)
         };
@@ -232,14 +232,14 @@ impl PeerRegion {
             Err(Errno::EXIST) if file_at(base) == before => {
                 Err(failed("replacing the mapping of")(error.into()))
             }
-            Err(again) => gone(self.map.len() as u64, error, again),
+            Err(again) => abort_unmapped(self.map.len() as u64, error, again),
         }
     }
 
     /// Writes a part to the same place of another file.
     fn copy_part(&self, to: &OwnedFd, (mut offset, len): (u64, u64)) -> io::Result<()> {
         let start = self.bytes_at(offset, len).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: inside the mapping; by the rule of `keep_only` nobody writes there.
+        // SAFETY: inside the mapping; by the rule of `relocate` nobody writes there.
         let mut bytes = unsafe { std::slice::from_raw_parts(start, len as usize) };
         while !bytes.is_empty() {
             match pwrite(to, bytes, offset) {

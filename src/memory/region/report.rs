@@ -1,10 +1,10 @@
 //! What a region got, as the kernel sees it.
 
 use super::lock::Shortfall;
-use super::mapping::Mapping;
+use super::mapping::RegionMapping;
 use super::pages::{ONE_GIB, PageKind, TWO_MIB};
 use super::smaps;
-use crate::memory::byte_count::Bytes;
+use crate::memory::byte_count::ByteCount;
 use std::{fmt, io};
 
 /// What a region got. Every figure is read from the kernel after the region was made.
@@ -32,7 +32,7 @@ pub struct RegionReport {
 impl RegionReport {
     /// Asks the kernel.
     pub(crate) fn read(
-        mapping: &Mapping,
+        mapping: &RegionMapping,
         shortfall: Option<Shortfall>,
         attempts: Vec<(PageKind, String)>,
     ) -> io::Result<RegionReport> {
@@ -58,10 +58,10 @@ impl RegionReport {
 
 impl fmt::Display for RegionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {} pages", Bytes(self.size), self.pages)?;
-        write!(f, ", {} huge, {} locked", Bytes(self.huge_bytes), Bytes(self.locked_bytes))?;
+        write!(f, "{} on {} pages", ByteCount(self.size), self.pages)?;
+        write!(f, ", {} huge, {} locked", ByteCount(self.huge_bytes), ByteCount(self.locked_bytes))?;
         if let Some(limit) = self.lock_limit {
-            write!(f, " (`ulimit -l` is {})", Bytes(limit))?;
+            write!(f, " (`ulimit -l` is {})", ByteCount(limit))?;
         }
         match self.numa_node {
             Some(node) => write!(f, ", NUMA node {node}")?,

@@ -53,16 +53,16 @@ const _: () = assert!(size_of::<TensorProto>() <= 120 && size_of::<NestedTensor>
 const _: () = assert!(size_of::<VariantTensorDataProto>() <= 120 && size_of::<Variant>() <= 120);
 
 /// A tensor's bytes, for slices of them that keep the tensor.
-struct Held(Tensor);
+struct TensorBytes(Tensor);
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for TensorBytes {
     fn as_ref(&self) -> &[u8] {
         self.0.bytes()
     }
 }
 
 fn bytes_of(tensor: &Tensor) -> Bytes {
-    Bytes::from_owner(Held(tensor.clone()))
+    Bytes::from_owner(TensorBytes(tensor.clone()))
 }
 
 /// A message without values.

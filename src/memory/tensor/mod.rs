@@ -9,7 +9,7 @@ use self::view::ViewError;
 use crate::memory::loan::{LentBytes, LentError};
 use crate::memory::pool::Pool;
 use crate::memory::pool::error::PoolError;
-use crate::memory::pool::header::{Header, Storage};
+use crate::memory::pool::header::{Storage, TensorHeader};
 use crate::wire::{DType, Element, Shape, TensorMeta};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -28,7 +28,7 @@ pub struct Span {
 }
 
 impl Span {
-    pub(crate) fn of(header: &Header) -> Option<Span> {
+    pub(crate) fn of(header: &TensorHeader) -> Option<Span> {
         let len = header.meta.bytes();
         let (Storage::Block(block), Some(anchor)) = (&header.storage, &header.anchor) else { return None };
         let (region, offset) = anchor.place(block);
@@ -54,11 +54,11 @@ impl Span {
 /// }
 /// ```
 pub struct Tensor {
-    /// A `Box<Header>` that was taken apart; whoever drops the last handle puts it together again.
-    header: NonNull<Header>,
+    /// A `Box<TensorHeader>` that was taken apart; whoever drops the last handle puts it together again.
+    header: NonNull<TensorHeader>,
 }
 
-// SAFETY: a handle gives `&Header`, which is Sync, to any thread, and the last one a `Box<Header>`, which is
+// SAFETY: a handle gives `&TensorHeader`, which is Sync, to any thread, and the last one a `Box<TensorHeader>`, which is
 // Send, to the thread that drops it; `RefCount` orders all earlier uses before that.
 unsafe impl Send for Tensor {}
 // SAFETY: as above; through `&Tensor` a thread can also clone, which counts up atomically.
@@ -66,7 +66,7 @@ unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// The first handle to a header that nobody else refers to.
-    pub(crate) fn new(header: Box<Header>) -> Tensor {
+    pub(crate) fn new(header: Box<TensorHeader>) -> Tensor {
         debug_assert!(header.refs.is_one());
         Tensor { header: NonNull::from(Box::leak(header)) }
     }
@@ -76,11 +76,11 @@ impl Tensor {
     ///
     /// [`Pool::empty`]: super::Pool::empty
     pub fn empty() -> Tensor {
-        Tensor::without_elements(Header::empty())
+        Tensor::without_elements(TensorHeader::empty())
     }
 
     /// Makes a header without bytes one of a tensor without elements.
-    pub(crate) fn without_elements(mut header: Box<Header>) -> Tensor {
+    pub(crate) fn without_elements(mut header: Box<TensorHeader>) -> Tensor {
         // A shape with a 0 in it has a byte count.
         if let Ok(meta) = Shape::new(&[0]).and_then(|shape| TensorMeta::new(DType::U8, shape)) {
             header.meta = meta;
@@ -118,7 +118,7 @@ impl Tensor {
         Ok(Tensor::new(header))
     }
 
-    pub(crate) fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &TensorHeader {
         // SAFETY: the header lives as long as any handle to it, and while there is a `Tensor` nobody has it
         // mutably.
         unsafe { self.header.as_ref() }
@@ -189,7 +189,7 @@ impl Tensor {
     pub fn try_into_mut(self) -> Result<TensorMut, Tensor> {
         let ours = matches!(self.header().storage, Storage::Block(_) | Storage::Empty);
         // In this order: who is alone sees what the others did.
-        if !ours || !self.is_unique() || self.header().is_surrendered() {
+        if !ours || !self.is_unique() || self.header().is_leaked() {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
@@ -201,11 +201,11 @@ impl Tensor {
     /// Lets go of this handle, and has nobody write to the bytes ever again: a peer reads them, and nobody will learn for how
     /// long. Other handles stay as they are, and keep the pool. The pool is short of the bytes from now on, and does not
     /// stay for them: when nobody else has it any more its memory is unmapped here, and is the peer's alone.
-    pub(crate) fn surrender(self) {
+    pub(crate) fn leak(self) {
         let header = self.header();
         if matches!(header.storage, Storage::Block(_)) {
             // Relaxed: the drop that follows publishes it.
-            header.is_surrendered.store(true, Ordering::Relaxed);
+            header.is_leaked.store(true, Ordering::Relaxed);
         }
     }
 

@@ -1,10 +1,10 @@
 //! A fixed set of buffers that are used again and again.
 
 use super::tensor_mut::TensorMut;
-use crate::memory::fork::Home;
+use crate::memory::fork::ForkGuard;
 use crate::memory::pool::Pool;
 use crate::memory::pool::error::PoolError;
-use crate::memory::pool::header::{Header, Storage};
+use crate::memory::pool::header::{Storage, TensorHeader};
 use crate::wire::TensorMeta;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
@@ -30,18 +30,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// ```
 #[derive(Debug)]
 pub struct BufferRing {
-    home: Arc<RingHome>,
+    home: Arc<RingBuffers>,
     meta: TensorMeta,
     buffers: usize,
 }
 
 /// Where the buffers of a ring lie between two uses.
 #[derive(Debug)]
-pub(crate) struct RingHome {
-    free: ArrayQueue<Box<Header>>,
+pub(crate) struct RingBuffers {
+    free: ArrayQueue<Box<TensorHeader>>,
     /// Whether there is still a ring to take buffers out.
     open: AtomicBool,
-    process: Home,
+    fork_guard: ForkGuard,
 }
 
 /// Why a ring gave no buffer.
@@ -80,10 +80,10 @@ impl BufferRing {
         for _ in 0..buffers {
             tensors.push(pool.tensor(meta.clone())?);
         }
-        let home = Arc::new(RingHome {
+        let home = Arc::new(RingBuffers {
             free: ArrayQueue::new(buffers),
             open: AtomicBool::new(true),
-            process: Home::here(),
+            fork_guard: ForkGuard::new(),
         });
         for mut tensor in tensors {
             tensor.header_mut().ring = Some(Arc::clone(&home));
@@ -97,7 +97,7 @@ impl BufferRing {
     /// # Errors
     /// [`RingError::Busy`] if there is none.
     pub fn next(&self) -> Result<TensorMut, RingError> {
-        if self.home.process.is_left() {
+        if self.home.fork_guard.in_child() {
             return Err(RingError::Pool(PoolError::Forked));
         }
         let Some(mut header) = self.home.free.pop() else {
@@ -126,7 +126,7 @@ impl BufferRing {
 
 impl Drop for BufferRing {
     fn drop(&mut self) {
-        if self.home.process.is_left() {
+        if self.home.fork_guard.in_child() {
             // The buffers are the parent's, and another thread of it may have been at the queue.
             return std::mem::forget(Arc::clone(&self.home));
         }
@@ -137,9 +137,9 @@ impl Drop for BufferRing {
     }
 }
 
-impl RingHome {
+impl RingBuffers {
     /// Takes back a buffer whose last handle is gone.
-    pub(crate) fn put_back(self: Arc<Self>, header: Box<Header>) {
+    pub(crate) fn put_back(self: Arc<Self>, header: Box<TensorHeader>) {
         debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty));
         let refused = if self.open.load(Ordering::Acquire) {
             // Never full: it has room for all buffers of the ring.
@@ -159,7 +159,7 @@ impl RingHome {
     }
 }
 
-impl Drop for RingHome {
+impl Drop for RingBuffers {
     fn drop(&mut self) {
         self.drain();
     }

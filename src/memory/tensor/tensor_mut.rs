@@ -2,7 +2,7 @@
 
 use super::view::{self, ViewError};
 use super::{Span, Tensor};
-use crate::memory::pool::header::{Header, Storage};
+use crate::memory::pool::header::{Storage, TensorHeader};
 use crate::wire::{DType, Element, Shape, TensorMeta};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -35,7 +35,7 @@ use std::mem::ManuallyDrop;
 /// }
 /// ```
 pub struct TensorMut {
-    header: ManuallyDrop<Box<Header>>,
+    header: ManuallyDrop<Box<TensorHeader>>,
 }
 
 /// Why a tensor can't have another element type and shape.
@@ -58,7 +58,7 @@ pub enum SetMetaError {
 
 impl TensorMut {
     /// A handle to a header that nobody else refers to, and whose bytes are this process's to write.
-    pub(crate) fn new(header: Box<Header>) -> TensorMut {
+    pub(crate) fn new(header: Box<TensorHeader>) -> TensorMut {
         debug_assert!(header.refs.is_one());
         debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty | Storage::Foreign(_)));
         TensorMut { header: ManuallyDrop::new(header) }
@@ -180,11 +180,11 @@ impl TensorMut {
         self.meta().bytes() as usize
     }
 
-    pub(crate) fn header_mut(&mut self) -> &mut Header {
+    pub(crate) fn header_mut(&mut self) -> &mut TensorHeader {
         &mut self.header
     }
 
-    pub(crate) fn into_header(self) -> Box<Header> {
+    pub(crate) fn into_header(self) -> Box<TensorHeader> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken once: `this` is not dropped and not used again.
         unsafe { ManuallyDrop::take(&mut this.header) }

@@ -1,5 +1,7 @@
 use super::{bytes, meta, pool};
-use crate::memory::{ForeignError, ForeignMemory, HeldOwner, Registered, Tensor, TensorMut, ViewError};
+use crate::memory::{
+    ForeignError, ForeignMemory, ForeignRegistration, HeldOwner, Tensor, TensorMut, ViewError,
+};
 use crate::wire::DType;
 use std::cell::UnsafeCell;
 use std::sync::mpsc::channel;
@@ -91,7 +93,7 @@ fn foreign_memory_is_written_by_one_owner_and_not_after_it_is_frozen() {
 fn the_owner_is_ended_by_whom_the_pool_says_when_a_tensor_was_its_last_user() {
     let pool = pool(4096);
     let (sender, ended) = channel::<HeldOwner>();
-    pool.end_owners_by(move |owner| sender.send(owner).expect("open"));
+    pool.drop_owners_with(move |owner| sender.send(owner).expect("open"));
     let memory = ForeignMemory::from_owner(vec![1; 8]);
     let tensor = memory.tensor(&pool, bytes(8), 0).expect("inside");
     drop(tensor.clone());
@@ -109,7 +111,7 @@ fn a_registered_tensor_has_the_bytes_and_lets_go_of_its_registration() {
     let tensor = tensor_mut(&writable(&buffer), &pool, 8, 8).freeze();
     let hold = Arc::new(());
     let gone: Weak<()> = Arc::downgrade(&hold);
-    let registered = tensor.with_registration(&pool, Registered { fabric: 3, key: 77, hold });
+    let registered = tensor.with_registration(&pool, ForeignRegistration { fabric: 3, key: 77, hold });
     assert!(tensor.registered().is_none());
     assert_eq!(registered.registered().map(|of| (of.fabric, of.key)), Some((3, 77)));
     assert_eq!((registered.bytes(), registered.meta()), (tensor.bytes(), tensor.meta()));

@@ -45,8 +45,8 @@ fn surrendered_bytes_are_written_by_nobody_while_the_pool_goes_on() {
     let (alone, shared) = (filled(&pool, 1000), filled(&pool, 5000));
     let spans = [&alone, &shared].map(|tensor| tensor.span().expect("in the pool"));
     let mine = shared.clone();
-    alone.surrender();
-    shared.surrender();
+    alone.leak();
+    shared.leak();
     assert!(mine.is_unique() && mine.bytes().iter().all(|byte| *byte == 7));
     let mine = mine.try_into_mut().expect_err("it is read elsewhere");
     let mut copy = mine.clone().make_mut(&pool).expect("room");
@@ -68,7 +68,7 @@ fn a_surrendered_buffer_does_not_return_to_its_ring() {
     buffer.bytes_mut().fill(7);
     let buffer = buffer.freeze();
     let offset = buffer.span().expect("in the pool").offset;
-    buffer.surrender();
+    buffer.leak();
     let other = ring.next().expect("free");
     assert!(matches!(ring.next(), Err(RingError::Busy { .. })));
     drop((other, ring));
@@ -89,12 +89,12 @@ fn what_was_surrendered_does_not_keep_the_pool_and_stays_what_the_peer_reads() {
         maps.lines().any(|line| line.starts_with(&start) && line.contains("memfd:tensorwire"))
     };
     let mine = tensor.clone();
-    tensor.surrender();
+    tensor.leak();
     drop(pool);
     assert!(is_mapped(), "a tensor is held");
     drop(mine);
     assert!(!is_mapped());
     assert!(is_as_it_was(&peer, span.offset, span.len));
-    assert!(Tensor::empty().is_unique(), "nothing to surrender is nothing to keep");
-    Tensor::empty().surrender();
+    assert!(Tensor::empty().is_unique(), "nothing to leak is nothing to keep");
+    Tensor::empty().leak();
 }

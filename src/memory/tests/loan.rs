@@ -1,6 +1,6 @@
 use super::{bytes, meta, pool, region};
 use crate::memory::{
-    Lease, LeaseSink, LentBytes, LentError, PeerRegion, Pool, PoolOptions, Tensor, ViewError,
+    GiveBack, LentBytes, LentError, LoanGuard, PeerRegion, Pool, PoolOptions, Tensor, ViewError,
 };
 use crate::wire::{DType, Shape, TensorMeta};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Default)]
 struct Returned(Mutex<Vec<u32>>);
 
-impl LeaseSink for Returned {
+impl GiveBack for Returned {
     fn give_back(&self, index: u32) {
         self.0.lock().expect("lock").push(index);
     }
@@ -28,8 +28,8 @@ fn peer() -> (Tensor, Arc<PeerRegion>) {
 }
 
 fn lend(peer: &Arc<PeerRegion>, sink: &Arc<Returned>, offset: u64, len: u64) -> Option<LentBytes> {
-    let sink: Arc<dyn LeaseSink> = Arc::clone(sink) as _;
-    LentBytes::new(Arc::clone(peer), offset, len, Lease::new(sink, 5))
+    let sink: Arc<dyn GiveBack> = Arc::clone(sink) as _;
+    LentBytes::new(Arc::clone(peer), offset, len, LoanGuard::new(sink, 5))
 }
 
 fn returned(sink: &Returned) -> Vec<u32> {

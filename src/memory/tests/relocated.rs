@@ -66,12 +66,12 @@ fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
                 std::thread::yield_now();
             }
             // SAFETY: its maker is gone; nothing but the parts is read.
-            unsafe { region.keep_only(&PARTS) }.expect("room");
+            unsafe { region.relocate(&PARTS) }.expect("room");
         }
         over.store(true, Ordering::Relaxed);
     });
     let (name, resident) = mapping(&region);
-    assert!(name.starts_with("memfd:tensorwire-kept"), "{name}");
+    assert!(name.starts_with("memfd:tensorwire-relocated"), "{name}");
     let needed = PARTS.iter().map(|(_, len)| len.next_multiple_of(4096) + 4096).sum::<u64>();
     assert!(resident <= needed, "{resident} bytes are in memory for {needed}");
     assert!(PARTS.iter().all(|which| is_right(&region, *which)));
@@ -81,7 +81,7 @@ fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
 fn what_is_borrowed_twice_is_kept_once() {
     let twice =
         vec![(8192, 70_000), (100, 8), (9000, 10), (8192, 70_000), (LEN - 64, 64), (50, 0), (4000, 90)];
-    let (parts, bytes) = crate::memory::merged_spans(twice.clone());
+    let (parts, bytes) = crate::memory::merge_spans(twice.clone());
     // The second and the last lie in one page, with something between them.
     assert_eq!(parts, [(100, 3990), (8192, 70_000), (LEN - 64, 64)]);
     assert_eq!(bytes, 8 + 90 + 70_000 + 64, "each byte once, and nothing between them");
@@ -91,10 +91,10 @@ fn what_is_borrowed_twice_is_kept_once() {
     };
     let region = orphan();
     // SAFETY: as above.
-    unsafe { region.keep_only_with(&parts, &scarce, map_over) }.expect("there is room for each byte once");
+    unsafe { region.relocate_with(&parts, &scarce, map_over) }.expect("there is room for each byte once");
     assert!(twice.iter().all(|which| is_right(&region, *which)));
     // SAFETY: as above; it must be refused.
-    unsafe { region.keep_only_with(&twice, &scarce, map_over) }.expect_err("not for some of them twice");
+    unsafe { region.relocate_with(&twice, &scarce, map_over) }.expect_err("not for some of them twice");
 }
 
 #[test]
@@ -105,12 +105,12 @@ fn where_there_is_no_room_everything_stays_as_it_is() {
         path.ends_with("meminfo").then(|| "MemTotal: 100 kB\nMemAvailable:        64 kB\n".to_owned())
     };
     // SAFETY: as above.
-    let error = unsafe { region.keep_only_with(&PARTS, &poor, map_over) }.expect_err("64 KiB");
+    let error = unsafe { region.relocate_with(&PARTS, &poor, map_over) }.expect_err("64 KiB");
     let text = error.to_string();
     assert!(text.starts_with("copying what is borrowed of the peer's region of 4 MiB failed"), "{text}");
     assert!(text.contains("64 KiB"), "{text}");
     // SAFETY: as above; it must be refused.
-    let error = unsafe { region.keep_only(&[(LEN - 1, 2)]) }.expect_err("not inside");
+    let error = unsafe { region.relocate(&[(LEN - 1, 2)]) }.expect_err("not inside");
     assert!(matches!(error, PeerRegionError::Os { .. }));
     assert_eq!(mapping(&region).0, before);
     assert!(is_right(&region, (0, LEN)));
@@ -126,13 +126,13 @@ fn a_mapping_that_is_not_replaced_stays() {
     let region = orphan();
     let (before, _) = mapping(&region);
     // SAFETY: as above.
-    let error = unsafe { region.keep_only_with(&PARTS, &rich, |_, _, _| Err(Errno::NOMEM)) };
+    let error = unsafe { region.relocate_with(&PARTS, &rich, |_, _, _| Err(Errno::NOMEM)) };
     let text = error.expect_err("it failed").to_string();
     assert!(text.starts_with("replacing the mapping of the peer's region of 4 MiB failed"), "{text}");
     assert_eq!(mapping(&region).0, before);
     assert!(is_right(&region, (0, LEN)));
     // SAFETY: as above.
-    unsafe { region.keep_only(&PARTS) }.expect("room the next time");
+    unsafe { region.relocate(&PARTS) }.expect("room the next time");
     assert!(PARTS.iter().all(|which| is_right(&region, *which)));
 }
 
@@ -148,8 +148,8 @@ fn where_the_old_mapping_is_gone_the_new_one_fills_the_gap() {
     // In a process of one thread, where nobody else maps anything there.
     let is_filled = crate::memory::fork::tests::in_a_child(|| {
         // SAFETY: as above.
-        unsafe { region.keep_only_with(&PARTS, &rich, unmap) }.expect("room the second time");
-        mapping(&region).0.starts_with("memfd:tensorwire-kept")
+        unsafe { region.relocate_with(&PARTS, &rich, unmap) }.expect("room the second time");
+        mapping(&region).0.starts_with("memfd:tensorwire-relocated")
             && PARTS.iter().all(|which| is_right(&region, *which))
     });
     assert!(is_filled && is_right(&region, (0, LEN)));

@@ -88,7 +88,7 @@ impl ShmAddress {
         bytes
     }
 
-    /// PendingReads an address that a peer has sent.
+    /// Reads an address that a peer has sent.
     ///
     /// # Errors
     /// If it is none of this version.

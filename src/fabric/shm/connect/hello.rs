@@ -66,7 +66,7 @@ impl HandshakeMessage {
         bytes
     }
 
-    /// PendingReads what a peer has sent.
+    /// Reads what a peer has sent.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -105,7 +105,7 @@ impl ShmHello {
         }
     }
 
-    /// PendingReads a hello to the end of the bytes.
+    /// Reads a hello to the end of the bytes.
     fn read(reader: &mut ByteReader<'_>) -> Option<ShmHello> {
         let [generation, lanes, fenced] = reader.take()?;
         if fenced > 1 {

@@ -174,7 +174,7 @@ pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<Ow
     }
 }
 
-/// PendingReads a socket option.
+/// Reads a socket option.
 ///
 /// # Safety
 /// `T` must be the type that the option fills, or one for which any bits are a value.

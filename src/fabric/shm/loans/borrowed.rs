@@ -4,7 +4,7 @@ use super::lent::give_back;
 use crate::fabric::shm::memory::segment::OwnWords;
 use crate::fabric::shm::memory::words::LoadWords;
 use crate::fabric::shm::wakeup::ringer::Ringer;
-use crate::memory::{LeaseSink, PeerRegion};
+use crate::memory::{GiveBack, PeerRegion};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -77,7 +77,7 @@ impl LoanTable {
     }
 }
 
-impl LeaseSink for LoanTable {
+impl GiveBack for LoanTable {
     fn give_back(&self, index: u32) {
         let index = index as usize;
         // Each lease was taken and is given back once. Relaxed: whoever hands a lease to another

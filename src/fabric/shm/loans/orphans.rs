@@ -90,7 +90,7 @@ impl Drop for OrphanedLoans {
         self.sweep();
         let links = self.links.get_mut().unwrap_or_else(PoisonError::into_inner);
         for link in links {
-            link.loans.take_all().for_each(|loan| loan.tensor.surrender());
+            link.loans.take_all().for_each(|loan| loan.tensor.leak());
         }
     }
 }

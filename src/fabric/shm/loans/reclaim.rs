@@ -9,7 +9,7 @@
 
 use super::borrowed::LoanTable;
 use crate::fabric::{LoanBooks, TICKS_PER_GRACE};
-use crate::memory::{Home, PeerRegion, merged_spans};
+use crate::memory::{ForkGuard, PeerRegion, merge_spans};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -46,18 +46,18 @@ pub(crate) struct Reclaimer {
     list: Mutex<Vec<ReclaimCandidate>>,
     books: Arc<LoanBooks>,
     /// In a forked child they are the parent's.
-    fork_guard: Home,
+    fork_guard: ForkGuard,
 }
 
 impl Reclaimer {
     /// None yet.
     pub(crate) fn new(books: Arc<LoanBooks>) -> Self {
-        Reclaimer { list: Mutex::default(), books, fork_guard: Home::here() }
+        Reclaimer { list: Mutex::default(), books, fork_guard: ForkGuard::new() }
     }
 
     /// Sees to what is left, if its process dies.
     pub(crate) fn add(&self, candidate: ReclaimCandidate) {
-        if !self.fork_guard.is_left() {
+        if !self.fork_guard.in_child() {
             self.list().push(candidate);
         }
     }
@@ -95,7 +95,7 @@ impl Reclaimer {
 impl Drop for Reclaimer {
     /// Nobody sees to them later.
     fn drop(&mut self) {
-        if !self.fork_guard.is_left() {
+        if !self.fork_guard.in_child() {
             self.reclaim_if(|candidate| candidate.process.has_ended());
         }
     }
@@ -123,12 +123,12 @@ impl ReclaimCandidate {
         tables.for_each(|table| table.held_in(&region, &mut spans));
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
         // Several loans may be of the same bytes.
-        let (spans, bytes) = merged_spans(spans);
+        let (spans, bytes) = merge_spans(spans);
         // SAFETY: its maker has ended, and nobody else can map it for writing (its seals).
         // Reclaimer are made when the last way to the region is gone, so nothing is pulled from it
         // or borrowed of it from then on. What was borrowed before has its place in one of
         // `tables`, which it keeps alive, until it is not read any more.
-        match unsafe { region.keep_only(&spans) } {
+        match unsafe { region.relocate(&spans) } {
             Ok(()) => {
                 books.kept(tensors, bytes);
                 tracing::info!(

@@ -9,13 +9,13 @@ use super::ring::SLOT_WORDS;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
 use std::ops::Range;
 
-/// OrderWords between pieces: 128 bytes.
+/// Words between pieces: 128 bytes.
 const SPACING: usize = 16;
 /// Word of the state line.
 const STATE: usize = SPACING;
 /// Where the consumer lines start.
 const LINES: usize = 2 * SPACING;
-/// OrderWords of a page.
+/// Words of a page.
 const PAGE: usize = 4096 / 8;
 
 /// Slots of a ring, at most.

@@ -13,7 +13,7 @@ const ANSWER: u8 = 6;
 
 const HAS_IMMEDIATE: u8 = 1;
 
-/// OrderWords of the payload that describe bulk.
+/// Words of the payload that describe bulk.
 pub(crate) const BODY_WORDS: usize = 4;
 
 /// A slot's header, term by term.

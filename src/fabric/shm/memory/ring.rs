@@ -17,9 +17,9 @@
 use super::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// OrderWords of a slot.
+/// Words of a slot.
 pub(crate) const SLOT_WORDS: usize = 32;
-/// OrderWords of a slot's header, not counting word 0.
+/// Words of a slot's header, not counting word 0.
 pub(crate) const HEADER_WORDS: usize = 3;
 /// Where a slot's payload starts.
 const PAYLOAD: usize = 1 + HEADER_WORDS;
@@ -149,7 +149,7 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         Ok(())
     }
 
-    /// PendingReads the peer's line: a cache miss if it has changed.
+    /// Reads the peer's line: a cache miss if it has changed.
     pub(crate) fn refresh(&mut self) -> Result<(), BadAck> {
         // Acquire: the peer's last reads of a slot, and of the memory that it names, come before
         // the slot and that memory are written again.

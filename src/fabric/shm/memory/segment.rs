@@ -97,7 +97,7 @@ unsafe impl Send for OwnWords {}
 // SAFETY: as above.
 unsafe impl Sync for OwnWords {}
 
-/// PendingReads word `index` of the `len` at `base`.
+/// Reads word `index` of the `len` at `base`.
 ///
 /// # Safety
 /// The words must be mapped.

@@ -8,19 +8,19 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// OrderWords that this process may read.
+/// Words that this process may read.
 pub(crate) trait LoadWords {
     /// How many there are.
     fn len(&self) -> usize;
 
-    /// PendingReads one.
+    /// Reads one.
     ///
     /// # Panics
     /// If there is no word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
 }
 
-/// OrderWords that this process, and nobody else, may write.
+/// Words that this process, and nobody else, may write.
 pub(crate) trait StoreWords: LoadWords {
     /// Writes one.
     ///
@@ -32,7 +32,7 @@ pub(crate) trait StoreWords: LoadWords {
     fn prefetch(&self, index: usize);
 }
 
-/// OrderWords that this process and others write. Each change is sequentially consistent.
+/// Words that this process and others write. Each change is sequentially consistent.
 pub(crate) trait ShareWords: LoadWords {
     /// Adds to one, modulo 2^64. Returns what it was.
     ///
@@ -60,7 +60,7 @@ pub(crate) trait ShareWords: LoadWords {
 
 #[cfg(test)]
 pub(crate) mod test {
-    //! OrderWords that are not in a segment.
+    //! Words that are not in a segment.
 
     use super::{LoadWords, ShareWords, StoreWords};
     use loom::sync::{Condvar, Mutex};

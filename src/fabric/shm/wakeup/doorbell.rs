@@ -21,7 +21,7 @@ use crate::fabric::shm::memory::words::ShareWords;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-/// OrderWords of a doorbell: 1 KiB.
+/// Words of a doorbell: 1 KiB.
 pub(crate) const WORDS: usize = 128;
 /// Links that a doorbell has a bit for.
 pub(crate) const PLACES: usize = 64 * 64;
@@ -39,7 +39,7 @@ pub(crate) struct Doorbell<W> {
     words: W,
 }
 
-/// OrderWords of those who sleep: how many they are, and what they sleep on.
+/// Words of those who sleep: how many they are, and what they sleep on.
 fn of(who: Sleep) -> (usize, usize) {
     match who {
         Sleep::Waiter => (WAITERS, WAITERS + 1),
