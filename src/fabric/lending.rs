@@ -30,9 +30,9 @@ pub struct LoanBooks {
     /// One word, so that a loan's end is counted there or, once the tick is over and done with, nowhere.
     begun: [AtomicU64; TICKS],
     overdue: AtomicU64,
-    kept_tensors: AtomicU64,
-    kept_bytes: AtomicU64,
-    keep_failures: AtomicU64,
+    relocated_tensors: AtomicU64,
+    relocated_bytes: AtomicU64,
+    relocation_failures: AtomicU64,
 }
 
 /// The figures of [`LoanBooks`] at some time.
@@ -45,11 +45,11 @@ pub struct LoanFigures {
     /// Loans that were held for longer than the grace period, so far.
     pub overdue: u64,
     /// Tensors borrowed from peers that have died, which were copied out of the dead process's memory so far.
-    pub kept_tensors: u64,
+    pub relocated_tensors: u64,
     /// Their bytes, each counted once however often it is borrowed.
-    pub kept_bytes: u64,
+    pub relocated_bytes: u64,
     /// Times that this failed; it is tried again.
-    pub keep_failures: u64,
+    pub relocation_failures: u64,
 }
 
 /// Leave to lend a tensor, until this is dropped.
@@ -82,9 +82,9 @@ impl LoanBooks {
             tick: AtomicU64::new(0),
             begun: array::from_fn(|tick| AtomicU64::new(word(tick as u64, 0))),
             overdue: AtomicU64::new(0),
-            kept_tensors: AtomicU64::new(0),
-            kept_bytes: AtomicU64::new(0),
-            keep_failures: AtomicU64::new(0),
+            relocated_tensors: AtomicU64::new(0),
+            relocated_bytes: AtomicU64::new(0),
+            relocation_failures: AtomicU64::new(0),
         }
     }
 
@@ -127,14 +127,14 @@ impl LoanBooks {
     }
 
     /// Tensors of a dead peer were copied out of its memory.
-    pub fn kept(&self, tensors: u64, bytes: u64) {
-        self.kept_tensors.fetch_add(tensors, Ordering::Relaxed);
-        self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub fn relocated(&self, tensors: u64, bytes: u64) {
+        self.relocated_tensors.fetch_add(tensors, Ordering::Relaxed);
+        self.relocated_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// That failed.
-    pub fn keep_failed(&self) {
-        self.keep_failures.fetch_add(1, Ordering::Relaxed);
+    pub fn relocation_failed(&self) {
+        self.relocation_failures.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The figures now. Each alone is exact.
@@ -144,9 +144,9 @@ impl LoanBooks {
             out: get(&self.out),
             bytes: get(&self.bytes),
             overdue: get(&self.overdue),
-            kept_tensors: get(&self.kept_tensors),
-            kept_bytes: get(&self.kept_bytes),
-            keep_failures: get(&self.keep_failures),
+            relocated_tensors: get(&self.relocated_tensors),
+            relocated_bytes: get(&self.relocated_bytes),
+            relocation_failures: get(&self.relocation_failures),
         }
     }
 }

@@ -111,13 +111,14 @@ pub(super) trait Polled: Send + Sync {
 }
 
 fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
-    let LoanFigures { out, bytes, overdue, kept_tensors, kept_bytes, keep_failures } = figures;
+    let LoanFigures { out, bytes, overdue, relocated_tensors, relocated_bytes, relocation_failures } =
+        figures;
     sum.raise(Gauge::LoansOut, out);
     sum.raise(Gauge::LentBytes, bytes);
     sum.add(Counter::LoansOverdue, overdue);
-    sum.add(Counter::TensorsKept, kept_tensors);
-    sum.add(Counter::BytesKept, kept_bytes);
-    sum.add(Counter::KeepFailures, keep_failures);
+    sum.add(Counter::TensorsRelocated, relocated_tensors);
+    sum.add(Counter::BytesRelocated, relocated_bytes);
+    sum.add(Counter::RelocationFailures, relocation_failures);
 }
 
 impl<F: Fabric> Pollers<F> {

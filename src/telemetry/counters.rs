@@ -63,11 +63,11 @@ counters! {
     /// Loans that their borrower held for longer than `borrow_grace`.
     LoansOverdue = "loans_overdue",
     /// Tensors borrowed from peers that died, which were copied out of the dead process's memory.
-    TensorsKept = "tensors_kept",
+    TensorsRelocated = "tensors_relocated",
     /// Bytes of those tensors.
-    BytesKept = "bytes_kept",
+    BytesRelocated = "bytes_relocated",
     /// Times that copying them out failed; it is tried again.
-    KeepFailures = "keep_failures",
+    RelocationFailures = "relocation_failures",
     /// Immediates that came.
     ImmediatesReceived = "immediates_received",
     /// Answers that carried meta-data because the request's was not the tensor's.

@@ -118,7 +118,7 @@ fn read_all_the_while(held: &[Tensor], over: &AtomicBool) -> u64 {
 }
 
 fn kept(node: &Node) -> u64 {
-    node.counters().get(Counter::TensorsKept)
+    node.counters().get(Counter::TensorsRelocated)
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn role_heir() {
         println!("it was read {} times meanwhile", reader.join().expect("nothing has changed"));
     });
     assert_eq!(kept(&node), 3);
-    assert_eq!(node.counters().get(Counter::BytesKept), 4 * SIZES.iter().sum::<usize>() as u64);
+    assert_eq!(node.counters().get(Counter::BytesRelocated), 4 * SIZES.iter().sum::<usize>() as u64);
     assert!(!has_file(file), "the dead process's pool is still held");
     let (name, _, resident) = mapping_of(address);
     assert!(name.contains("memfd:tensorwire-relocated"), "{name}");
@@ -158,7 +158,7 @@ fn role_heir() {
     drop(held);
     std::thread::sleep(2 * GRACE);
     assert!(all_right(&of_the_new));
-    assert_eq!((kept(&node), node.counters().get(Counter::KeepFailures)), (3, 0));
+    assert_eq!((kept(&node), node.counters().get(Counter::RelocationFailures)), (3, 0));
     lose(&node, &mut lender);
     let (_, file, _) = mapping_of(of_the_new[0].as_ptr().addr());
     drop(of_the_new);
@@ -184,7 +184,7 @@ fn role_poor_heir() {
     // Without a descriptor there is no memory to copy to.
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..before }).expect("fewer are always allowed");
-    until(&node, "a failure", || node.counters().get(Counter::KeepFailures) > 0);
+    until(&node, "a failure", || node.counters().get(Counter::RelocationFailures) > 0);
     assert!(all_right(&held) && kept(&node) == 0);
     setrlimit(Resource::Nofile, before).expect("as many as before");
     until(&node, "the end of the dead sender's pool", || kept(&node) == 3);
@@ -415,7 +415,7 @@ fn a_loan_that_is_held_for_longer_than_the_grace_period_is_counted_once() {
             assert_eq!((lent(node), overdue()), ((3, 12_000), 3));
             say(node, 1, "drop");
             until(node, "the give-back", || lent(node) == (0, 0));
-            assert_eq!((overdue(), node.counters().get(Counter::TensorsKept)), (3, 0));
+            assert_eq!((overdue(), node.counters().get(Counter::TensorsRelocated)), (3, 0));
         } else {
             let mut held = receive_some(node, 0..4, 1000);
             held.pop();

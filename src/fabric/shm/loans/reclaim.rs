@@ -130,7 +130,7 @@ impl ReclaimCandidate {
         // `tables`, which it keeps alive, until it is not read any more.
         match unsafe { region.relocate(&spans) } {
             Ok(()) => {
-                books.kept(tensors, bytes);
+                books.relocated(tensors, bytes);
                 tracing::info!(
                     pid,
                     tensors,
@@ -140,7 +140,7 @@ impl ReclaimCandidate {
                 true
             }
             Err(error) => {
-                books.keep_failed();
+                books.relocation_failed();
                 self.dead_for = 0;
                 if !std::mem::replace(&mut self.has_failed, true) {
                     tracing::warn!(pid, tensors, bytes, %error, "a dead peer's pool stays, as something of it is borrowed: it is tried again");
