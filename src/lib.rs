@@ -132,8 +132,8 @@ mod wire;
 
 pub use bootstrap::{BootstrapError, MissingPeer};
 pub use config::{
-    Builder, BulkReceive, Cluster, Config, ConfigError, Fabric, HostPort, HostPortError, Origin, PeerLoss,
-    Poll, PoolLock, PoolPages, Wait,
+    Builder, BulkReceive, Config, ConfigError, ConfigValues, Fabric, Origin, PeerLoss, Poll, PoolLock,
+    PoolPages, Wait,
 };
 pub use engine::{PinError, PollMode, StartError, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
@@ -150,8 +150,8 @@ pub use rendezvous::{
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::{
-    Code, DType, EdgeNameError, Element, KeyError, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, TaskId,
-    TensorMeta,
+    Cluster, ClusterError, Code, DType, EdgeNameError, Element, HostPort, HostPortError, JobError, KeyError,
+    MAX_DIM, MAX_RANK, Shape, ShapeError, Status, TaskId, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

@@ -65,6 +65,6 @@ fn edge(source: &str, destination: &str, name: &str) -> bool {
     let again = EdgeName::new(source, destination, name).expect("once more");
     assert!(again == edge && again.hash_value() == edge.hash_value());
     let device = DeviceName::parse(source).expect("a part of an edge");
-    assert_eq!((edge.source_task().job.as_str(), edge.source_task().task), (device.job, device.task));
+    assert_eq!((edge.source_task().job(), edge.source_task().task()), (device.job, device.task));
     true
 }

@@ -53,7 +53,7 @@ impl CallError {
 impl Client {
     /// Must be called on the bootstrap thread. Connects when it is first used.
     pub(super) fn new(shared: Arc<Shared>, peer: usize) -> Result<Self, tonic::transport::Error> {
-        let address = shared.options.cluster.address(&shared.peers[peer]).unwrap_or_default();
+        let address = shared.address(peer);
         let channel = Endpoint::from_shared(format!("http://{address}"))?
             .connect_timeout(CALL_LIMIT)
             .tcp_nodelay(true)

@@ -1,7 +1,8 @@
 //! What can go wrong while a process joins its cluster.
 
-use super::names::{Incarnation, TaskName};
+use super::names::Incarnation;
 use super::service::State;
+use crate::wire::TaskId;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,35 +11,11 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// A job is not a name.
-    #[error("job \"{job}\" is refused: {why}")]
-    Job {
-        /// The job as it was given, cut to 64 bytes.
-        job: String,
-        /// Which rule it breaks.
-        why: &'static str,
-    },
-    /// The cluster can't be used.
-    #[error("the cluster is refused: {why}")]
-    Cluster {
-        /// What is wrong with it, and what to change.
-        why: String,
-    },
-    /// An option is out of range.
-    #[error("option {option} is {value}: {allowed}")]
-    Option {
-        /// Which option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-        /// What is allowed.
-        allowed: &'static str,
-    },
     /// This process is not in the cluster.
     #[error("{me} is not in the cluster \"{cluster}\": add its address, or change the name of this task")]
     NotAMember {
         /// The name of this process.
-        me: TaskName,
+        me: TaskId,
         /// The cluster in its canonical text, cut.
         cluster: String,
     },
@@ -49,7 +26,7 @@ pub enum BootstrapError {
          every host that can reach it is trusted"
     )]
     NotLoopback {
-        /// Whose address it is: a task, or the bind option.
+        /// Whose address it is: a task, or the bind setting.
         whose: String,
         /// The address.
         address: String,
@@ -60,7 +37,7 @@ pub enum BootstrapError {
     )]
     Resolve {
         /// Whose address it is.
-        whose: TaskName,
+        whose: TaskId,
         /// The address.
         address: String,
         /// The system's error.
@@ -70,7 +47,7 @@ pub enum BootstrapError {
     #[error("{me} can't listen on {address}: {source}; {remedy}")]
     Bind {
         /// The name of this process.
-        me: TaskName,
+        me: TaskId,
         /// The address.
         address: SocketAddr,
         /// What to change.
@@ -98,7 +75,7 @@ pub enum BootstrapError {
     #[error("{me}: can't {tried}: the bootstrap service is {state}")]
     State {
         /// The name of this process.
-        me: TaskName,
+        me: TaskId,
         /// What was asked for.
         tried: &'static str,
         /// In which state it is.
@@ -111,7 +88,7 @@ pub enum BootstrapError {
     )]
     Missing {
         /// The name of this process.
-        me: TaskName,
+        me: TaskId,
         /// The life of this process.
         incarnation: Incarnation,
         /// How long it was waited for.
@@ -125,7 +102,7 @@ pub enum BootstrapError {
     #[error("{me}: stopping took longer than {waited:?}: {why}")]
     StopTimeout {
         /// The name of this process.
-        me: TaskName,
+        me: TaskId,
         /// How long it was waited for.
         waited: Duration,
         /// What it waited for.
@@ -137,7 +114,7 @@ pub enum BootstrapError {
     )]
     StopInCallback {
         /// The name of this process.
-        me: TaskName,
+        me: TaskId,
     },
 }
 
@@ -145,7 +122,7 @@ pub enum BootstrapError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingPeer {
     /// Its name.
-    pub name: TaskName,
+    pub name: TaskId,
     /// Its address in the cluster.
     pub address: String,
     /// What happened last when it was tried to link with it.

@@ -4,15 +4,15 @@
 //! process starts. Whatever they say: no panic, answers and refusals of bounded length, and each half that was made comes to one end.
 
 use super::client::Client;
-use super::cluster::ClusterSpec;
 use super::generated as grpc;
 use super::generated::bootstrap_server::Bootstrap;
-use super::names::{Incarnation, TaskName, shorten};
+use super::names::{Incarnation, shorten};
 use super::options::BootstrapOptions;
 use super::peering::{LossCause, MAX_OFFER, PeerInfo, Peering, Prepared};
 use super::server::{Server, who};
 use super::service::PROTOCOL_VERSION;
 use super::shared::{MAX_REASON, Phase, Shared, connect, prepare, task};
+use crate::wire::{Cluster, TaskId};
 use crate::wire::{Code, Status};
 use prost::Message;
 use std::collections::HashMap;
@@ -125,9 +125,9 @@ pub fn calls(bytes: &[u8]) {
 }
 
 async fn run(mut input: &[u8]) {
-    let name = |task| TaskName::new("worker", task).expect("a name");
+    let name = |task| TaskId::new("worker", task).expect("a name");
     let addresses = vec!["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"];
-    let cluster = ClusterSpec::new([("worker", addresses)]).expect("a cluster");
+    let cluster = format!("worker={}", addresses.join(",")).parse().expect("a cluster");
     let life = Incarnation::new(77).expect("not zero");
     let tickets = Arc::new(Tickets::default());
     let options = BootstrapOptions::new(name(1), cluster, life, "here");

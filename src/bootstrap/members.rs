@@ -5,10 +5,11 @@
 //!
 //! [`Peering`]: super::Peering
 
-use super::names::{Incarnation, TaskName};
+use super::names::Incarnation;
 use super::peering::{LossCause, MAX_OFFER, PeerInfo, Prepared};
 use super::slot::{Half, Life, Slot, Stage};
 use crate::wire::Status;
+use crate::wire::TaskId;
 use std::time::{Duration, Instant};
 
 /// How far a new generation may be ahead of the present one. It leaves room for all that can really happen,
@@ -70,11 +71,11 @@ pub(super) struct Members {
 }
 
 impl Members {
-    pub(super) fn new(names: impl IntoIterator<Item = TaskName>, silence: Duration) -> Self {
+    pub(super) fn new(names: impl IntoIterator<Item = TaskId>, silence: Duration) -> Self {
         Members { slots: names.into_iter().map(Slot::new).collect(), silence }
     }
 
-    pub(super) fn names(&self) -> impl Iterator<Item = &TaskName> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &TaskId> {
         self.slots.iter().map(|slot| &slot.name)
     }
 

@@ -19,7 +19,6 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // a thread of its own, which moves no tensor
 
 mod client;
-mod cluster;
 mod error;
 #[cfg(fuzzing)]
 #[doc(hidden)]
@@ -41,9 +40,8 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-pub use cluster::ClusterSpec;
 pub use error::{BootstrapError, MissingPeer};
-pub use names::{Incarnation, TaskName};
+pub use names::Incarnation;
 pub use options::BootstrapOptions;
 pub use peering::{LossCause, PeerInfo, Peering, Prepared};
 pub use service::{Bootstrap, State};

@@ -1,7 +1,8 @@
 //! What the bootstrap service asks of the process that it serves: making links, and hearing about peers.
 
-use super::names::{Incarnation, TaskName};
+use super::names::Incarnation;
 use crate::wire::Status;
+use crate::wire::TaskId;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ pub const MAX_OFFER: usize = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// Its name.
-    pub name: TaskName,
+    pub name: TaskId,
     /// The number of its life.
     pub incarnation: Incarnation,
     /// Equal to ours if and only if it runs on this host.

@@ -5,10 +5,11 @@
 
 use super::generated as grpc;
 use super::members::{Offered, Progress, Refusal, Who};
-use super::names::{Incarnation, TaskName, shorten};
+use super::names::{Incarnation, shorten};
 use super::options::MAX_HOST_ID;
 use super::peering::{LossCause, MAX_OFFER, PeerInfo};
 use super::shared::{MAX_REASON, Phase, Shared, connect, incarnation, prepare, shown_cluster};
+use crate::wire::TaskId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -71,7 +72,7 @@ impl Server {
         }
     }
 
-    fn check_cluster(&self, caller: &grpc::Caller, from: &TaskName) -> Result<(), Status> {
+    fn check_cluster(&self, caller: &grpc::Caller, from: &TaskId) -> Result<(), Status> {
         if caller.cluster_digest == self.shared.digest {
             return Ok(());
         }
@@ -85,7 +86,7 @@ impl Server {
     }
 
     /// Refuses a caller that goes by this process's own name.
-    fn refuse_my_name(&self, life: Incarnation, to: &TaskName) -> Status {
+    fn refuse_my_name(&self, life: Incarnation, to: &TaskId) -> Status {
         let (me, mine) = (&self.shared.options.me, self.shared.options.incarnation);
         if life == mine {
             let what = format!(
@@ -127,7 +128,7 @@ impl Server {
     }
 
     /// A refusal that is shown on this side too, as the reason why that peer is missing.
-    fn refuse(&self, from: &TaskName, code: tonic::Code, what: String) -> Status {
+    fn refuse(&self, from: &TaskId, code: tonic::Code, what: String) -> Status {
         if let Some(peer) = self.shared.index_of(from) {
             let note = format!("it was refused: {what}");
             // Peers try again and again: one line for each new reason is enough.
@@ -338,9 +339,9 @@ async fn accept(shared: Arc<Shared>, peer: usize, info: PeerInfo, offer: Vec<u8>
 }
 
 /// A name that a peer has sent.
-fn name(task: Option<&grpc::Task>) -> Result<TaskName, Status> {
+fn name(task: Option<&grpc::Task>) -> Result<TaskId, Status> {
     let task = task.ok_or_else(|| Status::invalid_argument("the request lacks a task's name"))?;
-    TaskName::new(task.job.clone(), task.index).map_err(|error| Status::invalid_argument(error.to_string()))
+    TaskId::new(task.job.clone(), task.index).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
 /// What a peer tells of itself.

@@ -2,13 +2,14 @@
 
 use super::BootstrapError;
 use super::error::MissingPeer;
-use super::names::{TaskName, shorten};
+use super::names::shorten;
 use super::options::BootstrapOptions;
 #[cfg(test)]
 use super::peering::PeerInfo;
 use super::peering::Peering;
 use super::shared::{MAX_REASON, Phase, Shared};
 use super::thread::{self, StopOrder};
+use crate::wire::TaskId;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,7 +70,7 @@ impl Bootstrap {
     /// A service that is not started yet.
     ///
     /// # Errors
-    /// [`BootstrapError::NotAMember`] or [`BootstrapError::Option`].
+    /// [`BootstrapError::NotAMember`].
     pub fn new(options: BootstrapOptions, peering: Arc<dyn Peering>) -> Result<Self, BootstrapError> {
         Self::speaking(PROTOCOL_VERSION, options, peering)
     }
@@ -80,7 +81,7 @@ impl Bootstrap {
         options: BootstrapOptions,
         peering: Arc<dyn Peering>,
     ) -> Result<Self, BootstrapError> {
-        options.check()?;
+        options.my_address()?;
         let shared = Arc::new(Shared::new(options, version, peering));
         Ok(Bootstrap { shared, running: Mutex::default() })
     }
@@ -150,7 +151,7 @@ impl Bootstrap {
             absent
                 .map(|peer| MissingPeer {
                     name: name(peer),
-                    address: options.cluster.address(&name(peer)).unwrap_or_default(),
+                    address: self.shared.address(peer),
                     last_error: members.why_missing(peer),
                 })
                 .collect()
@@ -186,7 +187,7 @@ impl Bootstrap {
 
     /// Says that a link which was ready is dead: the peer is told, and a new generation is made if it still
     /// lives. There is no `lost` for it. Returns whether that generation was up.
-    pub fn report_lost(&self, peer: &TaskName, generation: u64, why: &str) -> bool {
+    pub fn report_lost(&self, peer: &TaskId, generation: u64, why: &str) -> bool {
         let Some(peer) = self.shared.index_of(peer) else { return false };
         self.shared.report(peer, generation, why)
     }

@@ -3,11 +3,11 @@
 use super::BootstrapError;
 use super::generated as grpc;
 use super::members::{Act, Members};
-use super::names::{Incarnation, TaskName, shorten};
+use super::names::{Incarnation, shorten};
 use super::options::BootstrapOptions;
 use super::peering::{PeerInfo, Peering, Prepared};
 use super::service::State;
-use crate::wire::{Code, Status};
+use crate::wire::{Code, HostPort, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(super) struct Shared {
     pub(super) version: u32,
     pub(super) digest: u64,
     /// The peers' names, in ascending order; a peer's index is its place here.
-    pub(super) peers: Vec<TaskName>,
+    pub(super) peers: Vec<TaskId>,
     peering: Arc<dyn Peering>,
     inner: Mutex<Inner>,
     /// Told of every change of `inner`.
@@ -62,7 +62,8 @@ pub(super) enum Phase {
 
 impl Shared {
     pub(super) fn new(options: BootstrapOptions, version: u32, peering: Arc<dyn Peering>) -> Self {
-        let peers: Vec<TaskName> = options.cluster.members().filter(|name| *name != options.me).collect();
+        let members = options.cluster.members().map(|(task, _)| task);
+        let peers: Vec<TaskId> = members.filter(|task| *task != options.me).collect();
         let members = Members::new(peers.iter().cloned(), options.silence);
         Shared {
             digest: options.cluster.digest(),
@@ -203,8 +204,13 @@ impl Shared {
         Some(inner.reports.swap_remove(place))
     }
 
-    pub(super) fn index_of(&self, name: &TaskName) -> Option<usize> {
+    pub(super) fn index_of(&self, name: &TaskId) -> Option<usize> {
         self.peers.binary_search(name).ok()
+    }
+
+    /// The address of that peer, as the cluster says it.
+    pub(super) fn address(&self, peer: usize) -> String {
+        self.options.cluster.address(&self.peers[peer]).map(HostPort::to_string).unwrap_or_default()
     }
 
     /// Whether this process starts the links with that peer.
@@ -248,7 +254,7 @@ pub(super) fn shown_cluster(text: &str) -> String {
     shorten(text, SHOWN_CLUSTER)
 }
 
-pub(super) fn task(name: &TaskName) -> grpc::Task {
+pub(super) fn task(name: &TaskId) -> grpc::Task {
     grpc::Task { job: name.job().to_owned(), index: name.task() }
 }
 

@@ -1,8 +1,9 @@
 //! What is known of one peer: its lives, and the link with the present one.
 
 use super::members::{Act, Who};
-use super::names::{Incarnation, TaskName};
+use super::names::Incarnation;
 use super::peering::{LossCause, PeerInfo};
+use crate::wire::TaskId;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ pub(super) const PAST_LIVES: usize = 64;
 
 /// A name in the cluster that is not ours.
 pub(super) struct Slot {
-    pub(super) name: TaskName,
+    pub(super) name: TaskId,
     /// The highest generation that was used or seen.
     pub(super) generation: u64,
     pub(super) life: Option<Life>,
@@ -65,7 +66,7 @@ pub(super) enum Half {
 }
 
 impl Slot {
-    pub(super) fn new(name: TaskName) -> Self {
+    pub(super) fn new(name: TaskId) -> Self {
         Slot {
             name,
             generation: 0,

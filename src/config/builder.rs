@@ -1,11 +1,12 @@
 //! The sources of settings, weakest first, and how they become one [`Config`].
 
 use super::check;
-use super::error::{ConfigError, Origin, quote};
+use super::error::{ConfigError, Origin};
 use super::file;
 use super::format::Refusal;
 use super::reference::nearest;
-use super::table::{Config, KEYS, Key, Origins, PREFIX, variable};
+use super::table::{Config, ConfigValues, KEYS, Key, Origins, PREFIX, variable};
+use crate::wire::quote;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -95,9 +96,9 @@ impl Builder {
             let key = Key::named(&name).ok_or_else(|| unknown(&name, Origin::Builder))?;
             settings.put(key, text, Origin::Builder)?;
         }
-        let config = Config::resolve(&settings)?;
-        check::whole(&config, &settings)?;
-        Ok(config)
+        let values = ConfigValues::resolve(&settings)?;
+        let task_id = check::whole(&values, &settings)?;
+        Ok(Config { values, task_id, origins: settings.origins() })
     }
 }
 

@@ -4,30 +4,24 @@ use super::builder::Settings;
 use super::choice::{Poll, PoolPages, Wait};
 use super::error::ConfigError;
 use super::format::{Format, Span};
-use super::table::Config;
-use std::collections::BTreeMap;
+use super::table::ConfigValues;
+use crate::wire::{HostPort, TaskId};
 
-/// Checks what no value can say alone.
-pub(super) fn whole(config: &Config, settings: &Settings) -> Result<(), ConfigError> {
-    membership(config)
-        .and_then(|()| unique_addresses(config))
-        .map_err(|(key, why)| settings.conflict(key, why))?;
-    exposure(config).map_err(|(key, why)| settings.conflict(key, why))?;
-    required_pages(config).map_err(|(key, why)| settings.conflict(key, why))?;
-    polling(config).map_err(|(key, why)| settings.conflict(key, why))?;
-    rdma(config).map_err(|(key, why)| settings.conflict(key, why))?;
-    if config.silence_bound > config.heartbeat_interval {
-        return Ok(());
-    }
-    let heartbeat = Span::write(&config.heartbeat_interval);
-    let origin = settings.origin("heartbeat_interval");
-    let why = format!("it must be more than heartbeat_interval, which is {heartbeat} ({origin})");
-    Err(settings.conflict("silence_bound", why))
+/// Checks what no value can say alone. Returns the task that this process is.
+pub(super) fn whole(config: &ConfigValues, settings: &Settings) -> Result<TaskId, ConfigError> {
+    let refused = |(key, why)| settings.conflict(key, why);
+    let task = membership(config).map_err(refused)?;
+    exposure(config, &task).map_err(refused)?;
+    required_pages(config).map_err(refused)?;
+    polling(config).map_err(refused)?;
+    rdma(config).map_err(refused)?;
+    liveness(config, settings).map_err(refused)?;
+    Ok(task)
 }
 
 type Conflict = (&'static str, String);
 
-fn rdma(config: &Config) -> Result<(), Conflict> {
+fn rdma(config: &ConfigValues) -> Result<(), Conflict> {
     if config.rdma_device_port.is_none() || config.rdma_device.is_some() {
         return Ok(());
     }
@@ -36,43 +30,45 @@ fn rdma(config: &Config) -> Result<(), Conflict> {
     Err(("rdma_device_port", why.into()))
 }
 
-fn membership(config: &Config) -> Result<(), Conflict> {
-    let Some(tasks) = config.cluster.get(&config.job) else {
-        let jobs: Vec<_> = config.cluster.keys().map(String::as_str).collect();
-        return Err(("job", format!("it must be a job of the cluster, which has {}", jobs.join(", "))));
-    };
-    if (config.task as usize) < tasks.len() {
+/// One heartbeat may be lost or late without the peer counting as dead.
+fn liveness(config: &ConfigValues, settings: &Settings) -> Result<(), Conflict> {
+    let least = config.heartbeat_interval.saturating_mul(2);
+    if config.silence_bound >= least {
         return Ok(());
     }
-    let (job, last) = (&config.job, tasks.len() - 1);
-    Err(("task", format!("job {job} has {} task(s) in the cluster: it must be 0 to {last}", tasks.len())))
+    let (heartbeat, least) = (Span::write(&config.heartbeat_interval), Span::write(&least));
+    let origin = settings.origin("heartbeat_interval");
+    let why = format!(
+        "it must be at least {least}, twice the heartbeat_interval, which is {heartbeat} ({origin}): raise \
+         silence_bound, or lower heartbeat_interval"
+    );
+    Err(("silence_bound", why))
 }
 
-fn unique_addresses(config: &Config) -> Result<(), Conflict> {
-    let mut seen = BTreeMap::new();
-    for (job, tasks) in &config.cluster {
-        for (task, address) in tasks.iter().enumerate() {
-            if let Some((other_job, other)) = seen.insert(address, (job, task)) {
-                let both = format!("{other_job} task {other} and {job} task {task}");
-                return Err((
-                    "cluster",
-                    format!("{both} have the same address {address}: give each its own"),
-                ));
-            }
-        }
+fn membership(config: &ConfigValues) -> Result<TaskId, Conflict> {
+    let Some(count) = config.cluster.task_count(&config.job) else {
+        let jobs: Vec<_> = config.cluster.jobs().collect();
+        return Err(("job", format!("it must be a job of the cluster, which has {}", jobs.join(", "))));
+    };
+    if config.task as usize >= count {
+        let (job, last) = (&config.job, count - 1);
+        return Err((
+            "task",
+            format!("job {job} has {count} task(s) in the cluster: it must be 0 to {last}"),
+        ));
     }
-    Ok(())
+    TaskId::new(&config.job, config.task).map_err(|error| ("job", error.to_string()))
 }
 
 /// Listening beyond the loopback interface needs leave in so many words. A host *name* is not resolved
 /// here: the bootstrap service judges the address that it gets.
-fn exposure(config: &Config) -> Result<(), Conflict> {
+fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
     if config.allow_non_loopback {
         return Ok(());
     }
     let (key, ip) = match config.bind {
         Some(bind) => ("bind", Some(bind.ip())),
-        None => ("cluster", config.me().and_then(|me| me.ip())),
+        None => ("cluster", config.cluster.address(me).and_then(HostPort::ip)),
     };
     match ip.filter(|ip| !ip.is_loopback()) {
         Some(ip) => Err((
@@ -86,7 +82,7 @@ fn exposure(config: &Config) -> Result<(), Conflict> {
     }
 }
 
-fn required_pages(config: &Config) -> Result<(), Conflict> {
+fn required_pages(config: &ConfigValues) -> Result<(), Conflict> {
     if config.pool_require && config.pool_pages == PoolPages::Auto {
         let why = "pool_pages is auto, which names no pages: set pool_pages to 1g, 2m, transparent or plain";
         return Err(("pool_require", why.to_string()));
@@ -95,7 +91,7 @@ fn required_pages(config: &Config) -> Result<(), Conflict> {
 }
 
 /// As many CPUs as pollers, as many pollers as the mode can have, and no way of waiting for who sleeps.
-fn polling(config: &Config) -> Result<(), Conflict> {
+fn polling(config: &ConfigValues) -> Result<(), Conflict> {
     let pollers = config.poller_count();
     let one = matches!(config.poll, Poll::Auto | Poll::Inline);
     let cores = config.cores.as_ref().map(Vec::len);
@@ -124,7 +120,7 @@ fn polling(config: &Config) -> Result<(), Conflict> {
     Ok(())
 }
 
-impl Config {
+impl ConfigValues {
     /// How many pollers the process has.
     pub fn poller_count(&self) -> usize {
         match (self.pollers, &self.cores) {

@@ -87,12 +87,3 @@ pub enum ConfigError {
         remedy: String,
     },
 }
-
-/// In quotes and escaped, so that it stays one line; of a long text only the start and the length.
-pub(super) fn quote(text: &str) -> String {
-    const QUOTED: usize = 160;
-    if text.len() <= QUOTED {
-        return format!("{text:?}");
-    }
-    format!("{:?}... ({} bytes)", &text[..text.floor_char_boundary(QUOTED)], text.len())
-}

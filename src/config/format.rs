@@ -1,8 +1,7 @@
 //! How values are spelled: text for each kind of value, and the text that a TOML value stands for.
 
 use super::choice::Choice;
-use super::cluster::{Cluster, HostPort};
-use crate::wire::DeviceName;
+use crate::wire::{Cluster, ClusterError, TaskId};
 use std::fmt::Display;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -40,8 +39,7 @@ impl Format for Job {
     const KIND: &'static str = "name";
 
     fn read(text: &str) -> Result<String, Refusal> {
-        let device = DeviceName { job: text, replica: 0, task: 0, kind: "CPU", number: 0 };
-        device.check().map(|()| text.to_string()).map_err(|_| None)
+        TaskId::new(text, 0).map(|_| text.to_string()).map_err(|_| None)
     }
 
     fn write(value: &String) -> String {
@@ -164,9 +162,9 @@ impl Format for Span {
 }
 
 /// An IP address and port.
-pub(super) struct Address;
+pub(super) struct SocketAddress;
 
-impl Format for Address {
+impl Format for SocketAddress {
     type Value = SocketAddr;
     const KIND: &'static str = "address";
 
@@ -256,33 +254,16 @@ fn cpu(text: &str) -> Result<usize, Refusal> {
 }
 
 /// Jobs with the addresses of their tasks: `ps=HOST:PORT,HOST:PORT;worker=HOST:PORT`.
-pub(super) struct Members;
-
-impl Format for Members {
+impl Format for Cluster {
     type Value = Cluster;
     const KIND: &'static str = "cluster";
 
     fn read(text: &str) -> Result<Cluster, Refusal> {
-        let mut cluster = Cluster::new();
-        for entry in text.split(';').map(str::trim) {
-            let (job, tasks) = entry.split_once('=').ok_or(None)?;
-            let job = Job::read(job).map_err(|_| Some(job_rule(job)))?;
-            let tasks: Result<Vec<HostPort>, _> = tasks.split(',').map(|task| task.trim().parse()).collect();
-            let tasks = tasks.map_err(|error| Some(format!("job {job}: {error}")))?;
-            if cluster.contains_key(&job) {
-                return Err(Some(format!("job {job} is listed twice: put all its tasks in one list")));
-            }
-            cluster.insert(job, tasks);
-        }
-        Ok(cluster)
+        text.parse().map_err(|error: ClusterError| Some(error.to_string()))
     }
 
     fn write(value: &Cluster) -> String {
-        let jobs = value.iter().map(|(job, tasks)| {
-            let tasks: Vec<_> = tasks.iter().map(HostPort::to_string).collect();
-            format!("{job}={}", tasks.join(","))
-        });
-        jobs.collect::<Vec<_>>().join(";")
+        value.to_string()
     }
 
     fn from_toml(value: &DeValue<'_>) -> Option<String> {
@@ -298,10 +279,6 @@ impl Format for Members {
         }
         Some(entries.join(";"))
     }
-}
-
-fn job_rule(job: &str) -> String {
-    format!("job {job:?} must be letters, digits, '_' and '-', a letter or digit first")
 }
 
 /// No separator of the text form is in a part of the table form.

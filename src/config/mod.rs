@@ -24,7 +24,6 @@
 mod builder;
 mod check;
 mod choice;
-mod cluster;
 mod error;
 mod file;
 mod format;
@@ -33,10 +32,9 @@ mod table;
 
 pub use builder::Builder;
 pub use choice::{BulkReceive, Fabric, PeerLoss, Poll, PoolLock, PoolPages, Wait};
-pub use cluster::{Cluster, HostPort, HostPortError};
 pub use error::{ConfigError, Origin};
 pub use reference::reference;
-pub use table::Config;
+pub use table::{Config, ConfigValues};
 
 #[cfg(test)]
 mod rdma_tests;

@@ -1,8 +1,8 @@
 //! The table of all settings for people, and the nearest key to one that does not exist.
 
-use super::cluster::HostPort;
 use super::error::Origin;
 use super::table::{Config, KEYS};
+use crate::wire::TaskId;
 use std::fmt::Write;
 
 /// Every setting as a Markdown table: key, variable, kind, default, what is allowed, meaning.
@@ -34,11 +34,9 @@ impl Config {
         self.origins.0.get(key).cloned().unwrap_or(Origin::Default)
     }
 
-    /// This process's own address in the cluster.
-    ///
-    /// `None` only for a value whose fields were changed after it was built, so that it is no member.
-    pub fn me(&self) -> Option<&HostPort> {
-        self.cluster.get(&self.job)?.get(self.task as usize)
+    /// The task of the cluster that this process is.
+    pub fn task_id(&self) -> &TaskId {
+        &self.task_id
     }
 }
 

@@ -7,11 +7,12 @@
 
 use super::builder::{Builder, Settings};
 use super::choice::{BulkReceive, Fabric, PeerLoss, Poll, PoolLock, PoolPages, Wait};
-use super::cluster::Cluster;
 use super::error::{ConfigError, Origin};
-use super::format::{Address, Bytes, Cpus, Format, Job, Members, Nic, Number, OneOf, Refusal, Span, Switch};
+use super::format::{Bytes, Cpus, Format, Job, Nic, Number, OneOf, Refusal, SocketAddress, Span, Switch};
+use crate::wire::{Cluster, TaskId};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::time::Duration;
 use toml::de::DeValue;
 
@@ -118,10 +119,10 @@ macro_rules! settings {
         $name:ident: $type:ty, $format:ty, $flavour:ident $(($default:literal))?, $allowed:literal, $accept:expr
             $(, $also:expr)?;
     )+) => {
-        /// All settings of one process, checked. Made by [`Config::builder`].
+        /// The values of all settings, read through [`Config`].
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct Config {
+        pub struct ConfigValues {
             $(
                 $(#[doc = $meaning])+
                 #[doc = ""]
@@ -129,7 +130,6 @@ macro_rules! settings {
                 #[doc = concat!("Allowed: ", $allowed, ".")]
                 pub $name: field!($flavour $type),
             )+
-            pub(super) origins: Origins,
         }
 
         impl Config {
@@ -139,11 +139,14 @@ macro_rules! settings {
                 vec![$((stringify!($name), written!($flavour $format, self.$name))),+]
             }
 
-            pub(super) fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
-                Ok(Config {$(
+        }
+
+        impl ConfigValues {
+            pub(super) fn resolve(settings: &Settings) -> Result<Self, ConfigError> {
+                Ok(ConfigValues {$(
                     $name: resolve!($flavour settings.value(stringify!($name), readers::$name)?,
                                     settings.missing(stringify!($name))),
-                )+ origins: settings.origins()})
+                )+})
             }
         }
 
@@ -182,6 +185,23 @@ macro_rules! settings {
     };
 }
 
+/// All settings of one process, checked. Made by [`Config::builder`]; the values are its fields:
+/// `config.pool_size` ([`ConfigValues`] lists them).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub(super) values: ConfigValues,
+    pub(super) task_id: TaskId,
+    pub(super) origins: Origins,
+}
+
+impl Deref for Config {
+    type Target = ConfigValues;
+
+    fn deref(&self) -> &ConfigValues {
+        &self.values
+    }
+}
+
 /// Where the values of a [`Config`] came from. Two that say the same are equal wherever they have it from.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Origins(pub BTreeMap<&'static str, Origin>);
@@ -204,23 +224,23 @@ fn up_to_a_day(span: Duration) -> Option<Duration> {
 
 settings! {
     /// The job that this process belongs to.
-    job: String, Job, required, "letters, digits, `_` and `-`, a letter or digit first", Some;
+    job: String, Job, required, "1 to 64 letters, digits, `_` and `-`, a letter or digit first", Some;
     /// The number of this process within its job.
     task: u32, Number<u32>, required, "0 to 4294967295, and a task of the job in `cluster`", Some;
     /// Every process of the cluster: jobs with the addresses of their tasks' bootstrap services.
-    cluster: Cluster, Members, required,
+    cluster: Cluster, Cluster, required,
         "JOB=HOST:PORT,HOST:PORT;JOB=..., in a file also a table of arrays", Some;
     /// Where this process's bootstrap service listens, if not at its own address in `cluster`.
-    bind: SocketAddr, Address, optional, "IP:PORT, with an IPv6 address in brackets", Some;
+    bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
     /// Leave to listen beyond the loopback interface. Members are not authenticated: anyone who
     /// reaches the port can join.
     allow_non_loopback: bool, Switch, default("false"), "true or false", Some;
     /// How long a process waits for the others when it starts.
     join_timeout: Duration, Span, default("60s"), "1ms to 24h", up_to_a_day;
     /// How often a process tells each peer that it lives.
-    heartbeat_interval: Duration, Span, default("1s"), "1ms to 24h, less than `silence_bound`", up_to_a_day;
+    heartbeat_interval: Duration, Span, default("1s"), "1ms to 24h, at most half of `silence_bound`", up_to_a_day;
     /// How long a peer may be silent before it counts as dead.
-    silence_bound: Duration, Span, default("5s"), "1ms to 24h, more than `heartbeat_interval`", up_to_a_day;
+    silence_bound: Duration, Span, default("5s"), "1ms to 24h, at least twice `heartbeat_interval`", up_to_a_day;
 
     /// Bytes of the pool that tensors are allocated from; rounded up to a multiple of 4 KiB.
     pool_size: u64, Bytes, default("256MiB"),

@@ -258,7 +258,7 @@ fn every_default_is_what_the_table_says() {
     assert_eq!(config.pool_size, 256 << 20);
     assert_eq!(config.recv_timeout, Duration::from_secs(60));
     assert_eq!(config.cancel_grace, Duration::from_millis(100));
-    assert_eq!((config.bind, config.numa_node, config.cores), (None, None, None));
+    assert_eq!((config.bind, config.numa_node, &config.cores), (None, None, &None));
 }
 
 #[test]
@@ -347,19 +347,20 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
         .pool_pages(PoolPages::Huge2M)
         .pool_require(true)
         .rdma_qps_per_peer(3)
-        .cluster(Cluster::from([("worker".to_string(), vec!["localhost:1".parse().expect("host")])]))
+        .cluster("worker=localhost:1".parse().expect("a cluster"))
         .build()
         .expect("config");
     assert_eq!((config.pool_size, config.rdma_qps_per_peer, config.pool_require), (3 << 20, 3, true));
     assert_eq!(config.recv_timeout, Duration::from_micros(1500));
-    assert_eq!(config.cores, Some(vec![4, 2]));
+    assert_eq!(config.cores.as_deref(), Some(&[4, 2][..]));
     assert_eq!(config.pool_pages, PoolPages::Huge2M);
-    assert_eq!(config.me().map(ToString::to_string).as_deref(), Some("localhost:1"));
+    assert_eq!(
+        (config.task_id().to_string(), config.cluster.to_string()),
+        ("worker/0".into(), "worker=localhost:1".into())
+    );
 
     let error = base().recv_timeout(Duration::MAX).build().expect_err("too long");
     assert_names(&error, &["recv_timeout is \"18446744073709551615s\" (the builder): it must be 1ms to 24h"]);
-    let error = base().cluster(Cluster::new()).build().expect_err("empty");
-    assert_names(&error, &["cluster is \"\" (the builder): it must be JOB=HOST:PORT"]);
 }
 
 #[test]
@@ -501,16 +502,23 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[("cluster", "worker=h:1,g:1;ps=h:1")],
-        "cluster is \"worker=h:1,g:1;ps=h:1\" (the builder): ps task 0 and worker task 0 have the same address h:1: \
-         give each its own",
+        "cluster is \"worker=h:1,g:1;ps=h:1\" (the builder): ps/0 and worker/0 have the same address h:1: give each its \
+         own",
     ),
     (
         &[("silence_bound", "1s")],
-        "silence_bound is \"1s\" (the builder): it must be more than heartbeat_interval, which is 1s (the default)",
+        "silence_bound is \"1s\" (the builder): it must be at least 2s, twice the heartbeat_interval, which is 1s (the \
+         default): raise silence_bound, or lower heartbeat_interval",
     ),
     (
-        &[("heartbeat_interval", "7s")],
-        "silence_bound is \"5s\" (the default): it must be more than heartbeat_interval, which is 7s (the builder)",
+        &[("silence_bound", "1999ms")],
+        "silence_bound is \"1999ms\" (the builder): it must be at least 2s, twice the heartbeat_interval, which is 1s \
+         (the default): raise silence_bound, or lower heartbeat_interval",
+    ),
+    (
+        &[("heartbeat_interval", "3s")],
+        "silence_bound is \"5s\" (the default): it must be at least 6s, twice the heartbeat_interval, which is 3s (the \
+         builder): raise silence_bound, or lower heartbeat_interval",
     ),
     (
         &[("bind", "0.0.0.0:1")],

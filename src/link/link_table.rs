@@ -126,7 +126,7 @@ mod tests {
     use crate::wire::TaskId;
 
     fn link(id: u32) -> Link<()> {
-        let task = |job: &str| TaskId { job: job.into(), task: 0 };
+        let task = |job: &str| TaskId::new(job, 0).expect("a job name");
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
         let settings =

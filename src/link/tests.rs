@@ -47,7 +47,7 @@ fn pool() -> Pool {
 }
 
 fn task(job: &str) -> TaskId {
-    TaskId { job: job.into(), task: 0 }
+    TaskId::new(job, 0).expect("a job name")
 }
 
 fn scene() -> Scene {

@@ -3,7 +3,7 @@
 use super::pollers::{Polled, Pollers};
 use super::process::{PeerReport, PeerState};
 use super::reach::{Reach, Way};
-use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared, TaskName};
+use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Half, LinkOptions, Role};
 use crate::rendezvous::{
@@ -32,13 +32,12 @@ impl Names {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index(&self, name: &TaskName) -> Option<PeerIndex> {
-        self.members.index(&TaskId { job: name.job().to_owned(), task: name.task() })
+    fn index(&self, name: &TaskId) -> Option<PeerIndex> {
+        self.members.index(name)
     }
 
-    fn name(&self, peer: PeerIndex) -> Option<TaskName> {
-        let task = self.members.task(peer);
-        TaskName::new(task.job.as_str(), task.task).ok()
+    fn task(&self, peer: PeerIndex) -> &TaskId {
+        self.members.task(peer)
     }
 
     /// What is known of everybody but this task.
@@ -102,10 +101,8 @@ impl Watch {
 
     /// The bootstrap service makes a new link if it held this one for up.
     fn report(&self, peer: PeerIndex, tag: LinkTag, why: &str) {
-        if let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade)
-            && let Some(name) = self.names.name(peer)
-        {
-            bootstrap.report_lost(&name, tag.generation, why);
+        if let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade) {
+            bootstrap.report_lost(self.names.task(peer), tag.generation, why);
         }
     }
 }
@@ -162,7 +159,7 @@ impl<F: Reach> FabricPeering<F> {
         self.halves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index(&self, name: &TaskName) -> Result<PeerIndex, Status> {
+    fn index(&self, name: &TaskId) -> Result<PeerIndex, Status> {
         self.names.index(name).ok_or_else(|| {
             Status::new(Code::NotFound, format!("{name} is not a member of the cluster that this node knows"))
         })

@@ -21,7 +21,7 @@ struct Side {
 }
 
 fn members() -> Members {
-    Members::new((0..2).map(|task| TaskId { job: "w".into(), task }).collect())
+    Members::new((0..2).map(|task| TaskId::new("w", task).expect("a job name")).collect())
 }
 
 /// A life of task 0 or 1, for which every loss is fatal.
@@ -38,7 +38,7 @@ fn side(task: u32, life: u64) -> Side {
         cancel_grace: Duration::from_millis(100),
         peer_loss_is_fatal: true,
     };
-    let me = TaskId { job: "w".into(), task };
+    let me = TaskId::new("w", task).expect("a job name");
     let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
     let remote = || {
         let (me, settings, watch) = (me.clone(), settings.clone(), watch.clone());
@@ -53,7 +53,7 @@ fn side(task: u32, life: u64) -> Side {
 
 fn info(task: u32, life: u64, generation: u64) -> PeerInfo {
     PeerInfo {
-        name: TaskName::new("w", task).expect("a name"),
+        name: TaskId::new("w", task).expect("a name"),
         incarnation: Incarnation::new(life).expect("not 0"),
         host_id: "here".into(),
         spinners: 0,

@@ -7,10 +7,8 @@ use super::peering::{FabricPeering, Names, Watch};
 use super::pollers::{Polled, Pollers, Polling};
 use super::reach::{Opened, Reach};
 use super::room::TensorError;
-use crate::bootstrap::{
-    Bootstrap, BootstrapError, BootstrapOptions, ClusterSpec, Incarnation, Peering, TaskName,
-};
-use crate::config::{BulkReceive, Config, HostPort, PeerLoss, PoolLock, PoolPages};
+use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, Incarnation, Peering};
+use crate::config::{BulkReceive, Config, PeerLoss, PoolLock, PoolPages};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
@@ -107,7 +105,7 @@ impl Node {
     pub fn start(config: &Config) -> Result<Node, NodeError> {
         // Read before anything is pinned.
         let cpus = process_cpus().len();
-        let me = TaskId { job: config.job.clone(), task: config.task };
+        let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
@@ -155,7 +153,7 @@ impl Node {
             let owners = owners.clone();
             move |owner| owners.run_or_here(move || drop(owner))
         });
-        let options = bootstrap_options(config, incarnation, host, polling.spinners())?;
+        let options = bootstrap_options(config, incarnation, host, polling.spinners());
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         watch.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
@@ -259,7 +257,7 @@ impl Node {
 
     /// The name of this task's CPU device.
     pub fn device(&self) -> String {
-        device_of(&self.me.job, self.me.task)
+        device_of(self.me.job(), self.me.task())
     }
 
     /// The pool that tensors are made in.
@@ -434,8 +432,7 @@ impl Node {
     #[cfg(test)]
     pub(super) fn cut(&self, generation: u64) {
         for peer in self.peers() {
-            let name = TaskName::new(peer.task.job, peer.task.task).expect("a member");
-            assert!(self.bootstrap.report_lost(&name, generation, "cut by a test"), "it was not up");
+            assert!(self.bootstrap.report_lost(&peer.task, generation, "cut by a test"), "it was not up");
         }
     }
 
@@ -511,10 +508,7 @@ fn device_of(job: &str, task: u32) -> String {
 }
 
 fn members(config: &Config) -> Members {
-    let tasks = config.cluster.iter().flat_map(|(job, addresses)| {
-        (0..addresses.len() as u32).map(|task| TaskId { job: job.clone(), task })
-    });
-    Members::new(tasks.collect())
+    Members::new(config.cluster.members().map(|(task, _)| task).collect())
 }
 
 fn region_options(config: &Config) -> RegionOptions {
@@ -565,16 +559,13 @@ fn bootstrap_options(
     incarnation: Incarnation,
     host: String,
     spinners: u32,
-) -> Result<BootstrapOptions, NodeError> {
-    let me = TaskName::new(&config.job, config.task)?;
-    let addresses = |list: &[HostPort]| list.iter().map(HostPort::to_string).collect::<Vec<_>>();
-    let cluster = ClusterSpec::new(config.cluster.iter().map(|(job, list)| (job.as_str(), addresses(list))))?;
-    Ok(BootstrapOptions {
+) -> BootstrapOptions {
+    BootstrapOptions {
         bind: config.bind,
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,
         spinners,
-        ..BootstrapOptions::new(me, cluster, incarnation, host)
-    })
+        ..BootstrapOptions::new(config.task_id().clone(), config.cluster.clone(), incarnation, host)
+    }
 }

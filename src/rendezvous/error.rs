@@ -316,7 +316,8 @@ mod tests {
 
     #[test]
     fn a_corrupted_tensor_is_told_with_key_step_and_both_sums() {
-        let (peer, key) = (TaskId { job: "ps".into(), task: 3 }, "a -> b 'w1' 0:0 of step 41".to_owned());
+        let (peer, key) =
+            (TaskId::new("ps", 3).expect("a job name"), "a -> b 'w1' 0:0 of step 41".to_owned());
         let error = Error::Corrupted { peer, key, bytes: 4096, sent: 0xABC, came: 0xDEF };
         let text = error.to_string();
         for part in

@@ -111,7 +111,7 @@ impl RemotePath for Scripted {
 
 /// The rendezvous of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the first.
 fn rendezvous(paths: [Brings; 2]) -> Rendezvous {
-    let task = |task| TaskId { job: "w".into(), task };
+    let task = |task| TaskId::new("w", task).expect("a job name");
     let members = Members::new(vec![task(0), task(1), task(2)]);
     let clock = Arc::new(AtomicU64::new(START.as_nanos()));
     let path = |brings| Scripted { brings, clock: clock.clone(), held: Mutex::default() };

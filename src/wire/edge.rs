@@ -1,30 +1,10 @@
 //! An edge's name without the parts that change: who sends, who receives, what it is called.
 
+use super::cluster::{JobError, TaskId};
 use super::key::{DeviceName, DeviceNameError, KeyError, RendezvousKey};
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::OnceLock;
-
-/// A task of the cluster, as device names say it.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TaskId {
-    /// The job's name.
-    pub job: String,
-    /// The number of the task in its job.
-    pub task: u32,
-}
-
-impl fmt::Display for TaskId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.job, self.task)
-    }
-}
-
-impl fmt::Debug for TaskId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// Why three names are no edge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +21,9 @@ pub enum EdgeNameError {
         /// Its replica.
         replica: u32,
     },
+    /// The job of a device breaks the rule for job names.
+    #[error(transparent)]
+    Job(#[from] JobError),
     /// The edge's name is not well-formed.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -124,7 +107,7 @@ fn task_of(device: &DeviceName<'_>) -> Result<TaskId, EdgeNameError> {
     if device.replica != 0 {
         return Err(EdgeNameError::Replica { device: device.to_string(), replica: device.replica });
     }
-    Ok(TaskId { job: device.job.to_owned(), task: device.task })
+    Ok(TaskId::new(device.job, device.task)?)
 }
 
 fn secret() -> &'static RandomState {

@@ -3,19 +3,18 @@
 //! A key has exactly one spelling, so two keys are the same if and only if their bytes are. Parsing borrows
 //! every part from the text and allocates only to report an error.
 
+use super::cluster::check_job;
+use super::text::quote;
 use std::fmt;
 use std::str::FromStr;
 
 /// Bytes of the longest device name and of the longest edge name.
 pub const MAX_NAME: usize = 2048;
 
-/// A text longer than this is shortened when an error quotes it.
-const QUOTED: usize = 160;
-
 /// A device of a cluster: `/job:worker/replica:0/task:1/device:CPU:0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceName<'a> {
-    /// The job: letters, digits, `_` and `-`; starts with a letter or a digit.
+    /// The job: 1 to 64 letters, digits, `_` and `-`, a letter or digit first.
     pub job: &'a str,
     /// The replica of the job.
     pub replica: u32,
@@ -122,7 +121,9 @@ impl<'a> DeviceName<'a> {
     }
 
     fn flaw(&self) -> Option<String> {
-        if let Err(why) = check_job(self.job).and_then(|()| check_kind(self.kind)) {
+        if let Err(why) =
+            check_job(self.job).map_err(|error| error.to_string()).and_then(|()| check_kind(self.kind))
+        {
             return Some(why);
         }
         let numbers = [self.replica, self.task, self.number].map(digits).iter().sum::<usize>();
@@ -208,7 +209,7 @@ fn parse_device(name: &str) -> Result<DeviceName<'_>, String> {
     }
     let (kind, number) =
         device.split_once(':').ok_or_else(|| format!("device {} must be TYPE:NUMBER", quote(device)))?;
-    check_job(job)?;
+    check_job(job).map_err(|error| error.to_string())?;
     let replica = decimal(replica, u32::MAX).map_err(|why| format!("replica {why}"))?;
     let task = decimal(task, u32::MAX).map_err(|why| format!("task {why}"))?;
     check_kind(kind)?;
@@ -255,14 +256,6 @@ fn check_length(bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn check_job(job: &str) -> Result<(), String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-    if job.starts_with(|first: char| first.is_ascii_alphanumeric()) && job.bytes().all(allowed) {
-        return Ok(());
-    }
-    Err(format!("job {} must be letters, digits, '_' and '-', a letter or digit first", quote(job)))
-}
-
 fn check_kind(kind: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     if kind.starts_with(|first: char| first.is_ascii_uppercase()) && kind.bytes().all(allowed) {
@@ -281,16 +274,6 @@ fn check_edge(edge: &str) -> Result<(), String> {
         }
         None => Ok(()),
     }
-}
-
-/// In quotes, escaped; of a long text only both ends and the length.
-fn quote(text: &str) -> String {
-    if text.len() <= QUOTED {
-        return format!("{text:?}");
-    }
-    let head = &text[..text.floor_char_boundary(QUOTED / 2)];
-    let tail = &text[text.ceil_char_boundary(text.len() - QUOTED / 4)..];
-    format!("{head:?}...{tail:?} ({} bytes)", text.len())
 }
 
 #[cfg(test)]

@@ -89,15 +89,20 @@ const WRONG: &[(&str, &str, KeyPart, &str)] = &[
         "worker",
         "-worker",
         KeyPart::Source,
-        "job \"-worker\" must be letters, digits, '_' and '-', a letter or digit first",
+        "job \"-worker\" must be 1 to 64 letters, digits, '_' and '-', a letter or digit first",
     ),
     (
         "worker",
         "w\u{f6}rk",
         KeyPart::Source,
-        "job \"w\u{f6}rk\" must be letters, digits, '_' and '-', a letter or digit first",
+        "job \"w\u{f6}rk\" must be 1 to 64 letters, digits, '_' and '-', a letter or digit first",
     ),
-    ("worker", "", KeyPart::Source, "job \"\" must be letters, digits, '_' and '-', a letter or digit first"),
+    (
+        "worker",
+        "",
+        KeyPart::Source,
+        "job \"\" must be 1 to 64 letters, digits, '_' and '-', a letter or digit first",
+    ),
     (
         "task:1",
         "task:01",
@@ -133,7 +138,7 @@ const WRONG: &[(&str, &str, KeyPart, &str)] = &[
         "job:ps",
         "job:p s",
         KeyPart::Destination,
-        "job \"p s\" must be letters, digits, '_' and '-', a letter or digit first",
+        "job \"p s\" must be 1 to 64 letters, digits, '_' and '-', a letter or digit first",
     ),
     ("grad/w1", "", KeyPart::Edge, "a name of 0 bytes: 1 to 2048 are allowed"),
     (
@@ -217,8 +222,8 @@ fn names_go_to_2048_bytes_and_no_further() {
     assert!(RendezvousKey::parse(&edge(2048)).is_ok());
     assert!(error(&edge(2049)).ends_with("edge name: a name of 2049 bytes: 1 to 2048 are allowed"));
 
-    let rest = "/job:/replica:0/task:0/device:CPU:0".len();
-    let device = |bytes: usize| format!("/job:{}/replica:0/task:0/device:CPU:0", "j".repeat(bytes - rest));
+    let rest = "/job:w/replica:0/task:0/device::0".len();
+    let device = |bytes: usize| format!("/job:w/replica:0/task:0/device:{}:0", "K".repeat(bytes - rest));
     let long = device(2048);
     assert_eq!(DeviceName::parse(&long).expect("2048 bytes").check(), Ok(()));
     let error = DeviceName::parse(&device(2049)).expect_err("2049 bytes");

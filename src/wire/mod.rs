@@ -3,6 +3,7 @@
 //! Nothing here behaves: no I/O, no clock, no memory management. Everything that reads a peer's bytes
 //! lives here, is length-checked term by term, and returns an error rather than panicking.
 
+mod cluster;
 mod dtype;
 mod edge;
 mod grant;
@@ -12,14 +13,19 @@ pub mod message;
 mod shape;
 mod status;
 mod sum;
+mod text;
 mod time;
 
+pub use cluster::{
+    Cluster, ClusterError, HostPort, HostPortError, JobError, MAX_CLUSTER_TEXT, MAX_JOB, TaskId,
+};
 pub use dtype::{DType, Element};
-pub use edge::{EdgeName, EdgeNameError, TaskId};
+pub use edge::{EdgeName, EdgeNameError};
 pub use grant::Grant;
 pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaPlace, Slot};
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use status::{Code, Status};
 pub use sum::sum_of;
+pub(crate) use text::quote;
 pub use time::Time;

@@ -68,7 +68,7 @@ impl Turns {
 }
 
 fn node_task(node: &Node) -> usize {
-    node.task().task as usize
+    node.task().task() as usize
 }
 
 #[test]

@@ -330,7 +330,7 @@ fn a_link_that_fails_in_transfers_ends_its_own_calls_and_no_others() {
         let sent = (0..20).try_for_each(|_| step.send(&out, counting(&node, 1.0, 50_000)));
         assert!(matches!(sent, Ok(()) | Err(Error::PeerLost { .. })), "{sent:?}");
         let error = step.recv(&back, SOON).expect_err("it fails");
-        assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.task == 2), "{error}");
+        assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.task() == 2), "{error}");
         (101..200).for_each(|id| exchange(&node, 1, id));
         node.cleanup(1);
         until(&node, "the memory of what was under way", || node.pool().is_empty());

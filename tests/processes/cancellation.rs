@@ -83,7 +83,7 @@ struct Side<'a> {
 
 impl<'a> Side<'a> {
     fn new(node: &'a Node, seed: u64) -> Self {
-        let peer = 1 - node.task().task;
+        let peer = 1 - node.task().task();
         let streams = KINDS.map(|(name, len, into)| Stream {
             to: node.edge_to("w", peer, name).expect("edge"),
             from: node.edge_from("w", peer, name).expect("edge"),
@@ -278,7 +278,7 @@ impl<'a> Side<'a> {
 
     /// Both have everything; what is left over is found out.
     fn finish(&mut self) {
-        let peer = 1 - self.node.task().task;
+        let peer = 1 - self.node.task().task();
         let bye = self.node.edge_to("w", peer, "bye").expect("edge");
         self.step.send(&bye, counting(self.node, 0.0, 1)).expect("sent");
         let bye = self.node.edge_from("w", peer, "bye").expect("edge");

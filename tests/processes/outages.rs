@@ -63,7 +63,7 @@ fn join(node: &Node) {
 /// The link with that worker, by its generation, and the life that it leads to.
 fn link(node: &Node, task: u32) -> (u64, u64) {
     let peers = node.peers();
-    let peer = peers.iter().find(|peer| peer.task.task == task).expect("a member");
+    let peer = peers.iter().find(|peer| peer.task.task() == task).expect("a member");
     (peer.generation, peer.incarnation)
 }
 

@@ -74,7 +74,7 @@ pub fn members(processes: usize) -> Members {
 }
 
 fn task(at: At) -> TaskId {
-    TaskId { job: "w".into(), task: at as u32 }
+    TaskId::new("w", at as u32).expect("a job name")
 }
 
 fn device(at: At) -> String {

@@ -37,7 +37,7 @@ pub struct Owner {
 }
 
 fn task(job: &str) -> TaskId {
-    TaskId { job: job.into(), task: 0 }
+    TaskId::new(job, 0).expect("a job name")
 }
 
 fn meta(input: &mut Input<'_>) -> TensorMeta {

@@ -15,7 +15,7 @@ fn the_states_follow_each_other_and_what_does_not_fit_is_refused_by_name() {
     assert_eq!(member.service.state(), State::Started);
     assert_eq!(
         member.service.local_addr().map(|address| address.to_string()),
-        cluster.address(&name("worker", 0))
+        Some(address(&cluster, "worker", 0))
     );
     let peer = Member::start(options(&cluster, 1));
     member.join();

@@ -37,9 +37,9 @@ fn each_side_learns_the_peers_name_life_host_and_spinners_before_it_makes_its_ha
 #[test]
 fn the_member_whose_name_sorts_first_starts_and_each_connects_to_the_others_offer() {
     let list = addresses(3);
-    let cluster = ClusterSpec::new([("ps", list[..1].to_vec()), ("worker", list[1..].to_vec())]).unwrap();
+    let cluster = cluster(&[("ps", &list[..1]), ("worker", &list[1..])]);
     let mut members = Vec::new();
-    for me in cluster.members() {
+    for (me, _) in cluster.members() {
         let mut options = options(&cluster, 0);
         options.me = me;
         members.push(Member::start(options));
@@ -111,7 +111,7 @@ fn members_meet_over_host_names_and_ipv6() {
     };
     let four = free("localhost").unwrap();
     let list = vec![format!("localhost:{four}"), format!("[::1]:{six}")];
-    let cluster = ClusterSpec::new([("worker", list)]).unwrap();
+    let cluster = cluster(&[("worker", &list)]);
     linked(&cluster, 2);
 }
 

@@ -7,7 +7,7 @@ use crate::wire::Code;
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn table() -> Members {
-    Members::new([TaskName::new("worker", 1).unwrap()], SILENCE)
+    Members::new([TaskId::new("worker", 1).unwrap()], SILENCE)
 }
 
 fn life(number: u64) -> Who {

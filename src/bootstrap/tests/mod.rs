@@ -8,7 +8,7 @@ mod refusals;
 
 use super::*;
 use crate::bootstrap::service::PROTOCOL_VERSION;
-use crate::wire::{Code, Status};
+use crate::wire::{Cluster, Code, HostPort, Status, TaskId};
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -29,17 +29,27 @@ fn addresses(count: usize) -> Vec<String> {
     held.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
 }
 
-fn name(job: &str, task: u32) -> TaskName {
-    TaskName::new(job, task).unwrap()
+fn name(job: &str, task: u32) -> TaskId {
+    TaskId::new(job, task).unwrap()
 }
 
 /// A cluster of `count` workers.
-fn workers(count: usize) -> ClusterSpec {
-    ClusterSpec::new([("worker", addresses(count))]).unwrap()
+fn workers(count: usize) -> Cluster {
+    cluster(&[("worker", &addresses(count))])
+}
+
+fn cluster(jobs: &[(&str, &[String])]) -> Cluster {
+    let jobs: Vec<_> = jobs.iter().map(|(job, list)| format!("{job}={}", list.join(","))).collect();
+    jobs.join(";").parse().unwrap()
+}
+
+/// The address of a member, which is in the cluster.
+fn address(cluster: &Cluster, job: &str, task: u32) -> String {
+    cluster.address(&name(job, task)).map(HostPort::to_string).unwrap()
 }
 
 /// Options with short times for worker `task`.
-fn options(cluster: &ClusterSpec, task: u32) -> BootstrapOptions {
+fn options(cluster: &Cluster, task: u32) -> BootstrapOptions {
     let incarnation = Incarnation::random().unwrap();
     let mut options = BootstrapOptions::new(name("worker", task), cluster.clone(), incarnation, "host");
     options.heartbeat = Duration::from_millis(100);
@@ -51,10 +61,10 @@ fn options(cluster: &ClusterSpec, task: u32) -> BootstrapOptions {
 /// What a peering was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
-    Ready(TaskName, u64),
-    Lost(TaskName, LossCause),
-    Abandoned(TaskName, u64),
-    Gone(TaskName, LossCause),
+    Ready(TaskId, u64),
+    Lost(TaskId, LossCause),
+    Abandoned(TaskId, u64),
+    Gone(TaskId, LossCause),
 }
 
 /// What has become of a half.
@@ -110,14 +120,14 @@ impl Pretender {
         }
     }
 
-    fn await_loss(&self) -> (TaskName, LossCause) {
+    fn await_loss(&self) -> (TaskId, LossCause) {
         self.await_told(|told| match told {
             Told::Lost(name, cause) => Some((name.clone(), cause.clone())),
             _ => None,
         })
     }
 
-    fn await_ready(&self, peer: &TaskName, generation: u64) {
+    fn await_ready(&self, peer: &TaskId, generation: u64) {
         self.await_told(|told| (*told == Told::Ready(peer.clone(), generation)).then_some(()));
     }
 
@@ -241,7 +251,7 @@ impl Member {
 }
 
 /// Starts and joins these members of a cluster, and all stop at the end of the test.
-fn linked(cluster: &ClusterSpec, count: u32) -> Vec<Member> {
+fn linked(cluster: &Cluster, count: u32) -> Vec<Member> {
     let members: Vec<Member> = (0..count).map(|task| Member::start(options(cluster, task))).collect();
     members.iter().for_each(Member::join);
     members

@@ -18,9 +18,9 @@ struct Raw {
 }
 
 impl Raw {
-    fn new(cluster: &ClusterSpec, life: u64) -> Self {
+    fn new(cluster: &Cluster, life: u64) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let address = cluster.address(&name("worker", 1)).unwrap();
+        let address = address(cluster, "worker", 1);
         let channel = Endpoint::from_shared(format!("http://{address}")).unwrap();
         let grpc = BootstrapClient::new(runtime.block_on(channel.connect()).unwrap());
         let caller = grpc::Caller {
@@ -199,7 +199,7 @@ fn a_peer_that_stood_still_is_lost_and_is_linked_again_in_the_same_life_when_it_
 #[test]
 fn a_linked_peer_that_hangs_is_held_for_silent_after_the_bound() {
     let cluster = workers(2);
-    let hanging = TcpListener::bind(cluster.address(&name("worker", 0)).unwrap()).unwrap();
+    let hanging = TcpListener::bind(address(&cluster, "worker", 0)).unwrap();
     let options = options(&cluster, 1);
     // Longer than a call may take: the first was made before there was a link to watch over.
     let silence = options.silence;
@@ -224,7 +224,7 @@ fn a_linked_peer_that_hangs_is_held_for_silent_after_the_bound() {
 #[test]
 fn saying_goodbye_to_a_peer_that_does_not_answer_is_bounded() {
     let cluster = workers(2);
-    let mute = TcpListener::bind(cluster.address(&name("worker", 0)).unwrap()).unwrap();
+    let mute = TcpListener::bind(address(&cluster, "worker", 0)).unwrap();
     let member = Member::start(options(&cluster, 1));
     let mut raw = Raw::new(&cluster, 7);
     raw.hello().unwrap();
@@ -251,11 +251,11 @@ fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
         (grpc::Caller { to: worker(0), ..good.clone() }, "meant to call worker/0 and has reached worker/1"),
         (
             grpc::Caller { from: Some(grpc::Task { job: "x".repeat(100_000), index: 0 }), ..good.clone() },
-            "longer than 64 bytes",
+            "must be 1 to 64 letters",
         ),
         (
             grpc::Caller { from: Some(grpc::Task { job: "a\nb".into(), index: 0 }), ..good.clone() },
-            "only letters",
+            "job \"a\\nb\" must be 1 to 64 letters",
         ),
     ] {
         raw.caller = bad;
@@ -290,16 +290,15 @@ fn the_side_that_sorts_last_may_not_start() {
 }
 
 /// The same two addresses, the other way round.
-fn swapped(cluster: &ClusterSpec) -> ClusterSpec {
-    let address = |task| cluster.address(&name("worker", task)).unwrap();
-    ClusterSpec::new([("worker", vec![address(1), address(0)])]).unwrap()
+fn swapped(cluster: &Cluster) -> Cluster {
+    super::cluster(&[("worker", &[1, 0].map(|task| address(cluster, "worker", task)))])
 }
 
 #[test]
 fn garbage_on_the_port_does_not_hurt() {
     let cluster = workers(2);
     let first = Member::start(options(&cluster, 0));
-    let address = cluster.address(&name("worker", 0)).unwrap();
+    let address = address(&cluster, "worker", 0);
     let mut open = Vec::new();
     let noise: Vec<u8> =
         (0..100_000u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -327,7 +326,7 @@ fn connections_beyond_the_limit_are_closed_and_those_within_serve_on() {
     let second = Member::start(options(&cluster, 1));
     first.join();
     second.join();
-    let address = cluster.address(&name("worker", 0)).unwrap();
+    let address = address(&cluster, "worker", 0);
     let mut flood: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let last = flood.last_mut().unwrap();
     last.set_read_timeout(Some(LONG)).unwrap();

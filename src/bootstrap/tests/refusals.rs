@@ -15,7 +15,7 @@ fn a_join_that_times_out_names_who_is_missing_and_that_nobody_listens() {
     assert!(error.contains("2 of 3 peers missing"), "{error}");
     for task in [0, 3] {
         let peer = name("worker", task);
-        let address = cluster.address(&peer).unwrap();
+        let address = address(&cluster, "worker", task);
         assert!(error.contains(&format!("{peer} at {address}: nobody listens at {address}")), "{error}");
     }
     assert!(!error.contains("worker/2"), "{error}");
@@ -34,7 +34,7 @@ fn a_join_can_be_repeated_after_it_timed_out() {
 #[test]
 fn a_peer_that_accepts_and_never_answers_is_told_apart() {
     let cluster = workers(2);
-    let mute = TcpListener::bind(cluster.address(&name("worker", 1)).unwrap()).unwrap();
+    let mute = TcpListener::bind(address(&cluster, "worker", 1)).unwrap();
     let member = Member::start(options(&cluster, 0));
     let error = member.await_missing("never answered within");
     println!("{error}");
@@ -73,8 +73,8 @@ fn another_version_of_the_protocol_is_refused_with_both_versions_on_both_sides()
 #[test]
 fn another_cluster_is_refused_and_both_clusters_are_shown_on_both_sides() {
     let list = addresses(3);
-    let one = ClusterSpec::new([("worker", list[..2].to_vec())]).unwrap();
-    let two = ClusterSpec::new([("worker", list.clone())]).unwrap();
+    let one = cluster(&[("worker", &list[..2])]);
+    let two = cluster(&[("worker", &list)]);
     let members = [Member::start(options(&one, 0)), Member::start(options(&two, 1))];
     for member in &members {
         let error = member.await_missing("has another cluster");
@@ -91,7 +91,7 @@ fn a_second_process_at_the_same_address_cannot_start() {
     let second = Member::new(options(&cluster, 0));
     let error = second.service.start().expect_err("taken").to_string();
     println!("{error}");
-    let address = cluster.address(&name("worker", 0)).unwrap();
+    let address = address(&cluster, "worker", 0);
     assert!(error.contains(&format!("worker/0 can't listen on {address}")), "{error}");
     assert!(error.contains("is another one running under this name"), "{error}");
     assert_eq!(second.service.state(), State::Created);
@@ -124,7 +124,7 @@ fn a_second_process_under_a_taken_name_is_refused_with_both_incarnations() {
 #[test]
 fn addresses_that_were_mixed_up_are_named() {
     let list = addresses(2);
-    let cluster = ClusterSpec::new([("worker", list.clone())]).unwrap();
+    let cluster = cluster(&[("worker", &list)]);
     let mixed = Some(list[1].parse().unwrap());
     let alone = Member::start(BootstrapOptions { bind: mixed, ..options(&cluster, 0) });
     // worker/0 listens where worker/1 should, so it reaches itself there.

@@ -141,7 +141,7 @@ fn pair<F: Fabric>(
         std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
     let first = first.connect(Role::Initiator, &address, patience).expect("connected");
     let second = thread.join().expect("no panic");
-    let tasks = Members::new(["a", "b"].map(|job| TaskId { job: job.into(), task: 0 }).to_vec());
+    let tasks = Members::new(["a", "b"].map(|job| TaskId::new(job, 0).expect("a job name")).to_vec());
     let mut both = fabrics.iter().zip(pools).enumerate().map(|(side, (fabric, pool))| {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let validate = validate && side == RECEIVER;
