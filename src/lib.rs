@@ -139,9 +139,9 @@ pub use engine::{PinError, PollMode, StartError, pin_current_thread, process_cpu
 pub use fabric::{FabricError, FabricKind};
 pub use link::Value;
 pub use memory::{
-    BufferRing, DecodeError, ForeignError, ForeignMemory, MAX_DEPTH, NestedTensor, PageKind, Pool, PoolError,
-    PoolStats, RegionError, RegionReport, RingError, SerializeError, SetMetaError, StringTensor, Tensor,
-    TensorMut, Variant, VariantTensor, ViewError,
+    BufferRing, DecodeError, FlatTensor, ForeignError, ForeignMemory, MAX_DEPTH, MakeMutError, NestedTensor,
+    PageKind, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError, SerializeError, SetMetaError,
+    StringTensor, Tensor, TensorMut, Variant, VariantTensor, ViewError,
 };
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{

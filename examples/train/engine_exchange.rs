@@ -162,7 +162,7 @@ impl Engine {
             for pending in begun? {
                 let tensor = pending.wait()?.tensor;
                 self.receives.borrow_mut().record(start.elapsed());
-                buffers.push(Buffer(tensor.make_mut(self.node.pool()).map_err(|(error, _)| error)?));
+                buffers.push(Buffer(tensor.make_mut(self.node.pool())?));
             }
             return Ok(());
         }

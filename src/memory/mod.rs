@@ -1,18 +1,18 @@
 //! Registered memory and the tensors in it.
 //!
-//! A [`Region`] is one large piece of shared memory on the best pages that the machine gives. A [`Pool`]
-//! carves tensors out of it. A [`TensorMut`] is written by its one owner; [`TensorMut::freeze`] makes it a
-//! [`Tensor`], which anyone may read and nobody may write. A [`PeerRegion`] is another process's region,
-//! mapped read-only, and [`LentBytes`] a part of it that this process may read until it gives it back. Strings and variants
-//! ([`StringTensor`], [`VariantTensor`]) are tensors in a serialised form. [`ForeignMemory`] is another allocator's.
+//! A [`Region`] is one large piece of shared memory on the best pages of the machine. A [`Pool`]
+//! carves tensors out of it. A [`TensorMut`] has one owner, who may write it. [`TensorMut::freeze`]
+//! makes it a [`Tensor`], which is read-only. A [`PeerRegion`] is the region of another process,
+//! mapped read-only. [`LentBytes`] are a part of a peer's region that this process may read until
+//! it gives them back. [`StringTensor`] and [`VariantTensor`] are tensors in a serialised form.
+//! [`ForeignMemory`] belongs to another allocator.
 //!
-//! This room knows of no peers, links or keys: it may use `wire` and nothing else of this crate. What a
-//! peer may do to the memory is decided here once and for all: it can map a region only for reading, and
-//! nobody can shorten it (see [`verify_seals`]).
+//! This module knows no peers, links or keys. It may use `wire` and nothing else of this crate. A
+//! peer can map a region only for reading, and nobody can shorten a region: see [`verify_seals`].
 //!
 //! ```
 //! use tensorwire::internals::memory::{Pool, PoolOptions, Region, RegionOptions};
-//! use tensorwire::wire::{DType, Shape, TensorMeta};
+//! use tensorwire::{DType, Shape, TensorMeta};
 //!
 //! let region = Region::create(0, &RegionOptions::new(1 << 20))?;
 //! let pool = Pool::new(region, PoolOptions::default())?;
@@ -54,4 +54,4 @@ pub use serialized::{
 pub use tensor::ring::{BufferRing, RingError};
 pub use tensor::tensor_mut::{SetMetaError, TensorMut};
 pub use tensor::view::ViewError;
-pub use tensor::{Span, Tensor};
+pub use tensor::{MakeMutError, Span, Tensor};

@@ -1,4 +1,4 @@
-//! A tensor that anyone may read and nobody may write.
+//! Tensors: [`Tensor`] can be read by many, [`TensorMut`] is written by its one owner.
 
 pub(crate) mod ring;
 pub(crate) mod tensor_mut;
@@ -16,14 +16,14 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-/// Where in a region a tensor's bytes lie.
+/// The part of a region that holds a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The region's number.
+    /// Number of the region.
     pub region: u16,
-    /// The first byte, from the start of the region.
+    /// Offset of the first byte from the start of the region, in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
@@ -36,17 +36,30 @@ impl Span {
     }
 }
 
-/// A tensor that anyone may read and nobody may write. Cloning it makes another handle to the same bytes.
+/// A read-only tensor. A clone is another handle to the same bytes.
 ///
+/// ```
+/// use tensorwire::{DType, Node, Tensor};
+///
+/// fn ones(node: &Node) -> Result<Tensor, Box<dyn std::error::Error>> {
+///     let mut tensor = node.tensor(DType::F32, &[2, 3])?;
+///     tensor.as_mut_slice::<f32>()?.fill(1.0);
+///     let tensor = tensor.freeze();
+///     assert_eq!(tensor.as_slice::<f32>()?, [1.0; 6]);
+///     Ok(tensor)
+/// }
+/// ```
+///
+/// A `Tensor` has no method that writes:
 /// ```compile_fail,E0599
-/// # use tensorwire::memory::Tensor;
+/// # use tensorwire::Tensor;
 /// fn write(mut tensor: Tensor) {
 ///     tensor.bytes_mut()[0] = 1; // there is no such method
 /// }
 /// ```
 /// A view does not outlive the handle that it was taken from:
 /// ```compile_fail,E0505
-/// # use tensorwire::memory::Tensor;
+/// # use tensorwire::Tensor;
 /// fn keep_a_view(tensor: Tensor) -> u8 {
 ///     let bytes = tensor.bytes();
 ///     let writable = tensor.try_into_mut();
@@ -54,47 +67,49 @@ impl Span {
 /// }
 /// ```
 pub struct Tensor {
-    /// A `Box<TensorHeader>` that was taken apart; whoever drops the last handle puts it together again.
+    /// A leaked `Box<TensorHeader>`. The drop of the last handle turns it back into a box.
     header: NonNull<TensorHeader>,
 }
 
-// SAFETY: a handle gives `&TensorHeader`, which is Sync, to any thread, and the last one a `Box<TensorHeader>`, which is
-// Send, to the thread that drops it; `RefCount` orders all earlier uses before that.
+// SAFETY: a handle gives `&TensorHeader`, which is Sync, to any thread. The last handle gives the
+// `Box<TensorHeader>`, which is Send, to the thread that drops it; `RefCount` orders all earlier
+// uses before that drop.
 unsafe impl Send for Tensor {}
-// SAFETY: as above; through `&Tensor` a thread can also clone, which counts up atomically.
+// SAFETY: as above. Through `&Tensor` a thread can also clone, which counts up atomically.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    /// The first handle to a header that nobody else refers to.
+    /// Makes the first handle to a header that nothing else refers to.
     pub(crate) fn new(header: Box<TensorHeader>) -> Tensor {
         debug_assert!(header.refs.is_one());
         Tensor { header: NonNull::from(Box::leak(header)) }
     }
 
-    /// A tensor without elements: what stands for the value of a branch not taken. [`Pool::empty`] takes its
-    /// heap memory from a pool's caches.
+    /// A tensor without elements, as the value of a branch that was not taken. [`Pool::empty`] does
+    /// the same with heap memory from the pool's caches.
     ///
     /// [`Pool::empty`]: super::Pool::empty
     pub fn empty() -> Tensor {
         Tensor::without_elements(TensorHeader::empty())
     }
 
-    /// Makes a header without bytes one of a tensor without elements.
+    /// Makes a tensor without elements of a header without bytes.
     pub(crate) fn without_elements(mut header: Box<TensorHeader>) -> Tensor {
-        // A shape with a 0 in it has a byte count.
+        // Never fails: a shape with a 0 in it has a byte count of 0.
         if let Ok(meta) = Shape::new(&[0]).and_then(|shape| TensorMeta::new(DType::U8, shape)) {
             header.meta = meta;
         }
         Tensor::new(header)
     }
 
-    /// A tensor whose bytes lie in a peer's region. `pool` keeps the books of it, and none of the bytes.
+    /// A tensor whose bytes lie in a peer's region. `pool` supplies only the header.
     ///
-    /// Bool is refused: its bytes are checked when they are viewed, and a peer could change them after
-    /// that. (See `LentBytes` for whom that trusts.)
+    /// Refuses [`DType::Bool`]: booleans are checked when they are viewed, and the peer could
+    /// change them after the check. `LentBytes` says how far a peer is trusted.
     ///
     /// # Errors
-    /// `LentError` with the bytes, if they are not as many as the tensor has or it can't be lent.
+    /// `LentError` with the bytes, if their number differs from that of `meta` or the element type
+    /// cannot be lent.
     pub fn from_lent(
         pool: &Pool,
         meta: TensorMeta,
@@ -119,8 +134,8 @@ impl Tensor {
     }
 
     pub(crate) fn header(&self) -> &TensorHeader {
-        // SAFETY: the header lives as long as any handle to it, and while there is a `Tensor` nobody has it
-        // mutably.
+        // SAFETY: the header lives as long as any handle to it. While a `Tensor` exists, no thread
+        // has a mutable reference to the header.
         unsafe { self.header.as_ref() }
     }
 
@@ -139,68 +154,72 @@ impl Tensor {
         self.meta().shape()
     }
 
-    /// All its bytes: its elements, or its serialised form.
+    /// All bytes: the elements, or the serialised form.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `data` is good for meta.bytes() initialised bytes while this handle is there, and nobody
-        // writes to them while there is a `Tensor`. (For lent bytes the peer vouches for that.)
+        // SAFETY: `data` is good for meta.bytes() initialised bytes while this handle exists, and
+        // no thread writes to them while a `Tensor` exists. (For lent bytes the peer vouches for
+        // that.)
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.meta().bytes() as usize) }
     }
 
-    /// Its elements.
+    /// The elements.
     ///
     /// # Errors
-    /// [`ViewError`] if they are no `T`s.
+    /// [`ViewError`] if the element type is not `T`, the bytes are not aligned for `T`, or a byte
+    /// of a bool tensor is neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], ViewError> {
         // SAFETY: as in `bytes`.
         unsafe { view::elements(self.meta(), self.header().data) }
     }
 
-    /// Whether its bytes lie in a peer's region.
+    /// Whether the bytes lie in a peer's region.
     pub fn is_lent(&self) -> bool {
         matches!(self.header().storage, Storage::Lent(_))
     }
 
-    /// Whether its bytes lie in memory of another allocator.
+    /// Whether the bytes lie in memory of another allocator.
     pub fn is_foreign(&self) -> bool {
         matches!(self.header().storage, Storage::Foreign(_) | Storage::Registered(..))
     }
 
-    /// Whether this is its only handle. It stays so until this handle is cloned.
+    /// Whether this is the only handle. The answer stays true until this handle is cloned.
     pub fn is_unique(&self) -> bool {
         self.header().refs.is_one()
     }
 
-    /// Where its bytes lie in a region of this process; `None` if it has none there (no bytes at all,
-    /// lent, or foreign).
+    /// The part of this process's region that holds the bytes. `None` for a tensor without bytes, a
+    /// lent one and a foreign one.
     pub fn span(&self) -> Option<Span> {
         Span::of(self.header())
     }
 
-    /// Its first byte, good for reading as long as this handle is there.
+    /// Address of the first byte. Readable as long as this handle exists.
     pub fn as_ptr(&self) -> *const u8 {
         self.header().data.as_ptr()
     }
 
-    /// Makes it writable again.
+    /// Makes the tensor writable again.
     ///
     /// # Errors
-    /// The tensor as it was, if there are other handles to it, its bytes are a peer's or another allocator's, or a peer reads
-    /// them of whom nothing is heard any more.
+    /// The unchanged tensor, if other handles exist, if the bytes belong to a peer or another
+    /// allocator, or if they were leaked to a borrower whose link is gone.
     pub fn try_into_mut(self) -> Result<TensorMut, Tensor> {
         let ours = matches!(self.header().storage, Storage::Block(_) | Storage::Empty);
-        // In this order: who is alone sees what the others did.
+        // `is_unique` comes before `is_leaked`: its acquire makes the flags of former handles
+        // visible.
         if !ours || !self.is_unique() || self.header().is_leaked() {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: the header was a box (`new`), this is its only handle (`is_unique`, which also orders the
-        // reads of former handles before our writes), and it is forgotten.
+        // SAFETY: the header was a box (`new`), this is its only handle (`is_unique`, which also
+        // orders the reads of former handles before our writes), and it is forgotten.
         Ok(TensorMut::new(unsafe { Box::from_raw(this.header.as_ptr()) }))
     }
 
-    /// Lets go of this handle, and has nobody write to the bytes ever again: a peer reads them, and nobody will learn for how
-    /// long. Other handles stay as they are, and keep the pool. The pool is short of the bytes from now on, and does not
-    /// stay for them: when nobody else has it any more its memory is unmapped here, and is the peer's alone.
+    /// Drops this handle and forbids all later writes to the bytes: a peer still reads them, and
+    /// this process will not learn when the peer stops. Other handles stay valid and keep the pool.
+    /// The pool never reuses the bytes, but the bytes do not keep the pool: when its last user is
+    /// gone, the memory is unmapped here and stays mapped in the peer alone.
     pub(crate) fn leak(self) {
         let header = self.header();
         if matches!(header.storage, Storage::Block(_)) {
@@ -209,12 +228,12 @@ impl Tensor {
         }
     }
 
-    /// Makes it writable: in place if it can be, else as a copy from `pool`. The other handles keep the
-    /// bytes as they are; a loan is given back.
+    /// Makes the tensor writable: in place if [`Tensor::try_into_mut`] can, else as a copy from
+    /// `pool`. Other handles keep the old bytes. A loan is given back.
     ///
     /// # Errors
-    /// [`PoolError`] with the tensor, if the copy can't be had.
-    pub fn make_mut(self, pool: &Pool) -> Result<TensorMut, (PoolError, Tensor)> {
+    /// [`MakeMutError`], which holds the tensor, if the pool has no room for the copy.
+    pub fn make_mut(self, pool: &Pool) -> Result<TensorMut, MakeMutError> {
         let shared = match self.try_into_mut() {
             Ok(writable) => return Ok(writable),
             Err(shared) => shared,
@@ -224,8 +243,28 @@ impl Tensor {
                 copy.bytes_mut().copy_from_slice(shared.bytes());
                 Ok(copy)
             }
-            Err(error) => Err((error, shared)),
+            Err(source) => Err(MakeMutError { tensor: shared, source }),
         }
+    }
+}
+
+/// Why [`Tensor::make_mut`] could not copy a tensor. It holds the tensor, which is unchanged.
+#[derive(Debug, thiserror::Error)]
+#[error("no writable copy of a tensor {}: {source}", .tensor.meta())]
+pub struct MakeMutError {
+    tensor: Tensor,
+    source: PoolError,
+}
+
+impl MakeMutError {
+    /// The tensor that was to be made writable.
+    pub fn into_tensor(self) -> Tensor {
+        self.tensor
+    }
+
+    /// Why the pool had no copy.
+    pub fn pool_error(&self) -> &PoolError {
+        &self.source
     }
 }
 
@@ -243,7 +282,7 @@ impl Drop for Tensor {
         }
         // SAFETY: the header was a box (`new`), and this was its last handle.
         let mut header = unsafe { Box::from_raw(self.header.as_ptr()) };
-        // One again, for its next use.
+        // The next use of the header starts with one handle.
         header.refs = crate::memory::pool::refcount::RefCount::one();
         header.release();
     }

@@ -1,4 +1,4 @@
-//! A fixed set of buffers that are used again and again.
+//! A fixed set of buffers that are used in turns.
 
 use super::tensor_mut::TensorMut;
 use crate::memory::fork::ForkGuard;
@@ -10,23 +10,24 @@ use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A fixed set of buffers of one element type and shape, for an edge on which a tensor goes every step.
+/// A fixed set of buffers of one element type and shape, for an edge that carries a tensor in each
+/// step.
 ///
-/// [`BufferRing::next`] gives the buffer that has been free for longest. It needs no giving back: when the
-/// last handle to it is dropped, here or where it was sent, written to or not, it is free again.
+/// [`BufferRing::next`] returns the buffer that has been free for longest. A buffer is free again
+/// when its last handle is dropped, in this process or after it was sent.
 ///
 /// ```
-/// # use tensorwire::memory::{BufferRing, Pool, PoolOptions, Region, RegionOptions};
-/// # use tensorwire::wire::{DType, Shape, TensorMeta};
-/// # let pool = Pool::new(Region::create(0, &RegionOptions::new(1 << 20))?, PoolOptions::default())?;
-/// # fn send(_: tensorwire::memory::Tensor) {}
-/// let ring = BufferRing::new(&pool, TensorMeta::new(DType::F32, Shape::new(&[256])?)?, 2)?;
-/// for step in 0..10 {
-///     let mut gradient = ring.next()?;
-///     gradient.as_mut_slice::<f32>()?.fill(step as f32);
-///     send(gradient.freeze());
+/// use tensorwire::{DType, Edge, Node};
+///
+/// fn send_gradients(node: &Node, edge: &Edge) -> Result<(), Box<dyn std::error::Error>> {
+///     let ring = node.ring(DType::F32, &[256], 2)?;
+///     for id in 0..10 {
+///         let mut gradient = ring.next()?;
+///         gradient.as_mut_slice::<f32>()?.fill(0.5);
+///         node.step(id)?.send(edge, gradient.freeze())?;
+///     }
+///     Ok(())
 /// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct BufferRing {
@@ -35,11 +36,11 @@ pub struct BufferRing {
     buffers: usize,
 }
 
-/// Where the buffers of a ring lie between two uses.
+/// The free buffers of a ring.
 #[derive(Debug)]
 pub(crate) struct RingBuffers {
     free: ArrayQueue<Box<TensorHeader>>,
-    /// Whether there is still a ring to take buffers out.
+    /// Whether the `BufferRing` still exists.
     open: AtomicBool,
     fork_guard: ForkGuard,
 }
@@ -53,29 +54,30 @@ pub enum RingError {
         "all {buffers} buffers {meta} of a ring are in use: wait for a reader to drop one, or make the ring longer"
     )]
     Busy {
-        /// How many the ring has.
+        /// Number of buffers of the ring.
         buffers: usize,
-        /// What they are.
+        /// Element type and shape of the buffers.
         meta: TensorMeta,
     },
-    /// A ring needs buffers.
+    /// A ring of 0 buffers was asked for.
     #[error("a ring of 0 buffers was asked for: it must have at least 1")]
     Empty,
-    /// The pool has no room for them.
+    /// The pool has no room for the buffers.
     #[error("the pool has no room for a ring: {0}")]
     Pool(#[from] PoolError),
 }
 
 impl BufferRing {
-    /// A ring of so many buffers, all of which are taken from the pool now.
+    /// Makes a ring and takes all its buffers from the pool.
     ///
     /// # Errors
-    /// [`RingError`] if there are to be none or the pool has no room; nothing is taken then.
+    /// [`RingError`] if `buffers` is 0 or the pool has no room; nothing is taken then.
     pub fn new(pool: &Pool, meta: TensorMeta, buffers: usize) -> Result<BufferRing, RingError> {
         if buffers == 0 {
             return Err(RingError::Empty);
         }
-        // All of them before the queue, whose size a wrong number would make huge.
+        // The tensors come before the queue: a wrong number fails here, before it makes the queue
+        // huge.
         let mut tensors = Vec::new();
         for _ in 0..buffers {
             tensors.push(pool.tensor(meta.clone())?);
@@ -92,10 +94,10 @@ impl BufferRing {
         Ok(BufferRing { home, meta, buffers })
     }
 
-    /// The buffer that has been free for longest. Its contents are unspecified.
+    /// Returns the buffer that has been free for longest. Its contents are unspecified.
     ///
     /// # Errors
-    /// [`RingError::Busy`] if there is none.
+    /// [`RingError::Busy`] if all buffers are in use.
     pub fn next(&self) -> Result<TensorMut, RingError> {
         if self.home.fork_guard.in_child() {
             return Err(RingError::Pool(PoolError::Forked));
@@ -108,17 +110,17 @@ impl BufferRing {
         Ok(TensorMut::new(header))
     }
 
-    /// What the buffers are.
+    /// Element type and shape of the buffers.
     pub fn meta(&self) -> &TensorMeta {
         &self.meta
     }
 
-    /// How many buffers it has, in use or not.
+    /// Number of buffers, in use or not.
     pub fn buffers(&self) -> usize {
         self.buffers
     }
 
-    /// How many are free now.
+    /// Number of buffers that are free now.
     pub fn free(&self) -> usize {
         self.home.free.len()
     }
@@ -127,11 +129,12 @@ impl BufferRing {
 impl Drop for BufferRing {
     fn drop(&mut self) {
         if self.home.fork_guard.in_child() {
-            // The buffers are the parent's, and another thread of it may have been at the queue.
+            // A forked child: the buffers belong to the parent, and another thread of the parent
+            // may have been at the queue.
             return std::mem::forget(Arc::clone(&self.home));
         }
-        // Release and acquire with `put_back`, though nothing depends on it: a buffer that comes back at this
-        // moment and is still put into the queue is found when the last buffer in use drops the queue.
+        // Release and acquire with `put_back`, though nothing depends on it: a buffer that
+        // `put_back` still pushes is found when the last buffer in use drops the queue.
         self.home.open.store(false, Ordering::Release);
         self.home.drain();
     }
@@ -142,7 +145,7 @@ impl RingBuffers {
     pub(crate) fn put_back(self: Arc<Self>, header: Box<TensorHeader>) {
         debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty));
         let refused = if self.open.load(Ordering::Acquire) {
-            // Never full: it has room for all buffers of the ring.
+            // Never full: the queue has room for all buffers of the ring.
             self.free.push(header).err()
         } else {
             Some(header)

@@ -1,4 +1,4 @@
-//! A tensor with one owner, who may write to it.
+//! A tensor with one owner, who may write it.
 
 use super::view::{self, ViewError};
 use super::{Span, Tensor};
@@ -7,12 +7,23 @@ use crate::wire::{DType, Element, Shape, TensorMeta};
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-/// A tensor with one owner, who may write to it.
+/// A tensor with one owner, who may write it. [`TensorMut::freeze`] makes it a [`Tensor`], which
+/// can be sent, shared and cloned.
 ///
-/// To let others see it, [freeze](TensorMut::freeze) it; who sends a tensor can't write to it any more:
+/// ```
+/// use tensorwire::{DType, Edge, Node};
 ///
+/// fn send(node: &Node, edge: &Edge) -> Result<(), Box<dyn std::error::Error>> {
+///     let mut tensor = node.tensor(DType::F32, &[2])?;
+///     tensor.fill_from(&[1.0f32, 2.0])?;
+///     node.step(1)?.send(edge, tensor.freeze())?;
+///     Ok(())
+/// }
+/// ```
+///
+/// A frozen tensor can't be written:
 /// ```compile_fail,E0382
-/// # use tensorwire::memory::{Pool, TensorMut};
+/// # use tensorwire::TensorMut;
 /// fn write_after_freeze(mut tensor: TensorMut) {
 ///     let frozen = tensor.freeze();
 ///     tensor.bytes_mut()[0] = 1; // it was moved
@@ -20,16 +31,16 @@ use std::mem::ManuallyDrop;
 /// ```
 /// A view ends where the tensor is frozen:
 /// ```compile_fail,E0505
-/// # use tensorwire::memory::TensorMut;
+/// # use tensorwire::TensorMut;
 /// fn keep_a_view(mut tensor: TensorMut) {
 ///     let view = tensor.bytes_mut();
 ///     let frozen = tensor.freeze();
 ///     view[0] = 1;
 /// }
 /// ```
-/// And there is no second writer:
+/// A second writer is not possible:
 /// ```compile_fail,E0599
-/// # use tensorwire::memory::TensorMut;
+/// # use tensorwire::TensorMut;
 /// fn two_writers(tensor: TensorMut) -> (TensorMut, TensorMut) {
 ///     (tensor.clone(), tensor)
 /// }
@@ -38,26 +49,27 @@ pub struct TensorMut {
     header: ManuallyDrop<Box<TensorHeader>>,
 }
 
-/// Why a tensor can't have another element type and shape.
+/// Why a tensor can't take another element type and shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetMetaError {
-    /// Its block is too small.
+    /// The tensor's block is too small.
     #[error(
         "{meta} has {needed} bytes, but the tensor's block has {capacity}: take a new tensor from the pool"
     )]
     TooSmall {
-        /// What it should have become.
+        /// The element type and shape that were asked for.
         meta: TensorMeta,
-        /// The bytes of that.
+        /// Bytes that these take.
         needed: u64,
-        /// The bytes that there are.
+        /// Bytes of the tensor's block.
         capacity: u64,
     },
 }
 
 impl TensorMut {
-    /// A handle to a header that nobody else refers to, and whose bytes are this process's to write.
+    /// Makes a handle of a header that nothing else refers to. The bytes must be writable by this
+    /// process.
     pub(crate) fn new(header: Box<TensorHeader>) -> TensorMut {
         debug_assert!(header.refs.is_one());
         debug_assert!(matches!(header.storage, Storage::Block(_) | Storage::Empty | Storage::Foreign(_)));
@@ -79,15 +91,15 @@ impl TensorMut {
         self.meta().shape()
     }
 
-    /// Bytes that it can hold, at least as many as it has: what was asked for was rounded up.
+    /// Bytes of the tensor's block: the size of the tensor, rounded up.
     pub fn capacity(&self) -> u64 {
         self.header.capacity as u64
     }
 
-    /// Gives it another element type and shape; the bytes stay as they are.
+    /// Sets another element type and shape. The bytes stay as they are.
     ///
     /// # Errors
-    /// [`SetMetaError`] if they don't fit; the tensor is as before then.
+    /// [`SetMetaError`] if they do not fit; the tensor is unchanged then.
     pub fn set_meta(&mut self, meta: TensorMeta) -> Result<(), SetMetaError> {
         let (needed, capacity) = (meta.bytes(), self.capacity());
         if needed > capacity {
@@ -97,53 +109,55 @@ impl TensorMut {
         Ok(())
     }
 
-    /// All its bytes.
+    /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `data` is good for `capacity` initialised bytes, at least meta.bytes() of them, and written
-        // to only through this handle, which is borrowed for as long as the slice lives.
+        // SAFETY: `data` is good for `capacity` initialised bytes, at least meta.bytes() of them.
+        // They are written only through this handle, which is borrowed for as long as the slice
+        // lives.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
-    /// All its bytes, for writing.
+    /// All bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; this is the only handle and it is borrowed mutably. The storage is a block of
-        // our own region, which no peer can write to, or foreign memory, of whose bytes who made the tensor vouched that nobody
-        // else uses them.
+        // SAFETY: as in `bytes`. This is the only handle and it is borrowed mutably. The storage is
+        // a block of this process's region, which no peer can write to, or foreign memory, whose
+        // caller of `tensor_mut` vouched that nobody else uses the bytes.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
-    /// Its elements.
+    /// The elements.
     ///
     /// # Errors
-    /// [`ViewError`] if they are no `T`s.
+    /// [`ViewError`] if the element type is not `T`, the bytes are not aligned for `T`, or a byte
+    /// of a bool tensor is neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], ViewError> {
         // SAFETY: as in `bytes`.
         unsafe { view::elements(self.meta(), self.header.data) }
     }
 
-    /// Its elements, for writing.
+    /// The elements, for writing.
     ///
     /// # Errors
-    /// [`ViewError`] if they are no `T`s. A new bool tensor may have bytes that are none: use
+    /// As [`TensorMut::as_slice`]. The bytes of a new bool tensor are unspecified: call
     /// [`TensorMut::fill_from`] or [`Pool::zeroed`](super::Pool::zeroed) first.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], ViewError> {
         // SAFETY: as in `bytes_mut`.
         unsafe { view::elements_mut(&self.header.meta, self.header.data) }
     }
 
-    /// Copies elements in, as many as it has.
+    /// Copies elements in, as many as the tensor has.
     ///
     /// # Errors
-    /// [`ViewError`] if the element type or the number differs; nothing was copied then.
+    /// [`ViewError`] if the element type or the number of elements differs; nothing is copied then.
     pub fn fill_from<T: Element>(&mut self, values: &[T]) -> Result<(), ViewError> {
         view::check_dtype::<T>(self.meta())?;
         let have = self.len() / size_of::<T>();
         if values.len() != have {
             return Err(ViewError::Length { have, given: values.len() });
         }
-        // SAFETY: the element type is T's, so there are size_of_val(values) bytes on both sides. They don't
-        // overlap: this is the only handle to its bytes and is borrowed mutably. Elements have no padding, so
-        // all bytes that are copied are initialised.
+        // SAFETY: the element type is T's, so there are size_of_val(values) bytes on both sides.
+        // They don't overlap: this is the only handle to its bytes and is borrowed mutably.
+        // Elements have no padding, so all copied bytes are initialised.
         unsafe {
             let from = values.as_ptr().cast::<u8>();
             std::ptr::copy_nonoverlapping(from, self.as_mut_ptr(), size_of_val(values));
@@ -151,27 +165,29 @@ impl TensorMut {
         Ok(())
     }
 
-    /// Whether its bytes lie in memory of another allocator.
+    /// Whether the bytes lie in memory of another allocator.
     pub fn is_foreign(&self) -> bool {
         matches!(self.header.storage, Storage::Foreign(_))
     }
 
-    /// Where its bytes lie in a region; `None` if it has none there.
+    /// The part of this process's region that holds the bytes. `None` for a tensor without bytes or
+    /// a foreign one.
     pub fn span(&self) -> Option<Span> {
         Span::of(&self.header)
     }
 
-    /// Its first byte, good for reading as long as this handle is there.
+    /// Address of the first byte. Readable as long as this handle exists.
     pub fn as_ptr(&self) -> *const u8 {
         self.header.data.as_ptr()
     }
 
-    /// Its first byte, good for writing [`TensorMut::capacity`] bytes as long as this handle is there.
+    /// Address of the first byte. Writable for [`TensorMut::capacity`] bytes as long as this handle
+    /// exists.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.header.data.as_ptr()
     }
 
-    /// Makes it a tensor that anyone may read and nobody may write.
+    /// Makes the tensor read-only and shareable.
     pub fn freeze(self) -> Tensor {
         Tensor::new(self.into_header())
     }

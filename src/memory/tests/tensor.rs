@@ -84,9 +84,26 @@ fn make_mut_without_room_gives_the_tensor_back() {
     let pool = pool(4096);
     let tensor = pool.zeroed(bytes(4096)).expect("room").freeze();
     let other = tensor.clone();
-    let (error, tensor) = tensor.make_mut(&pool).expect_err("no room for a copy");
-    assert!(matches!(error, PoolError::Exhausted { .. }));
+    let error = tensor.make_mut(&pool).expect_err("no room for a copy");
+    assert!(matches!(error.pool_error(), PoolError::Exhausted { .. }));
+    let text = error.to_string();
+    assert!(text.starts_with("no writable copy of a tensor u8[4096]: the pool is exhausted"), "{text}");
+    let tensor = error.into_tensor();
     assert_eq!(tensor.as_ptr(), other.as_ptr());
+}
+
+#[test]
+fn an_error_of_make_mut_is_one_that_a_question_mark_passes_on() {
+    fn copy(tensor: Tensor, pool: &Pool) -> Result<TensorMut, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(tensor.make_mut(pool)?)
+    }
+    let pool = pool(4096);
+    let tensor = pool.zeroed(bytes(4096)).expect("room").freeze();
+    let error = copy(tensor.clone(), &pool).expect_err("no room for a copy");
+    assert!(error.source().is_some_and(|source| source.is::<PoolError>()));
+    assert!(!tensor.is_unique(), "the error holds a handle");
+    drop(error);
+    assert!(tensor.is_unique());
 }
 
 #[test]
