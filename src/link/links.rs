@@ -1,16 +1,18 @@
 //! The links of one poller and the port that they complete on.
 
-use super::control::batch::Cork;
-use super::control::send_queue::{Inbox, Outbox};
+use super::control::batch::BatchState;
+use super::control::send_queue::{ReceiveCredits, SendQueue};
 use super::link_table::LinkTable;
-use super::receiving::slots::{Requests, Unsettled};
-use super::receiving::standing::{Armed, ArmedBytes, ArmedTable, ArmingRoom};
-use super::receiving::stash::HeldTable;
+use super::receiving::slots::{Requests, UnresolvedKeys};
+use super::receiving::standing::{StandingBytes, StandingCapacity, StandingPosted, StandingTable};
+use super::receiving::stash::Stash;
 use super::routes::announced::OutRoutes;
 use super::routes::received::InRoutes;
-use super::serving::answered::Answered;
-use super::serving::serve::ServedTable;
-use super::{Incoming, LinkEvent, LinkLoad, Served, TensorKey, Value, Verdict, Want};
+use super::serving::answered::AnsweredSlots;
+use super::serving::serve::PeerRequests;
+use super::{
+    CancelDecision, Destination, LinkEvent, LinkLoad, PeerRequestId, ServeOutcome, TensorKey, Value,
+};
 use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
@@ -57,17 +59,17 @@ pub(super) struct Link<C> {
     pub id: LinkId,
     pub identity: LinkIdentity,
     pub settings: LinkSettings,
-    pub out: Outbox,
-    pub inbox: Inbox,
+    pub out: SendQueue,
+    pub receive_credits: ReceiveCredits,
     pub depth: u32,
     pub requests: Requests<C>,
-    pub served: ServedTable,
+    pub peer_requests: PeerRequests,
     /// Those of them that were made in advance.
-    pub served_armed: u32,
-    pub answered: Answered,
-    pub held: HeldTable,
-    pub unsettled: Unsettled,
-    pub armed: ArmedTable,
+    pub standing_peer_requests: u32,
+    pub answered: AnsweredSlots,
+    pub stash: Stash,
+    pub unresolved: UnresolvedKeys,
+    pub standing: StandingTable,
     /// Requests made so far.
     pub asked: u64,
     pub routes_out: OutRoutes,
@@ -84,14 +86,14 @@ pub(super) struct Link<C> {
 }
 
 /// What a link works with while it handles one thing.
-pub(super) struct Context<'a, P: Port, C> {
+pub(super) struct LinkContext<'a, P: Port, C> {
     pub port: &'a mut P,
     pub pool: &'a Pool,
     pub counters: &'a CountersWriter,
     pub events: &'a mut VecDeque<LinkEvent<C>>,
-    pub armed_bytes: &'a mut ArmedBytes,
+    pub standing_bytes: &'a mut StandingBytes,
     /// Messages may wait for others.
-    pub corked: bool,
+    pub in_batch: bool,
 }
 
 /// The links of one poller and the port that they complete on. `C` names a waiter for the layer above.
@@ -101,9 +103,9 @@ pub struct Links<P: Port, C> {
     pub(super) counters: CountersWriter,
     pub(super) links: LinkTable<C>,
     pub(super) events: VecDeque<LinkEvent<C>>,
-    armed_bytes: ArmedBytes,
+    standing_bytes: StandingBytes,
     pub(super) completions: Completions,
-    pub(super) cork: Cork,
+    pub(super) batch: BatchState,
 }
 
 impl<P: Port, C> Links<P, C> {
@@ -111,16 +113,16 @@ impl<P: Port, C> Links<P, C> {
     pub fn new(port: P, pool: Pool, counters: CountersWriter, pollers: usize) -> Self {
         let completions = Completions::with_capacity(EVENTS);
         let events = VecDeque::with_capacity(EVENTS);
-        let armed_bytes = ArmedBytes::new(pool.region().len(), pollers);
+        let standing_bytes = StandingBytes::new(pool.region().len(), pollers);
         Links {
             port,
             pool,
             counters,
             links: LinkTable::new(),
             events,
-            armed_bytes,
+            standing_bytes,
             completions,
-            cork: Cork::default(),
+            batch: BatchState::default(),
         }
     }
 
@@ -148,7 +150,7 @@ impl<P: Port, C> Links<P, C> {
         let mut left = false;
         self.links.for_each_backlogged(|link| {
             let backlog = link.out.backlog();
-            link.out.flush(&mut self.port, &self.counters, self.cork.is_in);
+            link.out.flush(&mut self.port, &self.counters, self.batch.is_open);
             left |= link.out.backlog() < backlog;
         });
         !left
@@ -174,7 +176,7 @@ impl<P: Port, C> Links<P, C> {
         let nonce = link.nonce;
         self.counters.increment(Counter::MessagesSent);
         let ping = Message::Ping { version: VERSION, nonce };
-        link.out.message(&mut self.port, &self.counters, &ping, self.cork.is_in);
+        link.out.message(&mut self.port, &self.counters, &ping, self.batch.is_open);
         self.links.insert(link);
         self.links.note_backlog(id);
         Ok(id)
@@ -194,13 +196,13 @@ impl<P: Port, C> Links<P, C> {
     pub fn poll(&mut self) -> usize {
         let count = self.port.poll(&mut self.completions);
         if count > 0 {
-            if self.came_several() {
-                self.cork();
+            if self.polled_several() {
+                self.begin_batch();
             }
             self.handle_completions();
         }
         self.links.for_each_backlogged(|link| {
-            link.out.flush(&mut self.port, &self.counters, self.cork.is_in);
+            link.out.flush(&mut self.port, &self.counters, self.batch.is_open);
             if let Some(why) = link.out.overflow(&link.settings) {
                 self.port.fail(link.id, LinkFailure::Protocol(why));
             }
@@ -211,13 +213,13 @@ impl<P: Port, C> Links<P, C> {
     fn handle_completions(&mut self) {
         for (completion, message) in self.completions.drain() {
             let id = completion.link;
-            let mut cx = Context {
+            let mut cx = LinkContext {
                 port: &mut self.port,
                 pool: &self.pool,
                 counters: &self.counters,
                 events: &mut self.events,
-                armed_bytes: &mut self.armed_bytes,
-                corked: self.cork.is_in,
+                standing_bytes: &mut self.standing_bytes,
+                in_batch: self.batch.is_open,
             };
             if let Event::Down(failure) = completion.event {
                 if let Some(link) = self.links.remove(id) {
@@ -235,17 +237,17 @@ impl<P: Port, C> Links<P, C> {
         }
         self.completions.clear();
         self.links.for_each_used(|link| {
-            if link.inbox.replenish(&mut self.port, link.id, link.depth) {
+            if link.receive_credits.replenish(&mut self.port, link.id, link.depth) {
                 self.counters.increment(Counter::CreditsPublished);
             }
         });
     }
 
-    /// The next event, oldest first. When there is none, whatever was [corked](Links::cork) leaves.
+    /// The next event, oldest first. When there is none, an open [batch](Links::begin_batch) leaves.
     pub fn next_event(&mut self) -> Option<LinkEvent<C>> {
         let event = self.events.pop_front();
         if event.is_none() {
-            self.uncork();
+            self.end_batch();
         }
         event
     }
@@ -260,7 +262,7 @@ impl<P: Port, C> Links<P, C> {
         let Some(found) = self.links.get_mut(link) else { return true };
         let grants = self.port.limits(link).grants as usize;
         let has_slot = found.requests.has_room() && found.requests.len() < grants;
-        has_slot && found.routes_out.has_room(&key.edge) || found.armed.has(key)
+        has_slot && found.routes_out.has_room(&key.edge) || found.standing.has(key)
     }
 
     /// Asks the peer for a tensor, or claims what was asked for in advance. The answer is an event that carries `waiter`.
@@ -271,71 +273,77 @@ impl<P: Port, C> Links<P, C> {
         &mut self,
         link: LinkId,
         key: TensorKey,
-        want: Want,
+        destination: Destination,
         timeout_ms: u32,
         waiter: C,
     ) -> Result<RequestId, (RequestRefused, C)> {
         let Some((found, mut cx)) = self.with(link) else { return Err((RequestRefused::NoLink, waiter)) };
-        let asked = found.request(&mut cx, key, want, timeout_ms, waiter);
+        let asked = found.request(&mut cx, key, destination, timeout_ms, waiter);
         self.links.note_backlog(link);
         asked
     }
 
     /// Bytes of the destination of a standing request for a key; `None` if it can't be said yet where, or how, its tensor is to
     /// come.
-    pub fn foreseen(&mut self, link: LinkId, key: &TensorKey, borrow: bool) -> Option<u64> {
+    pub fn expected_bytes(&mut self, link: LinkId, key: &TensorKey, borrow: bool) -> Option<u64> {
         let (found, mut cx) = self.with(link)?;
-        found.foreseen(&mut cx, key, borrow)
+        found.expected_bytes(&mut cx, key, borrow)
     }
 
     /// The room that all standing requests of a link share.
-    pub fn arming_room(&mut self, link: LinkId) -> ArmingRoom {
-        let none = ArmingRoom { slots: 0, bytes: 0 };
-        self.with(link).map_or(none, |(found, mut cx)| found.arming_room(&mut cx))
+    pub fn standing_capacity(&mut self, link: LinkId) -> StandingCapacity {
+        let none = StandingCapacity { slots: 0, bytes: 0 };
+        self.with(link).map_or(none, |(found, mut cx)| found.standing_capacity(&mut cx))
     }
 
     /// Asks the peer in advance for the tensors of `count` steps from that of `first` on, or of as many as there is room
     /// for, on behalf of `owner`. A later [`Links::request`] for one of them claims what was asked for.
-    pub fn arm_steps(
+    pub fn post_standing(
         &mut self,
         link: LinkId,
         first: &TensorKey,
         count: u32,
         borrow: bool,
         owner: u64,
-    ) -> Armed {
-        let Some((found, mut cx)) = self.with(link) else { return Armed { steps: 0, no_room: true } };
-        let armed = found.arm_steps(&mut cx, first, count, borrow, owner);
+    ) -> StandingPosted {
+        let Some((found, mut cx)) = self.with(link) else {
+            return StandingPosted { steps: 0, no_room: true };
+        };
+        let standing = found.post_standing(&mut cx, first, count, borrow, owner);
         self.links.note_backlog(link);
-        armed
+        standing
     }
 
     /// Gives up what was asked for in advance on behalf of `owner`, for steps from that of `first` to before `until`, and not
     /// claimed. Values that have come are in line again.
-    pub fn disarm(&mut self, link: LinkId, first: &TensorKey, until: u64, owner: u64) {
+    pub fn withdraw_standing(&mut self, link: LinkId, first: &TensorKey, until: u64, owner: u64) {
         if let Some((found, mut cx)) = self.with(link) {
-            found.disarm(&mut cx, first, until, owner);
+            found.withdraw_standing(&mut cx, first, until, owner);
             self.links.note_backlog(link);
         }
     }
 
     /// Looks at every waiter of a link's requests.
-    pub fn give_up(&mut self, link: LinkId, judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict) {
+    pub fn cancel_requests(
+        &mut self,
+        link: LinkId,
+        decide: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> CancelDecision,
+    ) {
         if let Some((found, mut cx)) = self.with(link) {
-            found.give_up(&mut cx, judge);
+            found.cancel_requests(&mut cx, decide);
             self.links.note_backlog(link);
         }
     }
 
     /// Looks at the waiter of one request, if the request is still there.
-    pub fn give_up_one(
+    pub fn cancel_request(
         &mut self,
         link: LinkId,
         request: RequestId,
-        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
+        decide: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> CancelDecision,
     ) {
         if let Some((found, mut cx)) = self.with(link) {
-            found.give_up_one(&mut cx, request, judge);
+            found.cancel_request(&mut cx, request, decide);
             self.links.note_backlog(link);
         }
     }
@@ -343,36 +351,36 @@ impl<P: Port, C> Links<P, C> {
     /// Answers a peer's request.
     ///
     /// `number` is the value's place among all values: it comes back with the value, if that comes back.
-    pub fn serve(&mut self, incoming: Incoming, value: Value, number: u64) -> Served {
-        let Some((link, mut cx)) = self.with(incoming.link) else { return Served::Gone(value) };
-        let served = link.serve(&mut cx, incoming.request, value, number);
-        self.links.note_backlog(incoming.link);
+    pub fn serve(&mut self, peer_request: PeerRequestId, value: Value, number: u64) -> ServeOutcome {
+        let Some((link, mut cx)) = self.with(peer_request.link) else { return ServeOutcome::Gone(value) };
+        let served = link.serve(&mut cx, peer_request.request, value, number);
+        self.links.note_backlog(peer_request.link);
         served
     }
 
     /// Answers a peer's request with the word that the next value in line is one that the peer holds itself, by the name
     /// that [`LinkEvent::Returned`] brought. Returns whether the request was there.
-    pub fn serve_held(&mut self, incoming: Incoming, held: u32, number: u64) -> bool {
-        let Some((link, mut cx)) = self.with(incoming.link) else { return false };
-        let served = link.serve_held(&mut cx, incoming.request, held, number);
-        self.links.note_backlog(incoming.link);
+    pub fn serve_stashed(&mut self, peer_request: PeerRequestId, held: u32, number: u64) -> bool {
+        let Some((link, mut cx)) = self.with(peer_request.link) else { return false };
+        let served = link.serve_stashed(&mut cx, peer_request.request, held, number);
+        self.links.note_backlog(peer_request.link);
         served
     }
 
     /// Drops the values of a step that nobody took.
-    pub fn drop_held(&mut self, step: u64) {
+    pub fn drop_stashed(&mut self, step: u64) {
         for id in self.ids() {
             if let Some((link, _)) = self.with(id) {
-                link.held.end_step(step);
+                link.stash.end_step(step);
             }
         }
     }
 
     /// Answers a peer's request with an error.
-    pub fn refuse(&mut self, incoming: Incoming, status: Status) {
-        if let Some((link, mut cx)) = self.with(incoming.link) {
-            link.refuse(&mut cx, incoming.request, status);
-            self.links.note_backlog(incoming.link);
+    pub fn refuse(&mut self, peer_request: PeerRequestId, status: Status) {
+        if let Some((link, mut cx)) = self.with(peer_request.link) {
+            link.refuse(&mut cx, peer_request.request, status);
+            self.links.note_backlog(peer_request.link);
         }
     }
 
@@ -391,25 +399,25 @@ impl<P: Port, C> Links<P, C> {
         let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
         LinkLoad {
             requests: sum(|link| link.requests.len()),
-            served: sum(|link| link.served.len()),
+            peer_requests: sum(|link| link.peer_requests.len()),
             busy_routes: sum(|link| link.routes_out.busy()),
             backlog: sum(|link| link.out.backlog()),
             leaving: sum(|link| link.out.values()),
-            held: sum(|link| link.held.len()),
-            unsettled: sum(|link| link.unsettled.len()),
-            armed: sum(|link| link.armed.len()),
+            stashed: sum(|link| link.stash.len()),
+            unresolved: sum(|link| link.unresolved.len()),
+            standing: sum(|link| link.standing.len()),
         }
     }
 
-    fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, Context<'_, P, C>)> {
+    fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, LinkContext<'_, P, C>)> {
         let link = self.links.get_mut(id)?;
-        let cx = Context {
+        let cx = LinkContext {
             port: &mut self.port,
             pool: &self.pool,
             counters: &self.counters,
             events: &mut self.events,
-            armed_bytes: &mut self.armed_bytes,
-            corked: self.cork.is_in,
+            standing_bytes: &mut self.standing_bytes,
+            in_batch: self.batch.is_open,
         };
         Some((link, cx))
     }
@@ -439,16 +447,16 @@ impl<C> Link<C> {
     pub(super) fn new(id: LinkId, identity: LinkIdentity, settings: LinkSettings, depth: u32) -> Self {
         Link {
             id,
-            out: Outbox::new(id, depth),
-            inbox: Inbox::default(),
+            out: SendQueue::new(id, depth),
+            receive_credits: ReceiveCredits::default(),
             depth,
             requests: Requests::new(settings.max_requests),
-            served: ServedTable::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
-            served_armed: 0,
-            answered: Answered::with_capacity(IN_FLIGHT),
-            held: HeldTable::default(),
-            unsettled: Unsettled::default(),
-            armed: ArmedTable::new(),
+            peer_requests: PeerRequests::with_capacity_and_hasher(IN_FLIGHT, Default::default()),
+            standing_peer_requests: 0,
+            answered: AnsweredSlots::with_capacity(IN_FLIGHT),
+            stash: Stash::default(),
+            unresolved: UnresolvedKeys::default(),
+            standing: StandingTable::new(),
             asked: 0,
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
@@ -469,7 +477,7 @@ impl<C> Link<C> {
     /// In words, if the peer broke the protocol.
     fn completed<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         event: Event,
         message: &[u8],
     ) -> Result<(), String> {
@@ -479,22 +487,22 @@ impl<C> Link<C> {
         }
         match event {
             Event::Message(_) => {
-                self.inbox.consumed();
-                self.message(cx, message)
+                self.receive_credits.consumed();
+                self.on_slot(cx, message)
             }
             Event::Immediate { immediate, bytes } => {
-                self.inbox.consumed();
+                self.receive_credits.consumed();
                 cx.counters.increment(Counter::ImmediatesReceived);
-                self.immediate(cx, immediate, bytes)
+                self.on_immediate(cx, immediate, bytes)
             }
             Event::Lent { immediate, bytes } => {
-                self.inbox.consumed();
-                self.lent(cx, immediate, bytes)
+                self.receive_credits.consumed();
+                self.on_loan(cx, immediate, bytes)
             }
             // The port has released the source; a failure is followed by the link's end.
             Event::Done { .. } | Event::Failed { .. } => {
                 self.out.finished();
-                cx.events.push_back(LinkEvent::Finished);
+                cx.events.push_back(LinkEvent::SendComplete);
                 Ok(())
             }
             Event::ReadDone { .. } | Event::Down(_) => Ok(()),
@@ -502,19 +510,19 @@ impl<C> Link<C> {
     }
 
     /// Sends a control message.
-    pub(super) fn send<P: Port>(&mut self, cx: &mut Context<'_, P, C>, message: &Message<'_>) {
+    pub(super) fn send<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, message: &Message<'_>) {
         cx.counters.increment(Counter::MessagesSent);
-        self.out.message(cx.port, cx.counters, message, cx.corked);
+        self.out.message(cx.port, cx.counters, message, cx.in_batch);
     }
 
-    fn down<P: Port>(mut self, cx: &mut Context<'_, P, C>, failure: LinkFailure) {
+    fn down<P: Port>(mut self, cx: &mut LinkContext<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
         // What was queued will never be posted.
         if !is_on(Mutant::OutstandingLeak) {
-            cx.events.extend((0..self.out.values()).map(|_| LinkEvent::Finished));
+            cx.events.extend((0..self.out.values()).map(|_| LinkEvent::SendComplete));
         }
         self.unlist_all(cx);
-        for held in self.held.drain() {
+        for held in self.stash.drain() {
             let incarnation = self.identity.peer_incarnation;
             cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value, incarnation });
         }

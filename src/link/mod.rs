@@ -16,8 +16,8 @@ mod serving;
 mod tests;
 
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
-pub use receiving::standing::{Armed, ArmingRoom};
-pub use receiving::stash::{HeldValue, Unfit};
+pub use receiving::standing::{StandingCapacity, StandingPosted};
+pub use receiving::stash::{RejectedValue, StashedValue};
 
 use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
@@ -80,9 +80,9 @@ pub struct LinkLoad {
     /// nobody has claimed.
     pub requests: usize,
     /// Those of them that are standing and that nobody has claimed.
-    pub armed: usize,
+    pub standing: usize,
     /// Requests of the peers that have not been answered whole.
-    pub served: usize,
+    pub peer_requests: usize,
     /// Routes with a request of this side.
     pub busy_routes: usize,
     /// What waits for credits or room in a queue.
@@ -90,14 +90,14 @@ pub struct LinkLoad {
     /// Tensors on their way to a peer.
     pub leaving: usize,
     /// Values that have come and that nobody took.
-    pub held: usize,
+    pub stashed: usize,
     /// Keys with a receive of which it is not known yet whether it got a value, after its waiter had left.
-    pub unsettled: usize,
+    pub unresolved: usize,
 }
 
 /// A request that a peer sent, as the serving side names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Incoming {
+pub struct PeerRequestId {
     /// The link that it came on.
     pub link: LinkId,
     /// The peer's request.
@@ -106,13 +106,13 @@ pub struct Incoming {
 
 /// What became of a value that was handed to a request.
 #[derive(Debug)]
-pub enum Served {
+pub enum ServeOutcome {
     /// It was copied into its answer.
     Copied,
-    /// It is on its way: [`LinkEvent::Finished`] follows.
+    /// It is on its way: [`LinkEvent::SendComplete`] follows.
     Posted,
-    /// It is kept until the peer asks again: [`LinkEvent::Answered`] or [`LinkEvent::PutBack`] follows.
-    Kept,
+    /// It is kept until the peer asks again: [`LinkEvent::Resumed`] or [`LinkEvent::PutBack`] follows.
+    Pinned,
     /// It is more than the link carries in one write: the peer was told so.
     Refused,
     /// The request is not there any more.
@@ -121,9 +121,9 @@ pub enum Served {
 
 /// What a receiver wants.
 #[derive(Debug)]
-pub enum Want {
+pub enum Destination {
     /// A tensor of its own.
-    Fresh,
+    Alloc,
     /// A tensor of the peer where it lies, if the fabric can; otherwise one of its own.
     Borrow,
     /// The bytes in this tensor.
@@ -143,12 +143,12 @@ pub enum Received {
 
 /// What is to become of a request, and of its waiter, who may have been taken away and told something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CancelDecision {
     /// It goes on.
-    GoOn,
+    Keep,
     /// It is given up. A waiter that was left hears of its end later. If it was taken away, a value that comes all the
     /// same is for whoever is next in line.
-    GiveUp,
+    Cancel,
     /// It is given up, and with it whatever still comes for it: its step has ended.
     Abandon,
 }
@@ -170,7 +170,7 @@ pub enum RequestError {
     /// The sender's side said so.
     Remote(Status),
     /// The waiter gave up, and the value, if there is one, is still with the sender.
-    GivenUp,
+    Cancelled,
     /// There was no room for it here; the value is in line again.
     NoRoom(PoolError),
     /// No more can be granted on this link; the value is in line again.
@@ -181,7 +181,7 @@ pub enum RequestError {
     /// The bytes that came are not those that were sent. The value is lost: nobody gets it.
     Corrupted(Corruption),
     /// It does not fit the tensor that was given; the value is in line again.
-    Misfit {
+    ShapeMismatch {
         /// What the sender has.
         sent: Box<TensorMeta>,
         /// What was given.
@@ -207,30 +207,30 @@ pub enum LinkEvent<C> {
         waiters: Vec<C>,
     },
     /// A peer asks for a tensor: answer with [`Links::serve`] or [`Links::refuse`], now or later.
-    Asked {
+    Requested {
         /// The request.
-        incoming: Incoming,
+        peer_request: PeerRequestId,
         /// What it asks for.
         key: TensorKey,
         /// How long the peer waits, in ms; `u32::MAX` for ever.
         timeout_ms: u32,
         /// Whether the peer asks in advance.
-        armed: bool,
+        standing: bool,
     },
     /// A peer gave up a request that was not answered yet.
     Withdrawn {
         /// The request.
-        incoming: Incoming,
+        peer_request: PeerRequestId,
         /// What it had asked for.
         key: TensorKey,
     },
-    /// A peer has asked again, and the value that was kept for it is on its way: [`LinkEvent::Finished`] follows.
-    Answered {
+    /// A peer has asked again, and the value that was kept for it is on its way: [`LinkEvent::SendComplete`] follows.
+    Resumed {
         /// Bytes of the value.
         bytes: u64,
     },
     /// A value that was on its way has left this side for good: its memory may be reused.
-    Finished,
+    SendComplete,
     /// A value that had been matched comes back, and takes its place in line again.
     PutBack {
         /// Its name.
@@ -241,7 +241,7 @@ pub enum LinkEvent<C> {
         number: u64,
     },
     /// A peer has got a value that nobody there took. The peer holds it, and its place is in line again: whoever asks
-    /// on this link gets [`Links::serve_held`].
+    /// on this link gets [`Links::serve_stashed`].
     Returned {
         /// The link.
         link: LinkId,
@@ -257,7 +257,7 @@ pub enum LinkEvent<C> {
         /// Its name.
         key: TensorKey,
         /// The value.
-        value: HeldValue,
+        value: StashedValue,
         /// The life of the peer that had sent it.
         incarnation: u64,
     },

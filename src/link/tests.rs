@@ -174,12 +174,12 @@ impl Scene {
 
     /// Asks for a tensor and lets the peer see the request.
     fn request(&mut self) -> RequestId {
-        self.request_as(Want::Fresh)
+        self.request_as(Destination::Alloc)
     }
 
     /// Asks for a tensor so and lets the peer see the request.
-    fn request_as(&mut self, want: Want) -> RequestId {
-        self.links.request(self.link, key(1), want, u32::MAX, 77).expect("sent");
+    fn request_as(&mut self, destination: Destination) -> RequestId {
+        self.links.request(self.link, key(1), destination, u32::MAX, 77).expect("sent");
         loop {
             if let Message::Request(request) = Message::decode(&self.peer.next()).expect("a message") {
                 return request.request;
@@ -332,7 +332,7 @@ fn a_request_in_a_slot_that_is_in_use_is_not_served_twice() {
     let mut scene = scene();
     scene.peer.route(1, 1, HERE, THERE);
     scene.peer.ask(2, 1);
-    assert!(matches!(scene.event(), LinkEvent::Asked { .. }));
+    assert!(matches!(scene.event(), LinkEvent::Requested { .. }));
     scene.peer.ask(2, 1);
     scene.expect_violation("request slot 2 (generation 0) is in use");
 }
@@ -368,9 +368,9 @@ fn a_re_request_must_follow_meta_data_and_grant_its_length() {
     let mut short = scene();
     short.peer.route(1, 1, HERE, THERE);
     short.peer.ask(0, 1);
-    let LinkEvent::Asked { incoming, .. } = short.event() else { panic!("not asked") };
+    let LinkEvent::Requested { peer_request, .. } = short.event() else { panic!("not asked") };
     let tensor = short.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room").freeze();
-    assert!(matches!(short.links.serve(incoming, Value::Tensor(tensor), 7), Served::Kept));
+    assert!(matches!(short.links.serve(peer_request, Value::Tensor(tensor), 7), ServeOutcome::Pinned));
     short.peer.say(&Message::ReRequest { request, grant });
     let events = short.events();
     assert!(matches!(&events[0], LinkEvent::PutBack { .. }), "the value is not lost: {events:?}");
@@ -391,13 +391,15 @@ fn a_cancel_withdraws_a_waiting_request_and_puts_a_kept_value_back() {
     let mut scene = scene();
     scene.peer.route(1, 1, HERE, THERE);
     let request = scene.peer.ask(0, 1);
-    assert!(matches!(scene.event(), LinkEvent::Asked { .. }));
+    assert!(matches!(scene.event(), LinkEvent::Requested { .. }));
     scene.peer.say(&Message::Cancel { request });
-    assert!(matches!(scene.event(), LinkEvent::Withdrawn { incoming, .. } if incoming.request == request));
+    assert!(
+        matches!(scene.event(), LinkEvent::Withdrawn { peer_request, .. } if peer_request.request == request)
+    );
     let request = scene.peer.ask(1, 1);
-    let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("not asked") };
+    let LinkEvent::Requested { peer_request, .. } = scene.event() else { panic!("not asked") };
     let tensor = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room").freeze();
-    scene.links.serve(incoming, Value::Tensor(tensor), 7);
+    scene.links.serve(peer_request, Value::Tensor(tensor), 7);
     scene.peer.say(&Message::Cancel { request });
     assert!(matches!(scene.event(), LinkEvent::PutBack { value: Value::Tensor(_), number: 7, .. }));
 }
@@ -499,11 +501,11 @@ fn refused_with(text: impl Fn(usize) -> u8, times: usize) -> (usize, Option<Stri
         scene.peer.ask(0, 0);
         for event in scene.events() {
             match event {
-                LinkEvent::Asked { incoming, .. } => {
+                LinkEvent::Requested { peer_request, .. } => {
                     let message = char::from(text(time)).to_string().repeat(MAX_STATUS_TEXT);
                     let details = message.clone().into_bytes();
                     let status = Status { details, ..Status::new(Code::Internal, message) };
-                    scene.links.refuse(incoming, status);
+                    scene.links.refuse(peer_request, status);
                 }
                 LinkEvent::Down { failure: LinkFailure::Protocol(why), .. } => return (time, Some(why)),
                 _ => {}
@@ -534,8 +536,10 @@ fn long_answers_that_waited_come_each_with_its_request() {
     let asked: Vec<_> = (0..3)
         .map(|slot| {
             let request = scene.peer.ask(slot, 0);
-            let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("a request was sent") };
-            scene.links.refuse(incoming, status.clone());
+            let LinkEvent::Requested { peer_request, .. } = scene.event() else {
+                panic!("a request was sent")
+            };
+            scene.links.refuse(peer_request, status.clone());
             request
         })
         .collect();
@@ -565,8 +569,8 @@ fn credits_that_came_before_the_port_is_armed_are_used_before_anybody_sleeps() {
     // The peer takes nothing, until an answer has to wait.
     while scene.links.load().backlog == 0 {
         scene.peer.ask(0, 0);
-        let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("a request was sent") };
-        scene.links.refuse(incoming, Status::new(Code::NotFound, "no"));
+        let LinkEvent::Requested { peer_request, .. } = scene.event() else { panic!("a request was sent") };
+        scene.links.refuse(peer_request, Status::new(Code::NotFound, "no"));
         waiting += 1;
         assert!(waiting < 10 * DEPTH, "answers always leave");
     }

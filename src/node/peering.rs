@@ -7,7 +7,7 @@ use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerStatus, PeerWatch, RemoteCommand,
+    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand,
     Rendezvous,
 };
 use crate::wire::{Code, Status, TaskId};
@@ -107,7 +107,7 @@ impl Watch {
     }
 }
 
-impl PeerWatch for Watch {
+impl PeerObserver for Watch {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.up(peer, tag);
     }
@@ -119,8 +119,8 @@ impl PeerWatch for Watch {
         self.report(peer, tag, &why);
     }
 
-    fn stillborn(&self, peer: PeerIndex, tag: LinkTag) {
-        self.losses.stillborn(peer, tag);
+    fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {
+        self.losses.failed_before_ready(peer, tag);
         self.report(peer, tag, "it had failed before both sides knew that it was up");
     }
 }

@@ -8,7 +8,7 @@ use crate::link::LinkSettings;
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
 use crate::node::pollers::{EngineOf, Polling};
-use crate::rendezvous::{Remote, RemoteSettings};
+use crate::rendezvous::{RemoteHandler, RemoteSettings};
 use std::sync::atomic::AtomicUsize;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ fn side(task: u32, life: u64) -> Side {
     let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
     let remote = || {
         let (me, settings, watch) = (me.clone(), settings.clone(), watch.clone());
-        Remote::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), watch)
+        RemoteHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), watch)
     };
     let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, remote).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();

@@ -9,7 +9,7 @@ use crate::engine::{
 use crate::fabric::{Fabric, LoanBooks, LoanFigures};
 use crate::link::Links;
 use crate::memory::Pool;
-use crate::rendezvous::{Paths, PeerIndex, Remote, RemotePath};
+use crate::rendezvous::{Paths, PeerIndex, RemoteHandler, RemotePath};
 use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ use std::time::Duration;
 const QUEUE: usize = 4096;
 
 /// A poller of a node, with those who call it.
-pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, Remote>;
+pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, RemoteHandler>;
 
 /// All pollers of a node. Peers are dealt out among them.
 pub(super) struct Pollers<F: Fabric> {
@@ -127,7 +127,7 @@ impl<F: Fabric> Pollers<F> {
         polling: Polling,
         fabric: &F,
         pool: &Pool,
-        remote: impl Fn() -> Remote,
+        remote: impl Fn() -> RemoteHandler,
     ) -> Result<Self, NodeError> {
         let Polling { wait, spin, .. } = polling;
         let options = EngineOptions { mode: PollMode::Inline, wait, spin, queue: QUEUE };

@@ -17,8 +17,8 @@ use crate::memory::{
     TensorMut,
 };
 use crate::rendezvous::{
-    Batch, Edge, Error, LossCause, Losses, Members, Remote, RemoteSettings, Rendezvous, RendezvousSettings,
-    Sequence, Standing, Step,
+    Batch, Edge, Error, LossCause, Losses, Members, RemoteHandler, RemoteSettings, Rendezvous,
+    RendezvousSettings, Sequence, Standing, Step,
 };
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, Shape, TaskId, TensorMeta};
@@ -116,7 +116,7 @@ impl Node {
         let names = Names::new(members.clone());
         let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
         let remote = || {
-            Remote::new(
+            RemoteHandler::new(
                 me.clone(),
                 incarnation.get(),
                 members.clone(),
@@ -483,7 +483,7 @@ struct Ground<'a> {
     polling: &'a Polling,
     names: &'a Names,
     host: &'a str,
-    remote: &'a dyn Fn() -> Remote,
+    remote: &'a dyn Fn() -> RemoteHandler,
 }
 
 type Built = (Arc<dyn Polled>, Arc<dyn Peering>);

@@ -86,8 +86,8 @@ enum ToReceiver {
     Loan,
     Meta { loan_follows: bool },
     MetaBeforeWrite,
-    Held,
-    Sum,
+    Stashed,
+    Checksum,
     CancelAck,
 }
 
@@ -156,17 +156,17 @@ impl Kind {
 impl World {
     fn new(case: Case) -> Self {
         let granted = Self::grant_of(case);
-        let armed = case.asked.is_armed();
+        let standing = case.asked.is_armed();
         let receiver = match case.asked {
-            Ask::ArmedSpacious => Receiver::armed(granted).expecting(case.value.bytes()),
-            Ask::ArmedRoomy => Receiver::armed(granted).expecting(OTHER),
-            _ if armed => Receiver::armed(granted),
+            Ask::ArmedSpacious => Receiver::standing(granted).expecting(case.value.bytes()),
+            Ask::ArmedRoomy => Receiver::standing(granted).expecting(OTHER),
+            _ if standing => Receiver::standing(granted),
             _ => Receiver::new(granted),
         };
         World {
             case,
             receiver: receiver.validated(case.validates),
-            waiter: if armed { Waiter::NotYet } else { Waiter::Waits },
+            waiter: if standing { Waiter::NotYet } else { Waiter::Waits },
             in_use: true,
             granted,
             no_room: false,
@@ -211,7 +211,7 @@ impl World {
         let waits = self.waiter == Waiter::Waits;
         add(
             Step::GiveUp,
-            self.may_give_up && waits && self.receiver.clone().give_up() != ReceiverAction::None,
+            self.may_give_up && waits && self.receiver.clone().cancel() != ReceiverAction::None,
         );
         add(Step::Drop, self.may_give_up && waits);
         let unclaimed = self.waiter == Waiter::NotYet;
@@ -228,10 +228,10 @@ impl World {
             }
             Step::Sender => self.sender_step()?,
             Step::Receiver => self.receiver_step()?,
-            Step::GiveUp => self.give_up(),
+            Step::GiveUp => self.cancel(),
             Step::Drop => {
                 self.waiter = Waiter::Dropped;
-                self.give_up();
+                self.cancel();
             }
             Step::Claim => {
                 self.waiter = Waiter::Waits;
@@ -249,14 +249,14 @@ impl World {
                     self.held = true;
                     self.to_sender.push_back(ToSender::Return);
                 }
-                self.give_up();
+                self.cancel();
             }
         }
         Ok(())
     }
 
-    fn give_up(&mut self) {
-        match self.receiver.give_up() {
+    fn cancel(&mut self) {
+        match self.receiver.cancel() {
             ReceiverAction::SendCancel => self.to_sender.push_back(ToSender::Cancel),
             ReceiverAction::Free => self.in_use = false,
             _ => {}
@@ -282,26 +282,26 @@ impl World {
             Line::Empty => return,
             Line::HeldByReceiver => {
                 self.sender = None;
-                self.to_receiver.push_back(ToReceiver::Held);
+                self.to_receiver.push_back(ToReceiver::Stashed);
             }
             Line::Value => match sender.matched(value) {
-                Answer::Meta => {
+                SenderAnswer::Meta => {
                     self.kept = true;
                     self.to_receiver.push_back(ToReceiver::Meta { loan_follows: false });
                 }
                 answer => {
                     self.sender = None;
-                    if answer == (Answer::Lend { meta_first: true }) {
+                    if answer == (SenderAnswer::Lend { meta_first: true }) {
                         self.to_receiver.push_back(ToReceiver::Meta { loan_follows: true });
                     }
-                    if answer == Answer::MetaThenWrite {
+                    if answer == SenderAnswer::MetaThenWrite {
                         self.to_receiver.push_back(ToReceiver::MetaBeforeWrite);
                     }
                     self.answer(match answer {
-                        Answer::Dead => ToReceiver::Dead,
-                        Answer::Response => ToReceiver::Response,
-                        Answer::Write | Answer::MetaThenWrite => ToReceiver::Write,
-                        Answer::Lend { .. } | Answer::Meta => ToReceiver::Loan,
+                        SenderAnswer::Dead => ToReceiver::Dead,
+                        SenderAnswer::Response => ToReceiver::Response,
+                        SenderAnswer::Write | SenderAnswer::MetaThenWrite => ToReceiver::Write,
+                        SenderAnswer::Lend { .. } | SenderAnswer::Meta => ToReceiver::Loan,
                     });
                 }
             },
@@ -313,7 +313,7 @@ impl World {
     fn answer(&mut self, answer: ToReceiver) {
         self.to_receiver.push_back(answer);
         if self.case.validates && answer != ToReceiver::Dead {
-            self.to_receiver.push_back(ToReceiver::Sum);
+            self.to_receiver.push_back(ToReceiver::Checksum);
         }
     }
 
@@ -327,13 +327,13 @@ impl World {
                     Ask::GrantedOther | Ask::ArmedRoomy | Ask::ArmedTight => 4,
                 };
                 let borrow = matches!(self.case.asked, Ask::Borrow | Ask::ArmedBorrow);
-                let armed = self.case.asked.is_armed();
-                self.sender = Some(Sender::new(Asked { granted, meta_version, borrow, armed }));
+                let standing = self.case.asked.is_armed();
+                self.sender = Some(Sender::new(SenderRequest { granted, meta_version, borrow, standing }));
                 self.serve();
             }
             ToSender::ReRequest => {
                 let bytes = self.case.value.bytes();
-                self.sender.as_mut().expect("it keeps a value").asked_again(bytes)?;
+                self.sender.as_mut().expect("it keeps a value").re_requested(bytes)?;
                 (self.sender, self.kept) = (None, false);
                 self.answer(ToReceiver::Write);
             }
@@ -373,20 +373,20 @@ impl World {
             }
             ToReceiver::Meta { loan_follows: true } => Arrival::MetaBeforeLoan,
             ToReceiver::Meta { loan_follows: false } => Arrival::Meta,
-            ToReceiver::Held => {
+            ToReceiver::Stashed => {
                 assert!(std::mem::take(&mut self.held), "it is held here");
-                Arrival::Held
+                Arrival::Stashed
             }
-            ToReceiver::Sum => {
+            ToReceiver::Checksum => {
                 assert!(std::mem::take(&mut self.unverified), "a sum is right behind its value");
-                Arrival::Sum
+                Arrival::Checksum
             }
             ToReceiver::CancelAck => Arrival::CancelAck,
         };
         let action = self.receiver.arrive(arrival)?;
         match action {
             ReceiverAction::None => {}
-            ReceiverAction::AwaitSum => (self.unverified, self.granted) = (true, None),
+            ReceiverAction::AwaitChecksum => (self.unverified, self.granted) = (true, None),
             ReceiverAction::Allocate if self.case.room => {
                 self.granted = Some(self.case.value.bytes());
                 self.receiver.allocated(self.case.value.bytes());
@@ -413,7 +413,7 @@ impl World {
                 }
             }
             ReceiverAction::Free => self.in_use = false,
-            ReceiverAction::Park => (self.parked, self.granted) = (true, None),
+            ReceiverAction::StoreEarly => (self.parked, self.granted) = (true, None),
             ReceiverAction::SendCancel | ReceiverAction::AskOnceMore => panic!("{action:?} for {arrival:?}"),
         }
         if !self.in_use {
@@ -431,14 +431,14 @@ impl World {
                     | ToReceiver::Dead
                     | ToReceiver::Response
                     | ToReceiver::Loan
-                    | ToReceiver::Held
+                    | ToReceiver::Stashed
             )
         };
         let on_its_way = self.to_receiver.iter().filter(|message| on_its_way(message)).count();
         // A value that the receiver holds has a place in line, or the word that gives it one is under way.
         let returning = self.to_sender.contains(&ToSender::Return);
         let held_in_line = self.line == Line::HeldByReceiver || returning;
-        let held_on_its_way = self.to_receiver.contains(&ToReceiver::Held);
+        let held_on_its_way = self.to_receiver.contains(&ToReceiver::Stashed);
         assert_eq!(self.held, held_in_line || held_on_its_way, "{self:?}");
         let places = on_its_way
             + usize::from(self.waiter == Waiter::Got)
@@ -448,7 +448,7 @@ impl World {
             + usize::from(self.unverified)
             + usize::from(held_in_line);
         assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
-        let sums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Sum).count();
+        let sums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Checksum).count();
         let bytes = |message: &&ToReceiver| {
             matches!(message, ToReceiver::Write | ToReceiver::Response | ToReceiver::Loan)
         };

@@ -27,11 +27,11 @@ pub enum Arrival {
         bytes: u64,
     },
     /// The sender's word that the next value in line is one that this side holds itself, and it does.
-    Held,
+    Stashed,
     /// The same word, for a value that is not held here any more.
-    NotHeld,
+    NotStashed,
     /// The sum of what has come.
-    Sum,
+    Checksum,
     /// The sender failed.
     Error,
     /// Nothing more will come.
@@ -48,9 +48,9 @@ pub enum ReceiverAction {
     /// Hand the value, or the error, to the waiter; the slot is free.
     Deliver,
     /// Keep the value in the slot: it may be handed to nobody before its sum has come.
-    AwaitSum,
+    AwaitChecksum,
     /// Keep the value, or the error, in the slot: nobody has claimed the standing request yet.
-    Park,
+    StoreEarly,
     /// Hand the value, or the error, to the waiter; the slot stays in use until the cancel is acknowledged.
     DeliverAndKeep,
     /// Send `TENSOR_REQUEST` once more, under the same name: the answer to the last one was void.
@@ -87,15 +87,15 @@ enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Not sent yet.
-    HeldBack,
-    /// Asked, with a destination of this many bytes granted, or none.
-    Asked {
+    Unsent,
+    /// Sent, with a destination of this many bytes granted, or none.
+    Requested {
         granted: Option<u64>,
     },
     /// Has the meta-data, is making room.
     Allocating,
-    /// Asked again, with a destination of this many bytes.
-    AskedAgain {
+    /// Sent again, with a destination of this many bytes.
+    ReRequested {
         granted: u64,
     },
     /// Gave up; the sender has not acknowledged it yet.
@@ -104,26 +104,26 @@ enum State {
     },
     /// The value has come, and waits for its sum.
     Unverified {
-        given_up: bool,
+        cancelled: bool,
     },
     /// The value came all the same; the acknowledgement is still to come.
     Overtaken,
     /// What was asked for is in the slot, until somebody claims it.
-    Parked,
+    Early,
     Done,
 }
 
 impl State {
     fn name(self) -> &'static str {
         match self {
-            State::HeldBack => "that was not sent yet",
-            State::Asked { .. } => "that waits for its first answer",
+            State::Unsent => "that was not sent yet",
+            State::Requested { .. } => "that waits for its first answer",
             State::Allocating => "that is being allocated for",
-            State::AskedAgain { .. } => "that waits for its write",
+            State::ReRequested { .. } => "that waits for its write",
             State::Cancelling { .. } => "that was given up",
             State::Unverified { .. } => "whose value waits for its sum",
             State::Overtaken => "whose value had come",
-            State::Parked => "whose answer had come",
+            State::Early => "whose answer had come",
             State::Done => "that was done",
         }
     }
@@ -132,13 +132,18 @@ impl State {
 impl Receiver {
     /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
     pub fn new(granted: Option<u64>) -> Self {
-        Receiver { state: State::Asked { granted }, claim: Claim::Plain, validates: false, expected: None }
+        Receiver {
+            state: State::Requested { granted },
+            claim: Claim::Plain,
+            validates: false,
+            expected: None,
+        }
     }
 
     /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
-    pub fn armed(granted: Option<u64>) -> Self {
+    pub fn standing(granted: Option<u64>) -> Self {
         Receiver {
-            state: State::Asked { granted },
+            state: State::Requested { granted },
             claim: Claim::Unclaimed,
             validates: false,
             expected: None,
@@ -168,7 +173,7 @@ impl Receiver {
     }
 
     /// Whether it was made as a standing request.
-    pub fn was_armed(&self) -> bool {
+    pub fn is_standing(&self) -> bool {
         self.claim != Claim::Plain
     }
 
@@ -177,25 +182,25 @@ impl Receiver {
         debug_assert!(self.is_unclaimed());
         self.claim = Claim::Claimed;
         match self.state {
-            State::Parked => self.done(),
+            State::Early => self.done(),
             _ => ReceiverAction::None,
         }
     }
 
     /// A request that is not sent yet: [`Receiver::asked`] says when it is.
-    pub fn held_back() -> Self {
-        Receiver { state: State::HeldBack, claim: Claim::Plain, validates: false, expected: None }
+    pub fn unsent() -> Self {
+        Receiver { state: State::Unsent, claim: Claim::Plain, validates: false, expected: None }
     }
 
     /// Whether the request is not sent yet.
-    pub fn is_held_back(&self) -> bool {
-        self.state == State::HeldBack
+    pub fn is_unsent(&self) -> bool {
+        self.state == State::Unsent
     }
 
     /// The request that was held back was sent, with `granted` bytes of destination if it carried a grant.
     pub fn asked(&mut self, granted: Option<u64>) {
-        debug_assert_eq!(self.state, State::HeldBack);
-        self.state = State::Asked { granted };
+        debug_assert_eq!(self.state, State::Unsent);
+        self.state = State::Requested { granted };
     }
 
     /// Something came for the request.
@@ -204,19 +209,19 @@ impl Receiver {
     /// If it may not come now.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match self.state {
-            State::Asked { granted } => self.first_answer(granted, arrival),
-            State::AskedAgain { granted } => self.second_answer(granted, arrival),
+            State::Requested { granted } => self.first_answer(granted, arrival),
+            State::ReRequested { granted } => self.second_answer(granted, arrival),
             State::Cancelling { granted } => self.while_cancelling(granted, arrival),
-            State::Unverified { given_up } if arrival == Arrival::Sum => Ok(self.verified(given_up)),
+            State::Unverified { cancelled } if arrival == Arrival::Checksum => Ok(self.verified(cancelled)),
             State::Overtaken if arrival == Arrival::CancelAck => {
                 self.state = State::Done;
                 Ok(ReceiverAction::Free)
             }
-            State::HeldBack
+            State::Unsent
             | State::Allocating
             | State::Unverified { .. }
             | State::Overtaken
-            | State::Parked
+            | State::Early
             | State::Done => Err(self.violation(arrival)),
         }
     }
@@ -225,20 +230,21 @@ impl Receiver {
         match arrival {
             Arrival::Landed { bytes } if self.lands(granted, bytes) => Ok(self.came(false)),
             Arrival::Response | Arrival::Loan => Ok(self.came(false)),
-            Arrival::Dead | Arrival::Held | Arrival::Error => Ok(self.done()),
-            Arrival::NotHeld => Ok(ReceiverAction::AskOnceMore),
+            Arrival::Dead | Arrival::Stashed | Arrival::Error => Ok(self.done()),
+            Arrival::NotStashed => Ok(ReceiverAction::AskOnceMore),
             Arrival::Meta => {
                 self.state = State::Allocating;
                 Ok(ReceiverAction::Allocate)
             }
             Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                (self.state, self.expected) = (State::Asked { granted: Some(bytes) }, None);
+                (self.state, self.expected) = (State::Requested { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
-            Arrival::Landed { .. } | Arrival::MetaBeforeWrite { .. } | Arrival::Sum | Arrival::CancelAck => {
-                Err(self.violation(arrival))
-            }
+            Arrival::Landed { .. }
+            | Arrival::MetaBeforeWrite { .. }
+            | Arrival::Checksum
+            | Arrival::CancelAck => Err(self.violation(arrival)),
         }
     }
 
@@ -259,16 +265,16 @@ impl Receiver {
             Arrival::Landed { bytes } if !self.lands(granted, bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
             Arrival::Landed { .. } | Arrival::Response | Arrival::Loan => Ok(self.came(true)),
-            Arrival::Dead | Arrival::Held | Arrival::Error => Ok(self.overtaken()),
+            Arrival::Dead | Arrival::Stashed | Arrival::Error => Ok(self.overtaken()),
             // There was no value in that answer, and the cancel is on its way.
-            Arrival::NotHeld => Ok(ReceiverAction::None),
+            Arrival::NotStashed => Ok(ReceiverAction::None),
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
                 (self.state, self.expected) = (State::Cancelling { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
-            Arrival::MetaBeforeWrite { .. } | Arrival::Sum => Err(self.violation(arrival)),
+            Arrival::MetaBeforeWrite { .. } | Arrival::Checksum => Err(self.violation(arrival)),
             Arrival::CancelAck => {
                 self.state = State::Done;
                 Ok(ReceiverAction::FinishCancelled)
@@ -279,7 +285,7 @@ impl Receiver {
     /// Room for the meta-data was made: `TENSOR_RE_REQUEST` is sent with a grant of this many bytes.
     pub fn allocated(&mut self, bytes: u64) {
         debug_assert_eq!(self.state, State::Allocating);
-        (self.state, self.expected) = (State::AskedAgain { granted: bytes }, None);
+        (self.state, self.expected) = (State::ReRequested { granted: bytes }, None);
     }
 
     /// No room could be made for the meta-data, or the destination that was given has another one: the
@@ -291,24 +297,24 @@ impl Receiver {
     }
 
     /// The waiter gives up, or a standing request is given up by who made it.
-    pub fn give_up(&mut self) -> ReceiverAction {
+    pub fn cancel(&mut self) -> ReceiverAction {
         if self.claim == Claim::Unclaimed {
             self.claim = Claim::Claimed;
         }
         let granted = match self.state {
-            State::Parked => {
+            State::Early => {
                 self.state = State::Done;
                 return ReceiverAction::Free;
             }
-            State::HeldBack => {
+            State::Unsent => {
                 self.state = State::Done;
                 return ReceiverAction::FinishCancelled;
             }
-            State::Asked { granted } => granted,
-            State::AskedAgain { granted } => Some(granted),
+            State::Requested { granted } => granted,
+            State::ReRequested { granted } => Some(granted),
             // Nothing was asked for any more; the acknowledgement shows that the sum is not missing.
-            State::Unverified { given_up: false } => {
-                self.state = State::Unverified { given_up: true };
+            State::Unverified { cancelled: false } => {
+                self.state = State::Unverified { cancelled: true };
                 return ReceiverAction::SendCancel;
             }
             // No room was made for it.
@@ -330,16 +336,16 @@ impl Receiver {
     }
 
     /// A value with bytes has come.
-    fn came(&mut self, given_up: bool) -> ReceiverAction {
+    fn came(&mut self, cancelled: bool) -> ReceiverAction {
         if self.validates && !is_on(Mutant::DeliveredBeforeSum) {
-            self.state = State::Unverified { given_up };
-            return ReceiverAction::AwaitSum;
+            self.state = State::Unverified { cancelled };
+            return ReceiverAction::AwaitChecksum;
         }
-        self.verified(given_up)
+        self.verified(cancelled)
     }
 
-    fn verified(&mut self, given_up: bool) -> ReceiverAction {
-        if given_up { self.overtaken() } else { self.done() }
+    fn verified(&mut self, cancelled: bool) -> ReceiverAction {
+        if cancelled { self.overtaken() } else { self.done() }
     }
 
     fn overtaken(&mut self) -> ReceiverAction {
@@ -349,8 +355,8 @@ impl Receiver {
 
     fn done(&mut self) -> ReceiverAction {
         if self.claim == Claim::Unclaimed {
-            self.state = State::Parked;
-            return ReceiverAction::Park;
+            self.state = State::Early;
+            return ReceiverAction::StoreEarly;
         }
         self.state = State::Done;
         ReceiverAction::Deliver
@@ -364,8 +370,8 @@ impl Receiver {
             Arrival::Loan => "a loan",
             Arrival::Meta | Arrival::MetaBeforeLoan => "meta-data",
             Arrival::MetaBeforeWrite { .. } => "meta-data before a write that was not granted",
-            Arrival::Held | Arrival::NotHeld => "word of a value that is held here",
-            Arrival::Sum => "a sum",
+            Arrival::Stashed | Arrival::NotStashed => "word of a value that is held here",
+            Arrival::Checksum => "a sum",
             Arrival::Error => "an error status",
             Arrival::CancelAck => "an acknowledgement of a cancel",
         };

@@ -4,7 +4,7 @@ use super::Violation;
 
 /// What a request said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct SenderRequest {
     /// Bytes that the requester has granted, if any.
     pub granted: Option<u64>,
     /// The version of the meta-data that it has cached; 0 for none.
@@ -12,7 +12,7 @@ pub struct Asked {
     /// Whether it would borrow.
     pub borrow: bool,
     /// Whether it is a standing request: a tensor that fits what was granted is written there, whatever its meta-data.
-    pub armed: bool,
+    pub standing: bool,
 }
 
 /// What the sender knows of the value that matched.
@@ -38,7 +38,7 @@ impl SenderValue {
 
 /// How to answer a request whose value is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum SenderAnswer {
     /// A zero-byte write whose immediate says that the value is dead.
     Dead,
     /// The bytes inside a response.
@@ -70,7 +70,7 @@ pub enum CancelAction {
 /// has no machine any more, and a cancel for it is only acknowledged.
 #[derive(Clone, Debug)]
 pub struct Sender {
-    asked: Asked,
+    asked: SenderRequest,
     state: State,
 }
 
@@ -79,12 +79,12 @@ enum State {
     /// Waits for the value.
     Matching,
     /// Meta-data sent; keeps a value of this many bytes.
-    Keeping { bytes: u64 },
+    Pinned { bytes: u64 },
 }
 
 impl Sender {
     /// A request that just came.
-    pub fn new(asked: Asked) -> Self {
+    pub fn new(asked: SenderRequest) -> Self {
         Sender { asked, state: State::Matching }
     }
 
@@ -93,41 +93,41 @@ impl Sender {
         self.asked.borrow
     }
 
-    /// The value is there. Every answer but [`Answer::Meta`] ends the request.
-    pub fn matched(&mut self, value: SenderValue) -> Answer {
+    /// The value is there. Every answer but [`SenderAnswer::Meta`] ends the request.
+    pub fn matched(&mut self, value: SenderValue) -> SenderAnswer {
         debug_assert_eq!(self.state, State::Matching);
         if value.dead {
-            return Answer::Dead;
+            return SenderAnswer::Dead;
         }
         if value.fits_response {
-            return Answer::Response;
+            return SenderAnswer::Response;
         }
         let known = self.asked.meta_version == value.meta_version;
         if self.asked.borrow && value.lendable {
-            return Answer::Lend { meta_first: !known };
+            return SenderAnswer::Lend { meta_first: !known };
         }
-        let fits = match self.asked.armed {
+        let fits = match self.asked.standing {
             true => self.asked.granted.is_some_and(|granted| value.bytes <= granted),
             false => self.asked.granted == Some(value.bytes),
         };
         if known && fits {
-            return Answer::Write;
+            return SenderAnswer::Write;
         }
-        if self.asked.armed && fits {
-            return Answer::MetaThenWrite;
+        if self.asked.standing && fits {
+            return SenderAnswer::MetaThenWrite;
         }
-        self.state = State::Keeping { bytes: value.bytes };
-        Answer::Meta
+        self.state = State::Pinned { bytes: value.bytes };
+        SenderAnswer::Meta
     }
 
     /// The receiver asked again, granting this many bytes. The value is written, which ends the request.
     ///
     /// # Errors
     /// If no value is kept for the request, or the grant has not its length.
-    pub fn asked_again(&mut self, granted: u64) -> Result<(), Violation> {
+    pub fn re_requested(&mut self, granted: u64) -> Result<(), Violation> {
         match self.state {
-            State::Keeping { bytes } if bytes == granted => Ok(()),
-            State::Keeping { .. } => Err(Violation {
+            State::Pinned { bytes } if bytes == granted => Ok(()),
+            State::Pinned { .. } => Err(Violation {
                 what: "a re-request with a grant of another length",
                 state: "that keeps a value",
             }),
@@ -139,7 +139,7 @@ impl Sender {
     pub fn cancelled(&self) -> CancelAction {
         match self.state {
             State::Matching => CancelAction::Withdraw,
-            State::Keeping { .. } => CancelAction::PutBack,
+            State::Pinned { .. } => CancelAction::PutBack,
         }
     }
 }
@@ -148,74 +148,82 @@ impl Sender {
 mod tests {
     use super::*;
 
-    const ASKED: Asked = Asked { granted: Some(1000), meta_version: 3, borrow: false, armed: false };
+    const ASKED: SenderRequest =
+        SenderRequest { granted: Some(1000), meta_version: 3, borrow: false, standing: false };
     const VALUE: SenderValue =
         SenderValue { dead: false, bytes: 1000, meta_version: 3, fits_response: false, lendable: true };
 
     #[test]
     fn known_meta_data_and_a_grant_that_fits_mean_one_write() {
-        assert_eq!(Sender::new(ASKED).matched(VALUE), Answer::Write);
+        assert_eq!(Sender::new(ASKED).matched(VALUE), SenderAnswer::Write);
     }
 
     #[test]
     fn changed_meta_data_or_no_grant_mean_meta_data_first() {
         let newer = SenderValue { meta_version: 4, ..VALUE };
-        assert_eq!(Sender::new(ASKED).matched(newer), Answer::Meta);
-        let nothing = Asked { granted: None, meta_version: 0, ..ASKED };
+        assert_eq!(Sender::new(ASKED).matched(newer), SenderAnswer::Meta);
+        let nothing = SenderRequest { granted: None, meta_version: 0, ..ASKED };
         let mut sender = Sender::new(nothing);
-        assert_eq!(sender.matched(VALUE), Answer::Meta);
-        assert_eq!(sender.asked_again(1000), Ok(()));
+        assert_eq!(sender.matched(VALUE), SenderAnswer::Meta);
+        assert_eq!(sender.re_requested(1000), Ok(()));
     }
 
     #[test]
     fn what_fits_the_destination_of_a_standing_request_is_written_behind_its_meta_data() {
-        let standing = Asked { armed: true, ..ASKED };
-        assert_eq!(Sender::new(standing).matched(VALUE), Answer::Write);
-        let roomy = Asked { granted: Some(5000), ..standing };
-        assert_eq!(Sender::new(roomy).matched(VALUE), Answer::Write, "room for more than that is known");
-        assert_eq!(Sender::new(Asked { armed: false, ..roomy }).matched(VALUE), Answer::Meta);
+        let standing = SenderRequest { standing: true, ..ASKED };
+        assert_eq!(Sender::new(standing).matched(VALUE), SenderAnswer::Write);
+        let roomy = SenderRequest { granted: Some(5000), ..standing };
+        assert_eq!(
+            Sender::new(roomy).matched(VALUE),
+            SenderAnswer::Write,
+            "room for more than that is known"
+        );
+        assert_eq!(
+            Sender::new(SenderRequest { standing: false, ..roomy }).matched(VALUE),
+            SenderAnswer::Meta
+        );
         for bytes in [0, 999, 1000] {
             let newer = SenderValue { meta_version: 4, bytes, ..VALUE };
-            assert_eq!(Sender::new(standing).matched(newer), Answer::MetaThenWrite);
+            assert_eq!(Sender::new(standing).matched(newer), SenderAnswer::MetaThenWrite);
         }
         let larger = SenderValue { meta_version: 4, bytes: 1001, ..VALUE };
-        assert_eq!(Sender::new(standing).matched(larger), Answer::Meta);
-        let bare = Asked { granted: None, ..standing };
-        assert_eq!(Sender::new(bare).matched(VALUE), Answer::Meta);
+        assert_eq!(Sender::new(standing).matched(larger), SenderAnswer::Meta);
+        let bare = SenderRequest { granted: None, ..standing };
+        assert_eq!(Sender::new(bare).matched(VALUE), SenderAnswer::Meta);
     }
 
     #[test]
     fn a_re_request_must_grant_the_kept_length() {
-        let mut sender = Sender::new(Asked { granted: None, ..ASKED });
-        assert!(sender.asked_again(1000).is_err(), "before the meta-data");
+        let mut sender = Sender::new(SenderRequest { granted: None, ..ASKED });
+        assert!(sender.re_requested(1000).is_err(), "before the meta-data");
         sender.matched(VALUE);
-        assert!(sender.asked_again(999).is_err());
+        assert!(sender.re_requested(999).is_err());
     }
 
     #[test]
     fn a_dead_value_is_a_zero_byte_write_whatever_was_asked() {
-        assert_eq!(Sender::new(ASKED).matched(SenderValue::DEAD), Answer::Dead);
+        assert_eq!(Sender::new(ASKED).matched(SenderValue::DEAD), SenderAnswer::Dead);
     }
 
     #[test]
     fn a_small_value_rides_in_the_response() {
         let small = SenderValue { fits_response: true, bytes: 8, ..VALUE };
-        assert_eq!(Sender::new(ASKED).matched(small), Answer::Response);
+        assert_eq!(Sender::new(ASKED).matched(small), SenderAnswer::Response);
     }
 
     #[test]
     fn a_borrower_gets_a_loan_with_the_meta_data_it_lacks() {
-        let borrower = Asked { borrow: true, granted: None, ..ASKED };
-        assert_eq!(Sender::new(borrower).matched(VALUE), Answer::Lend { meta_first: false });
+        let borrower = SenderRequest { borrow: true, granted: None, ..ASKED };
+        assert_eq!(Sender::new(borrower).matched(VALUE), SenderAnswer::Lend { meta_first: false });
         let newer = SenderValue { meta_version: 4, ..VALUE };
-        assert_eq!(Sender::new(borrower).matched(newer), Answer::Lend { meta_first: true });
+        assert_eq!(Sender::new(borrower).matched(newer), SenderAnswer::Lend { meta_first: true });
         let elsewhere = SenderValue { lendable: false, ..VALUE };
-        assert_eq!(Sender::new(borrower).matched(elsewhere), Answer::Meta);
+        assert_eq!(Sender::new(borrower).matched(elsewhere), SenderAnswer::Meta);
     }
 
     #[test]
     fn a_cancel_withdraws_a_waiter_and_puts_a_kept_value_back() {
-        let mut sender = Sender::new(Asked { granted: None, ..ASKED });
+        let mut sender = Sender::new(SenderRequest { granted: None, ..ASKED });
         assert_eq!(sender.cancelled(), CancelAction::Withdraw);
         sender.matched(VALUE);
         assert_eq!(sender.cancelled(), CancelAction::PutBack);

@@ -7,7 +7,7 @@ use super::manager::{Rendezvous, Shared};
 use super::outstanding::reserve;
 use super::path::{OnPath, Paths, RemotePath};
 use super::pending_batch::PendingBatch;
-use super::remote::{ReceiveAll, Receiving, Sending};
+use super::remote::{BatchReceive, BatchSend, ReceiveAll};
 use super::reuse::{Lists, Reused};
 use super::step::Step;
 use super::waiter::{CallId, Delivery, Outcome, Waiter};
@@ -145,7 +145,7 @@ impl Batch {
         let (receiver, senders) = self.groups.channels();
         // From here on what goes wrong takes back what was begun.
         let pending = PendingBatch::new(&self.shared, receiver, first, deadline);
-        self.ask(step, Terms { first, deadline, patience: timeout }, senders)?;
+        self.ask(step, Terms { first, deadline, timeout }, senders)?;
         Ok(pending)
     }
 
@@ -157,22 +157,22 @@ impl Batch {
             let (id, key) = (CallId(terms.first + at), edge.key(step.id));
             match edge.source {
                 End::Here => {
-                    let Terms { deadline, patience, .. } = terms;
-                    let waiter = Waiter { id, sender, deadline, patience, gave_up: None };
+                    let Terms { deadline, timeout, .. } = terms;
+                    let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
                 End::Peer(peer) => {
                     let path = shared.paths.number_of(peer);
-                    remote.push(Receiving { path, peer, id, key, sender });
+                    remote.push(BatchReceive { path, peer, id, key, sender });
                 }
             }
         }
         if !local.is_empty() {
             shared.receive_all_local(step.id, &mut local)?;
         }
-        let (deadline, patience, borrow) = (terms.deadline, terms.patience, shared.settings.borrow);
+        let (deadline, timeout, borrow) = (terms.deadline, terms.timeout, shared.settings.borrow);
         hand_over(&shared.paths, remote, &shared.lists.receive_parts, |path, receives| {
-            path.receive_all(ReceiveAll { deadline, patience, borrow, receives })
+            path.receive_all(ReceiveAll { deadline, timeout, borrow, receives })
         })
     }
 }
@@ -183,7 +183,7 @@ struct Terms {
     /// The first one's id; the others' follow.
     first: u64,
     deadline: Time,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// Gives each path its part of a list.
@@ -209,7 +209,7 @@ fn hand_over<T: OnPath>(
 /// Values that are sent together, checked one by one before any of them goes.
 struct Values<'a> {
     step: &'a Step,
-    remote: Reused<Sending>,
+    remote: Reused<BatchSend>,
     local: Reused<(TensorKey, Value)>,
 }
 
@@ -227,7 +227,7 @@ impl<'a> Values<'a> {
             End::Here => self.local.push((key, value)),
             End::Peer(peer) => {
                 shared.check_peer(peer)?;
-                self.remote.push(Sending { path: shared.paths.number_of(peer), key, value });
+                self.remote.push(BatchSend { path: shared.paths.number_of(peer), key, value });
             }
         }
         Ok(())

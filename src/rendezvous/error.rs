@@ -138,7 +138,7 @@ pub enum Error {
     },
     /// A value came that does not fit the tensor that was given. It is kept for the next receive.
     #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
-    Misfit {
+    ShapeMismatch {
         /// What was asked for.
         key: String,
         /// What was sent.
@@ -290,7 +290,7 @@ impl Error {
             }
             Error::Poisoned => Code::Internal,
             Error::Corrupted { .. } => Code::DataLoss,
-            Error::Misfit { .. }
+            Error::ShapeMismatch { .. }
             | Error::Dead { .. }
             | Error::WrongCount { .. }
             | Error::EdgeName(_)

@@ -2,7 +2,7 @@
 
 use super::steps::{StepState, Steps};
 use super::table::{Asked, Numbered, Offered, Table};
-use super::waiter::{Delivery, GiveUp, Payload, Waiter};
+use super::waiter::{CancelReason, Delivery, Payload, Waiter};
 use super::{Error, path::Cancel, path::CancelAll};
 use crate::link::{TensorKey, Value, side_of, side_of_mut};
 use crate::memory::{Tensor, TensorMut};
@@ -73,14 +73,24 @@ impl Local {
     /// Ends a call that still waits.
     pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> Told {
         let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.id);
-        Told(found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect())
+        Told(
+            found
+                .into_iter()
+                .map(|kept| cancel_reason(key.clone(), kept.waiter, cancel.why.clone()))
+                .collect(),
+        )
     }
 
     /// Ends those of several calls that still wait.
     pub fn cancel_all(&mut self, cancel: &CancelAll) -> Told {
         let ids = cancel.first..cancel.first + cancel.count;
         let found = self.table.remove_waiters(|_, kept| ids.contains(&kept.waiter.id.0));
-        Told(found.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, cancel.why.clone())).collect())
+        Told(
+            found
+                .into_iter()
+                .map(|(key, kept)| cancel_reason(key, kept.waiter, cancel.why.clone()))
+                .collect(),
+        )
     }
 
     /// Ends what has waited until now.
@@ -88,7 +98,11 @@ impl Local {
         let late = self.table.remove_waiters(|_, kept| kept.waiter.deadline <= now);
         let deadlines = self.table.waiters().map(|(_, kept)| kept.waiter.deadline);
         self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
-        Told(late.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, GiveUp::Deadline(None))).collect())
+        Told(
+            late.into_iter()
+                .map(|(key, kept)| cancel_reason(key, kept.waiter, CancelReason::Deadline(None)))
+                .collect(),
+        )
     }
 
     /// The earliest time at which something may have waited too long.
@@ -109,8 +123,8 @@ impl Local {
     }
 }
 
-fn gave_up(key: TensorKey, mut waiter: Waiter, why: GiveUp) -> Telling {
-    waiter.gave_up = Some(why);
+fn cancel_reason(key: TensorKey, mut waiter: Waiter, why: CancelReason) -> Telling {
+    waiter.cancel_reason = Some(why);
     Telling::GaveUp { key, waiter }
 }
 
@@ -130,7 +144,7 @@ impl Told {
             && tensor.meta() != given.meta()
         {
             let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
-            let error = Error::Misfit { key: key.to_string(), sent, given };
+            let error = Error::ShapeMismatch { key: key.to_string(), sent, given };
             self.0.push(Telling::Failed { waiter: waiter.waiter, error });
             return (!is_on(Mutant::LocalMisfitLost)).then_some(matched);
         }

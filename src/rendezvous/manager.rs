@@ -7,8 +7,8 @@ use super::ended::Ends;
 use super::foreign::Foreign;
 use super::local::{Local, LocalWaiter, Told};
 use super::path::{Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
-use super::remote::PeerWatch;
-use super::remote::{Receiving, Sending};
+use super::remote::PeerObserver;
+use super::remote::{BatchReceive, BatchSend};
 use super::reuse::{Lists, Reused};
 use super::step::Step;
 use super::steps::{BeginError, Steps};
@@ -66,11 +66,11 @@ pub struct Shared {
 
 /// The lists in which batches are handed over.
 pub(super) struct BatchLists {
-    pub sends: Lists<Sending>,
-    pub receives: Lists<Receiving>,
+    pub sends: Lists<BatchSend>,
+    pub receives: Lists<BatchReceive>,
     /// One for each path.
-    pub send_parts: Lists<Reused<Sending>>,
-    pub receive_parts: Lists<Reused<Receiving>>,
+    pub send_parts: Lists<Reused<BatchSend>>,
+    pub receive_parts: Lists<Reused<BatchReceive>>,
     /// Within the process.
     pub values: Lists<(TensorKey, Value)>,
     pub waiters: Lists<(TensorKey, LocalWaiter)>,
@@ -174,12 +174,12 @@ impl Losses {
     }
 }
 
-impl PeerWatch for Losses {
+impl PeerObserver for Losses {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.set_status(peer, PeerStatus::Up(tag));
     }
 
-    fn stillborn(&self, _peer: PeerIndex, _tag: LinkTag) {}
+    fn failed_before_ready(&self, _peer: PeerIndex, _tag: LinkTag) {}
 
     fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
         self.set_status(peer, PeerStatus::Lost(tag, error.clone()));

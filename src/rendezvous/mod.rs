@@ -41,7 +41,10 @@ pub use path::{
 };
 pub use pending::{CancelToken, Pending, Receivable};
 pub use pending_batch::PendingBatch;
-pub use remote::{Load, PeerWatch, ReceiveAll, Receiving, Remote, RemoteCommand, RemoteSettings, Sending};
+pub use remote::{
+    BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteLoad,
+    RemoteSettings,
+};
 pub use reuse::Reused;
 pub use standing::Standing;
 pub use step::Step;

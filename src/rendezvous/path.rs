@@ -1,10 +1,10 @@
 //! How tensors of other processes are reached.
 
-use super::waiter::{CallId, GiveUp, Waiter};
-use super::{Error, ReceiveAll, Remote, RemoteCommand, Reused, Sending};
+use super::waiter::{CallId, CancelReason, Waiter};
+use super::{BatchSend, Error, ReceiveAll, RemoteCommand, RemoteHandler, Reused};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
-use crate::link::{TensorKey, Value, Want};
+use crate::link::{Destination, TensorKey, Value};
 use crate::wire::{Status, TaskId, Time};
 use std::sync::Arc;
 
@@ -126,13 +126,19 @@ pub trait RemotePath: Send + Sync {
     ///
     /// # Errors
     /// If the path is not usable any more.
-    fn receive(&self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) -> Result<(), Error>;
+    fn receive(
+        &self,
+        peer: PeerIndex,
+        key: TensorKey,
+        destination: Destination,
+        waiter: Waiter,
+    ) -> Result<(), Error>;
 
     /// Offers several values for peers' requests.
     ///
     /// # Errors
     /// If the path is not usable any more.
-    fn send_all(&self, values: Reused<Sending>) -> Result<(), Error>;
+    fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error>;
 
     /// Asks peers for several tensors.
     ///
@@ -181,7 +187,7 @@ pub trait RemotePath: Send + Sync {
 #[derive(Clone, Debug)]
 pub struct Cancel {
     pub(super) id: CallId,
-    pub(super) why: GiveUp,
+    pub(super) why: CancelReason,
 }
 
 /// Which calls to end, and why.
@@ -189,7 +195,7 @@ pub struct Cancel {
 pub struct CancelAll {
     pub(super) first: u64,
     pub(super) count: u64,
-    pub(super) why: GiveUp,
+    pub(super) why: CancelReason,
 }
 
 impl CancelAll {
@@ -264,16 +270,22 @@ pub enum StandingChange {
     },
 }
 
-impl<P: Port> RemotePath for Engine<P, Remote> {
+impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
         Ok(self.submit(RemoteCommand::Send { key, value })?)
     }
 
-    fn receive(&self, peer: PeerIndex, key: TensorKey, want: Want, waiter: Waiter) -> Result<(), Error> {
-        Ok(self.submit(RemoteCommand::Receive { peer, key, want, waiter })?)
+    fn receive(
+        &self,
+        peer: PeerIndex,
+        key: TensorKey,
+        destination: Destination,
+        waiter: Waiter,
+    ) -> Result<(), Error> {
+        Ok(self.submit(RemoteCommand::Receive { peer, key, destination, waiter })?)
     }
 
-    fn send_all(&self, values: Reused<Sending>) -> Result<(), Error> {
+    fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error> {
         Ok(self.submit(RemoteCommand::SendAll(values))?)
     }
 

@@ -3,7 +3,7 @@
 use super::Error;
 use super::manager::Shared;
 use super::path::{Cancel, PeerIndex, RemotePath};
-use super::waiter::{CallId, Delivery, GiveUp, Outcome, Payload};
+use super::waiter::{CallId, CancelReason, Delivery, Outcome, Payload};
 use crate::engine::OneshotReceiver;
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
@@ -31,10 +31,10 @@ impl CancelToken {
     /// Cancels the receive, unless it has ended. Either its value or [`Error::Cancelled`] is brought, never both and
     /// never neither. Does not wait.
     pub fn cancel(&self) {
-        self.give_up(GiveUp::Cancelled);
+        self.give_up(CancelReason::Cancelled);
     }
 
-    fn give_up(&self, why: GiveUp) {
+    fn give_up(&self, why: CancelReason) {
         if self.shared.check_home().is_err() {
             return;
         }
@@ -135,7 +135,7 @@ impl<T: Receivable> Pending<T> {
         if !shared.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
-            self.token.give_up(GiveUp::Deadline(given));
+            self.token.give_up(CancelReason::Deadline(given));
             let after = 2 * shared.settings.cancel_grace;
             if !shared.wait(self.token.path(), shared.now() + after, &|| self.receiver.is_done())? {
                 return Err(shared.broken().unwrap_or(Error::Stalled { after }));
@@ -154,7 +154,7 @@ impl<T: Receivable> Pending<T> {
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         if !self.receiver.is_done() {
-            self.token.give_up(GiveUp::Dropped);
+            self.token.give_up(CancelReason::Dropped);
         }
     }
 }

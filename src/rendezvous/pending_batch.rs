@@ -4,7 +4,7 @@ use super::Error;
 use super::manager::Shared;
 use super::path::CancelAll;
 use super::pending::{Receivable, Taken};
-use super::waiter::{Delivery, GiveUp, Outcome};
+use super::waiter::{CancelReason, Delivery, Outcome};
 use crate::engine::GroupReceiver;
 use crate::memory::Tensor;
 use crate::wire::Time;
@@ -64,7 +64,7 @@ impl PendingBatch {
 
     /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`]. Does not wait.
     pub fn cancel(&self) {
-        self.give_up(GiveUp::Cancelled);
+        self.give_up(CancelReason::Cancelled);
     }
 
     /// Waits until every value has come, until one has failed, or for the deadline that the receives began with. The values are
@@ -142,7 +142,7 @@ impl PendingBatch {
             return Ok(());
         }
         // The pollers end calls at their deadlines by themselves; this is for those of the local table.
-        self.give_up(GiveUp::Deadline(None));
+        self.give_up(CancelReason::Deadline(None));
         let after = 2 * self.shared.settings.cancel_grace;
         if self.wait_until(self.shared.now() + after, or_failure)? {
             return Ok(());
@@ -177,7 +177,7 @@ impl PendingBatch {
         Ok(true)
     }
 
-    fn give_up(&self, why: GiveUp) {
+    fn give_up(&self, why: CancelReason) {
         if self.shared.check_home().is_err() {
             return;
         }
@@ -202,7 +202,7 @@ fn delivered(Outcome(result): Outcome) -> Result<Delivery<Tensor>, Error> {
 impl Drop for PendingBatch {
     fn drop(&mut self) {
         if !self.receiver.is_done() {
-            self.give_up(GiveUp::Dropped);
+            self.give_up(CancelReason::Dropped);
         }
     }
 }

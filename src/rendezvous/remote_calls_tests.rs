@@ -3,10 +3,11 @@
 use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
 use super::waiter::{Delivery, Outcome, Payload, Waiter};
 use super::{
-    Batch, Edge, Error, Losses, ReceiveAll, Receiving, Rendezvous, RendezvousSettings, Reused, Sending, Step,
+    Batch, BatchReceive, BatchSend, Edge, Error, Losses, ReceiveAll, Rendezvous, RendezvousSettings, Reused,
+    Step,
 };
 use crate::engine::Executor;
-use crate::link::{TensorKey, Value, Want};
+use crate::link::{Destination, TensorKey, Value};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::wire::message::Side;
 use crate::wire::{TaskId, Time};
@@ -31,7 +32,7 @@ enum Brings {
 struct Scripted {
     brings: Brings,
     clock: Arc<AtomicU64>,
-    held: Mutex<Vec<Receiving>>,
+    held: Mutex<Vec<BatchReceive>>,
 }
 
 impl Scripted {
@@ -56,12 +57,18 @@ impl RemotePath for Scripted {
         Ok(())
     }
 
-    fn receive(&self, _peer: PeerIndex, _key: TensorKey, _want: Want, waiter: Waiter) -> Result<(), Error> {
+    fn receive(
+        &self,
+        _peer: PeerIndex,
+        _key: TensorKey,
+        _want: Destination,
+        waiter: Waiter,
+    ) -> Result<(), Error> {
         waiter.complete(value());
         Ok(())
     }
 
-    fn send_all(&self, _values: Reused<Sending>) -> Result<(), Error> {
+    fn send_all(&self, _values: Reused<BatchSend>) -> Result<(), Error> {
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use super::edge::{Edge, End};
 use super::manager::{Rendezvous, Sequence, Shared};
 use super::path::{PeerIndex, StandingChange};
 use crate::link::TensorKey;
-use crate::wire::message::MAX_ARMED;
+use crate::wire::message::MAX_STANDING_STEPS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 ///
 /// What it costs: the destinations of up to `window` steps to come are allocated, though never more than a quarter of the
 /// pool, in equal parts for the edges of each poller, and they count among `max_requests`, of which those of one peer take half at most. Where
-/// all edges together would need more than that, their windows are as much shorter; with the counter `steps_not_armed` it is
+/// all edges together would need more than that, their windows are as much shorter; with the counter `standing_steps_missed` it is
 /// found out how often even so a step began for which there had been no room. Such steps are received as without it. Messages
 /// for windows of more than some 22 steps travel in fragments, which take more than one slot of the queue.
 ///
@@ -89,7 +89,7 @@ impl Standing {
 }
 
 fn check_window(window: u32) -> Result<(), Error> {
-    const MAX: u32 = MAX_ARMED as u32;
+    const MAX: u32 = MAX_STANDING_STEPS as u32;
     if window > MAX { Err(Error::WindowTooLong { window, max: MAX }) } else { Ok(()) }
 }
 

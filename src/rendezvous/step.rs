@@ -9,7 +9,7 @@ use super::pending::{CancelToken, Pending, Place, Receivable};
 use super::waiter::{CallId, Delivery, Outcome, Payload, Waiter};
 use super::{Error, PeerIndex};
 use crate::engine::OneshotSender;
-use crate::link::{TensorKey, Value, Want};
+use crate::link::{Destination, TensorKey, Value};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Code, Status, Time};
 use std::sync::Arc;
@@ -200,7 +200,7 @@ impl Step {
     ) -> Result<(CancelToken, Time), Error> {
         let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
         let deadline = self.shared.now() + timeout;
-        let waiter = Waiter { id, sender, deadline, patience: timeout, gave_up: None };
+        let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let key = edge.key(self.id);
         let place = match edge.source {
             End::Here => {
@@ -208,12 +208,12 @@ impl Step {
                 Place::Local(key)
             }
             End::Peer(peer) => {
-                let want = match into {
-                    Some(given) => Want::Into(given),
-                    None if self.shared.settings.borrow => Want::Borrow,
-                    None => Want::Fresh,
+                let destination = match into {
+                    Some(given) => Destination::Into(given),
+                    None if self.shared.settings.borrow => Destination::Borrow,
+                    None => Destination::Alloc,
                 };
-                self.shared.paths.of(peer).receive(peer, key, want, waiter)?;
+                self.shared.paths.of(peer).receive(peer, key, destination, waiter)?;
                 Place::Remote(peer)
             }
         };

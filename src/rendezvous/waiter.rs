@@ -48,7 +48,7 @@ pub struct CallId(pub(super) u64);
 
 /// Why a waiter stops waiting.
 #[derive(Clone, Debug)]
-pub(super) enum GiveUp {
+pub(super) enum CancelReason {
     /// Its user cancelled it.
     Cancelled,
     /// Its time is over, after so long; `None` for the time that it began with.
@@ -65,9 +65,9 @@ pub struct Waiter {
     /// When it gives up; moved on by the grace once it has.
     pub(super) deadline: Time,
     /// How long it was willing to wait.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
     /// Set once it has given up.
-    pub(super) gave_up: Option<GiveUp>,
+    pub(super) cancel_reason: Option<CancelReason>,
 }
 
 impl Waiter {
@@ -78,11 +78,13 @@ impl Waiter {
 
     /// The error of a waiter that gave up, in the words of its reason.
     pub(super) fn given_up(self, key: &TensorKey) {
-        let error = match &self.gave_up {
-            Some(GiveUp::Deadline(after)) => {
-                Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.patience) }
+        let error = match &self.cancel_reason {
+            Some(CancelReason::Deadline(after)) => {
+                Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.timeout) }
             }
-            Some(GiveUp::Cancelled | GiveUp::Dropped) | None => Error::Cancelled { key: key.to_string() },
+            Some(CancelReason::Cancelled | CancelReason::Dropped) | None => {
+                Error::Cancelled { key: key.to_string() }
+            }
         };
         self.complete(Err(error));
     }

@@ -51,7 +51,7 @@ counters! {
     /// Calls that handed over several sends or receives at once.
     Batches = "batches",
     /// Receives of such calls that waited until there was room to ask for them.
-    ReceivesHeldUp = "receives_held_up",
+    ReceivesQueued = "receives_queued",
     /// Times that a device was told of requests, or a peer that sleeps of what was put there.
     Doorbells = "doorbells",
     /// One-sided writes posted.
@@ -75,13 +75,13 @@ counters! {
     /// Requests made again after such an answer.
     ReRequests = "re_requests",
     /// Windows of standing requests that were armed: one message each.
-    WindowsArmed = "windows_armed",
+    StandingMessages = "standing_messages",
     /// Standing requests in them.
-    RequestsArmed = "requests_armed",
+    StandingRequests = "standing_requests",
     /// Steps of standing edges that began when there had been no room to ask for them in advance.
-    StepsNotArmed = "steps_not_armed",
+    StandingStepsMissed = "standing_steps_missed",
     /// Standing requests that receives have claimed.
-    RequestsClaimed = "requests_claimed",
+    StandingClaimed = "standing_claimed",
     /// Tensors that rode in the response because they are small.
     SmallResponses = "small_responses",
     /// Tensors that were copied through the pool, as they lay, or were to lie, outside it.

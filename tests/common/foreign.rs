@@ -275,7 +275,7 @@ fn misfit_and_dead(settings: &'static Settings) {
         let buffer = Buffer::new(4 * LARGE);
         let small = buffer.target(node, floats(LARGE - 1));
         let misfit = step.recv_into(&here(node), small).expect("begun").wait();
-        assert!(matches!(&misfit, Err(Error::Misfit { .. })), "{misfit:?}");
+        assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
         until(node, "the misfit is let go of", || Arc::strong_count(&buffer) == 1);
         assert_eq!(values(&step.recv(&here(node), SOON).expect("received").tensor)[0], 3.0);
         let dead = node.step(2).expect("new");

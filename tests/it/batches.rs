@@ -207,7 +207,7 @@ fn batches_of_edges_that_are_asked_for_in_advance_claim_what_came() {
             node.cleanup(sequence.step(n).saturating_sub(4));
         }
         if task == 1 {
-            assert!(node.counters().get(Counter::RequestsClaimed) > STEPS * 6 / 2, "{}", node.counters());
+            assert!(node.counters().get(Counter::StandingClaimed) > STEPS * 6 / 2, "{}", node.counters());
         }
     });
 }

@@ -144,7 +144,7 @@ fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claime
             }
         }
         if task == 1 {
-            let claimed = node.counters().get(Counter::RequestsClaimed);
+            let claimed = node.counters().get(Counter::StandingClaimed);
             assert!(claimed >= steps - 2, "{claimed} of {steps} were standing requests");
         }
         drop(standing);

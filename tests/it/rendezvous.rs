@@ -398,7 +398,7 @@ fn source_and_destination_in_one_process_touch_no_fabric() {
         let given = node.tensor(DType::F32, &[2]).expect("room");
         let pending = step.recv_into(&edge, given).expect("begun");
         step.send(&edge, counting(node, 1.0, 3)).expect("sent");
-        assert!(matches!(pending.wait(), Err(Error::Misfit { .. })));
+        assert!(matches!(pending.wait(), Err(Error::ShapeMismatch { .. })));
         assert_eq!(values(&step.recv(&edge, SOON).expect("it was kept").tensor).len(), 3);
         assert_eq!(node.counters().get(Counter::MessagesReceived), 0);
     });

@@ -121,7 +121,7 @@ fn steps_that_are_skipped_or_aborted_harm_no_other() {
                 node.cleanup(sequence.step(n));
             }
             let counters = node.counters();
-            assert!(counters.get(Counter::RequestsClaimed) >= 40, "{counters}");
+            assert!(counters.get(Counter::StandingClaimed) >= 40, "{counters}");
         },
     );
 }
@@ -247,7 +247,7 @@ fn a_receive_into_memory_takes_what_was_asked_for_in_advance() {
                 let got = pending.wait().expect("received").tensor;
                 assert_eq!((got.as_ptr(), got.as_slice::<f32>().expect("f32")[0]), (place, n as f32));
             }
-            assert!(node.counters().get(Counter::RequestsClaimed) > 20);
+            assert!(node.counters().get(Counter::StandingClaimed) > 20);
         },
     );
 }
@@ -312,7 +312,9 @@ fn steps_may_begin_late_at_the_sender_as_many_as_there_are() {
             let _standing = node.standing(&here(node, 0), sequence, 16).expect("new");
             receive(node, sequence, 0, LARGE);
             let first = begin(node, sequence, 1);
-            until(node, "everything that is to happen", || node.counters().get(Counter::RequestsArmed) >= 16);
+            until(node, "everything that is to happen", || {
+                node.counters().get(Counter::StandingRequests) >= 16
+            });
             begin(node, sequence, 0)
                 .send(&node.edge_to("w", 0, "go").expect("edge"), counting(node, 0.0, 1))
                 .expect("sent");
@@ -345,7 +347,7 @@ fn a_window_begins_once_it_is_known_what_the_tensors_are_like() {
                 assert_eq!(values(&pending.wait().expect("received").tensor).len(), LARGE);
             }
             (4..30).for_each(|n| receive(node, sequence, n, LARGE));
-            assert_eq!(node.counters().get(Counter::RequestsClaimed), 30);
+            assert_eq!(node.counters().get(Counter::StandingClaimed), 30);
         },
     );
 }
@@ -367,7 +369,7 @@ fn sequences_of_one_edge_stand_beside_each_other() {
             let error = node.standing(&here(node, 0), training, 4).expect_err("twice");
             assert_eq!(error.code(), Code::AlreadyExists);
             order().for_each(|(which, n)| receive(node, both[which], n, LARGE));
-            assert_eq!(node.counters().get(Counter::RequestsClaimed), 64);
+            assert_eq!(node.counters().get(Counter::StandingClaimed), 64);
             drop(standing);
             let _again = node.standing(&here(node, 0), training, 4).expect("dropped before");
         },
@@ -404,9 +406,9 @@ fn threads_may_make_change_and_drop_what_others_made() {
                 drop(give);
             });
             (2..10).for_each(|n| receive(node, sequence, n, 200));
-            let armed = node.counters().get(Counter::RequestsArmed);
+            let armed = node.counters().get(Counter::StandingRequests);
             (10..40).for_each(|n| receive(node, sequence, n, 200));
-            assert_eq!(node.counters().get(Counter::RequestsArmed), armed, "one is left, that nobody has");
+            assert_eq!(node.counters().get(Counter::StandingRequests), armed, "one is left, that nobody has");
         },
     );
 }
@@ -466,7 +468,7 @@ fn edges_that_would_take_the_whole_pool_leave_room_for_the_rest() {
                 node.cleanup(sequence.step(n));
                 assert!(node.pool().stats().allocated <= 3 << 20, "{:?}", node.pool().stats());
             }
-            assert!(node.counters().get(Counter::RequestsClaimed) >= 10);
+            assert!(node.counters().get(Counter::StandingClaimed) >= 10);
         },
     );
 }
@@ -498,7 +500,7 @@ fn a_sender_that_comes_back_is_asked_in_advance_again() {
     let sequence = node.sequence(BASE);
     let _standing = node.standing(&here(&node, 0), sequence, 8).expect("new");
     (0..10).for_each(|n| receive(&node, sequence, n, LARGE));
-    let claimed = node.counters().get(Counter::RequestsClaimed);
+    let claimed = node.counters().get(Counter::StandingClaimed);
     assert!(claimed >= 8, "{claimed}");
     sender.kill();
     let error = begin(&node, sequence, 10).recv(&here(&node, 0), SOON).expect_err("nobody is there");
@@ -507,7 +509,7 @@ fn a_sender_that_comes_back_is_asked_in_advance_again() {
     let mut sender = start(10);
     until(&node, "its return", || node.join().is_ok());
     (10..20).for_each(|n| receive(&node, sequence, n, LARGE));
-    let again = node.counters().get(Counter::RequestsClaimed) - claimed;
+    let again = node.counters().get(Counter::StandingClaimed) - claimed;
     assert!(again >= 8, "{again} of the steps of the second life");
     sender.say("stop");
     assert!(sender.ends_well());

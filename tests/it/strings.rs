@@ -153,7 +153,7 @@ fn standing(settings: &'static [(&str, &str)], window: u32) {
             }
         }
         if task == 1 {
-            assert!(node.counters().get(Counter::RequestsClaimed) > 60);
+            assert!(node.counters().get(Counter::StandingClaimed) > 60);
         }
     });
 }
@@ -212,7 +212,7 @@ fn strings_are_received_into_a_tensor_of_just_their_length() {
         };
         // A tensor of another length is a misfit, and the value goes to the next that asks.
         let misfit = step.recv_into(&here(node), given(meta.bytes() + 1)).expect("begun").wait();
-        assert!(matches!(&misfit, Err(Error::Misfit { .. })), "{misfit:?}");
+        assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
         let fits = step.recv_into(&here(node), given(meta.bytes())).expect("begun").wait().expect("received");
         assert_eq!(StringTensor::from_tensor(&fits.tensor.freeze()), Ok(case));
     });

@@ -211,7 +211,7 @@ impl<'a> Side<'a> {
         let given = self.node.tensor(DType::F32, &[3]).expect("room");
         let pending = self.step.recv_into(&self.streams[at].from, given).expect("begun");
         match pending.wait_timeout(self.random.moment()) {
-            Err(Error::Misfit { .. }) => self.counts[1] += 1,
+            Err(Error::ShapeMismatch { .. }) => self.counts[1] += 1,
             other => self.ended_with(at, other.map(|got| got.tensor.freeze())),
         }
     }
@@ -423,7 +423,7 @@ fn a_value_that_does_not_fit_goes_to_the_receive_that_waits_already() {
             let (small, right) = (node.tensor(DType::F32, &[3]), node.tensor(DType::F32, &[len as u64]));
             let first = step.recv_into(&edge, small.expect("room")).expect("begun");
             let second = step.recv_into(&edge, right.expect("room")).expect("begun");
-            assert!(matches!(first.wait(), Err(Error::Misfit { .. })));
+            assert!(matches!(first.wait(), Err(Error::ShapeMismatch { .. })));
             let got = second.wait_timeout(SOON / 2).expect("the value that did not fit the first").tensor;
             assert_eq!(got.as_slice::<f32>().expect("f32")[0], 7.0);
         }

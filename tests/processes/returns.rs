@@ -393,7 +393,7 @@ fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
     let given = node.tensor(tensorwire::DType::F32, &[5]).expect("room");
     let misfit = step.recv_into(&edge, given).expect("begun").wait().map(|_| ());
     assert!(
-        matches!(misfit, Err(Error::Misfit { .. })),
+        matches!(misfit, Err(Error::ShapeMismatch { .. })),
         "the value is kept for the next receive: {misfit:?}"
     );
     teller.kill();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
-use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerWatch, RemoteCommand};
+use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerObserver, RemoteCommand};
 use tensorwire::internals::wire::Time;
 use tensorwire::{Error, LossCause};
 
@@ -26,7 +26,7 @@ pub struct Watch {
     pub ends: Ends,
 }
 
-impl PeerWatch for Watch {
+impl PeerObserver for Watch {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.up(peer, tag);
     }
@@ -36,8 +36,8 @@ impl PeerWatch for Watch {
         self.ends.lock().expect("no panic").push((peer, tag));
     }
 
-    fn stillborn(&self, peer: PeerIndex, tag: LinkTag) {
-        self.losses.stillborn(peer, tag);
+    fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {
+        self.losses.failed_before_ready(peer, tag);
         self.ends.lock().expect("no panic").push((peer, tag));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tensorwire::Counter;
 use tensorwire::internals::fabric::LoanFigures;
-use tensorwire::internals::rendezvous::Load;
+use tensorwire::internals::rendezvous::RemoteLoad;
 
 /// What a run was like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
             return Err(format!("{who}, and the peer is lost"));
         }
         // One of a batch that waits for room was not asked for yet: it has to wait until others have ended.
-        if world.processes[key.to].as_ref().is_some_and(|process| process.load().held_up > 0) {
+        if world.processes[key.to].as_ref().is_some_and(|process| process.load().queued > 0) {
             continue;
         }
         if model.is_closed(key) {
@@ -141,11 +141,11 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
 fn nobody_waits_for_room_that_is_there(world: &World) -> Result<(), Violation> {
     let (requests, routes) = (world.settings.max_requests, world.settings.max_routes);
     for process in world.processes.iter().flatten() {
-        let Load { held_up, links, .. } = process.load();
+        let RemoteLoad { queued, links, .. } = process.load();
         let has_room = links.requests < requests as usize && links.busy_routes < routes as usize;
-        if held_up > 0 && has_room {
+        if queued > 0 && has_room {
             return Err(format!(
-                "{held_up} receives at {} wait for room, and there is some: {links:?}",
+                "{queued} receives at {} wait for room, and there is some: {links:?}",
                 process.at
             ));
         }
@@ -278,7 +278,7 @@ fn nothing_is_left(world: &mut World, early: bool) -> Result<(), Violation> {
         if outstanding != 0 {
             return Err(format!("{} still counts {outstanding} values that wait", process.at));
         }
-        if process.load() != Load::default() {
+        if process.load() != RemoteLoad::default() {
             return Err(format!("{} still has something to do: {:?}", process.at, process.load()));
         }
         if process.loans() != LoanFigures::default() {

@@ -365,7 +365,7 @@ impl Model {
             ),
             Error::NoRoom { .. } => ok(!self.settings.is_roomy(), "there is room"),
             Error::ResourceExhausted { .. } => ok(!self.settings.is_unlimited(), "there is no such limit"),
-            Error::Misfit { sent, .. } => {
+            Error::ShapeMismatch { sent, .. } => {
                 let values = &self.channels[key].values;
                 let fits = call.into.as_ref().is_none_or(|into| into.meta() == **sent);
                 let any = values.iter().any(|value| value.form.as_ref().is_some_and(|f| f.meta() == **sent));

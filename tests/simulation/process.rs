@@ -15,8 +15,8 @@ use tensorwire::internals::fabric::{Fabric, LoanFigures};
 use tensorwire::internals::link::{LinkSettings, Links};
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 use tensorwire::internals::rendezvous::{
-    Load, Losses, Members, PeerIndex, PeerStatus, Remote, RemoteCommand, RemotePath, RemoteSettings,
-    Rendezvous, RendezvousSettings,
+    Losses, Members, PeerIndex, PeerStatus, RemoteCommand, RemoteHandler, RemoteLoad, RemotePath,
+    RemoteSettings, Rendezvous, RendezvousSettings,
 };
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
@@ -24,7 +24,7 @@ use tensorwire::{
     Tensor, TensorMut, Value,
 };
 
-pub type SimEngine = Engine<Port, Remote>;
+pub type SimEngine = Engine<Port, RemoteHandler>;
 
 /// How a receive ended, as its user sees it: the tensor, and whether it is dead.
 pub type Outcome = Result<(Tensor, bool), Error>;
@@ -133,7 +133,7 @@ impl Process {
             cancel_grace: grace,
             peer_loss_is_fatal: settings.loss_is_fatal,
         };
-        let remote = Remote::new(
+        let remote = RemoteHandler::new(
             me.clone(),
             incarnation,
             members.clone(),
@@ -308,8 +308,8 @@ impl Process {
     }
 
     /// How much the engine has to do.
-    pub fn load(&self) -> Load {
-        let load = Arc::new(Mutex::new(Load::default()));
+    pub fn load(&self) -> RemoteLoad {
+        let load = Arc::new(Mutex::new(RemoteLoad::default()));
         let told = load.clone();
         let tell = RemoteCommand::Load(Box::new(move |load| *told.lock().expect("no panic") = load));
         self.engine.submit(tell).expect("usable");

@@ -164,7 +164,7 @@ impl World {
         let asked = |world: &Self| {
             let processes = who.iter().filter_map(|at| world.processes[*at].as_ref());
             processes.map(|process| process.load().links).fold((0, 0), |(asked, armed), links| {
-                (asked + links.requests - links.armed, armed + links.armed)
+                (asked + links.requests - links.standing, armed + links.standing)
             })
         };
         match asked(self) {

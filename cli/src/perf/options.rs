@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tensorwire::internals::fabric::MAX_MESSAGE;
 use tensorwire::internals::fabric::verbs::device::Mtu;
-use tensorwire::internals::wire::message::MAX_ARMED;
+use tensorwire::internals::wire::message::MAX_STANDING_STEPS;
 
 /// Turns at least beside references, and by default: fewer say nothing about the spread.
 pub const MIN_TURNS: u32 = 5;
@@ -20,7 +20,7 @@ const MAX_LINKS: i64 = 4095;
 /// Tensors of a batch at most.
 const MAX_BATCH: i64 = 100_000;
 /// Steps that standing requests ask for in advance at most, and by default.
-const MAX_WINDOW: i64 = MAX_ARMED as i64;
+const MAX_WINDOW: i64 = MAX_STANDING_STEPS as i64;
 const WINDOW: &str = "16";
 /// Where a server listens, as perftest's do.
 const PORT: u16 = 18_515;

@@ -69,7 +69,7 @@ impl RendezvousStanding {
     /// What was not asked for in advance is received all the same, and would be measured as what it is not. The first ones, and
     /// those after a change of size, are asked for in their steps.
     fn look(&mut self) -> Result<(), Abort> {
-        let claimed = self.node.counters().get(Counter::RequestsClaimed);
+        let claimed = self.node.counters().get(Counter::StandingClaimed);
         let news = claimed - std::mem::replace(&mut self.claimed, claimed);
         if self.rounds == 0 || self.standing.is_none() || news >= LOOK / 2 {
             return Ok(());

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tensorwire::internals::fabric::{LinkFailure, LinkId};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
-use tensorwire::internals::link::{HeldValue, Incoming, LinkEvent, LinkIdentity, LinkSettings, Links, Received, Served, TensorKey, Verdict, Want};
+use tensorwire::internals::link::{StashedValue, PeerRequestId, LinkEvent, LinkIdentity, LinkSettings, Links, Received, ServeOutcome, TensorKey, CancelDecision, Destination};
 use tensorwire::internals::telemetry::CountersWriter;
 use tensorwire::internals::wire::EdgeName;
 use tensorwire::internals::wire::message::RequestId;
@@ -27,7 +27,7 @@ pub struct Owner {
     /// Who waits.
     waiting: BTreeSet<u32>,
     requests: Vec<RequestId>,
-    asked: Vec<Incoming>,
+    asked: Vec<PeerRequestId>,
     returned: Vec<(u32, u64)>,
     /// Values on their way to the peer, and kept until it asks again.
     posted: usize,
@@ -82,10 +82,10 @@ impl Owner {
     pub fn act(&mut self, command: u8, input: &mut Input<'_>) {
         match command {
             0 | 1 => self.request(input),
-            2 => self.give_up_one(input),
+            2 => self.cancel_request(input),
             3 => self.give_up(input),
             4 | 5 => self.answer(input),
-            6 => self.links.drop_held(input.number()),
+            6 => self.links.drop_stashed(input.number()),
             7 => self.ask_in_advance(input),
             8 => self.links.disarm(self.link, &key(input), input.number() % 4, input.number() % 2),
             _ => self.delivered.truncate(input.below(8)),
@@ -101,9 +101,9 @@ impl Owner {
     fn request(&mut self, input: &mut Input<'_>) {
         let key = key(input);
         let want = match input.below(3) {
-            0 => Want::Fresh,
-            1 => Want::Borrow,
-            _ => self.tensor(input).map_or(Want::Fresh, Want::Into),
+            0 => Destination::Alloc,
+            1 => Destination::Borrow,
+            _ => self.tensor(input).map_or(Destination::Alloc, Destination::Into),
         };
         let waiter = self.next_waiter;
         self.next_waiter += 1;
@@ -122,48 +122,48 @@ impl Owner {
         assert!(armed.steps <= count.min(SETTINGS.max_requests / 2));
     }
 
-    fn give_up_one(&mut self, input: &mut Input<'_>) {
+    fn cancel_request(&mut self, input: &mut Input<'_>) {
         let request = input.request(&self.requests);
         let (take, verdict) = (input.flag(), verdict(input));
         let waiting = &mut self.waiting;
-        self.links.give_up_one(self.link, request, &mut |_, waiter| judge(waiting, waiter, take, verdict));
+        self.links.cancel_request(self.link, request, &mut |_, waiter| decide(waiting, waiter, take, verdict));
     }
 
     fn give_up(&mut self, input: &mut Input<'_>) {
         let (take, verdict) = (input.flag(), verdict(input));
         let waiting = &mut self.waiting;
-        self.links.give_up(self.link, &mut |_, waiter| judge(waiting, waiter, take, verdict));
+        self.links.cancel_requests(self.link, &mut |_, waiter| decide(waiting, waiter, take, verdict));
     }
 
     fn answer(&mut self, input: &mut Input<'_>) {
         if self.asked.is_empty() {
             return;
         }
-        let incoming = self.asked.swap_remove(input.below(self.asked.len()));
+        let peer_request = self.asked.swap_remove(input.below(self.asked.len()));
         let number = u64::from(self.next_waiter);
         match input.below(8) {
             0 => {
-                self.links.refuse(incoming, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64)))
+                self.links.refuse(peer_request, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64)))
             }
             1 => {
                 if let Some((held, number)) = self.returned.pop() {
-                    self.links.serve_held(incoming, held, number);
+                    self.links.serve_stashed(peer_request, held, number);
                 }
             }
-            2 => self.serve(incoming, Value::Dead, number),
+            2 => self.serve(peer_request, Value::Dead, number),
             _ => {
                 if let Some(tensor) = self.tensor(input) {
-                    self.serve(incoming, Value::Tensor(tensor.freeze()), number);
+                    self.serve(peer_request, Value::Tensor(tensor.freeze()), number);
                 }
             }
         }
     }
 
-    fn serve(&mut self, incoming: Incoming, value: Value, number: u64) {
-        match self.links.serve(incoming, value, number) {
-            Served::Posted => self.posted += 1,
-            Served::Kept => self.kept += 1,
-            Served::Copied | Served::Refused | Served::Gone(_) => {}
+    fn serve(&mut self, peer_request: PeerRequestId, value: Value, number: u64) {
+        match self.links.serve(peer_request, value, number) {
+            ServeOutcome::Posted => self.posted += 1,
+            ServeOutcome::Pinned => self.kept += 1,
+            ServeOutcome::Copied | ServeOutcome::Refused | ServeOutcome::Gone(_) => {}
         }
     }
 
@@ -189,23 +189,23 @@ impl Owner {
                 assert!(!std::mem::replace(&mut self.is_down, true), "down twice");
                 waiters.into_iter().for_each(|waiter| self.told(waiter));
             }
-            LinkEvent::Asked { incoming, key, .. } => {
+            LinkEvent::Requested { peer_request, key, .. } => {
                 assert!(key.edge.source_task() == &task("a") && key.edge.destination_task() == &task("b"));
                 if self.asked.len() < MAX_ASKED {
-                    self.asked.push(incoming);
+                    self.asked.push(peer_request);
                 }
             }
-            LinkEvent::Withdrawn { incoming, .. } => self.asked.retain(|asked| *asked != incoming),
-            LinkEvent::Answered { .. } => {
+            LinkEvent::Withdrawn { peer_request, .. } => self.asked.retain(|asked| *asked != peer_request),
+            LinkEvent::Resumed { .. } => {
                 self.kept = self.kept.checked_sub(1).expect("a value was kept");
                 self.posted += 1;
             }
-            LinkEvent::Finished => self.posted = self.posted.checked_sub(1).expect("a value was on its way"),
+            LinkEvent::SendComplete => self.posted = self.posted.checked_sub(1).expect("a value was on its way"),
             LinkEvent::PutBack { .. } => self.kept = self.kept.checked_sub(1).expect("a value was kept"),
             LinkEvent::Returned { held, number, .. } => self.returned.push((held, number)),
             LinkEvent::Orphaned { value, incarnation, .. } => {
                 assert_eq!(incarnation, 2);
-                if let HeldValue::Tensor { tensor, .. } = value {
+                if let StashedValue::Tensor { tensor, .. } = value {
                     self.keep(tensor);
                 }
             }
@@ -247,14 +247,14 @@ impl Owner {
     }
 }
 
-fn verdict(input: &mut Input<'_>) -> Verdict {
-    [Verdict::GoOn, Verdict::GiveUp, Verdict::Abandon][input.below(3)]
+fn verdict(input: &mut Input<'_>) -> CancelDecision {
+    [CancelDecision::Keep, CancelDecision::Cancel, CancelDecision::Abandon][input.below(3)]
 }
 
 /// Whoever is taken away counts as told.
-fn judge(waiting: &mut BTreeSet<u32>, waiter: &mut Option<u32>, take: bool, verdict: Verdict) -> Verdict {
-    let is_over = verdict != Verdict::GoOn;
-    if let Some(taken) = waiter.take_if(|_| is_over && (take || verdict == Verdict::Abandon)) {
+fn decide(waiting: &mut BTreeSet<u32>, waiter: &mut Option<u32>, take: bool, verdict: CancelDecision) -> CancelDecision {
+    let is_over = verdict != CancelDecision::Keep;
+    if let Some(taken) = waiter.take_if(|_| is_over && (take || verdict == CancelDecision::Abandon)) {
         assert!(waiting.remove(&taken), "waiter {taken} was told twice");
     }
     verdict

@@ -6,7 +6,7 @@ use tensorwire::internals::fabric::{Allowance, Completions, Event, Lane, LinkFai
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
 use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaPlace, Slot, sum_of};
-use tensorwire::internals::wire::message::{Allocator, Arm, ArmedStep, ArmedSteps, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION, VersionedMeta};
+use tensorwire::internals::wire::message::{Allocator, StandingRequest, StandingStep, StandingSteps, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION, VersionedMeta};
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
@@ -163,9 +163,9 @@ impl Peer {
         let mut steps = Vec::new();
         for _ in 0..=input.below(20) {
             let Grant { key, offset, .. } = self.grant(input);
-            ArmedStep { request: input.request(&[]), key, offset }.put(&mut steps, room.is_some());
+            StandingStep { request: input.request(&[]), key, offset }.put(&mut steps, room.is_some());
         }
-        let arm = Arm {
+        let arm = StandingRequest {
             route: input.number() as u32,
             first_step: input.number(),
             frame: input.number() % 2,
@@ -174,9 +174,9 @@ impl Peer {
             borrow: input.flag(),
             validate: input.flag(),
             room,
-            steps: ArmedSteps::new(&steps, room.is_some()),
+            steps: StandingSteps::new(&steps, room.is_some()),
         };
-        self.say(&Message::Arm(arm));
+        self.say(&Message::StandingRequest(arm));
     }
 
     fn ask_again(&mut self, input: &mut Input<'_>) {
@@ -248,7 +248,7 @@ impl Peer {
         let message = match input.below(7) {
             0 => Message::CancelAck { request: known },
             1 => Message::Cancel { request: any },
-            2 => Message::Held { request: known, held: input.number() as u32 },
+            2 => Message::Stashed { request: known, held: input.number() as u32 },
             3 => Message::Ping { version: VERSION, nonce: input.number() },
             4 => Message::RouteDrop { number: input.number() as u32 },
             5 if input.flag() => Message::Checksum { request: known, sum: self.sum },
@@ -385,7 +385,7 @@ impl Peer {
             Message::Ping { nonce, .. } => self.say(&Message::Pong { nonce: *nonce }),
             Message::Request(request) => self.note(request.request, request.grant),
             Message::ReRequest { request, grant } => self.note(*request, Some(*grant)),
-            Message::Arm(arm) => arm.steps.iter().for_each(|step| self.note(step.request, arm.grant(&step))),
+            Message::StandingRequest(arm) => arm.steps.iter().for_each(|step| self.note(step.request, arm.grant(&step))),
             _ => {}
         }
     }

@@ -1,23 +1,23 @@
 //! Several things that leave together: short messages share control slots, and devices and sleepers are told once.
 
 use crate::fabric::{Event, Port};
-use crate::link::links::{Context, Link, Links};
+use crate::link::links::{Link, LinkContext, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
 use crate::wire::message::pack::{is_packed, unpack};
 
 /// Whether things wait for others.
 #[derive(Debug, Default)]
-pub(in crate::link) struct Cork {
+pub(in crate::link) struct BatchState {
     /// What is sent is packed until there is no event left.
-    pub is_in: bool,
+    pub is_open: bool,
     /// Of the port's doorbells, those that were counted.
     doorbells: u64,
 }
 
 impl<P: Port, C> Links<P, C> {
     /// Whether this poll has brought more than one message: then their answers share slots too.
-    pub(in crate::link) fn came_several(&self) -> bool {
+    pub(in crate::link) fn polled_several(&self) -> bool {
         let mut messages = self.completions.entries().iter().filter_map(|came| match came.event {
             Event::Message(range) => Some(range),
             _ => None,
@@ -30,14 +30,14 @@ impl<P: Port, C> Links<P, C> {
 
     /// Several things are about to be sent: short messages share control slots, and devices and peers that sleep are told of
     /// all of it at once, when [`Links::next_event`] finds no event any more.
-    pub fn cork(&mut self) {
-        if !std::mem::replace(&mut self.cork.is_in, true) {
+    pub fn begin_batch(&mut self) {
+        if !std::mem::replace(&mut self.batch.is_open, true) {
             self.port.begin_batch();
         }
     }
 
-    pub(in crate::link) fn uncork(&mut self) {
-        if std::mem::take(&mut self.cork.is_in) {
+    pub(in crate::link) fn end_batch(&mut self) {
+        if std::mem::take(&mut self.batch.is_open) {
             self.links.for_each_backlogged(|link| link.out.flush(&mut self.port, &self.counters, false));
             if !is_on(Mutant::BatchNeverEnds) {
                 self.port.end_batch();
@@ -55,28 +55,28 @@ impl<P: Port, C> Links<P, C> {
 
     fn count_doorbells(&mut self) {
         let doorbells = self.port.doorbells();
-        if doorbells != self.cork.doorbells {
-            self.counters.add(Counter::Doorbells, doorbells.wrapping_sub(self.cork.doorbells));
-            self.cork.doorbells = doorbells;
+        if doorbells != self.batch.doorbells {
+            self.counters.add(Counter::Doorbells, doorbells.wrapping_sub(self.batch.doorbells));
+            self.batch.doorbells = doorbells;
         }
     }
 }
 
 impl<C> Link<C> {
     /// What a control slot holds: a message, or `PACKED` with several, which are handled one after the other.
-    pub(in crate::link) fn unpacked<P: Port>(
+    pub(in crate::link) fn on_packed<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         bytes: &[u8],
     ) -> Result<(), String> {
         if !is_packed(bytes) {
-            return self.whole_message(cx, bytes);
+            return self.on_message(cx, bytes);
         }
         let mut messages = unpack(bytes).map_err(|error| error.to_string())?;
         if is_on(Mutant::LastOfPackLost) {
             let handled = messages.clone().count() - 1;
-            return messages.take(handled).try_for_each(|message| self.whole_message(cx, message));
+            return messages.take(handled).try_for_each(|message| self.on_message(cx, message));
         }
-        messages.try_for_each(|message| self.whole_message(cx, message))
+        messages.try_for_each(|message| self.on_message(cx, message))
     }
 }

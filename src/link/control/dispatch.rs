@@ -2,7 +2,7 @@
 
 use crate::fabric::Port;
 use crate::link::LinkEvent;
-use crate::link::links::{Context, Link, LinkIdentity};
+use crate::link::links::{Link, LinkContext, LinkIdentity};
 use crate::link::serving::answered::WireKey;
 use crate::telemetry::Counter;
 use crate::wire::message::fragment::is_fragment;
@@ -12,20 +12,20 @@ use std::sync::Arc;
 
 impl<C> Link<C> {
     /// What has come in a control slot.
-    pub(in crate::link) fn message<P: Port>(
+    pub(in crate::link) fn on_slot<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         bytes: &[u8],
     ) -> Result<(), String> {
         if !is_fragment(bytes) {
             if !self.assembler.is_idle() {
                 return Err("a message came between the fragments of another".into());
             }
-            return self.unpacked(cx, bytes);
+            return self.on_packed(cx, bytes);
         }
         let mut assembler = std::mem::take(&mut self.assembler);
         let handled = match assembler.push(bytes) {
-            Ok(Some(whole)) => self.whole_message(cx, whole),
+            Ok(Some(whole)) => self.on_message(cx, whole),
             Ok(None) => Ok(()),
             Err(error) => Err(error.to_string()),
         };
@@ -34,9 +34,9 @@ impl<C> Link<C> {
         handled
     }
 
-    pub(in crate::link) fn whole_message<P: Port>(
+    pub(in crate::link) fn on_message<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         bytes: &[u8],
     ) -> Result<(), String> {
         cx.counters.increment(Counter::MessagesReceived);
@@ -48,7 +48,7 @@ impl<C> Link<C> {
                 self.send(cx, &Message::Pong { nonce });
                 Ok(())
             }
-            Message::Pong { nonce } => self.pong(cx, nonce),
+            Message::Pong { nonce } => self.on_pong(cx, nonce),
             Message::Route { number, incarnation, source, destination, edge } => {
                 let edge = self.checked_edge(incarnation, source, destination, edge);
                 self.routes_in.announce(number, edge)
@@ -57,26 +57,26 @@ impl<C> Link<C> {
                 true => Ok(()),
                 false => Err(format!("route {number} was dropped, but never announced")),
             },
-            Message::Request(request) => self.asked(cx, &request, false),
-            Message::Arm(arm) => self.asked_in_advance(cx, &arm),
-            Message::ReRequest { request, grant } => self.asked_again(cx, request, grant),
+            Message::Request(request) => self.on_request(cx, &request, false),
+            Message::StandingRequest(arm) => self.on_standing_request(cx, &arm),
+            Message::ReRequest { request, grant } => self.on_re_request(cx, request, grant),
             Message::Cancel { request } => {
-                self.cancelled(cx, request);
+                self.on_cancel(cx, request);
                 Ok(())
             }
-            Message::Meta { request, follows, meta } => self.meta_came(cx, request, meta, follows),
-            Message::Response { request, meta, data } => self.response_came(cx, request, meta, data),
-            Message::CancelAck { request } => self.acknowledged(cx, request),
-            Message::Error { request, status } => self.error_came(cx, request, status),
+            Message::Meta { request, follows, meta } => self.on_meta(cx, request, meta, follows),
+            Message::Response { request, meta, data } => self.on_response(cx, request, meta, data),
+            Message::CancelAck { request } => self.on_cancel_ack(cx, request),
+            Message::Error { request, status } => self.on_error(cx, request, status),
             Message::Return { request, route, step, frame, iteration, held } => {
-                self.returned(cx, request, WireKey { route, step, frame, iteration }, held)
+                self.on_return(cx, request, WireKey { route, step, frame, iteration }, held)
             }
-            Message::Held { request, held } => self.held_came(cx, request, held),
-            Message::Checksum { request, sum } => self.sum_came(cx, request, sum),
+            Message::Stashed { request, held } => self.on_stashed(cx, request, held),
+            Message::Checksum { request, sum } => self.on_checksum(cx, request, sum),
         }
     }
 
-    fn pong<P: Port>(&mut self, cx: &mut Context<'_, P, C>, nonce: u64) -> Result<(), String> {
+    fn on_pong<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, nonce: u64) -> Result<(), String> {
         if nonce != self.nonce {
             return Err("it answered a ping that was not sent".into());
         }

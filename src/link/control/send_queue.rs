@@ -20,7 +20,7 @@ const NAMES: usize = 16 * 1024;
 
 /// Something to post. Each consumes one receive of the peer, a long message one for each fragment.
 #[derive(Debug)]
-enum Item {
+enum QueuedPost {
     Message {
         bytes: [u8; MAX_MESSAGE],
         len: u8,
@@ -52,16 +52,16 @@ enum Item {
 /// message never finds the peer without a receive. Once something is queued, everything later queues behind it.
 ///
 /// As long as its caller *corks*, short messages go into a pack, which leaves when it is full, before anything that is no
-/// message, and at the latest when it is [flushed](Outbox::flush) without a cork.
+/// message, and at the latest when it is [flushed](SendQueue::flush) outside a batch.
 #[derive(Debug)]
-pub(in crate::link) struct Outbox {
+pub(in crate::link) struct SendQueue {
     link: LinkId,
     depth: u32,
     sent: u32,
     returned: u32,
     next_op: u64,
     values: usize,
-    queue: VecDeque<Item>,
+    queue: VecDeque<QueuedPost>,
     /// Of the long messages in the queue.
     texts: Texts,
     scratch: Vec<u8>,
@@ -70,11 +70,11 @@ pub(in crate::link) struct Outbox {
     pack: Pack,
 }
 
-impl Outbox {
+impl SendQueue {
     pub fn new(link: LinkId, depth: u32) -> Self {
         let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(MAX_MESSAGE));
         let (queue, pack) = (VecDeque::new(), Pack::new(MAX_MESSAGE));
-        Outbox {
+        SendQueue {
             link,
             depth,
             sent: 0,
@@ -117,18 +117,18 @@ impl Outbox {
         ))
     }
 
-    /// Sends a message, in fragments if it is longer than a control slot. `corked`: it may wait for others to share a slot.
+    /// Sends a message, in fragments if it is longer than a control slot. `in_batch`: it may wait for others to share a slot.
     pub fn message<P: Port>(
         &mut self,
         port: &mut P,
         counters: &CountersWriter,
         message: &Message<'_>,
-        corked: bool,
+        in_batch: bool,
     ) {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         message.encode(&mut bytes);
-        if corked && self.pack.could_hold(bytes.len()) {
+        if in_batch && self.pack.could_hold(bytes.len()) {
             if !self.pack.has_room(bytes.len()) {
                 self.flush_pack(port, counters);
             }
@@ -161,12 +161,12 @@ impl Outbox {
         immediate: Immediate,
     ) {
         self.values += 1;
-        self.push(port, counters, Item::Write { source, target, immediate });
+        self.push(port, counters, QueuedPost::Write { source, target, immediate });
     }
 
     /// A zero-byte write: an immediate alone.
     pub fn empty<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, immediate: Immediate) {
-        self.push(port, counters, Item::Empty { immediate });
+        self.push(port, counters, QueuedPost::Empty { immediate });
     }
 
     /// Lends a tensor.
@@ -179,14 +179,14 @@ impl Outbox {
         immediate: Immediate,
     ) {
         self.values += 1;
-        self.push(port, counters, Item::Lend { source, allowance: Some(allowance), immediate });
+        self.push(port, counters, QueuedPost::Lend { source, allowance: Some(allowance), immediate });
     }
 
     /// Posts what waits, as far as credits and room go; what is packed stays as long as its caller corks. A link that is
     /// down reports that by its port, and nothing queued can leave any more.
-    pub fn flush<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, corked: bool) {
+    pub fn flush<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, in_batch: bool) {
         self.flush_queue(port);
-        if !corked {
+        if !in_batch {
             self.flush_pack(port, counters);
         }
     }
@@ -209,14 +209,14 @@ impl Outbox {
 
     fn flush_queue<P: Port>(&mut self, port: &mut P) {
         while !self.queue.is_empty() && self.has_credit(port) {
-            if matches!(self.queue.front(), Some(Item::Long { .. })) {
-                let Some(Item::Long { long, mut next }) = self.queue.pop_front() else { return };
+            if matches!(self.queue.front(), Some(QueuedPost::Long { .. })) {
+                let Some(QueuedPost::Long { long, mut next }) = self.queue.pop_front() else { return };
                 match self.fragments(port, long.parts(), &mut next) {
                     Ok(()) => {
                         self.texts.remove(long);
                         continue;
                     }
-                    Err(PostError::Full) => return self.queue.push_front(Item::Long { long, next }),
+                    Err(PostError::Full) => return self.queue.push_front(QueuedPost::Long { long, next }),
                     Err(PostError::Down) => return self.clear(),
                     Err(PostError::Refused(why)) => return self.end(port, why),
                 }
@@ -243,7 +243,7 @@ impl Outbox {
             Ok(()) | Err(PostError::Down) => {}
             Err(PostError::Full) => {
                 let long = self.texts.add(bytes);
-                self.queue.push_back(Item::Long { long, next });
+                self.queue.push_back(QueuedPost::Long { long, next });
             }
             Err(PostError::Refused(why)) => self.end(port, why),
         }
@@ -294,10 +294,10 @@ impl Outbox {
         }
         let mut item = [0; MAX_MESSAGE];
         item[..bytes.len()].copy_from_slice(bytes);
-        self.queue.push_back(Item::Message { bytes: item, len: bytes.len() as u8 });
+        self.queue.push_back(QueuedPost::Message { bytes: item, len: bytes.len() as u8 });
     }
 
-    fn push<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, mut item: Item) {
+    fn push<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, mut item: QueuedPost) {
         if !is_on(Mutant::WriteOvertakesPack) {
             self.flush_pack(port, counters);
         }
@@ -326,22 +326,27 @@ impl Outbox {
     }
 }
 
-fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &mut Item) -> Result<(), PostError> {
+fn post<P: Port>(
+    port: &mut P,
+    link: LinkId,
+    next_op: &mut u64,
+    item: &mut QueuedPost,
+) -> Result<(), PostError> {
     let id = OpId(*next_op);
     *next_op += 1;
     match item {
-        Item::Message { bytes, len } => port.send(link, Lane::CONTROL, &bytes[..usize::from(*len)]),
+        QueuedPost::Message { bytes, len } => port.send(link, Lane::CONTROL, &bytes[..usize::from(*len)]),
         // Not reached: its fragments are posted one by one.
-        Item::Long { .. } => Err(PostError::Refused("a long message was posted as a whole")),
-        Item::Empty { immediate } => {
+        QueuedPost::Long { .. } => Err(PostError::Refused("a long message was posted as a whole")),
+        QueuedPost::Empty { immediate } => {
             let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
             port.write_inline(link, Lane::CONTROL, &[], &nowhere, Some(*immediate))
         }
-        Item::Write { source, target, immediate } => {
+        QueuedPost::Write { source, target, immediate } => {
             let len = source.meta().bytes();
             port.write(link, Lane::CONTROL, id, source, 0, len, target, Some(*immediate))
         }
-        Item::Lend { source, allowance, immediate } => {
+        QueuedPost::Lend { source, allowance, immediate } => {
             // It is there until the loan is posted.
             let Some(allowed) = allowance.take() else { return Ok(()) };
             port.lend(link, Lane::CONTROL, id, source, allowed, *immediate).map_err(|(error, allowed)| {
@@ -354,13 +359,13 @@ fn post<P: Port>(port: &mut P, link: LinkId, next_op: &mut u64, item: &mut Item)
 
 /// The receiving half: counts what was consumed, posts it again, returns the credits.
 #[derive(Debug, Default)]
-pub(in crate::link) struct Inbox {
+pub(in crate::link) struct ReceiveCredits {
     consumed: u32,
     posted: u32,
     published: u32,
 }
 
-impl Inbox {
+impl ReceiveCredits {
     /// Something came that consumed a receive.
     pub fn consumed(&mut self) {
         self.consumed = self.consumed.wrapping_add(1);

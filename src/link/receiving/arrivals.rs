@@ -2,7 +2,7 @@
 
 use crate::fabric::Port;
 use crate::link::Received;
-use crate::link::links::{Context, Link};
+use crate::link::links::{Link, LinkContext};
 use crate::link::receiving::destination::take_back;
 use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
@@ -12,9 +12,9 @@ use crate::wire::{Immediate, ImmediateKind, MetaPlace};
 
 impl<C> Link<C> {
     /// A write with immediate, or an immediate alone, has come.
-    pub(in crate::link) fn immediate<P: Port>(
+    pub(in crate::link) fn on_immediate<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         immediate: Immediate,
         bytes: u64,
     ) -> Result<(), String> {
@@ -22,10 +22,10 @@ impl<C> Link<C> {
         let link = self.id;
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         match immediate.kind {
-            ImmediateKind::Plain => self.landed(cx, id, bytes),
+            ImmediateKind::Plain => self.on_landed(cx, id, bytes),
             ImmediateKind::PlainAs(place) => {
                 self.named(id, place, |bytes| Arrival::MetaBeforeWrite { bytes })?;
-                self.landed(cx, id, bytes)
+                self.on_landed(cx, id, bytes)
             }
             ImmediateKind::Dead => {
                 let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
@@ -58,9 +58,9 @@ impl<C> Link<C> {
     }
 
     /// The tensor is in its destination, whole.
-    fn landed<P: Port>(
+    fn on_landed<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         bytes: u64,
     ) -> Result<(), String> {
@@ -80,7 +80,7 @@ impl<C> Link<C> {
             if *target.meta() != meta.meta && !is_on(Mutant::NotRetyped) {
                 target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
             }
-            self.routes_out.came(&request.key.edge, meta.version);
+            self.routes_out.note_arrival(&request.key.edge, meta.version);
         }
         if request.borrow {
             self.routes_out.note_unlent(&request.key.edge);
@@ -91,9 +91,9 @@ impl<C> Link<C> {
     }
 
     /// A loan has come.
-    pub(in crate::link) fn lent<P: Port>(
+    pub(in crate::link) fn on_loan<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         immediate: Immediate,
         bytes: LentBytes,
     ) -> Result<(), String> {
@@ -110,7 +110,7 @@ impl<C> Link<C> {
         let Some(meta) = request.meta.clone() else {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
-        self.routes_out.came(&request.key.edge, meta.version);
+        self.routes_out.note_arrival(&request.key.edge, meta.version);
         let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
         Ok(())

@@ -3,9 +3,9 @@
 //! It is the receiver's wish, in its requests: only who validates pays, and two ends need not agree.
 
 use crate::fabric::Port;
-use crate::link::links::{Context, Link};
-use crate::link::receiving::stash::Unfit;
-use crate::link::{Corruption, HeldValue, Received, RequestError};
+use crate::link::links::{Link, LinkContext};
+use crate::link::receiving::stash::RejectedValue;
+use crate::link::{Corruption, Received, RequestError, StashedValue};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, Receiver};
@@ -19,7 +19,7 @@ pub(in crate::link) enum Unverified {
     /// It is where it goes.
     Placed(Received, Side),
     /// It can't go there.
-    Unfit(Box<Unfit>),
+    RejectedValue(Box<RejectedValue>),
 }
 
 impl Unverified {
@@ -27,10 +27,10 @@ impl Unverified {
         match self {
             Unverified::Placed(Received::Tensor(tensor), _) => tensor.bytes(),
             Unverified::Placed(Received::Into(given), _) => given.bytes(),
-            Unverified::Unfit(unfit) => match &unfit.value {
-                HeldValue::Tensor { tensor, .. } => tensor.bytes(),
-                HeldValue::Bytes { bytes, .. } => bytes,
-                HeldValue::Dead | HeldValue::Corrupted(_) => &[],
+            Unverified::RejectedValue(rejected) => match &rejected.value {
+                StashedValue::Tensor { tensor, .. } => tensor.bytes(),
+                StashedValue::Bytes { bytes, .. } => bytes,
+                StashedValue::Dead | StashedValue::Corrupted(_) => &[],
             },
             Unverified::Placed(Received::Dead(_), _) => &[],
         }
@@ -43,8 +43,8 @@ fn sum(bytes: &[u8]) -> u64 {
 
 impl<C> Link<C> {
     /// The machine of a plain request that is not sent yet.
-    pub(in crate::link) fn unsent(&self) -> Receiver {
-        Receiver::held_back().validated(self.settings.validate)
+    pub(in crate::link) fn unsent_machine(&self) -> Receiver {
+        Receiver::unsent().validated(self.settings.validate)
     }
 
     /// The sum of a value that is about to leave, if the peer wishes it.
@@ -57,7 +57,7 @@ impl<C> Link<C> {
     #[inline]
     pub(in crate::link) fn send_checksum<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         sum: Option<u64>,
     ) {
@@ -67,21 +67,21 @@ impl<C> Link<C> {
     }
 
     /// Keeps what has come until its sum is there.
-    pub(in crate::link) fn await_sum(&mut self, id: RequestId, unverified: Unverified) {
+    pub(in crate::link) fn await_checksum(&mut self, id: RequestId, unverified: Unverified) {
         if let Some(request) = self.requests.get(id) {
             request.unverified = Some(unverified);
         }
     }
 
     /// `CHECKSUM`.
-    pub(in crate::link) fn sum_came<P: Port>(
+    pub(in crate::link) fn on_checksum<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         sent: u64,
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
-        let action = request.machine.arrive(Arrival::Sum).map_err(|v| v.to_string())?;
+        let action = request.machine.arrive(Arrival::Checksum).map_err(|v| v.to_string())?;
         // The machine has seen a value come.
         let Some(unverified) = request.unverified.take() else { return Ok(()) };
         let is_late = request.waiter.is_none();
@@ -91,7 +91,7 @@ impl<C> Link<C> {
         if is_right || is_on(Mutant::CorruptedHandedOn) && is_late {
             match unverified {
                 Unverified::Placed(received, sender) => self.deliver(cx, id, action, received, sender),
-                Unverified::Unfit(unfit) => self.unwanted(cx, id, action, *unfit),
+                Unverified::RejectedValue(rejected) => self.unwanted(cx, id, action, *rejected),
             }
             return Ok(());
         }
@@ -99,8 +99,8 @@ impl<C> Link<C> {
         let corruption = Corruption { bytes: unverified.bytes().len() as u64, sent, came };
         // What came goes back to its pool, or to its lender.
         drop(unverified);
-        let (value, error) = (HeldValue::Corrupted(corruption), RequestError::Corrupted(corruption));
-        self.unwanted(cx, id, action, Unfit { value, error });
+        let (value, error) = (StashedValue::Corrupted(corruption), RequestError::Corrupted(corruption));
+        self.unwanted(cx, id, action, RejectedValue { value, error });
         Ok(())
     }
 }

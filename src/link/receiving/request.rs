@@ -1,14 +1,14 @@
 //! Requests of this side, from their sending to their end.
 
 use crate::fabric::Port;
-use crate::link::links::{Context, Link, RequestRefused};
+use crate::link::links::{Link, LinkContext, RequestRefused};
 use crate::link::receiving::checksum::Unverified;
 use crate::link::receiving::destination::{place_response, place_value, take_back};
 use crate::link::receiving::slots::Request;
-use crate::link::receiving::standing::Parked;
-use crate::link::receiving::stash::{Held, Unfit};
+use crate::link::receiving::standing::EarlyArrival;
+use crate::link::receiving::stash::{RejectedValue, StashEntry};
 use crate::link::routes::announced::Announce;
-use crate::link::{HeldValue, LinkEvent, Received, RequestError, TensorKey, Verdict, Want};
+use crate::link::{CancelDecision, Destination, LinkEvent, Received, RequestError, StashedValue, TensorKey};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
@@ -19,13 +19,13 @@ impl<C> Link<C> {
     /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
     pub(in crate::link) fn request<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         key: TensorKey,
-        want: Want,
+        destination: Destination,
         timeout_ms: u32,
         waiter: C,
     ) -> Result<RequestId, (RequestRefused, C)> {
-        let (want, waiter) = match self.claim(cx, &key, want, timeout_ms, waiter) {
+        let (destination, waiter) = match self.claim(cx, &key, destination, timeout_ms, waiter) {
             Ok(id) => return Ok(id),
             Err(unclaimed) => unclaimed,
         };
@@ -40,18 +40,18 @@ impl<C> Link<C> {
         self.announce(cx, announce, number, &key);
         self.routes_out.ask(&key.edge, key.step);
         self.asked += 1;
-        let mut request = Request::held_back(key, waiter, number, self.asked, timeout_ms);
-        request.machine = self.unsent();
-        if self.unsettled.holds(&request.key) && !is_on(Mutant::NotHeldBack) {
-            request.want = Some(want);
+        let mut request = Request::unsent(key, waiter, number, self.asked, timeout_ms);
+        request.machine = self.unsent_machine();
+        if self.unresolved.is_blocked(&request.key) && !is_on(Mutant::NotHeldBack) {
+            request.destination = Some(destination);
             let key = request.key.clone();
             // There was room, so there is an id.
             let Some(id) = self.requests.insert(request) else { unreachable!("{full:?}") };
-            self.unsettled.hold(&key, id);
+            self.unresolved.block(&key, id);
             return Ok(id);
         }
-        match self.destination(cx, want, cached.as_ref()) {
-            Ok(destination) => request.ask(destination, cached),
+        match self.prepare_destination(cx, destination, cached.as_ref()) {
+            Ok(prepared) => request.ask(prepared, cached),
             Err(refused) => {
                 self.routes_out.release(&request.key.edge);
                 // It has a waiter, as it was made with one.
@@ -65,27 +65,27 @@ impl<C> Link<C> {
     }
 
     /// A request that was held back can go.
-    pub(in crate::link) fn release<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    pub(in crate::link) fn release<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
-        let Some(want) = request.want.take() else { return };
+        let Some(destination) = request.destination.take() else { return };
         let edge = request.key.edge.clone();
         let cached = self.routes_out.cached(&edge);
-        let destination = self.destination(cx, want, cached.as_ref());
+        let prepared = self.prepare_destination(cx, destination, cached.as_ref());
         let Some(request) = self.requests.get(id) else { return };
-        match destination {
-            Ok(destination) => {
-                request.ask(destination, cached);
+        match prepared {
+            Ok(prepared) => {
+                request.ask(prepared, cached);
                 self.send_request(cx, id);
             }
             Err(RequestRefused::NoRoom(error)) => {
                 self.end(cx, id, ReceiverAction::Deliver, RequestError::NoRoom(error));
             }
             // Not reached: a destination can fail for want of room alone.
-            Err(_) => self.end(cx, id, ReceiverAction::Deliver, RequestError::GivenUp),
+            Err(_) => self.end(cx, id, ReceiverAction::Deliver, RequestError::Cancelled),
         }
     }
 
-    fn send_request<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    fn send_request<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
         let message = Message::Request(TensorRequest {
             request: id,
@@ -104,7 +104,7 @@ impl<C> Link<C> {
 
     pub(in crate::link) fn announce<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         announce: Announce,
         number: u32,
         key: &TensorKey,
@@ -125,62 +125,62 @@ impl<C> Link<C> {
         self.send(cx, &route);
     }
 
-    /// Gives up the requests that `judge` says.
-    pub(in crate::link) fn give_up<P: Port>(
+    /// Gives up the requests that `decide` says.
+    pub(in crate::link) fn cancel_requests<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
-        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
+        cx: &mut LinkContext<'_, P, C>,
+        decide: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> CancelDecision,
     ) {
         for slot in 0..self.requests.slots() {
             if let Some((id, _)) = self.requests.in_slot(slot) {
-                self.give_up_one(cx, id, judge);
+                self.cancel_request(cx, id, decide);
             }
         }
     }
 
-    /// Gives up a request if `judge` says so.
-    pub(in crate::link) fn give_up_one<P: Port>(
+    /// Gives up a request if `decide` says so.
+    pub(in crate::link) fn cancel_request<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
-        judge: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> Verdict,
+        decide: &mut dyn FnMut(&TensorKey, &mut Option<C>) -> CancelDecision,
     ) {
         let Some(request) = self.requests.get(id) else { return };
         let had_waiter = request.waiter.is_some();
-        match judge(&request.key, &mut request.waiter) {
-            Verdict::GoOn => return,
-            Verdict::Abandon => request.is_abandoned = true,
-            Verdict::GiveUp => {
+        match decide(&request.key, &mut request.waiter) {
+            CancelDecision::Keep => return,
+            CancelDecision::Abandon => request.is_abandoned = true,
+            CancelDecision::Cancel => {
                 let is_orphan = had_waiter && request.waiter.is_none();
-                if is_orphan && !request.is_abandoned && !request.machine.is_held_back() {
-                    request.is_unsettled = true;
-                    self.unsettled.add(&request.key);
+                if is_orphan && !request.is_abandoned && !request.machine.is_unsent() {
+                    request.is_unresolved = true;
+                    self.unresolved.add(&request.key);
                 }
             }
         }
-        if request.machine.is_held_back() {
-            self.unsettled.forget(&request.key, id);
+        if request.machine.is_unsent() {
+            self.unresolved.unblock(&request.key, id);
         }
         self.unlist(cx, id);
-        self.give_up_now(cx, id);
+        self.cancel_now(cx, id);
     }
 
     /// Gives up a request of which everything else has been seen to.
-    pub(in crate::link) fn give_up_now<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    pub(in crate::link) fn cancel_now<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
-        match request.machine.give_up() {
+        match request.machine.cancel() {
             ReceiverAction::SendCancel => self.send_cancel(cx, id),
             action @ (ReceiverAction::FinishCancelled | ReceiverAction::Free) => {
-                self.end(cx, id, action, RequestError::GivenUp);
+                self.end(cx, id, action, RequestError::Cancelled);
             }
             _ => {}
         }
     }
 
     /// `META_DATA_RESPONSE`.
-    pub(in crate::link) fn meta_came<P: Port>(
+    pub(in crate::link) fn on_meta<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         meta: VersionedMeta,
         follows: Follows,
@@ -205,13 +205,13 @@ impl<C> Link<C> {
     }
 
     /// Makes room for the tensor that the sender has, and asks again.
-    fn allocate<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId, meta: &VersionedMeta) {
+    fn allocate<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId, meta: &VersionedMeta) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
         let old = take_back(request, cx.port, cx.counters, link);
         if request.machine.is_unclaimed() {
             drop(old);
-            return self.allocate_unclaimed(cx, id, meta);
+            return self.allocate_early(cx, id, meta);
         }
         let given = match request.copy_to.take() {
             Some(given) if *given.meta() == meta.meta && !cx.port.reaches(&given) => {
@@ -228,7 +228,7 @@ impl<C> Link<C> {
         };
         let target = match given {
             Some(given) if *given.meta() == meta.meta => Ok(given),
-            Some(given) => Err(RequestError::Misfit {
+            Some(given) => Err(RequestError::ShapeMismatch {
                 sent: Box::new(meta.meta.clone()),
                 given: Box::new(given.meta().clone()),
             }),
@@ -254,7 +254,7 @@ impl<C> Link<C> {
         }
     }
 
-    fn send_cancel<P: Port>(&mut self, cx: &mut Context<'_, P, C>, id: RequestId) {
+    fn send_cancel<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         cx.counters.increment(Counter::CancelsSent);
         if let Some(request) = self.requests.get(id)
             && let Some(grant) = request.grant
@@ -272,9 +272,9 @@ impl<C> Link<C> {
     }
 
     /// `TENSOR_RESPONSE`: the bytes are copied out of the message.
-    pub(in crate::link) fn response_came<P: Port>(
+    pub(in crate::link) fn on_response<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         meta: MetaRef,
         data: &[u8],
@@ -299,19 +299,19 @@ impl<C> Link<C> {
         let edge = request.key.edge.clone();
         match is_told {
             true => self.routes_out.learn(&edge, &meta),
-            false => self.routes_out.came(&edge, meta.version),
+            false => self.routes_out.note_arrival(&edge, meta.version),
         }
         match place_response(cx, meta, data, given) {
             Ok((received, sender)) => self.deliver(cx, id, action, received, sender),
-            Err(unfit) => self.unwanted(cx, id, action, *unfit),
+            Err(rejected) => self.unwanted(cx, id, action, *rejected),
         }
         Ok(())
     }
 
     /// `HELD_RESPONSE`: the next value in line is here.
-    pub(in crate::link) fn held_came<P: Port>(
+    pub(in crate::link) fn on_stashed<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         name: u32,
     ) -> Result<(), String> {
@@ -319,10 +319,10 @@ impl<C> Link<C> {
             cx.counters.increment(Counter::StaleGenerations);
             return Ok(());
         };
-        let is_held = self.held.has(name, &request.key);
-        let arrival = if is_held { Arrival::Held } else { Arrival::NotHeld };
+        let is_held = self.stash.has(name, &request.key);
+        let arrival = if is_held { Arrival::Stashed } else { Arrival::NotStashed };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
-        if let Some(held) = self.held.take(name, &request.key) {
+        if let Some(held) = self.stash.take(name, &request.key) {
             self.place(cx, id, action, None, held);
         } else if action == ReceiverAction::AskOnceMore {
             self.send_request(cx, id);
@@ -334,18 +334,18 @@ impl<C> Link<C> {
     /// in line again as the answer to this request.
     fn place<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
         name: Option<u32>,
-        held: Held,
+        held: StashEntry,
     ) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
-        let Held { key, value, asked } = held;
-        if action == ReceiverAction::Park {
+        let StashEntry { key, value, asked } = held;
+        if action == ReceiverAction::StoreEarly {
             drop(take_back(request, cx.port, cx.counters, link));
-            return self.set_aside(id, Parked::Value(value));
+            return self.store_early(id, EarlyArrival::Value(value));
         }
         if request.waiter.is_none() {
             return self.late(cx, id, action, value);
@@ -357,21 +357,21 @@ impl<C> Link<C> {
         };
         match (place_value(cx, value, given, into), name) {
             (Ok((received, sender)), _) => self.deliver(cx, id, action, received, sender),
-            (Err(unfit), Some(name)) => {
-                let (left, error) = unfit.left();
-                if let Some(value) = left {
-                    self.held.put_back(name, Held { key, value, asked });
+            (Err(rejected), Some(name)) => {
+                let (remaining, error) = rejected.into_remaining();
+                if let Some(value) = remaining {
+                    self.stash.put_back(name, StashEntry { key, value, asked });
                 }
                 self.end(cx, id, action, error);
             }
-            (Err(unfit), None) => self.unwanted(cx, id, action, *unfit),
+            (Err(rejected), None) => self.unwanted(cx, id, action, *rejected),
         }
     }
 
     /// `ERROR_STATUS`.
-    pub(in crate::link) fn error_came<P: Port>(
+    pub(in crate::link) fn on_error<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         status: Status,
     ) -> Result<(), String> {
@@ -385,20 +385,20 @@ impl<C> Link<C> {
     /// The sender has no value for a request, for this reason.
     pub(in crate::link) fn sender_failed<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
         status: Status,
     ) {
-        if self.is_too_many(id, &status) {
-            return self.refused_in_advance(cx, id, action);
+        if self.is_standing_limit(id, &status) {
+            return self.standing_refused(cx, id, action);
         }
         let Some(request) = self.requests.get(id) else { return };
         // A sender that is done with the step has forgotten what is in line here: that is whose turn it is.
         let is_over = status.derived || status.code == Code::NotFound;
         let key = (is_over && request.waiter.is_some()).then(|| request.key.clone());
-        if !self.held.is_empty()
-            && let Some((name, held)) = key.and_then(|key| self.held.take_any(&key))
+        if !self.stash.is_empty()
+            && let Some((name, held)) = key.and_then(|key| self.stash.take_any(&key))
         {
             return self.place(cx, id, action, Some(name), held);
         }
@@ -406,14 +406,14 @@ impl<C> Link<C> {
     }
 
     /// `CANCEL_ACK`.
-    pub(in crate::link) fn acknowledged<P: Port>(
+    pub(in crate::link) fn on_cancel_ack<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::CancelAck).map_err(|v| v.to_string())?;
-        let error = request.failure.take().unwrap_or(RequestError::GivenUp);
+        let error = request.failure.take().unwrap_or(RequestError::Cancelled);
         self.end(cx, id, action, error);
         Ok(())
     }
@@ -421,7 +421,7 @@ impl<C> Link<C> {
     /// The request that an answer is for; an answer for an earlier use of the slot is dropped and counted.
     pub(in crate::link) fn current<P: Port>(
         &mut self,
-        cx: &Context<'_, P, C>,
+        cx: &LinkContext<'_, P, C>,
         id: RequestId,
     ) -> Option<&mut Request<C>> {
         let request = self.requests.get(id);
@@ -433,27 +433,29 @@ impl<C> Link<C> {
 
     pub(in crate::link) fn deliver<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
         mut received: Received,
         mut sender: Side,
     ) {
         match action {
-            ReceiverAction::AwaitSum => return self.await_sum(id, Unverified::Placed(received, sender)),
-            ReceiverAction::Park => {
-                return self.set_aside(id, Parked::Value(HeldValue::of(received, sender)));
+            ReceiverAction::AwaitChecksum => {
+                return self.await_checksum(id, Unverified::Placed(received, sender));
+            }
+            ReceiverAction::StoreEarly => {
+                return self.store_early(id, EarlyArrival::Value(StashedValue::of(received, sender)));
             }
             _ => {}
         }
         let Some(request) = self.requests.get(id) else { return };
         if request.waiter.is_none() {
-            return self.late(cx, id, action, HeldValue::of(received, sender));
+            return self.late(cx, id, action, StashedValue::of(received, sender));
         }
         if let Some(given) = request.copy_to.take() {
-            match place_value(cx, HeldValue::of(received, sender), Some(given), true) {
+            match place_value(cx, StashedValue::of(received, sender), Some(given), true) {
                 Ok(placed) => (received, sender) = placed,
-                Err(unfit) => return self.unwanted(cx, id, action, *unfit),
+                Err(rejected) => return self.unwanted(cx, id, action, *rejected),
             }
         }
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
@@ -464,10 +466,10 @@ impl<C> Link<C> {
     /// A value has come whose waiter is gone.
     fn late<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
-        value: HeldValue,
+        value: StashedValue,
     ) {
         cx.counters.increment(Counter::LateValues);
         if self.requests.get(id).is_some_and(|request| !request.is_abandoned)
@@ -481,21 +483,23 @@ impl<C> Link<C> {
     /// A value has come that its waiter does not want, or can't have, as it is.
     pub(in crate::link) fn unwanted<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
-        unfit: Unfit,
+        rejected: RejectedValue,
     ) {
         match action {
-            ReceiverAction::AwaitSum => return self.await_sum(id, Unverified::Unfit(Box::new(unfit))),
-            ReceiverAction::Park => return self.set_aside(id, Parked::Value(unfit.value)),
+            ReceiverAction::AwaitChecksum => {
+                return self.await_checksum(id, Unverified::RejectedValue(Box::new(rejected)));
+            }
+            ReceiverAction::StoreEarly => return self.store_early(id, EarlyArrival::Value(rejected.value)),
             _ => {}
         }
         if self.requests.get(id).is_some_and(|request| request.waiter.is_none()) {
-            return self.late(cx, id, action, unfit.value);
+            return self.late(cx, id, action, rejected.value);
         }
-        let (left, error) = unfit.left();
-        if let Some(value) = left {
+        let (remaining, error) = rejected.into_remaining();
+        if let Some(value) = remaining {
             self.hold(cx, id, value);
         }
         self.end(cx, id, action, error);
@@ -504,14 +508,14 @@ impl<C> Link<C> {
     /// Holds the value that a request was answered with, and has its place put back in line.
     pub(in crate::link) fn hold<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
-        value: HeldValue,
+        value: StashedValue,
     ) {
         let Some(request) = self.requests.get(id) else { return };
         let (key, route, asked) = (request.key.clone(), request.route, request.asked);
         let TensorKey { step, frame, iteration, .. } = key;
-        let held = self.held.keep(Held { key, value, asked });
+        let held = self.stash.keep(StashEntry { key, value, asked });
         if is_on(Mutant::ReturnNotSent) {
             return;
         }
@@ -520,16 +524,16 @@ impl<C> Link<C> {
 
     pub(in crate::link) fn end<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
         error: RequestError,
     ) {
-        if action == ReceiverAction::Park {
+        if action == ReceiverAction::StoreEarly {
             if let Some(request) = self.requests.get(id) {
                 drop(take_back(request, cx.port, cx.counters, self.id));
             }
-            return self.set_aside(id, Parked::Failed(error));
+            return self.store_early(id, EarlyArrival::Failed(error));
         }
         if let Some((Some(waiter), key)) = self.finish(cx, id, action) {
             cx.events.push_back(LinkEvent::Failed { waiter, key, error });
@@ -539,22 +543,22 @@ impl<C> Link<C> {
     /// A standing request that its sender has not taken ends without a word, unless its cancel is under way.
     pub(in crate::link) fn drop_refused<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
     ) {
-        if action == ReceiverAction::Park {
+        if action == ReceiverAction::StoreEarly {
             // As if it had been given up, with nothing to cancel.
             self.unlist(cx, id);
-            return self.give_up_now(cx, id);
+            return self.cancel_now(cx, id);
         }
-        self.end(cx, id, action, RequestError::GivenUp);
+        self.end(cx, id, action, RequestError::Cancelled);
     }
 
     /// Takes the waiter out and, unless the slot must stay, frees it with everything that it granted.
     fn finish<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         id: RequestId,
         action: ReceiverAction,
     ) -> Option<(Option<C>, TensorKey)> {
@@ -569,9 +573,9 @@ impl<C> Link<C> {
         if !is_on(Mutant::RouteNotReleased) {
             self.routes_out.release(&request.key.edge);
         }
-        if request.is_unsettled {
-            for held_back in self.unsettled.settle(&request.key) {
-                self.release(cx, held_back);
+        if request.is_unresolved {
+            for blocked in self.unresolved.resolve(&request.key) {
+                self.release(cx, blocked);
             }
         }
         Some((request.waiter, request.key))

@@ -2,8 +2,8 @@
 
 use crate::link::links::IN_FLIGHT;
 use crate::link::receiving::checksum::Unverified;
-use crate::link::receiving::standing::Parked;
-use crate::link::{TensorKey, Want};
+use crate::link::receiving::standing::EarlyArrival;
+use crate::link::{Destination, TensorKey};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Receiver;
@@ -39,19 +39,19 @@ pub(in crate::link) struct Request<C> {
     /// Whether it would borrow.
     pub borrow: bool,
     /// What its waiter wants, while it is held back.
-    pub want: Option<Want>,
+    pub destination: Option<Destination>,
     /// Bytes that the peer may still write to though the request was given up.
     pub quarantined: u64,
-    /// Whether it counts as [`Unsettled`].
-    pub is_unsettled: bool,
+    /// Whether it counts as [`UnresolvedKeys`].
+    pub is_unresolved: bool,
     /// Whether what still comes for it is nobody's: its step has ended.
     pub is_abandoned: bool,
     /// What came for it before it was claimed, if it is a standing one.
-    pub parked: Option<Parked>,
+    pub early: Option<EarlyArrival>,
     /// The tensor that the waiter gave who claimed it: what lands is copied there.
     pub copy_to: Option<TensorMut>,
-    /// Bytes of its destination, as long as it is armed.
-    pub armed_bytes: u64,
+    /// Bytes of its destination, as long as it is standing.
+    pub standing_bytes: u64,
     /// What has come and waits for its sum.
     pub unverified: Option<Unverified>,
 }
@@ -59,17 +59,17 @@ pub(in crate::link) struct Request<C> {
 /// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
 /// such a key are held back: if a value comes, it is theirs, and it was sent before any other that they could get.
 #[derive(Debug, Default)]
-pub(in crate::link) struct Unsettled {
-    keys: HashMap<TensorKey, Waiting>,
+pub(in crate::link) struct UnresolvedKeys {
+    keys: HashMap<TensorKey, BlockedRequests>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
-    unsettled: u32,
-    held_back: Vec<RequestId>,
+struct BlockedRequests {
+    unresolved: u32,
+    blocked: Vec<RequestId>,
 }
 
-impl Unsettled {
+impl UnresolvedKeys {
     /// Keys with such a request.
     pub fn len(&self) -> usize {
         self.keys.len()
@@ -77,36 +77,36 @@ impl Unsettled {
 
     /// One more request for a key is not settled.
     pub fn add(&mut self, key: &TensorKey) {
-        self.keys.entry(key.clone()).or_default().unsettled += 1;
+        self.keys.entry(key.clone()).or_default().unresolved += 1;
     }
 
     /// Whether requests for a key are held back.
-    pub fn holds(&self, key: &TensorKey) -> bool {
+    pub fn is_blocked(&self, key: &TensorKey) -> bool {
         !self.keys.is_empty() && self.keys.contains_key(key)
     }
 
     /// Holds a request back.
-    pub fn hold(&mut self, key: &TensorKey, request: RequestId) {
+    pub fn block(&mut self, key: &TensorKey, request: RequestId) {
         if let Some(waiting) = self.keys.get_mut(key) {
-            waiting.held_back.push(request);
+            waiting.blocked.push(request);
         }
     }
 
     /// A request that was held back has ended.
-    pub fn forget(&mut self, key: &TensorKey, request: RequestId) {
+    pub fn unblock(&mut self, key: &TensorKey, request: RequestId) {
         if let Some(waiting) = self.keys.get_mut(key) {
-            waiting.held_back.retain(|held| *held != request);
+            waiting.blocked.retain(|held| *held != request);
         }
     }
 
     /// One request for a key is settled. Returns those that are not held back any more, in their order.
-    pub fn settle(&mut self, key: &TensorKey) -> Vec<RequestId> {
+    pub fn resolve(&mut self, key: &TensorKey) -> Vec<RequestId> {
         let Some(waiting) = self.keys.get_mut(key) else { return Vec::new() };
-        waiting.unsettled -= 1;
-        if waiting.unsettled > 0 {
+        waiting.unresolved -= 1;
+        if waiting.unresolved > 0 {
             return Vec::new();
         }
-        self.keys.remove(key).map(|waiting| waiting.held_back).unwrap_or_default()
+        self.keys.remove(key).map(|waiting| waiting.blocked).unwrap_or_default()
     }
 }
 
@@ -117,14 +117,14 @@ impl<C> Request<C> {
     }
 
     /// A request that is not sent yet.
-    pub fn held_back(key: TensorKey, waiter: C, route: u32, asked: u64, timeout_ms: u32) -> Self {
+    pub fn unsent(key: TensorKey, waiter: C, route: u32, asked: u64, timeout_ms: u32) -> Self {
         Request { waiter: Some(waiter), ..Self::without_waiter(key, route, asked, timeout_ms) }
     }
 
     /// The same without a waiter.
     pub fn without_waiter(key: TensorKey, route: u32, asked: u64, timeout_ms: u32) -> Self {
         Request {
-            machine: Receiver::held_back(),
+            machine: Receiver::unsent(),
             key,
             waiter: None,
             grant: None,
@@ -136,20 +136,20 @@ impl<C> Request<C> {
             asked,
             timeout_ms,
             borrow: false,
-            want: None,
+            destination: None,
             quarantined: 0,
-            is_unsettled: false,
+            is_unresolved: false,
             is_abandoned: false,
-            parked: None,
+            early: None,
             copy_to: None,
-            armed_bytes: 0,
+            standing_bytes: 0,
             unverified: None,
         }
     }
 }
 
 #[derive(Debug)]
-struct Entry<C> {
+struct RequestSlot<C> {
     generation: u8,
     request: Option<Request<C>>,
 }
@@ -158,7 +158,7 @@ struct Entry<C> {
 /// for an earlier use is told apart.
 #[derive(Debug)]
 pub(in crate::link) struct Requests<C> {
-    entries: Vec<Entry<C>>,
+    entries: Vec<RequestSlot<C>>,
     free: Vec<u32>,
     max: u32,
 }
@@ -189,7 +189,7 @@ impl<C> Requests<C> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() < self.max as usize => {
-                self.entries.push(Entry { generation: 0, request: None });
+                self.entries.push(RequestSlot { generation: 0, request: None });
                 self.entries.len() as u32 - 1
             }
             None => return None,
@@ -226,7 +226,7 @@ impl<C> Requests<C> {
 
     /// The request in a slot, if there is one.
     pub fn in_slot(&mut self, index: u32) -> Option<(RequestId, &mut Request<C>)> {
-        let Entry { generation, request } = self.entries.get_mut(index as usize)?;
+        let RequestSlot { generation, request } = self.entries.get_mut(index as usize)?;
         let id = RequestId { slot: Slot::new(index)?, generation: *generation };
         Some((id, request.as_mut()?))
     }
@@ -253,28 +253,28 @@ mod tests {
     fn requests_that_are_held_back_go_in_their_order_but_those_that_ended() {
         let key = request(0).key;
         let id = |slot| RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
-        let mut unsettled = Unsettled::default();
-        unsettled.add(&key);
-        unsettled.add(&key);
+        let mut unresolved = UnresolvedKeys::default();
+        unresolved.add(&key);
+        unresolved.add(&key);
         for slot in 0..3 {
-            unsettled.hold(&key, id(slot));
+            unresolved.block(&key, id(slot));
         }
         // As often as somebody gives up, nothing grows.
         for _ in 0..1000 {
-            unsettled.hold(&key, id(7));
-            unsettled.forget(&key, id(7));
+            unresolved.block(&key, id(7));
+            unresolved.unblock(&key, id(7));
         }
-        unsettled.forget(&key, id(1));
-        assert_eq!(unsettled.settle(&key), [], "one more is not settled");
-        assert_eq!(unsettled.settle(&key), [id(0), id(2)]);
-        assert_eq!(unsettled.len(), 0);
+        unresolved.unblock(&key, id(1));
+        assert_eq!(unresolved.resolve(&key), [], "one more is not settled");
+        assert_eq!(unresolved.resolve(&key), [id(0), id(2)]);
+        assert_eq!(unresolved.len(), 0);
     }
 
     fn request(waiter: u32) -> Request<u32> {
         let device = "/job:a/replica:0/task:0/device:CPU:0";
         let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
         let key = TensorKey { edge, step: 1, frame: 0, iteration: 0 };
-        Request::held_back(key, waiter, 0, 0, 0)
+        Request::unsent(key, waiter, 0, 0, 0)
     }
 
     #[test]
@@ -305,19 +305,21 @@ mod tests {
 
     #[test]
     fn requests_are_held_back_until_the_last_one_before_them_is_settled() {
-        let mut unsettled = Unsettled::default();
+        let mut unresolved = UnresolvedKeys::default();
         let key = request(0).key;
-        assert!(!unsettled.holds(&key));
-        unsettled.add(&key);
-        unsettled.add(&key);
+        assert!(!unresolved.is_blocked(&key));
+        unresolved.add(&key);
+        unresolved.add(&key);
         let ids = [3, 1].map(|slot| RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 });
         for id in ids {
-            assert!(unsettled.holds(&key) && !unsettled.holds(&TensorKey { step: 2, ..key.clone() }));
-            unsettled.hold(&key, id);
+            assert!(
+                unresolved.is_blocked(&key) && !unresolved.is_blocked(&TensorKey { step: 2, ..key.clone() })
+            );
+            unresolved.block(&key, id);
         }
-        assert_eq!(unsettled.settle(&key), []);
-        assert_eq!(unsettled.settle(&key), ids);
-        assert!(!unsettled.holds(&key) && unsettled.settle(&key).is_empty());
+        assert_eq!(unresolved.resolve(&key), []);
+        assert_eq!(unresolved.resolve(&key), ids);
+        assert!(!unresolved.is_blocked(&key) && unresolved.resolve(&key).is_empty());
     }
 
     #[test]

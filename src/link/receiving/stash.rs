@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// A value that nobody took.
 #[derive(Debug)]
-pub enum HeldValue {
+pub enum StashedValue {
     /// A tensor.
     Tensor {
         /// It.
@@ -33,13 +33,13 @@ pub enum HeldValue {
     Corrupted(Corruption),
 }
 
-impl HeldValue {
+impl StashedValue {
     /// What was received, if it was received into `given` or to nowhere in particular.
     pub fn of(received: Received, sender: Side) -> Self {
         match received {
-            Received::Tensor(tensor) => HeldValue::Tensor { tensor, sender },
-            Received::Into(given) => HeldValue::Tensor { tensor: given.freeze(), sender },
-            Received::Dead(_) => HeldValue::Dead,
+            Received::Tensor(tensor) => StashedValue::Tensor { tensor, sender },
+            Received::Into(given) => StashedValue::Tensor { tensor: given.freeze(), sender },
+            Received::Dead(_) => StashedValue::Dead,
         }
     }
 
@@ -52,62 +52,62 @@ impl HeldValue {
         pool: &Pool,
         given: Option<TensorMut>,
         into: bool,
-    ) -> Result<(Received, Side), Box<Unfit>> {
+    ) -> Result<(Received, Side), Box<RejectedValue>> {
         let given = given.filter(|_| into);
         match (self, given) {
-            (HeldValue::Corrupted(corruption), _) => {
+            (StashedValue::Corrupted(corruption), _) => {
                 let error = RequestError::Corrupted(corruption);
-                Err(Box::new(Unfit { value: HeldValue::Corrupted(corruption), error }))
+                Err(Box::new(RejectedValue { value: StashedValue::Corrupted(corruption), error }))
             }
-            (HeldValue::Dead, given) => Ok((Received::Dead(given), Side::HEAP)),
-            (HeldValue::Tensor { tensor, sender }, None) => Ok((Received::Tensor(tensor), sender)),
-            (HeldValue::Tensor { tensor, sender }, Some(mut given)) if given.meta() == tensor.meta() => {
+            (StashedValue::Dead, given) => Ok((Received::Dead(given), Side::HEAP)),
+            (StashedValue::Tensor { tensor, sender }, None) => Ok((Received::Tensor(tensor), sender)),
+            (StashedValue::Tensor { tensor, sender }, Some(mut given)) if given.meta() == tensor.meta() => {
                 given.bytes_mut().copy_from_slice(tensor.bytes());
                 Ok((Received::Into(given), sender))
             }
-            (HeldValue::Bytes { meta, bytes, sender }, Some(mut given)) if *given.meta() == meta => {
+            (StashedValue::Bytes { meta, bytes, sender }, Some(mut given)) if *given.meta() == meta => {
                 given.bytes_mut().copy_from_slice(&bytes);
                 Ok((Received::Into(given), sender))
             }
-            (value, Some(given)) => Err(Box::new(value.unfit_for(given.meta()))),
-            (HeldValue::Bytes { meta, bytes, sender }, None) => match pool.tensor(meta.clone()) {
+            (value, Some(given)) => Err(Box::new(value.rejected_for(given.meta()))),
+            (StashedValue::Bytes { meta, bytes, sender }, None) => match pool.tensor(meta.clone()) {
                 Ok(mut tensor) => {
                     tensor.bytes_mut().copy_from_slice(&bytes);
                     Ok((Received::Tensor(tensor.freeze()), sender))
                 }
                 Err(error) => {
-                    let value = HeldValue::Bytes { meta, bytes, sender };
-                    Err(Box::new(Unfit { value, error: RequestError::NoRoom(error) }))
+                    let value = StashedValue::Bytes { meta, bytes, sender };
+                    Err(Box::new(RejectedValue { value, error: RequestError::NoRoom(error) }))
                 }
             },
         }
     }
 
     /// The value, which does not fit what was given for it.
-    pub(in crate::link) fn unfit_for(self, given: &TensorMeta) -> Unfit {
+    pub(in crate::link) fn rejected_for(self, given: &TensorMeta) -> RejectedValue {
         let sent = match &self {
-            HeldValue::Tensor { tensor, .. } => tensor.meta().clone(),
-            HeldValue::Bytes { meta, .. } => meta.clone(),
-            HeldValue::Dead | HeldValue::Corrupted(_) => Tensor::empty().meta().clone(),
+            StashedValue::Tensor { tensor, .. } => tensor.meta().clone(),
+            StashedValue::Bytes { meta, .. } => meta.clone(),
+            StashedValue::Dead | StashedValue::Corrupted(_) => Tensor::empty().meta().clone(),
         };
-        let error = RequestError::Misfit { sent: Box::new(sent), given: Box::new(given.clone()) };
-        Unfit { value: self, error }
+        let error = RequestError::ShapeMismatch { sent: Box::new(sent), given: Box::new(given.clone()) };
+        RejectedValue { value: self, error }
     }
 }
 
 /// A value that a receiver can't have as it is, and why.
 #[derive(Debug)]
-pub struct Unfit {
+pub struct RejectedValue {
     /// The value.
-    pub value: HeldValue,
+    pub value: StashedValue,
     /// Why.
     pub error: RequestError,
 }
 
-impl Unfit {
+impl RejectedValue {
     /// What the next in line may still get: nothing, once somebody has been told that it is corrupted.
-    pub fn left(self) -> (Option<HeldValue>, RequestError) {
-        let Unfit { value, error } = self;
+    pub fn into_remaining(self) -> (Option<StashedValue>, RequestError) {
+        let RejectedValue { value, error } = self;
         let is_over = matches!(error, RequestError::Corrupted(_));
         ((!is_over).then_some(value), error)
     }
@@ -115,21 +115,21 @@ impl Unfit {
 
 /// A value that is held.
 #[derive(Debug)]
-pub(in crate::link) struct Held {
+pub(in crate::link) struct StashEntry {
     pub key: TensorKey,
-    pub value: HeldValue,
+    pub value: StashedValue,
     /// When the request that it answered was made, counted in requests.
     pub asked: u64,
 }
 
 /// The values of one link that nobody took.
 #[derive(Debug, Default)]
-pub(in crate::link) struct HeldTable {
-    values: BTreeMap<u32, Held>,
+pub(in crate::link) struct Stash {
+    values: BTreeMap<u32, StashEntry>,
     next: u32,
 }
 
-impl HeldTable {
+impl Stash {
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -139,7 +139,7 @@ impl HeldTable {
     }
 
     /// Keeps a value, under a name that no other has.
-    pub fn keep(&mut self, held: Held) -> u32 {
+    pub fn keep(&mut self, held: StashEntry) -> u32 {
         while self.values.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
@@ -150,7 +150,7 @@ impl HeldTable {
     }
 
     /// The value with this name, if it is one of that key.
-    pub fn take(&mut self, name: u32, key: &TensorKey) -> Option<Held> {
+    pub fn take(&mut self, name: u32, key: &TensorKey) -> Option<StashEntry> {
         self.values.get(&name).filter(|held| held.key == *key)?;
         self.values.remove(&name)
     }
@@ -161,14 +161,14 @@ impl HeldTable {
     }
 
     /// The value of that key that was asked for first, with its name.
-    pub fn take_any(&mut self, key: &TensorKey) -> Option<(u32, Held)> {
+    pub fn take_any(&mut self, key: &TensorKey) -> Option<(u32, StashEntry)> {
         let of_key = self.values.iter().filter(|(_, held)| held.key == *key);
         let name = of_key.min_by_key(|(_, held)| held.asked).map(|(name, _)| *name)?;
         self.values.remove(&name).map(|held| (name, held))
     }
 
     /// Keeps a value under the name that it had.
-    pub fn put_back(&mut self, name: u32, held: Held) {
+    pub fn put_back(&mut self, name: u32, held: StashEntry) {
         self.values.insert(name, held);
     }
 
@@ -178,7 +178,7 @@ impl HeldTable {
     }
 
     /// Takes everything out, what was asked for first first.
-    pub fn drain(&mut self) -> Vec<Held> {
+    pub fn drain(&mut self) -> Vec<StashEntry> {
         let mut all: Vec<_> = std::mem::take(&mut self.values).into_values().collect();
         all.sort_by_key(|held| held.asked);
         all
@@ -191,15 +191,15 @@ mod tests {
     use crate::wire::EdgeName;
     use std::sync::Arc;
 
-    fn held(step: u64, asked: u64) -> Held {
+    fn held(step: u64, asked: u64) -> StashEntry {
         let device = "/job:a/replica:0/task:0/device:CPU:0";
         let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
-        Held { key: TensorKey { edge, step, frame: 0, iteration: 0 }, value: HeldValue::Dead, asked }
+        StashEntry { key: TensorKey { edge, step, frame: 0, iteration: 0 }, value: StashedValue::Dead, asked }
     }
 
     #[test]
     fn a_value_is_taken_by_its_name_and_for_its_key_alone() {
-        let mut table = HeldTable::default();
+        let mut table = Stash::default();
         let (first, second) = (table.keep(held(1, 7)), table.keep(held(1, 3)));
         assert!(table.take(first, &held(2, 0).key).is_none(), "another key");
         assert!(table.has(first, &held(1, 0).key) && !table.has(first, &held(2, 0).key));
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_first_leaves_first() {
-        let mut table = HeldTable::default();
+        let mut table = Stash::default();
         for asked in [5, 2, 9, 1] {
             table.keep(held(1, asked));
         }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_name_in_use_is_not_given_again() {
-        let mut table = HeldTable { values: BTreeMap::new(), next: u32::MAX };
+        let mut table = Stash { values: BTreeMap::new(), next: u32::MAX };
         assert_eq!(table.keep(held(1, 1)), u32::MAX);
         assert_eq!(table.keep(held(1, 2)), 0);
         table.next = u32::MAX;

@@ -24,7 +24,7 @@ pub(in crate::link) struct OutRoutes {
     /// Routes with requests.
     in_use: usize,
     /// Routes with standing requests that nobody has claimed.
-    armed: usize,
+    standing: usize,
 }
 
 /// A route that this side has announced.
@@ -42,9 +42,9 @@ pub(in crate::link) struct OutRoute {
     unlent: Option<u64>,
     in_flight: u32,
     /// Those of them that are standing and not claimed.
-    armed: u32,
+    standing: u32,
     /// The last step that one of those was made for since there was none.
-    last_armed: Option<u64>,
+    last_standing: Option<u64>,
     /// The same of the others: plain ones, claimed ones, and those that are being given up.
     last_other: Option<u64>,
     last_used: u64,
@@ -52,13 +52,13 @@ pub(in crate::link) struct OutRoute {
 
 /// Which requests of a step, or of later ones, there may be that have not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::link) enum MayBeAsked {
-    /// None.
-    Not,
-    /// Standing ones that nobody has claimed, alone.
-    InAdvance,
-    /// Any.
-    Anyhow,
+pub(in crate::link) enum RouteOutstanding {
+    /// No request.
+    None,
+    /// Only standing requests that no receive has claimed.
+    StandingOnly,
+    /// Any request.
+    Any,
 }
 
 impl OutRoute {
@@ -71,8 +71,8 @@ impl OutRoute {
             arrivals: 0,
             unlent: None,
             in_flight: 0,
-            armed: 0,
-            last_armed: None,
+            standing: 0,
+            last_standing: None,
             last_other: None,
             last_used,
         }
@@ -98,7 +98,7 @@ impl OutRoute {
     fn release(&mut self) -> bool {
         let was_last = self.in_flight == 1;
         self.in_flight = self.in_flight.saturating_sub(1);
-        if self.in_flight == self.armed {
+        if self.in_flight == self.standing {
             self.last_other = None;
         }
         was_last
@@ -109,10 +109,10 @@ impl OutRoute {
         if place.as_ref().is_none_or(|(known, _)| known.version != meta.version) {
             *place = Some((meta.clone(), 0));
         }
-        self.came(meta.version);
+        self.note_arrival(meta.version);
     }
 
-    fn came(&mut self, version: u32) {
+    fn note_arrival(&mut self, version: u32) {
         self.arrivals += 1;
         let place = MetaPlace::of(version).index();
         if let Some((_, at)) = self.known[place].as_mut().filter(|(known, _)| known.version == version) {
@@ -136,7 +136,7 @@ impl OutRoutes {
     pub fn new(max: u32) -> Self {
         let max = max as usize;
         let (by_edge, by_number) = (HashMap::default(), HashMap::default());
-        OutRoutes { by_edge, by_number, next_number: 0, uses: 0, max, in_use: 0, armed: 0 }
+        OutRoutes { by_edge, by_number, next_number: 0, uses: 0, max, in_use: 0, standing: 0 }
     }
 
     /// The route of an edge for one more request; `None` if the table is full of routes in use.
@@ -187,8 +187,9 @@ impl OutRoutes {
 
     /// Whether there may be standing requests for an edge: it has some, or less than half of all routes have, as none of
     /// these can make room for another.
-    pub fn may_arm(&self, edge: &Arc<EdgeName>) -> bool {
-        self.armed < self.max / SHARE as usize || self.by_edge.get(edge).is_some_and(|route| route.armed > 0)
+    pub fn may_post_standing(&self, edge: &Arc<EdgeName>) -> bool {
+        self.standing < self.max / SHARE as usize
+            || self.by_edge.get(edge).is_some_and(|route| route.standing > 0)
     }
 
     /// A request for a step is made on a route, not a standing one.
@@ -199,33 +200,33 @@ impl OutRoutes {
     }
 
     /// Which requests there may be on a route for this step or for later ones.
-    pub fn may_be_asked(&self, edge: &Arc<EdgeName>, step: u64) -> MayBeAsked {
+    pub fn outstanding(&self, edge: &Arc<EdgeName>, step: u64) -> RouteOutstanding {
         match self.by_edge.get(edge) {
-            Some(route) if Some(step) <= route.last_other => MayBeAsked::Anyhow,
-            Some(route) if Some(step) <= route.last_armed => MayBeAsked::InAdvance,
-            _ => MayBeAsked::Not,
+            Some(route) if Some(step) <= route.last_other => RouteOutstanding::Any,
+            Some(route) if Some(step) <= route.last_standing => RouteOutstanding::StandingOnly,
+            _ => RouteOutstanding::None,
         }
     }
 
     /// One more request on a route, a standing one.
-    pub fn note_armed(&mut self, edge: &Arc<EdgeName>, step: u64) {
+    pub fn note_standing(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             self.in_use += usize::from(route.in_flight == 0);
             route.in_flight += 1;
-            route.armed += 1;
-            route.last_armed = route.last_armed.max(Some(step));
-            self.armed += usize::from(route.armed == 1);
+            route.standing += 1;
+            route.last_standing = route.last_standing.max(Some(step));
+            self.standing += usize::from(route.standing == 1);
         }
     }
 
     /// A standing request is claimed, or given up.
-    pub fn note_disarmed(&mut self, edge: &Arc<EdgeName>, step: u64) {
+    pub fn note_claimed(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
-            route.armed -= 1;
+            route.standing -= 1;
             route.last_other = route.last_other.max(Some(step));
-            if route.armed == 0 {
-                route.last_armed = None;
-                self.armed -= 1;
+            if route.standing == 0 {
+                route.last_standing = None;
+                self.standing -= 1;
             }
         }
     }
@@ -267,9 +268,9 @@ impl OutRoutes {
 
     /// Something has come that has the meta-data of this version: what comes next is taken to be like it. A value that its
     /// sender kept can come when both ends remember others at that place already, and these stay.
-    pub fn came(&mut self, edge: &Arc<EdgeName>, version: u32) {
+    pub fn note_arrival(&mut self, edge: &Arc<EdgeName>, version: u32) {
         if let Some(route) = self.by_edge.get_mut(edge) {
-            route.came(version);
+            route.note_arrival(version);
         }
     }
 
@@ -309,11 +310,11 @@ mod tests {
         routes.take(&a);
         assert!(routes.is_lent(&a) && routes.is_lent(&edge("b")));
         for _ in 0..2 {
-            routes.came(&a, 1);
+            routes.note_arrival(&a, 1);
             routes.note_unlent(&a);
             for lent in 0..UNLENT {
                 assert!(!routes.is_lent(&a), "after {lent}");
-                routes.came(&a, 1);
+                routes.note_arrival(&a, 1);
             }
             assert!(routes.is_lent(&a));
         }
@@ -346,38 +347,42 @@ mod tests {
             routes.take(edge).expect("room");
             routes.release(edge);
         }
-        assert!(routes.may_arm(&a));
-        routes.note_armed(&a, 1);
-        routes.note_armed(&a, 2);
-        assert!(routes.may_arm(&a) && !routes.may_arm(&b));
-        routes.note_disarmed(&a, 1);
-        assert!(!routes.may_arm(&b), "one is left");
-        routes.note_disarmed(&a, 2);
-        assert!(routes.may_arm(&b) && routes.busy() == 1, "claimed, and in flight");
-        assert!(!OutRoutes::new(1).may_arm(&a));
+        assert!(routes.may_post_standing(&a));
+        routes.note_standing(&a, 1);
+        routes.note_standing(&a, 2);
+        assert!(routes.may_post_standing(&a) && !routes.may_post_standing(&b));
+        routes.note_claimed(&a, 1);
+        assert!(!routes.may_post_standing(&b), "one is left");
+        routes.note_claimed(&a, 2);
+        assert!(routes.may_post_standing(&b) && routes.busy() == 1, "claimed, and in flight");
+        assert!(!OutRoutes::new(1).may_post_standing(&a));
     }
 
     #[test]
     fn what_may_have_been_asked_for_is_forgotten_with_the_last_request() {
         let mut routes = OutRoutes::new(2);
         let a = edge("a");
-        assert_eq!(routes.may_be_asked(&a, 0), MayBeAsked::Not, "no route");
+        assert_eq!(routes.outstanding(&a, 0), RouteOutstanding::None, "no route");
         routes.take(&a).expect("room");
         for step in [7, 5] {
             routes.ask(&a, step);
         }
-        routes.note_armed(&a, 20);
-        let of = |routes: &OutRoutes| [0, 7, 8, 20, 21].map(|step| routes.may_be_asked(&a, step));
-        use MayBeAsked::{Anyhow, InAdvance, Not};
-        assert_eq!(of(&routes), [Anyhow, Anyhow, InAdvance, InAdvance, Not]);
+        routes.note_standing(&a, 20);
+        let of = |routes: &OutRoutes| [0, 7, 8, 20, 21].map(|step| routes.outstanding(&a, step));
+        use RouteOutstanding::{Any, None, StandingOnly};
+        assert_eq!(of(&routes), [Any, Any, StandingOnly, StandingOnly, None]);
         routes.release(&a);
-        assert_eq!(of(&routes), [InAdvance, InAdvance, InAdvance, InAdvance, Not], "the plain one has ended");
-        routes.note_disarmed(&a, 20);
-        assert_eq!(of(&routes), [Anyhow, Anyhow, Anyhow, Anyhow, Not], "claimed");
+        assert_eq!(
+            of(&routes),
+            [StandingOnly, StandingOnly, StandingOnly, StandingOnly, None],
+            "the plain one has ended"
+        );
+        routes.note_claimed(&a, 20);
+        assert_eq!(of(&routes), [Any, Any, Any, Any, None], "claimed");
         routes.release(&a);
-        assert_eq!(of(&routes), [Not; 5]);
+        assert_eq!(of(&routes), [None; 5]);
         routes.ask(&a, u64::MAX);
-        assert_eq!(routes.may_be_asked(&a, u64::MAX), Anyhow);
+        assert_eq!(routes.outstanding(&a, u64::MAX), Any);
     }
 
     #[test]
@@ -411,10 +416,10 @@ mod tests {
         for version in 2..=6 {
             routes.learn(&edge("a"), &meta(version, u64::from(version)));
         }
-        routes.came(&edge("a"), 2);
+        routes.note_arrival(&edge("a"), 2);
         assert_eq!(routes.known(&edge("a"), MetaPlace::of(2)), Some(meta(6, 6)));
         assert_eq!(routes.cached(&edge("a")), Some(meta(6, 6)));
-        routes.came(&edge("a"), 4);
+        routes.note_arrival(&edge("a"), 4);
         assert_eq!(routes.cached(&edge("a")), Some(meta(4, 4)), "it is there still");
     }
 }

@@ -117,10 +117,10 @@ mod tests {
             }
             match keeps % 2 {
                 0 => kept.push(told.version),
-                _ => receiver.came(&edge("a"), told.version),
+                _ => receiver.note_arrival(&edge("a"), told.version),
             }
             if late % 3 == 0 && !kept.is_empty() {
-                receiver.came(&edge("a"), kept.remove(late as usize % kept.len()));
+                receiver.note_arrival(&edge("a"), kept.remove(late as usize % kept.len()));
             }
             for version in 0..MetaPlace::COUNT as u32 {
                 let place = MetaPlace::of(version);

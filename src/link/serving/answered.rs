@@ -6,12 +6,12 @@ use crate::wire::message::RequestId;
 ///
 /// A peer can use 2^20 slots at most, so this is bounded by 56 MiB, whatever the peer does.
 #[derive(Debug)]
-pub(in crate::link) struct Answered {
-    slots: Vec<Option<Answer>>,
+pub(in crate::link) struct AnsweredSlots {
+    slots: Vec<Option<AnsweredValue>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Answer {
+struct AnsweredValue {
     generation: u8,
     number: u64,
     of: WireKey,
@@ -26,10 +26,10 @@ pub(in crate::link) struct WireKey {
     pub iteration: u64,
 }
 
-impl Answered {
+impl AnsweredSlots {
     /// Nothing was answered yet. Allocates nothing more for the first `slots` of the peer's table.
     pub fn with_capacity(slots: usize) -> Self {
-        Answered { slots: Vec::with_capacity(slots) }
+        AnsweredSlots { slots: Vec::with_capacity(slots) }
     }
 
     /// A request was answered with the value that has this number.
@@ -39,7 +39,7 @@ impl Answered {
         if slot >= self.slots.len() {
             self.slots.resize(slot + 1, None);
         }
-        self.slots[slot] = Some(Answer { generation: request.generation, number, of });
+        self.slots[slot] = Some(AnsweredValue { generation: request.generation, number, of });
     }
 
     /// The number of the value of that key that this request was answered with: once, as a value can come back once.
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_value_can_come_back_once_under_its_key_and_only_for_the_last_use_of_its_slot() {
-        let mut answered = Answered::with_capacity(2);
+        let mut answered = AnsweredSlots::with_capacity(2);
         answered.note(request(5, 1), 70, KEY);
         answered.note(request(0, 1), 71, KEY);
         assert_eq!(answered.take(request(5, 0), KEY), None, "an earlier use");

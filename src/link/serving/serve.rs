@@ -1,23 +1,23 @@
 //! The requests of a peer, from their arrival to their answer.
 
 use crate::fabric::{Allowance, LinkId, MAX_MESSAGE, Port};
-use crate::link::links::{Context, Link};
-use crate::link::receiving::standing::TOO_MANY;
+use crate::link::links::{Link, LinkContext};
+use crate::link::receiving::standing::STANDING_LIMIT;
 use crate::link::routes::received::MetaVersion;
 use crate::link::serving::answered::WireKey;
-use crate::link::{Incoming, LinkEvent, Served, TensorKey, Value, side_of};
+use crate::link::{LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value, side_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::{Answer, Asked, CancelAction, Sender, SenderValue};
+use crate::protocol::{CancelAction, Sender, SenderAnswer, SenderRequest, SenderValue};
 use crate::telemetry::Counter;
-use crate::wire::message::{Arm, Follows, MetaRef, RequestId, TensorRequest, VersionedMeta};
+use crate::wire::message::{Follows, MetaRef, RequestId, StandingRequest, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Status};
 use foldhash::HashMap;
 
 /// A request of the peer that has not been answered whole.
 #[derive(Debug)]
-pub(in crate::link) struct Asking {
+pub(in crate::link) struct PeerRequest {
     generation: u8,
     machine: Sender,
     key: TensorKey,
@@ -27,12 +27,12 @@ pub(in crate::link) struct Asking {
     /// Whether the bytes of its answer are followed by their sum.
     validate: bool,
     /// Whether it was made in advance.
-    armed: bool,
+    standing: bool,
     /// The value that is kept until the peer asks again, with its number.
-    kept: Option<(Tensor, u64)>,
+    pinned: Option<(Tensor, u64)>,
 }
 
-impl Asking {
+impl PeerRequest {
     fn wire_key(&self) -> WireKey {
         let TensorKey { step, frame, iteration, .. } = self.key;
         WireKey { route: self.route, step, frame, iteration }
@@ -43,18 +43,18 @@ impl Asking {
 const PLAIN_SHARE: u32 = 4;
 
 /// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
-pub(in crate::link) type ServedTable = HashMap<u32, Asking>;
+pub(in crate::link) type PeerRequests = HashMap<u32, PeerRequest>;
 
 impl<C> Link<C> {
     /// `TENSOR_REQUEST`.
-    pub(in crate::link) fn asked<P: Port>(
+    pub(in crate::link) fn on_request<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: &TensorRequest,
-        armed: bool,
+        standing: bool,
     ) -> Result<(), String> {
         let slot = request.request.slot.index();
-        if let Some(served) = self.served.get(&slot) {
+        if let Some(served) = self.peer_requests.get(&slot) {
             let (old, new) = (served.generation, request.request.generation);
             return Err(format!("request slot {slot} (generation {new}) is in use (generation {old})"));
         }
@@ -69,18 +69,18 @@ impl<C> Link<C> {
                 return Ok(());
             }
         };
-        if let Some(status) = self.no_room_for_more(armed) {
+        if let Some(status) = self.no_room_for_more(standing) {
             self.error(cx, request.request, status);
             return Ok(());
         }
         let key = TensorKey { edge, step: request.step, frame: request.frame, iteration: request.iteration };
-        let asked = Asked {
+        let asked = SenderRequest {
             granted: request.grant.map(|grant| grant.len),
             meta_version: request.meta_version,
             borrow: request.borrow,
-            armed,
+            standing,
         };
-        let served = Asking {
+        let served = PeerRequest {
             generation: request.request.generation,
             machine: Sender::new(asked),
             key: key.clone(),
@@ -88,26 +88,31 @@ impl<C> Link<C> {
             meta_version: request.meta_version,
             grant: request.grant,
             validate: request.validate,
-            armed,
-            kept: None,
+            standing,
+            pinned: None,
         };
-        self.served.insert(slot, served);
-        self.served_armed += u32::from(armed);
-        let incoming = Incoming { link: self.id, request: request.request };
-        cx.events.push_back(LinkEvent::Asked { incoming, key, timeout_ms: request.timeout_ms, armed });
+        self.peer_requests.insert(slot, served);
+        self.standing_peer_requests += u32::from(standing);
+        let peer_request = PeerRequestId { link: self.id, request: request.request };
+        cx.events.push_back(LinkEvent::Requested {
+            peer_request,
+            key,
+            timeout_ms: request.timeout_ms,
+            standing,
+        });
         Ok(())
     }
 
     /// Why no more requests are taken, if that is so. Those that are made in advance leave a quarter of the room to others: a
     /// receive asks plainly where the sender has not taken what was asked for in advance, and must not fail for that.
-    fn no_room_for_more(&self, armed: bool) -> Option<Status> {
-        let (has, max) = (self.served.len(), self.settings.max_requests);
-        if armed && self.served_armed >= (max - max / PLAIN_SHARE).max(1) {
+    fn no_room_for_more(&self, standing: bool) -> Option<Status> {
+        let (has, max) = (self.peer_requests.len(), self.settings.max_requests);
+        if standing && self.standing_peer_requests >= (max - max / PLAIN_SHARE).max(1) {
             let message = format!(
                 "{} has {} standing requests of {} unanswered, which is what it takes of {max} requests",
-                self.identity.local, self.served_armed, self.identity.peer
+                self.identity.local, self.standing_peer_requests, self.identity.peer
             );
-            return Some(Status::new(TOO_MANY, message));
+            return Some(Status::new(STANDING_LIMIT, message));
         }
         if has < max as usize {
             return None;
@@ -116,21 +121,21 @@ impl<C> Link<C> {
             "{} has {has} requests of {} unanswered, which is its limit: raise max_requests there",
             self.identity.local, self.identity.peer
         );
-        Some(Status::new(if armed { TOO_MANY } else { Code::ResourceExhausted }, message))
+        Some(Status::new(if standing { STANDING_LIMIT } else { Code::ResourceExhausted }, message))
     }
 
     /// A request of the peer is over.
-    fn unserve(&mut self, slot: u32) -> Option<Asking> {
-        let served = self.served.remove(&slot)?;
-        self.served_armed -= u32::from(served.armed);
+    fn remove_peer_request(&mut self, slot: u32) -> Option<PeerRequest> {
+        let served = self.peer_requests.remove(&slot)?;
+        self.standing_peer_requests -= u32::from(served.standing);
         Some(served)
     }
 
-    /// `ARM`: as many requests as it has steps.
-    pub(in crate::link) fn asked_in_advance<P: Port>(
+    /// `STANDING_REQUEST`: as many requests as it has steps.
+    pub(in crate::link) fn on_standing_request<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
-        arm: &Arm<'_>,
+        cx: &mut LinkContext<'_, P, C>,
+        arm: &StandingRequest<'_>,
     ) -> Result<(), String> {
         for (n, step) in arm.steps.iter().enumerate() {
             let request = TensorRequest {
@@ -146,52 +151,52 @@ impl<C> Link<C> {
                 validate: arm.validate,
                 grant: arm.grant(&step),
             };
-            self.asked(cx, &request, true)?;
+            self.on_request(cx, &request, true)?;
         }
         Ok(())
     }
 
     /// `TENSOR_RE_REQUEST`.
-    pub(in crate::link) fn asked_again<P: Port>(
+    pub(in crate::link) fn on_re_request<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         grant: Grant,
     ) -> Result<(), String> {
         cx.counters.increment(Counter::ReRequests);
-        let Some(served) = self.served_mut(request) else {
+        let Some(served) = self.peer_request_mut(request) else {
             return Err(format!("a re-request came for slot {}, which is free", request.slot.index()));
         };
-        served.machine.asked_again(grant.len).map_err(|violation| violation.to_string())?;
-        let Some(served) = self.unserve(request.slot.index()) else { return Ok(()) };
+        served.machine.re_requested(grant.len).map_err(|violation| violation.to_string())?;
+        let Some(served) = self.remove_peer_request(request.slot.index()) else { return Ok(()) };
         let of = served.wire_key();
-        if let Some((tensor, number)) = served.kept {
+        if let Some((tensor, number)) = served.pinned {
             let bytes = tensor.meta().bytes();
             self.answered.note(request, number, of);
             let sum = self.sum(served.validate && !is_on(Mutant::SumLeftOut), &tensor);
             self.write(cx, request, tensor, grant, ImmediateKind::Plain);
             self.send_checksum(cx, request, sum);
-            cx.events.push_back(LinkEvent::Answered { bytes });
+            cx.events.push_back(LinkEvent::Resumed { bytes });
         }
         Ok(())
     }
 
     /// `CANCEL`: what was not answered is withdrawn or put back; the acknowledgement goes behind everything.
-    pub(in crate::link) fn cancelled<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId) {
+    pub(in crate::link) fn on_cancel<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, request: RequestId) {
         cx.counters.increment(Counter::CancelsReceived);
-        if let Some(served) = self.take_served(request) {
+        if let Some(served) = self.take_peer_request(request) {
             cx.events.push_back(undo(self.id, request, served));
         }
         self.send(cx, &CancelAck { request });
     }
 
     /// The link is gone: every request of the peer is undone.
-    pub(in crate::link) fn undo_all<P: Port>(&mut self, cx: &mut Context<'_, P, C>) {
+    pub(in crate::link) fn undo_all<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
         let link = self.id;
         // In an order that does not depend on the table's hashes: the same events make the same run.
-        let mut served: Vec<(u32, Asking)> = self.served.drain().collect();
+        let mut served: Vec<(u32, PeerRequest)> = self.peer_requests.drain().collect();
         served.sort_unstable_by_key(|(slot, _)| *slot);
-        self.served_armed = 0;
+        self.standing_peer_requests = 0;
         for (slot, served) in served {
             let Some(slot) = crate::wire::Slot::new(slot) else { continue };
             let request = RequestId { slot, generation: served.generation };
@@ -203,9 +208,9 @@ impl<C> Link<C> {
     }
 
     /// `RETURN`: nobody took the value of an answer. It stays where it is, and its place in line is here again.
-    pub(in crate::link) fn returned<P: Port>(
+    pub(in crate::link) fn on_return<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         of: WireKey,
         held: u32,
@@ -227,28 +232,28 @@ impl<C> Link<C> {
     }
 
     /// Answers a request with the word that its value is held by the peer itself.
-    pub(in crate::link) fn serve_held<P: Port>(
+    pub(in crate::link) fn serve_stashed<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         held: u32,
         number: u64,
     ) -> bool {
-        let Some(served) = self.take_served(request) else { return false };
+        let Some(served) = self.take_peer_request(request) else { return false };
         self.answered.note(request, number, served.wire_key());
-        self.send(cx, &Message::Held { request, held });
+        self.send(cx, &Message::Stashed { request, held });
         true
     }
 
     /// Answers a request with a value, whose place in line is `number`.
     pub(in crate::link) fn serve<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         value: Value,
         number: u64,
-    ) -> Served {
-        let Some(served) = self.served_mut(request) else { return Served::Gone(value) };
+    ) -> ServeOutcome {
+        let Some(served) = self.peer_request_mut(request) else { return ServeOutcome::Gone(value) };
         let (route, asked_version, borrows) =
             (served.route, served.meta_version, served.machine.would_borrow());
         let tensor = match value {
@@ -256,10 +261,10 @@ impl<C> Link<C> {
             Value::Dead => {
                 served.machine.matched(SenderValue::DEAD);
                 let of = served.wire_key();
-                self.unserve(request.slot.index());
+                self.remove_peer_request(request.slot.index());
                 self.answered.note(request, number, of);
                 self.out.empty(cx.port, cx.counters, immediate(ImmediateKind::Dead, request));
-                return Served::Copied;
+                return ServeOutcome::Copied;
             }
         };
         let bytes = tensor.meta().bytes();
@@ -272,7 +277,7 @@ impl<C> Link<C> {
                 self.identity.peer
             );
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
-            return Served::Refused;
+            return ServeOutcome::Refused;
         }
         let side = side_of(&tensor);
         // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
@@ -297,21 +302,23 @@ impl<C> Link<C> {
             fits_response,
             lendable: allowance.is_some(),
         };
-        let Some(served) = self.served_mut(request) else { return Served::Gone(Value::Tensor(tensor)) };
+        let Some(served) = self.peer_request_mut(request) else {
+            return ServeOutcome::Gone(Value::Tensor(tensor));
+        };
         let (answer, grant, of) = (served.machine.matched(value), served.grant, served.wire_key());
         let validate = served.validate;
-        if answer == Answer::Meta {
-            served.kept = Some((tensor, number));
+        if answer == SenderAnswer::Meta {
+            served.pinned = Some((tensor, number));
             self.meta(cx, request, full, Follows::ReRequest);
-            return Served::Kept;
+            return ServeOutcome::Pinned;
         }
-        self.unserve(request.slot.index());
+        self.remove_peer_request(request.slot.index());
         self.answered.note(request, number, of);
         let sum = self.sum(validate, &tensor);
         match (answer, grant) {
-            (Answer::Lend { meta_first }, _) => {
+            (SenderAnswer::Lend { meta_first }, _) => {
                 // It is lent only with leave.
-                let Some(allowance) = allowance else { return Served::Posted };
+                let Some(allowance) = allowance else { return ServeOutcome::Posted };
                 let kind = match (meta_first, version.is_known) {
                     (false, _) => ImmediateKind::Lend,
                     (true, true) => ImmediateKind::LendAs(MetaPlace::of(version.number)),
@@ -323,15 +330,17 @@ impl<C> Link<C> {
                 cx.counters.increment(Counter::LoansPosted);
                 self.out.lend(cx.port, cx.counters, tensor, allowance, immediate(kind, request));
             }
-            (Answer::Response, _) => {
+            (SenderAnswer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
                 self.send(cx, &response);
                 self.send_checksum(cx, request, sum);
-                return Served::Copied;
+                return ServeOutcome::Copied;
             }
-            (Answer::Write, Some(grant)) => self.write(cx, request, tensor, grant, ImmediateKind::Plain),
-            (Answer::MetaThenWrite, Some(grant)) => {
+            (SenderAnswer::Write, Some(grant)) => {
+                self.write(cx, request, tensor, grant, ImmediateKind::Plain)
+            }
+            (SenderAnswer::MetaThenWrite, Some(grant)) => {
                 let kind = match version.is_known {
                     true => ImmediateKind::PlainAs(MetaPlace::of(version.number)),
                     false => {
@@ -342,15 +351,18 @@ impl<C> Link<C> {
                 self.write(cx, request, tensor, grant, kind);
             }
             // Not reached: the machine writes only to a grant, and the other two answers were handled above.
-            (Answer::Write | Answer::MetaThenWrite | Answer::Dead | Answer::Meta, _) => {}
+            (
+                SenderAnswer::Write | SenderAnswer::MetaThenWrite | SenderAnswer::Dead | SenderAnswer::Meta,
+                _,
+            ) => {}
         }
         self.send_checksum(cx, request, sum);
-        Served::Posted
+        ServeOutcome::Posted
     }
 
     /// Leave to lend a value, if a slow holder neither fills the queue that everything else leaves by nor keeps more memory
     /// than it may. What is not lent is copied.
-    fn allow_loan<P: Port>(&self, cx: &mut Context<'_, P, C>, bytes: u64) -> Option<Allowance> {
+    fn allow_loan<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<Allowance> {
         let has_room = self.out.values() < self.depth as usize / 2;
         let allowance = if has_room { cx.port.allow_loan(self.id, bytes) } else { None };
         if allowance.is_none() {
@@ -361,7 +373,7 @@ impl<C> Link<C> {
 
     fn meta<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         meta: VersionedMeta,
         follows: Follows,
@@ -372,7 +384,7 @@ impl<C> Link<C> {
 
     fn write<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         tensor: Tensor,
         grant: Grant,
@@ -387,37 +399,37 @@ impl<C> Link<C> {
     /// Answers a request with an error.
     pub(in crate::link) fn refuse<P: Port>(
         &mut self,
-        cx: &mut Context<'_, P, C>,
+        cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         status: Status,
     ) {
-        if self.take_served(request).is_some() {
+        if self.take_peer_request(request).is_some() {
             self.error(cx, request, status);
         }
     }
 
-    fn error<P: Port>(&mut self, cx: &mut Context<'_, P, C>, request: RequestId, status: Status) {
+    fn error<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, request: RequestId, status: Status) {
         cx.counters.increment(Counter::ErrorsSent);
         self.send(cx, &Message::Error { request, status });
     }
 
-    fn served_mut(&mut self, request: RequestId) -> Option<&mut Asking> {
-        let served = self.served.get_mut(&request.slot.index())?;
+    fn peer_request_mut(&mut self, request: RequestId) -> Option<&mut PeerRequest> {
+        let served = self.peer_requests.get_mut(&request.slot.index())?;
         (served.generation == request.generation).then_some(served)
     }
 
-    fn take_served(&mut self, request: RequestId) -> Option<Asking> {
-        self.served_mut(request)?;
-        self.unserve(request.slot.index())
+    fn take_peer_request(&mut self, request: RequestId) -> Option<PeerRequest> {
+        self.peer_request_mut(request)?;
+        self.remove_peer_request(request.slot.index())
     }
 }
 
-fn undo<C>(link: LinkId, request: RequestId, served: Asking) -> LinkEvent<C> {
-    match (served.machine.cancelled(), served.kept) {
+fn undo<C>(link: LinkId, request: RequestId, served: PeerRequest) -> LinkEvent<C> {
+    match (served.machine.cancelled(), served.pinned) {
         (CancelAction::PutBack, Some((tensor, number))) => {
             LinkEvent::PutBack { key: served.key, value: Value::Tensor(tensor), number }
         }
-        _ => LinkEvent::Withdrawn { incoming: Incoming { link, request }, key: served.key },
+        _ => LinkEvent::Withdrawn { peer_request: PeerRequestId { link, request }, key: served.key },
     }
 }
 

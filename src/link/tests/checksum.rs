@@ -3,7 +3,7 @@
 use super::standing::OWNER;
 use super::*;
 use crate::memory::Tensor;
-use crate::wire::message::{ArmedStep, ArmedSteps};
+use crate::wire::message::{StandingStep, StandingSteps};
 use crate::wire::sum_of;
 
 const BYTES: [u8; 4] = [1, 2, 3, 4];
@@ -111,17 +111,17 @@ impl Scene {
 
     /// The waiter of a request leaves, as one whose receive was dropped.
     fn drop_waiter(&mut self, id: RequestId) {
-        self.links.give_up_one(self.link, id, &mut |_, waiter| {
+        self.links.cancel_request(self.link, id, &mut |_, waiter| {
             *waiter = None;
-            Verdict::GiveUp
+            CancelDecision::Cancel
         });
     }
 
     /// Asks in advance for two steps from 5 on. Nothing is known of them.
     fn arm_two(&mut self) -> [RequestId; 2] {
-        assert_eq!(self.arm_steps(5, 2), 2);
+        assert_eq!(self.post_standing(5, 2), 2);
         loop {
-            if let Message::Arm(arm) = Message::decode(&self.peer.next()).expect("a message") {
+            if let Message::StandingRequest(arm) = Message::decode(&self.peer.next()).expect("a message") {
                 assert!(arm.validate);
                 let mut steps = arm.steps.iter().map(|step| step.request);
                 return [(); 2].map(|()| steps.next().expect("two"));
@@ -130,13 +130,13 @@ impl Scene {
     }
 
     fn claim_step(&mut self, step: u64) {
-        self.links.request(self.link, key(step), Want::Fresh, u32::MAX, step as u32).expect("claimed");
+        self.links.request(self.link, key(step), Destination::Alloc, u32::MAX, step as u32).expect("claimed");
     }
 
     /// The request that has come, whatever has left meanwhile.
-    fn asked(&mut self) -> Incoming {
+    fn asked(&mut self) -> PeerRequestId {
         let asked = self.events().into_iter().find_map(|event| match event {
-            LinkEvent::Asked { incoming, .. } => Some(incoming),
+            LinkEvent::Requested { peer_request, .. } => Some(peer_request),
             _ => None,
         });
         asked.expect("asked")
@@ -169,7 +169,7 @@ fn a_value_with_another_sum_is_an_error_with_both_and_goes_to_nobody() {
     assert_eq!(scene.corruption(), (77, corruption));
     assert_eq!((scene.count(Counter::SumsChecked), scene.count(Counter::SumMismatches)), (1, 1));
     let load = scene.links.load();
-    assert_eq!((load.requests, load.held, load.unsettled), (0, 0, 0));
+    assert_eq!((load.requests, load.stashed, load.unresolved), (0, 0, 0));
     assert!(scene.links.pool().is_empty(), "nothing leaked");
 }
 
@@ -180,7 +180,8 @@ fn a_tensor_of_the_receiver_and_one_that_does_not_fit_are_checked_too() {
     {
         let mut scene = validating();
         let into = scene.links.pool().zeroed(meta(DType::U8, &[len]).meta).expect("room");
-        let request = scene.links.request(scene.link, key(1), Want::Into(into), u32::MAX, 3).expect("sent");
+        let request =
+            scene.links.request(scene.link, key(1), Destination::Into(into), u32::MAX, 3).expect("sent");
         scene.peer.response(request, &BYTES);
         scene.nothing();
         scene.peer.sum(request, sum);
@@ -188,11 +189,11 @@ fn a_tensor_of_the_receiver_and_one_that_does_not_fit_are_checked_too() {
             (LinkEvent::Arrived { received: Received::Into(given), .. }, false, true) => {
                 assert_eq!(given.bytes(), BYTES);
             }
-            (LinkEvent::Failed { error: RequestError::Misfit { .. }, .. }, false, false) => {
-                assert_eq!(scene.links.load().held, 1, "for whoever is next in line");
+            (LinkEvent::Failed { error: RequestError::ShapeMismatch { .. }, .. }, false, false) => {
+                assert_eq!(scene.links.load().stashed, 1, "for whoever is next in line");
             }
             (LinkEvent::Failed { error: RequestError::Corrupted(_), .. }, true, _) => {
-                assert_eq!(scene.links.load().held, 0);
+                assert_eq!(scene.links.load().stashed, 0);
             }
             (other, ..) => panic!("{len} bytes: {other:?}"),
         }
@@ -204,7 +205,7 @@ fn a_tensor_of_the_receiver_and_one_that_does_not_fit_are_checked_too() {
 fn a_loan_is_checked_where_it_lies_and_goes_back_if_it_is_wrong() {
     for right in [true, false] {
         let mut scene = validating();
-        scene.links.request(scene.link, key(1), Want::Borrow, u32::MAX, 3).expect("sent");
+        scene.links.request(scene.link, key(1), Destination::Borrow, u32::MAX, 3).expect("sent");
         let request = loop {
             if let Message::Request(request) = Message::decode(&scene.peer.next()).expect("a message") {
                 assert!(request.validate && request.borrow);
@@ -328,7 +329,7 @@ fn a_sum_that_never_comes_ends_with_the_link_or_with_the_waiter() {
     let request = patient.request();
     patient.peer.response(request, &BYTES);
     patient.nothing();
-    patient.links.give_up_one(patient.link, request, &mut |_, _| Verdict::GiveUp);
+    patient.links.cancel_request(patient.link, request, &mut |_, _| CancelDecision::Cancel);
     assert_eq!(Message::decode(&patient.peer.next()), Ok(Message::Cancel { request }));
     patient.peer.say(&Message::CancelAck { request });
     patient.expect_violation("whose value waits for its sum");
@@ -341,7 +342,7 @@ fn a_waiter_that_gives_up_meanwhile_gets_the_value_that_had_come() {
         let request = scene.request();
         scene.peer.response(request, &BYTES);
         scene.nothing();
-        scene.links.give_up_one(scene.link, request, &mut |_, _| Verdict::GiveUp);
+        scene.links.cancel_request(scene.link, request, &mut |_, _| CancelDecision::Cancel);
         scene.peer.sum(request, sum_of(&BYTES) ^ u64::from(!right));
         scene.peer.say(&Message::CancelAck { request });
         match right {
@@ -349,7 +350,7 @@ fn a_waiter_that_gives_up_meanwhile_gets_the_value_that_had_come() {
             false => assert_eq!(scene.corruption().0, 77),
         }
         let load = scene.links.load();
-        assert_eq!((load.requests, load.held, load.unsettled), (0, 0, 0));
+        assert_eq!((load.requests, load.stashed, load.unresolved), (0, 0, 0));
     }
 }
 
@@ -360,7 +361,7 @@ fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() 
     scene.peer.response(request, &BYTES);
     scene.nothing();
     scene.drop_waiter(request);
-    scene.links.request(scene.link, key(1), Want::Fresh, u32::MAX, 78).expect("held back");
+    scene.links.request(scene.link, key(1), Destination::Alloc, u32::MAX, 78).expect("held back");
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     scene.peer.sum(request, 1);
     scene.nothing();
@@ -375,10 +376,10 @@ fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() 
         Message::Request(request) => request.request,
         other => panic!("{other:?}"),
     };
-    scene.peer.say(&Message::Held { request, held });
+    scene.peer.say(&Message::Stashed { request, held });
     assert_eq!(scene.corruption(), (78, Corruption { bytes: 4, sent: 1, came: sum_of(&BYTES) }));
     let load = scene.links.load();
-    assert_eq!((load.requests, load.held, load.unsettled), (0, 0, 0), "told once");
+    assert_eq!((load.requests, load.stashed, load.unresolved), (0, 0, 0), "told once");
 }
 
 #[test]
@@ -391,7 +392,7 @@ fn a_value_that_is_wrong_and_whose_link_ends_is_told_to_whoever_asks_next() {
     scene.peer.say_bytes(&[99]);
     let events = scene.events();
     assert!(
-        matches!(&events[0], LinkEvent::Orphaned { value: HeldValue::Corrupted(_), key, .. } if key.step == 5),
+        matches!(&events[0], LinkEvent::Orphaned { value: StashedValue::Corrupted(_), key, .. } if key.step == 5),
         "{events:?}"
     );
 }
@@ -412,7 +413,7 @@ fn standing_requests_are_checked_claimed_or_not() {
     scene.claim_step(6);
     assert_eq!(scene.corruption().0, 6);
     let load = scene.links.load();
-    assert_eq!((load.requests, load.held, load.armed), (0, 0, 0));
+    assert_eq!((load.requests, load.stashed, load.standing), (0, 0, 0));
 }
 
 #[test]
@@ -441,7 +442,7 @@ fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() 
     let [first, second] = scene.arm_two();
     scene.peer.response(first, &BYTES);
     scene.nothing();
-    scene.links.disarm(scene.link, &key(0), 100, OWNER);
+    scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
     for request in [first, second] {
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     }
@@ -451,7 +452,7 @@ fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() 
     scene.nothing();
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, .. })));
     let load = scene.links.load();
-    assert_eq!((load.requests, load.held, load.unsettled, load.armed), (0, 1, 0, 0));
+    assert_eq!((load.requests, load.stashed, load.unresolved, load.standing), (0, 1, 0, 0));
 }
 
 fn checksum(slot: u32, sum: u64) -> Came {
@@ -478,13 +479,13 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     });
     scene.peer.route(1, 1, HERE, THERE);
     let serve = |scene: &mut Scene, bytes: Option<u64>| {
-        let incoming = scene.asked();
+        let peer_request = scene.asked();
         let value = bytes.map_or(Value::Dead, |bytes| {
             let mut tensor = scene.links.pool().tensor(meta(DType::U8, &[bytes]).meta).expect("room");
             tensor.bytes_mut().fill(bytes as u8);
             Value::Tensor(tensor.freeze())
         });
-        scene.links.serve(incoming, value, 1);
+        scene.links.serve(peer_request, value, 1);
     };
     // In the response.
     scene.peer.ask_validated(0, false, None);
@@ -511,8 +512,8 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     let grant = scene.peer.grant(4000);
     let mut steps = Vec::new();
     let request = RequestId { slot: Slot::new(3).expect("20 bits"), generation: 0 };
-    ArmedStep { request, key: grant.key, offset: grant.offset }.put(&mut steps, true);
-    scene.peer.say(&Message::Arm(crate::wire::message::Arm {
+    StandingStep { request, key: grant.key, offset: grant.offset }.put(&mut steps, true);
+    scene.peer.say(&Message::StandingRequest(crate::wire::message::StandingRequest {
         route: 1,
         first_step: 1,
         frame: 0,
@@ -521,7 +522,7 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
         borrow: false,
         validate: true,
         room: Some((grant.region, grant.len)),
-        steps: ArmedSteps::new(&steps, true),
+        steps: StandingSteps::new(&steps, true),
     }));
     serve(&mut scene, Some(3000));
     let came = scene.peer.came(3);
@@ -532,13 +533,13 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     scene.peer.ask_validated(4, false, None);
     serve(&mut scene, None);
     scene.peer.ask_validated(5, false, None);
-    let incoming = scene.asked();
-    scene.links.refuse(incoming, Status::new(Code::NotFound, "no"));
+    let peer_request = scene.asked();
+    scene.links.refuse(peer_request, Status::new(Code::NotFound, "no"));
     scene.peer.ask(6, 1);
     serve(&mut scene, Some(9));
     scene.peer.ask(7, 1);
-    let incoming = scene.asked();
-    assert!(scene.links.serve_held(incoming, 1, 1));
+    let peer_request = scene.asked();
+    assert!(scene.links.serve_stashed(peer_request, 1, 1));
     let came = scene.peer.came(4);
     assert_eq!(came[0], Came::Immediate(ImmediateKind::Dead, 0));
     assert_eq!(came[1..].iter().map(kind).collect::<Vec<_>>(), [11, 8, 14]);

@@ -25,9 +25,9 @@ impl ByHand {
 fn a_loan_that_was_not_asked_for_ends_the_link_and_tells_the_waiter() {
     for into in [false, true] {
         let mut scene = warm();
-        let want = if into { scene.own_memory() } else { Want::Fresh };
+        let destination = if into { scene.own_memory() } else { Destination::Alloc };
         // Its meta-data is known, as the request names it.
-        let request = scene.request_as(want);
+        let request = scene.request_as(destination);
         scene.peer.loan(request, 1000, 3);
         scene.expect_told("did not ask to borrow");
     }
@@ -44,7 +44,7 @@ fn a_loan_that_was_not_asked_for_in_advance_ends_the_link() {
 #[test]
 fn a_loan_of_what_nobody_knows_ends_the_link_and_tells_the_waiter() {
     let mut scene = scene();
-    let request = scene.request_as(Want::Borrow);
+    let request = scene.request_as(Destination::Borrow);
     scene.peer.loan(request, 64, 3);
     scene.expect_told("whose meta-data is not known");
 }
@@ -52,8 +52,8 @@ fn a_loan_of_what_nobody_knows_ends_the_link_and_tells_the_waiter() {
 #[test]
 fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its_own() {
     let mut scene = warm();
-    assert_eq!(scene.links.arm_steps(scene.link, &key(5), 1, true, OWNER).steps, 1);
-    let request = scene.peer.armed().steps[0].0;
+    assert_eq!(scene.links.post_standing(scene.link, &key(5), 1, true, OWNER).steps, 1);
+    let request = scene.peer.standing().steps[0].0;
     let into = scene.own_memory();
     scene.claim(5, into);
     scene.peer.loan(request, 1000, 3);
@@ -67,8 +67,8 @@ fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its
 fn meta_data_of_a_loan_that_was_not_asked_for_end_the_link_and_tell_the_waiter() {
     for into in [false, true] {
         let mut scene = warm();
-        let want = if into { scene.own_memory() } else { Want::Fresh };
-        let request = scene.request_as(want);
+        let destination = if into { scene.own_memory() } else { Destination::Alloc };
+        let request = scene.request_as(destination);
         // They would fit what was granted.
         let other = VersionedMeta { version: 2, ..meta(DType::F32, &[250]) };
         scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
@@ -81,7 +81,7 @@ fn unlent() -> Scene {
     let mut scene = warm();
     let (request, grant) = scene.arm_to_borrow(5);
     assert_eq!(grant, None, "what is lent has no destination");
-    scene.claim(5, Want::Borrow);
+    scene.claim(5, Destination::Borrow);
     scene.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta: meta(DType::U8, &[1000]) });
     assert!(scene.events().is_empty());
     let grant = match Message::decode(&scene.peer.next()).expect("a message") {
@@ -95,13 +95,13 @@ fn unlent() -> Scene {
 
 impl Scene {
     /// Memory of the waiter's own for a tensor of the edge.
-    fn own_memory(&self) -> Want {
-        Want::Into(self.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room"))
+    fn own_memory(&self) -> Destination {
+        Destination::Into(self.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room"))
     }
 
     fn arm_to_borrow(&mut self, step: u64) -> (RequestId, Option<Grant>) {
-        assert_eq!(self.links.arm_steps(self.link, &key(step), 1, true, OWNER).steps, 1);
-        self.peer.armed().steps[0]
+        assert_eq!(self.links.post_standing(self.link, &key(step), 1, true, OWNER).steps, 1);
+        self.peer.standing().steps[0]
     }
 }
 
@@ -110,12 +110,12 @@ fn what_a_sender_does_not_lend_has_a_destination_in_advance_and_may_be_lent_all_
     let mut scene = unlent();
     let (request, grant) = scene.arm_to_borrow(6);
     scene.peer.write(request, grant.expect("one is written at once"), 1000, 6);
-    scene.claim(6, Want::Borrow);
+    scene.claim(6, Destination::Borrow);
     assert_eq!(scene.arrived(6).bytes(), [6; 1000]);
     let (request, grant) = scene.arm_to_borrow(7);
     assert!(grant.is_some());
     scene.peer.loan(request, 1000, 7);
-    scene.claim(7, Want::Borrow);
+    scene.claim(7, Destination::Borrow);
     assert_eq!(scene.arrived(7).bytes(), [7; 1000]);
     assert!(scene.links.pool().is_empty(), "the destination went back");
     assert!(scene.arm_to_borrow(8).1.is_some(), "one loan is not yet many");
@@ -126,14 +126,14 @@ fn meta_data_of_a_loan_that_was_given_up_are_remembered() {
     let mut scene = warm();
     let (request, _) = scene.arm_to_borrow(5);
     let (next, _) = scene.arm_to_borrow(6);
-    scene.links.disarm(scene.link, &key(5), 6, OWNER);
+    scene.links.withdraw_standing(scene.link, &key(5), 6, OWNER);
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     let other = VersionedMeta { version: 2, ..meta(DType::U8, &[60, 5]) };
     scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
     scene.peer.say(&Message::CancelAck { request });
     assert!(scene.events().is_empty());
     scene.peer.loan_as(ImmediateKind::LendAs(MetaPlace::of(2)), next, 300, 6);
-    scene.claim(6, Want::Borrow);
+    scene.claim(6, Destination::Borrow);
     assert_eq!(scene.arrived(6).shape().dims(), [60, 5]);
 }
 

@@ -29,7 +29,7 @@ impl Scene {
     fn dims_at(&mut self, place: u32, (request, grant): (RequestId, Option<Grant>), step: u64) -> Vec<u64> {
         let kind = ImmediateKind::PlainAs(MetaPlace::of(place));
         self.peer.write_as(kind, request, grant.expect("granted"), 300, 1);
-        self.claim(step, Want::Fresh);
+        self.claim(step, Destination::Alloc);
         match self.event() {
             LinkEvent::Arrived { received: Received::Tensor(tensor), .. } => tensor.shape().dims().to_vec(),
             other => panic!("{other:?}"),
@@ -52,7 +52,7 @@ fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
     scene.peer.write(seen.steps[0].0, kept, 2000, 2);
     scene.nothing_came();
     assert_eq!(scene.dims_at(6, seen.steps[5], 10), [50, 6], "the newest at its place");
-    scene.claim(5, Want::Fresh);
+    scene.claim(5, Destination::Alloc);
     match scene.event() {
         LinkEvent::Arrived { received: Received::Tensor(tensor), .. } => {
             assert_eq!(tensor.shape().dims(), [2000], "the kept one is what its sender said");
@@ -68,7 +68,7 @@ fn meta_data_for_a_request_that_was_given_up_are_remembered() {
         let mut scene = warm();
         let seen = scene.arm(5, 2);
         let request = seen.steps[0].0;
-        scene.links.disarm(scene.link, &key(5), 6, OWNER);
+        scene.links.withdraw_standing(scene.link, &key(5), 6, OWNER);
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
         scene.peer.say(&Message::Meta { request, follows, meta: version(2, &[60, 5]) });
         scene.peer.say(&Message::CancelAck { request });
@@ -106,21 +106,21 @@ fn meta_data_count_as_told_only_once_they_were_told() {
         let target = scene.peer.pool.tensor(meta(DType::U8, &[1000]).meta).expect("room");
         scene.peer.port.grant(scene.peer.link, target).expect("room")
     };
-    let serve = |scene: &mut Scene, incoming, bytes| {
+    let serve = |scene: &mut Scene, peer_request, bytes| {
         let tensor = scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
-        scene.links.serve(incoming, Value::Tensor(tensor.freeze()), 1)
+        scene.links.serve(peer_request, Value::Tensor(tensor.freeze()), 1)
     };
     let asked = |scene: &mut Scene| match scene.events().into_iter().find_map(|event| match event {
-        LinkEvent::Asked { incoming, .. } => Some(incoming),
+        LinkEvent::Requested { peer_request, .. } => Some(peer_request),
         _ => None,
     }) {
-        Some(incoming) => incoming,
+        Some(peer_request) => peer_request,
         None => panic!("not asked"),
     };
     // The first version is that of another.
     scene.peer.ask(5, 1);
     let other = asked(&mut scene);
-    assert!(matches!(serve(&mut scene, other, 9), Served::Copied));
+    assert!(matches!(serve(&mut scene, other, 9), ServeOutcome::Copied));
     assert_eq!(scene.peer.next()[0], 8, "a response");
     // Its value comes when the request is gone: nothing is said, so nothing is counted on.
     let request = scene.peer.ask(0, 1);
@@ -128,12 +128,12 @@ fn meta_data_count_as_told_only_once_they_were_told() {
     scene.peer.say(&Message::Cancel { request });
     scene.events();
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::CancelAck { request }));
-    assert!(matches!(serve(&mut scene, gone, 900), Served::Gone(_)));
+    assert!(matches!(serve(&mut scene, gone, 900), ServeOutcome::Gone(_)));
     // Told with the first that is sent, by its place from then on.
     for (slot, told) in [(1, true), (2, false)] {
         scene.peer.arm(1, 40, &[slot], Some(grant));
-        let incoming = asked(&mut scene);
-        assert!(matches!(serve(&mut scene, incoming, 900), Served::Posted));
+        let peer_request = asked(&mut scene);
+        assert!(matches!(serve(&mut scene, peer_request, 900), ServeOutcome::Posted));
         let (mut metas, mut kinds) = (0, Vec::new());
         let end = Instant::now() + Duration::from_secs(5);
         while kinds.is_empty() {

@@ -49,7 +49,7 @@ fn a_pack_is_its_messages_in_their_order() {
         .events()
         .into_iter()
         .map(|event| match event {
-            LinkEvent::Asked { incoming, .. } => incoming.request.slot.index(),
+            LinkEvent::Requested { peer_request, .. } => peer_request.request.slot.index(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -92,16 +92,16 @@ fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
         max_routes: 4,
         validate: false,
     });
-    scene.links.request(scene.link, key(0), Want::Fresh, u32::MAX, 0).expect("sent");
+    scene.links.request(scene.link, key(0), Destination::Alloc, u32::MAX, 0).expect("sent");
     let route = scene.peer.next_slot();
     assert!(matches!(messages(&route)[..], [Message::Route { .. }]));
     assert!(
         matches!(messages(&scene.peer.next_slot())[..], [Message::Request(_)]),
         "without waiting for more"
     );
-    scene.links.cork();
+    scene.links.begin_batch();
     for step in 1..=12 {
-        scene.links.request(scene.link, key(step), Want::Fresh, u32::MAX, step as u32).expect("sent");
+        scene.links.request(scene.link, key(step), Destination::Alloc, u32::MAX, step as u32).expect("sent");
     }
     assert!(scene.links.next_event().is_none());
     let mut steps = Vec::new();
@@ -129,12 +129,12 @@ fn answers_to_what_came_in_one_poll_share_slots_and_stay_in_order_with_writes() 
     // Answered as the events come, as the layer above does.
     let mut asked = Vec::new();
     while let Some(event) = scene.links.next_event() {
-        let LinkEvent::Asked { incoming, .. } = event else { panic!("{event:?}") };
+        let LinkEvent::Requested { peer_request, .. } = event else { panic!("{event:?}") };
         match asked.len() {
-            2 => assert!(matches!(scene.links.serve(incoming, Value::Dead, 2), Served::Copied)),
-            _ => scene.links.refuse(incoming, Status::new(Code::NotFound, "no")),
+            2 => assert!(matches!(scene.links.serve(peer_request, Value::Dead, 2), ServeOutcome::Copied)),
+            _ => scene.links.refuse(peer_request, Status::new(Code::NotFound, "no")),
         }
-        asked.push(incoming);
+        asked.push(peer_request);
     }
     let first = scene.peer.next_slot();
     assert!(is_packed(&first) && messages(&first).len() == 2, "those before the immediate");

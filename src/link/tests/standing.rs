@@ -4,12 +4,12 @@ use super::*;
 use crate::fabric::OpId;
 use crate::memory::Tensor;
 use crate::wire::MetaPlace;
-use crate::wire::message::{ArmedStep, ArmedSteps};
+use crate::wire::message::{StandingStep, StandingSteps};
 
 /// On whose behalf the tests ask.
 pub(super) const OWNER: u64 = 7;
 
-/// What the peer sees of an `ARM`.
+/// What the peer sees of a `STANDING_REQUEST`.
 #[derive(Debug)]
 pub(super) struct Seen {
     first_step: u64,
@@ -18,15 +18,15 @@ pub(super) struct Seen {
 }
 
 impl ByHand {
-    /// Says `ARM` for these slots, from `first_step` on.
+    /// Says `STANDING_REQUEST` for these slots, from `first_step` on.
     pub(super) fn arm(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
         let mut bytes = Vec::new();
         for slot in slots {
             let request = RequestId { slot: Slot::new(*slot).expect("20 bits"), generation: 0 };
             let (key, offset) = grant.map_or((0, 0), |grant| (grant.key, grant.offset));
-            ArmedStep { request, key, offset }.put(&mut bytes, grant.is_some());
+            StandingStep { request, key, offset }.put(&mut bytes, grant.is_some());
         }
-        self.say(&Message::Arm(crate::wire::message::Arm {
+        self.say(&Message::StandingRequest(crate::wire::message::StandingRequest {
             route,
             first_step,
             frame: 0,
@@ -35,14 +35,14 @@ impl ByHand {
             borrow: false,
             validate: false,
             room: grant.map(|grant| (grant.region, grant.len)),
-            steps: ArmedSteps::new(&bytes, grant.is_some()),
+            steps: StandingSteps::new(&bytes, grant.is_some()),
         }));
     }
 
-    /// The next `ARM` that comes.
-    pub(super) fn armed(&mut self) -> Seen {
+    /// The next `STANDING_REQUEST` that comes.
+    pub(super) fn standing(&mut self) -> Seen {
         loop {
-            if let Message::Arm(arm) = Message::decode(&self.next()).expect("a message") {
+            if let Message::StandingRequest(arm) = Message::decode(&self.next()).expect("a message") {
                 let steps = arm.steps.iter().map(|step| (step.request, arm.grant(&step))).collect();
                 return Seen { first_step: arm.first_step, meta_version: arm.meta_version, steps };
             }
@@ -93,18 +93,19 @@ pub(super) fn warm() -> Scene {
 }
 
 impl Scene {
-    pub(super) fn arm_steps(&mut self, first: u64, count: u32) -> u32 {
-        self.links.arm_steps(self.link, &key(first), count, false, OWNER).steps
+    pub(super) fn post_standing(&mut self, first: u64, count: u32) -> u32 {
+        self.links.post_standing(self.link, &key(first), count, false, OWNER).steps
     }
 
     pub(super) fn arm(&mut self, first: u64, count: u32) -> Seen {
-        assert_eq!(self.arm_steps(first, count), count);
-        self.peer.armed()
+        assert_eq!(self.post_standing(first, count), count);
+        self.peer.standing()
     }
 
-    pub(super) fn claim(&mut self, step: u64, want: Want) -> RequestId {
+    pub(super) fn claim(&mut self, step: u64, destination: Destination) -> RequestId {
         let before = self.links.load().requests;
-        let id = self.links.request(self.link, key(step), want, u32::MAX, step as u32).expect("claimed");
+        let id =
+            self.links.request(self.link, key(step), destination, u32::MAX, step as u32).expect("claimed");
         assert!(self.links.load().requests <= before, "nothing new was asked for");
         id
     }
@@ -126,28 +127,28 @@ fn what_is_written_for_a_step_goes_to_whoever_claims_it_before_or_after() {
     let mut scene = warm();
     let seen = scene.arm(5, 3);
     assert_eq!((seen.first_step, seen.meta_version, seen.steps.len()), (5, 1, 3));
-    scene.claim(6, Want::Fresh);
+    scene.claim(6, Destination::Alloc);
     // Out of order, and one that is not claimed yet.
     for (at, fill) in [(2, 7), (1, 6), (0, 5)] {
         let (request, grant) = seen.steps[at];
         scene.peer.write(request, grant.expect("a destination"), 1000, fill);
     }
     assert!(scene.arrived(6).bytes().iter().all(|byte| *byte == 6));
-    assert_eq!(scene.links.load().armed, 2);
+    assert_eq!(scene.links.load().standing, 2);
     for step in [5, 7] {
-        scene.claim(step, Want::Fresh);
+        scene.claim(step, Destination::Alloc);
         assert!(scene.arrived(step).bytes().iter().all(|byte| u64::from(*byte) == step));
     }
-    assert_eq!((scene.links.load().requests, scene.links.load().armed), (0, 0));
-    assert_eq!(scene.count(Counter::RequestsClaimed), 3);
+    assert_eq!((scene.links.load().requests, scene.links.load().standing), (0, 0));
+    assert_eq!(scene.count(Counter::StandingClaimed), 3);
 }
 
 #[test]
 fn a_second_receive_of_a_claimed_step_asks_by_itself() {
     let mut scene = warm();
     scene.arm(5, 1);
-    scene.claim(5, Want::Fresh);
-    scene.links.request(scene.link, key(5), Want::Fresh, u32::MAX, 50).expect("sent");
+    scene.claim(5, Destination::Alloc);
+    scene.links.request(scene.link, key(5), Destination::Alloc, u32::MAX, 50).expect("sent");
     assert!(
         matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 5)
     );
@@ -161,7 +162,7 @@ fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
         |scene: &Scene, bytes| scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
     let into = given(&scene, 1000);
     let address = into.as_ptr();
-    scene.claim(5, Want::Into(into));
+    scene.claim(5, Destination::Into(into));
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 3);
     match scene.event() {
         LinkEvent::Arrived { received: Received::Into(filled), .. } => {
@@ -174,14 +175,14 @@ fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
     scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 4);
     assert!(scene.events().is_empty());
     let into = given(&scene, 7);
-    scene.claim(6, Want::Into(into));
-    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Misfit { .. }, .. }));
+    scene.claim(6, Destination::Into(into));
+    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::ShapeMismatch { .. }, .. }));
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, .. })));
     // A dead one leaves what was given as it is.
     scene.peer.immediate(ImmediateKind::Dead, seen.steps[2].0);
     let into = given(&scene, 7);
     assert!(scene.events().is_empty());
-    scene.claim(7, Want::Into(into));
+    scene.claim(7, Destination::Into(into));
     assert!(matches!(scene.event(), LinkEvent::Arrived { received: Received::Dead(Some(_)), .. }));
 }
 
@@ -193,17 +194,17 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
     scene.peer.say(&Message::Meta { request, follows: Follows::Write, meta: smaller });
     scene.peer.write(request, grant.expect("granted"), 300, 9);
-    scene.claim(5, Want::Fresh);
+    scene.claim(5, Destination::Alloc);
     let tensor = scene.arrived(5);
     assert_eq!(tensor.shape().dims(), [30, 10]);
     assert!(tensor.bytes().len() == 300 && tensor.bytes().iter().all(|byte| *byte == 9));
     drop(tensor);
-    // What is armed later expects the new kind, and has room for both.
+    // What is standing later expects the new kind, and has room for both.
     let seen = scene.arm(6, 1);
     assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(1000)));
     let (request, grant) = seen.steps[0];
     scene.peer.write(request, grant.expect("granted"), 300, 8);
-    scene.claim(6, Want::Fresh);
+    scene.claim(6, Destination::Alloc);
     assert_eq!(scene.arrived(6).shape().dims(), [30, 10]);
 }
 
@@ -223,7 +224,7 @@ fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
     let kind = ImmediateKind::PlainAs(MetaPlace::of(2));
     scene.peer.write_as(kind, request, grant.expect("granted"), 300, 7);
     for (step, dims) in [(5, &[30, 10][..]), (6, &[1000]), (7, &[30, 10])] {
-        scene.claim(step, Want::Fresh);
+        scene.claim(step, Destination::Alloc);
         let tensor = scene.arrived(step);
         assert_eq!(tensor.shape().dims(), dims);
         assert!(tensor.bytes().iter().all(|byte| u64::from(*byte) == step));
@@ -243,7 +244,7 @@ fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
     short.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant.expect("granted"), 300, 7);
     short.expect_violation("of another length than was granted");
     let mut plain = warm();
-    let request = plain.links.request(plain.link, key(5), Want::Fresh, u32::MAX, 5).expect("sent");
+    let request = plain.links.request(plain.link, key(5), Destination::Alloc, u32::MAX, 5).expect("sent");
     let grant = match Message::decode(&plain.peer.next()).expect("a message") {
         Message::Request(TensorRequest { grant: Some(grant), .. }) => grant,
         other => panic!("{other:?}"),
@@ -276,7 +277,7 @@ fn an_error_waits_for_whoever_claims_the_step() {
     let status = Status::new(Code::NotFound, "gone there");
     scene.peer.say(&Message::Error { request: seen.steps[0].0, status: status.clone() });
     assert!(scene.events().is_empty());
-    scene.claim(5, Want::Fresh);
+    scene.claim(5, Destination::Alloc);
     let failed = scene.event();
     assert!(
         matches!(&failed, LinkEvent::Failed { error: RequestError::Remote(said), .. } if *said == status)
@@ -289,15 +290,15 @@ fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
     let seen = scene.arm(5, 1);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
-    scene.links.disarm(scene.link, &key(0), 100, OWNER);
+    scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, .. })));
     let seen = scene.arm(5, 1);
     scene.peer.say(&Message::Error { request: seen.steps[0].0, status: Status::new(Code::NotFound, "over") });
     assert!(scene.events().is_empty());
     let into = scene.links.pool().zeroed(meta(DType::U8, &[7]).meta).expect("room");
-    scene.claim(5, Want::Into(into));
-    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Misfit { .. }, .. }));
-    assert_eq!(scene.links.load().held, 1);
+    scene.claim(5, Destination::Into(into));
+    assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::ShapeMismatch { .. }, .. }));
+    assert_eq!(scene.links.load().stashed, 1);
     scene.peer.port.poll(&mut scene.peer.completions);
     assert_eq!(scene.peer.completions.drain().count(), 0, "nothing goes back for what was not given");
 }
@@ -308,19 +309,19 @@ fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
     let seen = scene.arm(5, 2);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
-    scene.links.disarm(scene.link, &key(5), 7, OWNER);
+    scene.links.withdraw_standing(scene.link, &key(5), 7, OWNER);
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, held: 0, .. })));
     let cancelled = scene.peer.next();
     assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
     let load = scene.links.load();
-    assert_eq!((load.armed, load.requests, load.held, load.unsettled), (0, 1, 1, 1));
+    assert_eq!((load.standing, load.requests, load.stashed, load.unresolved), (0, 1, 1, 1));
     // One that overtakes the cancel goes back as well.
     scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 6);
     assert!(scene.events().is_empty());
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, held: 1, .. })));
     scene.peer.say(&Message::CancelAck { request: seen.steps[1].0 });
     assert!(scene.events().is_empty());
-    assert_eq!((scene.links.load().requests, scene.links.load().unsettled), (0, 0));
+    assert_eq!((scene.links.load().requests, scene.links.load().unresolved), (0, 0));
 }
 
 #[test]
@@ -329,15 +330,15 @@ fn with_a_step_that_ends_goes_what_was_asked_for_in_advance() {
     let seen = scene.arm(5, 3);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
-    scene
-        .links
-        .give_up(scene.link, &mut |key, _| if key.step < 7 { Verdict::Abandon } else { Verdict::GoOn });
+    scene.links.cancel_requests(scene.link, &mut |key, _| {
+        if key.step < 7 { CancelDecision::Abandon } else { CancelDecision::Keep }
+    });
     let cancelled = scene.peer.next();
     assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
     assert!(scene.count(Counter::CancelsSent) == 1, "what has come needs none");
     scene.peer.say(&Message::CancelAck { request: seen.steps[1].0 });
     assert!(scene.events().is_empty());
-    assert_eq!((scene.links.load().armed, scene.links.load().requests), (1, 1));
+    assert_eq!((scene.links.load().standing, scene.links.load().requests), (1, 1));
 }
 
 #[test]
@@ -357,10 +358,10 @@ fn what_had_come_when_the_link_ended_is_for_whoever_asks_next() {
 #[test]
 fn standing_requests_leave_room_for_others() {
     let mut scene = warm();
-    assert_eq!(scene.arm_steps(5, 16), 8, "half of the slots");
-    assert_eq!(scene.arm_steps(13, 1), 0);
-    assert_eq!(scene.peer.armed().steps.len(), 8);
-    scene.links.disarm(scene.link, &key(0), 100, OWNER);
+    assert_eq!(scene.post_standing(5, 16), 8, "half of the slots");
+    assert_eq!(scene.post_standing(13, 1), 0);
+    assert_eq!(scene.peer.standing().steps.len(), 8);
+    scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
     let mut large = scene_with(LinkSettings {
         small_tensor_bytes: 128,
         max_requests: 100,
@@ -374,31 +375,31 @@ fn standing_requests_leave_room_for_others() {
         meta: meta(DType::U8, &[100_000]),
     });
     assert!(large.events().is_empty());
-    assert_eq!(large.arm_steps(5, 16), 2, "a quarter of the pool of 1 MiB");
-    assert_eq!(large.arm_steps(7, 16), 0);
+    assert_eq!(large.post_standing(5, 16), 2, "a quarter of the pool of 1 MiB");
+    assert_eq!(large.post_standing(7, 16), 0);
 }
 
 #[test]
 fn what_one_owner_gives_up_leaves_what_is_anothers() {
     let mut scene = warm();
     scene.arm(5, 2);
-    let armed = scene.links.arm_steps(scene.link, &key(7), 2, false, OWNER + 1);
-    assert_eq!(armed, Armed { steps: 2, no_room: false });
+    let standing = scene.links.post_standing(scene.link, &key(7), 2, false, OWNER + 1);
+    assert_eq!(standing, StandingPosted { steps: 2, no_room: false });
     // As a range that is searched step by step, and as one that is longer than what there is.
     for (first, until) in [(5, 9), (0, 1000)] {
-        scene.links.disarm(scene.link, &key(first), until, OWNER);
-        assert_eq!(scene.links.load().armed, 2);
+        scene.links.withdraw_standing(scene.link, &key(first), until, OWNER);
+        assert_eq!(scene.links.load().standing, 2);
     }
-    scene.links.disarm(scene.link, &key(0), 1000, OWNER + 1);
-    assert_eq!(scene.links.load().armed, 0);
+    scene.links.withdraw_standing(scene.link, &key(0), 1000, OWNER + 1);
+    assert_eq!(scene.links.load().standing, 0);
 }
 
 #[test]
 fn a_step_is_asked_for_in_advance_once() {
     let mut scene = warm();
     scene.arm(5, 2);
-    assert_eq!(scene.arm_steps(6, 2), 0);
-    assert_eq!(scene.arm_steps(4, 2), 1, "up to the one that is armed");
+    assert_eq!(scene.post_standing(6, 2), 0);
+    assert_eq!(scene.post_standing(4, 2), 1, "up to the one that is standing");
 }
 
 #[test]
@@ -410,14 +411,14 @@ fn a_window_is_as_many_requests_at_its_sender() {
     let asked: Vec<_> = events
         .iter()
         .map(|event| match event {
-            LinkEvent::Asked { incoming, key, timeout_ms: u32::MAX, armed: true } => {
-                (incoming.request.slot.index(), key.step)
+            LinkEvent::Requested { peer_request, key, timeout_ms: u32::MAX, standing: true } => {
+                (peer_request.request.slot.index(), key.step)
             }
             other => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(asked, [(3, 40), (5, 41)]);
-    assert_eq!(scene.links.load().served, 2);
+    assert_eq!(scene.links.load().peer_requests, 2);
 }
 
 #[test]
@@ -470,7 +471,7 @@ fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others(
     let request = RequestId { slot: Slot::new(0).expect("20 bits"), generation: 0 };
     scene.peer.say(&Message::Cancel { request });
     scene.peer.arm(1, 9, &[5], None);
-    assert!(matches!(&scene.events()[..], [LinkEvent::Withdrawn { .. }, LinkEvent::Asked { .. }]));
+    assert!(matches!(&scene.events()[..], [LinkEvent::Withdrawn { .. }, LinkEvent::Requested { .. }]));
 }
 
 #[test]
@@ -478,9 +479,9 @@ fn a_grant_that_the_receiver_never_gave_is_found_out_by_its_side() {
     let mut scene = roomy();
     scene.peer.route(1, 1, HERE, THERE);
     scene.peer.arm(1, 0, &[0], Some(Grant { region: 7, key: 9, offset: u64::MAX, len: 1000 }));
-    let LinkEvent::Asked { incoming, .. } = scene.event() else { panic!("not asked") };
+    let LinkEvent::Requested { peer_request, .. } = scene.event() else { panic!("not asked") };
     let tensor = scene.links.pool().zeroed(meta(DType::U8, &[900]).meta).expect("room").freeze();
-    assert!(matches!(scene.links.serve(incoming, Value::Tensor(tensor), 1), Served::Posted));
+    assert!(matches!(scene.links.serve(peer_request, Value::Tensor(tensor), 1), ServeOutcome::Posted));
     scene.peer.port.poll(&mut scene.peer.completions);
     let bad =
         scene.peer.completions.drain().any(|(completion, _)| matches!(completion.event, Event::Down(_)));

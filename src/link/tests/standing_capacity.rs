@@ -33,37 +33,37 @@ fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
     assert!(scene.events().is_empty());
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     let load = scene.links.load();
-    assert_eq!((load.armed, load.requests, load.unsettled), (2, 3, 1));
+    assert_eq!((load.standing, load.requests, load.unresolved), (2, 3, 1));
     assert!(scene.links.pool().stats().allocated < 300_000, "{:?}", scene.links.pool().stats());
     // Whoever receives that step asks by itself, once it is known that nothing came.
-    scene.links.request(scene.link, key(6), Want::Fresh, u32::MAX, 6).expect("held back");
+    scene.links.request(scene.link, key(6), Destination::Alloc, u32::MAX, 6).expect("held back");
     scene.peer.say(&Message::CancelAck { request });
     assert!(scene.events().is_empty());
     assert!(
         matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 6)
     );
     // One that somebody waits for is none of those.
-    scene.claim(7, Want::Fresh);
+    scene.claim(7, Destination::Alloc);
     scene.peer.say(&says(seen.steps[2].0));
     assert!(scene.events().is_empty());
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::ReRequest { .. })));
-    scene.links.disarm(scene.link, &key(0), 100, OWNER);
-    assert_eq!(scene.links.load().armed, 0);
+    scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
+    assert_eq!(scene.links.load().standing, 0);
     // The share is whole again.
-    assert_eq!(scene.arm_steps(50, 1), 1);
+    assert_eq!(scene.post_standing(50, 1), 1);
 }
 
 #[test]
 fn a_claim_with_memory_of_its_own_takes_no_other() {
     let mut scene = roomy();
-    assert_eq!(scene.arm_steps(5, 2), 2);
-    let seen = scene.peer.armed();
+    assert_eq!(scene.post_standing(5, 2), 2);
+    let seen = scene.peer.standing();
     let given =
         |scene: &Scene, bytes| scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
     let (small, large) = (given(&scene, 100), given(&scene, 1000));
     let places = [small.as_ptr(), large.as_ptr()];
-    scene.claim(5, Want::Into(small));
-    scene.claim(6, Want::Into(large));
+    scene.claim(5, Destination::Into(small));
+    scene.claim(6, Destination::Into(large));
     let _rest = fill(&scene);
     let known = MetaRef::New(meta(DType::U8, &[100]));
     scene.peer.say(&Message::Response { request: seen.steps[0].0, meta: known, data: &[5; 100] });
@@ -90,9 +90,9 @@ fn a_claim_with_memory_of_its_own_takes_no_other() {
 fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
     let mut scene = warm();
     let seen = scene.arm(5, 4);
-    scene.claim(5, Want::Fresh);
+    scene.claim(5, Destination::Alloc);
     let into = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room");
-    scene.claim(6, Want::Into(into));
+    scene.claim(6, Destination::Into(into));
     for (request, _) in &seen.steps {
         scene.peer.say(&Message::Error { request: *request, status: too_many() });
     }
@@ -110,25 +110,25 @@ fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
     let events = scene.events();
     assert!(matches!(&events[0], LinkEvent::Arrived { waiter: 5, received: Received::Tensor(_), .. }));
     assert!(matches!(&events[1], LinkEvent::Arrived { waiter: 6, received: Received::Into(_), .. }));
-    assert_eq!((scene.links.load().armed, scene.links.load().requests), (0, 0));
-    scene.links.request(scene.link, key(7), Want::Fresh, u32::MAX, 7).expect("sent");
+    assert_eq!((scene.links.load().standing, scene.links.load().requests), (0, 0));
+    scene.links.request(scene.link, key(7), Destination::Alloc, u32::MAX, 7).expect("sent");
     assert!(
         matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 7)
     );
     // As many as the sender took.
-    assert!(scene.arm_steps(20, 8) < 4);
+    assert!(scene.post_standing(20, 8) < 4);
 }
 
 #[test]
 fn a_refusal_meets_a_cancel_quietly() {
     let mut scene = warm();
     let request = scene.arm(5, 1).steps[0].0;
-    scene.links.disarm(scene.link, &key(0), 100, OWNER);
+    scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     scene.peer.say(&Message::Error { request, status: too_many() });
     scene.peer.say(&Message::CancelAck { request });
     assert!(scene.events().is_empty());
-    assert_eq!((scene.links.load().requests, scene.links.load().unsettled), (0, 0));
+    assert_eq!((scene.links.load().requests, scene.links.load().unresolved), (0, 0));
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn an_error_of_another_kind_is_for_whoever_claims_the_step() {
     }
     assert!(scene.events().is_empty());
     for step in [5, 6] {
-        scene.claim(step, Want::Fresh);
+        scene.claim(step, Destination::Alloc);
         assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Remote(_), .. }));
     }
 }

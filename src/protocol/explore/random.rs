@@ -1,7 +1,7 @@
 //! The same machines with peers that say anything, and on long random walks.
 
 use super::*;
-use Arrival::{Landed, Loan, Response, Sum};
+use Arrival::{Checksum, Landed, Loan, Response};
 use proptest::prelude::*;
 
 fn arrival() -> impl Strategy<Value = Arrival> {
@@ -15,9 +15,9 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             Just(Meta),
             Just(MetaBeforeLoan),
             (0..3_u64).prop_map(|bytes| MetaBeforeWrite { bytes: bytes * 500 }),
-            Just(Held),
-            Just(NotHeld),
-            Just(Sum),
+            Just(Stashed),
+            Just(NotStashed),
+            Just(Checksum),
             Just(Error),
             Just(CancelAck)
         ],
@@ -29,11 +29,11 @@ proptest! {
     /// that was not granted.
     #[test]
     fn whatever_a_peer_says_a_waiter_is_told_once(
-        granted in proptest::option::of(0..3_u64), room: bool, armed: bool, validates: bool,
+        granted in proptest::option::of(0..3_u64), room: bool, standing: bool, validates: bool,
         said in proptest::collection::vec((arrival(), 0..4_u8), 0..24),
     ) {
         let mut granted = granted.map(|bytes| bytes * 500);
-        let receiver = if armed { Receiver::armed(granted) } else { Receiver::new(granted) };
+        let receiver = if standing { Receiver::standing(granted) } else { Receiver::new(granted) };
         let mut receiver = receiver.validated(validates);
         let (mut told, mut freed, mut cancels) = (0, false, 0);
         let (mut parked, mut unverified) = (false, false);
@@ -43,7 +43,7 @@ proptest! {
                 (told, freed) = (told + 1, true);
             }
             if wish == 0 && !freed {
-                match receiver.give_up() {
+                match receiver.cancel() {
                     ReceiverAction::SendCancel => cancels += 1,
                     ReceiverAction::Free => freed = true,
                     _ => {}
@@ -56,19 +56,19 @@ proptest! {
                 prop_assert_eq!(before, Some(bytes));
             }
             if let Arrival::MetaBeforeWrite { bytes } = arrival {
-                prop_assert!(armed && before.is_some_and(|granted| bytes <= granted));
+                prop_assert!(standing && before.is_some_and(|granted| bytes <= granted));
                 granted = Some(bytes);
             }
-            prop_assert_eq!(arrival == Sum, std::mem::take(&mut unverified), "a sum comes behind bytes, and only that");
+            prop_assert_eq!(arrival == Checksum, std::mem::take(&mut unverified), "a sum comes behind bytes, and only that");
             match action {
-                ReceiverAction::AwaitSum => {
+                ReceiverAction::AwaitChecksum => {
                     let has_bytes = matches!(arrival, Landed { .. } | Response | Loan);
                     prop_assert!(validates && has_bytes);
                     unverified = true;
                 }
                 ReceiverAction::Deliver => (told, freed) = (told + 1, true),
-                ReceiverAction::Park => {
-                    prop_assert!(armed && !parked);
+                ReceiverAction::StoreEarly => {
+                    prop_assert!(standing && !parked);
                     parked = true;
                 }
                 ReceiverAction::DeliverAndKeep => told += 1,

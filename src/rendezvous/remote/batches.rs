@@ -3,16 +3,16 @@
 //! Receives of a batch for which there is no room are held up, and asked for as earlier ones end. Later receives of the same
 //! keys wait behind them.
 
-use super::Remote;
+use super::RemoteHandler;
 use super::receiving::Receive;
 use crate::engine::OneshotSender;
 use crate::fabric::Port;
-use crate::link::{Links, TensorKey, Value, Want};
+use crate::link::{Destination, Links, TensorKey, Value};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{CancelAll, OnPath, PeerIndex};
 use crate::rendezvous::reuse::Reused;
-use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
+use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
 use crate::telemetry::Counter;
 use crate::wire::Time;
 use foldhash::HashMap;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// A value of a batch.
 #[derive(Debug)]
-pub struct Sending {
+pub struct BatchSend {
     pub(in crate::rendezvous) path: u16,
     pub(in crate::rendezvous) key: TensorKey,
     pub(in crate::rendezvous) value: Value,
@@ -29,7 +29,7 @@ pub struct Sending {
 
 /// A receive of a batch.
 #[derive(Debug)]
-pub struct Receiving {
+pub struct BatchReceive {
     pub(in crate::rendezvous) path: u16,
     pub(in crate::rendezvous) peer: PeerIndex,
     pub(in crate::rendezvous) id: CallId,
@@ -41,18 +41,18 @@ pub struct Receiving {
 #[derive(Debug)]
 pub struct ReceiveAll {
     pub(in crate::rendezvous) deadline: Time,
-    pub(in crate::rendezvous) patience: Duration,
+    pub(in crate::rendezvous) timeout: Duration,
     pub(in crate::rendezvous) borrow: bool,
-    pub(in crate::rendezvous) receives: Reused<Receiving>,
+    pub(in crate::rendezvous) receives: Reused<BatchReceive>,
 }
 
-impl OnPath for Sending {
+impl OnPath for BatchSend {
     fn path(&self) -> u16 {
         self.path
     }
 }
 
-impl OnPath for Receiving {
+impl OnPath for BatchReceive {
     fn path(&self) -> u16 {
         self.path
     }
@@ -60,18 +60,18 @@ impl OnPath for Receiving {
 
 /// The receives for which there was no room: for each peer, in their order.
 #[derive(Debug)]
-pub(super) struct HeldUpTable {
+pub(super) struct QueuedReceives {
     peers: Vec<VecDeque<Receive>>,
     /// How many there are of each key.
     keys: HashMap<TensorKey, u32>,
     count: usize,
 }
 
-impl HeldUpTable {
+impl QueuedReceives {
     pub fn new(peers: usize) -> Self {
         // A hash table that is less than half full never grows.
         let keys = HashMap::with_capacity_and_hasher(super::CALLS, Default::default());
-        HeldUpTable { peers: (0..peers).map(|_| VecDeque::new()).collect(), keys, count: 0 }
+        QueuedReceives { peers: (0..peers).map(|_| VecDeque::new()).collect(), keys, count: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -80,7 +80,7 @@ impl HeldUpTable {
 
     /// Whether a receive of this key has to wait behind others.
     #[inline]
-    pub fn holds(&self, key: &TensorKey) -> bool {
+    pub fn has(&self, key: &TensorKey) -> bool {
         self.count > 0 && self.keys.contains_key(key)
     }
 
@@ -147,11 +147,11 @@ impl HeldUpTable {
     }
 }
 
-impl Remote {
-    pub(super) fn send_all<P: Port>(&mut self, links: &mut Links<P, Waiter>, mut values: Reused<Sending>) {
-        links.cork();
+impl RemoteHandler {
+    pub(super) fn send_all<P: Port>(&mut self, links: &mut Links<P, Waiter>, mut values: Reused<BatchSend>) {
+        links.begin_batch();
         links.counters().increment(Counter::Batches);
-        for Sending { key, value, .. } in values.drain(..) {
+        for BatchSend { key, value, .. } in values.drain(..) {
             self.offer(links, key, value);
         }
     }
@@ -162,81 +162,81 @@ impl Remote {
         batch: ReceiveAll,
         now: Time,
     ) {
-        links.cork();
+        links.begin_batch();
         links.counters().increment(Counter::Batches);
-        let ReceiveAll { deadline, patience, borrow, mut receives } = batch;
-        for Receiving { peer, id, key, sender, .. } in receives.drain(..) {
-            let waiter = Waiter { id, sender, deadline, patience, gave_up: None };
-            let want = if borrow { Want::Borrow } else { Want::Fresh };
-            let before = self.calls.len() + self.held_up.len();
-            self.receive_patiently(links, Receive { peer, key, want, waiter }, now);
-            if is_on(Mutant::BatchStopsAtFailure) && self.calls.len() + self.held_up.len() == before {
+        let ReceiveAll { deadline, timeout, borrow, mut receives } = batch;
+        for BatchReceive { peer, id, key, sender, .. } in receives.drain(..) {
+            let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+            let destination = if borrow { Destination::Borrow } else { Destination::Alloc };
+            let before = self.calls.len() + self.queued.len();
+            self.receive_or_queue(links, Receive { peer, key, destination, waiter }, now);
+            if is_on(Mutant::BatchStopsAtFailure) && self.calls.len() + self.queued.len() == before {
                 break;
             }
         }
     }
 
     /// Begins a receive of a batch, or holds it up.
-    fn receive_patiently<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
+    fn receive_or_queue<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
         match self.has_room(links, receive.peer, &receive.key) {
             true => self.receive(links, receive, now),
-            false => self.hold_up(links, receive),
+            false => self.queue_receive(links, receive),
         }
     }
 
     /// Whether a receive of this key can be asked for now, or ends at once.
     fn has_room<P: Port>(&self, links: &mut Links<P, Waiter>, peer: PeerIndex, key: &TensorKey) -> bool {
         let Some(link) = self.peers[peer.0 as usize].usable() else { return true };
-        links.has_room(link, key) || self.unclaimed.contains_key(key)
+        links.has_room(link, key) || self.orphans.contains_key(key)
     }
 
     /// A receive waits until there is room.
-    pub(super) fn hold_up<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive) {
-        links.counters().increment(Counter::ReceivesHeldUp);
+    pub(super) fn queue_receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive) {
+        links.counters().increment(Counter::ReceivesQueued);
         self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
-        self.held_up.push(receive);
+        self.queued.push(receive);
     }
 
     /// Asks for what was held up, as far as there is room now.
     pub(super) fn resume<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        if self.held_up.len() == 0 || is_on(Mutant::HeldUpForgotten) {
+        if self.queued.len() == 0 || is_on(Mutant::HeldUpForgotten) {
             return;
         }
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
-            while let Some(first) = self.held_up.first(peer)
+            while let Some(first) = self.queued.first(peer)
                 && self.has_room(links, peer, first)
             {
-                links.cork();
-                let Some(receive) = self.held_up.pop(peer) else { break };
+                links.begin_batch();
+                let Some(receive) = self.queued.pop(peer) else { break };
                 self.begin_receive(links, receive, now);
             }
         }
     }
 
     /// Ends the receives that are held up and fit, with this error.
-    pub(super) fn fail_held_up(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
+    pub(super) fn fail_queued(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
         let mut failed = Vec::new();
-        self.held_up.remove(|held| fits(held.peer, &held.key), |_, waiter| failed.push(waiter));
+        self.queued.remove(|held| fits(held.peer, &held.key), |_, waiter| failed.push(waiter));
         failed.into_iter().for_each(|waiter| waiter.complete(Err(error.clone())));
     }
 
     /// Ends the receives that are held up and whose time is over.
-    pub(super) fn expire_held_up(&mut self, now: Time) {
-        self.held_up.remove(
+    pub(super) fn expire_queued(&mut self, now: Time) {
+        self.queued.remove(
             |held| held.waiter.deadline <= now,
             |key, mut waiter| {
-                waiter.gave_up.get_or_insert(GiveUp::Deadline(None));
+                waiter.cancel_reason.get_or_insert(CancelReason::Deadline(None));
                 waiter.given_up(&key);
             },
         );
     }
 
     /// Gives up those that are held up of these calls.
-    pub(super) fn cancel_held_up(&mut self, why: &GiveUp, of: impl Fn(CallId) -> bool) {
-        self.held_up.remove(
+    pub(super) fn cancel_queued(&mut self, why: &CancelReason, of: impl Fn(CallId) -> bool) {
+        self.queued.remove(
             |held| of(held.waiter.id),
             |key, mut waiter| {
-                waiter.gave_up = Some(why.clone());
+                waiter.cancel_reason = Some(why.clone());
                 waiter.given_up(&key);
             },
         );
@@ -249,9 +249,9 @@ impl Remote {
         cancel: CancelAll,
         now: Time,
     ) -> Option<CancelAll> {
-        links.cork();
+        links.begin_batch();
         let ids = cancel.first..cancel.first + cancel.count;
-        self.cancel_held_up(&cancel.why, |id| ids.contains(&id.0));
+        self.cancel_queued(&cancel.why, |id| ids.contains(&id.0));
         let mut is_missing = false;
         for id in ids {
             let one = cancel.one(id);

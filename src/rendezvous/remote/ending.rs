@@ -1,35 +1,35 @@
 //! The end of calls and steps.
 
-use super::{Outgoing, Remote};
+use super::{Outgoing, RemoteHandler};
 use crate::fabric::Port;
-use crate::link::{Links, Verdict};
+use crate::link::{CancelDecision, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{Cancel, StepChange};
-use crate::rendezvous::waiter::{GiveUp, Waiter};
+use crate::rendezvous::waiter::{CancelReason, Waiter};
 use crate::wire::{Code, Status, TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-impl Remote {
+impl RemoteHandler {
     pub(super) fn cancel<P: Port>(&mut self, links: &mut Links<P, Waiter>, cancel: &Cancel, now: Time) {
         let Some((link, request)) = self.calls.get(&cancel.id).copied() else { return };
         let grace = now + self.settings.cancel_grace;
         let mut next = self.next_deadline;
         let calls = &mut self.calls;
-        links.give_up_one(link, request, &mut |_, slot| {
+        links.cancel_request(link, request, &mut |_, slot| {
             let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
-                return Verdict::GoOn;
+                return CancelDecision::Keep;
             };
-            if matches!(cancel.why, GiveUp::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
+            if matches!(cancel.why, CancelReason::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
                 calls.remove(&cancel.id);
                 *slot = None;
-            } else if waiter.gave_up.is_none() {
-                waiter.gave_up = Some(cancel.why.clone());
+            } else if waiter.cancel_reason.is_none() {
+                waiter.cancel_reason = Some(cancel.why.clone());
                 waiter.deadline = grace;
                 next = next.min(grace);
             }
-            Verdict::GiveUp
+            CancelDecision::Cancel
         });
         self.next_deadline = next;
     }
@@ -41,7 +41,7 @@ impl Remote {
                 // The rendezvous has checked that it may begin.
                 let _ = self.steps.begin(step, &worker);
                 self.undefer(step);
-                self.arm_for(links, step);
+                self.extend_standing(links, step);
             }
             StepChange::Aborted { step, status } => {
                 // The word that it has begun may still be to come, from another thread, and changes nothing then.
@@ -83,48 +83,48 @@ impl Remote {
         error: &Error,
         status: impl Fn(&TaskId) -> Status,
     ) {
-        links.cork();
+        links.begin_batch();
         let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
         let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
         self.outstanding.fetch_sub(ours, Ordering::Relaxed);
         for (_, asking) in asking {
             self.leave(&asking);
-            links.refuse(asking.incoming, status(&self.me));
+            links.refuse(asking.peer_request, status(&self.me));
         }
-        self.drop_unclaimed(|key| key.step == step);
-        links.drop_held(step);
-        self.fail_held_up(error, |_, key| key.step == step);
+        self.drop_orphans(|key| key.step == step);
+        links.drop_stashed(step);
+        self.fail_queued(error, |_, key| key.step == step);
         let calls = &mut self.calls;
         for link in links.ids() {
-            links.give_up(link, &mut |key, waiter| {
+            links.cancel_requests(link, &mut |key, waiter| {
                 if key.step != step || is_on(Mutant::AbortMissesWaiter) {
-                    return Verdict::GoOn;
+                    return CancelDecision::Keep;
                 }
                 if let Some(waiter) = waiter.take() {
                     calls.remove(&waiter.id);
                     waiter.complete(Err(error.clone()));
                 }
-                Verdict::Abandon
+                CancelDecision::Abandon
             });
         }
     }
 
     /// Ends what has waited until now, and finds out when to look again.
     pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        links.cork();
-        self.expire_held_up(now);
-        let mut next = self.held_up.next_deadline();
+        links.begin_batch();
+        self.expire_queued(now);
+        let mut next = self.queued.next_deadline();
         let grace = now + self.settings.cancel_grace;
         let calls = &mut self.calls;
         for link in links.ids() {
-            links.give_up(link, &mut |key, slot| {
-                let Some(waiter) = slot else { return Verdict::GoOn };
+            links.cancel_requests(link, &mut |key, slot| {
+                let Some(waiter) = slot else { return CancelDecision::Keep };
                 if now < waiter.deadline || is_on(Mutant::DeadlineNeverFires) {
                     next = next.min(waiter.deadline);
-                    return Verdict::GoOn;
+                    return CancelDecision::Keep;
                 }
-                if waiter.gave_up.is_none() {
-                    waiter.gave_up = Some(GiveUp::Deadline(None));
+                if waiter.cancel_reason.is_none() {
+                    waiter.cancel_reason = Some(CancelReason::Deadline(None));
                     waiter.deadline = grace;
                     next = next.min(grace);
                 } else if let Some(waiter) = slot.take() {
@@ -132,14 +132,14 @@ impl Remote {
                     calls.remove(&waiter.id);
                     waiter.given_up(key);
                 }
-                Verdict::GiveUp
+                CancelDecision::Cancel
             });
         }
         let late = self.outgoing.remove_waiters(|_, asking| asking.deadline <= now);
         for (key, asking) in late {
             self.leave(&asking);
             let message = format!("nothing was sent for {key} at {} in time", self.me);
-            links.refuse(asking.incoming, Status::new(Code::DeadlineExceeded, message));
+            links.refuse(asking.peer_request, Status::new(Code::DeadlineExceeded, message));
         }
         for (_, asking) in self.outgoing.waiters() {
             next = next.min(asking.deadline);

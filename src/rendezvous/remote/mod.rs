@@ -2,14 +2,14 @@
 //! brings what peers send to whoever waits here. Owned by its poller, so nothing in it takes a lock.
 
 mod batches;
+mod connections;
 mod ending;
 #[cfg(test)]
 mod explore;
-mod peers;
+mod orphans;
 mod receiving;
 mod serving;
 mod standing;
-mod unclaimed;
 
 use super::path::{Cancel, CancelAll, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use super::reuse::Reused;
@@ -20,7 +20,8 @@ use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
 use crate::link::{
-    HeldValue, Incoming, LinkEvent, LinkLoad, LinkSettings, Links, Received, TensorKey, Value, Want,
+    Destination, LinkEvent, LinkLoad, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey,
+    Value,
 };
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::RequestId;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-pub use batches::{ReceiveAll, Receiving, Sending};
+pub use batches::{BatchReceive, BatchSend, ReceiveAll};
 
 /// Calls that find room before anything is allocated.
 const CALLS: usize = 256;
@@ -51,7 +52,7 @@ pub struct RemoteSettings {
 }
 
 /// Told when a link has been tried in both directions, or failed.
-pub type Tried = Box<dyn FnOnce(Result<(), String>) + Send>;
+pub type ProbeCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// What users and the node hand over to the poller.
 pub enum RemoteCommand<L> {
@@ -64,7 +65,7 @@ pub enum RemoteCommand<L> {
         /// The link.
         link: L,
         /// Told when the link has been tried in both directions, or failed.
-        done: Tried,
+        done: ProbeCallback,
     },
     /// Both sides have tried a link: calls may use it from now on.
     Ready {
@@ -110,12 +111,12 @@ pub enum RemoteCommand<L> {
         /// What.
         key: TensorKey,
         /// Into what.
-        want: Want,
+        destination: Destination,
         /// For whom.
         waiter: Waiter,
     },
     /// Several values for peers.
-    SendAll(Reused<Sending>),
+    SendAll(Reused<BatchSend>),
     /// Several receives from peers.
     ReceiveAll(ReceiveAll),
     /// Several calls end.
@@ -127,87 +128,90 @@ pub enum RemoteCommand<L> {
     /// Steps of an edge are to be asked for in advance, or not any more.
     Standing(StandingChange),
     /// How much is there to do?
-    Load(Box<dyn FnOnce(Load) + Send>),
+    Load(Box<dyn FnOnce(RemoteLoad) + Send>),
 }
 
 /// How much a poller keeps for the rendezvous, to see what a program waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct RemoteLoad {
     /// Of its links.
     pub links: LinkLoad,
-    /// Values that no peer has asked for yet.
+    /// Values that no peer has requested yet.
     pub values: usize,
     /// Requests of peers that wait for their value.
-    pub asking: usize,
+    pub requests: usize,
     /// Those of them that wait for their step to begin.
     pub deferred: usize,
     /// Values that came when nobody waited for them any more.
-    pub unclaimed: usize,
+    pub orphans: usize,
     /// Receives that wait until there is room to ask for them.
-    pub held_up: usize,
+    pub queued: usize,
 }
 
 /// Told when a peer came or went. Nothing in it may block.
-pub trait PeerWatch: Send + Sync {
+pub trait PeerObserver: Send + Sync {
     /// A link with this life of the peer works in both directions, as both sides have said.
     fn up(&self, peer: PeerIndex, tag: LinkTag);
     /// A peer was lost: a link that was up is gone, or a life is over that was to be linked.
     fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error);
     /// A link had failed already when both sides said that it is up. Nobody has used it.
-    fn stillborn(&self, peer: PeerIndex, tag: LinkTag);
+    fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
 }
 
 /// The rendezvous' half of a poller.
-pub struct Remote {
+pub struct RemoteHandler {
     me: TaskId,
     incarnation: u64,
     members: Members,
     settings: RemoteSettings,
-    peers: Vec<Peer>,
+    peers: Vec<PeerState>,
     /// Whose each link is, or was in an earlier life.
     by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
-    outgoing: Table<Outgoing, Asking>,
+    outgoing: Table<Outgoing, WaitingRequest>,
     /// The requests of the calls that wait on a link.
     calls: HashMap<CallId, (LinkId, RequestId)>,
     outstanding: Arc<AtomicUsize>,
-    unclaimed: HashMap<TensorKey, VecDeque<HeldValue>>,
-    standing: standing::Standings,
-    held_up: batches::HeldUpTable,
+    orphans: HashMap<TensorKey, VecDeque<StashedValue>>,
+    standing: standing::StandingEdges,
+    queued: batches::QueuedReceives,
     next_deadline: Time,
-    watch: Arc<dyn PeerWatch>,
+    observer: Arc<dyn PeerObserver>,
     /// The loss that ended everything, where such losses do.
     broken: Option<Error>,
 }
 
 #[derive(Default)]
-struct Peer {
+struct PeerState {
     /// The present link, or the attempt at one.
-    tie: Option<Tie>,
+    connection: Option<Connection>,
     /// How the last link that was up has ended, or the life that was to be linked, until another one is up.
     lost: Option<(LinkTag, LossCause)>,
     deferred: u32,
 }
 
-struct Tie {
+struct Connection {
     link: LinkId,
     tag: LinkTag,
-    stage: Stage,
+    stage: ConnectionStage,
     /// Why the link is being failed, if this side knows better than the fabric.
-    verdict: Option<LossCause>,
+    close_reason: Option<LossCause>,
 }
 
 /// How far a link is. Until it is up, its end is nobody's loss: it is tried again.
-enum Stage {
-    Trying(Tried),
-    Tried,
+enum ConnectionStage {
+    Probing(ProbeCallback),
+    Probed,
     Up,
 }
 
-impl Peer {
+impl PeerState {
     /// The link that calls may use now.
     fn usable(&self) -> Option<LinkId> {
-        self.tie.as_ref().filter(|tie| matches!(tie.stage, Stage::Up)).map(|tie| tie.link)
+        self.connection
+            .as_ref()
+            .filter(|connection| matches!(connection.stage, ConnectionStage::Up))
+            .map(|connection| connection.link)
     }
 }
 
@@ -217,19 +221,19 @@ enum Outgoing {
     /// A value. It counts as outstanding.
     Value(Value),
     /// The place of a value that the peer holds itself, by its name on that link.
-    Held { link: LinkId, held: u32 },
+    Stashed { link: LinkId, held: u32 },
 }
 
 /// A peer's request that waits for its value.
 #[derive(Debug)]
-struct Asking {
-    incoming: Incoming,
+struct WaitingRequest {
+    peer_request: PeerRequestId,
     peer: PeerIndex,
     deadline: Time,
     deferred: bool,
 }
 
-impl Remote {
+impl RemoteHandler {
     /// No peers yet. `outstanding` counts the values that wait here, for senders to look at.
     #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
     pub fn new(
@@ -238,11 +242,11 @@ impl Remote {
         members: Members,
         settings: RemoteSettings,
         outstanding: Arc<AtomicUsize>,
-        watch: Arc<dyn PeerWatch>,
+        observer: Arc<dyn PeerObserver>,
     ) -> Self {
-        let peers: Vec<_> = members.all().iter().map(|_| Peer::default()).collect();
-        let held_up = batches::HeldUpTable::new(peers.len());
-        Remote {
+        let peers: Vec<_> = members.all().iter().map(|_| PeerState::default()).collect();
+        let queued = batches::QueuedReceives::new(peers.len());
+        RemoteHandler {
             me,
             incarnation,
             members,
@@ -253,21 +257,20 @@ impl Remote {
             outgoing: Table::default(),
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             outstanding,
-            unclaimed: HashMap::default(),
-            standing: standing::Standings::default(),
-            held_up,
+            orphans: HashMap::default(),
+            standing: standing::StandingEdges::default(),
+            queued,
             next_deadline: Time::NEVER,
-            watch,
+            observer,
             broken: None,
         }
     }
 
-    fn load(&self, links: LinkLoad) -> Load {
-        let (values, asking) = self.outgoing.len();
+    fn load(&self, links: LinkLoad) -> RemoteLoad {
+        let (values, requests) = self.outgoing.len();
         let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
-        let orphans = self.unclaimed.values().map(VecDeque::len).sum::<usize>();
-        let unclaimed = orphans + links.held;
-        Load { links, values, asking, deferred, unclaimed, held_up: self.held_up.len() }
+        let orphans = self.orphans.values().map(VecDeque::len).sum::<usize>() + links.stashed;
+        RemoteLoad { links, values, requests, deferred, orphans, queued: self.queued.len() }
     }
 
     /// Whether values of a step may be kept: it goes on, or the word that it has begun is still to come from the thread that
@@ -276,18 +279,18 @@ impl Remote {
         self.steps.is_live(step) || matches!(self.steps.state(step), StepState::NotBegun)
     }
 
-    fn peer(&mut self, index: PeerIndex) -> &mut Peer {
+    fn peer(&mut self, index: PeerIndex) -> &mut PeerState {
         &mut self.peers[index.0 as usize]
     }
 
     fn peer_of(&self, link: LinkId) -> Option<PeerIndex> {
         let index = *self.by_link.get(&link)?;
-        let tie = self.peers[index.0 as usize].tie.as_ref()?;
-        (tie.link == link).then_some(index)
+        let connection = self.peers[index.0 as usize].connection.as_ref()?;
+        (connection.link == link).then_some(index)
     }
 }
 
-impl<P: Port> Handler<P> for Remote {
+impl<P: Port> Handler<P> for RemoteHandler {
     type Waiter = Waiter;
     type Command = RemoteCommand<P::Link>;
 
@@ -304,20 +307,20 @@ impl<P: Port> Handler<P> for Remote {
             RemoteCommand::CancelAll(cancel) => {
                 return self.cancel_all(links, cancel, now).map(RemoteCommand::CancelAll);
             }
-            RemoteCommand::Receive { peer, key, want, waiter } => {
-                self.receive(links, Receive { peer, key, want, waiter }, now);
+            RemoteCommand::Receive { peer, key, destination, waiter } => {
+                self.receive(links, Receive { peer, key, destination, waiter }, now);
             }
             RemoteCommand::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
                 true => self.cancel(links, &cancel, now),
                 false => {
-                    self.cancel_held_up(&cancel.why, |id| id == cancel.id);
+                    self.cancel_queued(&cancel.why, |id| id == cancel.id);
                     return Some(RemoteCommand::Cancel(cancel));
                 }
             },
             RemoteCommand::Step(change) => self.step_changed(links, change),
             RemoteCommand::Attach { peer, tag, link, done } => {
                 self.attach(links, peer, tag, link, done);
-                if let Some(link) = self.peer(peer).tie.as_ref().map(|tie| tie.link) {
+                if let Some(link) = self.peer(peer).connection.as_ref().map(|connection| connection.link) {
                     self.by_link.insert(link, peer);
                 }
             }
@@ -335,16 +338,16 @@ impl<P: Port> Handler<P> for Remote {
 
     fn event(&mut self, links: &mut Links<P, Waiter>, event: LinkEvent<Waiter>, now: Time) {
         match event {
-            LinkEvent::Asked { incoming, key, timeout_ms, armed } => {
-                self.asked(links, incoming, &key, timeout_ms, armed, now);
+            LinkEvent::Requested { peer_request, key, timeout_ms, standing } => {
+                self.asked(links, peer_request, &key, timeout_ms, standing, now);
             }
             LinkEvent::Arrived { waiter, key, received, sender } => {
                 self.calls.remove(&waiter.id);
                 if is_on(Mutant::DeliveredTwice)
-                    && waiter.gave_up.is_some()
+                    && waiter.cancel_reason.is_some()
                     && let Received::Tensor(tensor) = &received
                 {
-                    self.keep_unclaimed(key, HeldValue::Tensor { tensor: tensor.clone(), sender });
+                    self.store_orphan(key, StashedValue::Tensor { tensor: tensor.clone(), sender });
                 }
                 Self::arrived(links, waiter, received, sender);
             }
@@ -354,12 +357,13 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::Orphaned { key, value, incarnation } => {
                 // What an old life had sent is not the new one's (specification 2.2).
-                if !self.is_succeeded(key.edge.source_task(), incarnation) {
-                    self.keep_unclaimed(key, value);
+                if !self.is_superseded(key.edge.source_task(), incarnation) {
+                    self.store_orphan(key, value);
                 }
             }
-            LinkEvent::Withdrawn { incoming, key } => {
-                let withdrawn = self.outgoing.remove_waiter(&key, |asking| asking.incoming == incoming);
+            LinkEvent::Withdrawn { peer_request, key } => {
+                let withdrawn =
+                    self.outgoing.remove_waiter(&key, |asking| asking.peer_request == peer_request);
                 if let Some(asking) = withdrawn {
                     self.leave(&asking);
                 }
@@ -374,12 +378,12 @@ impl<P: Port> Handler<P> for Remote {
             }
             LinkEvent::Returned { link, key, held, number } => {
                 if self.may_hold(key.step) {
-                    self.put_back(links, &key, Numbered { number, value: Outgoing::Held { link, held } });
+                    self.put_back(links, &key, Numbered { number, value: Outgoing::Stashed { link, held } });
                 }
             }
-            LinkEvent::Answered { bytes } => serving::sent(links, bytes),
-            LinkEvent::Finished => self.finished(),
-            LinkEvent::Up { link } => self.tried(link),
+            LinkEvent::Resumed { bytes } => serving::sent(links, bytes),
+            LinkEvent::SendComplete => self.finished(),
+            LinkEvent::Up { link } => self.probed(link),
             LinkEvent::Down { link, failure, waiters } => {
                 self.down(links, link, failure, waiters);
                 self.by_link.remove(&link);

@@ -1,9 +1,9 @@
 //! The receiving side: requests of this process, and what comes for them.
 
-use super::Remote;
+use super::RemoteHandler;
 use crate::fabric::Port;
 use crate::link::{
-    Corruption, Links, Received, RequestError, RequestRefused, TensorKey, Want, side_of, side_of_mut,
+    Corruption, Destination, Links, Received, RequestError, RequestRefused, TensorKey, side_of, side_of_mut,
 };
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
@@ -20,16 +20,16 @@ use std::sync::Arc;
 pub(super) struct Receive {
     pub peer: PeerIndex,
     pub key: TensorKey,
-    pub want: Want,
+    pub destination: Destination,
     pub waiter: Waiter,
 }
 
-impl Remote {
+impl RemoteHandler {
     /// Begins a receive, behind those of its key that are held up.
     #[inline]
     pub(super) fn receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
-        match self.held_up.holds(&receive.key) {
-            true => self.hold_up(links, receive),
+        match self.queued.has(&receive.key) {
+            true => self.queue_receive(links, receive),
             false => self.begin_receive(links, receive, now),
         }
     }
@@ -42,17 +42,17 @@ impl Remote {
         receive: Receive,
         now: Time,
     ) {
-        let Receive { peer, key, want, waiter } = receive;
+        let Receive { peer, key, destination, waiter } = receive;
         if let Err(error) = check_live(&self.steps, key.step) {
             return waiter.complete(Err(error));
         }
         if let Some(error) = &self.broken {
             return waiter.complete(Err(error.clone()));
         }
-        if !self.unclaimed.is_empty()
-            && let Some(unclaimed) = self.claim(&key)
+        if !self.orphans.is_empty()
+            && let Some(orphan) = self.take_orphan(&key)
         {
-            return self.deliver_unclaimed(links, key, want, waiter, unclaimed);
+            return self.deliver_orphan(links, key, destination, waiter, orphan);
         }
         let Some(link) = self.peers[peer.0 as usize].usable() else {
             return waiter.complete(Err(self.why_unusable(peer)));
@@ -63,7 +63,7 @@ impl Remote {
         };
         self.next_deadline = self.next_deadline.min(waiter.deadline);
         let id = waiter.id;
-        match links.request(link, key.clone(), want, timeout_ms, waiter) {
+        match links.request(link, key.clone(), destination, timeout_ms, waiter) {
             Ok(request) => _ = self.calls.insert(id, (link, request)),
             Err((refused, waiter)) => waiter.complete(Err(self.refused(refused, &key, peer))),
         }
@@ -127,7 +127,7 @@ impl Remote {
     ) {
         let name = key.to_string();
         let error = match error {
-            RequestError::GivenUp => return waiter.given_up(key),
+            RequestError::Cancelled => return waiter.given_up(key),
             RequestError::Remote(status) => {
                 let peer = key.edge.source_task().clone();
                 Error::Remote { peer, key: name, status }
@@ -145,7 +145,7 @@ impl Remote {
                 let peer = key.edge.source_task().clone();
                 Error::Corrupted { peer, key: name, bytes, sent, came }
             }
-            RequestError::Misfit { sent, given } => Error::Misfit { key: name, sent, given },
+            RequestError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
         };
         waiter.complete(Err(error));
     }

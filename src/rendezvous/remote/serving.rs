@@ -1,8 +1,8 @@
 //! The sending side: values and peers' requests meet.
 
-use super::{Asking, Outgoing, Remote};
+use super::{Outgoing, RemoteHandler, WaitingRequest};
 use crate::fabric::Port;
-use crate::link::{Incoming, Links, Served, TensorKey, Value};
+use crate::link::{Links, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::steps::StepState;
 use crate::rendezvous::table::{Asked, Numbered, Offered};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// requests of peers that can't any more, and must not come before theirs.
 const SLACK: Duration = Duration::from_millis(50);
 
-impl Remote {
+impl RemoteHandler {
     /// Gives a value to whoever waits for it, or keeps it.
     pub(super) fn offer<P: Port>(&mut self, links: &mut Links<P, Waiter>, key: TensorKey, value: Value) {
         if self.may_hold(key.step) {
@@ -43,7 +43,7 @@ impl Remote {
         &mut self,
         links: &mut Links<P, Waiter>,
         key: &TensorKey,
-        mut offered: Offered<Outgoing, Asking>,
+        mut offered: Offered<Outgoing, WaitingRequest>,
     ) {
         while let Offered::Matched(asking, matched) = offered {
             offered = self.serve(links, key, asking, matched);
@@ -56,13 +56,13 @@ impl Remote {
         &mut self,
         links: &mut Links<P, Waiter>,
         key: &TensorKey,
-        asking: Asking,
+        asking: WaitingRequest,
         matched: Numbered<Outgoing>,
-    ) -> Offered<Outgoing, Asking> {
-        let (incoming, number) = (asking.incoming, matched.number);
+    ) -> Offered<Outgoing, WaitingRequest> {
+        let (peer_request, number) = (asking.peer_request, matched.number);
         let value = match matched.value {
             Outgoing::Value(value) => value,
-            Outgoing::Held { link, .. } if link != incoming.link => {
+            Outgoing::Stashed { link, .. } if link != peer_request.link => {
                 // It was held by the peer of a link that is gone. The request goes on with what is next in line.
                 self.next_deadline = self.next_deadline.min(asking.deadline);
                 return match self.outgoing.ask(key, asking) {
@@ -70,9 +70,9 @@ impl Remote {
                     Asked::Kept => Offered::Kept,
                 };
             }
-            Outgoing::Held { held, .. } => {
+            Outgoing::Stashed { held, .. } => {
                 self.leave(&asking);
-                return match links.serve_held(incoming, held, number) {
+                return match links.serve_stashed(peer_request, held, number) {
                     true => Offered::Kept,
                     false => self.outgoing.put_back(key, matched),
                 };
@@ -83,15 +83,15 @@ impl Remote {
             Value::Tensor(tensor) => tensor.meta().bytes(),
             Value::Dead => 0,
         };
-        match links.serve(incoming, value, number) {
-            Served::Copied => {
+        match links.serve(peer_request, value, number) {
+            ServeOutcome::Copied => {
                 sent(links, bytes);
                 self.finished();
             }
-            Served::Posted => sent(links, bytes),
-            Served::Refused => self.finished(),
-            Served::Kept => {}
-            Served::Gone(back) => {
+            ServeOutcome::Posted => sent(links, bytes),
+            ServeOutcome::Refused => self.finished(),
+            ServeOutcome::Pinned => {}
+            ServeOutcome::Gone(back) => {
                 return self.outgoing.put_back(key, Numbered { number, value: Outgoing::Value(back) });
             }
         }
@@ -107,23 +107,23 @@ impl Remote {
     pub(super) fn asked<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
-        incoming: Incoming,
+        peer_request: PeerRequestId,
         key: &TensorKey,
         timeout_ms: u32,
-        armed: bool,
+        standing: bool,
         now: Time,
     ) {
-        let Some(peer) = self.peer_of(incoming.link) else { return };
+        let Some(peer) = self.peer_of(peer_request.link) else { return };
         let deferred = match self.steps.is_live(key.step) {
             true => false,
             false => match self.steps.state(key.step) {
                 StepState::Live => false,
                 // What is asked for in advance comes before its step by its nature. The slots of the link bound it.
-                StepState::NotBegun => !armed,
-                StepState::Aborted(status) => return links.refuse(incoming, status.into_derived()),
+                StepState::NotBegun => !standing,
+                StepState::Aborted(status) => return links.refuse(peer_request, status.into_derived()),
                 StepState::Gone => {
                     let message = format!("step {} was cleaned up at {}", key.step, self.me);
-                    return links.refuse(incoming, Status::new(Code::NotFound, message));
+                    return links.refuse(peer_request, Status::new(Code::NotFound, message));
                 }
             },
         };
@@ -132,14 +132,14 @@ impl Remote {
                 "{} requests wait at {} for steps that have not begun there (this one for step {}), which is the limit: raise max_deferred",
                 self.settings.max_deferred, self.me, key.step
             );
-            return links.refuse(incoming, Status::new(Code::ResourceExhausted, message));
+            return links.refuse(peer_request, Status::new(Code::ResourceExhausted, message));
         }
         let deadline = match timeout_ms {
             u32::MAX => Time::NEVER,
             ms if is_on(Mutant::DeadlineTooEarly) => now + Duration::from_millis(u64::from(ms) / 2),
             ms => now + Duration::from_millis(ms.into()) + SLACK,
         };
-        match self.outgoing.ask(key, Asking { incoming, peer, deadline, deferred }) {
+        match self.outgoing.ask(key, WaitingRequest { peer_request, peer, deadline, deferred }) {
             Asked::Matched(asking, matched) => {
                 self.match_up(links, key, Offered::Matched(asking, matched));
             }
@@ -154,7 +154,7 @@ impl Remote {
     }
 
     /// A peer's request has left the table.
-    pub(super) fn leave(&mut self, asking: &Asking) {
+    pub(super) fn leave(&mut self, asking: &WaitingRequest) {
         if asking.deferred {
             let peer = self.peer(asking.peer);
             peer.deferred = peer.deferred.saturating_sub(1);

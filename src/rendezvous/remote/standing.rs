@@ -4,9 +4,9 @@
 //! near the end of it: so it costs two messages a window. Where all edges together would have more than there is room for,
 //! their windows are as much shorter.
 
-use super::Remote;
+use super::RemoteHandler;
 use crate::fabric::{LinkId, Port};
-use crate::link::{Armed, ArmingRoom, Links, TensorKey};
+use crate::link::{Links, StandingCapacity, StandingPosted, TensorKey};
 use crate::rendezvous::path::{PeerIndex, StandingChange};
 use crate::rendezvous::steps::StepState;
 use crate::rendezvous::waiter::Waiter;
@@ -15,7 +15,7 @@ use foldhash::HashMap;
 
 /// An edge whose steps are asked for in advance.
 #[derive(Debug)]
-struct Standing {
+struct StandingEdge {
     id: u64,
     peer: PeerIndex,
     /// The edge, with the first step of the sequence.
@@ -36,8 +36,8 @@ struct Standing {
 
 /// All of them on a poller.
 #[derive(Debug, Default)]
-pub(super) struct Standings {
-    list: Vec<Standing>,
+pub(super) struct StandingEdges {
+    list: Vec<StandingEdge>,
     /// Where each lies, by its name.
     places: HashMap<u64, usize>,
     /// How many of each peer have a window.
@@ -50,8 +50,8 @@ pub(super) struct Standings {
     soonest: u64,
 }
 
-impl Standings {
-    fn insert(&mut self, standing: Standing) -> usize {
+impl StandingEdges {
+    fn insert(&mut self, standing: StandingEdge) -> usize {
         self.soonest = self.soonest.min(standing.due);
         self.places.insert(standing.id, self.list.len());
         self.list.push(standing);
@@ -59,7 +59,7 @@ impl Standings {
         self.list.len() - 1
     }
 
-    fn remove(&mut self, at: usize) -> Standing {
+    fn remove(&mut self, at: usize) -> StandingEdge {
         self.count(at, false);
         let standing = self.list.swap_remove(at);
         self.places.remove(&standing.id);
@@ -71,7 +71,7 @@ impl Standings {
 
     /// Counts one among those that share the room, or takes it out again.
     fn count(&mut self, at: usize, is_in: bool) {
-        let Standing { window, peer, bytes, .. } = self.list[at];
+        let StandingEdge { window, peer, bytes, .. } = self.list[at];
         if window == 0 {
             return;
         }
@@ -85,15 +85,15 @@ impl Standings {
         change(&mut self.bytes, bytes.unwrap_or(0));
     }
 
-    fn change(&mut self, at: usize, change: impl FnOnce(&mut Standing)) {
+    fn change(&mut self, at: usize, change: impl FnOnce(&mut StandingEdge)) {
         self.count(at, false);
         change(&mut self.list[at]);
         self.count(at, true);
     }
 
     /// How long the window of an edge can be so that those of all others have room as well.
-    fn share(&self, at: usize, room: ArmingRoom) -> u64 {
-        let Standing { window, peer, bytes, .. } = self.list[at];
+    fn share(&self, at: usize, room: StandingCapacity) -> u64 {
+        let StandingEdge { window, peer, bytes, .. } = self.list[at];
         let slots = room.slots / self.of_peer.get(&peer).copied().unwrap_or(1).max(1);
         // Those that are not known are taken to be like the others.
         let of_all = u128::from(self.bytes) * u128::from(self.active) / u128::from(self.known.max(1));
@@ -105,7 +105,7 @@ impl Standings {
     }
 }
 
-impl Remote {
+impl RemoteHandler {
     /// A wish about an edge. It comes back if nothing is known of that edge: the word that began it, from another thread, may
     /// still be to come.
     pub(super) fn standing_changed<P: Port>(
@@ -118,7 +118,7 @@ impl Remote {
                 self.steps.sequence(key.step);
                 let reached = self.steps.last_begun(key.step);
                 let (due, next, cut, bytes) = (0, None, None, None);
-                let at = self.standing.insert(Standing {
+                let at = self.standing.insert(StandingEdge {
                     id,
                     peer,
                     key,
@@ -130,20 +130,20 @@ impl Remote {
                     cut,
                     bytes,
                 });
-                self.arm(links, at, false);
+                self.post_standing(links, at, false);
             }
             StandingChange::Window { id, window } => {
                 let Some(at) = self.standing.places.get(&id).copied() else { return Some(change) };
                 self.standing.change(at, |standing| (standing.window, standing.cut) = (window, None));
                 self.look_again(at);
-                self.arm(links, at, false);
+                self.post_standing(links, at, false);
             }
             StandingChange::Ended { id } => {
                 let Some(at) = self.standing.places.get(&id).copied() else { return Some(change) };
-                let Standing { peer, key, next, .. } = self.standing.remove(at);
+                let StandingEdge { peer, key, next, .. } = self.standing.remove(at);
                 if let (Some(link), Some(next)) = (self.peers[peer.0 as usize].usable(), next) {
                     let first = TensorKey { step: self.steps.open(key.step).0, ..key };
-                    links.disarm(link, &first, next, id);
+                    links.withdraw_standing(link, &first, next, id);
                 }
             }
         }
@@ -151,14 +151,14 @@ impl Remote {
     }
 
     /// A step has begun: windows that it brings near their end are made longer.
-    pub(super) fn arm_for<P: Port>(&mut self, links: &mut Links<P, Waiter>, step: u64) {
+    pub(super) fn extend_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, step: u64) {
         if step < self.standing.soonest {
             return;
         }
         // All are known before the first takes its share of the room.
         for at in 0..self.standing.list.len() {
             if self.standing.list[at].bytes.is_none() {
-                self.foresee(links, at);
+                self.learn_expected_bytes(links, at);
             }
         }
         for at in 0..self.standing.list.len() {
@@ -171,9 +171,9 @@ impl Remote {
             }
             standing.reached = Some(step);
             if standing.cut.is_some() && standing.next.is_none_or(|next| next <= step) {
-                links.counters().increment(Counter::StepsNotArmed);
+                links.counters().increment(Counter::StandingStepsMissed);
             }
-            self.arm(links, at, true);
+            self.post_standing(links, at, true);
         }
         self.standing.soonest = self.standing.list.iter().map(|standing| standing.due).min().unwrap_or(0);
     }
@@ -188,22 +188,22 @@ impl Remote {
     }
 
     /// A new link with a peer is there: what is still to come is asked for again.
-    pub(super) fn arm_again<P: Port>(&mut self, links: &mut Links<P, Waiter>, peer: PeerIndex) {
+    pub(super) fn repost_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, peer: PeerIndex) {
         for at in 0..self.standing.list.len() {
             let standing = &mut self.standing.list[at];
             if standing.peer == peer {
                 (standing.next, standing.cut) = (None, None);
                 self.look_again(at);
-                self.arm(links, at, true);
+                self.post_standing(links, at, true);
             }
         }
     }
 
     /// Finds out how large the tensors of an edge are. Returns whether anything is known of them.
-    fn foresee<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize) -> bool {
+    fn learn_expected_bytes<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize) -> bool {
         let standing = &self.standing.list[at];
         let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return false };
-        let Some(bytes) = links.foreseen(link, &standing.key, standing.borrow) else { return false };
+        let Some(bytes) = links.expected_bytes(link, &standing.key, standing.borrow) else { return false };
         if standing.bytes != Some(bytes) {
             self.standing.change(at, |standing| standing.bytes = Some(bytes));
         }
@@ -211,7 +211,7 @@ impl Remote {
     }
 
     /// Asks for more steps of an edge, if it is time. `is_current_open`: the last one that has begun is still to be received.
-    fn arm<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize, is_current_open: bool) {
+    fn post_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize, is_current_open: bool) {
         let standing = &self.standing.list[at];
         let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return };
         if self.broken.is_some() || standing.window == 0 {
@@ -226,19 +226,19 @@ impl Remote {
         };
         let next = standing.next;
         let from = next.map_or(from, |next| next.max(from));
-        if !self.foresee(links, at) {
+        if !self.learn_expected_bytes(links, at) {
             // Until the first answer has told what the tensors are like, it is not known where they could go: one at a time.
             if next.is_none_or(|next| next <= current) && from < limit {
-                self.arm_steps(links, at, link, from, from + 1);
+                self.post_steps(links, at, link, from, from + 1);
             }
             return;
         }
-        let window = self.standing.share(at, links.arming_room(link));
+        let window = self.standing.share(at, links.standing_capacity(link));
         let until = current.saturating_add(window).min(limit);
         let standing = &self.standing.list[at];
         let length = standing.cut.map_or(window, |cut| cut.min(window));
         if from < until && (next.is_none() || from.saturating_sub(current) <= length / 2) {
-            let no_room = self.arm_steps(links, at, link, from, until);
+            let no_room = self.post_steps(links, at, link, from, until);
             let standing = &mut self.standing.list[at];
             let ahead = standing.next.unwrap_or(from).saturating_sub(current);
             standing.cut = no_room.then_some(ahead);
@@ -250,7 +250,7 @@ impl Remote {
 
     /// Asks for the steps from `from` to before `until`, but those that are over and those that were asked for. Returns whether
     /// there was no room for all.
-    fn arm_steps<P: Port>(
+    fn post_steps<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
         at: usize,
@@ -265,8 +265,8 @@ impl Remote {
             let count = (from..until).take_while(goes_on).count() as u32;
             let first = TensorKey { step: from, ..standing.key.clone() };
             let armed = match count {
-                0 => Armed { steps: 0, no_room: false },
-                _ => links.arm_steps(link, &first, count, standing.borrow, standing.id),
+                0 => StandingPosted { steps: 0, no_room: false },
+                _ => links.post_standing(link, &first, count, standing.borrow, standing.id),
             };
             from += u64::from(armed.steps);
             no_room = armed.no_room;

@@ -129,8 +129,8 @@ impl<'a> Reader<'a> {
                 iteration: self.u64("iteration")?,
                 held: self.u32("held value")?,
             },
-            HELD_RESPONSE => Message::Held { request: self.request()?, held: self.u32("held value")? },
-            ARM => Message::Arm(self.arm()?),
+            STASHED_RESPONSE => Message::Stashed { request: self.request()?, held: self.u32("held value")? },
+            STANDING_REQUEST => Message::StandingRequest(self.arm()?),
             CHECKSUM => Message::Checksum { request: self.request()?, sum: self.u64("sum")? },
             kind => return Err(MessageError::Kind { kind }),
         })

@@ -79,12 +79,12 @@ impl Message<'_> {
                 }
                 out.extend_from_slice(&held.to_le_bytes());
             }
-            Message::Held { request, held } => {
-                out.push(HELD_RESPONSE);
+            Message::Stashed { request, held } => {
+                out.push(STASHED_RESPONSE);
                 put_request(out, *request);
                 out.extend_from_slice(&held.to_le_bytes());
             }
-            Message::Arm(arm) => arm.put(out),
+            Message::StandingRequest(arm) => arm.put(out),
             Message::Checksum { request, sum } => {
                 out.push(CHECKSUM);
                 put_request(out, *request);

@@ -18,8 +18,8 @@
 //! | 10 | `CANCEL_ACK` | request u32 |
 //! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u32 length + UTF-8), details (u32 length + bytes) |
 //! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, held u32 |
-//! | 14 | `HELD_RESPONSE` | request u32, held u32 |
-//! | 15 | `ARM` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
+//! | 14 | `STASHED_RESPONSE` | request u32, held u32 |
+//! | 15 | `STANDING_REQUEST` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
 //! | 16 | `CHECKSUM` | request u32, sum u64 |
 //! | 17 | `PACKED` | other messages, each behind its length as u8: see [`pack`] |
 //!
@@ -27,14 +27,14 @@
 //! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
 //! rank dimensions of u64, and for element types without a fixed size the length u64 of the serialised form.
 
-mod arm;
 mod decode;
 mod encode;
 pub mod fragment;
 pub mod pack;
+mod standing;
 
-pub use arm::{Arm, ArmedStep, ArmedSteps, MAX_ARMED};
 pub use decode::MessageError;
+pub use standing::{MAX_STANDING_STEPS, StandingRequest, StandingStep, StandingSteps};
 
 use super::{Grant, Slot, Status, TensorMeta};
 
@@ -237,14 +237,14 @@ pub enum Message<'a> {
         held: u32,
     },
     /// The next value in line is one that the receiver holds itself.
-    Held {
+    Stashed {
         /// The request that it answers.
         request: RequestId,
         /// The receiver's name for the value.
         held: u32,
     },
     /// Asks for the tensors of several steps in advance: standing requests.
-    Arm(Arm<'a>),
+    StandingRequest(StandingRequest<'a>),
     /// The sum of the bytes that have just been sent for a request that wished it (specification 3.8).
     Checksum {
         /// The request.
@@ -267,8 +267,8 @@ const CANCEL_ACK: u8 = 10;
 const ERROR_STATUS: u8 = 11;
 const FRAGMENT: u8 = 12;
 const RETURN: u8 = 13;
-const HELD_RESPONSE: u8 = 14;
-const ARM: u8 = 15;
+const STASHED_RESPONSE: u8 = 14;
+const STANDING_REQUEST: u8 = 15;
 const CHECKSUM: u8 = 16;
 const PACKED: u8 = 17;
 

@@ -61,15 +61,15 @@ fn tensor_request() -> impl Strategy<Value = TensorRequest> {
     )
 }
 
-fn armed_step() -> impl Strategy<Value = ArmedStep> {
-    (request_id(), any::<u32>(), any::<u64>()).prop_map(|(request, key, offset)| ArmedStep {
+fn armed_step() -> impl Strategy<Value = StandingStep> {
+    (request_id(), any::<u32>(), any::<u64>()).prop_map(|(request, key, offset)| StandingStep {
         request,
         key,
         offset,
     })
 }
 
-fn bytes_of(steps: &[ArmedStep], granted: bool) -> Vec<u8> {
+fn bytes_of(steps: &[StandingStep], granted: bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     steps.iter().for_each(|step| step.put(&mut bytes, granted));
     bytes
@@ -102,19 +102,19 @@ proptest! {
     #[test]
     fn standing_requests_come_back(
         route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32, borrow: bool, validate: bool,
-        room in proptest::option::of((any::<u16>(), any::<u64>())), steps in proptest::collection::vec(armed_step(), 1..=MAX_ARMED),
+        room in proptest::option::of((any::<u16>(), any::<u64>())), steps in proptest::collection::vec(armed_step(), 1..=MAX_STANDING_STEPS),
     ) {
         let bytes = bytes_of(&steps, room.is_some());
-        let list = ArmedSteps::new(&bytes, room.is_some());
+        let list = StandingSteps::new(&bytes, room.is_some());
         let (frame, meta_version) = (!iteration, version);
-        let arm = Arm { route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list };
+        let arm = StandingRequest { route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list };
         let mut bytes = Vec::new();
-        Message::Arm(arm.clone()).encode(&mut bytes);
+        Message::StandingRequest(arm.clone()).encode(&mut bytes);
         prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
-        prop_assert_eq!(&Message::decode(&bytes).expect("own message"), &Message::Arm(arm.clone()));
+        prop_assert_eq!(&Message::decode(&bytes).expect("own message"), &Message::StandingRequest(arm.clone()));
         // What is cut between two steps has fewer of them, and what is cut elsewhere is refused.
         for end in 0..bytes.len() {
-            if let Ok(Message::Arm(cut)) = Message::decode(&bytes[..end]) {
+            if let Ok(Message::StandingRequest(cut)) = Message::decode(&bytes[..end]) {
                 prop_assert!(cut.steps.len() < steps.len());
             }
         }
@@ -157,7 +157,7 @@ proptest! {
     #[test]
     fn a_return_and_its_answer_come_back(request in request_id(), route: u32, step: u64, iteration: u64, held: u32) {
         comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, held })?;
-        comes_back(&Message::Held { request, held })?;
+        comes_back(&Message::Stashed { request, held })?;
         comes_back(&Message::Checksum { request, sum: step })?;
     }
 
@@ -275,11 +275,11 @@ fn lengths_of_more_than_32_bits_come_back() {
     }
 }
 
-/// An `ARM` of so many steps from `first_step` on, as bytes.
+/// A `STANDING_REQUEST` of so many steps from `first_step` on, as bytes.
 fn arm_bytes(first_step: u64, count: usize, room: Option<(u16, u64)>) -> Vec<u8> {
     let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
-    let list = bytes_of(&vec![ArmedStep { request, key: 1, offset: 2 }; count], room.is_some());
-    let mut bytes = vec![ARM, if room.is_some() { FLAG_GRANT } else { 0 }, 1, 0, 0, 0];
+    let list = bytes_of(&vec![StandingStep { request, key: 1, offset: 2 }; count], room.is_some());
+    let mut bytes = vec![STANDING_REQUEST, if room.is_some() { FLAG_GRANT } else { 0 }, 1, 0, 0, 0];
     [first_step, 0, 0].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     bytes.extend([0; 4]);
     if let Some((region, len)) = room {
@@ -315,7 +315,7 @@ fn standing_requests_are_refused_field_by_field() {
         (slot, "as its request"),
         (cut, "in its steps"),
         (arm_bytes(0, 0, room), "in its steps"),
-        (arm_bytes(0, MAX_ARMED + 1, room), "257 as its number of steps"),
+        (arm_bytes(0, MAX_STANDING_STEPS + 1, room), "257 as its number of steps"),
         (arm_bytes(u64::MAX, 2, room), "2 as its number of steps"),
         (arm_bytes(0, 0, None)[..20].to_vec(), "in its frame"),
     ] {

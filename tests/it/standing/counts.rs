@@ -193,7 +193,7 @@ fn one_step_is_asked_for_until_its_answer_has_told_what_they_are_like() {
             (0..2).for_each(|n| send(node, sequence, n, LARGE));
         },
         move |node, sequence| {
-            let armed = || node.counters().get(Counter::RequestsArmed);
+            let armed = || node.counters().get(Counter::StandingRequests);
             let _standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             until(node, "a request", || armed() > 0);
             assert_eq!(armed(), 1);
@@ -214,8 +214,8 @@ fn a_window_that_changes_is_asked_for_at_once() {
         |node, sequence| (0..30).for_each(|n| send(node, sequence, n, LARGE)),
         |node, sequence| {
             let armed = |node: &tensorwire::Node, count: u64| {
-                until(node, "a window", || node.counters().get(Counter::RequestsArmed) >= count);
-                assert_eq!(node.counters().get(Counter::RequestsArmed), count);
+                until(node, "a window", || node.counters().get(Counter::StandingRequests) >= count);
+                assert_eq!(node.counters().get(Counter::StandingRequests), count);
             };
             // A poller may take a receive before it hears that its step has begun, and then asks plainly.
             let begin = |n| drop(node.step(sequence.step(n)).expect("usable"));

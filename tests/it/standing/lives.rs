@@ -32,7 +32,7 @@ fn role_receiver() {
         Ok(armed) => second_life(&node, sequence, armed),
         Err(_) => (0..FIRST).for_each(|n| receive(&node, sequence, n, LARGE)),
     }
-    println!("armed {} ", node.counters().get(Counter::RequestsArmed));
+    println!("armed {} ", node.counters().get(Counter::StandingRequests));
     until(&node, "an order", || orders.is_finished());
     node.stop().expect("stopped");
 }
@@ -50,7 +50,7 @@ fn second_life(node: &Node, sequence: Sequence, armed: u64) {
     (armed..armed + KEPT).for_each(|n| receive(node, sequence, n, LARGE));
     println!("all that was kept has come");
     (armed + KEPT..armed + KEPT + LATER).for_each(|n| receive(node, sequence, n, LARGE));
-    let claimed = node.counters().get(Counter::RequestsClaimed);
+    let claimed = node.counters().get(Counter::StandingClaimed);
     assert!(claimed >= LATER, "{claimed} requests were made in advance in this life");
 }
 

@@ -21,7 +21,7 @@ fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {
                 receive(node, sequence, n, size);
                 node.cleanup(sequence.step(n));
             }
-            assert!(node.counters().get(Counter::RequestsClaimed) > 60);
+            assert!(node.counters().get(Counter::StandingClaimed) > 60);
         },
     );
 }

@@ -95,11 +95,11 @@ fn check(program: Edges, window: u64) {
         "{} edges: {} messages for {tensors} tensors, {} windows, {} requests armed",
         program.edges,
         receiver.get(Counter::MessagesSent) + sender.get(Counter::MessagesSent),
-        receiver.get(Counter::WindowsArmed),
-        receiver.get(Counter::RequestsArmed),
+        receiver.get(Counter::StandingMessages),
+        receiver.get(Counter::StandingRequests),
     );
-    assert_eq!(receiver.get(Counter::RequestsClaimed), tensors, "each edge has its part: {receiver}");
-    assert_eq!(receiver.get(Counter::StepsNotArmed), 0, "{receiver}");
+    assert_eq!(receiver.get(Counter::StandingClaimed), tensors, "each edge has its part: {receiver}");
+    assert_eq!(receiver.get(Counter::StandingStepsMissed), 0, "{receiver}");
     assert_eq!(sender.get(Counter::WritesPosted), tensors, "{sender}");
     // The receiver may be at its end, and give up what it has asked for in advance, when its sender is.
     assert_eq!(sender.get(Counter::MessagesSent), sender.get(Counter::CancelsReceived), "{sender}");
@@ -130,8 +130,8 @@ fn an_edge_with_room_for_a_few_steps_has_a_window_of_as_many() {
 fn an_edge_without_room_is_received_as_any_other_and_counted() {
     // Of 8 MiB a quarter is less than one of them.
     let [_, [_, receiver]] = run(Edges { elements: 600_000, steps: 10, ..EDGES });
-    assert_eq!(receiver.get(Counter::StepsNotArmed), 10, "{receiver}");
-    assert_eq!(receiver.get(Counter::RequestsArmed), 0, "{receiver}");
+    assert_eq!(receiver.get(Counter::StandingStepsMissed), 10, "{receiver}");
+    assert_eq!(receiver.get(Counter::StandingRequests), 0, "{receiver}");
     assert_eq!(receiver.get(Counter::MessagesSent), 10, "{receiver}");
 }
 
@@ -140,5 +140,5 @@ fn a_sender_with_little_room_fails_no_receive() {
     let [[in_all, sender], [_, receiver]] = run(Edges { edges: 4, max_requests: ["16", "4096"], ..EDGES });
     assert!(in_all.get(Counter::ErrorsSent) > 0, "nothing was refused: {in_all}");
     assert!(sender.get(Counter::ErrorsSent) <= 16, "it is asked for too much for ever: {sender}");
-    assert!(receiver.get(Counter::RequestsClaimed) > 100, "{receiver}");
+    assert!(receiver.get(Counter::StandingClaimed) > 100, "{receiver}");
 }

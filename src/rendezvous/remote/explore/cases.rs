@@ -3,11 +3,11 @@
 use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, meta, over_shm, over_sim, over_sim_validating};
 use super::{Choices, traced};
 use crate::fabric::Port;
-use crate::link::{TensorKey, Value, Want};
+use crate::link::{Destination, TensorKey, Value};
 use crate::memory::TensorMut;
 use crate::rendezvous::Error;
 use crate::rendezvous::path::StepChange;
-use crate::rendezvous::waiter::{GiveUp, Outcome, Payload};
+use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
 use crate::wire::{Code, EdgeName, Status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ enum Act {
     Send,
     Begin,
     Poll(usize),
-    GiveUp(usize),
+    CancelReason(usize),
     GraceIsOver,
     ReceiveNext,
 }
@@ -93,7 +93,7 @@ enum End {
 
 struct Running {
     call: Call,
-    gave_up: bool,
+    cancel_reason: bool,
     end: Option<End>,
 }
 
@@ -131,11 +131,11 @@ impl Case {
 }
 
 impl<P: Port> Run<'_, P> {
-    fn want(&self, wanted: Wanted) -> Want {
+    fn destination(&self, wanted: Wanted) -> Destination {
         match wanted {
-            Wanted::Fresh => Want::Fresh,
-            Wanted::Borrow => Want::Borrow,
-            Wanted::Into(bytes) => Want::Into(self.pair.tensor(RECEIVER, bytes)),
+            Wanted::Fresh => Destination::Alloc,
+            Wanted::Borrow => Destination::Borrow,
+            Wanted::Into(bytes) => Destination::Into(self.pair.tensor(RECEIVER, bytes)),
         }
     }
 
@@ -146,10 +146,10 @@ impl<P: Port> Run<'_, P> {
         }
     }
 
-    fn receive(&mut self, wanted: Wanted, patience: Duration) -> usize {
-        let want = self.want(wanted);
-        let call = self.pair.receive(&self.key, want, patience);
-        self.calls.push(Running { call, gave_up: false, end: None });
+    fn receive(&mut self, wanted: Wanted, timeout: Duration) -> usize {
+        let destination = self.destination(wanted);
+        let call = self.pair.receive(&self.key, destination, timeout);
+        self.calls.push(Running { call, cancel_reason: false, end: None });
         self.harvest();
         self.calls.len() - 1
     }
@@ -205,11 +205,11 @@ impl<P: Port> Run<'_, P> {
         }
         let can_give_up = self.case.how != How::Never && !(self.case.ends_step() && self.over);
         for (at, call) in self.calls.iter().enumerate() {
-            if can_give_up && call.end.is_none() && !call.gave_up && self.next != Some(at) {
-                acts.push(Act::GiveUp(at));
+            if can_give_up && call.end.is_none() && !call.cancel_reason && self.next != Some(at) {
+                acts.push(Act::CancelReason(at));
             }
         }
-        if !self.grace_is_over && self.calls.iter().any(|call| call.gave_up && call.end.is_none()) {
+        if !self.grace_is_over && self.calls.iter().any(|call| call.cancel_reason && call.end.is_none()) {
             acts.push(Act::GraceIsOver);
         }
         let ended = self.calls.iter().all(|call| call.end.is_some());
@@ -227,7 +227,7 @@ impl<P: Port> Run<'_, P> {
                 self.pair.begin(SENDER, self.key.step);
             }
             Act::Poll(side) => self.pair.poll(side),
-            Act::GiveUp(at) => self.give_up(at),
+            Act::CancelReason(at) => self.give_up(at),
             Act::GraceIsOver => {
                 self.grace_is_over = true;
                 self.pair.pass(RECEIVER, GRACE);
@@ -239,12 +239,12 @@ impl<P: Port> Run<'_, P> {
     }
 
     fn give_up(&mut self, at: usize) {
-        self.calls[at].gave_up = true;
+        self.calls[at].cancel_reason = true;
         let step = self.key.step;
         match self.case.how {
             How::Never => {}
             How::Cancel => {
-                self.pair.give_up(self.calls[at].call.id, GiveUp::Cancelled);
+                self.pair.give_up(self.calls[at].call.id, CancelReason::Cancelled);
                 self.harvest();
                 // What has landed and waits for its sum is not granted any more.
                 let granted = self.case.warm && !self.pair.validates && self.case.wanted == Wanted::Fresh;
@@ -258,10 +258,10 @@ impl<P: Port> Run<'_, P> {
             How::Drop => {
                 self.calls[at].call.receiver = None;
                 self.calls[at].end = Some(End::Dropped);
-                self.pair.give_up(self.calls[at].call.id, GiveUp::Dropped);
+                self.pair.give_up(self.calls[at].call.id, CancelReason::Dropped);
             }
             How::Deadline => {
-                self.calls.iter_mut().for_each(|call| call.gave_up = true);
+                self.calls.iter_mut().for_each(|call| call.cancel_reason = true);
                 self.pair.pass(RECEIVER, PATIENCE);
             }
             How::AbortHere | How::AbortThere => {
@@ -292,10 +292,10 @@ impl<P: Port> Run<'_, P> {
     /// Whether a call may have failed like this.
     fn is_allowed(&self, call: &Running, error: &Error) -> bool {
         match error {
-            Error::Cancelled { .. } => self.case.how == How::Cancel && call.gave_up,
-            Error::DeadlineExceeded { .. } => self.case.how == How::Deadline && call.gave_up,
+            Error::Cancelled { .. } => self.case.how == How::Cancel && call.cancel_reason,
+            Error::DeadlineExceeded { .. } => self.case.how == How::Deadline && call.cancel_reason,
             Error::NoRoom { .. } => self.case.full,
-            Error::Misfit { .. } => {
+            Error::ShapeMismatch { .. } => {
                 matches!(self.case.wanted, Wanted::Into(bytes) if Sent::Bytes(bytes) != self.case.sent)
             }
             Error::Aborted { .. } => self.case.how == How::AbortHere && self.over,
@@ -369,7 +369,7 @@ impl<P: Port> Run<'_, P> {
 struct Seen {
     runs: u64,
     got: u64,
-    gave_up: u64,
+    cancel_reason: u64,
     quarantined: u64,
 }
 
@@ -425,7 +425,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
             for call in &run.calls {
                 match call.end {
                     Some(End::Got(_)) => seen.got += 1,
-                    _ => seen.gave_up += 1,
+                    _ => seen.cancel_reason += 1,
                 }
             }
             run.finish();
@@ -451,7 +451,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
         Sent::Bytes(bytes) => Value::Tensor(pair.value(bytes, 0)),
     };
     pair.send(&key, value);
-    let mut call = pair.receive(&key, Want::Fresh, ENDLESS);
+    let mut call = pair.receive(&key, Destination::Alloc, ENDLESS);
     pair.run();
     let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
     assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
@@ -497,7 +497,7 @@ fn every_exchange<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64
         for how in ENDINGS {
             let seen = explore(pair, Case { how, ..case }, &mut steps, all, random);
             assert!(seen.got > 0 || case.full || matches!(case.wanted, Wanted::Into(_)), "{name}, {how:?}");
-            assert!(seen.gave_up > 0, "{name}, {how:?}: nobody gave up");
+            assert!(seen.cancel_reason > 0, "{name}, {how:?}: nobody gave up");
             counts.insert(format!("{how:?}"), seen.runs);
             total += seen.runs;
             quarantined += seen.quarantined;
@@ -542,7 +542,7 @@ fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random
                 (false, _) => "the first ones, and others at random",
             };
             println!("{over}: {count} values, {name}, {how:?}: {} interleavings, {of}", seen.runs);
-            assert!(seen.got > 0 && seen.gave_up > 0);
+            assert!(seen.got > 0 && seen.cancel_reason > 0);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::pair::{Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_stale};
 use crate::fabric::Port;
-use crate::link::{TensorKey, Value, Want};
+use crate::link::{Destination, TensorKey, Value};
 use crate::rendezvous::Error;
 use crate::rendezvous::waiter::Outcome;
 use crate::wire::{Code, EdgeName, Status};
@@ -38,9 +38,9 @@ fn refused<P: Port>(pair: &mut Pair<P>, bad: &TensorKey, code: Code, part: &str)
         pair.begin(side, 1);
     }
     let [first, last] = ["first", "last"].map(|name| key(THERE, HERE, name));
-    let mut before = pair.receive(&first, Want::Fresh, ENDLESS);
-    let mut wrong = pair.receive(bad, Want::Fresh, ENDLESS);
-    let mut after = pair.receive(&last, Want::Fresh, ENDLESS);
+    let mut before = pair.receive(&first, Destination::Alloc, ENDLESS);
+    let mut wrong = pair.receive(bad, Destination::Alloc, ENDLESS);
+    let mut after = pair.receive(&last, Destination::Alloc, ENDLESS);
     pair.run();
     let status = told(&mut wrong);
     assert_eq!((status.code, status.derived, status.details.len()), (code, false, 0));
@@ -73,7 +73,7 @@ fn a_request_that_means_an_earlier_life_of_the_sender_is_refused_with_both() {
     for side in [SENDER, RECEIVER] {
         pair.begin(side, 1);
     }
-    let mut call = pair.receive(&key(THERE, HERE, "x"), Want::Fresh, ENDLESS);
+    let mut call = pair.receive(&key(THERE, HERE, "x"), Destination::Alloc, ENDLESS);
     pair.run();
     let status = told(&mut call);
     assert_eq!(status.code, Code::FailedPrecondition);

@@ -5,13 +5,13 @@ use crate::engine::{OneshotPool, OneshotReceiver};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
-use crate::link::{LinkLoad, LinkSettings, Links, TensorKey, Value, Want};
+use crate::link::{Destination, LinkLoad, LinkSettings, Links, TensorKey, Value};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::rendezvous::Error;
 use crate::rendezvous::manager::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
-use crate::rendezvous::remote::{Remote, RemoteCommand, RemoteSettings};
-use crate::rendezvous::waiter::{CallId, GiveUp, Outcome, Waiter};
+use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
+use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
 use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time, sum_of};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/repl
 /// One side.
 pub struct Side<P: Port> {
     pub links: Links<P, Waiter>,
-    pub remote: Remote,
+    pub remote: RemoteHandler,
     pub pool: Pool,
     pub outstanding: Arc<AtomicUsize>,
     pub now: Time,
@@ -136,10 +136,10 @@ fn pair<F: Fabric>(
     let options = LinkOptions { lanes: 1, depth, receives: 0, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
-    let patience = Duration::from_secs(5);
+    let timeout = Duration::from_secs(5);
     let thread =
-        std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
-    let first = first.connect(Role::Initiator, &address, patience).expect("connected");
+        std::thread::spawn(move || second.connect(Role::Acceptor, &own, timeout).expect("connected"));
+    let first = first.connect(Role::Initiator, &address, timeout).expect("connected");
     let second = thread.join().expect("no panic");
     let tasks = Members::new(["a", "b"].map(|job| TaskId::new(job, 0).expect("a job name")).to_vec());
     let mut both = fabrics.iter().zip(pools).enumerate().map(|(side, (fabric, pool))| {
@@ -153,7 +153,8 @@ fn pair<F: Fabric>(
         };
         let me = tasks.task(PeerIndex(side as u32)).clone();
         let watch = Arc::new(Losses::new(&tasks, false));
-        let remote = Remote::new(me, LIFE + side as u64, tasks.clone(), settings, outstanding.clone(), watch);
+        let remote =
+            RemoteHandler::new(me, LIFE + side as u64, tasks.clone(), settings, outstanding.clone(), watch);
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new(), 1);
         Side { links, remote, pool, outstanding, now: Time::ZERO }
     });
@@ -309,18 +310,18 @@ impl<P: Port> Pair<P> {
         tensor.freeze()
     }
 
-    pub fn receive(&mut self, key: &TensorKey, want: Want, patience: Duration) -> Call {
+    pub fn receive(&mut self, key: &TensorKey, destination: Destination, timeout: Duration) -> Call {
         self.next_call += 1;
         let (receiver, sender) = self.calls.channel();
         let id = CallId(self.next_call);
-        let deadline = self.sides[RECEIVER].now + patience;
-        let waiter = Waiter { id, sender, deadline, patience, gave_up: None };
+        let deadline = self.sides[RECEIVER].now + timeout;
+        let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let peer = PeerIndex(SENDER as u32);
-        self.command(RECEIVER, RemoteCommand::Receive { peer, key: key.clone(), want, waiter });
+        self.command(RECEIVER, RemoteCommand::Receive { peer, key: key.clone(), destination, waiter });
         Call { id, receiver: Some(receiver) }
     }
 
-    pub fn give_up(&mut self, id: CallId, why: GiveUp) {
+    pub fn give_up(&mut self, id: CallId, why: CancelReason) {
         self.command(RECEIVER, RemoteCommand::Cancel(Cancel { id, why }));
     }
 
@@ -345,7 +346,7 @@ impl<P: Port> Pair<P> {
         for (name, side) in ["sender", "receiver"].into_iter().zip(&self.sides) {
             assert!(side.remote.outgoing.is_empty(), "something is in line at the {name}");
             assert!(side.remote.calls.is_empty(), "a call is left at the {name}");
-            assert!(side.remote.unclaimed.is_empty(), "a value is left at the {name}");
+            assert!(side.remote.orphans.is_empty(), "a value is left at the {name}");
             assert_eq!(side.links.load(), LinkLoad::default(), "something is left on the {name}'s link");
             assert_eq!(side.outstanding.load(Ordering::Relaxed), 0, "values are outstanding at the {name}");
             assert_eq!(self.quarantined_on(side), 0, "bytes are in quarantine at the {name}");

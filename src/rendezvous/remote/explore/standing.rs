@@ -3,10 +3,10 @@
 use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
 use super::{Choices, traced};
 use crate::fabric::Port;
-use crate::link::{TensorKey, Value, Want};
+use crate::link::{Destination, TensorKey, Value};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{PeerIndex, StandingChange, StepChange};
-use crate::rendezvous::waiter::{GiveUp, Outcome, Payload};
+use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
 use crate::telemetry::Counter;
 use crate::wire::{Code, EdgeName, Status};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ enum Act {
 struct Receive {
     step: usize,
     call: Call,
-    gave_up: bool,
+    cancel_reason: bool,
     end: Option<Result<u8, Error>>,
 }
 
@@ -129,7 +129,7 @@ impl<P: Port> Run<'_, P> {
         if !self.mishap && self.case.mishap != Mishap::None && can {
             acts.push(Act::Mishap);
         }
-        if !self.grace && self.receives.iter().any(|receive| receive.gave_up && receive.end.is_none()) {
+        if !self.grace && self.receives.iter().any(|receive| receive.cancel_reason && receive.end.is_none()) {
             acts.push(Act::GraceIsOver);
         }
         acts
@@ -169,9 +169,9 @@ impl<P: Port> Run<'_, P> {
         if self.received(step) == 0 {
             self.pair.begin(RECEIVER, key.step);
         }
-        let want = if self.case.borrow { Want::Borrow } else { Want::Fresh };
-        let call = self.pair.receive(&key, want, ENDLESS);
-        self.receives.push(Receive { step, call, gave_up: false, end: None });
+        let destination = if self.case.borrow { Destination::Borrow } else { Destination::Alloc };
+        let call = self.pair.receive(&key, destination, ENDLESS);
+        self.receives.push(Receive { step, call, cancel_reason: false, end: None });
     }
 
     fn go_wrong(&mut self) {
@@ -188,12 +188,12 @@ impl<P: Port> Run<'_, P> {
                 else {
                     panic!("there is one")
                 };
-                receive.gave_up = true;
+                receive.cancel_reason = true;
                 if drops {
                     receive.call.receiver = None;
                     receive.end = Some(Err(Error::Stopped));
                 }
-                let why = if drops { GiveUp::Dropped } else { GiveUp::Cancelled };
+                let why = if drops { CancelReason::Dropped } else { CancelReason::Cancelled };
                 self.pair.give_up(receive.call.id, why);
             }
             Mishap::AbortHere => self.pair.change(RECEIVER, StepChange::Aborted { step, status }),
@@ -266,7 +266,11 @@ impl<P: Port> Run<'_, P> {
             match &receive.end {
                 None => panic!("a receive of step {} hangs: {:?}", receive.step, self.ends()),
                 Some(Err(error)) => {
-                    assert!(self.is_over(receive.step) || receive.gave_up, "{error}: {:?}", self.ends());
+                    assert!(
+                        self.is_over(receive.step) || receive.cancel_reason,
+                        "{error}: {:?}",
+                        self.ends()
+                    );
                 }
                 Some(Ok(fill)) => assert_eq!(usize::from(*fill / 10), receive.step, "of another step"),
             }
@@ -352,7 +356,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> 
     }
     let value = bytes.map_or(Value::Dead, |bytes| Value::Tensor(pair.value(bytes, 0)));
     pair.send(&key, value);
-    let mut call = pair.receive(&key, Want::Fresh, ENDLESS);
+    let mut call = pair.receive(&key, Destination::Alloc, ENDLESS);
     pair.run();
     let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
     assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
@@ -396,10 +400,10 @@ fn every_kind<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64) {
         println!("{over}: {name}: {runs:?}");
     }
     let counters = pair.counters(RECEIVER);
-    assert!(counters.get(Counter::RequestsClaimed) > total / 2, "few were claimed: {counters}");
+    assert!(counters.get(Counter::StandingClaimed) > total / 2, "few were claimed: {counters}");
     println!(
         "{over}: {total} interleavings, {} of their receives claimed",
-        counters.get(Counter::RequestsClaimed)
+        counters.get(Counter::StandingClaimed)
     );
 }
 
@@ -438,7 +442,7 @@ fn count<P: Port>(pair: &mut Pair<P>, over: &str) {
         [RECEIVER, SENDER].into_iter().for_each(|side| pair.begin(side, step));
         let value = Value::Tensor(pair.value(1000, n as u8));
         pair.send(&key(step), value);
-        let mut call = pair.receive(&key(step), Want::Fresh, ENDLESS);
+        let mut call = pair.receive(&key(step), Destination::Alloc, ENDLESS);
         pair.run();
         let got = call.receiver.as_mut().and_then(|receiver| receiver.take());
         assert!(got.is_some_and(|Outcome(result)| result.is_ok()), "step {n}");

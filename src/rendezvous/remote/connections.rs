@@ -1,8 +1,8 @@
 //! Links as they come and go.
 
-use super::{Outgoing, Remote, Stage, Tie, Tried};
+use super::{Connection, ConnectionStage, Outgoing, ProbeCallback, RemoteHandler};
 use crate::fabric::{LinkFailure, LinkId, Port};
-use crate::link::{LinkIdentity, Links, Verdict};
+use crate::link::{CancelDecision, LinkIdentity, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
@@ -13,7 +13,7 @@ use crate::wire::TaskId;
 /// How often a link is looked at before it is failed: enough for whatever its queues can hold.
 const LAST_POLLS: u32 = 10_000;
 
-impl Remote {
+impl RemoteHandler {
     /// A new link, in place of whatever there was with that peer.
     pub(super) fn attach<P: Port>(
         &mut self,
@@ -21,7 +21,7 @@ impl Remote {
         index: PeerIndex,
         tag: LinkTag,
         link: P::Link,
-        done: Tried,
+        done: ProbeCallback,
     ) {
         self.replace(links, index, tag);
         let identity = LinkIdentity {
@@ -32,8 +32,8 @@ impl Remote {
         };
         match links.attach(link, identity, self.settings.link.clone()) {
             Ok(link) => {
-                let stage = Stage::Trying(done);
-                self.peer(index).tie = Some(Tie { link, tag, stage, verdict: None });
+                let stage = ConnectionStage::Probing(done);
+                self.peer(index).connection = Some(Connection { link, tag, stage, close_reason: None });
             }
             Err(error) => done(Err(error.to_string())),
         }
@@ -41,57 +41,61 @@ impl Remote {
 
     /// Ends the link that another one takes the place of.
     fn replace<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, by: LinkTag) {
-        let Some(old) = self.peer(index).tie.take() else { return };
-        let cause = old.verdict.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
+        let Some(old) = self.peer(index).connection.take() else { return };
+        let cause = old.close_reason.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
             true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
             false => LossCause::Died(format!("it was started again, as incarnation {:016x}", by.incarnation)),
         });
         let error = self.lost_error(index, old.tag, &cause);
         let calls = &mut self.calls;
-        links.give_up(old.link, &mut |_, waiter| {
+        links.cancel_requests(old.link, &mut |_, waiter| {
             if let Some(waiter) = waiter.take() {
                 calls.remove(&waiter.id);
                 waiter.complete(Err(error.clone()));
             }
-            Verdict::GoOn
+            CancelDecision::Keep
         });
-        self.fail_held_up(&error, |peer, _| peer == index);
+        self.fail_queued(&error, |peer, _| peer == index);
         links.fail(old.link, LinkFailure::Local(cause.to_string()));
         self.ended(links, index, old.tag, old.stage, cause);
     }
 
     /// A link has been tried in both directions.
-    pub(super) fn tried(&mut self, link: LinkId) {
+    pub(super) fn probed(&mut self, link: LinkId) {
         let Some(index) = self.peer_of(link) else { return };
-        let Some(tie) = &mut self.peer(index).tie else { return };
-        match std::mem::replace(&mut tie.stage, Stage::Tried) {
-            Stage::Trying(done) => done(Ok(())),
-            stage => tie.stage = stage,
+        let Some(connection) = &mut self.peer(index).connection else { return };
+        match std::mem::replace(&mut connection.stage, ConnectionStage::Probed) {
+            ConnectionStage::Probing(done) => done(Ok(())),
+            stage => connection.stage = stage,
         }
     }
 
     /// Both sides have said that the link works.
     pub(super) fn ready<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, tag: LinkTag) {
         let peer = self.peer(index);
-        match &mut peer.tie {
-            Some(tie) if tie.tag == tag && tie.verdict.is_none() => tie.stage = Stage::Up,
-            _ => return self.watch.stillborn(index, tag),
+        match &mut peer.connection {
+            Some(connection) if connection.tag == tag && connection.close_reason.is_none() => {
+                connection.stage = ConnectionStage::Up
+            }
+            _ => return self.observer.failed_before_ready(index, tag),
         }
         let old_life = peer.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation);
         if old_life && !is_on(Mutant::OldLifeRemembered) {
             // What the old life had sent is not the new one's (specification 2.2).
             let task = self.members.task(index).clone();
-            self.drop_unclaimed(|key| *key.edge.source_task() == task);
+            self.drop_orphans(|key| *key.edge.source_task() == task);
         }
-        self.arm_again(links, index);
-        self.watch.up(index, tag);
+        self.repost_standing(links, index);
+        self.observer.up(index, tag);
     }
 
     /// Whether there is a link with a later life of a peer than this one.
-    pub(super) fn is_succeeded(&self, task: &TaskId, incarnation: u64) -> bool {
+    pub(super) fn is_superseded(&self, task: &TaskId, incarnation: u64) -> bool {
         let peer = self.members.index(task).map(|index| &self.peers[index.0 as usize]);
-        let tie = peer.and_then(|peer| peer.tie.as_ref());
-        tie.is_some_and(|tie| matches!(tie.stage, Stage::Up) && tie.tag.incarnation != incarnation)
+        let connection = peer.and_then(|peer| peer.connection.as_ref());
+        connection.is_some_and(|connection| {
+            matches!(connection.stage, ConnectionStage::Up) && connection.tag.incarnation != incarnation
+        })
     }
 
     pub(super) fn down<P: Port>(
@@ -101,25 +105,26 @@ impl Remote {
         failure: LinkFailure,
         waiters: Vec<Waiter>,
     ) {
-        let asking = self.outgoing.remove_waiters(|_, asking| asking.incoming.link == link);
+        let asking = self.outgoing.remove_waiters(|_, asking| asking.peer_request.link == link);
         for (_, asking) in asking {
             self.leave(&asking);
         }
         // What a peer holds itself it gives to its own receives, without a word from here.
-        self.outgoing.remove_values(|value| matches!(value, Outgoing::Held { link: of, .. } if *of == link));
+        self.outgoing
+            .remove_values(|value| matches!(value, Outgoing::Stashed { link: of, .. } if *of == link));
         for waiter in &waiters {
             self.calls.remove(&waiter.id);
         }
         // A link that another one has replaced was emptied then.
         let Some(index) = self.peer_of(link) else { return };
-        let Some(tie) = self.peer(index).tie.take() else { return };
-        let cause = tie.verdict.unwrap_or_else(|| cause_of(failure));
-        let error = self.lost_error(index, tie.tag, &cause);
-        self.fail_held_up(&error, |peer, _| peer == index);
+        let Some(connection) = self.peer(index).connection.take() else { return };
+        let cause = connection.close_reason.unwrap_or_else(|| cause_of(failure));
+        let error = self.lost_error(index, connection.tag, &cause);
+        self.fail_queued(&error, |peer, _| peer == index);
         for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
             waiter.complete(Err(error.clone()));
         }
-        self.ended(links, index, tie.tag, tie.stage, cause);
+        self.ended(links, index, connection.tag, connection.stage, cause);
     }
 
     /// Sees to what follows from the end of a link. A failed attempt is tried again, unless nobody is left to
@@ -129,11 +134,11 @@ impl Remote {
         links: &mut Links<P, Waiter>,
         index: PeerIndex,
         tag: LinkTag,
-        stage: Stage,
+        stage: ConnectionStage,
         cause: LossCause,
     ) {
-        let was_up = matches!(stage, Stage::Up);
-        if let Stage::Trying(done) = stage {
+        let was_up = matches!(stage, ConnectionStage::Up);
+        if let ConnectionStage::Probing(done) = stage {
             done(Err(cause.to_string()));
         }
         if was_up || matches!(cause, LossCause::Died(_)) {
@@ -161,7 +166,7 @@ impl Remote {
         if is_fatal {
             self.end(links, &error);
         }
-        self.watch.down(index, tag, error);
+        self.observer.down(index, tag, error);
     }
 
     fn lost_error(&self, index: PeerIndex, tag: LinkTag, cause: &LossCause) -> Error {
@@ -187,15 +192,15 @@ impl Remote {
 
     /// Every call on every link ends with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
-        self.fail_held_up(error, |_, _| true);
+        self.fail_queued(error, |_, _| true);
         let calls = &mut self.calls;
         for link in links.ids() {
-            links.give_up(link, &mut |_, waiter| {
+            links.cancel_requests(link, &mut |_, waiter| {
                 if let Some(waiter) = waiter.take() {
                     calls.remove(&waiter.id);
                     waiter.complete(Err(error.clone()));
                 }
-                Verdict::Abandon
+                CancelDecision::Abandon
             });
         }
     }
@@ -208,10 +213,14 @@ impl Remote {
         tag: LinkTag,
         cause: LossCause,
     ) {
-        let Some(tie) = self.peer(index).tie.as_mut().filter(|tie| tie.tag == tag) else { return };
-        let (link, why) = (tie.link, LinkFailure::Local(cause.to_string()));
+        let Some(connection) =
+            self.peer(index).connection.as_mut().filter(|connection| connection.tag == tag)
+        else {
+            return;
+        };
+        let (link, why) = (connection.link, LinkFailure::Local(cause.to_string()));
         // The first word on it stands.
-        tie.verdict.get_or_insert(cause);
+        connection.close_reason.get_or_insert(cause);
         // The news came by another way than the peer's last tensors, which may still be unread. A poll that copies a
         // part of a large one brings nothing, and leaves something to come. Bounded, as other peers may never be silent.
         let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0 && links.arm());
@@ -227,11 +236,11 @@ impl Remote {
         cause: LossCause,
     ) {
         let peer = self.peer(index);
-        let Some(tie) = &peer.tie else { return self.note_loss(links, index, tag, cause) };
-        if tie.tag.incarnation != tag.incarnation {
+        let Some(connection) = &peer.connection else { return self.note_loss(links, index, tag, cause) };
+        if connection.tag.incarnation != tag.incarnation {
             return;
         }
-        let (present, was_up) = (tie.tag, matches!(tie.stage, Stage::Up));
+        let (present, was_up) = (connection.tag, matches!(connection.stage, ConnectionStage::Up));
         self.lose(links, index, present, cause.clone());
         if !was_up {
             self.note_loss(links, index, present, cause);

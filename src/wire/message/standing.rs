@@ -1,12 +1,12 @@
-//! `ARM`: requests for the same tensor of several steps, made in advance.
+//! `STANDING_REQUEST`: requests for the same tensor of several steps, made in advance.
 
 use super::decode::Reader;
 use super::encode::request_bits;
-use super::{ARM, FLAG_BORROW, FLAG_GRANT, FLAG_VALIDATE, MessageError, RequestId};
+use super::{FLAG_BORROW, FLAG_GRANT, FLAG_VALIDATE, MessageError, RequestId, STANDING_REQUEST};
 use crate::wire::{Grant, Slot};
 
 /// Steps that one message can arm. Some ten with destinations fit a control slot; more travel as fragments.
-pub const MAX_ARMED: usize = 256;
+pub const MAX_STANDING_STEPS: usize = 256;
 
 /// Bytes of a step without a destination, and with one.
 const BARE: usize = 4;
@@ -15,7 +15,7 @@ const GRANTED: usize = 16;
 /// Standing requests: one for each of some consecutive steps. Each is a request as `TENSOR_REQUEST` makes it, but for
 /// this: it has no deadline, and a tensor that is smaller than its destination may be written there behind its meta-data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arm<'a> {
+pub struct StandingRequest<'a> {
     /// The route, announced by an earlier `ROUTE`.
     pub route: u32,
     /// Id of the first step.
@@ -33,12 +33,12 @@ pub struct Arm<'a> {
     /// The region of all destinations and the length of each, if there are any.
     pub room: Option<(u16, u64)>,
     /// The steps, first to last.
-    pub steps: ArmedSteps<'a>,
+    pub steps: StandingSteps<'a>,
 }
 
-/// One step of an [`Arm`].
+/// One step of a [`StandingRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArmedStep {
+pub struct StandingStep {
     /// The request.
     pub request: RequestId,
     /// Key and offset of its destination; 0 if there is none.
@@ -47,14 +47,14 @@ pub struct ArmedStep {
     pub offset: u64,
 }
 
-/// The steps of an [`Arm`], as they travel: neither end makes a list of them.
+/// The steps of a [`StandingRequest`], as they travel: neither end makes a list of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArmedSteps<'a> {
+pub struct StandingSteps<'a> {
     bytes: &'a [u8],
     granted: bool,
 }
 
-impl ArmedStep {
+impl StandingStep {
     /// Appends the step to those in `out`; `granted` says whether it has a destination, which all or none have.
     pub fn put(&self, out: &mut Vec<u8>, granted: bool) {
         out.extend_from_slice(&request_bits(self.request).to_le_bytes());
@@ -65,10 +65,10 @@ impl ArmedStep {
     }
 }
 
-impl<'a> ArmedSteps<'a> {
-    /// Steps that [`ArmedStep::put`] wrote, all with the same `granted`.
+impl<'a> StandingSteps<'a> {
+    /// Steps that [`StandingStep::put`] wrote, all with the same `granted`.
     pub fn new(bytes: &'a [u8], granted: bool) -> Self {
-        ArmedSteps { bytes, granted }
+        StandingSteps { bytes, granted }
     }
 
     fn each(&self) -> usize {
@@ -86,14 +86,14 @@ impl<'a> ArmedSteps<'a> {
     }
 
     /// The steps, first to last.
-    pub fn iter(&self) -> impl Iterator<Item = ArmedStep> + 'a {
+    pub fn iter(&self) -> impl Iterator<Item = StandingStep> + 'a {
         let granted = self.granted;
         self.bytes.chunks_exact(self.each()).filter_map(move |bytes| read(bytes, granted).ok())
     }
 }
 
 /// One step; what is no request comes back.
-fn read(bytes: &[u8], granted: bool) -> Result<ArmedStep, u32> {
+fn read(bytes: &[u8], granted: bool) -> Result<StandingStep, u32> {
     let number =
         |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_le_bytes);
     let bits = number(0);
@@ -103,24 +103,24 @@ fn read(bytes: &[u8], granted: bool) -> Result<ArmedStep, u32> {
         true => (number(4), u64::from(number(8)) | u64::from(number(12)) << 32),
         false => (0, 0),
     };
-    Ok(ArmedStep { request, key, offset })
+    Ok(StandingStep { request, key, offset })
 }
 
-impl Arm<'_> {
+impl StandingRequest<'_> {
     /// The destination of one of its steps.
-    pub fn grant(&self, step: &ArmedStep) -> Option<Grant> {
+    pub fn grant(&self, step: &StandingStep) -> Option<Grant> {
         let (region, len) = self.room?;
         Some(Grant { region, key: step.key, offset: step.offset, len })
     }
 
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         debug_assert!(
-            self.steps.granted == self.room.is_some() && (1..=MAX_ARMED).contains(&self.steps.len())
+            self.steps.granted == self.room.is_some() && (1..=MAX_STANDING_STEPS).contains(&self.steps.len())
         );
         let grant = if self.room.is_some() { FLAG_GRANT } else { 0 };
         let borrow = if self.borrow { FLAG_BORROW } else { 0 };
         let validate = if self.validate { FLAG_VALIDATE } else { 0 };
-        out.push(ARM);
+        out.push(STANDING_REQUEST);
         out.push(grant | borrow | validate);
         out.extend_from_slice(&self.route.to_le_bytes());
         for number in [self.first_step, self.frame, self.iteration] {
@@ -136,25 +136,35 @@ impl Arm<'_> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn arm(&mut self) -> Result<Arm<'a>, MessageError> {
+    pub(super) fn arm(&mut self) -> Result<StandingRequest<'a>, MessageError> {
         let flags = self.flags(FLAG_GRANT | FLAG_BORROW | FLAG_VALIDATE)?;
         let granted = flags & FLAG_GRANT != 0;
         let (route, first_step) = (self.u32("route")?, self.u64("first step")?);
         let (frame, iteration) = (self.u64("frame")?, self.u64("iteration")?);
         let meta_version = self.u32("meta version")?;
         let room = if granted { Some((self.u16("region")?, self.u64("length")?)) } else { None };
-        let steps = ArmedSteps::new(std::mem::take(&mut self.rest), granted);
+        let steps = StandingSteps::new(std::mem::take(&mut self.rest), granted);
         let count = steps.len();
         if !steps.bytes.len().is_multiple_of(steps.each()) || count == 0 {
             return Err(self.short("steps"));
         }
-        if count > MAX_ARMED || first_step.checked_add(count as u64 - 1).is_none() {
+        if count > MAX_STANDING_STEPS || first_step.checked_add(count as u64 - 1).is_none() {
             return Err(self.bad("number of steps", count as u64));
         }
         for bytes in steps.bytes.chunks_exact(steps.each()) {
             read(bytes, granted).map_err(|bits| self.bad("request", bits.into()))?;
         }
         let (borrow, validate) = (flags & FLAG_BORROW != 0, flags & FLAG_VALIDATE != 0);
-        Ok(Arm { route, first_step, frame, iteration, meta_version, borrow, validate, room, steps })
+        Ok(StandingRequest {
+            route,
+            first_step,
+            frame,
+            iteration,
+            meta_version,
+            borrow,
+            validate,
+            room,
+            steps,
+        })
     }
 }
