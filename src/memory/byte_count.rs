@@ -1,9 +1,9 @@
-//! Byte counts as people read them.
+//! Byte counts in readable units.
 
 use std::fmt;
 
-/// Shows a number of bytes in the largest unit of which it is a whole number ("64 MiB"), or with one
-/// decimal if it is none of any ("1.5 GiB").
+/// Shows a number of bytes in the largest unit that is not larger: "64 MiB", or "1.5 GiB" with one
+/// decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ByteCount(pub(super) u64);
 

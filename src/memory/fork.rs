@@ -1,14 +1,16 @@
-//! What becomes of shared memory in a forked child.
+//! Shared memory in a forked child.
 //!
-//! A child of `fork(2)` has every mapping of its parent, and a shared one is the same memory: a tensor filled, dropped
-//! or poisoned there would change under the parent and its peers. So a handler that runs in the child before
-//! anything else puts private mappings in place of those that are registered here: what the child writes stays in the
-//! child. They are no snapshot: a page that the child has not written shows what the parent makes of it, so a child reads
-//! its parent's tensors only while the parent holds them. And everything that must not be used in a child remembers
-//! its [`ForkGuard`].
+//! A child of `fork(2)` inherits every mapping of its parent, and a shared mapping is the same
+//! memory. A tensor that the child filled, dropped or poisoned would change under the parent and
+//! its peers. Therefore a handler runs first in the child and replaces the mappings registered here
+//! by private ones: writes of the child stay in the child.
 //!
-//! `fork(3)` of the C library calls the handler, as do Rust's `std::process` and Python. A child that was made
-//! by the bare system call, or by `vfork`, does not know that it is one: it must call `exec` and nothing else.
+//! A private mapping is no snapshot. A page that the child has not written shows the parent's later
+//! writes, so a child can read its parent's tensors only while the parent holds them. Everything
+//! that must not be used in a child holds a [`ForkGuard`].
+//!
+//! `fork(3)` of the C library calls the handler, as do Rust's `std::process` and Python. A child of
+//! the bare system call or of `vfork` is not detected: it must call `exec` and nothing else.
 
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::cell::UnsafeCell;
@@ -16,21 +18,23 @@ use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How many forks lie between the first process and this one.
+/// Forks between the first process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// The process that something was made in. Threads, locks and queues of it do not work in a forked child.
+/// Remembers the process that made something, since threads, locks and queues do not work in a
+/// forked child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGuard(u64);
 
 impl ForkGuard {
-    /// This process.
+    /// A guard for this process.
     pub fn new() -> ForkGuard {
         watch_forks();
         ForkGuard(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this is a child that was forked since, as `fork(3)` of the C library does it. One load.
+    /// Whether this process is a child that was forked by `fork(3)` since the guard was made. Costs
+    /// one load.
     #[inline]
     pub fn in_child(self) -> bool {
         // Relaxed: written only in a new process, before its first thread goes on.
@@ -38,7 +42,7 @@ impl ForkGuard {
     }
 }
 
-/// A shared mapping that is replaced by a private one in forked children, until this is dropped.
+/// A shared mapping that forked children see as a private one, until this is dropped.
 #[derive(Debug)]
 pub struct SharedMapping {
     base: usize,
@@ -49,23 +53,25 @@ pub struct SharedMapping {
 struct MappingEntry {
     base: usize,
     len: usize,
-    /// The file whose bytes the child sees; without one it sees zeros.
+    /// The file whose bytes the child sees. Without a file the child sees zeros.
     file: Option<i32>,
 }
 
-/// The registered mappings, behind a lock that a fork holds: the child finds it as its own thread left it.
+/// The registered mappings, behind a lock that `before` takes for the time of a fork. The child
+/// therefore finds a complete list.
 struct Registry {
     held: AtomicBool,
     entries: UnsafeCell<Vec<MappingEntry>>,
 }
 
-// SAFETY: `entries` is touched only by who holds `held`.
+// SAFETY: `entries` is touched only by the thread that holds `held`.
 unsafe impl Sync for Registry {}
 
 static REGISTRY: Registry = Registry { held: AtomicBool::new(false), entries: UnsafeCell::new(Vec::new()) };
 
 impl Registry {
-    /// Held for moments. A spin lock, as a fork takes it in one handler and lets go of it in another.
+    /// A spin lock that is held briefly. A fork takes it in one handler and releases it in another,
+    /// which a mutex guard cannot do.
     fn acquire(&self) {
         while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             std::thread::yield_now();
@@ -86,8 +92,8 @@ impl Registry {
 }
 
 impl SharedMapping {
-    /// Registers a mapping of `len` bytes at `base`, which is the caller's and starts at the file's first byte. In a
-    /// child it shows the file as it is, or zeros if there is none; writes stay in the child.
+    /// Registers the caller's mapping of `len` bytes at `base`, which starts at the first byte of
+    /// `file`. A child sees the file, or zeros without one; writes of the child stay in the child.
     pub fn register(base: NonNull<u8>, len: usize, file: Option<BorrowedFd<'_>>) -> SharedMapping {
         watch_forks();
         let base = base.as_ptr() as usize;
@@ -98,7 +104,8 @@ impl SharedMapping {
 }
 
 impl Drop for SharedMapping {
-    /// Must come before the mapping's end, or a fork in between would put a copy over whatever is there by then.
+    /// Must come before the unmapping: a fork in between would put a private mapping over whatever
+    /// is there by then.
     fn drop(&mut self) {
         REGISTRY.with(|entries| {
             if let Some(at) =
@@ -110,12 +117,12 @@ impl Drop for SharedMapping {
     }
 }
 
-/// Has the handlers called at every fork from now on.
+/// Installs the fork handlers, once.
 fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: three functions that live as long as the program. It fails only without memory, as every
-        // allocation would at this point.
+        // SAFETY: three functions that live as long as the program. It fails only without memory,
+        // as every allocation would at this point.
         let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         assert_eq!(failed, 0, "no memory for a fork handler");
     });
@@ -129,15 +136,17 @@ extern "C" fn in_parent() {
     REGISTRY.release();
 }
 
-/// Runs in the child's only thread, where nothing may be called but what is safe in a signal handler.
+/// Runs in the child's only thread, where only async-signal-safe functions may be called.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: `before` has taken the lock in the parent, so the list is whole, and this process has one thread.
+    // SAFETY: `before` has taken the lock in the parent, so the list is whole, and this process has
+    // one thread.
     let entries = unsafe { &mut *REGISTRY.entries.get() };
     for entry in entries.iter() {
         make_private(*entry);
     }
-    // They are private from now on, for grandchildren too. This keeps the list's memory: nothing is freed here.
+    // The mappings are private from now on, for grandchildren too. `clear` keeps the list's memory:
+    // nothing may be freed here.
     entries.clear();
     REGISTRY.release();
 }
@@ -145,13 +154,15 @@ extern "C" fn in_child() {
 fn make_private(MappingEntry { base, len, file }: MappingEntry) {
     let map = |access, kind, file| {
         let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE | kind;
-        // SAFETY: the range is a mapping that its owner has registered and, by the rule of `SharedMapping`, has not
-        // unmapped; it stays readable and writable, so whoever holds a part of it in this process still may.
+        // SAFETY: the range is a mapping that its owner has registered and, by the rule of
+        // `SharedMapping`, has not unmapped. It stays readable and writable, so code of this
+        // process that holds a part of it still may.
         unsafe { libc::mmap(base as *mut libc::c_void, len, access, flags, file, 0) }
     };
     let (kind, fd) = file.map_or((libc::MAP_ANONYMOUS, -1), |fd| (0, fd));
     if map(libc::PROT_READ | libc::PROT_WRITE, kind, fd) == libc::MAP_FAILED {
-        // Without that the child must not have it at all: a fault there is better than a write here.
+        // No private copy is possible: a fault in the child is better than a write to the parent's
+        // memory.
         map(libc::PROT_NONE, libc::MAP_ANONYMOUS, -1);
     }
 }
@@ -162,7 +173,8 @@ pub(super) mod tests {
     use crate::memory::{PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions};
     use crate::wire::{DType, Shape, TensorMeta};
 
-    /// Runs `body` in a forked child, which ends without running anything of the test harness; gives its verdict.
+    /// Runs `body` in a forked child, which exits without running code of the test harness. Returns
+    /// the result of `body`.
     pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other threads, so `body` must
         // not wait for them: the allocator works after a fork, and the rest is what is tested.

@@ -1,4 +1,4 @@
-//! A part of a peer's region that this process may read until it gives it back.
+//! Bytes that a peer has lent to this process.
 
 use crate::memory::region::peer::PeerRegion;
 use crate::wire::DType;
@@ -6,29 +6,29 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where a loan is given back.
+/// Ends loans.
 pub trait GiveBack: Send + Sync {
-    /// The loan with this index is over. Called once for each lease, from whichever thread drops it, so it
-    /// must not block, allocate, fail or panic.
+    /// Gives back the loan with this index. Called once per loan, on the thread that drops its
+    /// [`LoanGuard`]. It must not block, allocate, fail or panic.
     fn give_back(&self, index: u32);
 }
 
-/// A loan that is given back when this is dropped.
+/// One loan. Its drop gives the loan back.
 pub struct LoanGuard {
-    sink: Arc<dyn GiveBack>,
+    loans: Arc<dyn GiveBack>,
     index: u32,
 }
 
 impl LoanGuard {
-    /// A loan that ends with `sink.give_back(index)`.
-    pub fn new(sink: Arc<dyn GiveBack>, index: u32) -> LoanGuard {
-        LoanGuard { sink, index }
+    /// The loan that `loans.give_back(index)` ends.
+    pub fn new(loans: Arc<dyn GiveBack>, index: u32) -> LoanGuard {
+        LoanGuard { loans, index }
     }
 }
 
 impl Drop for LoanGuard {
     fn drop(&mut self) {
-        self.sink.give_back(self.index);
+        self.loans.give_back(self.index);
     }
 }
 
@@ -38,35 +38,38 @@ impl fmt::Debug for LoanGuard {
     }
 }
 
-/// Bytes of a peer's tensor where they lie, read here until this is dropped.
+/// Bytes of a peer's tensor, read in place. The drop gives them back.
 ///
-/// **Trust.** The mapping is read-only here and its size is sealed, so reading can't fault. The peer could
-/// still change the bytes while they are read: it runs this library, which keeps a lent tensor frozen until
-/// it is given back, and it is a process of the same user, which could as well stop or change this process
-/// with a debugger. Between users that don't trust each other there must be no lending.
+/// **Trust.** The mapping is read-only here and its size is sealed, so reading can't fault. The
+/// peer could still change the bytes while they are read. The peer runs this library, which keeps a
+/// lent tensor frozen until it is given back. The peer is also a process of the same user, which
+/// could stop or change this process with a debugger anyway. Users that don't trust each other must
+/// not lend to each other.
 #[derive(Debug)]
 pub struct LentBytes {
     data: NonNull<u8>,
     len: usize,
     // Before the region: the loan ends while its memory is still mapped.
-    _lease: LoanGuard,
+    _guard: LoanGuard,
     _region: Arc<PeerRegion>,
 }
 
-// SAFETY: `data` points into the mapping that `region` keeps alive; it belongs to no thread and is only read.
+// SAFETY: `data` points into the mapping that `_region` keeps alive; it belongs to no thread and is
+// only read.
 unsafe impl Send for LentBytes {}
 // SAFETY: as above.
 unsafe impl Sync for LentBytes {}
 
 impl LentBytes {
-    /// `len` bytes at `offset` of a peer's region; `None` if they are not all inside, and then the lease is
-    /// given back at once.
-    pub fn new(region: Arc<PeerRegion>, offset: u64, len: u64, lease: LoanGuard) -> Option<LentBytes> {
+    /// The `len` bytes at `offset` of a peer's region. `None` if some are outside; the loan is
+    /// given back then.
+    pub fn new(region: Arc<PeerRegion>, offset: u64, len: u64, guard: LoanGuard) -> Option<LentBytes> {
         let data = NonNull::new(region.bytes_at(offset, len)?.cast_mut())?;
-        Some(LentBytes { data, len: usize::try_from(len).ok()?, _lease: lease, _region: region })
+        Some(LentBytes { data, len: usize::try_from(len).ok()?, _guard: guard, _region: region })
     }
 
-    /// The first byte, good for reading [`LentBytes::len`] bytes as long as this value lives.
+    /// Address of the first byte. Readable for [`LentBytes::len`] bytes as long as this value
+    /// lives.
     pub fn as_ptr(&self) -> *const u8 {
         self.data.as_ptr()
     }
@@ -75,22 +78,22 @@ impl LentBytes {
         self.data
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Why lent bytes are no such tensor.
+/// Why lent bytes cannot become a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LentError {
-    /// The lengths differ.
+    /// The tensor has another number of bytes.
     #[error("the peer lends {lent} bytes for a tensor of {needed}")]
     Length {
         /// Bytes that are lent.
@@ -98,12 +101,12 @@ pub enum LentError {
         /// Bytes that the tensor has.
         needed: u64,
     },
-    /// Booleans can't be lent.
+    /// The element type can't be lent.
     #[error("a tensor of {dtype} can't be lent: {why}; the peer must send it")]
     DType {
         /// The element type.
         dtype: DType,
-        /// Why not.
+        /// Reason.
         why: &'static str,
     },
 }

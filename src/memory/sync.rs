@@ -1,5 +1,5 @@
-//! The atomics that this room's own lock-free code is written over: the standard ones, or loom's under
-//! `--cfg tensorwire_loom`, so that its model checker can run every interleaving.
+//! The atomics of this module's lock-free code: those of the standard library, or those of loom
+//! under `--cfg tensorwire_loom`, whose model checker runs every interleaving.
 
 #[cfg(tensorwire_loom)]
 pub(super) use loom::sync::atomic::{AtomicUsize, Ordering, fence};

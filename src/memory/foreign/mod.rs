@@ -1,12 +1,18 @@
-//! Memory that is not ours: bytes of another allocator, as tensors.
+//! Foreign memory: bytes of another allocator, as tensors.
 //!
-//! **Who may unmap it.** A library can't be told that memory of its process is unmapped: hooks of the allocator miss whoever
-//! calls the kernel by itself, and replacing them, or `userfaultfd`, is the program's to decide. So the types say it: memory has
-//! an *owner*, and stays mapped as long as the owner lives. Tensors hold the owner. What a fabric keeps with the memory,
-//! as its registration with a device, it keeps for this owner: when the owner is gone, what another owner maps at the same address is
-//! other memory; it ends with the owner, where that went with a tensor or a [`ForeignMemory`], and not with a handle that the program
-//! keeps by itself. Where an allocator takes bytes back and hands them out again without unmapping them, its
-//! arena is the owner; and if it gives pages back to the system now and then, it says which ([`ForeignMemory::pages_replaced`]).
+//! **Lifetime.** A library cannot learn that memory of its process is unmapped. Hooks of the
+//! allocator miss direct system calls, and replacing the allocator or using `userfaultfd` is the
+//! program's decision. Therefore foreign memory has an *owner*: it stays mapped as long as the
+//! owner lives, and tensors hold the owner.
+//!
+//! A fabric keeps a registration with a device for one owner. When the owner is gone, the
+//! registration ends: another owner may map other memory at the same address. The registration ends
+//! with the owner if the last user of the owner was a tensor or a [`ForeignMemory`], and not if it
+//! was a handle of the program.
+//!
+//! An arena that hands out the same bytes again without unmapping them is the owner of these bytes.
+//! An arena that gives pages back to the system reports them with
+//! [`ForeignMemory::pages_replaced`].
 
 pub(crate) mod observers;
 
@@ -22,35 +28,36 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What keeps foreign memory mapped as long as it lives.
+/// Keeps foreign memory mapped as long as it lives.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Memory of another allocator: a framework's tensors, a file that was mapped, a vector.
+/// Memory of another allocator: a framework's tensors, a mapped file, a vector. Clones are the same
+/// memory.
 ///
-/// Tensors of it can be sent like those of the pool. Where the device can be told of the memory it is registered once, at the first
-/// send, and then read where it lies; elsewhere each send copies it into the pool. Clones are the same memory.
+/// Its tensors are sent like those of the pool. A device that can register the memory does so at
+/// the first send, and reads it in place. Elsewhere each send copies the tensor into the pool.
 ///
-/// The owner is dropped when the last tensor and the last clone are gone: by a thread of the node's that does nothing else
-/// and that no transfer waits for, where it was a tensor of a node's pool that went last. What a device was told of the memory ends
-/// then, on the same thread.
+/// The owner is dropped when the last tensor and the last clone are gone. If the last one was a
+/// tensor of a node's pool, a separate thread of the node drops the owner and ends its
+/// registrations, so that no transfer waits for it.
 ///
 /// ```
-/// use tensorwire::memory::{ForeignMemory, Pool, PoolOptions, Region, RegionOptions};
-/// use tensorwire::wire::{DType, Shape, TensorMeta};
+/// use tensorwire::{DType, ForeignMemory, Node, Shape, Tensor, TensorMeta};
 ///
-/// let pool = Pool::new(Region::create(0, &RegionOptions::new(1 << 20))?, PoolOptions::default())?;
-/// let memory = ForeignMemory::from_owner(vec![7u8; 4096]);
-/// let meta = TensorMeta::new(DType::U8, Shape::new(&[1024])?)?;
-/// let tensor = memory.tensor(&pool, meta, 2048)?; // `step.send(&edge, tensor)`
-/// assert_eq!(tensor.bytes(), [7; 1024]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// fn weights(node: &Node) -> Result<Tensor, Box<dyn std::error::Error>> {
+///     let memory = ForeignMemory::from_owner(vec![7u8; 4096]);
+///     let meta = TensorMeta::new(DType::U8, Shape::new(&[1024])?)?;
+///     let tensor = memory.tensor(node.pool(), meta, 2048)?; // to be sent as any other
+///     assert_eq!(tensor.bytes(), [7; 1024]);
+///     Ok(tensor)
+/// }
 /// ```
 #[derive(Clone)]
 pub struct ForeignMemory {
     shared: Arc<ForeignArea>,
 }
 
-/// As a tensor holds it.
+/// Foreign memory as its tensors hold it.
 pub(crate) struct ForeignArea {
     base: NonNull<u8>,
     len: usize,
@@ -58,30 +65,31 @@ pub(crate) struct ForeignArea {
     owner: HeldOwner,
 }
 
-/// An owner, as a user of its memory holds it. Where the owner goes with it, those who keep something with the memory are told
-/// behind the owner's drop, which is the program's own code.
+/// One reference to an owner. The drop of the last reference drops the owner and then tells the
+/// [`ForeignMemoryObserver`](super::ForeignMemoryObserver)s. The owner's drop is the program's own
+/// code.
 pub struct HeldOwner {
-    // In this order; so also where the owner's drop panics.
+    // Dropped in this order, also where the owner's drop panics.
     owner: Owner,
     _end: OwnerEndNotice,
 }
 
 struct OwnerEndNotice(WeakOwner);
 
-// SAFETY: `base` points to memory that the owner, which is Send and Sync, keeps mapped and that belongs to no thread, as who made
-// this vouched.
+// SAFETY: `base` points to memory that the owner, which is Send and Sync, keeps mapped and that
+// belongs to no thread, as the caller of the constructor vouched.
 unsafe impl Send for ForeignArea {}
-// SAFETY: as above; through a shared `ForeignArea` nothing is written.
+// SAFETY: as above. Through a shared `ForeignArea` nothing is written.
 unsafe impl Sync for ForeignArea {}
 
-/// What a device knows foreign memory by.
+/// A device's registration of foreign memory.
 #[derive(Clone)]
 pub struct ForeignRegistration {
-    /// The fabric that registered it, by a number of its own.
+    /// Number of the fabric that registered the memory.
     pub fabric: u64,
-    /// The key by which work requests name it.
+    /// Key that work requests present for the memory.
     pub key: u32,
-    /// Keeps the registration.
+    /// Its drop ends the registration.
     pub hold: Arc<dyn Any + Send + Sync>,
 }
 
@@ -89,54 +97,57 @@ pub struct ForeignRegistration {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForeignError {
-    /// Its bytes are not all inside.
+    /// Some bytes of the tensor are outside the memory.
     #[error("a tensor {meta} of {needed} bytes at {offset} is not inside foreign memory of {len} bytes")]
     Outside {
-        /// The tensor.
+        /// Element type and shape of the tensor.
         meta: TensorMeta,
-        /// Its bytes.
+        /// Bytes of the tensor.
         needed: u64,
-        /// Where it should begin.
+        /// Offset of the tensor in the memory, in bytes.
         offset: u64,
         /// Bytes of the memory.
         len: u64,
     },
-    /// It may only be read.
+    /// The memory may only be read.
     #[error("foreign memory that was given for reading can't be received into: make it with `new_writable`")]
     ReadOnly,
 }
 
 impl ForeignMemory {
-    /// Memory that is read alone.
+    /// Memory that is only read.
     ///
     /// # Safety
     /// As long as `owner` lives, on every thread:
     ///
     /// * The `len` bytes at `base` (at most `isize::MAX`) are mapped, readable and initialised.
-    /// * Nobody writes to those of a tensor of this memory as long as the tensor or a clone of it lives, those in flight
-    ///   included.
-    /// * No page of them is replaced: unmapped, mapped anew or moved (`munmap`, `mmap`, `mremap`), purged (`MADV_DONTNEED`, `MADV_FREE`,
-    ///   `MADV_REMOVE`), or taken out of its file (a hole, a truncation). A device may have been told of the pages that were there before, those
-    ///   of tensors near by included, and would send those. An arena that does replace pages, which no tensor has at the time, calls
-    ///   [`ForeignMemory::pages_replaced`] for them afterwards, before the next tensor of their bytes is made.
+    /// * No thread writes to the bytes of a tensor of this memory as long as the tensor or a clone
+    ///   of it lives, including those in flight.
+    /// * No page is replaced: unmapped, mapped anew or moved (`munmap`, `mmap`, `mremap`), purged
+    ///   (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), or taken out of its file (a hole, a
+    ///   truncation). A device may have registered the old pages, also those of neighbouring
+    ///   tensors, and would send their contents. An arena may replace pages that no tensor uses. It
+    ///   then calls [`ForeignMemory::pages_replaced`] before it makes the next tensor of these
+    ///   bytes.
     pub unsafe fn new(owner: Owner, base: *const u8, len: usize) -> Self {
         ForeignMemory::of(owner, base.cast_mut(), len, false)
     }
 
-    /// Memory that may be written as well.
+    /// Memory that can also be received into.
     ///
     /// # Safety
-    /// As [`ForeignMemory::new`], all of it, and `base` is good for writing.
+    /// All of [`ForeignMemory::new`], and `base` is good for writing.
     pub unsafe fn new_writable(owner: Owner, base: *mut u8, len: usize) -> Self {
         ForeignMemory::of(owner, base, len, true)
     }
 
-    /// The bytes of a value, which is their owner: a vector, a mapped file.
+    /// The bytes of a value, which becomes their owner: a vector, a mapped file.
     pub fn from_owner<T: AsRef<[u8]> + Send + Sync + 'static>(owner: T) -> Self {
         let owner = Arc::new(owner);
         let bytes: &[u8] = (*owner).as_ref();
         let (base, len) = (bytes.as_ptr().cast_mut(), bytes.len());
-        // The slice is valid as long as the value is neither moved, written nor dropped: nobody but this has it, and shares it alone.
+        // The slice is valid as long as the value is neither moved, written nor dropped. Only this
+        // `Arc` holds the value, and it gives out shared references only.
         ForeignMemory::of(owner, base, len, false)
     }
 
@@ -147,28 +158,30 @@ impl ForeignMemory {
         ForeignMemory { shared: Arc::new(ForeignArea { base, len, writable, owner }) }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.shared.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Says that pages of its bytes `range` were replaced: what any device in this process was told of them is not used for
-    /// tensors that are sent from now on, whichever `ForeignMemory` they are of. Costs a look at all that is registered,
-    /// and a system call for each registration that ends: what an arena pays when it purges, and not for each buffer.
+    /// Reports that pages of the bytes `range` were replaced. No device of this process uses older
+    /// registrations of these addresses for later sends, whichever `ForeignMemory` they belong to.
+    ///
+    /// The call visits all registrations, and makes a system call for each one that ends. Call it
+    /// when an arena purges pages, not for each buffer.
     pub fn pages_replaced(&self, range: Range<usize>) {
         let start = self.shared.base.as_ptr().addr();
         let inside = range.start.min(self.len())..range.end.min(self.len());
         if !inside.is_empty() {
-            observers::tell(|observer| observer.pages_replaced(start + inside.start..start + inside.end));
+            observers::notify(|observer| observer.pages_replaced(start + inside.start..start + inside.end));
         }
     }
 
-    /// A tensor of its bytes from `offset` on. `pool` keeps the books of it, and none of the bytes.
+    /// A tensor of the bytes from `offset` on. `pool` supplies only the header.
     ///
     /// # Errors
     /// [`ForeignError::Outside`].
@@ -176,15 +189,17 @@ impl ForeignMemory {
         Ok(Tensor::new(self.header(pool, meta, offset)?))
     }
 
-    /// A tensor of its bytes from `offset` on, to be received into. Once it is frozen it does not become writable again.
+    /// A tensor of the bytes from `offset` on, to receive into. After it was frozen it does not
+    /// become writable again.
     ///
     /// # Errors
-    /// [`ForeignError`] if the bytes are not all inside, or the memory may only be read.
+    /// [`ForeignError`] if some bytes are outside, or the memory may only be read.
     ///
     /// # Safety
-    /// As long as the tensor lives, nobody else reads or writes its bytes, whether as a tensor or otherwise; from its
-    /// freezing on, nobody writes to them. A receive that failed may have it for some more time, as the peer may still write
-    /// (specification 3.4b): it is gone when nothing of this memory holds the owner any more.
+    /// As long as the tensor lives, no other code reads or writes its bytes; after it was frozen,
+    /// no code writes them. A receive that failed may keep the tensor for some time, because the
+    /// peer may still write (specification 3.4b). The tensor is gone when nothing of this memory
+    /// holds the owner any more.
     pub unsafe fn tensor_mut(
         &self,
         pool: &Pool,
@@ -221,7 +236,7 @@ impl fmt::Debug for ForeignMemory {
 }
 
 impl HeldOwner {
-    /// The owner itself.
+    /// The owner.
     pub fn get(&self) -> &Owner {
         &self.owner
     }
@@ -230,13 +245,13 @@ impl HeldOwner {
 impl Drop for OwnerEndNotice {
     fn drop(&mut self) {
         if self.0.strong_count() == 0 {
-            observers::tell(|observer| observer.owner_dropped(&self.0));
+            observers::notify(|observer| observer.owner_dropped(&self.0));
         }
     }
 }
 
 impl ForeignArea {
-    /// Lets go of the memory. Who was last has `end` drop its owner.
+    /// Drops this reference. If it was the last one, `end` drops the owner.
     pub(crate) fn release(self: Arc<Self>, end: Option<&(dyn Fn(HeldOwner) + Send + Sync)>) {
         let Some(ForeignArea { owner, .. }) = Arc::into_inner(self) else { return };
         if let Some(end) = end {
@@ -257,17 +272,17 @@ impl fmt::Debug for ForeignRegistration {
     }
 }
 
-/// Where a tensor's foreign memory lies, for who registers it.
+/// The address range of a tensor's foreign memory, for registration.
 #[derive(Clone, Copy)]
 pub struct ForeignLocation<'a> {
-    /// Who keeps it mapped.
+    /// Keeps the memory mapped.
     pub owner: &'a Owner,
-    /// All that this owner vouches for.
+    /// All memory that the owner vouches for.
     memory: &'a ForeignArea,
 }
 
 impl ForeignLocation<'_> {
-    /// The addresses of all the memory that this owner is known to keep mapped.
+    /// The addresses of all memory that this owner is known to keep mapped.
     pub fn addresses(&self) -> Range<usize> {
         let start = self.memory.base.as_ptr().addr();
         start..start + self.memory.len
@@ -275,7 +290,7 @@ impl ForeignLocation<'_> {
 }
 
 impl Tensor {
-    /// Where its memory lies, if it is foreign.
+    /// The foreign memory that holds the tensor's bytes, if they are foreign.
     pub fn foreign(&self) -> Option<ForeignLocation<'_>> {
         match &self.header().storage {
             Storage::Foreign(memory) => Some(ForeignLocation { owner: memory.owner.get(), memory }),
@@ -284,7 +299,7 @@ impl Tensor {
         }
     }
 
-    /// What a device knows its memory by, if it is foreign and registered.
+    /// The device's registration of the bytes, if they are foreign and registered.
     #[inline]
     pub fn registered(&self) -> Option<&ForeignRegistration> {
         match &self.header().storage {
@@ -293,7 +308,7 @@ impl Tensor {
         }
     }
 
-    /// A tensor of the same bytes that has a registration of them and lets go of it with its last handle.
+    /// A tensor of the same bytes that also holds a registration of them.
     pub fn with_registration(&self, pool: &Pool, registered: ForeignRegistration) -> Tensor {
         let mut header = pool.bare();
         header.meta = self.meta().clone();

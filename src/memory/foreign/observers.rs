@@ -1,34 +1,37 @@
-//! Who is told that pages of foreign memory were replaced while their owner lives, or that the owner is gone.
+//! Observers of foreign memory: they learn that pages were replaced, or that an owner is gone.
 //!
-//! All fabrics of the process are told, as each may have registered the memory, by whichever `ForeignMemory` of the owner's.
+//! Every fabric of the process is told, since each may have registered the memory, whichever
+//! `ForeignMemory` of the owner reports the change.
 
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{OnceLock, Weak};
 
-/// What is left of an owner that is gone: its place, which no other has as long as this is there.
+/// A weak reference to an owner. As long as it exists, no other owner has the same address.
 pub type WeakOwner = Weak<dyn Any + Send + Sync>;
 
-/// Keeps something with the pages of foreign memory.
+/// Keeps something, such as a registration, for pages of foreign memory.
 pub trait ForeignMemoryObserver: Send + Sync {
-    /// Other pages may be at these addresses now: what is kept is good for whoever has it, and for nobody else.
+    /// Other pages may be mapped at `addresses` now. Tensors that already use a registration of the
+    /// old pages may go on; new tensors may not.
     fn pages_replaced(&self, addresses: Range<usize>);
-    /// The owner of some memory is gone: nobody has what is kept for it any more. May be told more than once.
+    /// The owner of some memory is gone, so no tensor uses its registrations any more. May be
+    /// called more than once.
     fn owner_dropped(&self, owner: &WeakOwner);
 }
 
-/// A list that only grows, so that it needs no lock: by one for each fabric of the process.
+/// A list that only grows, so that it needs no lock: one entry for each fabric of the process.
 struct ObserverEntry {
-    keeper: Weak<dyn ForeignMemoryObserver>,
+    observer: Weak<dyn ForeignMemoryObserver>,
     next: OnceLock<Box<ObserverEntry>>,
 }
 
-static KEEPERS: OnceLock<Box<ObserverEntry>> = OnceLock::new();
+static OBSERVERS: OnceLock<Box<ObserverEntry>> = OnceLock::new();
 
-/// Has a keeper told from now on, as long as it lives.
-pub fn observe_foreign_memory(keeper: Weak<dyn ForeignMemoryObserver>) {
-    let mut entry = Box::new(ObserverEntry { keeper, next: OnceLock::new() });
-    let mut end = &KEEPERS;
+/// Adds an observer. It is told as long as it lives.
+pub fn observe_foreign_memory(observer: Weak<dyn ForeignMemoryObserver>) {
+    let mut entry = Box::new(ObserverEntry { observer, next: OnceLock::new() });
+    let mut end = &OBSERVERS;
     loop {
         match end.get() {
             Some(other) => end = &other.next,
@@ -40,12 +43,12 @@ pub fn observe_foreign_memory(keeper: Weak<dyn ForeignMemoryObserver>) {
     }
 }
 
-/// Tells them all something.
-pub(crate) fn tell(what: impl Fn(&dyn ForeignMemoryObserver)) {
-    let mut next = KEEPERS.get();
+/// Calls each observer that still lives.
+pub(crate) fn notify(event: impl Fn(&dyn ForeignMemoryObserver)) {
+    let mut next = OBSERVERS.get();
     while let Some(entry) = next {
-        if let Some(keeper) = entry.keeper.upgrade() {
-            what(&*keeper);
+        if let Some(observer) = entry.observer.upgrade() {
+            event(&*observer);
         }
         next = entry.next.get();
     }

@@ -1,32 +1,36 @@
-//! The allocator behind the caches: which parts of the region are free.
+//! The allocator behind the magazines. It knows which parts of the region are free.
 //!
-//! `offset-allocator` keeps all its state outside the region, which peers can read and the NIC can write. It
-//! is wrapped because it knows neither bytes nor alignment (we count in units), accepts a stale handle
-//! (ours can't be copied and is eaten by [`Central::free`]), and finds a free range only if the *rounded*
-//! size fits (so a pool could not hold one tensor of its own size: see [`Central::allocate_exact`]).
+//! `offset-allocator` keeps all its state outside the region, which peers can read and the NIC can
+//! write. [`Central`] wraps it for three reasons:
+//!
+//! * It knows neither bytes nor alignment: [`Central`] counts in units.
+//! * It accepts a stale handle: a [`Block`] can't be copied, and [`Central::free`] consumes it.
+//! * It finds a free range only if the *rounded* size fits, so that a pool could not hold one
+//!   tensor of its own size: see [`Central::allocate_exact`].
 
 use super::class::SizeClass;
 use offset_allocator::{Allocation, Allocator};
 
-/// A part of the region that belongs to whoever holds this.
+/// A part of the region. The holder owns it.
 #[derive(Debug)]
 pub(crate) struct Block {
     offset: u32,
     units: u32,
-    /// The class that it is cached under; `None` if it goes straight back.
+    /// The size class of the magazine that caches it; `None` if it goes straight back to
+    /// [`Central`].
     pub(crate) class: Option<SizeClass>,
     first: PieceHandle,
-    /// What follows the first piece without a gap, if one piece could not hold it.
+    /// The pieces that follow the first one without a gap, if one piece could not hold the block.
     rest: Box<[PieceHandle]>,
 }
 
 impl Block {
-    /// Units from the start of the region.
+    /// Offset from the start of the region, in units.
     pub(crate) fn offset(&self) -> u32 {
         self.offset
     }
 
-    /// Its length in units.
+    /// Length in units.
     pub(crate) fn units(&self) -> u32 {
         self.units
     }
@@ -40,19 +44,19 @@ impl std::fmt::Debug for PieceHandle {
     }
 }
 
-/// Figures of the allocator, in units.
+/// State of the allocator, in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CentralStats {
     pub(crate) free: u32,
-    /// What can surely be had in one piece; up to an eighth more may be.
+    /// The largest size that surely fits in one piece; up to an eighth more may fit.
     pub(crate) largest: u32,
-    /// The least that was ever free.
+    /// The smallest number of free units so far.
     pub(crate) least_free: u32,
     /// Whether the table of blocks is full.
     pub(crate) table_full: bool,
 }
 
-/// The free parts of a region of `units` units.
+/// The free parts of a region.
 pub(crate) struct Central {
     allocator: Allocator<u32>,
     free: u32,
@@ -60,22 +64,24 @@ pub(crate) struct Central {
 }
 
 impl Central {
-    /// All of it free. `blocks` is how many parts, used and free ones together, it can be in.
+    /// An allocator of `units` free units that holds at most `blocks` blocks, free ones included.
     pub(crate) fn new(units: u32, blocks: u32) -> Central {
         Central { allocator: Allocator::with_max_allocs(units, blocks), free: units, least_free: units }
     }
 
-    /// A block of a class's size.
+    /// Allocates a block of the size of a class.
     pub(crate) fn allocate_class(&mut self, class: SizeClass) -> Option<Block> {
         let block = self.in_one_piece(class.units())?;
         Some(Block { class: Some(class), ..block })
     }
 
-    /// A block of exactly this many units, which is not cached when it is freed.
+    /// Allocates a block of exactly this many units, which is not cached when it is freed.
     ///
-    /// The allocator rounds what it is asked for up to the next class, so it does not see that a free range
-    /// of 100 holds 100. Then the range is put together from pieces whose sizes are classes. That
-    /// succeeds whenever the range that the allocator finds first is large enough, so always in an empty pool.
+    /// The allocator rounds a request up to the next class, so it does not see that a free range of
+    /// 100 holds
+    /// 100. In this case the block is put together from pieces whose sizes are classes. That
+    ///      succeeds whenever the range that the allocator finds first is large enough, so always
+    ///      in an empty pool.
     pub(crate) fn allocate_exact(&mut self, units: u32) -> Option<Block> {
         self.in_one_piece(units).or_else(|| self.in_pieces(units))
     }
@@ -103,7 +109,7 @@ impl Central {
             let part = SizeClass::within(missing).units();
             let piece = self.allocator.allocate(part);
             let fits = piece.filter(|piece| end.is_none_or(|end| end == piece.offset));
-            // Undone at once if it is not the continuation.
+            // Undo everything if the piece does not continue the block.
             let Some(piece) = fits else {
                 pieces.extend(piece.map(PieceHandle));
                 pieces.into_iter().for_each(|piece| self.allocator.free(piece.0));
@@ -124,7 +130,7 @@ impl Central {
         self.least_free = self.least_free.min(self.free);
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     pub(crate) fn free(&mut self, block: Block) {
         self.free += block.units;
         self.allocator.free(block.first.0);

@@ -1,8 +1,8 @@
 //! Size classes: powers of two with eight steps between them.
 //!
-//! They are the bins of `offset-allocator` (a float with three bits of mantissa), so a block of a class's
-//! size fits the bin that it comes from exactly, and a freed one serves the next request of its class.
-//! Rounding up to a class costs at most an eighth.
+//! They are the bins of `offset-allocator` (a float with three bits of mantissa). A block of a
+//! class's size therefore fits its bin exactly, and a freed one serves the next request of its
+//! class. Rounding up to a class costs at most an eighth.
 
 /// Index of a size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,7 +29,7 @@ impl SizeClass {
         SizeClass((((shift + 1) << STEP_BITS) | step) as u8)
     }
 
-    /// Its size in units.
+    /// Size of the class, in units.
     pub(crate) fn units(self) -> u32 {
         let (exponent, step) = (u32::from(self.0) >> STEP_BITS, u32::from(self.0) & (STEPS - 1));
         if exponent == 0 { step } else { (step | STEPS) << (exponent - 1) }

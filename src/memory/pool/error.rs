@@ -1,4 +1,4 @@
-//! Why a pool could not be made, or had no room.
+//! Errors of pools.
 
 use crate::memory::byte_count::ByteCount;
 use crate::wire::TensorMeta;
@@ -10,11 +10,11 @@ pub enum PoolError {
     /// An option is out of range.
     #[error("pool option {option} is {value}: {allowed}")]
     Option {
-        /// Which option.
+        /// Name of the option.
         option: &'static str,
-        /// Its value.
+        /// Value that was given.
         value: u64,
-        /// What is allowed.
+        /// Allowed values.
         allowed: &'static str,
     },
     /// The tensor is larger than the whole pool.
@@ -22,14 +22,14 @@ pub enum PoolError {
         "a tensor {meta} of {asked} bytes can't be had from a pool of {}: make the pool larger", ByteCount(*.capacity)
     )]
     TooLarge {
-        /// The tensor.
+        /// Element type and shape of the tensor.
         meta: TensorMeta,
-        /// Its bytes.
+        /// Bytes of the tensor.
         asked: u64,
         /// Bytes of the pool.
         capacity: u64,
     },
-    /// There is no room now.
+    /// No free range is large enough now.
     #[error(
         "the pool is exhausted: {asked} bytes asked, {free} of {capacity} free, at least {largest_free} of them in \
          one piece; drop tensors, or make the pool larger"
@@ -37,25 +37,25 @@ pub enum PoolError {
     Exhausted {
         /// Bytes that were asked for.
         asked: u64,
-        /// Bytes that are free in all.
+        /// Free bytes of the pool, in all.
         free: u64,
-        /// Bytes that can surely be had in one piece; up to an eighth more may be.
+        /// Bytes that surely fit in one piece; up to an eighth more may fit.
         largest_free: u64,
         /// Bytes of the pool.
         capacity: u64,
     },
-    /// There is room, but the table of blocks is full.
+    /// The pool has free bytes, but its table of blocks is full.
     #[error(
         "the pool's table of {max_blocks} blocks is full ({free} bytes are free): drop tensors, or raise \
          `PoolOptions::max_blocks`"
     )]
     TableFull {
-        /// How many blocks the pool can be in.
+        /// Blocks that the pool may consist of, free ones included.
         max_blocks: u32,
-        /// Bytes that are free.
+        /// Free bytes of the pool.
         free: u64,
     },
-    /// This process is a forked child of the one that made the pool.
+    /// This process was forked from the one that made the pool.
     #[error(
         "the pool belongs to the process that this one was forked from: exec in the child, or fork before the pool is made"
     )]

@@ -1,4 +1,4 @@
-//! What a tensor's handles point to.
+//! The header that all handles of a tensor point to.
 
 use super::PoolShard;
 use super::central::Block;
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Alignment of every tensor's bytes: a cache line.
 pub(crate) const ALIGN: usize = 64;
 
-/// Where the bytes of a tensor are.
+/// The memory that holds a tensor's bytes.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// It has none.
+    /// A tensor without bytes.
     Empty,
     /// In the pool's region.
     Block(Block),
@@ -27,41 +27,44 @@ pub(crate) enum Storage {
     Lent(#[expect(dead_code, reason = "held for its drop, which ends the loan")] LentBytes),
     /// In memory of another allocator.
     Foreign(Arc<ForeignArea>),
-    /// In the memory of this tensor, which a device knows.
+    /// In the foreign memory of this tensor, which a device has registered.
     Registered(Tensor, ForeignRegistration),
 }
 
-/// One tensor: element type, shape, where its bytes are, and where they go when its last handle is gone.
+/// One tensor: element type, shape, its bytes, and the place that takes them back after the last
+/// handle.
 ///
-/// A `Box<TensorHeader>` is a tensor with one owner, or one that lies in a cache between two uses, together with
-/// its block. While it is shared, the box is taken apart and `refs` counts the handles.
+/// A `Box<TensorHeader>` is a tensor with one owner, or lies in a magazine together with its block.
+/// While the tensor is shared, the box is leaked and `refs` counts the handles.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct TensorHeader {
     pub(crate) refs: RefCount,
     pub(crate) meta: TensorMeta,
-    /// The first byte: aligned, unless the storage is lent or foreign, and good for `capacity` bytes as long as `storage` and `anchor` are held.
-    /// Readable; writable for the one owner of a header whose storage is a block, or foreign and made to be written.
+    /// Address of the first byte. Aligned unless the storage is lent or foreign, and good for
+    /// `capacity` bytes as long as `storage` and `shard` are held. Readable; writable for the one
+    /// owner of a header whose storage is a block, or foreign and made to be written.
     pub(crate) data: NonNull<u8>,
     pub(crate) capacity: usize,
     pub(crate) storage: Storage,
-    /// Keeps the pool alive, and says to which shard the header returns; `None` while it is cached and for
-    /// tensors that came from no pool.
-    pub(crate) anchor: Option<Arc<PoolShard>>,
-    /// The ring that it returns to instead, if it is of one.
+    /// Keeps the pool alive, and is the shard that the header returns to. `None` while the header
+    /// is cached, and for tensors of no pool.
+    pub(crate) shard: Option<Arc<PoolShard>>,
+    /// The ring that the header returns to instead, if it is of one.
     pub(crate) ring: Option<Arc<RingBuffers>>,
-    /// Its block is never used again ([`Tensor::leak`]). A flag that only rises, while the header is shared.
+    /// Whether the block must never be reused ([`Tensor::leak`]). Only set, never cleared, while
+    /// the header is shared.
     pub(crate) is_leaked: AtomicBool,
 }
 
-// SAFETY: `data` is what keeps this from being Send by itself. It points into a mapping that `storage` and
-// `anchor` keep alive and that belongs to no thread; the bytes are written only through the one owner of a
-// header (`&mut`), and read through shared handles only when there is no owner.
+// SAFETY: `data` alone keeps this from being Send. It points into a mapping that `storage` and
+// `shard` keep alive and that belongs to no thread. The bytes are written only through the one
+// owner of a header (`&mut`), and read through shared handles only when there is no owner.
 unsafe impl Send for TensorHeader {}
-// SAFETY: as above; a shared `&TensorHeader` gives only reads.
+// SAFETY: as above. A shared `&TensorHeader` gives only reads.
 unsafe impl Sync for TensorHeader {}
 
-/// An address for tensors without bytes.
+/// The address of a tensor without bytes.
 pub(crate) const NO_DATA: NonNull<u8> = NonNull::<AlignedUnit>::dangling().cast();
 
 #[repr(align(64))]
@@ -70,7 +73,7 @@ struct AlignedUnit;
 const _: () = assert!(align_of::<AlignedUnit>() == ALIGN);
 
 impl TensorHeader {
-    /// A header without bytes, of no pool.
+    /// A header without bytes and without a pool.
     pub(crate) fn empty() -> Box<TensorHeader> {
         Box::new(TensorHeader {
             refs: RefCount::one(),
@@ -78,15 +81,16 @@ impl TensorHeader {
             data: NO_DATA,
             capacity: 0,
             storage: Storage::Empty,
-            anchor: None,
+            shard: None,
             ring: None,
             is_leaked: AtomicBool::new(false),
         })
     }
 
-    /// Whether its block is never used again. Certain for who has the last handle.
+    /// Whether the block must never be reused. Certain for the holder of the last handle.
     pub(crate) fn is_leaked(&self) -> bool {
-        // Relaxed: who was last to drop, or is alone, has seen everything that the others did (`RefCount`).
+        // Relaxed: the holder of the last handle has seen everything that former handles did
+        // (`RefCount`).
         self.is_leaked.load(Ordering::Relaxed)
     }
 
@@ -97,14 +101,14 @@ impl TensorHeader {
         std::mem::replace(&mut self.storage, Storage::Empty)
     }
 
-    /// Gives a tensor whose last handle is gone back to its ring, its pool, or the heap.
+    /// Gives a tensor without handles back to its ring, its pool, or the heap.
     ///
-    /// Takes no lock, allocates nothing and waits for nothing, but where the shard's cache has no room for
-    /// the block.
+    /// Takes no lock, allocates nothing and waits for nothing, unless the shard's magazine has no
+    /// room for the block.
     pub(crate) fn release(mut self: Box<Self>) {
         debug_assert!(self.refs.is_one());
-        if self.anchor.as_ref().is_some_and(|anchor| anchor.in_child()) {
-            // A forked child: the pool and the lender are the parent's, whose own handle is still there.
+        if self.shard.as_ref().is_some_and(|shard| shard.in_child()) {
+            // A forked child: pool and lender belong to the parent, which has its own handle.
             std::mem::forget(self);
             return;
         }
@@ -114,12 +118,12 @@ impl TensorHeader {
         }
     }
 
-    /// As [`TensorHeader::release`], for a header that is of no ring any more.
+    /// As [`TensorHeader::release`], for a header that does not return to a ring.
     pub(crate) fn release_to_pool(mut self: Box<Self>) {
-        // The anchor goes last: it keeps the pool alive, and the pool counts a tensor as live while there is
-        // one.
-        if let Some(anchor) = self.anchor.take() {
-            anchor.put_back(self);
+        // The shard is dropped last: it keeps the pool alive, and the pool counts a tensor as live
+        // while it is held.
+        if let Some(shard) = self.shard.take() {
+            shard.put_back(self);
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Caches of free blocks in front of the central allocator.
+//! Magazines: caches of free blocks in front of the central allocator.
 //!
-//! There are a few shards, and each thread uses one of them. A shard has a bounded lock-free queue per size
-//! class. What lies in a queue is a header together with its block, so making a tensor is one pop and
-//! dropping it one push. A block returns to the shard that it was taken from, whichever thread drops it: so
-//! a queue that a producer empties is refilled by its consumers.
+//! A thread uses one of a few shards. A shard has a bounded lock-free queue for each size class. A
+//! queue holds headers together with their blocks, so making a tensor is one pop and dropping it
+//! one push. A block returns to the shard that it was taken from, whichever thread drops it:
+//! consumers refill the queue that a producer empties.
 //!
-//! What all shards hold together is bounded by a budget, of which each shard takes a part when it needs it.
+//! A budget bounds the size of all shards together. A shard takes a part of the budget when it
+//! needs it.
 
 use super::central::Block;
 use super::class::SizeClass;
@@ -21,35 +22,36 @@ const MAX_DEPTH: u64 = 1024;
 /// Headers without blocks that one shard holds at most; more are given back to the heap.
 const BARE_DEPTH: usize = 1024;
 
-/// The caches of a pool.
+/// The magazines of a pool.
 pub(crate) struct Magazines {
     shards: Box<[CachePadded<Shard>]>,
     /// Units that may be cached in all.
     capacity: u64,
-    /// What no shard has taken of it yet.
+    /// The part of `capacity` that no shard has taken.
     budget: AtomicU64,
 }
 
 struct Shard {
-    /// By class. A queue is made when the first block of its class is dropped.
+    /// One queue per class, made when the first block of the class is dropped.
     classes: Box<[OnceLock<ArrayQueue<Box<TensorHeader>>>]>,
     bare: ArrayQueue<Box<TensorHeader>>,
-    /// Units in the queues. Counted up before a block is pushed and down after one is popped.
+    /// Units in the queues. Increased before a block is pushed and decreased after one is popped.
     cached: AtomicU64,
-    /// This shard's part of the budget.
+    /// The part of the budget that this shard has taken.
     limit: AtomicU64,
 }
 
-/// Why a header was not cached; it comes back.
+/// Why a header was not cached. Returns the header.
 pub(crate) enum CacheRefusal {
     /// The shard holds enough blocks of that class.
     Full(Box<TensorHeader>),
-    /// All caches together hold as much as they may.
+    /// All shards together hold as much as they may.
     Budget(Box<TensorHeader>),
 }
 
 impl Magazines {
-    /// `shards` (a power of two) caches for blocks of up to `units` units, that hold `capacity` units in all.
+    /// Makes `shards` shards (a power of two) for blocks of up to `units` units. They hold
+    /// `capacity` units in all.
     pub(crate) fn new(shards: usize, units: u32, capacity: u64) -> Magazines {
         debug_assert!(shards.is_power_of_two());
         let shard = || {
@@ -64,12 +66,12 @@ impl Magazines {
         Magazines { shards, capacity, budget: AtomicU64::new(capacity) }
     }
 
-    /// How many shards there are.
+    /// Number of shards.
     pub(crate) fn shards(&self) -> usize {
         self.shards.len()
     }
 
-    /// The shard of the calling thread.
+    /// Index of the calling thread's shard.
     pub(crate) fn mine(&self) -> usize {
         thread_number() & (self.shards.len() - 1)
     }
@@ -79,7 +81,7 @@ impl Magazines {
         u64::from(class.units()) <= self.capacity && class.index() < self.shards[0].classes.len()
     }
 
-    /// A cached header with a block of this class.
+    /// Takes a header with a block of this class out of a shard.
     pub(crate) fn take(&self, shard: usize, class: SizeClass) -> Option<Box<TensorHeader>> {
         let shard = &self.shards[shard];
         let header = shard.classes.get(class.index())?.get()?.pop()?;
@@ -88,7 +90,7 @@ impl Magazines {
         Some(header)
     }
 
-    /// Caches a header with a block of this class.
+    /// Puts a header with a block of this class into a shard.
     pub(crate) fn put(
         &self,
         shard: usize,
@@ -115,7 +117,7 @@ impl Magazines {
         (self.capacity / units.max(1)).clamp(1, MAX_DEPTH) as usize
     }
 
-    /// Whether a shard may hold `cached` units; takes the missing part of the budget if it can.
+    /// Whether a shard may hold `cached` units. Takes the missing part from the budget if it can.
     fn permits(&self, shard: &Shard, cached: u64) -> bool {
         let missing = cached.saturating_sub(shard.limit.load(Ordering::Relaxed));
         if missing == 0 {
@@ -129,23 +131,23 @@ impl Magazines {
         true
     }
 
-    /// A header without a block.
+    /// Takes a header without a block, or makes one.
     pub(crate) fn take_bare(&self, shard: usize) -> Box<TensorHeader> {
         self.shards[shard].bare.pop().unwrap_or_else(TensorHeader::empty)
     }
 
-    /// Keeps a header without a block for later, or frees it if enough are kept.
+    /// Keeps a header without a block, or frees it if the shard holds enough.
     pub(crate) fn put_bare(&self, shard: usize, header: Box<TensorHeader>) {
         debug_assert!(matches!(header.storage, Storage::Empty));
-        // What does not fit is dropped, and so given back to the heap.
+        // A header that does not fit is dropped, which frees it.
         let _ = self.shards[shard].bare.push(header);
     }
 
-    /// Takes every cached block out and hands it to `give`.
+    /// Takes every cached block out and passes it to `give`.
     pub(crate) fn drain(&self, mut give: impl FnMut(Block)) {
         for (index, shard) in self.shards.iter().enumerate() {
             for queue in shard.classes.iter().filter_map(OnceLock::get) {
-                // Bounded by what lies there now: others may go on pushing.
+                // Bounded by the present length: other threads may go on pushing.
                 for mut header in std::iter::from_fn(|| queue.pop()).take(queue.len()) {
                     if let Storage::Block(block) = header.strip() {
                         shard.cached.fetch_sub(u64::from(block.units()), Ordering::Relaxed);
@@ -158,13 +160,13 @@ impl Magazines {
         }
     }
 
-    /// Units in all caches at some moment.
+    /// Units in all shards at some moment.
     pub(crate) fn cached(&self) -> u64 {
         self.shards.iter().map(|shard| shard.cached.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// A small number for the calling thread, counted up from 0 in the order in which threads first ask.
+/// A small number for the calling thread, counted from 0 in the order in which threads first ask.
 fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

@@ -1,5 +1,5 @@
-//! Carves tensors out of a region.
-#![allow(clippy::disallowed_types)] // the central allocator, on refill
+//! The pool: allocates tensors from a region.
+#![allow(clippy::disallowed_types)] // the central allocator, when a magazine is refilled
 
 pub(crate) mod central;
 pub(crate) mod class;
@@ -26,23 +26,27 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Units that the allocator can count.
 const MAX_UNITS: u64 = 1 << 31;
-/// What freed blocks are filled with when poisoning is on.
+/// Freed blocks are filled with this byte if `PoolOptions::poison` is set.
 const POISON: u8 = 0xA5;
 const MAX_SHARDS: usize = 64;
 
-/// What a pool is made with.
+/// Settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Number of caches that threads share out among themselves, 1 to 64; rounded up to a power of two.
+    /// Number of magazine shards, 1 to 64; rounded up to a power of two. Each thread uses one.
     pub shards: usize,
-    /// Bytes of freed blocks that all caches together keep for the next tensor of the same size; `None` for
-    /// an eighth of the pool. A block that is larger than this is never cached: making and dropping such a
-    /// tensor takes a lock. Choose it larger than what a training step drops and makes again; when it is
-    /// reached, the caches are emptied. That is also done before a tensor is refused.
+    /// Bytes of freed blocks that all magazines together keep for the next tensor of the same size.
+    /// `None` means an eighth of the pool.
+    ///
+    /// A larger block is never cached: making and dropping such a tensor takes a lock. The best
+    /// value is larger than what a training step drops and makes again. The magazines are emptied
+    /// when they reach the bound, and before a tensor is refused.
     pub cache: Option<u64>,
-    /// How many blocks the pool can be in, free ones included: 16 to 16,777,216. Takes 32 bytes each.
+    /// Blocks that the pool may consist of, free ones included: 16 to 16,777,216. Each takes 32
+    /// bytes of heap.
     pub max_blocks: u32,
-    /// Whether freed blocks are filled with 0xA5, so that a use of freed memory shows. On in debug builds.
+    /// Whether freed blocks are filled with 0xA5, so that a use of freed memory shows. On in debug
+    /// builds.
     pub poison: bool,
 }
 
@@ -58,46 +62,61 @@ impl Default for PoolOptions {
     }
 }
 
-/// A pool's figures at some moment, in bytes but for the tensors. Taken while other threads go on, so they
-/// may be off by what those did meanwhile.
+/// State of a pool, in bytes but for the number of tensors. Other threads may change the pool while
+/// it is read, so the figures need not add up exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// All that there is.
+    /// Bytes of the pool.
     pub capacity: u64,
-    /// Held by tensors, with what was rounded up.
+    /// Bytes of the tensors' blocks: the tensors' sizes, rounded up.
     pub allocated: u64,
-    /// Held by caches for the next tensors.
+    /// Bytes that magazines keep for the next tensors.
     pub cached: u64,
-    /// Neither.
+    /// Bytes that are neither allocated nor cached.
     pub free: u64,
-    /// What can surely be had in one piece without emptying the caches; up to an eighth more may be.
+    /// Bytes that surely fit in one piece without emptying the magazines; up to an eighth more may
+    /// fit.
     pub largest_free: u64,
-    /// The most that was ever allocated and cached together.
+    /// The largest sum of allocated and cached bytes so far.
     pub peak: u64,
-    /// Tensors that have a handle or belong to a ring, those without bytes, the lent and the foreign ones included.
+    /// Tensors that have a handle or belong to a ring. Includes tensors without bytes, lent and
+    /// foreign ones.
     pub live_tensors: usize,
 }
 
-/// Carves tensors out of a region. Clones are handles to the same pool; the memory lives until the last of
-/// them *and* of the tensors is gone, in whatever order.
+/// Allocates tensors from a region. Clones are handles to the same pool. The memory lives until the
+/// last handle *and* the last tensor are gone, in any order.
+///
+/// A trainer uses the pool of its [`Node`](crate::Node):
+///
+/// ```
+/// use tensorwire::{DType, Node, Shape, Tensor, TensorMeta};
+///
+/// fn zeros(node: &Node) -> Result<Tensor, Box<dyn std::error::Error>> {
+///     let pool = node.pool();
+///     let tensor = pool.zeroed(TensorMeta::new(DType::F32, Shape::new(&[2, 3])?)?)?.freeze();
+///     assert!(pool.stats().allocated >= 24);
+///     Ok(tensor)
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Pool {
-    anchors: Arc<[Arc<PoolShard>]>,
+    shards: Arc<[Arc<PoolShard>]>,
 }
 
-/// A shard of a pool, as the tensors that were taken from it see it.
+/// One shard of a pool. Each live tensor of the shard holds a reference.
 ///
-/// Each live tensor holds one, so their number is the count of live tensors, and two threads that make
-/// tensors share no counter.
+/// The number of references is the number of live tensors, so two threads that make tensors share
+/// no counter.
 #[derive(Debug)]
 pub(crate) struct PoolShard {
     shared: Arc<PoolState>,
-    shard: usize,
+    index: usize,
 }
 
 struct PoolState {
-    // First: cached headers go before the region that they point into.
+    // First: cached headers are dropped before the region that they point into.
     magazines: Magazines,
     central: Mutex<Central>,
     /// Bytes of a unit, a multiple of `ALIGN`.
@@ -106,7 +125,7 @@ struct PoolState {
     max_blocks: u32,
     poison: bool,
     fork_guard: ForkGuard,
-    /// What ends the owners of foreign memory.
+    /// Drops the owners of foreign memory, if set.
     drop_owner: OnceLock<DropOwner>,
     region: Region,
 }
@@ -114,7 +133,7 @@ struct PoolState {
 type DropOwner = Box<dyn Fn(HeldOwner) + Send + Sync>;
 
 impl Pool {
-    /// A pool of all the memory of a region.
+    /// A pool that uses the whole region.
     ///
     /// # Errors
     /// [`PoolError::Option`] if an option is out of range.
@@ -122,7 +141,8 @@ impl Pool {
         check("shards", options.shards as u64, 1, MAX_SHARDS as u64, "it must be 1 to 64")?;
         let max_blocks = u64::from(options.max_blocks);
         check("max_blocks", max_blocks, 16, 1 << 24, "it must be 16 to 16,777,216")?;
-        // Small units are exact; a large region has larger ones, so that they can be counted.
+        // Small units waste little; a large region has larger units, so that a `u32` can count
+        // them.
         let unit = region.len().div_ceil(MAX_UNITS).next_power_of_two().max(ALIGN as u64);
         let units = (region.len() / unit) as u32;
         let cache = options.cache.unwrap_or(region.len() / 8).min(region.len());
@@ -137,13 +157,14 @@ impl Pool {
             drop_owner: OnceLock::new(),
             region,
         });
-        let anchor = |shard| Arc::new(PoolShard { shared: Arc::clone(&shared), shard });
-        Ok(Pool { anchors: (0..shared.magazines.shards()).map(anchor).collect() })
+        let shard = |index| Arc::new(PoolShard { shared: Arc::clone(&shared), index });
+        Ok(Pool { shards: (0..shared.magazines.shards()).map(shard).collect() })
     }
 
-    /// A tensor of this element type and shape. Its contents are unspecified: whatever lay there before.
+    /// A tensor of this element type and shape. Its contents are unspecified: old bytes of the
+    /// block.
     ///
-    /// Takes no lock and no heap memory where a tensor of about this size was dropped before.
+    /// Takes no lock and no heap memory if a tensor of about this size was dropped before.
     ///
     /// # Errors
     /// [`PoolError`] if there is no room.
@@ -151,13 +172,13 @@ impl Pool {
         if self.shared().fork_guard.in_child() {
             return Err(PoolError::Forked);
         }
-        let anchor = &self.anchors[self.shared().magazines.mine()];
+        let shard = &self.shards[self.shared().magazines.mine()];
         let mut header = match meta.bytes() {
-            0 => anchor.shared.magazines.take_bare(anchor.shard),
-            _ => anchor.shared.allocate(anchor.shard, &meta)?,
+            0 => shard.shared.magazines.take_bare(shard.index),
+            _ => shard.shared.allocate(shard.index, &meta)?,
         };
         header.meta = meta;
-        header.anchor = Some(Arc::clone(anchor));
+        header.shard = Some(Arc::clone(shard));
         Ok(TensorMut::new(header))
     }
 
@@ -176,21 +197,23 @@ impl Pool {
         Tensor::without_elements(self.bare())
     }
 
-    /// A header without bytes that returns to this pool's caches.
+    /// A header without bytes that returns to this pool's magazines.
     pub(crate) fn bare(&self) -> Box<TensorHeader> {
-        let anchor = &self.anchors[self.shared().magazines.mine()];
-        let mut header = anchor.shared.magazines.take_bare(anchor.shard);
-        header.anchor = Some(Arc::clone(anchor));
+        let shard = &self.shards[self.shared().magazines.mine()];
+        let mut header = shard.shared.magazines.take_bare(shard.index);
+        header.shard = Some(Arc::clone(shard));
         header
     }
 
-    /// Has `end` drop the owners of foreign memory of which a tensor was the last user, which may be on a poller; without it
-    /// they are dropped where the tensor is. The first one counts.
+    /// Calls `end` to drop an owner of foreign memory whose last user was a tensor of this pool.
+    /// Without `end` the owner is dropped on the tensor's thread, which may be a poller. Only the
+    /// first call has an effect.
     pub fn drop_owners_with(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
         let _ = self.shared().drop_owner.set(Box::new(end));
     }
 
-    /// Its figures now; all 0 but the capacity in a forked child, which has no part in it.
+    /// State of the pool. In a forked child, which has no part in the pool, everything but the
+    /// capacity is 0.
     pub fn stats(&self) -> PoolStats {
         let shared = self.shared();
         if shared.fork_guard.in_child() {
@@ -220,12 +243,12 @@ impl Pool {
         }
     }
 
-    /// What the region got from the kernel.
+    /// The pages that the region got from the kernel.
     pub fn report(&self) -> &RegionReport {
         self.region().report()
     }
 
-    /// The region that the tensors lie in.
+    /// The region that holds the tensors.
     pub fn region(&self) -> &Region {
         &self.shared().region
     }
@@ -235,17 +258,17 @@ impl Pool {
         self.region().fd()
     }
 
-    /// Whether there is no tensor of this pool.
+    /// Whether the pool has no live tensor.
     pub fn is_empty(&self) -> bool {
         self.live() == 0
     }
 
     fn live(&self) -> usize {
-        self.anchors.iter().map(|anchor| Arc::strong_count(anchor) - 1).sum()
+        self.shards.iter().map(|shard| Arc::strong_count(shard) - 1).sum()
     }
 
     fn shared(&self) -> &PoolState {
-        &self.anchors[0].shared
+        &self.shards[0].shared
     }
 }
 
@@ -262,14 +285,15 @@ fn check(
 impl Drop for Pool {
     fn drop(&mut self) {
         if self.shared().fork_guard.in_child() {
-            // A forked child: another thread of the parent may have been at the caches, which are not taken apart.
-            std::mem::forget(Arc::clone(&self.anchors));
+            // A forked child: another thread of the parent may have been at the magazines, so they
+            // are not dropped.
+            std::mem::forget(Arc::clone(&self.shards));
         }
     }
 }
 
 impl PoolShard {
-    /// Whether this process is a forked child of the pool's.
+    /// Whether this process was forked from the one that made the pool.
     pub(crate) fn in_child(&self) -> bool {
         self.shared.fork_guard.in_child()
     }
@@ -277,26 +301,28 @@ impl PoolShard {
     /// Takes back a header whose last handle is gone.
     pub(crate) fn put_back(&self, mut header: Box<TensorHeader>) {
         if header.is_leaked() {
-            // The block stays taken, and as it is, for as long as there is the pool.
+            // The block stays allocated and unchanged as long as the pool exists.
             return std::mem::forget(header.strip());
         }
         let PoolState { magazines, poison, .. } = &*self.shared;
         let Storage::Block(block) = &header.storage else {
             match header.strip() {
                 Storage::Foreign(memory) => memory.release(self.shared.drop_owner.get().map(|end| &**end)),
-                // The registration first: who ends the memory's owner then finds that no tensor has it.
+                // The registration goes first: the thread that drops the owner then finds no
+                // registration in use.
                 Storage::Registered(tensor, registered) => {
                     drop(registered);
                     drop(tensor);
                 }
-                // Ends a loan, if it is one.
+                // Ends the loan of a lent tensor.
                 storage => drop(storage),
             }
-            return magazines.put_bare(self.shard, header);
+            return magazines.put_bare(self.index, header);
         };
         let class = block.class;
         if *poison {
-            // SAFETY: the last handle is gone, so nobody reads these bytes; they are the block's.
+            // SAFETY: the last handle is gone, so no thread reads these bytes; they belong to the
+            // block.
             unsafe { header.data.write_bytes(POISON, header.capacity) };
         }
         let refused = match class {
@@ -307,34 +333,34 @@ impl PoolShard {
         if let Storage::Block(block) = header.strip() {
             self.shared.central().free(block);
         }
-        magazines.put_bare(self.shard, header);
+        magazines.put_bare(self.index, header);
     }
 
     /// Keeps a header with its block for the next tensor of its class.
     ///
-    /// Where the caches hold as much as they may, they are emptied first: else blocks of sizes that nobody
-    /// asks for any more would fill them for ever.
+    /// If the magazines are full, they are emptied first: blocks of sizes that are no longer used
+    /// would otherwise fill them for ever.
     fn cache(&self, class: SizeClass, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
         let PoolState { magazines, .. } = &*self.shared;
-        let header = match magazines.put(self.shard, class, header) {
+        let header = match magazines.put(self.index, class, header) {
             Ok(()) => return Ok(()),
             Err(CacheRefusal::Full(header)) => return Err(header),
             Err(CacheRefusal::Budget(header)) => header,
         };
         self.shared.empty_caches(&mut self.shared.central());
         magazines
-            .put(self.shard, class, header)
+            .put(self.index, class, header)
             .map_err(|(CacheRefusal::Full(header) | CacheRefusal::Budget(header))| header)
     }
 
-    /// Where a block starts, in bytes from the start of its region, and which region that is.
+    /// Number of the region, and offset of a block in it in bytes.
     pub(crate) fn place(&self, block: &Block) -> (u16, u64) {
         (self.shared.region.id(), u64::from(block.offset()) * self.shared.unit)
     }
 }
 
 impl PoolState {
-    /// A header with a block for such a tensor, which has at least one byte.
+    /// A header with a block for a tensor of at least one byte.
     fn allocate(&self, shard: usize, meta: &TensorMeta) -> Result<Box<TensorHeader>, PoolError> {
         let asked = meta.bytes();
         let units = match u32::try_from(asked.div_ceil(self.unit)) {
@@ -350,15 +376,16 @@ impl PoolState {
         }
         let block = self.refill(units, class).ok_or_else(|| self.why_not(asked))?;
         let mut header = self.magazines.take_bare(shard);
-        // SAFETY: the block lies inside the region: the allocator was made with the number of whole units in
-        // it. So the sum is inside the mapping, and below isize::MAX.
+        // SAFETY: the block lies inside the region: the allocator was made with the number of whole
+        // units in it. So the sum is inside the mapping, and below isize::MAX.
         header.data = unsafe { self.region.base().add(block.offset() as usize * self.unit as usize) };
         header.capacity = block.units() as usize * self.unit as usize;
         header.storage = Storage::Block(block);
         Ok(header)
     }
 
-    /// A block from the central allocator, to which all caches are given back if it has no room.
+    /// Takes a block from the central allocator. If that has no room, all magazines are emptied
+    /// first.
     fn refill(&self, units: u32, class: SizeClass) -> Option<Block> {
         let mut central = self.central();
         let of_class = |central: &mut Central| {
@@ -376,7 +403,8 @@ impl PoolState {
         of_class(&mut central).or_else(|| central.allocate_exact(units))
     }
 
-    /// Under the lock, so that of two threads that do this the second finds what the first gave back.
+    /// Runs under the lock: the second of two threads that empty the magazines finds what the first
+    /// one freed.
     fn empty_caches(&self, central: &mut Central) {
         self.magazines.drain(|block| central.free(block));
     }
@@ -395,7 +423,7 @@ impl PoolState {
         }
     }
 
-    /// Nothing in the critical sections can panic halfway, so a poisoned lock guards a sound state.
+    /// No critical section can panic halfway, so the state under a poisoned lock is sound.
     fn central(&self) -> MutexGuard<'_, Central> {
         self.central.lock().unwrap_or_else(PoisonError::into_inner)
     }

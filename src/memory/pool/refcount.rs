@@ -1,9 +1,9 @@
-//! How many handles a tensor has. The same protocol as `std::sync::Arc`, without weak handles.
+//! The number of handles of a tensor. The same protocol as `std::sync::Arc`, without weak handles.
 
 use crate::memory::sync::{AtomicUsize, Ordering, fence};
 
-/// More handles than any program has: twice as many as this can never be reached before the check below
-/// has ended the process.
+/// Above this the process is aborted. The count cannot reach twice this number before the check
+/// below runs.
 const MAX: usize = isize::MAX as usize;
 
 /// A count of handles that starts at one.
@@ -15,39 +15,39 @@ impl RefCount {
         RefCount(AtomicUsize::new(1))
     }
 
-    /// One handle more. Only a holder of a handle may call this.
+    /// Adds a handle. Only a holder of a handle may call this.
     ///
-    /// Aborts the process when a loop that forgets handles has made `isize::MAX` of them: one more round
-    /// and the count would wrap to zero under a live handle.
+    /// Aborts the process when a loop that forgets handles has made `isize::MAX` of them. One more
+    /// round would wrap the count to zero under a live handle.
     pub(crate) fn add(&self) {
-        // Relaxed: the caller's own handle keeps the count above zero, and whoever is given the new handle
-        // gets it by some means that orders memory itself.
+        // Relaxed: the caller's own handle keeps the count above zero, and the new handle reaches
+        // another thread by means that order memory themselves.
         if self.0.fetch_add(1, Ordering::Relaxed) > MAX {
             std::process::abort();
         }
     }
 
-    /// One handle fewer; true if it was the last, and then everything that other handles did to the tensor
-    /// happened before this returned.
+    /// Removes a handle. Returns whether it was the last; if so, everything that other handles did
+    /// to the tensor happened before.
     pub(crate) fn remove(&self) -> bool {
-        // Release: what this handle's owner did comes before the count goes down.
+        // Release: the uses through this handle come before the count goes down.
         if self.0.fetch_sub(1, Ordering::Release) != 1 {
             return false;
         }
-        // Acquire: pairs with the release of every other handle, so that their reads are over before the
-        // last one writes or frees.
+        // Acquire: pairs with the release of every other handle, so that their reads are over
+        // before the last one writes or frees.
         fence(Ordering::Acquire);
         true
     }
 
-    /// Whether the caller's handle is the only one. It stays so until the caller clones it, as handles are
-    /// made only from handles.
+    /// Whether the caller's handle is the only one. The answer holds until the caller clones it,
+    /// since handles are made only from handles.
     pub(crate) fn is_one(&self) -> bool {
         // Acquire: as in `remove`.
         self.0.load(Ordering::Acquire) == 1
     }
 
-    /// The number of handles at some moment: for reports only.
+    /// The number of handles at some moment, for reports only.
     pub(crate) fn snapshot(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -69,7 +69,8 @@ mod tests {
     }
 }
 
-/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for it.
+/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for
+/// it.
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
@@ -77,7 +78,7 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Loom's cell panics if a write is not ordered after every read, which is what a tensor's bytes need.
+    /// Loom's cell panics if a write is not ordered after every read, as a tensor's bytes require.
     struct Shared {
         refs: RefCount,
         bytes: UnsafeCell<u32>,

@@ -30,8 +30,8 @@ pub struct Span {
 impl Span {
     pub(crate) fn of(header: &TensorHeader) -> Option<Span> {
         let len = header.meta.bytes();
-        let (Storage::Block(block), Some(anchor)) = (&header.storage, &header.anchor) else { return None };
-        let (region, offset) = anchor.place(block);
+        let (Storage::Block(block), Some(shard)) = (&header.storage, &header.shard) else { return None };
+        let (region, offset) = shard.place(block);
         (len > 0).then_some(Span { region, offset, len })
     }
 }
