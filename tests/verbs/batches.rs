@@ -1,4 +1,4 @@
-//! Several requests that are posted by one call.
+//! Post lists: several requests that are posted by one call.
 
 use crate::driver::Fake;
 use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
@@ -6,10 +6,11 @@ use crate::setup::*;
 use crate::{expect, needs_fake};
 use tensorwire::internals::fabric::{OpId, Port, PostError};
 
-/// Requests that one call posts at most.
+/// Largest number of requests of one call.
 const CHAIN: u64 = 32;
 
-/// Calls that posted on the data queue pairs of `a`, which are all but the first, and the requests in them.
+/// The number of posts on the data queue pairs of `a`, and of their requests. The first queue pair
+/// is the control one.
 fn posted(fake: &Fake) -> (u64, u64) {
     let pairs = fake.pairs();
     let lanes = pairs.iter().filter(|pair| pair.text("device") == "fake_0").skip(1);
@@ -25,7 +26,7 @@ fn since((calls, sends): (u64, u64), before: (u64, u64)) -> (u64, u64) {
 #[test]
 fn requests_of_a_batch_go_by_one_call_for_each_chain_and_in_their_order() {
     needs_fake!();
-    // Whether bytes can be inline or not.
+    // With inline data and without.
     for inline in [0, 64, 256] {
         let script = TWO_NICS.replace("name=fake_0", &format!("name=fake_0 max_inline={inline}"));
         let fake = Fake::new(&script);
@@ -35,7 +36,7 @@ fn requests_of_a_batch_go_by_one_call_for_each_chain_and_in_their_order() {
             let (before, rung) = (posted(&fake), a.port.doorbells());
             a.port.begin_batch();
             for n in 0..count {
-                // The caller's bytes are gone before the batch ends.
+                // The caller's bytes are dropped before the batch ends.
                 let bytes = pattern(1 + n as usize, n);
                 a.port.send(a.link, ZERO, &bytes).expect("room");
             }
@@ -109,7 +110,7 @@ fn a_batch_may_be_longer_than_the_queue_and_of_several_links() {
         assert_eq!(a.port.send(link, ZERO, b"more"), Err(PostError::Full));
     }
     a.port.end_batch();
-    // Each link had something that asks for a completion, to make room.
+    // Each link has a signalled request that makes room.
     assert!(a.port.doorbells() - rung <= 4, "{}", a.port.doorbells() - rung);
     for _ in 0..32 {
         expect!(b.next(&mut a), Got::Message(_) => ());

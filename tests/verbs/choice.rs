@@ -1,4 +1,4 @@
-//! Which device, port and GID the fabric opens, and what it says when there is none.
+//! The device, port and GID that the fabric opens, and the errors when there is none.
 
 use crate::driver::{Fake, Line};
 use crate::needs_fake;
@@ -7,7 +7,7 @@ use tensorwire::internals::fabric::Fabric;
 use tensorwire::internals::fabric::verbs::VerbsOptions;
 use tensorwire::internals::fabric::verbs::device::Mtu;
 
-/// Two devices that are active, one that is down, one of iWARP.
+/// Two active devices, one that is down, and one with iWARP.
 const SEVERAL: &str = "
 device name=mlx5_0
 port layer=1 lid=7
@@ -29,7 +29,8 @@ gid index=12 type=2 gid=00000000000000000000ffff0a000204
 device name=iw_0 node_type=4 transport=1
 port";
 
-/// Where a link's queue pairs were made: the steps to INIT and RTR of one that is linked to another on the same device.
+/// The transitions to INIT and RTR of a queue pair that is linked to another one of the same
+/// device.
 fn place(fake: &Fake, options: VerbsOptions) -> [Line; 2] {
     fake.run("clear_log");
     let ends = ends(fake, [options.clone(), options], &link(1, 16));
@@ -73,7 +74,7 @@ fn a_port_or_gid_that_is_asked_for_is_taken() {
         let [_, rtr] = place(&fake, gid);
         assert_eq!(rtr.number("sgid_index"), u64::from(index));
     }
-    // A GID on InfiniBand means packets with a global header.
+    // A GID on InfiniBand adds a global header to each packet.
     let gid = with("mlx5_0", |o| o.wishes.gid_index = Some(wish("rdma_gid_index", 0)));
     let [_, rtr] = place(&fake, gid);
     assert_eq!([rtr.number("is_global"), rtr.number("sgid_index"), rtr.number("dlid")], [1, 0, 7]);
@@ -110,7 +111,7 @@ fn the_only_device_with_an_active_port_needs_no_name() {
     assert!(opened.iter().any(|line| line.text("name") == "up_0"), "{opened:?}");
 }
 
-/// A refusal of what the options ask of [`SEVERAL`], and that nothing stays open after it.
+/// Asserts that options are refused on [`SEVERAL`], and that nothing stays open.
 fn refused(options: VerbsOptions) -> String {
     let fake = Fake::new(SEVERAL);
     let said = refusal(&fake, options);
@@ -207,7 +208,7 @@ fn devices_that_can_t_be_opened_are_named_with_what_to_do() {
             "give the process access to /dev/infiniband",
         ],
     );
-    // Nobody asked for that one, and the other can be used.
+    // That device was not asked for, and the other one is usable.
     place(&fake, VerbsOptions::default());
     place(&fake, on("fake_1"));
     fake.run("fault call=open_device errno=13");
@@ -215,7 +216,7 @@ fn devices_that_can_t_be_opened_are_named_with_what_to_do() {
     assert_says(&said, &["opening the device fake_", "Permission denied", "/dev/infiniband"]);
     fake.assert_clean();
 
-    // What is wrong with those that were passed over is said too.
+    // The message also says why the other devices were not chosen.
     let fake = Fake::new(&format!("{TWO_NICS}\nfault call=open_device errno=13 device=fake_0"));
     fake.run("port_state device=fake_1 state=1");
     let said = refusal(&fake, VerbsOptions::default());

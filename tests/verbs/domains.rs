@@ -1,5 +1,6 @@
-//! Thread domains: one thread at a time may use all queue pairs of one, as their driver takes no lock.
-#![allow(unsafe_code)] // calling the library itself
+//! Thread domains: one thread at a time may use the queue pairs of a domain, because the driver
+//! takes no lock.
+#![allow(unsafe_code)] // direct calls into the library
 
 use crate::driver::{Fake, ONE_NIC};
 use crate::needs_fake;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::Port;
 use tensorwire::internals::fabric::verbs::sys::*;
 
-/// Ends the hold in any case: threads that are waited for must end.
+/// Ends the hold on each path: the threads must end before they are joined.
 struct Held<'a>(&'a Fake);
 
 impl<'a> Held<'a> {
@@ -18,7 +19,7 @@ impl<'a> Held<'a> {
         Held(fake)
     }
 
-    /// Waits until so many threads stand still in the middle of posting.
+    /// Waits until `count` threads are held in the middle of posting.
     fn until(&self, threads: u32) {
         let start = Instant::now();
         while self.0.run("held") != threads.to_string() {
@@ -37,13 +38,13 @@ impl Drop for Held<'_> {
 /// Calls a function of the library.
 macro_rules! call {
     ($fake:expr, $name:ident($($arg:expr),*)) => {
-        // SAFETY: handles of this library that are there, and structs of the right type.
+        // SAFETY: the handles are alive, and the structs have the types of the ABI.
         unsafe { ($fake.library.$name)($($arg),*) }
     };
 }
 
-/// Posts on two queue pairs at once, which are in these thread domains: equal numbers are one domain. Returns what the fake has
-/// noted of it.
+/// Posts on two queue pairs at the same time. Equal numbers in `domains` mean the same thread
+/// domain. Returns the misuse that the fake has noted.
 fn misuses_of(domains: [Option<u8>; 2]) -> String {
     let fake = Fake::new(&ONE_NIC.replace("name=fake_0", "name=fake_0 thread_domains=1"));
     let list = call!(fake, get_device_list(null_mut()));
@@ -56,7 +57,7 @@ fn misuses_of(domains: [Option<u8>; 2]) -> String {
     let mut made: Vec<(u8, *mut ibv_td, *mut ibv_pd)> = Vec::new();
     for domain in domains.into_iter().flatten() {
         if made.iter().all(|(known, ..)| *known != domain) {
-            // SAFETY: an open device and a domain of it.
+            // SAFETY: the device is open, and the domain is its own.
             let (td, pd) = unsafe {
                 let td = ibv_alloc_td(context).expect("the device has them");
                 (td, ibv_alloc_parent_domain(context, root, td).expect("the device has them"))
@@ -97,7 +98,7 @@ fn misuses_of(domains: [Option<u8>; 2]) -> String {
         for pair in pairs.map(|pair| pair as usize) {
             scope.spawn(move || {
                 let mut receive = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
-                // SAFETY: a queue pair that is there, and that no other thread uses.
+                // SAFETY: the queue pair is alive, and no other thread uses it.
                 assert_eq!(unsafe { ibv_post_recv(pair as *mut ibv_qp, &mut receive, &mut null_mut()) }, 0);
             });
         }
@@ -107,7 +108,7 @@ fn misuses_of(domains: [Option<u8>; 2]) -> String {
     pairs.iter().for_each(|pair| assert_eq!(call!(fake, destroy_qp(*pair)), 0));
     for (_, td, pd) in made {
         assert_eq!(call!(fake, dealloc_pd(pd)), 0);
-        // SAFETY: its parent domain is gone.
+        // SAFETY: the parent domain is already destroyed.
         assert_eq!(unsafe { ibv_dealloc_td(td) }, 0);
     }
     assert_eq!(call!(fake, destroy_cq(cq)), 0);
@@ -139,7 +140,7 @@ fn a_link_is_made_beside_one_that_posts_without_sharing_its_thread_domain() {
             let (a, b) = (&a.fabric, &b.fabric);
             scope.spawn(|| crate::harness::connect(a, b, &link(1, 16)))
         };
-        // Both ends of the new link ping.
+        // Both ends of the new link ping each other.
         held.until(2);
         let posted = {
             let (port, link) = (&mut a.port, a.link);

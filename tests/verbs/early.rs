@@ -1,4 +1,4 @@
-//! What a peer sends before this side's port has its link.
+//! Arrivals before the link is attached to its port.
 
 use crate::driver::Fake;
 use crate::harness::{Got, PATIENCE, connect, immediate, pool, tensor};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, OpId, Port, Role};
 
-/// As links of nodes are made.
+/// Links are made in the same way as by nodes.
 fn full(lanes: u8, depth: u32) -> LinkOptions {
     LinkOptions { receives: depth, ..link(lanes, depth) }
 }
@@ -33,7 +33,7 @@ fn each_queue_pair_has_its_receives_before_the_peer_can_reach_it() {
 fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
-    // Whoever finds no receive fails at once.
+    // A message that finds no receive fails at once.
     let hasty = |device| VerbsOptions { rnr_retry: 0, ..on(device) };
     let (mut a, mut b) = ends(&fake, [hasty("fake_0"), hasty("fake_1")], &full(1, 16));
     for round in 0..3 {
@@ -48,7 +48,7 @@ fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
                 .expect("room");
         }
         a.port.publish_credits(from, ZERO, 77);
-        // Its port goes on with its other links meanwhile.
+        // The port polls its other links meanwhile.
         let links = (b.link, a.link);
         assert_works(&mut b, &mut a, links);
         b.assert_quiet(&mut a);

@@ -1,4 +1,4 @@
-//! Asynchronous events: what each means to the links that it hits, and that others go on.
+//! Asynchronous events: the effect of each on its links. Other links go on.
 
 use crate::driver::Fake;
 use crate::harness::{Got, tensor, tensor_mut};
@@ -13,7 +13,8 @@ const QP_FATAL: u32 = 1;
 const QP_REQ_ERR: u32 = 2;
 const QP_ACCESS_ERR: u32 = 3;
 
-/// Two links, so many retries that nothing ends of itself, and on the first a write and a read that are under way.
+/// Two links with so many retries that nothing fails by itself. The first one has an outstanding
+/// write and read.
 fn under_way(
     fake: &Fake,
 ) -> (Verbs, Verbs, (tensorwire::internals::fabric::LinkId, tensorwire::internals::fabric::LinkId)) {
@@ -38,7 +39,7 @@ fn an_event_of_a_queue_pair_ends_its_link_and_no_other() {
         (QP_REQ_ERR, "the peer sent an invalid request"),
         (QP_ACCESS_ERR, "the peer used a key or bounds that were not granted"),
     ] {
-        // Of the lane, and of the control queue pair.
+        // Events of the data queue pair, and of the control queue pair.
         for at in [1, 0] {
             let fake = Fake::new(TWO_NICS);
             let (mut a, mut b, bystander) = under_way(&fake);
@@ -80,7 +81,7 @@ fn a_completion_queue_that_failed_ends_every_link_on_it() {
     assert_eq!(links, [a.link, bystander.0]);
     assert!(down.iter().all(|(_, why)| why.contains("a completion queue overran on fake_0")), "{down:?}");
     fake.run("cut on=0");
-    // The other end has not had the event, and learns of it from the farewells.
+    // The other end has no event of its own. It learns of the failure from the disconnects.
     expect!(b.next(&mut a), Got::Down(_) => ());
     drop((a, b));
     fake.assert_clean();
@@ -146,7 +147,7 @@ fn a_port_that_comes_back_in_time_loses_nothing() {
     fake.run("port_state device=fake_1 state=4");
     expect!(a.next(&mut b), Got::Done(1) => ());
     expect!(a.next(&mut b), Got::ReadDone(2, _) => ());
-    // Longer than a port may be down.
+    // Longer than the time that a port may be down.
     std::thread::sleep(Duration::from_millis(2500));
     assert_works(&mut a, &mut b, bystander);
     assert_works(&mut b, &mut a, (bystander.1, bystander.0));
@@ -161,11 +162,12 @@ fn events_that_are_no_failure_change_nothing() {
     let (mut a, mut b, bystander) = under_way(&fake);
     fake.run("cut on=0");
     let pair = pairs_of(&fake, "fake_0")[1];
-    // Communication established, drained, migrated, last request reached: of a queue pair.
+    // Events of a queue pair: communication established, drained, migrated, last request reached.
     for kind in [4, 5, 6, 16] {
         fake.run(&format!("event kind={kind} qp={pair}"));
     }
-    // Of the port: lid, keys, subnet manager, re-registration, GIDs. And the other port's trouble, and an unknown event.
+    // Events of the port: LID, P_Keys, subnet manager, re-registration, GIDs. Then an error of the
+    // other port, and an unknown event.
     for kind in [11, 12, 13, 17, 18, 99] {
         fake.run(&format!("event kind={kind} port=1"));
     }
@@ -191,7 +193,7 @@ fn an_event_ends_the_sleep_of_an_armed_port() {
         assert!(start.elapsed() < Duration::from_secs(10), "it can't be armed");
     }
     let seen = sleeper.seen();
-    // Without a completion: the device does not even flush.
+    // The device does not even flush, so there is no completion.
     fake.run(&format!("event kind={CQ_ERR} qp={}", pairs_of(&fake, "fake_0")[1]));
     let start = Instant::now();
     while sleeper.seen() == seen {

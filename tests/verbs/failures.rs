@@ -1,4 +1,5 @@
-//! Completions that fail: the link that they hit says why, ends what is outstanding, and others go on.
+//! Failed completions: the link reports the cause and ends its outstanding operations. Other links
+//! go on.
 
 use crate::driver::Fake;
 use crate::harness::{Got, tensor, tensor_mut};
@@ -6,7 +7,8 @@ use crate::setup::*;
 use crate::{expect, needs_fake};
 use tensorwire::internals::fabric::{LinkFailure, OpId, Port, PostError};
 
-/// Every status that a reliable connection makes, but the flush that follows another: number, name, a word of its cause.
+/// Every status of a reliable connection, without the flush that follows another: number, name,
+/// part of the cause.
 const STATUSES: [(u32, &str, &str); 14] = [
     (1, "local length error", "longer than the receive"),
     (2, "local queue pair operation error", "can't do"),
@@ -36,7 +38,7 @@ fn each_failed_completion_says_what_it_was_and_what_usually_causes_it() {
         let source = tensor(&a.pool, &[1; 64]);
         let grant = tensorwire::internals::wire::Grant { region: 3, key: 0, offset: 0, len: 64 };
         fake.run(&format!("fail_request skip=2 status={code} vendor=0x77 opcode=0 qp={}", lane_of(&fake)));
-        // The third fails; the fourth never happens.
+        // The third request fails; the fourth is never carried out.
         let harmless = tensorwire::internals::wire::Grant { len: 0, ..grant };
         for id in 1..=4 {
             let posted = a.port.write(a.link, ZERO, OpId(id), &source, 0, 0, &harmless, None);
@@ -57,7 +59,7 @@ fn each_failed_completion_says_what_it_was_and_what_usually_causes_it() {
         );
         assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
 
-        // The peer is told, with what it may have done wrong.
+        // The message names the peer, and its likely mistake.
         let why = expect!(b.next(&mut a), Got::Down(why) => why);
         match code {
             9 | 10 => assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}"),
@@ -73,7 +75,7 @@ fn each_failed_completion_says_what_it_was_and_what_usually_causes_it() {
     fake.assert_clean();
 }
 
-/// The newest lane of the first device.
+/// The newest data queue pair of the first device.
 fn lane_of(fake: &Fake) -> u64 {
     *pairs_of(fake, "fake_0").last().expect("a link")
 }
@@ -94,7 +96,7 @@ fn a_failed_read_and_a_failed_message_are_named_as_such() {
 
     (a.link, b.link) = another(&mut a, &mut b, &link(1, 16));
     fake.run("fail_request status=12 opcode=2");
-    // A control message fails just as well.
+    // A failed control message ends the link too.
     b.port.publish_credits(b.link, ZERO, 1);
     let why = loop {
         let got = b.next(&mut a);
@@ -139,7 +141,7 @@ fn the_queue_pairs_of_a_failed_link_are_gone_before_it_says_so() {
         let lane = tensorwire::internals::fabric::Lane(lane);
         a.port.write(a.link, lane, OpId(id as u64), &source, 0, 64, &grant, None).expect("room");
     }
-    // One lane takes the others with it.
+    // One failed queue pair ends the others of its link.
     let (_, _, why) = a.until_down();
     assert!(matches!(why, LinkFailure::Completion { lane: 1, .. }), "{why:?}");
     let left = pairs_of(&fake, "fake_0");

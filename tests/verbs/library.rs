@@ -1,5 +1,5 @@
-//! libibverbs is loaded when it is asked for: programs neither need it nor are built with it, and where it is missing they
-//! say so.
+//! libibverbs is loaded on demand: programs are built without it, start without it, and report that
+//! it is missing.
 
 #[path = "../support/bare_machine.rs"]
 mod bare_machine;

@@ -1,6 +1,6 @@
-//! The verbs fabric on devices that a script makes up (`tests/fake_verbs`): how it sets queue pairs, what it says when it is
-//! refused something, how it sizes and fills queues, and what it makes of failures. What a link must do on any device is tested
-//! by `tests/conformance`, also on the fake.
+//! The verbs fabric on scripted devices (`tests/fake_verbs`): attributes of queue pairs, refusals,
+//! sizes and use of queues, failures. `tests/conformance` tests the rules of a link, on the fake
+//! too.
 
 mod batches;
 mod choice;
@@ -14,7 +14,7 @@ mod events;
 mod failures;
 #[path = "../common/foreign.rs"]
 mod foreign;
-#[allow(dead_code)] // the rules of the conformance suite use all of it
+#[allow(dead_code)] // the conformance suite uses all of it
 #[path = "../conformance/harness.rs"]
 mod harness;
 mod library;

@@ -1,11 +1,12 @@
-//! Ports whose address changes while a fabric uses them, as after a cable was pulled or the subnet manager began anew.
+//! Ports whose address changes while a fabric uses them, for example after a restart of the subnet
+//! manager.
 
 use crate::driver::Fake;
 use crate::needs_fake;
 use crate::setup::*;
 use tensorwire::internals::fabric::{Fabric, Port};
 
-/// The newest step to RTR of a device's queue pairs.
+/// The newest transition to RTR of a device's queue pairs.
 fn newest(fake: &Fake, device: &str) -> crate::driver::Line {
     let of = pairs_of(fake, device);
     let mut steps = fake.calls("modify_qp");
@@ -30,7 +31,7 @@ fn a_new_link_is_made_with_the_port_s_present_gid_index_and_mtu() {
         [newest(&fake, "fake_1").number("sgid_index"), newest(&fake, "fake_1").number("path_mtu")],
         [0, 2]
     );
-    // What is asked for is at most what the port has: it may come back.
+    // The fabric uses at most the port's current MTU, which may rise again.
     fake.run("move device=fake_0 mtu=5");
     let link = another(&mut a, &mut b, &link(1, 16));
     assert_works(&mut a, &mut b, link);

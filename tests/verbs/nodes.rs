@@ -1,5 +1,5 @@
-//! Whole nodes on the verbs fabric, over the scripted libibverbs of `tests/fake_verbs`: the settings' way to the queue pairs, what
-//! a start is refused with, and links that fail and come back.
+//! Whole nodes on the verbs fabric, over the scripted libibverbs of `tests/fake_verbs`: settings
+//! and the queue pairs that they make, refused starts, and links that fail and come back.
 
 use crate::common::{SOON, cluster, counting, run, values};
 use crate::driver::Fake;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tensorwire::{Config, Counter, DType, Error, ForeignMemory, Node, Shape, TensorMeta};
 
-/// Two that can be used, with a table that has a hole.
+/// Two usable devices; one GID table is sparse.
 const DEVICES: &str = "
 device name=fake_0 max_qp_wr=4096
 port pkeys=9 mtu=4
@@ -22,7 +22,7 @@ device name=fake_2
 port max_msg_sz=4096
 gid index=1 type=2 gid=00000000000000000000ffff0a000003";
 
-/// The library of this process, for one test at a time.
+/// The scripted library of this process. One test at a time holds it.
 fn fake() -> (&'static Fake, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     static FAKE: OnceLock<Fake> = OnceLock::new();
@@ -56,7 +56,7 @@ fn tensors_of_every_size_travel_and_nothing_is_left_behind() {
 fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
     needs_fake!();
     let (fake, _turn) = fake();
-    // The step that is under way; 0 once all is done.
+    // The current step; 0 after the last one.
     let current = Arc::new(AtomicU64::new(1));
     run(2, &ON_FAKE_1, move |node, task| {
         if task == 0 {
@@ -65,7 +65,7 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
                 let id = current.load(Ordering::SeqCst);
                 if id != sent && id > 0 {
                     let edge = node.edge_to("w", 1, "x").expect("an edge");
-                    // Refused while there is no link.
+                    // Sends fail while there is no link.
                     let _ = node.step(id).and_then(|step| step.send(&edge, counting(node, id as f32, 5000)));
                     sent = id;
                 }
@@ -112,7 +112,7 @@ fn a_tensor_of_more_requests_than_the_queue_has_is_refused_to_its_receiver_and_o
             node.edge_to("w", 1 - task, "x").expect("an edge"),
             node.edge_from("w", 1 - task, "x").expect("an edge"),
         );
-        // 16 requests of 4 KiB, of which one tells the length.
+        // 16 requests of 4 KiB; one of them has the length.
         for (id, floats) in [15 * 1024, 15 * 1024 + 1, 100].into_iter().enumerate() {
             let step = node.step(id as u64).expect("new");
             step.send(&to, counting(node, 1.0, floats)).expect("sent");
@@ -130,7 +130,7 @@ fn a_tensor_of_more_requests_than_the_queue_has_is_refused_to_its_receiver_and_o
     fake.assert_clean();
 }
 
-/// The queue pairs that there are.
+/// The queue pairs that exist.
 fn numbers(fake: &Fake) -> Vec<u64> {
     fake.pairs().iter().map(|pair| pair.number("qp")).collect()
 }
@@ -215,7 +215,7 @@ fn a_value_that_the_device_can_t_do_stops_the_start_with_variable_value_and_what
     fake.assert_clean();
 }
 
-/// Starts one node with these variables, and joins it with one that has none.
+/// Starts a node with these variables, and joins it with a node that has none.
 fn joined(fake: &Fake, variables: &'static [(&'static str, &'static str)]) -> Vec<driver::Line> {
     fake.run("clear_log");
     let cluster = cluster(2);
@@ -295,14 +295,14 @@ fn the_variables_reach_the_queue_pairs_under_both_names() {
                 ),
                 _ => {
                     assert_eq!(told(&["timeout", "retry_count"]), [17, 5]);
-                    // 7 is the control queue pair's.
+                    // 7 is the RNR retry of the control queue pair.
                     assert!([3, 7].contains(&step.number("rnr_retry")), "{step:?}");
                 }
             }
         }
         let asked =
             |name: &str| variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| *value);
-        // Each side makes one for control and one for data, and this one those to stripe over.
+        // Each side makes one for control and one for data. This side also makes those for stripes.
         let stripes = if asked("RDMA_QPS_PER_PEER") == Some("3") { 2 } else { 0 };
         assert_eq!(fake.calls("create_qp").len(), 4 + stripes);
         let relaxed = fake.calls("reg_mr_iova2").len();

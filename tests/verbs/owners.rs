@@ -1,5 +1,5 @@
-//! Owners of memory outside the pool that end, and what was registered for them.
-#![allow(unsafe_code)] // memory whose owner the program holds, too
+//! The end of owners of foreign memory, and of their registrations.
+#![allow(unsafe_code)] // foreign memory by pointer
 
 use crate::driver::{Fake, ONE_NIC};
 use crate::needs_fake;
@@ -19,7 +19,7 @@ fn what_is_registered_for_an_owner_ends_with_it() {
     let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
     let registrar = fabric.registrar().expect("it registers");
     let (memory, other) = (own(&grains(2)), own(&grains(1)));
-    // As a node does it.
+    // A node ends owners in this way.
     let (sender, owners) = channel();
     pool.drop_owners_with(move |owner| sender.send(owner).expect("open"));
     let tensor = register(&fabric, &part(&memory, &pool, 0), &pool).tensor.expect("registered");
@@ -45,7 +45,7 @@ fn what_is_registered_ends_when_the_program_drops_the_last_of_its_owners_memory(
     let gone = Arc::downgrade(&owner);
     let half = |grain: usize| {
         let all = owner.downcast_ref::<Grains>().expect("as it was made").as_ref();
-        // SAFETY: the grains are the owner, and nobody writes to them.
+        // SAFETY: the grains are their own owner, and nothing writes to them.
         unsafe { ForeignMemory::new(owner.clone(), all[grain * GRAIN..].as_ptr(), GRAIN) }
     };
     let (first, second) = (half(0), half(1));
@@ -55,7 +55,7 @@ fn what_is_registered_ends_when_the_program_drops_the_last_of_its_owners_memory(
         assert!(register(&end.fabric, &part(memory, &end.pool, 0), &end.pool).tensor.is_some());
     }
     let registered = || ends.map(|end| end.fabric.registrar().expect("it registers").registered_bytes());
-    // There is more memory of the owner's, and a clone of it.
+    // The owner has more memory, and there is a clone of it.
     let before = ended(&fake);
     let again = second.clone();
     drop((first, second));
@@ -73,7 +73,7 @@ fn an_owner_that_the_program_drops_by_itself_leaves_its_registrations_to_a_later
     let fake = Fake::new(ONE_NIC);
     let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
     let grains = Arc::new(grains(1));
-    // SAFETY: the grains are the owner, and nobody writes to them.
+    // SAFETY: the grains are their own owner, and nothing writes to them.
     let memory = unsafe { ForeignMemory::new(grains.clone(), (*grains).as_ref().as_ptr(), GRAIN) };
     assert!(register(&fabric, &part(&memory, &pool, 0), &pool).tensor.is_some());
     drop(memory);

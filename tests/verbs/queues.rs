@@ -12,7 +12,7 @@ const WRITE_WITH_IMMEDIATE: u64 = 1;
 const SEND: u64 = 2;
 const READ: u64 = 4;
 
-/// What `a` has posted on its lanes since the trace began.
+/// The requests that `a` has posted on its data queue pairs since the trace began.
 fn traced(fake: &Fake, opcodes: &[u64]) -> Vec<Line> {
     let lanes = &pairs_of(fake, "fake_0")[1..];
     let mut posted = fake.calls("post_send");
@@ -27,7 +27,8 @@ fn numbers(lines: &[Line], name: &str) -> Vec<u64> {
 #[test]
 fn completion_queues_hold_all_that_their_queue_pairs_can_complete() {
     needs_fake!();
-    // The fake compares each queue with the queue pairs on it, when they are made and with each completion.
+    // The fake compares each completion queue with its queue pairs, at creation and at each
+    // completion.
     for cq_entries in [1, 300, 1000, 16_384] {
         let fake = Fake::new(ONE_NIC);
         let options = VerbsOptions { cq_entries, ..VerbsOptions::default() };
@@ -106,7 +107,7 @@ fn halves_that_come_to_nothing_while_nobody_polls_pile_up_no_queues() {
     }
     let (made, left) = (fake.calls("create_cq").len(), fake.run("left"));
     assert!(made > 10 && left.contains("queues=1"), "{made} made, {left}");
-    // One that the port has polled stays.
+    // A completion that the port has polled stays.
     port.poll(&mut Completions::default());
     for _ in 0..100 {
         drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
@@ -137,7 +138,7 @@ fn only_some_requests_make_a_completion() {
     let lane = pairs.iter().find(|pair| pair.number("sends") >= COUNT).expect("the lane");
     let (sends, signaled) = (lane.number("sends"), lane.number("signaled"));
     assert_eq!(lane.number("inline") + 1, sends, "all but the ping are inline");
-    // A quarter of the queue without a completion, and then one with.
+    // A quarter of the queue is unsignalled, and the next request is signalled.
     assert!((COUNT / 16..=COUNT / 16 + 2).contains(&signaled), "{signaled} of {sends}");
     assert!(lane.number("most_used") <= u64::from(DEPTH) + 4);
     drop((a, b));
@@ -160,7 +161,7 @@ fn a_request_that_holds_a_tensor_completes_with_the_first_or_behind_the_last() {
         assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), id);
     }
     let posted = traced(&fake, &[WRITE]);
-    // The first tells of itself; of the nine others a request of no bytes does, behind them.
+    // The first write is signalled. A zero-byte request behind the nine others reports them.
     assert_eq!(numbers(&posted, "signaled"), [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(posted[10].number("len"), 0);
     drop((a, b));
@@ -205,7 +206,7 @@ fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
     let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
     assert_eq!(got, (immediate(4), LEN as u64), "the length of all, not of the last request");
     expect!(a.next(&mut b), Got::Done(1) => ());
-    // The length goes ahead; the immediate is on the last.
+    // The length is sent first. The last request has the immediate.
     assert_eq!(numbers(&traced(&fake, &[WRITE]), "len"), [8, 4096, 4096, 4096, 4096]);
     assert_eq!(numbers(&traced(&fake, &[WRITE_WITH_IMMEDIATE]), "len"), [LEN as u64 - 4 * 4096]);
     let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
@@ -218,7 +219,7 @@ fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
     assert!(read.bytes() == source.bytes(), "the bytes differ");
     assert_eq!(numbers(&traced(&fake, &[READ]), "len"), [4096, 4096, 4096, 4096, LEN as u64 - 4 * 4096]);
 
-    // More requests than the queue holds can't be.
+    // A write that needs more requests than the queue holds is refused.
     let wide = tensor(&a.pool, &vec![1; 40 * 4096]);
     let target = tensor_mut(&b.pool, 40 * 4096);
     let grant = b.port.grant(b.link, target).expect("room");

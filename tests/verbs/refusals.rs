@@ -1,5 +1,5 @@
-//! What is said when a device or the kernel refuses something: what was tried, why, and what to change. And nothing is left
-//! behind.
+//! Errors when a device or the kernel refuses something: the attempt, the reason, the remedy.
+//! Nothing is left behind.
 
 use crate::driver::{Fake, ONE_NIC};
 use crate::harness::PATIENCE;
@@ -88,7 +88,7 @@ fn a_half_that_can_t_be_made_says_why() {
         ("create_qp errno=1", ["making a queue pair of", NO_RIGHT]),
         ("create_qp errno=22", ["making a queue pair of", "lower rdma_qp_queue_depth"]),
         ("modify_qp:INIT errno=22", ["moving queue pair", "the device refuses a setting"]),
-        // The pool is registered by now: these are a link's own places.
+        // The pool is registered by now. These are the buffers of a link.
         ("reg_mr errno=12", ["registering", NO_MEMORY]),
         ("reg_mr errno=12 skip=1", ["registering", NO_MEMORY]),
     ] {
@@ -135,7 +135,7 @@ fn lanes_and_depths_that_the_device_can_t_do_are_refused() {
     fake.assert_clean();
 }
 
-/// Both halves of a link, and what the first says of the other's address.
+/// Both endpoints of a link, and the first one's error about the address of the second.
 fn connect_refusal(a: VerbsHalf, b: &VerbsHalf) -> String {
     match a.connect(Role::Initiator, b.address(), PATIENCE) {
         Ok(_) => panic!("they were connected"),

@@ -1,4 +1,4 @@
-//! What memory is registered with, and what it is not.
+//! The access flags with which memory is registered.
 
 use crate::driver::{Fake, Line, ONE_NIC};
 use crate::harness::{Got, tensor, tensor_mut};
@@ -14,7 +14,8 @@ const MW_BIND: u64 = 1 << 4;
 const RELAXED_ORDERING: u64 = 1 << 20;
 const POOL: u64 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
 
-/// What was registered on a device when both ends of a link are on it: first the two pools, then the links' buffers.
+/// The registrations of a device with both ends of a link: first the two pools, then the buffers of
+/// the link.
 fn registered(fake: &Fake, options: VerbsOptions) -> (Vec<Line>, Vec<Line>) {
     let ends = ends(fake, [options.clone(), options], &link(1, 16));
     let mut pools = fake.log();
@@ -64,10 +65,10 @@ fn relaxed_ordering_is_for_the_pool_alone_and_only_when_asked_for() {
         assert_eq!(pool.word, "reg_mr_iova2");
         assert_eq!(pool.number("access"), POOL | RELAXED_ORDERING);
     }
-    // Words that are waited for and messages lie there.
+    // Flags and messages lie there, so relaxed ordering must be off.
     assert_plain_buffers(&others);
 
-    // A library that is too old for it registers without. It does not tell the types of GIDs either.
+    // A library that is too old registers without it. It does not report GID types either.
     let mut relaxed = relaxed;
     relaxed.wishes.gid_index = Some(wish("rdma_gid_index", 1));
     let (pools, others) = registered(&Fake::old(ONE_NIC), relaxed);
@@ -95,7 +96,7 @@ fn queue_pairs_are_in_a_thread_domain_where_the_driver_has_them() {
     for (has, fault, in_domain) in [
         (0, "", 0),
         (1, "", 1),
-        // What can't be had is done without.
+        // The fabric works without features that are refused.
         (1, "fault call=alloc_td errno=95", 0),
         (1, "fault call=alloc_parent_domain errno=95", 0),
     ] {
@@ -105,7 +106,7 @@ fn queue_pairs_are_in_a_thread_domain_where_the_driver_has_them() {
         let made = fake.calls("create_qp");
         assert_eq!(made.len(), 6);
         assert!(made.iter().all(|pair| pair.number("thread_domain") == in_domain), "{made:?}");
-        // The pool's key is good in both domains.
+        // The key of the pool is valid in both domains.
         let target = tensor_mut(&b.pool, 100);
         let grant = b.port.grant(b.link, target).expect("room");
         let source = tensor(&a.pool, &[7; 100]);

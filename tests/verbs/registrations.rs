@@ -1,4 +1,5 @@
-//! Memory outside the pool: registered once for its owner, kept as far as there is room, and never ended while it is in use.
+//! Foreign memory: it is registered once for its owner, kept while the limits permit, and never
+//! deregistered while it is in use.
 
 use crate::driver::{Fake, ONE_NIC};
 use crate::harness::{Got, pattern, tensor_mut};
@@ -11,11 +12,12 @@ use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::internals::fabric::{Fabric, OpId, Port, PostError, Registration};
 use tensorwire::{DType, ForeignMemory, Pool, Shape, Tensor, TensorMeta};
 
-/// Ranges go to multiples of this.
+/// Ranges are extended to multiples of this.
 pub const GRAIN: usize = 2 << 20;
 const TENSOR: u64 = 10_000;
 
-/// Memory that begins and ends at a grain, so that it is known what is registered of it. Each clone is another owner of it.
+/// Memory aligned to a grain at both ends, so that its registered ranges are known. Each clone is
+/// another owner.
 #[derive(Clone)]
 pub struct Grains {
     map: Arc<MmapMut>,
@@ -33,7 +35,7 @@ pub fn grains(count: usize) -> Grains {
     Grains { map: Arc::new(MmapMut::map_anon((count + 1) * GRAIN).expect("memory")), count }
 }
 
-/// All of it, with an owner of its own.
+/// All of the memory, with an owner of its own.
 pub fn own(grains: &Grains) -> ForeignMemory {
     ForeignMemory::from_owner(grains.clone())
 }
@@ -47,13 +49,13 @@ pub fn register(fabric: &VerbsFabric, tensor: &Tensor, pool: &Pool) -> Registrat
     fabric.registrar().expect("it registers").register(pool, tensor)
 }
 
-/// A fabric that keeps so many registrations of so many bytes.
+/// A fabric that keeps at most `count` registrations of `bytes` bytes together.
 pub fn keeping(fake: &Fake, registrations: u32, registered_bytes: u64) -> VerbsFabric {
     let options = VerbsOptions { registrations, registered_bytes, ..VerbsOptions::default() };
     fabric(fake, options).expect("the script has the device")
 }
 
-/// The ranges that were registered, besides the pool: their lengths.
+/// The lengths of the registered ranges, without the pool.
 fn made(fake: &Fake) -> Vec<u64> {
     let mut calls = fake.calls("reg_mr");
     calls.retain(|call| call.number("access") == 0);
@@ -84,7 +86,7 @@ fn a_tensor_is_written_from_where_it_lies_and_its_memory_registered_once_for_rea
         let target = b.port.revoke(b.link, &grant).expect("granted");
         assert_eq!(target.bytes(), &source[offset..offset + TENSOR as usize]);
     }
-    // The vector has parts of two grains, or of three; a tensor across a border has a range of its own.
+    // The vector spans two or three grains. A tensor across a border has a range of its own.
     assert!((2..=4).contains(&made(&fake).len()), "{:?}", made(&fake));
     drop((a, b));
     fake.assert_clean();
@@ -103,7 +105,8 @@ fn tensors_side_by_side_share_a_registration_and_others_have_their_own() {
             assert!(done.tensor.is_some());
             done.is_known
         });
-    // What lies across a border has both grains, in which the one behind it is found.
+    // A tensor across a border registers both grains; later tensors in the second grain find this
+    // range.
     assert_eq!(known, [false, true, false, true, true, false]);
     assert_eq!(made(&fake), [GRAIN, 2 * GRAIN, GRAIN].map(|len| len as u64));
     drop((fabric, memory));
@@ -118,7 +121,7 @@ fn the_one_that_was_used_longest_ago_gives_way_to_who_comes_again_and_none_that_
     let grains = grains(4);
     let memory = own(&grains);
     let of = |grain: usize| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool);
-    // Grain 2 is refused once; grain 1 is not used until it comes again.
+    // Grain 2 is refused once. Grain 1 is not used until grain 2 is sent again.
     let counts = [0, 1, 0, 2, 0, 2, 1].map(|grain| {
         let done = of(grain);
         (done.tensor.is_some(), done.is_known, done.ended)
@@ -127,13 +130,13 @@ fn the_one_that_was_used_longest_ago_gives_way_to_who_comes_again_and_none_that_
     assert_eq!(counts, [made, made, found, refused, found, (true, false, 1), refused]);
     assert_eq!(ended(&fake), 1);
 
-    // Grains 0 and 2 are there. Who is in use stays, though it is the older one.
+    // Grains 0 and 2 are registered. A range that is in use stays, although it is the older one.
     let in_use = of(0).tensor.expect("found");
     assert!(of(2).is_known && of(1).tensor.is_none());
     assert_eq!(of(1).ended, 1);
     assert!(of(0).is_known && of(1).is_known);
     let other = of(1).tensor.expect("found");
-    // Both are in use: there is no room for a third, however often it comes.
+    // Both are in use, so a third is refused each time.
     for _ in 0..3 {
         let refused = of(3);
         assert!(refused.tensor.is_none() && refused.ended == 0);
@@ -161,7 +164,7 @@ fn one_range_more_than_there_is_room_for_does_not_end_those_that_are_needed_next
         assert_eq!(round(0..4), 3, "turn {turn}");
     }
     assert_eq!(made(&fake).len(), 3);
-    // Others that are used instead have their place the second time.
+    // Other grains that are used instead get a place the second time.
     assert_eq!([round(4..8), round(4..8), round(4..8), round(4..8)], [0, 0, 3, 3]);
     assert_eq!(made(&fake).len(), 6);
     drop((fabric, memory));
@@ -179,7 +182,7 @@ fn what_is_registered_together_has_at_most_so_many_bytes() {
         [0, 1, 2, 2, 3, 3].map(|grain| register(&fabric, &part(&memory, &pool, grain * GRAIN), &pool).ended);
     assert_eq!(ends, [0, 0, 0, 1, 0, 1]);
     assert_eq!(fabric.registrar().expect("it registers").registered_bytes(), 2 * GRAIN as u64);
-    // Two grains at once leave no other.
+    // A range of two grains evicts all others.
     let border = part(&memory, &pool, GRAIN - 10);
     assert_eq!([(); 2].map(|()| register(&fabric, &border, &pool).ended), [0, 2]);
     let large =
@@ -206,14 +209,14 @@ fn pages_that_were_replaced_under_a_living_owner_are_registered_anew() {
         assert!((0..3).all(|grain| of(end, memory, grain).is_known));
     }
     let before = ended(&fake);
-    // It is told by any memory of any owner, and reaches every fabric.
+    // Any `ForeignMemory` can report replaced pages, and every fabric is told.
     memory.clone().pages_replaced(GRAIN + 4096..GRAIN + 8192);
     assert_eq!(ended(&fake), before + 3);
     for (end, memory) in [(&a, &memory), (&a, &other), (&b, &memory)] {
         assert_eq!([0, 1, 2].map(|grain| of(end, memory, grain).is_known), [true, false, true]);
         assert!(of(end, memory, 1).is_known);
     }
-    // What a tensor has stays for this tensor, and is found by none.
+    // A registration that a tensor holds stays with it; no other tensor finds it.
     let in_use = of(&b, &memory, 2).tensor.expect("found");
     let key = |tensor: &Tensor| tensor.registered().map(|of| of.key);
     memory.pages_replaced(0..usize::MAX);
@@ -253,7 +256,7 @@ fn what_was_made_and_has_not_ended_is_what_is_registered_however_many_ask_at_onc
     fake.assert_clean();
 }
 
-/// What an allocator does that unmaps, and is given the same address again.
+/// An allocator that unmaps memory and gets the same address again.
 #[test]
 fn another_owner_at_the_same_address_is_other_memory() {
     needs_fake!();
@@ -267,13 +270,13 @@ fn another_owner_at_the_same_address_is_other_memory() {
     };
     let (old, is_known, _) = register(&first);
     assert!(!is_known && register(&first) == (old, true, 0));
-    // The owner is gone, and with it the mapping; another one has mapped something else there.
+    // The owner and its mapping are gone. Another owner has mapped other memory at the address.
     drop(first);
     let second = own(&grains);
     let (new, is_known, ended) = register(&second);
     assert!(!is_known && new.is_some() && new != old);
     assert_eq!(ended, 1, "the first one's registration has ended");
-    // Two owners that live at the same time, as of two mappings of one file, have one each.
+    // Two live owners, such as two mappings of one file, have one registration each.
     let third = own(&grains);
     assert!(!register(&third).1 && register(&second).1 && register(&third).1);
     drop((fabric, second, third));
@@ -283,7 +286,7 @@ fn another_owner_at_the_same_address_is_other_memory() {
 #[test]
 fn a_device_that_lacks_room_is_asked_again_with_as_much_less_as_is_asked_for() {
     needs_fake!();
-    // The first registration is the pool's, then two grains'.
+    // The first registration is the pool's; two grains follow.
     let fake = Fake::new(&format!("{ONE_NIC}\nfault call=reg_mr errno=12 skip=3 times=2"));
     let (fabric, pool) = (keeping(&fake, 16, 1 << 30), crate::harness::pool(1 << 20));
     let grains = grains(4);
@@ -377,7 +380,7 @@ fn what_is_outstanding_keeps_its_registration() {
     let registered = register(&a.fabric, &part(&memory, &a.pool, 0), &a.pool).tensor.expect("registered");
     a.port.write(a.link, ZERO, OpId(1), &registered, 0, TENSOR, &grant, None).expect("room");
     drop(registered);
-    // The write is on its way until its completion was seen, whatever has become of the sender's handle.
+    // The write is outstanding until its completion is polled, even if the sender's handle is gone.
     let refused = register(&a.fabric, &part(&memory, &a.pool, GRAIN), &a.pool);
     assert!(refused.tensor.is_none() && refused.ended == 0);
     expect!(a.next(&mut b), Got::Done(1) => ());

@@ -1,6 +1,7 @@
-//! A device that is pulled out: its descriptors are ready for ever from then on, and nothing that was posted completes.
-//! In a process of its own, whose CPU time is then that of these threads alone.
-#![allow(unsafe_code)] // asking for the CPU time
+//! A device that is removed: its descriptors stay ready for ever, and nothing that was posted
+//! completes. The test runs in a process of its own, so that the CPU time is that of its threads
+//! alone.
+#![allow(unsafe_code)] // `getrusage`
 
 use crate::driver::Fake;
 use crate::harness::Got;
@@ -12,14 +13,14 @@ use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{LinkFailure, Port, Sleep, Sleeper};
 
 const ROLE: &str = "REMOVAL_ROLE";
-/// Over which CPU time is measured.
+/// The time over which CPU time is measured.
 const WINDOW: Duration = Duration::from_secs(1);
-/// CPU time in which twenty wake-ups a second are lost, and a busy loop is not.
+/// Twenty wake-ups a second stay below this CPU time; a busy loop does not.
 const LITTLE: Duration = Duration::from_millis(10);
-/// How long the child may take: it measures for two seconds, and a port says farewell for one.
+/// Timeout of the child: it measures for two seconds, and a port disconnects for one.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Runs a test of this program once more, as a process of its own. Returns what it printed.
+/// Runs one test of this program in a process of its own. Returns its output.
 fn alone(test: &str, role: &str) -> String {
     let mut child = Command::new(std::env::current_exe().expect("own path"))
         .args([test, "--exact", "--nocapture"])
@@ -46,10 +47,10 @@ fn alone(test: &str, role: &str) -> String {
     said
 }
 
-/// What this process has had of its CPUs.
+/// CPU time of this process so far.
 fn cpu_time() -> Duration {
     let mut spent = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a struct for the answer.
+    // SAFETY: `usage` is a valid place for the answer.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut spent) }, 0);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
 }
@@ -60,7 +61,7 @@ fn cpu_time_of_a_window() -> Duration {
     cpu_time() - before
 }
 
-/// Polls until every link is down. Returns their reasons.
+/// Polls until every link is down. Returns the reasons.
 fn all_down(end: &mut Verbs, links: usize) -> Vec<LinkFailure> {
     let (start, mut down) = (Instant::now(), Vec::new());
     while down.len() < links {
@@ -76,7 +77,7 @@ fn all_down(end: &mut Verbs, links: usize) -> Vec<LinkFailure> {
     down
 }
 
-/// Also where the test fails: threads that are waited for must end.
+/// Runs when the test fails too: the threads must end before they are joined.
 struct EndsWithThis<'a>(&'a AtomicBool);
 
 impl Drop for EndsWithThis<'_> {

@@ -1,4 +1,4 @@
-//! What `ibv_modify_qp` is told, for each setting.
+//! The attributes that `ibv_modify_qp` is given, for each setting.
 
 use crate::driver::{Fake, Line};
 use crate::needs_fake;
@@ -6,7 +6,7 @@ use crate::setup::*;
 use tensorwire::internals::fabric::verbs::VerbsOptions;
 use tensorwire::internals::fabric::verbs::device::Mtu;
 
-/// The steps of a device's queue pairs to one state.
+/// The calls that moved a device's queue pairs to one state.
 fn steps(fake: &Fake, device: &str, to: &str) -> Vec<Line> {
     let of = pairs_of(fake, device);
     let mut steps = fake.calls("modify_qp");
@@ -47,7 +47,7 @@ fn every_setting_reaches_the_queue_pairs() {
     let (mut a, mut b) = ends(&fake, [options, on("fake_1")], &link(2, 16));
     for (at, step) in steps(&fake, "fake_0", "INIT").iter().enumerate() {
         assert_eq!([step.number("port"), step.number("pkey_index")], [2, 8]);
-        // Local write, remote write, remote read; by the control queue pair nobody reaches any memory.
+        // Local write, remote write, remote read. The control queue pair gives access to no memory.
         assert_eq!(step.number("access"), if at == 0 { 1 } else { 1 | 2 | 4 });
     }
     let theirs = pairs_of(&fake, "fake_1");
@@ -63,7 +63,8 @@ fn every_setting_reaches_the_queue_pairs() {
     }
     for (at, step) in steps(&fake, "fake_0", "RTS").iter().enumerate() {
         assert_eq!([step.number("timeout"), step.number("retry_count")], [18, 5]);
-        // The control queue pair's messages are counted, so they may wait for ever.
+        // Messages of the control queue pair are bounded by their count, so its RNR retry is
+        // unlimited.
         assert_eq!(step.number("rnr_retry"), if at == 0 { 7 } else { 4 });
         assert_eq!(step.number("reads"), 3, "5 is what this device asks at a time, 3 what the other answers");
     }
@@ -116,7 +117,7 @@ fn packet_numbers_are_drawn_anew_and_fit_on_both_ends() {
     fake.assert_clean();
 }
 
-/// Two hosts on one InfiniBand subnet; `flags` of their ports.
+/// Two hosts on one InfiniBand subnet, with the `flags` of their ports.
 fn infiniband(flags: [u8; 2]) -> String {
     let [one, other] = flags;
     format!(

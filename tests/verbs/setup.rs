@@ -1,4 +1,4 @@
-//! Two ends on made-up devices, and links between them.
+//! Two ends on scripted devices, and links between them.
 
 use crate::driver::Fake;
 use crate::harness::{End, PATIENCE, connect, pool};
@@ -20,7 +20,7 @@ device name=fake_1
 port
 gid index=1 type=2 gid=00000000000000000000ffff0a000002";
 
-/// Ends the test, and says why, where the fake can't be compiled.
+/// Skips the test, with the reason, if the fake cannot be compiled.
 #[macro_export]
 macro_rules! needs_fake {
     () => {
@@ -35,7 +35,7 @@ pub fn wish<T>(key: &'static str, value: T) -> Wish<T> {
     Wish::asked(key, value, "a test")
 }
 
-/// Options by which the device of this name is chosen.
+/// Options that choose the device with this name.
 pub fn on(device: &str) -> VerbsOptions {
     let device = Some(wish("rdma_device", device.to_owned()));
     VerbsOptions { wishes: Wishes { device, ..Wishes::default() }, ..VerbsOptions::default() }
@@ -45,7 +45,7 @@ pub fn fabric(fake: &Fake, options: VerbsOptions) -> Result<VerbsFabric, FabricE
     VerbsFabric::with_library(fake.library, &pool(1 << 20), options)
 }
 
-/// What a fabric is refused with.
+/// The error with which a fabric is refused.
 pub fn refusal(fake: &Fake, options: VerbsOptions) -> String {
     match fabric(fake, options) {
         Ok(_) => panic!("a fabric was made"),
@@ -53,7 +53,7 @@ pub fn refusal(fake: &Fake, options: VerbsOptions) -> String {
     }
 }
 
-/// Says that a message has all of these parts.
+/// Asserts that a message has all of these parts.
 pub fn assert_says(said: &str, parts: &[&str]) {
     for part in parts {
         assert!(said.contains(part), "{part:?} is not in: {said}");
@@ -75,19 +75,20 @@ pub fn ends(fake: &Fake, options: [VerbsOptions; 2], link: &LinkOptions) -> (Ver
     (End::new(to_a, a, links.0), End::new(to_b, b, links.1))
 }
 
-/// Two ends, one on each of [`TWO_NICS`], that wait a second for a receive: a test may stand still for a while on a busy machine.
+/// Two ends, one on each of [`TWO_NICS`]. They wait a second for a receive, because a busy machine
+/// may hold a test up.
 pub fn two(fake: &Fake, depth: u32) -> (Verbs, Verbs) {
     let patient = |device| VerbsOptions { min_rnr_timer: 28, ..on(device) };
     ends(fake, [patient("fake_0"), patient("fake_1")], &link(1, depth))
 }
 
-/// One more link between them.
+/// Makes one more link between the two ends.
 pub fn another(a: &mut Verbs, b: &mut Verbs, options: &LinkOptions) -> (LinkId, LinkId) {
     let links = connect(&a.fabric, &b.fabric, options);
     (a.port.attach(links.0).expect("room"), b.port.attach(links.1).expect("room"))
 }
 
-/// Says that messages still get from `a` to `b` on this link.
+/// Asserts that messages still arrive from `a` at `b` on this link.
 pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
     b.port.post_receives(links.1, ZERO, 1);
     let start = std::time::Instant::now();
@@ -96,7 +97,7 @@ pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
         a.poll();
     }
     loop {
-        // What comes on other links is not asked here.
+        // Events of other links are ignored.
         if let Some((_, _, got)) = b.inbox.pop_front().filter(|(link, ..)| *link == links.1) {
             let message = crate::expect!(got, crate::harness::Got::Message(m) => m);
             return assert_eq!(message, b"alive");
@@ -107,7 +108,8 @@ pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
     }
 }
 
-/// The numbers of a device's queue pairs, in the order in which they were made: of each link the control queue pair first.
+/// The numbers of a device's queue pairs, oldest first. The control queue pair of a link comes
+/// before its data.
 pub fn pairs_of(fake: &Fake, device: &str) -> Vec<u64> {
     let pairs = fake.pairs();
     pairs.iter().filter(|pair| pair.text("device") == device).map(|pair| pair.number("qp")).collect()

@@ -7,7 +7,7 @@ use crate::{expect, needs_fake};
 use tensorwire::internals::fabric::verbs::VerbsOptions;
 use tensorwire::internals::fabric::{LinkFailure, OpId, Port, PostError};
 
-/// Bytes of a write that is striped over four queue pairs: no multiple of anything.
+/// Bytes of a write that is striped over four queue pairs; not a multiple of a stripe.
 const LARGE: usize = 1_000_003;
 const WRITE_WITH_IMMEDIATE: u64 = 1;
 
@@ -15,7 +15,7 @@ fn striped(device: &str, qps_per_peer: u8) -> VerbsOptions {
     VerbsOptions { qps_per_peer, min_rnr_timer: 28, ..on(device) }
 }
 
-/// Two ends whose requests are carried out one after the other, each queue pair's at its own time.
+/// Two ends whose requests the test carries out, one queue pair at a time.
 fn slow(qps: [u8; 2], depth: u32) -> (Fake, Verbs, Verbs) {
     let fake = Fake::new(&format!("slow\n{TWO_NICS}"));
     let (a, b) = ends(&fake, [striped("fake_0", qps[0]), striped("fake_1", qps[1])], &link(1, depth));
@@ -60,7 +60,8 @@ fn the_parts_go_over_all_queue_pairs_with_an_immediate_on_each() {
 fn a_striped_write_that_the_driver_refuses_in_the_middle_ends_the_link_before_another_can_be_mistaken_for_it()
 {
     needs_fake!();
-    // Of four queue pairs: the second stripe's part, the word before the part on lane 0, that part itself.
+    // The orders of four queue pairs: the second stripe, the length on the first queue pair, its
+    // stripe.
     for skip in [1, 3, 4] {
         let (fake, mut a, mut b) = slow([4, 4], 16);
         b.port.post_receives(b.link, ZERO, 4);
@@ -112,7 +113,7 @@ fn thousands_of_writes_of_all_lengths_and_messages_arrive_whole_and_in_order() {
     const ROUNDS: u32 = 2000;
     let (fake, mut a, mut b) = slow([3, 3], 8);
     b.port.post_receives(b.link, ZERO, 8);
-    // One target for each write under way. Each round's bytes tell the round.
+    // One target for each outstanding write. The bytes tell the round.
     let grants: Vec<_> = (0..8)
         .map(|_| {
             let target = tensor_mut(&b.pool, 300_000);
@@ -125,7 +126,7 @@ fn thousands_of_writes_of_all_lengths_and_messages_arrive_whole_and_in_order() {
     let large = tensor(&a.pool, &pattern(300_000, 77));
     let (mut sent, mut came) = (0, 0);
     while came < ROUNDS {
-        // No more than there are receives and targets.
+        // At most as many as there are receives and targets.
         while sent < ROUNDS && sent - came < 8 {
             let grant = &grants[sent as usize % 8];
             let posted = match sent % 3 {
@@ -184,7 +185,7 @@ fn a_write_finds_room_on_all_queue_pairs_or_is_not_posted_at_all() {
     {
         posted += 1;
     }
-    // Lane 0 takes two requests for each: the length of the whole, and its part.
+    // The first queue pair takes two requests for each write: the whole length, and its stripe.
     assert_eq!(posted, 4);
     fake.run("cut on=0");
     for id in 0..posted {

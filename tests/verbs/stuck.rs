@@ -1,4 +1,4 @@
-//! Drivers that can't end what was made: nobody else may get what the device may still touch.
+//! Drivers that fail to destroy objects: memory that the device may still touch is not used again.
 
 use crate::driver::Fake;
 use crate::harness::{Got, tensor, tensor_mut};

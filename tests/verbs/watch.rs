@@ -1,6 +1,6 @@
-//! The fake itself: that it moves bytes and makes the failures that a device makes, and that nothing which it watches for passes
-//! unseen. The other tests are worth as much as this.
-#![allow(unsafe_code)] // calling the library itself
+//! Tests of the scripted libibverbs itself: it moves bytes, makes the failures of a device, and
+//! notes each misuse. The other tests of this program depend on these.
+#![allow(unsafe_code)] // direct calls into the library
 
 use crate::driver::{Fake, ONE_NIC};
 use crate::needs_fake;
@@ -10,7 +10,7 @@ use tensorwire::internals::fabric::verbs::sys::*;
 
 const WRITABLE: i32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
-/// Two queue pairs of a device, and memory.
+/// Two queue pairs of one device, and registered memory.
 struct Raw {
     fake: Fake,
     context: *mut ibv_context,
@@ -26,7 +26,7 @@ struct Raw {
 /// Calls a function of the library.
 macro_rules! call {
     ($raw:expr, $name:ident($($arg:expr),*)) => {
-        // SAFETY: handles of this library that are there, and structs of the right type.
+        // SAFETY: the handles are alive, and the structs have the types of the ABI.
         unsafe { ($raw.fake.library.$name)($($arg),*) }
     };
 }
@@ -80,7 +80,7 @@ impl Raw {
     }
 
     fn number(&self, at: usize) -> u32 {
-        // SAFETY: a queue pair that is there.
+        // SAFETY: the queue pair is alive during the call.
         unsafe { (*self.pairs[at]).qp_num }
     }
 
@@ -148,19 +148,19 @@ impl Raw {
         std::array::from_fn(|k| self.memory[at + k].load(Ordering::Relaxed))
     }
 
-    /// A piece of the memory.
+    /// A scatter-gather entry of the memory.
     fn piece(&self, at: u64, length: u32) -> ibv_sge {
-        // SAFETY: a region that is there.
+        // SAFETY: the region is alive during the call.
         let lkey = unsafe { (*self.mr).lkey };
         ibv_sge { addr: self.memory.as_ptr() as u64 + at, length, lkey }
     }
 
     fn rkey(&self) -> u32 {
-        // SAFETY: a region that is there.
+        // SAFETY: the region is alive during the call.
         unsafe { (*self.mr).rkey }
     }
 
-    /// Posts a write of a piece to the memory at 2048.
+    /// Posts a write of `pieces` to the memory at offset 2048.
     fn write(&self, flags: u32, mut pieces: Vec<ibv_sge>, rkey: u32) -> i32 {
         let mut request = ibv_send_wr::zeroed();
         request.wr_id = 7;
@@ -168,7 +168,7 @@ impl Raw {
         request.send_flags = flags;
         (request.sg_list, request.num_sge) = (pieces.as_mut_ptr(), pieces.len() as i32);
         request.wr.rdma = ibv_wr_rdma { remote_addr: self.memory.as_ptr() as u64 + 2048, rkey };
-        // SAFETY: the queue pair is there, and the memory stays.
+        // SAFETY: the queue pair is alive, and the memory outlives the request.
         unsafe { ibv_post_send(self.pairs[0], &mut request, &mut null_mut()) }
     }
 
@@ -194,7 +194,7 @@ impl Raw {
         let mut came = Vec::new();
         while came.len() < count {
             let mut room = [ibv_wc::default(); 4];
-            // SAFETY: a queue that is there.
+            // SAFETY: the queue is alive during the call.
             let got = unsafe { ibv_poll_cq(self.cq, &mut room) };
             came.extend(room[..got.max(0) as usize].iter().map(|wc| (wc.wr_id, wc.status)));
             assert!(start.elapsed().as_secs() < 10, "only {came:?}");
@@ -202,7 +202,7 @@ impl Raw {
         came
     }
 
-    /// Says that the fake has noted one misuse, and this one.
+    /// Asserts that the fake has noted exactly this misuse.
     fn assert_misuse(&self, said: &str) {
         let misuses = self.fake.run("misuses");
         assert!(misuses.lines().count() == 1 && misuses.contains(said), "{said:?} is not: {misuses}");
@@ -287,7 +287,7 @@ fn every_misuse_is_seen() {
     let cases: [(Act, &str); 9] = [
         (
             |raw| {
-                // Completions that nobody polls give no room back.
+                // A completion frees its place only when it is polled.
                 let posted: Vec<i32> = (0..5).map(|_| raw.write(0, Vec::new(), 0)).collect();
                 assert_eq!(posted, [0, 0, 0, 0, libc::ENOMEM]);
             },
@@ -378,7 +378,7 @@ fn completion_queues_that_are_too_small_are_seen_before_and_when_they_overrun() 
     let misuses = raw.fake.run("misuses");
     assert!(misuses.contains("a completion queue of 2 overran"), "{misuses}");
     let mut room = [ibv_wc::default(); 4];
-    // SAFETY: a queue that is there.
+    // SAFETY: the queue is alive during the call.
     assert!(unsafe { ibv_poll_cq(raw.cq, &mut room) } < 0, "it is broken");
 }
 
@@ -386,7 +386,7 @@ fn completion_queues_that_are_too_small_are_seen_before_and_when_they_overrun() 
 fn an_event_that_is_not_acknowledged_is_seen() {
     needs_fake!();
     let raw = Raw::new(ROOM).connect();
-    // SAFETY: a queue that is there.
+    // SAFETY: the queue is alive during the call.
     assert_eq!(unsafe { ibv_req_notify_cq(raw.cq, false) }, 0);
     assert_eq!(raw.write(IBV_SEND_SIGNALED, Vec::new(), 0), 0);
     let (mut cq, mut context) = (null_mut(), null_mut());
