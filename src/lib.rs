@@ -176,6 +176,7 @@ pub mod internals {
     pub mod memory {
         pub use crate::memory::*;
     }
+    #[cfg(tensorwire_mutants)]
     pub mod mutants {
         pub use crate::mutants::*;
     }

@@ -1,20 +1,22 @@
 //! Bugs that can be switched on, to prove that the simulation finds them.
 //!
-//! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/all` makes for that one step; in any other
-//! [`is_on`] is a constant, and the compiler takes it and what depends on it out.
+//! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any other build
+//! [`is_on`] is a constant, and the compiler removes each planted bug.
 
 macro_rules! mutants {
     ($($(#[$doc:meta])+ $mutant:ident,)+) => {
         /// A bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
-        #[non_exhaustive]
+        // One of them is in the simulated fabric.
+        #[cfg_attr(not(feature = "sim"), allow(dead_code))]
         pub enum Mutant {
             $($(#[$doc])+ $mutant,)+
         }
 
         impl Mutant {
             /// Every bug.
+            #[cfg(tensorwire_mutants)]
             pub const ALL: &[Mutant] = &[$(Mutant::$mutant),+];
         }
     };

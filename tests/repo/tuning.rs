@@ -27,7 +27,7 @@ fn both(output: &Output) -> String {
 #[test]
 fn every_script_of_the_project_is_valid_and_executable() {
     use std::os::unix::fs::PermissionsExt;
-    for file in ["tuning/check", "tuning/hugepages", "tests/all"] {
+    for file in ["tuning/check", "tuning/hugepages", "tests/all", "tests/nightly", "tests/fuzz", ".ci/run"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let output = bash(&["-n", path.to_str().expect("the path is UTF-8")]);
         assert!(output.status.success(), "{file}: {}", both(&output));

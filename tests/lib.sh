@@ -1,0 +1,188 @@
+# The steps of the gate, and what tests/all and tests/nightly share. Sourced, in the root of the repository.
+# shellcheck shell=bash
+
+me=$0
+# Seconds after which a step is stopped and counts as failed.
+step_limit=1500
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+steps=()
+failed_steps=()
+
+need_linker() {
+    local package=()
+    command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || package+=(gcc)
+    [[ -e /usr/include/stdio.h || ! -d /etc/apt || ${#package[@]} -eq 0 ]] || package+=(libc6-dev)
+    [[ ${#package[@]} -gt 0 ]] || return 0
+    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
+        echo "no C linker here: installing ${package[*]}"
+        apt-get update -q
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${package[@]}"
+        return 0
+    fi
+    echo "$me: there is no C linker (cc). Install one, for example: sudo apt-get install gcc libc6-dev" >&2
+    exit 1
+}
+
+need_rust() {
+    [[ ! -d ${CARGO_HOME:-$HOME/.cargo}/bin ]] || PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+    local minimum used
+    minimum=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
+    if ! command -v cargo >/dev/null || ! command -v rustc >/dev/null; then
+        echo "$me: there is no cargo here. Install Rust $minimum or later from https://rustup.rs" >&2
+        echo "    (the cargo of Debian and Ubuntu packages is too old)." >&2
+        exit 1
+    fi
+    used=$(rustc --version | cut -d' ' -f2)
+    if [[ $(printf '%s\n' "$minimum" "${used%%-*}" | sort -V | head -n1) != "$minimum" ]]; then
+        echo "$me: rustc is $used, but Cargo.toml asks for $minimum or later. Try: rustup update stable" >&2
+        exit 1
+    fi
+    local component
+    for component in fmt clippy; do
+        cargo "$component" --version >/dev/null 2>&1 && continue
+        if command -v rustup >/dev/null; then
+            rustup component add "${component/#fmt/rustfmt}"
+        else
+            echo "$me: cargo $component is missing: install this toolchain's ${component/#fmt/rustfmt}" >&2
+            exit 1
+        fi
+    done
+}
+
+# step NAME COMMAND...: runs the command, shows its output as it comes, and keeps its verdict.
+# A command must return its own failures: `set -e` is off to the left of `||`.
+step() {
+    local name=$1 log="$work/${#steps[@]}.log" from=$SECONDS status=0
+    shift
+    echo
+    echo "== $name"
+    "$@" 2>&1 | tee "$log" || status=$?
+    local verdict=ok
+    if [[ $status -ne 0 ]]; then
+        verdict=FAILED
+        [[ $status -ne 124 ]] || verdict="FAILED (stopped after $((SECONDS - from)) s)"
+        failed_steps+=("${#steps[@]}")
+    fi
+    steps+=("$(printf '%-44s %5d s  %s' "$name" $((SECONDS - from)) "$verdict")")
+    echo "== $name: $verdict, $((SECONDS - from)) s"
+}
+
+limited() {
+    timeout --kill-after=10 "$step_limit" "$@"
+}
+
+# tested COMMAND...: cargo test. A filter that matches no test is a failure.
+tested() {
+    limited "$@" | tee "$work/tested" || return
+    if ! grep -qE '^test result: ok\. [1-9]' "$work/tested"; then
+        echo "no test ran: $*"
+        return 1
+    fi
+}
+
+# What tests/all runs. `cargo test` builds every program once; no step builds any of them again.
+gate() {
+    step "cargo fmt" cargo fmt --all --check
+    step "cargo clippy" limited cargo clippy --locked --workspace --all-targets -- -D warnings
+    step "cargo clippy, the library alone" limited cargo clippy --locked --package tensorwire --lib -- -D warnings
+    step "cargo doc" documented
+    step "cargo test" everything
+    step "main job, 50 steps, against --single" main_job
+}
+
+documented() {
+    RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --workspace
+}
+
+# With examples and doctests.
+everything() {
+    TENSORWIRE_TEST_SIM_SECONDS=10 tested cargo test --locked --workspace --no-fail-fast -- --show-output
+}
+
+# main_job [OPTION...]: fifty steps of training by three processes, and the same by one process without the
+# engine. The weights must be equal bit for bit. OPTIONs are those of cargo.
+main_job() {
+    local options=(--servers 1 --workers 2 --steps 50 --batch 32 --seed 7) engine single
+    limited cargo run --locked "$@" --example train -- "${options[@]}" --json "$work/engine.json" || return
+    limited cargo run --locked "$@" --example train -- "${options[@]}" --single --json "$work/single.json" || return
+    engine=$(json_text "$work/engine.json" weights_digest)
+    single=$(json_text "$work/single.json" weights_digest)
+    echo "weights: $engine with the engine, $single without"
+    [[ -n $engine && $engine == "$single" ]]
+}
+
+# json_text FILE KEY: the text of a key of a JSON file that the main job wrote.
+json_text() {
+    sed -n "s/.*\"$2\" *: *\"\([^\"]*\)\".*/\1/p" "$1"
+}
+
+# sum_of LOG: prints "passed failed skipped" of a log of cargo test, then one line for each skipped test.
+#
+# A test may run its own program again, whose result is in the log too: only the last result of each program
+# counts. Doctests have two results, one of those compiled together and one of the others: both count. A test
+# that prints "skipped:" has passed for cargo, and counts as skipped here.
+sum_of() {
+    awk '
+        function close_section() { passed += p; failed += f; ignored += i; p = f = i = 0 }
+        /^ +Running / || /^ +Doc-tests / { close_section(); section++; doc = /Doc-tests/; good = 0; name = "" }
+        /^test result: / {
+            if (!doc) p = f = i = 0
+            for (n = 1; n < NF; n++) {
+                if ($(n + 1) == "passed;") p += $n
+                if ($(n + 1) == "failed;") f += $n
+                if ($(n + 1) == "ignored;") i += $n
+            }
+            good = 0; name = ""
+        }
+        /^test .* \.\.\. ignored/ { said[++count] = "  ignored: " $2 }
+        /^successes:$/ { good = 1; name = "" }
+        /^failures:$/ { good = 0; name = "" }
+        /^---- .* stdout ----$/ { name = good ? $2 : "" }
+        /^skipped:/ {
+            said[++count] = "  " $0 (name == "" ? "" : "  [" name "]")
+            if (name == "") loose++
+            else if (!((section, name) in seen)) { seen[section, name] = 1; own++ }
+        }
+        END {
+            close_section()
+            print passed - own, failed + 0, own + loose + ignored
+            for (n = 1; n <= count; n++) print said[n]
+        }
+    ' "$1"
+}
+
+# Prints the seconds of each step, the skipped tests and the sum. Fails if anything failed.
+summary() {
+    local passed=0 failed=0 skipped=0 at p f s line
+    echo
+    echo "== summary"
+    printf '%s\n' "${steps[@]}"
+    local reasons="$work/reasons"
+    : >"$reasons"
+    for at in "${!steps[@]}"; do
+        sum_of "$work/$at.log" >"$work/sum"
+        read -r p f s <"$work/sum"
+        tail -n +2 "$work/sum" >>"$reasons"
+        # A step that failed without a failed test (lints, a build, a hang) is one failure.
+        for line in "${failed_steps[@]}"; do
+            [[ $line -ne $at || $f -gt 0 ]] || f=1
+        done
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    done
+    if [[ -s $reasons ]]; then
+        echo "skipped tests:"
+        sort "$reasons" | uniq -c | sed 's/^ *1   /  /'
+    fi
+    echo "$((SECONDS / 60)) min $((SECONDS % 60)) s in all"
+    local closing="$passed passed, $failed failed"
+    [[ $skipped -eq 0 ]] || closing+=", $skipped skipped"
+    echo "$closing"
+    [[ $failed -eq 0 ]]
+}
+
+need_linker
+need_rust
+export CARGO_TERM_COLOR=never
+# A cold build without incremental state is smaller and no slower.
+export CARGO_INCREMENTAL=0
