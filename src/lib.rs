@@ -145,13 +145,12 @@ pub use memory::{
 };
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
-    Batch, CancelToken, Delivery, Edge, Error, LossCause, Pending, PendingBatch, Receivable, Sequence,
-    Standing, Step,
+    Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Receivable, Sequence, Standing, Step,
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::{
     Cluster, ClusterError, Code, DType, EdgeNameError, Element, HostPort, HostPortError, JobError, KeyError,
-    MAX_DIM, MAX_RANK, Shape, ShapeError, Status, TaskId, TensorMeta,
+    LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, TaskId, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

@@ -4,10 +4,11 @@ use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
 use super::members::Refusal;
 use super::names::{Incarnation, shorten};
-use super::peering::{LossCause, MAX_OFFER, PeerInfo};
+use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::who;
 use super::shared::{MAX_REASON, Report, Shared, connect, incarnation, prepare};
 use super::thread::MAX_MESSAGE;
+use crate::wire::LossCause;
 use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -328,7 +329,7 @@ impl Client {
         let Ok(by) = incarnation(answer.incarnation) else { return false };
         self.shared.step(|members| {
             if by != info.incarnation {
-                return (false, members.over(self.peer, info.incarnation, &LossCause::Replaced { by }));
+                return (false, members.over(self.peer, info.incarnation, &LossCause::replaced(by)));
             }
             if answer.linked {
                 return (members.heard(self.peer, by, Instant::now()).is_ok(), Vec::new());

@@ -6,10 +6,10 @@
 //! [`Peering`]: super::Peering
 
 use super::names::Incarnation;
-use super::peering::{LossCause, MAX_OFFER, PeerInfo, Prepared};
+use super::peering::{MAX_OFFER, PeerInfo, Prepared};
 use super::slot::{Half, Life, Slot, Stage};
 use crate::wire::Status;
-use crate::wire::TaskId;
+use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 
 /// How far a new generation may be ahead of the present one. It leaves room for all that can really happen,
@@ -165,7 +165,7 @@ impl Members {
                 if !gone && !dialed {
                     return Err(Refusal::Taken { alive: life.who.incarnation });
                 }
-                acts = slot.bury(&LossCause::Replaced { by: who.incarnation });
+                acts = slot.bury(&LossCause::replaced(who.incarnation));
             }
             None => {}
         }
@@ -237,7 +237,7 @@ impl Members {
         if slot.busy {
             return refused(format!("generation {} is still being given up; try again", slot.generation));
         }
-        let cause = LossCause::Dropped { reason: format!("it has started generation {generation}") };
+        let cause = LossCause::Closed(format!("it has started generation {generation}"));
         let acts = slot.end(&cause, Stage::Apart);
         match slot.begin(generation, offer.to_vec()) {
             Some(info) => (Offered::Start(info), acts),
@@ -400,7 +400,7 @@ impl Members {
         if present != generation {
             return Vec::new();
         }
-        slot.end(&LossCause::Dropped { reason: reason.to_owned() }, Stage::Apart)
+        slot.end(&LossCause::Closed(reason.to_owned()), Stage::Apart)
     }
 
     /// Our own process says that a link that was up is dead. Returns whether it was up.
@@ -408,7 +408,7 @@ impl Members {
         let up = self.link(index).is_some_and(|(info, _)| info.generation == generation);
         if up {
             // The act is for the one who has just told us.
-            self.slots[index].end(&LossCause::Dropped { reason: why.to_owned() }, Stage::Gone);
+            self.slots[index].end(&LossCause::Closed(why.to_owned()), Stage::Gone);
             self.slots[index].lost = Some(why.to_owned());
             self.slots[index].failed = Some((generation, why.to_owned()));
         }
@@ -422,7 +422,7 @@ impl Members {
         if after < self.silence {
             return Vec::new();
         }
-        self.slots[index].end(&LossCause::Silent { after }, Stage::Gone)
+        self.slots[index].end(&LossCause::Silent { after, bound: self.silence }, Stage::Gone)
     }
 
     /// That life of the peer is over for good: it has left, or another one answers at its address.
@@ -438,7 +438,7 @@ impl Members {
     pub(super) fn unattended(&mut self, index: usize, why: &str) -> Vec<Act> {
         let slot = &mut self.slots[index];
         match &slot.life {
-            Some(life) if life.dialed => slot.lay_out(&LossCause::Died { why: why.to_owned() }),
+            Some(life) if life.dialed => slot.lay_out(&LossCause::Died(why.to_owned())),
             _ => Vec::new(),
         }
     }
@@ -446,14 +446,14 @@ impl Members {
     /// The peer did not answer. Holds it for dead if it has no link, and nothing has been heard from it for too
     /// long: whoever is up calls often.
     pub(super) fn unanswered(&mut self, index: usize, now: Instant) -> Vec<Act> {
-        let silence = self.silence;
+        let bound = self.silence;
         let slot = &mut self.slots[index];
         let Some(life) = &slot.life else { return Vec::new() };
         let after = now.duration_since(life.heard);
-        if after < silence || !matches!(life.stage, Stage::Apart) {
+        if after < bound || !matches!(life.stage, Stage::Apart) {
             return Vec::new();
         }
-        let cause = LossCause::Silent { after };
+        let cause = LossCause::Silent { after, bound };
         let gone = Act::Gone(slot.info(&life.who, slot.generation), cause.clone());
         slot.lost = Some(cause.to_string());
         let mut acts = slot.end(&cause, Stage::Gone);
@@ -463,7 +463,7 @@ impl Members {
 
     /// Gives up every attempt, and forgets every link without a word: this process stops.
     pub(super) fn close(&mut self) -> Vec<Act> {
-        let cause = LossCause::Dropped { reason: "this process stops".into() };
+        let cause = LossCause::Closed("this process stops".into());
         let acts = self.slots.iter_mut().flat_map(|slot| slot.end(&cause, Stage::Gone));
         acts.filter(|act| matches!(act, Act::Abandon(..))).collect()
     }

@@ -43,5 +43,5 @@ mod tests;
 pub use error::{BootstrapError, MissingPeer};
 pub use names::Incarnation;
 pub use options::BootstrapOptions;
-pub use peering::{LossCause, PeerInfo, Peering, Prepared};
+pub use peering::{PeerInfo, Peering, Prepared};
 pub use service::{Bootstrap, State};

@@ -1,9 +1,7 @@
 //! What the bootstrap service asks of the process that it serves: making links, and hearing about peers.
 
 use super::names::Incarnation;
-use crate::wire::Status;
-use crate::wire::TaskId;
-use std::fmt;
+use crate::wire::{LossCause, Status, TaskId};
 use std::time::Duration;
 
 /// Bytes of the longest offer.
@@ -74,47 +72,4 @@ pub trait Peering: Send + Sync + 'static {
 
     /// A life of the peer is over that had no link which was ready: it never had one, or that was lost before.
     fn gone(&self, peer: &PeerInfo, cause: LossCause);
-}
-
-/// Why a peer was lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LossCause {
-    /// It said that it leaves.
-    Left {
-        /// In its own words.
-        reason: String,
-    },
-    /// Nothing was heard from it.
-    Silent {
-        /// For how long.
-        after: Duration,
-    },
-    /// Its process has ended.
-    Died {
-        /// How that is known.
-        why: String,
-    },
-    /// It has been started again; the life that we knew is over.
-    Replaced {
-        /// Its new life.
-        by: Incarnation,
-    },
-    /// It lives, but has given up this link.
-    Dropped {
-        /// In its own words.
-        reason: String,
-    },
-}
-
-impl fmt::Display for LossCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LossCause::Left { reason } => write!(f, "it left: {reason}"),
-            LossCause::Silent { after } => write!(f, "nothing was heard from it for {after:?}"),
-            LossCause::Died { why } => write!(f, "its process has ended: {why}"),
-            LossCause::Replaced { by } => write!(f, "it was started again, as incarnation {by}"),
-            LossCause::Dropped { reason } => write!(f, "it gave up the link: {reason}"),
-        }
-    }
 }

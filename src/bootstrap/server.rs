@@ -7,9 +7,9 @@ use super::generated as grpc;
 use super::members::{Offered, Progress, Refusal, Who};
 use super::names::{Incarnation, shorten};
 use super::options::MAX_HOST_ID;
-use super::peering::{LossCause, MAX_OFFER, PeerInfo};
+use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{MAX_REASON, Phase, Shared, connect, incarnation, prepare, shown_cluster};
-use crate::wire::TaskId;
+use crate::wire::{LossCause, TaskId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -298,7 +298,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
     ) -> Result<Response<grpc::LeaveResponse>, Status> {
         let request = request.into_inner();
         let from = self.check(request.caller)?;
-        let cause = LossCause::Left { reason: shorten(&request.reason, MAX_REASON) };
+        let cause = LossCause::Left(shorten(&request.reason, MAX_REASON));
         self.shared.change(|members| ((), members.over(from.peer, from.life, &cause)));
         Ok(Response::new(grpc::LeaveResponse {}))
     }

@@ -2,8 +2,8 @@
 
 use super::members::{Act, Who};
 use super::names::Incarnation;
-use super::peering::{LossCause, PeerInfo};
-use crate::wire::TaskId;
+use super::peering::PeerInfo;
+use crate::wire::{LossCause, TaskId};
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use super::{Lane, LinkId, OpId};
 use crate::memory::{LentBytes, TensorMut};
-use crate::wire::Immediate;
+use crate::wire::{Immediate, LossCause};
 
 /// Something that happened on a link.
 #[derive(Debug)]
@@ -112,6 +112,20 @@ pub enum LinkFailure {
         /// The lane.
         lane: u8,
     },
+}
+
+impl From<LinkFailure> for LossCause {
+    fn from(failure: LinkFailure) -> Self {
+        let text = failure.to_string();
+        match failure {
+            LinkFailure::PeerDied { .. } => LossCause::Died(text),
+            LinkFailure::Closed => LossCause::Left(text),
+            LinkFailure::Local(why) => LossCause::Closed(why),
+            LinkFailure::Refused(_) => LossCause::Closed(text),
+            LinkFailure::Completion { .. } | LinkFailure::Device { .. } => LossCause::Network(text),
+            LinkFailure::Protocol(_) | LinkFailure::NoReceive { .. } => LossCause::Protocol(text),
+        }
+    }
 }
 
 /// Where in a [`Completions`] a message's bytes are.

@@ -3,14 +3,13 @@
 use super::pollers::{Polled, Pollers};
 use super::process::{PeerReport, PeerState};
 use super::reach::{Reach, Way};
-use crate::bootstrap::{Bootstrap, LossCause as Gone, PeerInfo, Peering, Prepared};
+use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Half, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LinkTag, LossCause, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand,
-    Rendezvous,
+    Error, LinkTag, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand, Rendezvous,
 };
-use crate::wire::{Code, Status, TaskId};
+use crate::wire::{Code, LossCause, Status, TaskId};
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -132,8 +131,6 @@ pub(super) struct FabricPeering<F: Reach> {
     names: Names,
     host: String,
     options: LinkOptions,
-    /// After how long without a sign of life the bootstrap service holds a peer for dead.
-    silence: Duration,
     halves: Mutex<Halves<F::Half>>,
 }
 
@@ -149,10 +146,9 @@ impl<F: Reach> FabricPeering<F> {
         names: Names,
         host: String,
         options: LinkOptions,
-        silence: Duration,
     ) -> Self {
         let halves = Mutex::new(Halves { next: 0, waiting: HashMap::new() });
-        FabricPeering { fabric, pollers, names, host, options, silence, halves }
+        FabricPeering { fabric, pollers, names, host, options, halves }
     }
 
     fn halves(&self) -> MutexGuard<'_, Halves<F::Half>> {
@@ -205,17 +201,6 @@ impl<F: Reach> FabricPeering<F> {
         if let Ok(index) = self.index(&peer.name) {
             // On a poller that is not usable any more every link and call has ended already.
             let _ = self.pollers.of(index).submit(op(index, tag_of(peer)));
-        }
-    }
-
-    fn cause(&self, cause: Gone) -> LossCause {
-        match cause {
-            Gone::Left { reason } => LossCause::Left(reason),
-            Gone::Silent { after } => LossCause::Silent { after, bound: self.silence },
-            Gone::Died { why } => LossCause::Died(why),
-            // Another process has its name and its address, so its own is over.
-            replaced @ Gone::Replaced { .. } => LossCause::Died(replaced.to_string()),
-            dropped @ Gone::Dropped { .. } => LossCause::Closed(dropped.to_string()),
         }
     }
 }
@@ -285,12 +270,11 @@ impl<F: Reach> Peering for FabricPeering<F> {
         }
     }
 
-    fn lost(&self, peer: &PeerInfo, cause: Gone) {
-        self.lose(peer, self.cause(cause));
+    fn lost(&self, peer: &PeerInfo, cause: LossCause) {
+        self.lose(peer, cause);
     }
 
-    fn gone(&self, peer: &PeerInfo, cause: Gone) {
-        let cause = self.cause(cause);
+    fn gone(&self, peer: &PeerInfo, cause: LossCause) {
         self.tell(peer, |peer, tag| RemoteCommand::Gone { peer, tag, cause });
     }
 }

@@ -47,7 +47,7 @@ fn side(task: u32, life: u64) -> Side {
     let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, remote).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();
     let link = LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 };
-    let peering = FabricPeering::new(fabric, pollers, names, "here".into(), link, SOON);
+    let peering = FabricPeering::new(fabric, pollers, names, "here".into(), link);
     Side { task, losses, engine, peering }
 }
 
@@ -102,11 +102,11 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
     b.peering.ready(&new[1], tickets_2[1]);
     assert!(a.is_up(2) && b.is_up(2));
     a.peering.abandon(&old[0], tickets[0]);
-    a.peering.lost(&old[0], Gone::Silent { after: SOON });
-    a.peering.gone(&info(1, 19, 2), Gone::Died { why: "another life of it".into() });
+    a.peering.lost(&old[0], LossCause::Silent { after: SOON, bound: SOON });
+    a.peering.gone(&info(1, 19, 2), LossCause::Died("another life of it".into()));
     a.peering.ready(&old[0], tickets[0]);
     assert!(a.is_up(2) && b.is_up(2), "{:?} {:?}", a.status(), b.status());
-    a.peering.lost(&new[0], Gone::Left { reason: LossCause::STOPPED.into() });
+    a.peering.lost(&new[0], LossCause::Left(LossCause::STOPPED.into()));
     assert!(matches!(a.status(), PeerStatus::Lost(tag, _) if tag.generation == 2));
 }
 
@@ -159,7 +159,7 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
 #[test]
 fn a_life_that_ends_before_it_is_linked_is_a_loss() {
     let a = side(0, 10);
-    a.peering.gone(&info(1, 20, 0), Gone::Died { why: "nobody listens".into() });
+    a.peering.gone(&info(1, 20, 0), LossCause::Died("nobody listens".into()));
     let PeerStatus::Lost(tag, error) = a.status() else { panic!("{:?}", a.status()) };
     assert_eq!(tag.incarnation, 20);
     assert!(error.to_string().contains("nobody listens"), "{error}");

@@ -17,11 +17,11 @@ use crate::memory::{
     TensorMut,
 };
 use crate::rendezvous::{
-    Batch, Edge, Error, LossCause, Losses, Members, RemoteHandler, RemoteSettings, Rendezvous,
-    RendezvousSettings, Sequence, Standing, Step,
+    Batch, Edge, Error, Losses, Members, RemoteHandler, RemoteSettings, Rendezvous, RendezvousSettings,
+    Sequence, Standing, Step,
 };
 use crate::telemetry::Snapshot;
-use crate::wire::{DType, Shape, TaskId, TensorMeta};
+use crate::wire::{DType, LossCause, Shape, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -494,7 +494,7 @@ impl Ground<'_> {
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
         let link = LinkOptions { lanes: 1, depth: config.queue_depth, receives: 0, generation: 0 };
         let (names, host) = (names.clone(), host.to_string());
-        let peering = FabricPeering::new(fabric, pollers.clone(), names, host, link, config.silence_bound);
+        let peering = FabricPeering::new(fabric, pollers.clone(), names, host, link);
         Ok((pollers, Arc::new(peering)))
     }
 }

@@ -2,50 +2,9 @@
 
 use crate::engine::Unusable;
 use crate::memory::PoolError;
-use crate::wire::{Code, EdgeNameError, Status, TaskId, TensorMeta};
+use crate::wire::{Code, EdgeNameError, LossCause, Status, TaskId, TensorMeta};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Why a peer is gone.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LossCause {
-    /// Its process has ended, as the kernel reports it.
-    #[error("its process has ended: {0}")]
-    Died(String),
-    /// It left, in its own words.
-    #[error("{0}")]
-    Left(String),
-    /// It has not answered for too long. Its process may still be there.
-    #[error(
-        "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, swapped out or starved"
-    )]
-    Silent {
-        /// For how long nothing was heard.
-        after: Duration,
-        /// How long is tolerated.
-        bound: Duration,
-    },
-    /// It broke the protocol.
-    #[error("{0}")]
-    Protocol(String),
-    /// A device, its port or the network between the two failed. Its process may be well.
-    #[error("{0}")]
-    Network(String),
-    /// The link was closed from this side.
-    #[error("{0}")]
-    Closed(String),
-}
-
-impl LossCause {
-    /// Whether the peer stopped as it should, with nothing wrong.
-    pub fn is_clean(&self) -> bool {
-        matches!(self, LossCause::Left(reason) if reason == LossCause::STOPPED)
-    }
-
-    /// The reason that a peer gives when it stops with nothing wrong.
-    pub const STOPPED: &str = "it stopped";
-}
 
 /// Why a send or a receive failed.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -34,7 +34,7 @@ mod waiter;
 
 pub use batch::Batch;
 pub use edge::Edge;
-pub use error::{Error, LossCause};
+pub use error::Error;
 pub use manager::{Losses, PeerStatus, Rendezvous, RendezvousSettings, Sequence};
 pub use path::{
     Cancel, CancelAll, LinkTag, Members, OnPath, Paths, PeerIndex, RemotePath, StandingChange, StepChange,

@@ -11,10 +11,10 @@ fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
     members[1].service.stop("training is done", LONG).unwrap();
     for other in [&members[0], &members[2]] {
         let loss = other.peering.await_loss();
-        assert_eq!(loss, (name("worker", 1), LossCause::Left { reason: "training is done".into() }));
+        assert_eq!(loss, (name("worker", 1), LossCause::Left("training is done".into())));
         assert_eq!(other.service.state(), State::Started);
         let error = other.await_missing("worker/1 at");
-        assert!(error.contains("it was lost (it left: training is done)"), "{error}");
+        assert!(error.contains("it was lost (training is done)"), "{error}");
     }
     println!("told after {:?}", begin.elapsed());
     assert!(!members[1].peering.told().iter().any(|told| matches!(told, Told::Lost(..))));
@@ -34,7 +34,7 @@ fn a_peer_that_dies_without_a_word_is_lost_with_the_next_heartbeat() {
         let took = begin.elapsed();
         println!("heartbeats each {heartbeat:?}: lost after {took:?}: {cause}");
         assert_eq!(who, name("worker", victim as u32));
-        assert!(matches!(cause, LossCause::Died { .. }), "{cause}");
+        assert!(matches!(cause, LossCause::Died(_)), "{cause}");
         assert!(took < heartbeat * 5, "{took:?}");
     }
 }
@@ -66,7 +66,7 @@ fn a_peer_that_died_and_came_back_is_linked_again_as_a_new_life() {
         // Well before the silence: the new life answers at the old one's address.
         let (who, cause) = survivor.peering.await_loss();
         assert_eq!(who, name("worker", victim as u32));
-        assert_eq!(cause, LossCause::Replaced { by: again.incarnation });
+        assert_eq!(cause, LossCause::replaced(again.incarnation));
         survivor.join();
         again.join();
         survivor.peering.await_ready(&name("worker", victim as u32), 2);
@@ -82,7 +82,7 @@ fn a_peer_that_left_and_came_back_is_linked_again() {
     let cluster = workers(2);
     let members = linked(&cluster, 2);
     members[0].stop();
-    assert!(matches!(members[1].peering.await_loss().1, LossCause::Left { .. }));
+    assert!(matches!(members[1].peering.await_loss().1, LossCause::Left(_)));
     let again = Member::start(options(&cluster, 0));
     again.join();
     members[1].join();
@@ -114,7 +114,7 @@ fn a_link_that_is_reported_dead_is_lost_for_the_peer_and_made_again() {
         assert!(!members[reporter].service.report_lost(&peer, 1, "again"), "it is not up any more");
         let (who, cause) = members[1 - reporter].peering.await_loss();
         assert_eq!(who, name("worker", reporter as u32));
-        assert_eq!(cause, LossCause::Dropped { reason: "lane 0 is broken".into() });
+        assert_eq!(cause, LossCause::Closed("lane 0 is broken".into()));
         members[reporter].peering.await_ready(&peer, 2);
         members[1 - reporter].peering.await_ready(&who, 2);
         let losses = members[reporter].peering.told();
@@ -144,7 +144,7 @@ fn a_life_that_dies_before_it_is_linked_is_told_at_once_and_named_by_the_join() 
         let took = killed.elapsed();
         println!("known after {took:?}: {cause}");
         assert_eq!(who, name("worker", victim as u32));
-        assert!(matches!(&cause, LossCause::Died { why } if why.contains("nobody listens")), "{cause}");
+        assert!(matches!(&cause, LossCause::Died(why) if why.contains("nobody listens")), "{cause}");
         assert!(took < Duration::from_millis(500) * 5, "pauses are 500 ms at most: {took:?}");
         let error = survivor.await_missing("its process has ended");
         assert!(error.contains(&format!("worker/{victim} at")), "{error}");
@@ -174,7 +174,7 @@ fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on(
         });
         let took = killed.elapsed();
         println!("worker/{victim} died, worker/{slow} connects: known after {took:?}: {cause}");
-        assert!(matches!(cause, LossCause::Died { .. }), "{cause}");
+        assert!(matches!(cause, LossCause::Died(_)), "{cause}");
         assert!(took < Duration::from_millis(500) * 5, "looks are 500 ms apart: {took:?}");
         let again = Member::start(options(&cluster, victim as u32));
         survivor.join();
@@ -195,12 +195,12 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     assert!(members.unanswered(0, now + Duration::from_secs(4)).is_empty());
     let acts = members.unanswered(0, now + Duration::from_secs(5));
     let after = Duration::from_secs(5);
-    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Silent { after: told })] if *told == after));
+    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Silent { after: told, .. })] if *told == after));
     assert!(members.unanswered(0, now + Duration::from_secs(9)).is_empty(), "once");
     members.meet(0, &who, true, now + Duration::from_secs(10)).unwrap();
     assert!(members.start(0, who.incarnation, 0).is_some(), "it may come back");
     let acts = members.unattended(0, "nobody");
     members.idle(0);
-    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Died { .. })]), "{acts:?}");
+    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Died(_))]), "{acts:?}");
     assert_eq!(members.meet(0, &who, true, now), Err(Refusal::Over), "the dead stay dead");
 }

@@ -59,7 +59,7 @@ fn silence_counts_from_the_last_sign_of_life() {
     members.heard(0, info.incarnation, start + SILENCE / 2).unwrap();
     assert!(members.silent(0, start + SILENCE).is_empty());
     let acts = members.silent(0, start + SILENCE / 2 + SILENCE);
-    assert_eq!(acts, [Act::Lost(info.clone(), LossCause::Silent { after: SILENCE })]);
+    assert_eq!(acts, [Act::Lost(info.clone(), LossCause::Silent { after: SILENCE, bound: SILENCE })]);
     assert!(members.silent(0, start + SILENCE * 9).is_empty(), "lost only once");
     assert!(!members.all_linked());
 }
@@ -76,7 +76,7 @@ fn a_linked_life_whose_calls_are_not_answered_is_held_for_silent_at_the_bound_an
     // What is linked falls silent as a link, not as one that was never there.
     assert!(members.unanswered(0, start + SILENCE).is_empty());
     let acts = members.silent(0, start + SILENCE);
-    assert_eq!(acts, [Act::Lost(info, LossCause::Silent { after: SILENCE })]);
+    assert_eq!(acts, [Act::Lost(info, LossCause::Silent { after: SILENCE, bound: SILENCE })]);
     assert!(members.unanswered(0, start + SILENCE * 9).is_empty(), "told only once");
 }
 
@@ -101,7 +101,7 @@ fn whoever_answers_at_the_address_owns_the_name_and_whoever_only_calls_does_not(
     assert_eq!(members.meet(0, &life(2), false, now), Err(Refusal::Taken { alive: info.incarnation }));
     assert_eq!(members.heard(0, life(2).incarnation, now), Err(Refusal::Taken { alive: info.incarnation }));
     let acts = members.meet(0, &life(2), true, now).unwrap();
-    assert_eq!(acts, [Act::Lost(info, LossCause::Replaced { by: life(2).incarnation })]);
+    assert_eq!(acts, [Act::Lost(info, LossCause::replaced(life(2).incarnation))]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_half_is_given_up_exactly_once_wherever_its_generation_ends() {
             continue;
         }
         members.connected(0, &info, 5, Ok(())).0.unwrap();
-        let left = LossCause::Left { reason: "bye".into() };
+        let left = LossCause::Left("bye".into());
         let gone = [Act::Abandon(info.clone(), 5), Act::Gone(info.clone(), left.clone())];
         assert_eq!(members.over(0, info.incarnation, &left), gone);
         assert!(members.close().is_empty());

@@ -4,11 +4,11 @@ use super::{Connection, ConnectionStage, Outgoing, ProbeCallback, RemoteHandler}
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{CancelDecision, LinkIdentity, Links};
 use crate::mutants::{Mutant, is_on};
+use crate::rendezvous::Error;
 use crate::rendezvous::path::{LinkTag, PeerIndex};
 use crate::rendezvous::waiter::Waiter;
-use crate::rendezvous::{Error, LossCause};
 use crate::telemetry::Counter;
-use crate::wire::TaskId;
+use crate::wire::{LossCause, TaskId};
 
 /// How often a link is looked at before it is failed: enough for whatever its queues can hold.
 const LAST_POLLS: u32 = 10_000;
@@ -44,7 +44,7 @@ impl RemoteHandler {
         let Some(old) = self.peer(index).connection.take() else { return };
         let cause = old.close_reason.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
             true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
-            false => LossCause::Died(format!("it was started again, as incarnation {:016x}", by.incarnation)),
+            false => LossCause::replaced(format_args!("{:016x}", by.incarnation)),
         });
         let error = self.lost_error(index, old.tag, &cause);
         let calls = &mut self.calls;
@@ -118,7 +118,7 @@ impl RemoteHandler {
         // A link that another one has replaced was emptied then.
         let Some(index) = self.peer_of(link) else { return };
         let Some(connection) = self.peer(index).connection.take() else { return };
-        let cause = connection.close_reason.unwrap_or_else(|| cause_of(failure));
+        let cause = connection.close_reason.unwrap_or_else(|| failure.into());
         let error = self.lost_error(index, connection.tag, &cause);
         self.fail_queued(&error, |peer, _| peer == index);
         for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
@@ -245,18 +245,5 @@ impl RemoteHandler {
         if !was_up {
             self.note_loss(links, index, present, cause);
         }
-    }
-}
-
-fn cause_of(failure: LinkFailure) -> LossCause {
-    match failure {
-        LinkFailure::PeerDied { .. } => LossCause::Died(failure.to_string()),
-        LinkFailure::Closed => LossCause::Left(failure.to_string()),
-        LinkFailure::Local(why) => LossCause::Closed(why),
-        LinkFailure::Refused(_) => LossCause::Closed(failure.to_string()),
-        LinkFailure::Completion { .. } | LinkFailure::Device { .. } => {
-            LossCause::Network(failure.to_string())
-        }
-        LinkFailure::Protocol(_) | LinkFailure::NoReceive { .. } => LossCause::Protocol(failure.to_string()),
     }
 }

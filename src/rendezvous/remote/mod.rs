@@ -11,12 +11,12 @@ mod receiving;
 mod serving;
 mod standing;
 
+use super::Error;
 use super::path::{Cancel, CancelAll, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use super::reuse::Reused;
 use super::steps::{StepState, Steps};
 use super::table::{Numbered, Table};
 use super::waiter::{CallId, Waiter};
-use super::{Error, LossCause};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
 use crate::link::{
@@ -25,7 +25,7 @@ use crate::link::{
 };
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::RequestId;
-use crate::wire::{TaskId, Time};
+use crate::wire::{LossCause, TaskId, Time};
 use foldhash::HashMap;
 use receiving::Receive;
 use std::collections::VecDeque;

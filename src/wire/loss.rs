@@ -1,0 +1,51 @@
+//! Why a peer is gone.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Why a peer is gone, or its link is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its process has ended: the kernel reports it, nobody listens at its address, or another process has its
+    /// place in the cluster.
+    #[error("its process has ended: {0}")]
+    Died(String),
+    /// It left. The text is its own.
+    #[error("{0}")]
+    Left(String),
+    /// It has not answered for too long. Its process may still be there.
+    #[error(
+        "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, swapped out or starved"
+    )]
+    Silent {
+        /// For how long nothing was heard.
+        after: Duration,
+        /// The setting `silence_bound` of this process.
+        bound: Duration,
+    },
+    /// It broke the protocol.
+    #[error("{0}")]
+    Protocol(String),
+    /// A device, its port or the network between the two failed. Its process may be well.
+    #[error("{0}")]
+    Network(String),
+    /// One side has closed the link. Both processes may be well.
+    #[error("{0}")]
+    Closed(String),
+}
+
+impl LossCause {
+    /// The reason that a peer gives when it stops with nothing wrong.
+    pub const STOPPED: &str = "it stopped";
+
+    /// Whether the peer stopped as it should, with nothing wrong.
+    pub fn is_clean(&self) -> bool {
+        matches!(self, LossCause::Left(reason) if reason == LossCause::STOPPED)
+    }
+
+    /// The process was started again, as the life with this number: the life before it has ended.
+    pub(crate) fn replaced(incarnation: impl fmt::Display) -> Self {
+        LossCause::Died(format!("it was started again, as incarnation {incarnation}"))
+    }
+}
