@@ -1,4 +1,4 @@
-//! Several values sent, or received, by one call.
+//! Batches of sends and of receives.
 
 use crate::model::{Violation, pattern};
 use crate::program::{Form, Key};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tensorwire::{Error, TensorMut};
 
 impl World {
-    /// Sends all of these, which are of one process and step, or none.
+    /// Sends all values, which belong to one process and step, or none.
     pub fn send_all(&mut self, values: &[(Key, Option<Form>)]) -> Result<(), Violation> {
         let Some((first, _)) = values.first().cloned() else { return Ok(()) };
         if self.processes[first.from].is_none() {
@@ -17,7 +17,7 @@ impl World {
         for (key, form) in values {
             let number = self.model.next_value(*key);
             let Some(value) = self.value(*key, number, form.as_ref())? else { break };
-            // Before it is sent, as somebody may get it within the call.
+            // The model is told first, because a receive may get the value within the call.
             self.model.sent(*key, form.clone());
             given.push((*key, value.map(TensorMut::freeze)));
         }
@@ -27,7 +27,7 @@ impl World {
         let Some(process) = &mut self.processes[first.from] else { return Ok(()) };
         let sent = match given.len() == values.len() {
             true => process.send_all(first.step, given),
-            // The pool is full. Nothing was handed over.
+            // The pool is full. Nothing was sent.
             false => {
                 keys.iter().rev().for_each(|key| self.model.unsent(*key));
                 return Ok(());
@@ -45,7 +45,7 @@ impl World {
         }
     }
 
-    /// A value of its form; `None` if the pool is full.
+    /// A value of this form; `None` if the pool is full.
     fn value(
         &self,
         key: Key,
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// Begins to receive all of these, which are of one process and step.
+    /// Begins to receive all keys, which belong to one process and step.
     pub fn receive_all(&mut self, keys: &[Key], timeout: u64) -> Result<(), Violation> {
         let Some(first) = keys.first() else { return Ok(()) };
         let (now, timeout) = (self.network.now(), Duration::from_micros(timeout));
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    /// A batch was refused: for one of its keys that must be right.
+    /// A batch was refused. The error must be right for at least one of its keys.
     fn refused(&self, keys: &[Key], at: usize, error: &Error) -> Result<(), Violation> {
         let verdicts = keys.iter().map(|key| self.model.refused(*key, at, error));
         verdicts.reduce(Result::or).unwrap_or(Ok(()))

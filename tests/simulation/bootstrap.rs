@@ -1,4 +1,5 @@
-//! The bootstrap service's part, scripted: links members that meet, makes broken links again, tells of deaths.
+//! A scripted bootstrap service: it links members, links them again after a loss, and reports
+//! deaths.
 
 use crate::network::Network;
 use crate::process::Process;
@@ -11,16 +12,17 @@ use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerObserver
 use tensorwire::internals::wire::Time;
 use tensorwire::{Error, LossCause};
 
-/// How long it takes until a link is made again.
+/// Delay until a lost link is made again.
 const RELINK: Duration = Duration::from_millis(1);
 
-/// Silence that counts as death.
+/// The silence bound.
 const BOUND: Duration = Duration::from_secs(1);
 
-/// What became of links at one member, and is still to be looked at.
+/// Changes of links at one member that the service has not processed yet.
 pub type Ends = Arc<Mutex<Vec<(PeerIndex, LinkTag)>>>;
 
-/// A member's ear: passes news on to its rendezvous, and keeps them for the bootstrap service.
+/// Watches the links of a member: passes events to its rendezvous, and records them for the
+/// bootstrap service.
 pub struct Watch {
     pub losses: Arc<Losses>,
     pub ends: Ends,
@@ -45,14 +47,14 @@ impl PeerObserver for Watch {
 type Tried = Arc<Mutex<Option<Result<(), String>>>>;
 
 enum Pair {
-    /// To be linked from then on.
+    /// Not linked; the service links the two from this time on.
     Apart(Time),
-    /// Both sides try a link.
+    /// Both sides ping each other over a new link.
     Trying([Tried; 2]),
     Linked,
 }
 
-/// The word that a life is over, which will reach somebody.
+/// The report of the end of a life, on its way to one member.
 struct News {
     when: Time,
     to: u64,
@@ -63,7 +65,7 @@ struct News {
 pub struct Bootstrap {
     pairs: BTreeMap<(At, At), (u64, Pair)>,
     news: Vec<News>,
-    /// Of every link, but for its generation.
+    /// The options of every link, apart from its generation.
     options: LinkOptions,
 }
 
@@ -74,7 +76,7 @@ impl Bootstrap {
         Bootstrap { pairs: BTreeMap::new(), news: Vec::new(), options }
     }
 
-    /// A new life of a member is to be linked with all others.
+    /// Links a new life of a member with all others.
     pub fn joins(&mut self, at: At, members: usize, now: Time) {
         for other in (0..members).filter(|other| *other != at) {
             let (_, pair) = self.pairs.entry((at.min(other), at.max(other))).or_insert((0, Pair::Apart(now)));
@@ -82,7 +84,7 @@ impl Bootstrap {
         }
     }
 
-    /// A life is over. The others hear of it after `told`.
+    /// A life has ended. The others are told after `told`.
     pub fn dies(&mut self, dead: &Process, others: &[Option<Process>], now: Time, told: Duration) {
         for other in others.iter().flatten().filter(|other| other.at != dead.at) {
             let pair = (dead.at.min(other.at), dead.at.max(other.at));
@@ -92,12 +94,12 @@ impl Bootstrap {
         }
     }
 
-    /// Whether two members use a link.
+    /// Whether two members have a link that is ready.
     pub fn is_linked(&self, a: At, b: At) -> bool {
         matches!(self.pairs.get(&(a.min(b), a.max(b))), Some((_, Pair::Linked)))
     }
 
-    /// Whether there is still something to do.
+    /// Whether links or reports are outstanding.
     pub fn is_busy(&self, members: &[Option<Process>]) -> bool {
         let alive = |at: &At| members[*at].is_some();
         let linking = self
@@ -107,7 +109,7 @@ impl Bootstrap {
         linking || !self.news.is_empty()
     }
 
-    /// When it has something to do next, if that is known.
+    /// The time of the next link or report, if it is known.
     pub fn next_event(&self, now: Time) -> Option<Time> {
         let apart = self.pairs.values().filter_map(|(_, pair)| match pair {
             Pair::Apart(when) => Some(*when),
@@ -116,7 +118,7 @@ impl Bootstrap {
         apart.chain(self.news.iter().map(|news| news.when)).filter(|when| *when > now).min()
     }
 
-    /// Does what is due.
+    /// Makes the links and the reports that are due.
     pub fn work(&mut self, members: &[Option<Process>], network: &Network) {
         let now = network.now();
         self.tell(members, now);
@@ -146,7 +148,7 @@ impl Bootstrap {
                 *pair = next;
             }
         }
-        // What was found at once when it was told that both are ready.
+        // Failures that were found when the two were told that both are ready.
         self.hear_of_ends(members, now);
     }
 

@@ -1,4 +1,5 @@
-//! Runs a program, and then sees to it that every call has ended, every value is somewhere, and nothing is left.
+//! Runs a program. Then checks that every call has ended, every value is accounted for, and nothing
+//! is left.
 
 use crate::model::{Call, End, Model, Violation};
 use crate::process::Open;
@@ -11,20 +12,20 @@ use tensorwire::Counter;
 use tensorwire::internals::fabric::LoanFigures;
 use tensorwire::internals::rendezvous::RemoteLoad;
 
-/// What a run was like.
+/// Figures of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Everything that happened, in one number.
+    /// A digest of everything that happened.
     pub digest: u64,
     pub delivered: usize,
     pub failed: usize,
-    /// Of each of [`Counter::ALL`], how much the survivors counted.
+    /// The sums of the survivors for each of [`Counter::ALL`].
     pub counts: Vec<u64>,
 }
 
-/// How long a receive waits for a value that must be there.
+/// Timeout of a receive whose value must be there.
 const DRAIN: Duration = Duration::from_secs(1);
-/// Rounds until a network must be quiet.
+/// Rounds after which the network must be quiet.
 const MANY: u32 = 20_000;
 
 /// How a run went.
@@ -34,7 +35,7 @@ pub enum Outcome {
     Fails(Violation),
 }
 
-/// Runs a program; a panic is a failure too.
+/// Runs a program. A panic counts as a failure.
 pub fn attempt(program: &Program) -> Outcome {
     match catch_unwind(AssertUnwindSafe(|| run(program))) {
         Ok(Ok(report)) => Outcome::Passes(report),
@@ -47,7 +48,7 @@ pub fn attempt(program: &Program) -> Outcome {
     }
 }
 
-/// Runs a program, and prints what the network did.
+/// Runs a program, and prints the trace of the network.
 pub fn show(program: &Program) -> Result<Report, Violation> {
     let mut world = World::new(program, true)?;
     let result = run_in(&mut world, program);
@@ -64,7 +65,7 @@ fn run_in(world: &mut World, program: &Program) -> Result<Report, Violation> {
         world.act(action).map_err(|why| format!("action {at}, {action}: {why}"))?;
     }
     settle(world).map_err(|why| format!("after the program: {why}"))?;
-    nobody_waits_in_vain(world)?;
+    no_receive_waits_in_vain(world)?;
     every_call_ends(world)?;
     world.processes.iter().flatten().flat_map(|process| &process.held).try_for_each(|held| held.check())?;
     world.processes.iter_mut().flatten().for_each(|process| process.held.clear());
@@ -87,7 +88,7 @@ fn count(world: &World, counter: Counter) -> u64 {
     world.processes.iter().flatten().map(|process| process.counters.get(counter)).sum()
 }
 
-/// Everybody makes progress until nothing comes any more.
+/// All processes poll until nothing arrives any more.
 fn settle(world: &mut World) -> Result<(), Violation> {
     let mut idle = 0;
     world.network.wake();
@@ -106,10 +107,11 @@ fn settle(world: &mut World) -> Result<(), Violation> {
     Err(format!("it is not quiet after {MANY} rounds"))
 }
 
-/// With nothing on its way any more, nobody waits for what can't come, nor beside what is there.
-fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
+/// In a quiet network no receive waits for a value that cannot come, or beside a value that is
+/// there.
+fn no_receive_waits_in_vain(world: &World) -> Result<(), Violation> {
     let (model, now) = (&world.model, world.network.now());
-    nobody_waits_for_room_that_is_there(world)?;
+    no_receive_is_queued_without_need(world)?;
     for (key, channel) in &model.channels {
         let open = |call: &&usize| {
             let Call { end, cancelled, deadline, .. } = &model.calls[**call];
@@ -123,7 +125,7 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
         if !world.is_connected(key) {
             return Err(format!("{who}, and the peer is lost"));
         }
-        // One of a batch that waits for room was not asked for yet: it has to wait until others have ended.
+        // A queued receive of a batch was not asked for yet. It waits until others have ended.
         if world.processes[key.to].as_ref().is_some_and(|process| process.load().queued > 0) {
             continue;
         }
@@ -138,7 +140,7 @@ fn nobody_waits_in_vain(world: &World) -> Result<(), Violation> {
     Ok(())
 }
 
-fn nobody_waits_for_room_that_is_there(world: &World) -> Result<(), Violation> {
+fn no_receive_is_queued_without_need(world: &World) -> Result<(), Violation> {
     let (requests, routes) = (world.settings.max_requests, world.settings.max_routes);
     for process in world.processes.iter().flatten() {
         let RemoteLoad { queued, links, .. } = process.load();
@@ -175,7 +177,7 @@ fn every_call_ends(world: &mut World) -> Result<(), Violation> {
     }
 }
 
-/// Asks for whatever must still be there, and for one more of each key.
+/// Receives each value that must still be there, and tries one more of each key.
 fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
     let keys: Vec<Key> = world.model.channels.keys().copied().collect();
     for key in keys {
@@ -186,7 +188,8 @@ fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
             match receive_now(world, key)? {
                 Some(End::Got { value, .. }) => {
                     let first = left.first().copied().unwrap_or(value);
-                    // What a receiver that gave up still got before the loss of its link comes first afterwards.
+                    // A value that arrived for a receive that gave up, before the link was lost,
+                    // comes first afterwards.
                     let excused = world.model.is_disturbed(&key) && gave_up(&world.model, &key);
                     let in_order = last < Some(value) && (value == first || lost > 0);
                     if !excused && !in_order && can_tell(&world.model, key, &[value, first]) {
@@ -204,7 +207,7 @@ fn every_value_is_there(world: &mut World) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Receives once. How it ended, or `None` if it was refused.
+/// Receives once. Returns how the receive ended, or `None` if it was refused.
 fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
     let call = world.model.calls.len();
     let into: Option<Form> = None;
@@ -232,10 +235,11 @@ fn gave_up(model: &Model, key: &Key) -> bool {
     model.channels[key].calls.iter().any(|call| failed(&model.calls[*call]))
 }
 
-/// Receives get values in the order of both. One that is handed out late was with an earlier receive that failed.
+/// Receives get values in order. A late value must be excused by an earlier receive that failed.
 fn order_is_kept(model: &Model) -> Result<(), Violation> {
     for (key, channel) in &model.channels {
-        // Of each receive that got a value: which, and how many before it had failed.
+        // For each receive that got a value: the value, and the number of failed receives before
+        // it.
         let (mut got, mut failures) = (Vec::new(), 0);
         for call in &channel.calls {
             match model.calls[*call].end {
@@ -258,7 +262,7 @@ fn order_is_kept(model: &Model) -> Result<(), Violation> {
     Ok(())
 }
 
-/// `early` says whether what is asked for in advance ends before the steps do.
+/// `early` says whether standing requests end before the steps do.
 fn nothing_is_left(world: &mut World, early: bool) -> Result<(), Violation> {
     let stop =
         |world: &mut World| world.processes.iter_mut().flatten().for_each(|process| process.standing.clear());
@@ -288,7 +292,7 @@ fn nothing_is_left(world: &mut World, early: bool) -> Result<(), Violation> {
             return Err(format!("{} still has tensors: {:?}", process.at, process.pool.stats()));
         }
     }
-    match world.graves.iter().find(|pool| !pool.is_empty()) {
+    match world.dead_pools.iter().find(|pool| !pool.is_empty()) {
         Some(pool) => Err(format!("a dead member's pool still has tensors: {:?}", pool.stats())),
         None => Ok(()),
     }

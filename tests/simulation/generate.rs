@@ -1,4 +1,4 @@
-//! Programs from seeds.
+//! Generates programs from seeds.
 
 use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, STEPS, Settings, UNLIMITED};
 use crate::random::Random;
@@ -15,14 +15,14 @@ const DTYPES: [DType; 8] = [
     DType::Variant,
 ];
 
-/// The program of a seed.
+/// The program that belongs to a seed.
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
     let mut settings = settings(&mut random);
     let (deaths, busy, stands) = (random.one_in(3), random.below(3), random.one_in(2));
     let batches = random.one_in(2);
     if batches && random.one_in(3) {
-        // So that batches wait for room.
+        // Small limits, so that batches are queued.
         settings.max_requests = 2 + random.below(6) as u32;
     }
     let mut from = Generator { deaths, busy, stands, batches, recent: Vec::new(), settings, random };
@@ -76,7 +76,7 @@ fn settings(random: &mut Random) -> Settings {
     }
 }
 
-/// How many keys are used at once.
+/// Number of keys that are used at the same time.
 const RECENT: usize = 4;
 
 struct Generator {
@@ -84,13 +84,13 @@ struct Generator {
     settings: Settings,
     /// Whether processes die and links break.
     deaths: bool,
-    /// How much more is asked of the engine than it gets time for.
+    /// How much the load exceeds the time that the engine gets.
     busy: u64,
-    /// Whether tensors are asked for in advance.
+    /// Whether there are standing requests.
     stands: bool,
-    /// Whether several values are sent, or received, by one call.
+    /// Whether there are batches.
     batches: bool,
-    /// What was sent and asked for last, so that the other side does its part.
+    /// Recent keys and forms, so that sends and receives meet.
     recent: Vec<(Key, Option<Form>)>,
 }
 
@@ -132,7 +132,7 @@ impl Generator {
         }
     }
 
-    /// An edge as a trainer uses it: asked for in advance, and something in each step of the sequence.
+    /// An edge as a trainer uses it: standing requests, and a value in each step of the sequence.
     fn training(&mut self) -> Vec<Action> {
         let edge = self.key();
         let mut actions = vec![Action::Stand { key: edge, window: 4 }];
@@ -167,7 +167,7 @@ impl Generator {
         }
     }
 
-    /// Every receive ends, whatever it asked for is settled, and then a link is lost: nothing may be lost with it.
+    /// Every receive ends and is resolved. Then a link is lost; no value may be lost with it.
     fn calm_and_cut(&mut self) -> [Action; 7] {
         let a = self.random.below(self.settings.processes as u64) as usize;
         let b = (a + 1) % self.settings.processes;
@@ -177,7 +177,8 @@ impl Generator {
         [Action::Advance { time: longest }, run(), grace, run(), run(), Action::Cut { a, b }, run()]
     }
 
-    /// Mostly the same one: a key must have several values and receivers. The first, or the first of the sequence.
+    /// Mostly the first step, or the first of the sequence, so that a key gets several values and
+    /// receives.
     fn step(&mut self) -> u64 {
         match (self.random.one_in(3), self.stands) {
             (true, _) => self.random.below(STEPS),
@@ -200,7 +201,7 @@ impl Generator {
         Key { from, to, name, step: self.step(), frame }
     }
 
-    /// Often one of the last.
+    /// Often a recent one.
     fn key_and_form(&mut self) -> (Key, Option<Form>) {
         if !self.recent.is_empty() && !self.random.one_in(3) {
             let nth = self.random.below(self.recent.len() as u64) as usize;
@@ -233,12 +234,12 @@ impl Generator {
         Action::Receive { key, into, timeout, called_back }
     }
 
-    /// How many a batch has: mostly a few, now and then more than there is room for.
+    /// The size of a batch: mostly small, sometimes beyond the limits.
     fn batch_len(&mut self) -> u64 {
         if self.random.one_in(6) { 10 + self.random.below(50) } else { 1 + self.random.below(6) }
     }
 
-    /// Of the process and the step of one that is in use.
+    /// A batch of sends from the process and step of a recent key.
     fn send_all(&mut self) -> Action {
         let (first, form) = self.key_and_form();
         let mut values = vec![(first, form)];
@@ -266,7 +267,7 @@ impl Generator {
         (!self.random.one_in(10)).then(|| self.form())
     }
 
-    /// Serialised tensors mostly have another length each time.
+    /// Gives a serialised tensor another length, most of the time.
     fn renewed(&mut self, form: Form) -> Form {
         let keeps = form.dtype.size().is_some() || self.random.one_in(3);
         let serialized = if keeps { form.serialized } else { self.serialized() };
@@ -281,14 +282,14 @@ impl Generator {
         }
     }
 
-    /// From a handful, so that receivers often have the right one.
+    /// One of few forms, so that given tensors often fit.
     fn form(&mut self) -> Form {
         let dtype = match self.random.one_in(3) {
             true => self.random.pick(&DTYPES),
             false => DType::U8,
         };
         let dims = match self.random.below(12) {
-            // What a small pool has room for a few times only.
+            // A form that fits a small pool only a few times.
             0..7 if !self.settings.is_roomy() => vec![1_500 + 500 * self.random.below(4)],
             0 => vec![],
             1 => vec![0],

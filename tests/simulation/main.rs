@@ -1,7 +1,8 @@
-//! Simulation of the whole engine: random programs in virtual time, against a model of what should come out.
+//! Simulation of the whole engine: random programs in virtual time, compared with a model.
 //!
-//! Without settings, some seconds of programs from seed 0 on. `TENSORWIRE_TEST_SIM_SECONDS` says how long,
-//! `TENSORWIRE_TEST_SIM_SEED` where to start; `replay` runs that one seed, and prints it with what the network did.
+//! The default is a few seconds of programs from seed 0 on. `TENSORWIRE_TEST_SIM_SECONDS` sets the
+//! duration and `TENSORWIRE_TEST_SIM_SEED` the first seed. `replay` runs that one seed, and prints
+//! the program and the trace of the network.
 
 mod batches;
 mod bootstrap;
@@ -22,15 +23,15 @@ use generate::program;
 use std::time::{Duration, Instant};
 use tensorwire::Counter;
 
-/// What the environment says, in whole numbers.
+/// A number from an environment variable.
 fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is '{text}': give a whole number")))
 }
 
-/// Prints a failing seed's program, made small, and how to see it again.
+/// Prints the shrunk program of a failing seed, and the command that repeats it.
 fn fail(seed: u64, why: &str) -> ! {
-    // At once: making it small may take long.
+    // First, because shrinking may take long.
     eprintln!("seed {seed} fails: {why}");
     let (small, small_why) = shrink::shrink(program(seed), why.to_owned());
     panic!(
@@ -61,7 +62,7 @@ fn random_programs_do_what_the_model_says() {
     assert!(delivered > 0 && failed > 0, "the programs do nothing");
 }
 
-/// The digests of some programs.
+/// The digests of a few programs.
 fn digests(seeds: std::ops::Range<u64>) -> Vec<u64> {
     seeds
         .map(|seed| match attempt(&program(seed)) {
@@ -78,7 +79,7 @@ fn the_same_seed_has_the_same_history() {
     let (once, again) = (digests(REPEATED), digests(REPEATED));
     assert_eq!(once, again);
     assert!(once.windows(2).all(|pair| pair[0] != pair[1]), "other seeds have other histories");
-    // Hashes are keyed anew in each process.
+    // Hash keys differ in each process.
     let output = std::process::Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "histories_of_a_child", "--nocapture"])
         .env("TENSORWIRE_TEST_SIM_CHILD", "1")
@@ -89,7 +90,7 @@ fn the_same_seed_has_the_same_history() {
     assert_eq!(told, Some(format!("{once:?}").as_str()), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What programs that lead nowhere would leave at 0.
+/// Counters that stay at 0 if the programs exercise nothing.
 const REACHED: &[Counter] = &[
     Counter::WritesPosted,
     Counter::LoansPosted,

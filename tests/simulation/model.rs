@@ -1,4 +1,5 @@
-//! What should come out: the values of each key in their order, and what each receive may get.
+//! The reference: the values of each key in their order, and the results that each receive may
+//! have.
 
 use crate::program::{At, Form, Key, Settings, UNLIMITED};
 use crate::random::mix;
@@ -7,46 +8,46 @@ use std::ops::RangeInclusive;
 use tensorwire::internals::wire::{Time, sum_of};
 use tensorwire::{Code, DType, Error, Tensor};
 
-/// What is wrong, in words.
+/// A violation of the model, in words.
 pub type Violation = String;
 
-/// A call, by its number.
+/// The number of a receive.
 pub type CallNo = usize;
 
-/// What a program did, and what came of it.
+/// The actions of a program, and their results.
 pub struct Model {
     settings: Settings,
     lives: Vec<u64>,
     pub channels: BTreeMap<Key, Channel>,
     pub calls: Vec<Call>,
-    /// Pairs, the lesser first, whose link was cut, or of which one died.
+    /// Pairs of processes, the smaller first, whose link was cut or of which one died.
     disturbed: BTreeSet<(At, At)>,
     aborted: BTreeSet<Place>,
     cleaned: BTreeSet<Place>,
-    /// Edges that were asked for in advance, as keys of step 0, each with the life of the receiver that did.
+    /// Edges with standing requests, as keys of step 0, each with the life of its receiver.
     stood: BTreeSet<(Key, u64)>,
-    /// Keys of which a value was sent on a link that was gone, each with the link's generation.
+    /// Keys with a value that was sent over a lost link, each with the generation of the link.
     in_vain: BTreeSet<(Key, u64)>,
 }
 
-/// A process, its life, a step.
+/// A process, its life, and a step.
 type Place = (At, u64, u64);
 
 #[derive(Default)]
 pub struct Channel {
     pub values: Vec<Sent>,
     pub calls: Vec<CallNo>,
-    /// How many may have been lost that came, or were to come, before anybody asked.
+    /// Upper bound of values that were lost on their way to a standing request.
     ahead: usize,
 }
 
 /// A value that was sent.
 pub struct Sent {
     pub form: Option<Form>,
-    /// Of its sender.
+    /// The life of its sender.
     life: u64,
     pub got_by: Option<CallNo>,
-    /// Its sender has died or ended its step: it may still come, and need not.
+    /// Its sender has died or ended the step, so it may come or not.
     pub orphan: bool,
 }
 
@@ -55,28 +56,29 @@ pub struct Call {
     pub key: Key,
     pub life: u64,
     pub into: Option<Form>,
-    /// Whose values it may get: those of the life of the sender that it is linked with, or of those that it was.
+    /// The lives of the sender whose values it may get: that of the link, or those of earlier
+    /// links.
     source_lives: RangeInclusive<u64>,
     pub began: Time,
     pub deadline: Time,
     pub cancelled: Option<Time>,
     pub end: Option<End>,
-    /// Whether every earlier receive of its key had ended when it began.
+    /// Whether all earlier receives of its key had ended when it began.
     alone: bool,
-    /// Whether its link was lost when it had asked.
+    /// Whether its link was lost while its request was outstanding.
     exposed: bool,
 }
 
 /// How a receive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With this value, or with the word that it came with other bytes, which is the end of it.
+    /// With this value, or with the error that its bytes were corrupted. Both consume the value.
     Got { at: Time, value: usize },
-    /// With an error.
+    /// With an error; no value was consumed.
     Failed { at: Time },
-    /// Nobody listens any more. A value that came for it is the next one's.
+    /// It was dropped. A value that arrives for it belongs to the next receive.
     Dropped,
-    /// Its process has died, and nobody knows what came.
+    /// Its process has died, so its result is unknown.
     Unheard,
 }
 
@@ -99,7 +101,7 @@ impl Model {
         self.stood.insert((Key { step: 0, ..key }, self.lives[key.to]));
     }
 
-    /// Whether an edge was asked for in advance in this life of its receiver.
+    /// Whether an edge has had standing requests in this life of its receiver.
     pub fn has_stood(&self, key: &Key) -> bool {
         self.stood.contains(&(Key { step: 0, ..*key }, self.lives[key.to]))
     }
@@ -127,12 +129,12 @@ impl Model {
         self.channel(key).values.len()
     }
 
-    /// The life of its sender that had sent a value.
+    /// The life of the sender that has sent a value.
     pub fn life_of_value(&self, key: &Key, value: usize) -> u64 {
         self.channels[key].values[value].life
     }
 
-    /// A receive begins, with a link to this life of its sender, or with none.
+    /// A receive begins, with a link to one of these lives of its sender, or without a link.
     pub fn received(
         &mut self,
         key: Key,
@@ -165,7 +167,7 @@ impl Model {
         self.calls[call].cancelled.get_or_insert(now);
     }
 
-    /// Cancelled, and nobody listens.
+    /// A receive is cancelled by a drop.
     pub fn dropped(&mut self, call: CallNo, now: Time) {
         self.cancelled(call, now);
         self.calls[call].end = Some(End::Dropped);
@@ -181,8 +183,8 @@ impl Model {
         self.orphan(|key| key.from == at && key.step == step);
     }
 
-    /// The link of two is lost; `quiet` says that neither had asked the other for anything. If they had, the values of
-    /// whoever had asked and not got may be lost with it, on their way.
+    /// The link of two processes is lost. `quiet` says that no request was outstanding. Otherwise
+    /// the values of outstanding requests may be lost on their way.
     pub fn cut(&mut self, a: At, b: At, quiet: bool) {
         self.disturbed.insert((a.min(b), a.max(b)));
         let between = |key: &Key| (key.from, key.to) == (a, b) || (key.from, key.to) == (b, a);
@@ -193,7 +195,8 @@ impl Model {
         }
     }
 
-    /// A value was sent on a link that was gone, as its sender did not know. If it was asked for in advance, it went that way.
+    /// A value was sent over a link whose loss its sender did not know. A standing request may have
+    /// taken it.
     pub fn sent_in_vain(&mut self, key: Key, generation: u64) {
         let edge = Key { step: 0, ..key };
         let stood = self.stood.iter().any(|(stood, _)| *stood == edge);
@@ -202,7 +205,7 @@ impl Model {
         }
     }
 
-    /// One value of each of these keys may have been on its way to nobody in particular.
+    /// One value of each of these keys may have been on its way to a standing request.
     fn lose_ahead(&mut self, of: impl Fn(&Key) -> bool) {
         let stood: Vec<Key> =
             self.channels.keys().filter(|key| of(key) && self.has_stood(key)).copied().collect();
@@ -211,7 +214,7 @@ impl Model {
 
     pub fn died(&mut self, at: At) {
         for other in (0..self.settings.processes).filter(|other| *other != at) {
-            // What it had sent is an orphan, and what it was to get is lost with it.
+            // Its sent values are orphans, and values on their way to it are lost.
             self.cut(at, other, true);
         }
         self.lose_ahead(|key| key.to == at);
@@ -222,7 +225,7 @@ impl Model {
         }
     }
 
-    /// A receive brought a value. Returns its number.
+    /// A receive ended with a value. Returns the number of the value.
     pub fn got(
         &mut self,
         call: CallNo,
@@ -248,7 +251,7 @@ impl Model {
         })
     }
 
-    /// A receive was told that what came are not the bytes that were sent: as good as if it had got the value.
+    /// A receive failed because the bytes were corrupted, which consumes the value.
     pub fn corrupted(
         &mut self,
         call: CallNo,
@@ -261,10 +264,10 @@ impl Model {
         let possible = self.settings.flip_per_mille > 0 && self.settings.validates(key.to) && !key.is_local();
         if !possible || came == sent || bytes == 0 {
             return Err(format!(
-                "a receive of {key} got other bytes, which nothing changed: {sent:x}, {came:x}"
+                "a receive of {key} was corrupted although no bit was flipped: {sent:x}, {came:x}"
             ));
         }
-        let what = format!("the word that {bytes} bytes are wrong, of which no value has the sum {sent:x}");
+        let what = format!("an error for {bytes} corrupted bytes, and no value has the checksum {sent:x}");
         self.took(call, now, &what, |number, value| {
             let form = value.form.as_ref().filter(|form| form.meta().bytes() == bytes);
             form.is_some_and(|form| {
@@ -274,7 +277,8 @@ impl Model {
         })
     }
 
-    /// A receive ended with a value that `equals` one of those that were sent, or with `what`, which none is.
+    /// Finds the sent value for which `equals` holds. Without one, `what` describes the result in
+    /// the error.
     fn took(
         &mut self,
         call: CallNo,
@@ -290,7 +294,7 @@ impl Model {
         let fits = |(number, sent): (usize, &Sent)| source_lives.contains(&sent.life) && equals(number, sent);
         let values = &self.channels[&key].values;
         let open = (0..values.len()).filter(|at| values[*at].got_by.is_none() && fits((*at, &values[*at])));
-        // Of equal ones, that which must come.
+        // Among equal values, the one that must come is preferred.
         let Some(value) = open.min_by_key(|at| values[*at].orphan) else {
             let again = (0..values.len()).rev().find(|at| equals(*at, &values[*at]));
             let what = match again {
@@ -312,7 +316,7 @@ impl Model {
         }
     }
 
-    /// An earlier value than this one that nobody has got, for a receive that had no other before it in line.
+    /// An earlier value that no receive has got, if this receive was alone when it began.
     fn passed_over(&self, call: &Call, value: usize) -> Option<usize> {
         let key = &call.key;
         let excused = !call.alone || self.is_disturbed(key) || self.is_closed(key);
@@ -334,7 +338,7 @@ impl Model {
         Ok(())
     }
 
-    /// A receive, or a send, could not begin.
+    /// A receive or a send was refused.
     pub fn refused(&self, key: Key, at: At, error: &Error) -> Result<(), Violation> {
         let place = (at, self.lives[at], key.step);
         let allowed = match error {
@@ -390,7 +394,7 @@ impl Model {
         }
     }
 
-    /// How many of a key's values may have gone to receives of which nobody knows what they got.
+    /// Upper bound of a key's values that went to receives with unknown results.
     pub fn may_be_missing(&self, key: &Key) -> usize {
         let Some(channel) = self.channels.get(key) else { return 0 };
         let lost = |call: &Call| match call.end {
@@ -403,28 +407,28 @@ impl Model {
         channel.ahead + channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()
     }
 
-    /// The values of a key that must still be somewhere, and those of them that may be missing.
+    /// The values of a key that no receive has got and that are not orphans.
     pub fn left(&self, key: &Key) -> Vec<usize> {
         let Some(channel) = self.channels.get(key) else { return Vec::new() };
         let is_left = |sent: &Sent| sent.got_by.is_none() && !sent.orphan;
         (0..channel.values.len()).filter(|at| is_left(&channel.values[*at])).collect()
     }
 
-    /// Whether a value can be told from all others of its key.
+    /// Whether a value differs from all others of its key.
     pub fn is_unique(&self, key: Key, value: usize) -> bool {
         let content = self.content(key, value);
         (0..self.channels[&key].values.len())
             .all(|other| other == value || self.content(key, other) != content)
     }
 
-    /// What tells a value from others of its key: its type, its shape, and its first bytes.
+    /// The identity of a value within its key: type, shape and first bytes.
     fn content(&self, key: Key, value: usize) -> (String, Vec<u8>) {
         let Some(form) = &self.channels[&key].values[value].form else { return ("dead".into(), Vec::new()) };
         let bytes = form.meta().bytes().min(8) as usize;
         (form.to_string(), pattern(key, value, form.dtype).flatten().take(bytes).collect())
     }
 
-    /// Whether the step of a key is over at one of its ends.
+    /// Whether the step of a key has ended at one of its ends.
     pub fn is_closed(&self, key: &Key) -> bool {
         [key.from, key.to].into_iter().any(|at| self.is_over(at, self.lives[at], key.step))
     }
@@ -433,7 +437,7 @@ impl Model {
         self.disturbed.contains(&(key.from.min(key.to), key.from.max(key.to)))
     }
 
-    /// Whether the loss of a peer may have ended everything at a process.
+    /// Whether the loss of a peer may have ended all calls of a process.
     pub fn may_be_over(&self, at: At) -> bool {
         self.settings.loss_is_fatal && self.disturbed.iter().any(|(a, b)| *a == at || *b == at)
     }

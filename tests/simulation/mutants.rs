@@ -1,4 +1,4 @@
-//! Each of the bugs that can be switched on is found.
+//! The simulation finds each planted bug.
 
 use crate::check::{Outcome, attempt};
 use crate::generate::program;
@@ -8,7 +8,7 @@ use tensorwire::internals::mutants::{Mutant, switch};
 
 const BOUND: Duration = Duration::from_secs(60);
 
-/// The first seed that shows a bug, and how.
+/// The first seed that shows a bug, and the failure.
 fn find(mutant: Mutant) -> Option<(u64, String)> {
     let start = Instant::now();
     switch(Some(mutant));
@@ -23,7 +23,7 @@ fn find(mutant: Mutant) -> Option<(u64, String)> {
 
 #[test]
 fn each_bug_is_found_within_a_minute() {
-    // A bug may show as a panic, which counts; its text is not of interest.
+    // A panic counts as a finding. Its text is dropped.
     std::panic::set_hook(Box::new(|_| {}));
     let only = setting("TENSORWIRE_TEST_SIM_MUTANT").map(|nth| nth as usize);
     let mut missed = Vec::new();

@@ -1,4 +1,4 @@
-//! The virtual network, with processes by their numbers in the cluster.
+//! The virtual network. Processes are named by their numbers in the cluster.
 
 use crate::program::{At, Program};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ pub type Port = <SimFabric as Fabric>::Port;
 
 pub struct Network {
     sim: SimNetwork,
-    /// Of each number the present life.
+    /// The present life of each number.
     processes: Vec<Option<SimProcess>>,
-    /// Who validates: only to them bits may flip on the way.
+    /// The processes that validate. Bits flip only on the way to these.
     validates: Vec<bool>,
     flip_per_mille: u32,
 }
@@ -55,7 +55,7 @@ impl Network {
         self.sim.now()
     }
 
-    /// A new life.
+    /// The fabric of a new life.
     pub fn fabric(&mut self, at: At, pool: &Pool) -> SimFabric {
         let fabric = self.sim.process(pool);
         self.processes[at] = Some(fabric.process());
@@ -91,12 +91,12 @@ impl Network {
         }
     }
 
-    /// Nobody is stalled any more.
+    /// Ends all stalls.
     pub fn wake(&self) {
         (0..self.processes.len()).for_each(|at| self.stall(at, Time::ZERO));
     }
 
-    /// What has happened, a line each, if it was to be kept.
+    /// The trace, one line per event, if it was recorded.
     pub fn trace(&self) -> Vec<String> {
         self.sim.trace()
     }

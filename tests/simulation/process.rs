@@ -1,4 +1,5 @@
-//! One life of one process: pool, fabric, engine, rendezvous, and what its user holds.
+//! One life of one process: pool, fabric, engine, rendezvous, and the tensors and calls that its
+//! user holds.
 
 use crate::bootstrap::{Ends, Watch};
 use crate::model::CallNo;
@@ -26,7 +27,7 @@ use tensorwire::{
 
 pub type SimEngine = Engine<Port, RemoteHandler>;
 
-/// How a receive ended, as its user sees it: the tensor, and whether it is dead.
+/// The result of a receive as its user sees it: the tensor, and whether it is dead.
 pub type Outcome = Result<(Tensor, bool), Error>;
 
 pub struct Process {
@@ -48,9 +49,9 @@ pub struct Process {
     called_back: Arc<Mutex<Vec<(CallNo, Outcome)>>>,
 }
 
-/// A receive that has not ended, or several that began together.
+/// A receive that has not ended, or a batch of them.
 pub struct Open {
-    /// Those of them that have ended are `None`.
+    /// `None` for each receive that has ended.
     calls: Vec<Option<CallNo>>,
     pub wait: Wait,
 }
@@ -62,7 +63,7 @@ pub enum Wait {
     Batch(PendingBatch),
 }
 
-/// A tensor that came.
+/// A received tensor that is still held.
 pub struct Held {
     pub key: Key,
     pub value: usize,
@@ -89,13 +90,13 @@ fn life_of(incarnation: u64) -> u64 {
     incarnation & u64::from(u32::MAX)
 }
 
-/// The last one is so long that its messages go in fragments.
+/// The last name is so long that its messages travel in fragments.
 fn edge_name(name: u64) -> String {
     let length = if name + 1 == NAMES { 600 } else { 1 };
     format!("e{}{name}", "_".repeat(length))
 }
 
-/// Ids that look nothing like each other; those of the upper half are a sequence's.
+/// Unrelated ids; those of the upper half belong to a sequence.
 fn step_id(step: u64) -> u64 {
     match step.checked_sub(crate::program::STEPS / 2) {
         None => 1 + step * 7919,
@@ -190,7 +191,7 @@ impl Process {
         }
     }
 
-    /// The step, which begins if it had not.
+    /// The step. It begins at its first use.
     pub fn step(&mut self, step: u64) -> Result<Step, Error> {
         if let Some(step) = self.steps.get(&step) {
             return Ok(step.clone());
@@ -200,7 +201,7 @@ impl Process {
         Ok(begun)
     }
 
-    /// Ends a step; its handles stay.
+    /// Cleans a step up. Its handles stay.
     pub fn cleanup(&mut self, step: u64) {
         self.rendezvous.cleanup(step_id(step));
     }
@@ -213,7 +214,7 @@ impl Process {
         }
     }
 
-    /// Sends several values of a step at once.
+    /// Sends several values of a step by one call.
     pub fn send_all(&mut self, step: u64, values: Vec<(Key, Option<Tensor>)>) -> Result<(), Error> {
         let step = self.step(step)?;
         let mut given = Vec::new();
@@ -223,7 +224,7 @@ impl Process {
         step.send_all(given.iter().map(|(edge, value)| (edge, value.clone())))
     }
 
-    /// Begins several receives of a step at once, which are `calls`.
+    /// Begins several receives of a step by one call. `calls` are their numbers.
     pub fn receive_all(
         &mut self,
         step: u64,
@@ -239,7 +240,7 @@ impl Process {
         Ok(())
     }
 
-    /// Begins a receive, which is `call`.
+    /// Begins the receive with the number `call`.
     pub fn receive(
         &mut self,
         key: Key,
@@ -265,7 +266,7 @@ impl Process {
         Ok(())
     }
 
-    /// Asks for the tensors of an edge in advance.
+    /// Makes a standing request for an edge.
     pub fn stand(&mut self, key: Key, window: u32) -> Result<(), Error> {
         let edge = self.edge(key)?;
         self.standing.push(self.rendezvous.standing(&edge, self.sequence, window)?);
@@ -276,12 +277,12 @@ impl Process {
         self.pool.tensor(form.meta()).ok()
     }
 
-    /// Whether calls that need this peer can go on.
+    /// Whether the peer is connected.
     pub fn is_up(&self, peer: At) -> bool {
         matches!(self.rendezvous.peer_status(PeerIndex(peer as u32)), PeerStatus::Up(_))
     }
 
-    /// Which of the links that there were with a peer it takes for the present one.
+    /// The generation of the link that this process takes for the present one.
     pub fn link_with(&self, peer: At) -> Option<u64> {
         match self.rendezvous.peer_status(PeerIndex(peer as u32)) {
             PeerStatus::Up(tag) => Some(tag.generation),
@@ -289,7 +290,7 @@ impl Process {
         }
     }
 
-    /// Of which lives of a peer there can be values for a receive that begins now.
+    /// The lives of a peer whose values a receive that begins now may get.
     pub fn source_lives(&self, peer: At) -> RangeInclusive<u64> {
         match self.rendezvous.peer_status(PeerIndex(peer as u32)) {
             PeerStatus::Up(tag) => life_of(tag.incarnation)..=life_of(tag.incarnation),
@@ -302,12 +303,12 @@ impl Process {
         self.rendezvous.progress()
     }
 
-    /// What it has lent.
+    /// The figures of the loan limiter.
     pub fn loans(&self) -> LoanFigures {
         self.fabric.loan_books().expect("this fabric lends").figures()
     }
 
-    /// How much the engine has to do.
+    /// The load of the poller.
     pub fn load(&self) -> RemoteLoad {
         let load = Arc::new(Mutex::new(RemoteLoad::default()));
         let told = load.clone();
@@ -316,7 +317,7 @@ impl Process {
         *load.lock().expect("no panic")
     }
 
-    /// The receives that have ended since the last time, with how.
+    /// The receives that have ended since the last call, with their results.
     pub fn ended(&mut self) -> Vec<(CallNo, Outcome)> {
         let mut ended = std::mem::take(&mut *self.called_back.lock().expect("no panic"));
         let called_back: Vec<CallNo> = ended.iter().map(|(call, _)| *call).collect();
@@ -356,12 +357,12 @@ impl Drop for Process {
 }
 
 impl Open {
-    /// Those that have not ended.
+    /// The numbers of receives that have not ended.
     pub fn calls(&self) -> impl Iterator<Item = CallNo> {
         self.calls.iter().flatten().copied()
     }
 
-    /// Of several, those that have ended.
+    /// Takes the results of a batch that have arrived.
     fn take_ended(&mut self) -> Vec<(CallNo, Outcome)> {
         let Wait::Batch(pending) = &mut self.wait else { return Vec::new() };
         let all = self.calls.iter_mut().enumerate();
@@ -382,7 +383,7 @@ impl Open {
         }
     }
 
-    /// Of one that is done.
+    /// The result of a call that is done.
     fn outcome(self) -> Option<(CallNo, Outcome)> {
         let outcome = match self.wait {
             Wait::Fresh(pending) => pending.wait().map(|got| (got.tensor, got.is_dead)),

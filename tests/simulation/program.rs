@@ -1,19 +1,19 @@
-//! What is run: a seed, settings, and a list of actions of which any part is a program too.
+//! A program: a seed, settings, and a list of actions. Any part of the list is a program too.
 
 use std::fmt;
 use tensorwire::{DType, Shape, TensorMeta};
 
-/// A process, by its number.
+/// The number of a process.
 pub type At = usize;
 
-/// Names that edges have.
+/// Number of edge names.
 pub const NAMES: u64 = 3;
-/// Steps that there are; the upper half belongs to a sequence.
+/// Number of steps; the upper half belongs to a sequence.
 pub const STEPS: u64 = 6;
 
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The network's, and the order's in which processes make progress.
+    /// Seeds the network, and the order in which processes poll.
     pub seed: u64,
     pub settings: Settings,
     pub actions: Vec<Action>,
@@ -31,31 +31,31 @@ pub struct Settings {
     pub max_outstanding_sends: u32,
     pub pool_bytes: u64,
     pub borrow: bool,
-    /// Whether the loss of a peer ends everything.
+    /// Whether the loss of a peer ends all calls.
     pub loss_is_fatal: bool,
     pub lends: bool,
-    /// How much a process lends at a time, in bytes.
+    /// Bytes that a process lends at a time.
     pub max_lent_bytes: u64,
-    /// How long receives wait that don't say, in us.
+    /// Default timeout of receives, in us.
     pub recv_timeout: u64,
-    /// In us.
+    /// In microseconds.
     pub cancel_grace: u64,
-    /// The longest way through the network, in us.
+    /// The longest delay of the network, in us.
     pub delay: u64,
-    /// How much a poll brings at most.
+    /// Largest number of completions of one poll.
     pub poll_batch: usize,
-    /// How long after its arrival an operation completes at most, in us.
+    /// The longest delay between the arrival of an operation and its local completion, in us.
     pub completion_delay: u64,
-    /// How often posting finds the queue full, in a thousand.
+    /// How often a post finds the queue full, per thousand.
     pub full_per_mille: u32,
-    /// A bit for each process that validates what it receives.
+    /// One bit for each process that validates.
     pub validating: u32,
-    /// How often a bit flips on the way to one of them, in a thousand tensors.
+    /// How often a bit flips on the way to one of these, per thousand tensors.
     pub flip_per_mille: u32,
 }
 
 impl Settings {
-    /// Whether the pool never runs out of room, whatever a program does.
+    /// Whether no program can exhaust the pool.
     pub fn is_roomy(&self) -> bool {
         self.pool_bytes >= ROOMY
     }
@@ -65,7 +65,7 @@ impl Settings {
         self.validating >> at & 1 == 1
     }
 
-    /// Whether no limit is ever reached, whatever a program does.
+    /// Whether no program can reach a limit.
     pub fn is_unlimited(&self) -> bool {
         self.max_requests >= UNLIMITED && self.max_routes >= UNLIMITED
     }
@@ -76,7 +76,7 @@ pub const ROOMY: u64 = 2 << 20;
 /// A limit that no program reaches.
 pub const UNLIMITED: u32 = 512;
 
-/// What a tensor is sent and received under.
+/// The key under which a tensor is sent and received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub from: At,
@@ -125,17 +125,17 @@ pub enum Action {
         at: At,
         step: u64,
     },
-    /// The tensors of an edge are to be asked for in advance; the key's step does not count.
+    /// Makes a standing request for an edge. The step of the key is ignored.
     Stand {
         key: Key,
         window: u32,
     },
-    /// So many steps in advance, for the `nth` such edge.
+    /// Sets the window of the `nth` standing request.
     Window {
         nth: usize,
         window: u32,
     },
-    /// Not any more, for the `nth` such edge.
+    /// Drops the `nth` standing request.
     Unstand {
         nth: usize,
     },
@@ -144,32 +144,32 @@ pub enum Action {
         /// `None` for a dead value.
         form: Option<Form>,
     },
-    /// All of one process and one step, by one call.
+    /// Sends values of one process and one step by one call.
     SendAll {
         values: Vec<(Key, Option<Form>)>,
     },
-    /// The same.
+    /// Receives values of one process and one step by one call.
     ReceiveAll {
         keys: Vec<Key>,
-        /// In us.
+        /// In microseconds.
         timeout: u64,
     },
     Receive {
         key: Key,
         into: Option<Form>,
-        /// In us; `None` for the usual one.
+        /// In microseconds; `None` for the default.
         timeout: Option<u64>,
         called_back: bool,
     },
-    /// Of the `nth` call that is open.
+    /// Cancels the `nth` open call.
     Cancel {
         nth: usize,
     },
-    /// Of the `nth` call without a callback that is open.
+    /// Drops the `nth` open call without a callback.
     DropPending {
         nth: usize,
     },
-    /// Of the `nth` tensor that is held.
+    /// Drops the `nth` held tensor.
     Release {
         nth: usize,
     },
@@ -185,20 +185,20 @@ pub enum Action {
         at: At,
         times: u32,
     },
-    /// Progress of random processes, and the time goes on from event to event.
+    /// Random processes poll, and the time advances from event to event.
     Run {
         rounds: u32,
     },
-    /// In us; nobody makes progress meanwhile.
+    /// In microseconds; no process polls meanwhile.
     Advance {
         time: u64,
     },
     Kill {
         at: At,
-        /// When the others hear of it by another way than the fabric, in us.
+        /// Time after which the bootstrap service reports the death, in us.
         told: Option<u64>,
     },
-    /// As it should: everything is closed.
+    /// A clean stop.
     Leave {
         at: At,
     },
@@ -220,10 +220,10 @@ impl fmt::Display for Action {
         match self {
             Action::Begin { at, step } => write!(f, "{at} begins step {step}"),
             Action::Stand { key, window } => {
-                write!(f, "{key} and later steps are asked for, {window} in advance")
+                write!(f, "{key} and later steps get standing requests, window {window}")
             }
-            Action::Window { nth, window } => write!(f, "of standing #{nth} {window} in advance"),
-            Action::Unstand { nth } => write!(f, "standing #{nth} ends"),
+            Action::Window { nth, window } => write!(f, "standing request #{nth} gets window {window}"),
+            Action::Unstand { nth } => write!(f, "standing request #{nth} ends"),
             Action::Send { key, form: Some(form) } => write!(f, "send {key}: {form}"),
             Action::Send { key, form: None } => write!(f, "send {key}: dead"),
             Action::SendAll { values } => {

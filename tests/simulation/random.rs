@@ -1,4 +1,4 @@
-//! Numbers from a seed: splitmix64.
+//! A seeded generator of random numbers: splitmix64.
 
 #[derive(Clone)]
 pub struct Random(u64);
@@ -17,7 +17,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// True once in so many times.
+    /// True once in `times` calls, on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,12 +1,12 @@
-//! Makes a failing program as small as it can be while it still fails.
+//! Shrinks a failing program as far as it still fails.
 
 use crate::check::{Outcome, attempt};
 use crate::program::{Action, At, Form, Program, ROOMY, UNLIMITED};
 
-/// Programs that may be tried.
+/// Largest number of programs that are tried.
 const TRIES: usize = 3_000;
 
-/// The smallest program found that fails, and how it fails.
+/// The smallest failing program that was found, and its failure.
 pub fn shrink(program: Program, why: String) -> (Program, String) {
     let mut shrinker = Shrinker { best: program, why, tries: 0 };
     loop {
@@ -28,7 +28,7 @@ struct Shrinker {
 }
 
 impl Shrinker {
-    /// Takes a smaller program if it fails too.
+    /// Keeps a smaller program if it fails too.
     fn offer(&mut self, smaller: Program) -> bool {
         if self.tries >= TRIES {
             return false;
@@ -111,7 +111,7 @@ impl Shrinker {
     }
 }
 
-/// What gets less while the number of actions stays.
+/// Reductions that keep the number of actions.
 fn weight(program: &Program) -> u64 {
     let settings = &program.settings;
     let limits =
@@ -191,7 +191,7 @@ fn without_one<T: Clone>(all: &[T], at: usize) -> Vec<T> {
     [&all[..at], &all[at + 1..]].concat()
 }
 
-/// The same action where a process is not there, and those after it have one number less.
+/// The same action without one process. The numbers of the processes after it decrease by one.
 fn without(action: &Action, gone: At) -> Option<Action> {
     let mut action = action.clone();
     let named: Vec<&mut At> = match &mut action {

@@ -1,4 +1,4 @@
-//! A cluster in one thread: processes, the network between them, and the bootstrap service's part.
+//! A cluster in one thread: processes, the network between them, and a scripted bootstrap service.
 
 use crate::bootstrap::Bootstrap;
 use crate::model::{Model, Violation, pattern};
@@ -13,14 +13,14 @@ use std::time::Duration;
 use tensorwire::internals::wire::Time;
 use tensorwire::{Code, Error, Pool, Status};
 
-/// How long a test of a new link may take, in rounds.
+/// Rounds within which the pings of a new link must end.
 const ROUNDS_TO_CONNECT: u32 = 10_000;
 
-/// After how long the bootstrap service tells of a death that the fabric tells as well, in us.
+/// Delay after which the bootstrap service reports a death that the fabric reports too, in us.
 const TOLD_LATE: u64 = 1_000_000;
-/// The same of one that has left.
+/// The same for a member that has left.
 const LEAVE_IS_TOLD: u64 = 50;
-/// The same of the old life of a member that comes back at once.
+/// The same for the old life of a member that comes back at once.
 const RETURN_IS_TOLD: u64 = 10;
 
 pub struct World {
@@ -29,17 +29,17 @@ pub struct World {
     pub model: Model,
     pub processes: Vec<Option<Process>>,
     lives: Vec<u64>,
-    /// The pools of those who died.
-    pub graves: Vec<Pool>,
+    /// The pools of dead processes.
+    pub dead_pools: Vec<Pool>,
     bootstrap: Bootstrap,
-    /// Links that are gone, by who has one with whom, whether it knows or not.
+    /// Lost links as (process, peer, generation), whether the process knows of the loss or not.
     gone: BTreeSet<(At, At, u64)>,
     random: Random,
     digest: DefaultHasher,
 }
 
 impl World {
-    /// Everybody is there and connected.
+    /// A cluster in which all members are connected.
     pub fn new(program: &Program, trace: bool) -> Result<World, Violation> {
         let settings = program.settings.clone();
         let mut network = Network::new(program, trace);
@@ -48,7 +48,7 @@ impl World {
         let mut world = World {
             model: Model::new(&settings),
             lives: vec![0; settings.processes],
-            graves: Vec::new(),
+            dead_pools: Vec::new(),
             settings,
             network,
             processes,
@@ -69,7 +69,7 @@ impl World {
         Err("the links did not come up".into())
     }
 
-    /// Does one action of a program.
+    /// Carries out one action of a program.
     pub fn act(&mut self, action: &Action) -> Result<(), Violation> {
         match *action {
             Action::Begin { at, step } => self.begin(at, step)?,
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// Of everything that is asked for in advance, the `nth`, around the end: whose it is, and where it is there.
+    /// The `nth` standing request, modulo their number: its process, and its index there.
     fn nth_standing(&self, nth: usize) -> Option<(At, usize)> {
         let living = self.processes.iter().flatten();
         let all: Vec<_> =
@@ -158,8 +158,8 @@ impl World {
         (!all.is_empty()).then(|| all[nth % all.len()])
     }
 
-    /// Whether nothing that these have asked for can be on its way. What is asked for in advance has come, or nobody has sent
-    /// it, if everybody has seen all that there is.
+    /// Whether no request of these processes is outstanding. A standing request has been answered,
+    /// or its value was not sent, once all processes have polled all that arrived.
     fn is_quiet(&mut self, who: &[At]) -> Result<bool, Violation> {
         let asked = |world: &Self| {
             let processes = who.iter().filter_map(|at| world.processes[*at].as_ref());
@@ -194,7 +194,7 @@ impl World {
                 None => return Ok(()),
             },
         };
-        // Before it is sent, as somebody may get it within the call.
+        // The model is told first, because a receive may get the value within the call.
         self.model.sent(key, form.cloned());
         let link = self.gone_link(&key);
         let Some(process) = &mut self.processes[key.from] else { return Ok(()) };
@@ -242,20 +242,21 @@ impl World {
         }
     }
 
-    /// The link that a sender has with a receiver, if it is gone without the sender's knowledge.
+    /// The link of a sender with a receiver, if it is lost and the sender does not know.
     pub fn gone_link(&self, key: &Key) -> Option<u64> {
         let link = self.processes[key.from].as_ref()?.link_with(key.to)?;
         self.gone.contains(&(key.from, key.to, link)).then_some(link)
     }
 
-    /// Of which lives of its sender there can be values for a receive that begins now; `None` if nobody is there to begin it.
+    /// The lives of the sender whose values a receive that begins now may get; `None` if the
+    /// receiver is dead.
     pub fn source_lives(&self, key: &Key) -> Option<RangeInclusive<u64>> {
         let process = self.processes[key.to].as_ref()?;
         let own = self.lives[key.from];
         Some(if key.is_local() { own..=own } else { process.source_lives(key.from) })
     }
 
-    /// Of all open calls that fit, the `nth`, around the end: whose it is, and where it is there.
+    /// The `nth` open call that fits, modulo their number: its process, and its index there.
     fn nth_open(&self, nth: usize, fits: fn(&Wait) -> bool) -> Option<(At, usize)> {
         let living = self.processes.iter().flatten();
         let open: Vec<_> = living
@@ -268,7 +269,7 @@ impl World {
     }
 
     fn cancel(&mut self, nth: usize) -> Result<(), Violation> {
-        // Those that are done are not cancelled.
+        // Calls that are done cannot be cancelled.
         self.collect()?;
         let Some((at, place)) = self.nth_open(nth, |_| true) else { return Ok(()) };
         let Some(process) = &self.processes[at] else { return Ok(()) };
@@ -279,7 +280,7 @@ impl World {
     }
 
     fn drop_pending(&mut self, nth: usize) -> Result<(), Violation> {
-        // Those that are done have a result that counts.
+        // The results of calls that are done count.
         self.collect()?;
         let fits = |wait: &Wait| !matches!(wait, Wait::CalledBack(_));
         let Some((at, place)) = self.nth_open(nth, fits) else { return Ok(()) };
@@ -305,7 +306,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody has lent more than it may, nor counts less than what others hold of it.
+    /// No process lends more than its bound, or counts less than others hold of its tensors.
     fn loans_are_in_bounds(&self) -> Result<(), Violation> {
         for lender in self.processes.iter().flatten() {
             let (at, bound) = (lender.at, self.settings.max_lent_bytes);
@@ -352,7 +353,7 @@ impl World {
         }
     }
 
-    /// One process makes progress once.
+    /// One process polls once.
     pub fn progress(&mut self, at: At) -> Result<usize, Violation> {
         self.bootstrap.work(&self.processes, &self.network);
         let Some(process) = &mut self.processes[at] else { return Ok(0) };
@@ -366,7 +367,7 @@ impl World {
         Ok(count)
     }
 
-    /// The loss of a peer has ended all calls of a process. Its program sees that and leaves.
+    /// The loss of a peer has ended all calls of a process, so its program leaves.
     fn everything_has_ended(&mut self, at: At) -> Result<(), Violation> {
         self.collect()?;
         let open = self.processes[at].iter().flat_map(|process| &process.open);
@@ -379,7 +380,7 @@ impl World {
         Ok(())
     }
 
-    /// Some make progress, in any order, and the time goes on to the next event.
+    /// Some processes poll, in random order. Then the time advances to the next event.
     pub fn round(&mut self) -> Result<(), Violation> {
         for _ in 0..self.settings.processes {
             let at = self.random.below(self.settings.processes as u64) as usize;
@@ -389,14 +390,14 @@ impl World {
         Ok(())
     }
 
-    /// The time goes on to the next thing that happens by itself, or a little if there is none.
+    /// Advances the time to the next event, or by a microsecond if there is none.
     pub fn pass(&self) {
         let now = self.network.now();
         let next = [self.network.next_event(), self.bootstrap.next_event(now)].into_iter().flatten().min();
         self.network.advance_to(next.unwrap_or(now + Duration::from_micros(1)));
     }
 
-    /// Takes what has come to its receivers.
+    /// Passes the results of ended receives to the model.
     fn collect(&mut self) -> Result<(), Violation> {
         let now = self.network.now();
         for process in self.processes.iter_mut().flatten() {
@@ -443,7 +444,7 @@ impl World {
         self.model.died(at);
         self.lives[at] += 1;
         let told = Duration::from_micros(told);
-        self.graves.push(process.pool.clone());
+        self.dead_pools.push(process.pool.clone());
         self.bootstrap.dies(&process, &self.processes, self.network.now(), told);
     }
 
@@ -470,12 +471,12 @@ impl World {
         }
     }
 
-    /// Whether anybody has something that can't leave yet.
+    /// Whether a process has messages that wait for credits or room.
     pub fn has_backlog(&self) -> bool {
         self.processes.iter().flatten().any(|process| process.load().links.backlog > 0)
     }
 
-    /// Everything that happened, in one number.
+    /// A digest of everything that happened.
     pub fn digest(&self) -> u64 {
         let mut digest = self.digest.clone();
         self.network.digest().hash(&mut digest);
@@ -491,7 +492,7 @@ fn brief(outcome: &Outcome) -> String {
 }
 
 impl Held {
-    /// What is held must not change.
+    /// Checks that a held tensor has not changed.
     pub fn check(&self) -> Result<(), Violation> {
         let Held { key, value, tensor } = self;
         match crate::model::is_pattern(tensor, *key, *value) {

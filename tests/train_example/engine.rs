@@ -1,10 +1,10 @@
-//! Runs of several processes: every tensor goes through the engine.
+//! Runs with several processes, in which every tensor goes through the engine.
 
 use crate::program::{Running, Train, send};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Ten times as long as it takes everyone to notice, on a busy machine.
+/// Ten times as long as all members need to notice a death on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
@@ -25,7 +25,7 @@ fn tensors_and_bytes_are_those_of_the_formula_and_go_through_shared_memory() {
     let numbers = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10;
     assert_eq!(summary["tensors_moved"], moves * 6);
     assert_eq!(summary["bytes_moved"], moves * 4 * numbers);
-    // Whatever the protocol, no tensor moves without at least one operation.
+    // Each tensor needs at least one operation, in any protocol.
     assert!(summary["fabric_ops"].as_u64().expect("operations") >= moves * 6, "{summary}");
     assert_eq!(summary["fabric"], "shm");
     assert_ne!(summary["pages"], "none");
@@ -45,7 +45,7 @@ fn asked_for_in_advance_tensors_take_hardly_more_than_one_operation_each() {
     };
     let (on, off) = (operations("on"), operations("off"));
     println!("operations of a tensor: {on:.2} asked for in advance, {off:.2} otherwise");
-    // At the end each edge takes back what it had asked for beyond the last step.
+    // At the end each edge cancels its standing requests beyond the last step.
     assert!(on < 1.5 && off >= 2.0, "{on} and {off}");
 }
 
@@ -64,7 +64,7 @@ fn a_worker_killed_in_the_middle_ends_all_others_with_an_error_that_names_it() {
     let cause = format!("worker/1 (process {}) was killed by signal 9 (SIGKILL)", victim.pid);
     assert_eq!(lines.len(), members.len(), "one for each process: {lines:?}");
     assert!(lines[0].contains(&cause) && lines.iter().all(|line| line.contains("worker/1")), "{lines:?}");
-    // Each from an error of its own: nobody had to be ended, and nobody had to be told by the program.
+    // Each member ends by an error of its own; the program neither ended nor informed it.
     for line in &lines[1..] {
         assert!(line.contains("ended with status 1: ") && !line.contains("[after"), "{line}");
     }
@@ -93,7 +93,7 @@ fn the_processes_end_when_the_one_that_started_them_is_killed() {
     assert_gone(&members);
 }
 
-/// A process that the program started.
+/// A process that the example has started.
 #[derive(Debug)]
 struct Member {
     name: String,
@@ -102,12 +102,13 @@ struct Member {
 
 impl Member {
     fn lives(&self) -> bool {
-        // A zombie has ended: it only waits for its parent, and its command line is empty.
+        // A zombie has ended. Its command line is empty.
         command_line(self.pid).is_some_and(|words| words.contains(&self.name))
     }
 }
 
-/// A run of 2 servers and 3 workers that goes on until it is ended, in the middle of its steps.
+/// A run of 2 servers and 3 workers that goes on until the test ends it, in the middle of its
+/// steps.
 fn training() -> (Running, Vec<Member>) {
     let mut run = Train::new("--servers 2 --workers 3 --steps 16000000").start();
     run.wait_for_line();

@@ -1,4 +1,4 @@
-//! The example `train` as its users run it: the built program, its output, its files, its exit status.
+//! The example `train` as a user runs it: the built program, its output, files and exit status.
 
 mod engine;
 mod program;

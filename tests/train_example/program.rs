@@ -9,16 +9,16 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// No run of these tests takes longer; the machine may be busy.
+/// Timeout of a run, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A call of the program, with a folder of its own.
+/// A call of the example, with a folder of its own.
 pub struct Train {
     args: Vec<String>,
     folder: TempDir,
 }
 
-/// What became of it.
+/// How a run ended.
 pub struct Output {
     pub status: ExitStatus,
     pub stdout: String,
@@ -26,23 +26,23 @@ pub struct Output {
 }
 
 impl Train {
-    /// The program with these arguments.
+    /// The example with these arguments.
     pub fn new(args: &str) -> Train {
         let args = args.split_whitespace().map(str::to_owned).collect();
         Train { args, folder: tempfile::tempdir().expect("folder") }
     }
 
-    /// Where [`Train::summary`] has the summary written.
+    /// The file into which [`Train::summary`] has the summary written.
     pub fn json_file(&self) -> PathBuf {
         self.folder.path().join("summary.json")
     }
 
-    /// Runs it to its end.
+    /// Runs the example to its end.
     pub fn output(&self) -> Output {
         self.start().end()
     }
 
-    /// Runs it to its end, which must be a good one, and returns the summary that it wrote.
+    /// Runs the example to its end, which must be success. Returns the summary that it wrote.
     pub fn summary(mut self) -> Value {
         self.args.extend(["--json".to_owned(), self.json_file().display().to_string()]);
         let output = self.output();
@@ -51,7 +51,7 @@ impl Train {
         serde_json::from_str(&text).expect("json")
     }
 
-    /// Starts it. It may stand anywhere: it must not need the folder of the sources.
+    /// Starts the example outside the source folder, which it must not need.
     pub fn start(&self) -> Running {
         let mut command = Command::new(program());
         command.args(&self.args).current_dir(self.folder.path());
@@ -62,8 +62,8 @@ impl Train {
     }
 }
 
-/// The program, up to date. Cargo builds examples for `cargo test`, but not for `cargo test --test ...`; and only
-/// Cargo knows where they are.
+/// The built example, up to date. Cargo builds examples for `cargo test` but not for `cargo test
+/// --test ...`, and only Cargo knows their paths.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -84,16 +84,16 @@ fn program() -> &'static Path {
     })
 }
 
-/// A run that has not ended.
+/// A run in progress.
 pub struct Running {
     child: Child,
     stderr: BufReader<ChildStderr>,
     told: String,
-    /// Dropped with the run: then nobody watches any more.
+    /// Dropped with the run, which ends the watchdog.
     _over: Sender<()>,
 }
 
-/// Kills a run that takes too long, so that a test fails rather than hangs.
+/// A watchdog: it kills a run that takes too long, so that the test fails instead of hanging.
 fn watch(process: u32) -> Sender<()> {
     let (over, is_over) = mpsc::channel();
     std::thread::spawn(move || {
@@ -105,25 +105,25 @@ fn watch(process: u32) -> Sender<()> {
 }
 
 impl Running {
-    /// Waits until it has told how far it is, and sends it a signal.
+    /// Waits until the run has reported progress, and sends it a signal.
     pub fn after_first_line(mut self, signal: &str) -> Running {
         self.wait_for_line();
         send(signal, self.child.id());
         self
     }
 
-    /// Waits until it has told something.
+    /// Waits for a line of output.
     pub fn wait_for_line(&mut self) {
         let read = self.stderr.read_line(&mut self.told).expect("stderr");
         assert!(read > 0, "it ended before it told anything");
     }
 
-    /// The process itself.
+    /// The process of the launcher.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for its end.
+    /// Waits until the run has ended.
     pub fn end(mut self) -> Output {
         let mut stdout = String::new();
         self.stderr.read_to_string(&mut self.told).expect("stderr");
@@ -132,7 +132,7 @@ impl Running {
     }
 }
 
-/// Sends a signal by its short name.
+/// Sends a signal by its short name, such as `INT`.
 pub fn send(signal: &str, process: u32) {
     let sent = Command::new("kill").args([format!("-{signal}"), process.to_string()]).status().expect("kill");
     assert!(sent.success(), "kill -{signal} {process}");

@@ -1,4 +1,4 @@
-//! Runs in one process, and what is the same for all runs.
+//! Runs in one process, and properties that all runs share.
 
 use crate::program::Train;
 use serde_json::{Value, json};
