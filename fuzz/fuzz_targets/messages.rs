@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::internals::wire::{EdgeName, Grant, Immediate, MAX_DIM, MAX_RANK};
 use tensorwire::internals::wire::message::{MAX_STATUS_TEXT, Message, MetaRef, VersionedMeta};
+use tensorwire::internals::wire::{EdgeName, Grant, Immediate, MAX_DIM, MAX_RANK};
 use tensorwire::{DType, TensorMeta};
 
 /// Bytes of an error's text at most: it may quote a shape of 254 dimensions.

@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use std::fmt::Display;
-use tensorwire::internals::wire::{DeviceName, EdgeName, MAX_NAME, RendezvousKey};
 use tensorwire::EdgeNameError;
+use tensorwire::internals::wire::{DeviceName, EdgeName, MAX_NAME, RendezvousKey};
 
 /// Bytes of an error's text at most, however long the name is.
 const MAX_ERROR: usize = 8 * 1024;

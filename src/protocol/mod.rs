@@ -12,7 +12,7 @@
 //!                 ◀─────────────────────────── META_DATA_RESPONSE (unknown or changed)
 //!   TENSOR_RE_REQUEST ────────────────────────▶
 //!                 ◀─────────────────────────── write + immediate                   done
-//!                 ◀─────────────────────────── STASHED_RESPONSE (the value is here)   done
+//!                 ◀─────────────────────────── STASHED_RESPONSE (the value is here) done
 //!   CANCEL ───────────────────────────────────▶ value stays or is put back
 //!                 ◀─────────────────────────── CANCEL_ACK, behind everything posted for the request
 //!   RETURN ───────────────────────────────────▶ nobody took the answer: its value is in line again
@@ -24,7 +24,7 @@
 //! Standing requests are requests that are made in advance, many at a time; what comes for one waits until it is claimed:
 //!
 //! ```text
-//!   STANDING_REQUEST (one request for each of some steps) ──▶ each waits for its value
+//!   STANDING_REQUEST (one for each step) ────▶ each waits for its value
 //!                 ◀─────────────────────────── write + immediate                   done, once claimed
 //!                 ◀─────────────────────────── META_DATA_RESPONSE, write + immediate (changed, and fits)
 //!                 ◀─────────────────────────── write + immediate that names meta-data told before

@@ -13,10 +13,10 @@ use libfuzzer_sys::fuzz_target;
 use owner::Owner;
 use peer::Peer;
 use std::time::Duration;
-use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
-use tensorwire::internals::fabric::sim::{SimNetwork, SimOptions};
-use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 use tensorwire::Pool;
+use tensorwire::internals::fabric::sim::{SimNetwork, SimOptions};
+use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 
 /// Receives of each side.
 const DEPTH: u32 = 8;

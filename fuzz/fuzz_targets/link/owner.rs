@@ -4,9 +4,12 @@ use crate::input::Input;
 use crate::{OWNER, PEER};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tensorwire::internals::fabric::{LinkFailure, LinkId};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
-use tensorwire::internals::link::{StashedValue, PeerRequestId, LinkEvent, LinkIdentity, LinkSettings, Links, Received, ServeOutcome, TensorKey, CancelDecision, Destination};
+use tensorwire::internals::fabric::{LinkFailure, LinkId};
+use tensorwire::internals::link::{
+    CancelDecision, Destination, LinkEvent, LinkIdentity, LinkSettings, Links, PeerRequestId, Received,
+    ServeOutcome, StashedValue, TensorKey,
+};
 use tensorwire::internals::telemetry::CountersWriter;
 use tensorwire::internals::wire::EdgeName;
 use tensorwire::internals::wire::message::RequestId;
@@ -29,9 +32,9 @@ pub struct Owner {
     requests: Vec<RequestId>,
     asked: Vec<PeerRequestId>,
     returned: Vec<(u32, u64)>,
-    /// Values on their way to the peer, and kept until it asks again.
+    /// Values on their way to the peer, and pinned until it asks again.
     posted: usize,
-    kept: usize,
+    pinned: usize,
     /// What was delivered, with its bytes when it came.
     delivered: Vec<(Tensor, Vec<u8>)>,
 }
@@ -70,7 +73,7 @@ impl Owner {
             asked: Vec::new(),
             returned: Vec::new(),
             posted: 0,
-            kept: 0,
+            pinned: 0,
             delivered: Vec::new(),
         }
     }
@@ -87,7 +90,7 @@ impl Owner {
             4 | 5 => self.answer(input),
             6 => self.links.drop_stashed(input.number()),
             7 => self.ask_in_advance(input),
-            8 => self.links.disarm(self.link, &key(input), input.number() % 4, input.number() % 2),
+            8 => self.links.withdraw_standing(self.link, &key(input), input.number() % 4, input.number() % 2),
             _ => self.delivered.truncate(input.below(8)),
         }
     }
@@ -118,21 +121,22 @@ impl Owner {
 
     fn ask_in_advance(&mut self, input: &mut Input<'_>) {
         let (first, count) = (key(input), input.u8().into());
-        let armed = self.links.arm_steps(self.link, &first, count, input.flag(), input.number() % 2);
-        assert!(armed.steps <= count.min(SETTINGS.max_requests / 2));
+        let posted = self.links.post_standing(self.link, &first, count, input.flag(), input.number() % 2);
+        assert!(posted.steps <= count.min(SETTINGS.max_requests / 2));
     }
 
     fn cancel_request(&mut self, input: &mut Input<'_>) {
         let request = input.request(&self.requests);
-        let (take, verdict) = (input.flag(), verdict(input));
+        let (take, decision) = (input.flag(), decision(input));
         let waiting = &mut self.waiting;
-        self.links.cancel_request(self.link, request, &mut |_, waiter| decide(waiting, waiter, take, verdict));
+        self.links
+            .cancel_request(self.link, request, &mut |_, waiter| decide(waiting, waiter, take, decision));
     }
 
     fn give_up(&mut self, input: &mut Input<'_>) {
-        let (take, verdict) = (input.flag(), verdict(input));
+        let (take, decision) = (input.flag(), decision(input));
         let waiting = &mut self.waiting;
-        self.links.cancel_requests(self.link, &mut |_, waiter| decide(waiting, waiter, take, verdict));
+        self.links.cancel_requests(self.link, &mut |_, waiter| decide(waiting, waiter, take, decision));
     }
 
     fn answer(&mut self, input: &mut Input<'_>) {
@@ -142,9 +146,9 @@ impl Owner {
         let peer_request = self.asked.swap_remove(input.below(self.asked.len()));
         let number = u64::from(self.next_waiter);
         match input.below(8) {
-            0 => {
-                self.links.refuse(peer_request, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64)))
-            }
+            0 => self
+                .links
+                .refuse(peer_request, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64))),
             1 => {
                 if let Some((held, number)) = self.returned.pop() {
                     self.links.serve_stashed(peer_request, held, number);
@@ -162,7 +166,7 @@ impl Owner {
     fn serve(&mut self, peer_request: PeerRequestId, value: Value, number: u64) {
         match self.links.serve(peer_request, value, number) {
             ServeOutcome::Posted => self.posted += 1,
-            ServeOutcome::Pinned => self.kept += 1,
+            ServeOutcome::Pinned => self.pinned += 1,
             ServeOutcome::Copied | ServeOutcome::Refused | ServeOutcome::Gone(_) => {}
         }
     }
@@ -176,7 +180,8 @@ impl Owner {
         }
         let load = self.links.load();
         assert!(
-            load.requests <= SETTINGS.max_requests as usize && load.served <= SETTINGS.max_requests as usize
+            load.requests <= SETTINGS.max_requests as usize
+                && load.peer_requests <= SETTINGS.max_requests as usize
         );
         assert!(load.leaving <= self.posted, "{load:?}");
         count
@@ -197,11 +202,13 @@ impl Owner {
             }
             LinkEvent::Withdrawn { peer_request, .. } => self.asked.retain(|asked| *asked != peer_request),
             LinkEvent::Resumed { .. } => {
-                self.kept = self.kept.checked_sub(1).expect("a value was kept");
+                self.pinned = self.pinned.checked_sub(1).expect("a value was pinned");
                 self.posted += 1;
             }
-            LinkEvent::SendComplete => self.posted = self.posted.checked_sub(1).expect("a value was on its way"),
-            LinkEvent::PutBack { .. } => self.kept = self.kept.checked_sub(1).expect("a value was kept"),
+            LinkEvent::SendComplete => {
+                self.posted = self.posted.checked_sub(1).expect("a value was on its way")
+            }
+            LinkEvent::PutBack { .. } => self.pinned = self.pinned.checked_sub(1).expect("a value was pinned"),
             LinkEvent::Returned { held, number, .. } => self.returned.push((held, number)),
             LinkEvent::Orphaned { value, incarnation, .. } => {
                 assert_eq!(incarnation, 2);
@@ -240,22 +247,27 @@ impl Owner {
     pub fn check_end(&self) {
         assert!(self.is_down, "the link never went down");
         assert!(self.waiting.is_empty(), "{:?} were never told", self.waiting);
-        assert_eq!((self.posted, self.kept), (0, 0), "values on their way, and kept");
+        assert_eq!((self.posted, self.pinned), (0, 0), "values on their way, and pinned");
         for (tensor, bytes) in &self.delivered {
             assert_eq!(tensor.bytes(), bytes, "a tensor that was delivered has changed");
         }
     }
 }
 
-fn verdict(input: &mut Input<'_>) -> CancelDecision {
+fn decision(input: &mut Input<'_>) -> CancelDecision {
     [CancelDecision::Keep, CancelDecision::Cancel, CancelDecision::Abandon][input.below(3)]
 }
 
 /// Whoever is taken away counts as told.
-fn decide(waiting: &mut BTreeSet<u32>, waiter: &mut Option<u32>, take: bool, verdict: CancelDecision) -> CancelDecision {
-    let is_over = verdict != CancelDecision::Keep;
-    if let Some(taken) = waiter.take_if(|_| is_over && (take || verdict == CancelDecision::Abandon)) {
+fn decide(
+    waiting: &mut BTreeSet<u32>,
+    waiter: &mut Option<u32>,
+    take: bool,
+    decision: CancelDecision,
+) -> CancelDecision {
+    let is_over = decision != CancelDecision::Keep;
+    if let Some(taken) = waiter.take_if(|_| is_over && (take || decision == CancelDecision::Abandon)) {
         assert!(waiting.remove(&taken), "waiter {taken} was told twice");
     }
-    verdict
+    decision
 }

@@ -2,13 +2,16 @@
 
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
-use tensorwire::internals::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
+use tensorwire::internals::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
 use tensorwire::internals::memory::LentBytes;
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaPlace, Slot, sum_of};
-use tensorwire::internals::wire::message::{Allocator, StandingRequest, StandingStep, StandingSteps, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, TensorRequest, VERSION, VersionedMeta};
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
+use tensorwire::internals::wire::message::{
+    Allocator, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, StandingRequest, StandingStep,
+    StandingSteps, TensorRequest, VERSION, VersionedMeta,
+};
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaPlace, Slot, sum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
@@ -165,7 +168,7 @@ impl Peer {
             let Grant { key, offset, .. } = self.grant(input);
             StandingStep { request: input.request(&[]), key, offset }.put(&mut steps, room.is_some());
         }
-        let arm = StandingRequest {
+        let standing = StandingRequest {
             route: input.number() as u32,
             first_step: input.number(),
             frame: input.number() % 2,
@@ -176,7 +179,7 @@ impl Peer {
             room,
             steps: StandingSteps::new(&steps, room.is_some()),
         };
-        self.say(&Message::StandingRequest(arm));
+        self.say(&Message::StandingRequest(standing));
     }
 
     fn ask_again(&mut self, input: &mut Input<'_>) {
@@ -385,7 +388,9 @@ impl Peer {
             Message::Ping { nonce, .. } => self.say(&Message::Pong { nonce: *nonce }),
             Message::Request(request) => self.note(request.request, request.grant),
             Message::ReRequest { request, grant } => self.note(*request, Some(*grant)),
-            Message::StandingRequest(arm) => arm.steps.iter().for_each(|step| self.note(step.request, arm.grant(&step))),
+            Message::StandingRequest(standing) => {
+                standing.steps.iter().for_each(|step| self.note(step.request, standing.grant(&step)))
+            }
             _ => {}
         }
     }

@@ -308,7 +308,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// `HELD_RESPONSE`: the next value in line is here.
+    /// `STASHED_RESPONSE`: the next value in line is in the stash here.
     pub(in crate::link) fn on_stashed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
