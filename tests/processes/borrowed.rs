@@ -1,4 +1,4 @@
-//! Borrowed tensors: what a lender lends at most, holders that are slow, and senders that die.
+//! Borrowed tensors: the bounds of a lender, slow holders, and senders that die.
 
 use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, run, until, values};
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, Gauge, Node, Shape, Tensor, TensorMeta};
 
-/// How long loans may be held in these tests, and dead peers' memory is kept whole.
+/// `borrow_grace` of these tests.
 const GRACE: Duration = Duration::from_millis(200);
-/// Elements of the tensors that the other process sends: 8 bytes, and some pages.
+/// Elements of the tensors that the other process sends: 8 bytes, and a few pages.
 const SIZES: [usize; 3] = [2, 100_000, 3];
 
 fn borrower(cluster: &str) -> Node {
@@ -18,7 +18,7 @@ fn borrower(cluster: &str) -> Node {
     node.set("small_tensor_bytes", "0").start().expect("the node starts")
 }
 
-/// Settings of a cluster in which everybody borrows whatever can be borrowed.
+/// Settings of a cluster in which all members borrow, small tensors included.
 fn borrowing<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&[("bulk_receive", "borrow"), ("small_tensor_bytes", "0"), ("borrow_grace", "200ms")], more].concat()
 }
@@ -28,7 +28,7 @@ fn is_right(tensor: &Tensor, first: usize, len: usize) -> bool {
         && values(tensor).iter().zip(first..).all(|(value, right)| *value == right as f32)
 }
 
-/// Sends one tensor of each size, and serves until it is told to stop, or killed.
+/// Sends one tensor of each size, and serves until it is stopped or killed.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_lender() {
@@ -59,7 +59,7 @@ fn borrow_all(node: &Node) -> Vec<Tensor> {
     held
 }
 
-/// Starts the other process, and borrows what it sends.
+/// Starts the other process, and borrows its tensors.
 fn borrow_from_another(node: &Node, cluster: &str) -> (Other, Vec<Tensor>) {
     let mut lender = Other::start("borrowed::role_lender", cluster);
     node.join().expect("joined");
@@ -67,7 +67,7 @@ fn borrow_from_another(node: &Node, cluster: &str) -> (Other, Vec<Tensor>) {
     (lender, borrow_all(node))
 }
 
-/// Kills the other process, and waits until that is known.
+/// Kills the other process, and waits until this node has noticed the death.
 fn lose(node: &Node, lender: &mut Other) {
     lender.kill();
     until(node, "the news", || node.peers()[0].state.error().is_some());
@@ -77,7 +77,7 @@ fn all_right(held: &[Tensor]) -> bool {
     held.iter().zip(SIZES).enumerate().all(|(number, (tensor, len))| is_right(tensor, number, len))
 }
 
-/// The mapping that an address is in: its file's name and number, and how much of it is in memory.
+/// The mapping that holds an address: name and inode of its file, and its resident size.
 fn mapping_of(address: usize) -> (String, u64, u64) {
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
     let mut lines = smaps.lines();
@@ -107,7 +107,7 @@ fn has_file(number: u64) -> bool {
     open || maps.lines().any(is_it)
 }
 
-/// Reads what is held, again and again, until `over`; says how often.
+/// Reads the held tensors again and again until `over`. Returns the number of rounds.
 fn read_all_the_while(held: &[Tensor], over: &AtomicBool) -> u64 {
     let mut rounds = 0;
     while !over.load(Ordering::Relaxed) {
@@ -140,7 +140,7 @@ fn role_heir() {
         until(&node, "the end of the dead sender's pool", || kept(&node) > 0);
         let took = killed.elapsed();
         println!("what was borrowed was copied {took:?} after the death (grace {GRACE:?})");
-        // The end of its link, the grace period and a tick; and five times that on a busy machine.
+        // The end of the link, the grace period and a tick; times five for a busy machine.
         assert!(took >= GRACE && took < 5 * (Duration::from_millis(100) + GRACE + GRACE / 4));
         over.store(true, Ordering::Relaxed);
         println!("it was read {} times meanwhile", reader.join().expect("nothing has changed"));
@@ -153,7 +153,7 @@ fn role_heir() {
     assert!(resident <= 4 * 100_000 + 4 * 4096, "{resident} bytes are in memory");
     assert!(all_right(&held));
 
-    // A new life has nothing to do with the old one's.
+    // A new life does not touch the tensors of the old one.
     let (mut lender, of_the_new) = borrow_from_another(&node, &cluster);
     drop(held);
     std::thread::sleep(2 * GRACE);
@@ -181,7 +181,7 @@ fn role_poor_heir() {
     let node = borrower(&cluster);
     let (mut lender, held) = borrow_from_another(&node, &cluster);
     lose(&node, &mut lender);
-    // Without a descriptor there is no memory to copy to.
+    // Without a free descriptor there is no memory to copy to.
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..before }).expect("fewer are always allowed");
     until(&node, "a failure", || node.counters().get(Counter::RelocationFailures) > 0);
@@ -220,7 +220,7 @@ fn a_node_that_stops_settles_what_dead_senders_have_left_at_once() {
     }
 }
 
-/// Lends tensors, stops while they are held elsewhere, and goes on with the pool for some time, then without.
+/// Lends tensors and stops while a peer holds them. Then uses the pool for some time, and drops it.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_leaver() {
@@ -244,7 +244,7 @@ fn role_leaver() {
     }
     let pool = node.pool().clone();
     drop((step, node));
-    // One is held here too. Whatever else is to be had is written over.
+    // One tensor is held here too. All other blocks of the pool are overwritten.
     mine.truncate(1);
     let mine = mine.remove(0).try_into_mut().expect_err("it is read elsewhere");
     let meta = |n| TensorMeta::new(DType::U8, Shape::new(&[n]).expect("shape")).expect("meta");
@@ -286,13 +286,13 @@ fn a_sender_that_stops_keeps_no_pool_for_those_who_hold_its_tensors_and_changes_
     assert!(leaver.ends_well() && all_right(&held));
 }
 
-/// What a lender has out: loans and their bytes.
+/// The number of loans that a lender has out, and their bytes.
 fn lent(node: &Node) -> (u64, u64) {
     let counters = node.counters();
     (counters.gauge(Gauge::LoansOut), counters.gauge(Gauge::LentBytes))
 }
 
-/// Sends tensors of so many elements under these numbers.
+/// Sends tensors of `elements` elements under these numbers.
 fn send_some(node: &Node, numbers: std::ops::Range<usize>, len: usize) {
     let step = node.step(1).expect("new");
     for number in numbers {
@@ -365,7 +365,7 @@ fn by_default_half_of_the_pool_is_lent_at_most() {
         return;
     }
     run(2, &borrowing(&[]), |node, task| {
-        // 1 MiB each, in a pool of 8; the sender always has room for one more.
+        // Tensors of 1 MiB in a pool of 8 MiB. The sender always has room for one more.
         for number in 0..12 {
             if task == 0 {
                 send_some(node, number..number + 1, 1 << 18);
@@ -477,7 +477,7 @@ fn what_is_borrowed_when_the_link_ends_counts_until_it_is_returned() {
     assert_eq!((count_lent(&held), lent(&lender)), (2, (2, 80_000)));
     drop(first);
     until(&lender, "the news", || lender.peers()[0].state.error().is_some());
-    // The borrower's process lives on, and reads.
+    // The borrower's process lives on and reads.
     assert_eq!(lent(&lender), (2, 80_000));
     let second = start(1);
     meet(&second);
@@ -518,7 +518,7 @@ fn standing_requests_borrow_as_far_as_the_bound_goes() {
                 let step = node.step((1 << 40) + n).expect("new");
                 held.push(step.recv(&edge, SOON).expect("received").tensor);
                 assert!(is_right(&held[held.len() - 1], n as usize, 10_000));
-                // Now more is held than is lent, now less.
+                // The held bytes are now above, now below the bound.
                 if n % 10 == 9 {
                     held.clear();
                     std::thread::sleep(Duration::from_millis(20));

@@ -1,6 +1,6 @@
-//! Receives that are given up while their values are on the way, between two real processes: whatever ends them and
-//! whenever, each value is received once and whole, a receive that is alone gets what was sent first, and no memory is left
-//! behind.
+//! Receives that are given up while their values are on the way, between two real processes. Each
+//! value is received once and whole, a receive that is alone gets the value that was sent first,
+//! and no memory is leaked.
 
 use crate::common::other::Other;
 use crate::common::{SOON, cluster, counting, member, run, until, values};
@@ -8,20 +8,20 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 use tensorwire::{Code, Counter, DType, Delivery, Edge, Error, Gauge, Node, Status, Step, Tensor, TensorMut};
 
-/// Values of each kind in each direction.
+/// Number of values of each kind in each direction.
 const VALUES: u32 = 400;
 
-/// Steps that end early.
+/// Number of steps that end early.
 const ENDED_STEPS: u64 = 150;
 
-/// Name, elements, and whether receives give a tensor for it.
+/// Name, elements, and whether receives give a tensor.
 const KINDS: [(&str, usize, bool); 4] =
     [("small", 10, false), ("large", 1000, false), ("into", 2000, true), ("small into", 12, true)];
 
 fn joined(cluster: &str, task: u32, receive: &str) -> Node {
-    // Longer than any test stops its peer for.
+    // Longer than any stop of a peer in these tests.
     let node = member(cluster, task).set("bulk_receive", receive).set("silence_bound", "60s");
-    // Nothing comes between a look at a receive and its end.
+    // No other thread polls between a check of a receive and its end.
     let node = node.set("poll", "inline");
     let node = node.start().expect("the node starts");
     node.join().expect("joined");
@@ -33,7 +33,7 @@ fn other_node() -> Node {
     joined(&of("TEST_CLUSTER"), 1, &of("TEST_RECEIVE"))
 }
 
-/// Numbers that are the same in every run.
+/// A generator with a fixed seed.
 struct Random(u64);
 
 impl Random {
@@ -44,20 +44,20 @@ impl Random {
         self.0 % end
     }
 
-    /// Around the time that an exchange takes.
+    /// A random pause of about the duration of an exchange.
     fn moment(&mut self) -> Duration {
         Duration::from_micros(self.below(300))
     }
 }
 
-/// One direction of one kind, seen from here.
+/// One kind of value in one direction, as this process sees it.
 struct Stream {
     to: Edge,
     from: Edge,
     len: usize,
     into: bool,
     sent: u32,
-    /// Which values have come.
+    /// Which values were received.
     came: Vec<bool>,
 }
 
@@ -77,7 +77,7 @@ struct Side<'a> {
     step: Step,
     random: Random,
     streams: Vec<Stream>,
-    /// How receives ended: with a value, and without.
+    /// Number of receives that ended with a value, and without one.
     counts: [u64; 2],
 }
 
@@ -96,7 +96,7 @@ impl<'a> Side<'a> {
         Side { node, step, random: Random(seed), streams: streams.into(), counts: [0; 2] }
     }
 
-    /// Sends and receives everything.
+    /// Sends and receives all values.
     fn run(&mut self) {
         let end = Instant::now() + 5 * SOON;
         while self.streams.iter().any(|stream| stream.sent < VALUES || !stream.is_complete()) {
@@ -152,7 +152,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// A receive that nobody waits for. One that is done has its value, which is looked at.
+    /// Ends a receive without waiting. If it is done, its value is checked.
     fn drop_one(&mut self, at: usize) {
         let from = self.streams[at].from.clone();
         if self.streams[at].into {
@@ -170,7 +170,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Some receives at a time, each of which waits a moment and gives up.
+    /// Several receives at a time. Each waits for a moment and gives up.
     fn wait_a_moment(&mut self, at: usize, count: usize) {
         let from = self.streams[at].from.clone();
         if self.streams[at].into {
@@ -206,7 +206,7 @@ impl<'a> Side<'a> {
         self.ended_with(at, result.map(|got| got.tensor));
     }
 
-    /// A tensor that the value does not fit.
+    /// A tensor of another shape than the value.
     fn misfit_one(&mut self, at: usize) {
         let given = self.node.tensor(DType::F32, &[3]).expect("room");
         let pending = self.step.recv_into(&self.streams[at].from, given).expect("begun");
@@ -216,13 +216,14 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// A receive that had no other of its edge beside it has ended.
+    /// Notes the end of a receive that was alone on its edge.
     fn ended_with(&mut self, at: usize, result: Result<Tensor, Error>) {
         self.ended(at, result, true);
     }
 
-    /// A receive has ended. Of several at once, one that gives up leaves its value to whoever asks next, which may be later
-    /// than those beside it get theirs; one that is alone gets what was sent first.
+    /// Notes the end of a receive. Among several, the value of a receive that gives up goes to the
+    /// next receive, so it may come late. A receive that is alone gets the value that was sent
+    /// first.
     fn ended(&mut self, at: usize, result: Result<Tensor, Error>, alone: bool) {
         match result {
             Ok(tensor) => {
@@ -238,7 +239,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Steps that are aborted or cleaned up while their values are on the way.
+    /// Aborts or cleans up steps while their values are on the way.
     fn end_steps(&mut self) {
         for id in 100..100 + ENDED_STEPS {
             let step = self.node.step(id).expect("new");
@@ -276,7 +277,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Both have everything; what is left over is found out.
+    /// Waits until both sides have all values, then counts leftovers.
     fn finish(&mut self) {
         let peer = 1 - self.node.task().task();
         let bye = self.node.edge_to("w", peer, "bye").expect("edge");
@@ -285,7 +286,7 @@ impl<'a> Side<'a> {
         self.step.recv(&bye, 5 * SOON).expect("the peer has everything too");
         for stream in &self.streams {
             let more = self.step.recv(&stream.from, Duration::from_millis(5));
-            // Here or, if this side was late, in the sender's words.
+            // The error is this side's or, if this side was late, the sender's.
             let nothing = more.as_ref().is_err_and(|error| error.code() == Code::DeadlineExceeded);
             assert!(nothing, "a value came twice, or: {more:?}");
         }
@@ -303,7 +304,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Which value this is; its bytes are whole.
+/// The number of a value, whose bytes must be whole.
 fn number_of(tensor: &Tensor, len: usize) -> u32 {
     let got = values(tensor);
     assert_eq!(got.len(), len);
@@ -338,7 +339,7 @@ fn role_traffic() {
     }
 }
 
-/// The same in both processes at once.
+/// Runs in both processes at the same time.
 fn races(receive: &str) {
     let cluster = cluster(2);
     let mut other = Other::start_with("cancellation::role_traffic", &cluster, &[("TEST_RECEIVE", receive)]);
@@ -350,7 +351,7 @@ fn races(receive: &str) {
         tell.send(()).expect("somebody waits");
         other
     });
-    // The peer may still need something of this side.
+    // Serves the peer, which may still need this side.
     while matches!(told.try_recv(), Err(TryRecvError::Empty)) {
         let _ = node.progress();
     }
@@ -395,7 +396,7 @@ fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
     let took = begun.elapsed();
     println!("the receive ended after {took:?}");
     assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == patience), "{error}");
-    // The deadline, and `cancel_grace`, which is 100 ms.
+    // The deadline, and the default `cancel_grace` of 100 ms.
     assert!(took >= Duration::from_millis(150) && took < SOON, "{took:?}");
     let stopped = Instant::now();
     while stopped.elapsed() < Duration::from_millis(500) {

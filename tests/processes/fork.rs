@@ -1,4 +1,4 @@
-//! `fork` in a process that has a node: the child is told, and the parent is not disturbed.
+//! `fork` in a process with a node: calls in the child fail, and the parent is not disturbed.
 #![allow(unsafe_code)] // fork(2), waitpid(2), alarm(2)
 
 use crate::common::other::Other;
@@ -6,20 +6,21 @@ use crate::common::{SOON, cluster, counting, member, until, values};
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Error, Node, NodeError, NodeState, PeerState, TensorError};
 
-/// Runs `body` in a forked child, which then ends as a program does. Gives whether it ended well, in time.
+/// Runs `body` in a forked child, which then exits as a program does. Returns whether it succeeded
+/// in time.
 fn in_a_child(body: impl FnOnce()) -> bool {
-    // SAFETY: the child calls nothing that other threads of this process could have left locked: that is what the
-    // test is about, and the alarm ends it if it is wrong.
+    // SAFETY: the child calls nothing that another thread of the parent may hold locked. The test
+    // checks exactly this, and the alarm ends a child that hangs.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends this process if it hangs.
+        // SAFETY: `alarm` only arranges for a signal.
         unsafe { libc::alarm(20) };
         let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-        // With everything that a program does at its end.
+        // Runs the exit handlers and destructors of a program.
         std::process::exit(if verdict.is_ok() { 0 } else { 1 });
     }
     let mut status = 0;
-    // SAFETY: waits for the child, and writes one int.
+    // SAFETY: waits for the child, and writes one valid int.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
@@ -111,7 +112,7 @@ fn role_forker() {
         node.cleanup(id);
     };
     (10..60).for_each(exchange);
-    // A death is still noticed: the watcher's descriptors were left alone.
+    // A death is still noticed, so the liveness watch has its descriptors.
     println!("kill it");
     let error = pending.take().expect("held").wait().map(|_| ()).expect_err("the peer is killed now");
     assert!(matches!(&error, Error::PeerLost { cause: tensorwire::LossCause::Died(_), .. }), "{error}");
@@ -123,7 +124,7 @@ fn role_forker() {
 
 fn node_tensor(writable: &mut Option<tensorwire::TensorMut>) -> tensorwire::TensorMut {
     let mut tensor = writable.take().expect("copied");
-    // In the child's copy.
+    // Writes to the child's private copy.
     tensor.as_mut_slice::<f32>().expect("f32").fill(99.0);
     tensor
 }

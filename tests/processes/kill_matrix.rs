@@ -1,10 +1,12 @@
-//! SIGKILL of either side in each phase of an exchange, and while a member joins, between real processes.
+//! SIGKILL of either side in each phase of an exchange, and while a member joins, between real
+//! processes.
 //!
-//! In inline mode a process moves on only when it calls: so a victim goes exactly as far as a phase, which its
-//! counters show, says so, and is killed where it stands. Joining happens on threads of its own; there the
-//! time of the kill is drawn, and the phase is read off what the survivor has seen.
+//! In the inline mode a process advances only in its calls. So a victim goes exactly to a phase,
+//! which its counters show, reports it, and is killed there. Joining runs on threads; there the
+//! time of the kill is random, and the phase is derived from the state of the survivor.
 //!
-//! `TENSORWIRE_TEST_KILLS` says how many are killed, at least (60 if it is not set; `tests/all` takes 500).
+//! `TENSORWIRE_TEST_KILLS` sets the least number of kills. The default is 60, and `tests/nightly`
+//! uses 500.
 
 mod joining;
 mod survivor;
@@ -15,10 +17,11 @@ use crate::common::{cluster, lends_nothing, over_verbs};
 use std::time::{Duration, Instant};
 use tensorwire::Node;
 
-/// How long the news of a death may take. On one host the kernel tells it at once, elsewhere the next heartbeat.
+/// Bound for the report of a death. On one host the kernel reports it at once, elsewhere the next
+/// heartbeat.
 pub(crate) const NEWS: Duration = Duration::from_secs(1);
 
-/// Bytes of a tensor that one poll does not pull whole.
+/// Bytes of a tensor that one poll does not pull completely.
 pub(crate) const BULK: usize = 6 << 20;
 
 fn poll(node: &Node) -> Duration {
@@ -27,33 +30,33 @@ fn poll(node: &Node) -> Duration {
     began.elapsed()
 }
 
-/// How long a poll takes that finds nothing.
+/// Duration of an empty poll.
 pub(crate) fn idle_poll(node: &Node) -> Duration {
     (0..50).map(|_| poll(node)).min().expect("some")
 }
 
-/// Polls once, and says whether a part of a bulk tensor was copied: no counter shows that, but the time does. A device needs
-/// no poll for it.
+/// Polls once. Returns whether a part of a bulk tensor was copied, which only the duration shows. A
+/// device needs no poll for it.
 pub(crate) fn pulls_a_part(node: &Node, idle: Duration) -> bool {
     poll(node) > 100 * idle || over_verbs()
 }
 
-/// Where in an exchange the victim is.
+/// The phase of an exchange in which the victim is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The request was sent, and there is no value for it.
+    /// The request was sent, and there is no value yet.
     Request,
-    /// The meta-data was sent, and the value is kept.
+    /// The meta-data was sent, and the sender keeps the value.
     MetaData,
-    /// The request was made again, and has not been answered.
+    /// The re-request was sent, and has no answer yet.
     ReRequest,
-    /// A part of the bytes has been pulled.
+    /// A part of the bytes was pulled.
     Bulk,
-    /// The tensor is borrowed.
+    /// The receiver holds a borrowed tensor.
     Borrow,
-    /// The receive was cancelled, and that has not been acknowledged.
+    /// The receive was cancelled, and there is no acknowledgement yet.
     Cancel,
-    /// One side stops, and waits until what it has sent is taken.
+    /// One side stops, and waits until its sent values are taken.
     Stop,
 }
 
@@ -67,27 +70,27 @@ pub(crate) const PHASES: [Phase; 7] = [
     Phase::Stop,
 ];
 
-/// The phases that there are on this fabric.
+/// The phases of this fabric.
 pub(crate) fn phases() -> impl Iterator<Item = Phase> + Clone {
     let lends = !lends_nothing();
     PHASES.into_iter().filter(move |phase| lends || *phase != Phase::Borrow)
 }
 
-/// Which side is killed.
+/// The side that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Killed {
     Sender,
     Receiver,
 }
 
-/// One row of the table.
+/// One cell of the matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) kills: u32,
-    /// Kills of which it is certain that the victim was in that phase.
+    /// Kills in which the victim was certainly in the phase.
     pub(crate) hits: u32,
-    /// The longest time from a kill until the survivor's call had ended.
+    /// The longest time from a kill to the end of the survivor's call.
     pub(crate) longest: Duration,
 }
 
@@ -115,11 +118,11 @@ impl Row {
     }
 }
 
-/// How often each cell of the matrix is killed.
+/// Kills per cell of the matrix.
 pub(crate) fn rounds() -> u32 {
     let kills: u32 =
         std::env::var("TENSORWIRE_TEST_KILLS").map_or(60, |text| text.parse().expect("a number"));
-    // 14 places in an exchange, and 5 in a join of each of two sides.
+    // 14 cells of an exchange, and 5 of a join for each of two sides.
     kills.div_ceil(24).max(1)
 }
 

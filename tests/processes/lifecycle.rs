@@ -1,19 +1,20 @@
-//! Real processes: one is this test, the other is this test's binary started again in a role, and killed.
+//! Real processes: one is this test; the other is this test's program, started again in a role and
+//! killed.
 
 use crate::common::other::{Other, holdings};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, over_verbs, until};
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Error, LossCause, Node};
 
-/// How long the news of a death may take. Death is told by the kernel, so this is generous.
+/// Bound for the report of a death. The kernel reports it, so this is generous.
 const NEWS: Duration = Duration::from_secs(1);
 
-/// How often one is killed in a transfer, each time a little later. Large tensors take their time through soft-RoCE.
+/// Number of kills in a transfer, each a little later. Large tensors take long over soft-RoCE.
 fn rounds() -> u64 {
     if over_verbs() { 2 } else { 5 }
 }
 
-/// The node of a role. Only what a test has started gets here.
+/// The node of a role, in a process that a test has started.
 fn other_node() -> Node {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let node = member(&cluster, 1).start().expect("the node starts");
@@ -104,7 +105,7 @@ fn after_a_stop_no_thread_socket_memfd_or_mapping_is_left() {
     other.wait_for("tidy");
 }
 
-/// Waits for the loss of the peer and checks that it is told as what it was.
+/// Waits for the loss of the peer, and checks its cause.
 fn expect_death(node: &Node, killed: Instant, calls: impl FnOnce() -> Error) {
     let error = calls();
     let news = killed.elapsed();
@@ -161,7 +162,7 @@ fn a_sender_that_is_killed_in_a_transfer_fails_the_receive_and_leaks_nothing() {
             node.cleanup(id);
         }
         if over_verbs() {
-            // What a peer was granted is its own until the queue pairs are gone.
+            // A granted destination stays in quarantine until the queue pairs are destroyed.
             until(&node, "the end of the link", || node.pool().is_empty());
         }
         assert!(node.pool().is_empty());

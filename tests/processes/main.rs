@@ -1,5 +1,5 @@
-//! Nodes in processes of their own, which are killed, stopped, forked and started again. A child is this
-//! test program in a role: a test that is ignored otherwise.
+//! Nodes in processes of their own, which are killed, stopped, forked and started again. A child is
+//! this test program in a role. A role is a test that is ignored otherwise.
 
 mod borrowed;
 mod cancellation;

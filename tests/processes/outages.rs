@@ -1,7 +1,7 @@
 //! Nodes in processes of their own, and a network that fails between them.
 //!
-//! These tests run alone, as root, where `TENSORWIRE_TEST_CUT` and `TENSORWIRE_TEST_MEND` are shell commands that cut the network and
-//! mend it, as `tests/rxe` has them.
+//! These tests run alone, as root. `TENSORWIRE_TEST_CUT` and `TENSORWIRE_TEST_MEND` are shell
+//! commands that cut and mend the network; `tests/rxe` sets them.
 
 use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, member, until, values};
@@ -9,13 +9,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node, Pending, Tensor};
 
-/// How long it may take until a link has failed that carries nothing any more.
+/// Bound for the failure of a link that carries nothing any more.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// How long a link may take to come back: an attempt that was under way goes on for 5 s, on both sides.
+/// Bound for the return of a link. An attempt in progress goes on for 5 s on both sides.
 const BACK: Duration = Duration::from_secs(60);
 
-/// Bytes of a tensor that is no message, in `f32`.
+/// Elements (`f32`) of a tensor that does not travel in a message.
 const LEN: usize = 20_000;
 
 fn shell(variable: &str) {
@@ -24,7 +24,7 @@ fn shell(variable: &str) {
     assert!(status.is_ok_and(|status| status.success()), "{variable}: {command}");
 }
 
-/// A network that is cut. It is mended in any case, for the tests that come after.
+/// A cut network. Its drop mends the network, for later tests.
 struct Outage;
 
 impl Outage {
@@ -44,7 +44,7 @@ impl Drop for Outage {
     }
 }
 
-/// Retries of a request that are as many as it takes, on soft-RoCE, and so many that it fails within a second.
+/// A retry count that never ends on soft-RoCE, and one that fails within a second.
 const FOR_EVER: &str = "7";
 const FEW: &str = "3";
 
@@ -60,19 +60,19 @@ fn join(node: &Node) {
     }
 }
 
-/// The link with that worker, by its generation, and the life that it leads to.
+/// The generation of the link with a worker, and the worker's incarnation.
 fn link(node: &Node, task: u32) -> (u64, u64) {
     let peers = node.peers();
     let peer = peers.iter().find(|peer| peer.task.task() == task).expect("a member");
     (peer.generation, peer.incarnation)
 }
 
-/// The first step of a link: what an older one may have left is in other steps.
+/// The first step of a link. Leftovers of older links are in other steps.
 fn first_step(node: &Node, task: u32) -> u64 {
     link(node, task).0 * 1000
 }
 
-/// Answers what w/0 asks, step by step, on each link with it.
+/// Answers requests of w/0, step by step, on each link with it.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_echo() {
@@ -108,7 +108,7 @@ fn role_echo() {
     node.stop().expect("stopped");
 }
 
-/// What w/0 has asked a worker, and waits for.
+/// An exchange that w/0 has begun with a worker.
 struct Asked {
     id: u64,
     answer: Pending<Tensor>,
@@ -134,7 +134,7 @@ fn exchange(node: &Node, task: u32, id: u64) {
     ask(node, task, id).and_then(Asked::result).unwrap_or_else(|error| panic!("step {id}: {error}"));
 }
 
-/// w/0, and a process for each of the others.
+/// w/0, and a process for each of the other workers.
 fn started(others: u32, retries: &str) -> (Node, Vec<Other>) {
     let cluster = cluster(1 + others as usize);
     let echo = |task: u32| {
@@ -165,18 +165,18 @@ fn end(node: Node, echos: Vec<Other>) {
     node.stop().expect("stopped");
 }
 
-/// The error of a call that needed w/1, over a link that carries nothing any more.
+/// The error of a call that needed w/1 over a dead link.
 fn expect_loss(error: &Error, after: Duration, says: &str) {
     println!("after {after:?}: {error}");
     assert!(after < BOUND, "{after:?}: {error}");
     let Error::PeerLost { peer, cause, .. } = error else { panic!("{error}") };
     assert_eq!(peer.to_string(), "w/1");
-    // Whoever saw it first has told the other.
+    // The side that saw the failure first has reported it to the other.
     assert!(matches!(cause, LossCause::Network(_) | LossCause::Closed(_)), "{cause:?}");
     assert!(error.to_string().contains(says), "{error}");
 }
 
-/// New calls reach the same process, over a new link.
+/// New calls reach the same process over a new link.
 fn expect_return(node: &Node, before: (u64, u64)) {
     let mended = Instant::now();
     join(node);
@@ -194,7 +194,7 @@ fn a_short_outage_holds_a_receive_up_and_ends_nothing() {
     let (node, echos) = started(1, FOR_EVER);
     let (first, before) = (first_step(&node, 1), link(&node, 1));
     (first..first + 10).for_each(|id| exchange(&node, 1, id));
-    // What the other has to acknowledge is acknowledged.
+    // All outstanding cancels are acknowledged.
     progress_for(&node, Duration::from_millis(200));
     let outage = Outage::begin();
     let began = Instant::now();
@@ -221,7 +221,7 @@ fn a_port_that_stays_down_ends_the_calls_and_the_cable_brings_the_link_back() {
     expect_loss(&lost, began.elapsed(), "the port is down");
     let late = ask(&node, 1, first + 11).err().expect("there is no link");
     assert!(matches!(&late, Error::PeerLost { peer, .. } if peer.to_string() == "w/1"), "{late}");
-    // What needs no peer goes on.
+    // Calls that need no peer go on.
     let own = node.edge_to("w", 0, "own").expect("an edge");
     for id in first + 12..first + 20 {
         let step = node.step(id).expect("usable");
@@ -250,7 +250,7 @@ fn a_network_that_loses_everything_ends_one_link_and_the_others_go_on() {
         (id, others) = (id + 1, others + 1);
     }
     expect_loss(&lost.result().expect_err("nothing got through"), began.elapsed(), "retries exceeded");
-    // Also while it is tried to make it again.
+    // This holds during attempts to link again, too.
     let end_of_outage = Instant::now() + Duration::from_secs(2);
     while Instant::now() < end_of_outage {
         exchange(&node, 2, id);

@@ -1,11 +1,11 @@
-//! Peers that die, stop, are stopped, and come back, each a real process.
+//! Peers that die, stop, are paused, and come back. Each is a real process.
 
 use crate::common::other::{Other, counts, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, over_verbs, silence_or, until, values};
 use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node, NodeError, Pending, Tensor};
 
-/// How long a peer may go unheard in these tests.
+/// `silence_bound` of these tests.
 fn bound() -> Duration {
     silence_or(Duration::from_secs(1))
 }
@@ -20,7 +20,7 @@ fn start(cluster: &str, task: u32) -> Node {
     quick.set("heartbeat_interval", millis(bound() / 10)).start().expect("the node starts")
 }
 
-/// Answers `ask` with what came, step by step, and goes on with the next peer's when one is lost.
+/// Answers each `ask` with its value, step by step, and goes on with the next life of a lost peer.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_echo() {
@@ -66,7 +66,7 @@ fn wait_unless(
     Some(pending.wait().map(|got| got.tensor))
 }
 
-/// Asks the echo in a step, and checks what it says.
+/// Sends a value to the echo in a step, and checks the answer.
 fn ask(node: &Node, id: u64) -> Tensor {
     let step = node.step(id).expect("usable");
     let (ask, answer) =
@@ -82,7 +82,7 @@ fn waits(node: &Node, id: u64) -> Pending<Tensor> {
     node.step(id).expect("usable").recv_pending(&edge).expect("begun")
 }
 
-/// The loss that ended a call.
+/// The loss that has ended a call.
 fn loss(node: &Node, pending: Pending<Tensor>) -> (u64, LossCause) {
     let result = wait_unless(node, pending, || false).expect("it ends");
     match result.map(|_| ()).expect_err("nothing was ever sent") {
@@ -105,7 +105,7 @@ fn join(node: &Node) {
 enum End {
     Killed,
     Stopped,
-    /// Killed and started again while this side looks away.
+    /// Killed and started again while this side does not poll.
     Replaced,
 }
 
@@ -126,7 +126,7 @@ fn role_survivor() {
             "{peer:?} after {incarnation}"
         );
         (incarnation, generation) = (peer.incarnation, peer.generation);
-        // The same ids in each life: what the old one left must not get in the way.
+        // The same ids in each life: leftovers of the old one must not interfere.
         (0..4).for_each(|id| drop(ask(&node, id)));
         (100 * life..100 * life + 4).for_each(|id| drop(node.step(id)));
         let pending = waits(&node, 0);
@@ -159,7 +159,7 @@ fn role_survivor() {
             End::Replaced => {
                 echo.kill();
                 echo = Other::start("returns::role_echo", &cluster);
-                // The new life has met this process's bootstrap service, and nobody has polled here.
+                // The new life has met the bootstrap service of this process, which has not polled.
                 std::thread::sleep(Duration::from_millis(300));
                 let (lost, cause) = loss(&node, pending);
                 println!("life {life}: replaced, known after {:?}: {cause}", ended.elapsed());
@@ -199,7 +199,7 @@ fn a_value_that_nobody_asked_for_waits_for_the_next_life_of_its_receiver() {
     join(&node);
     echo.wait_for("ready");
     let to = node.edge_to("w", 1, "ask").expect("edge");
-    // The echo asks for step 0 first, so this one stays in the table.
+    // The echo asks for step 0 first, so this value stays in the table.
     node.step(2).expect("new").send(&to, counting(&node, 2.0, 20_000)).expect("sent");
     echo.kill();
     until(&node, "the news", || node.peers()[0].state.error().is_some());
@@ -315,7 +315,7 @@ fn a_process_that_is_stopped_for_less_than_the_bound_loses_nothing() {
         assert!(!answer.is_done(), "it was answered by a stopped process: {:?}", answer.wait());
         echo.signal("CONT");
         assert_eq!(values(&answer.wait().expect("answered").tensor)[0], id as f32);
-        // Long enough for a heartbeat, or the stops would add up.
+        // Long enough for a heartbeat; otherwise the pauses would add up.
         std::thread::sleep(bound() / 3);
     }
     assert_eq!(node.peers()[0].generation, 1, "the first link");
@@ -344,7 +344,7 @@ fn where_a_loss_is_fatal_a_death_ends_the_join_at_once() {
     );
 }
 
-/// Never gets to the end of its join.
+/// A process whose join never ends.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_lonely() {
@@ -357,7 +357,7 @@ trait JoinWithin {
 }
 
 impl JoinWithin for Node {
-    /// What the reports say of the peer while it can't be joined.
+    /// The reports about the peer while it cannot be joined.
     fn join_within(&self, time: Duration) -> String {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -367,7 +367,7 @@ impl JoinWithin for Node {
     }
 }
 
-/// Sends the number of its life, small enough to ride in the answer.
+/// Sends the number of its life, small enough for a small response.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_teller() {

@@ -1,4 +1,4 @@
-//! Kills while a member joins.
+//! Kills during a join.
 
 use super::survivor::{is_lost, join};
 use super::{NEWS, Row, rounds};
@@ -7,20 +7,20 @@ use crate::common::{cluster, member, over_verbs};
 use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node, NodeError, PeerState};
 
-/// Times are drawn from this range: about as long as a join takes.
+/// The range of random kill times: about the duration of a join.
 const WHOLE: Duration = Duration::from_millis(20);
 
-/// Rounds in which places that were missed are tried again.
+/// Rounds in which missed cells are tried again.
 const MORE: u32 = 30;
 
-/// How far the victim was, by what this side has seen.
+/// The phase of the victim, derived from what this side has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reached {
-    /// This side has not heard of it.
+    /// This side has not heard of the victim.
     Nothing,
-    /// It has said hello, or the link was being made.
+    /// The victim has said hello, or the link was being made.
     Hello,
-    /// The link was handed to the poller, and not both sides had said that they are ready.
+    /// The link was attached, and not both sides had confirmed ready.
     Attached,
     Up,
 }
@@ -35,7 +35,7 @@ fn role_join_survivor() {
     let cluster = variable("TEST_CLUSTER");
     let (me, other) = (variable("TEST_ME").parse().expect("a number"), variable("TEST_VICTIM"));
     let node = member(&cluster, me).set("join_timeout", "100ms").start().expect("the node starts");
-    // What tells them apart is how a process of the same host is watched.
+    // The two cases differ in how a process of the same host is watched.
     let attached = if over_verbs() { Reached::Hello } else { Reached::Attached };
     let places = [
         ("before", Reached::Nothing, "before Hello"),
@@ -48,7 +48,7 @@ fn role_join_survivor() {
     let mut settled = None;
     let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(me);
     let mut tried = 0;
-    // On a busy machine some places are missed now and then.
+    // On a busy machine some cells are missed now and then.
     while tried < rounds() || rows.iter().any(|row| row.hits == 0) {
         assert!(tried < rounds() + MORE, "{rows:?}");
         tried += 1;
@@ -78,7 +78,8 @@ fn role_join_survivor() {
     node.stop().expect("stopped");
 }
 
-/// Starts a victim that dies there, and watches. Says how far it came, and how long after its death a join had ended.
+/// Starts a victim that dies in this phase. Returns its phase, and the time from its death to the
+/// end of a join.
 fn die_at(node: &Node, cluster: &str, place: &str) -> (Reached, Duration) {
     let before = node.peers()[0].clone();
     let environment = [("TEST_PLACE", place), ("TEST_VICTIM", &variable("TEST_VICTIM"))];
@@ -101,7 +102,7 @@ fn die_at(node: &Node, cluster: &str, place: &str) -> (Reached, Duration) {
         was_up |= matches!(node.peers()[0].state, PeerState::Connected);
     }
     let died = Instant::now();
-    // The kernel's news takes a moment; a join that begins later ends with an error, in time.
+    // The kernel's report takes a moment. A join that begins later ends with an error in time.
     let (error, news) = loop {
         let result = node.join();
         let news = died.elapsed();
@@ -115,13 +116,14 @@ fn die_at(node: &Node, cluster: &str, place: &str) -> (Reached, Duration) {
     (reached(node, before.incarnation, place, was_up), news)
 }
 
-/// After how long a death that was not told never will be. The pauses between two tries to reach a peer are half a second at
-/// most; over verbs nobody else tells, and the machine may be slow.
+/// The time after which an unreported death counts as never reported. The pauses between two
+/// attempts to reach a peer are at most half a second; over verbs nothing else reports a death, and
+/// the machine may be slow.
 fn untold() -> Duration {
     Duration::from_millis(if over_verbs() { 2000 } else { 700 })
 }
 
-/// How far a dead victim had come, where the life before it was `earlier`.
+/// The phase of a dead victim; `earlier` is the life before it.
 fn reached(node: &Node, earlier: u64, place: &str, was_up: bool) -> Reached {
     let began = Instant::now();
     loop {
@@ -146,8 +148,8 @@ fn reached(node: &Node, earlier: u64, place: &str, was_up: bool) -> Reached {
     }
 }
 
-/// Joins with one that dies before its link is up, where that is fatal. The timeout of the join is 20 s. Whether the
-/// joins ended so: a link that is up before the kill lands is not what this is about.
+/// Joins a victim that dies before its link is up, with `peer_loss = fail_all` and a join timeout
+/// of 20 s. Returns whether the joins ended by the loss: a kill may land after the link is up.
 pub(crate) fn join_with_the_doomed(me: u32, other: &str) -> bool {
     let cluster = cluster(2);
     let node = member(&cluster, me).set("peer_loss", "fail_all").start().expect("the node starts");

@@ -1,4 +1,4 @@
-//! The side that goes on.
+//! The side that survives.
 
 use super::{BULK, Killed, NEWS, Phase, Row, idle_poll, phases, pulls_a_part, rounds};
 use crate::common::other::{Other, counts};
@@ -36,7 +36,8 @@ fn start(cluster: &str, receive: &str) -> Node {
     node.set("poll", "inline").start().expect("the node starts")
 }
 
-/// Rounds behind the last one, for cells that were never hit: whether a kill hits some of them is a matter of microseconds.
+/// Additional rounds for cells that were never hit. A kill hits some of them within microseconds
+/// only.
 const MORE: u32 = 6;
 
 #[test]
@@ -87,14 +88,14 @@ fn role_exchange_survivor() {
     assert_eq!(counts().threads, 0, "threads are left");
 }
 
-/// One kill.
+/// One kill and its survivor.
 struct Round<'a> {
     node: &'a Node,
     victim: Other,
     killed: Killed,
     phase: Phase,
     id: u64,
-    /// As they were before the victim came.
+    /// The counters before the victim came.
     before: Snapshot,
 }
 
@@ -111,7 +112,8 @@ impl<'a> Round<'a> {
         Round { node, victim, killed, phase, id, before }
     }
 
-    /// Whether the phase was hit, and how long after the kill everything that needed the victim had ended.
+    /// Whether the phase was hit, and the time from the kill to the end of all calls that needed
+    /// the victim.
     fn run(mut self) -> (bool, Duration) {
         let outcome = match self.killed {
             Killed::Sender => self.sender(),
@@ -124,7 +126,7 @@ impl<'a> Round<'a> {
         outcome
     }
 
-    /// Makes progress until the counter has grown by one since `before`.
+    /// Polls until the counter has grown by one since `before`.
     fn until_one_more(&self, counter: Counter, before: u64) {
         until(self.node, counter.name(), || count(self.node, counter) > before);
     }
@@ -150,7 +152,7 @@ impl<'a> Round<'a> {
         self.expect_death(&pending.wait().map(|_| ()).expect_err("its sender is dead"));
     }
 
-    /// The victim sends, this side receives.
+    /// The victim sends, and this side receives.
     fn sender(&mut self) -> (bool, Duration) {
         let node = self.node;
         let step = node.step(self.id).expect("new");
@@ -158,7 +160,7 @@ impl<'a> Round<'a> {
         if self.phase == Phase::Stop {
             self.victim.wait_for("there");
             let killed = self.kill();
-            // A clean stop would be told as one.
+            // A clean stop would be reported as one.
             self.expect_death(&step.recv(&edge, SOON).map(|_| ()).expect_err("its sender is dead"));
             return (true, killed.elapsed());
         }
@@ -183,14 +185,14 @@ impl<'a> Round<'a> {
             Phase::Bulk => {
                 self.until_one_more(Counter::MessagesSent, sent);
                 if over_verbs() {
-                    // Not before it is the request with a destination that was sent: nothing is polled from then on.
+                    // Waits for the request with a destination. Nothing is polled from then on.
                     until(node, "a destination", || !node.pool().is_empty());
                     return self.sender_dies_in_a_write(pending);
                 }
                 self.victim.wait_for("there");
                 let hit = pulls_a_part(node, idle) && !pending.is_done();
                 let killed = self.kill();
-                // The rest may still be pulled out of the dead one's memory.
+                // The rest may still be pulled out of the dead process's memory.
                 self.ends_whole_or_with_death(pending);
                 self.until_lost();
                 (hit, killed.elapsed())
@@ -209,7 +211,7 @@ impl<'a> Round<'a> {
                 self.until_one_more(Counter::MessagesSent, sent);
                 self.victim.wait_for("there");
                 drop(pending);
-                // Nobody has acknowledged it: the granted destination is still set apart.
+                // There is no acknowledgement, so the granted destination is in quarantine.
                 let hit = count(node, Counter::CancelsSent) == cancels + 1 && !node.pool().is_empty();
                 let killed = self.kill();
                 self.until_lost();
@@ -218,14 +220,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Over verbs a write goes on while nobody polls, so the victim dies by itself as soon as it has posted it. How much of it
-    /// has landed by then nobody knows: soft-RoCE carries it out in the call that posts it.
+    /// Over verbs a write goes on without polls, so the victim ends itself as soon as it has posted
+    /// the write. How much of it has landed is unknown: soft-RoCE carries it out in the call that
+    /// posts it.
     fn sender_dies_in_a_write(&mut self, pending: Pending<Tensor>) -> (bool, Duration) {
         while !self.victim.has_ended() {
             std::thread::yield_now();
         }
         let died = Instant::now();
-        // Nothing was polled since it was posted, so its end has not been seen.
+        // Nothing was polled since the post, so its completion has not been seen.
         let hit = !pending.is_done();
         self.ends_whole_or_with_death(pending);
         self.until_lost();
@@ -239,7 +242,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// The victim receives, this side sends.
+    /// The victim receives, and this side sends.
     fn receiver(&mut self) -> (bool, Duration) {
         let node = self.node;
         let edge = node.edge_to("w", 1, "t").expect("edge");
@@ -290,7 +293,7 @@ impl<'a> Round<'a> {
         self.until_lost();
         let news = killed.elapsed();
         let hit = match self.phase {
-            // A value that was kept for it is in the table again, for its next life.
+            // A value that was kept for the victim is in the table again, for its next life.
             Phase::MetaData => node.pool().stats().live_tensors == 1,
             Phase::ReRequest => more(Counter::ReRequests),
             Phase::Bulk => more(Counter::WritesPosted),
@@ -300,7 +303,7 @@ impl<'a> Round<'a> {
     }
 }
 
-/// A node that stops, and waits for somebody to take what it has sent, who is killed.
+/// A node that stops and waits until its sent values are taken, by a peer that is killed.
 fn drain_for_the_dead(id: u64) -> (bool, Duration) {
     let cluster = cluster(2);
     let node = start(&cluster, "copy");

@@ -1,4 +1,4 @@
-//! Those who are killed: each goes as far as its phase and stays there.
+//! The victims: each goes to its phase and stays there.
 
 use super::{BULK, Phase, idle_poll, pulls_a_part};
 use crate::common::other::wait_to_be_told;
@@ -19,7 +19,7 @@ fn until_count(node: &Node, counter: Counter, value: u64) {
     until(node, counter.name(), || count(node, counter) >= value);
 }
 
-/// Says where it is, and makes no progress from now on.
+/// Reports its phase, and does not poll from now on.
 fn stay() {
     println!("there");
     wait_to_be_told();
@@ -98,7 +98,7 @@ fn role_sender() {
     let node = node_of(phase);
     let edge = node.edge_to("w", 0, "t").expect("edge");
     if phase == Phase::Request {
-        // The step has not begun here, which the counters tell from a request that has not come.
+        // The step has not begun here, so a request is deferred, which a counter shows.
         until_count(&node, Counter::RequestsDeferred, 1);
         return stay();
     }
@@ -125,7 +125,7 @@ fn role_sender() {
             while !begun.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            // Into the drain, which does not end before somebody asks.
+            // Enters the drain of the stop, which lasts until a peer asks.
             std::thread::sleep(Duration::from_millis(3));
             assert!(!stopping.is_finished(), "nobody has asked for its value");
             println!("there");
@@ -136,7 +136,7 @@ fn role_sender() {
     stay();
 }
 
-/// Whether a thread of this name is there.
+/// Whether this process has a thread with this name.
 fn has_thread(name: &str) -> bool {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
     let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -149,7 +149,7 @@ fn die() -> ! {
     unreachable!("killed");
 }
 
-/// Dies while it joins: where it is told to, or at a time counted from the beginning.
+/// Dies while it joins: in a given phase, or at a given time after the start.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_joiner() {
@@ -157,7 +157,7 @@ fn role_joiner() {
         (variable("TEST_VICTIM").parse().expect("a number"), variable("TEST_PLACE"));
     match place.as_str() {
         "before" => return stay(),
-        // The thread that makes the link.
+        // The thread that connects the link.
         "linking" => drop(std::thread::spawn(|| {
             while !has_thread("tw-boot-block") {
                 std::thread::yield_now();
@@ -177,7 +177,7 @@ fn role_joiner() {
         }
     }
     let node = member(&variable("TEST_CLUSTER"), task).start().expect("the node starts");
-    // The ping that tries the link goes out with the attach.
+    // Attaching the link sends its ping.
     if place == "attached" {
         while count(&node, Counter::MessagesSent) == 0 {
             std::thread::yield_now();
