@@ -176,8 +176,9 @@ pub(super) mod tests {
     /// Runs `body` in a forked child, which exits without running code of the test harness. Returns
     /// the result of `body`.
     pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other threads, so `body` must
-        // not wait for them: the allocator works after a fork, and the rest is what is tested.
+        // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other
+        // threads, so `body` must not wait for them: the allocator works after a fork, and the rest
+        // is what is tested.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
@@ -200,7 +201,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_child_does_to_tensors_stays_in_the_child() {
+    fn a_childs_writes_to_tensors_stay_in_the_child() {
         let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
         let region = Region::create(0, &region).expect("region");
         let pool = Pool::new(region, PoolOptions { poison: true, ..PoolOptions::default() }).expect("pool");

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_of_blocks_is_told_apart_from_a_full_pool() {
+    fn a_full_table_of_blocks_is_distinguished_from_a_full_pool() {
         let mut central = Central::new(1000, 16);
         let blocks: Vec<_> = std::iter::from_fn(|| central.allocate_exact(1)).collect();
         assert!(central.room().table_full);
@@ -193,9 +193,9 @@ mod tests {
                 } else if let Some(block) = central.allocate_exact(asked) {
                     prop_assert_eq!(block.units(), asked);
                     prop_assert!(block.offset() + asked <= units);
-                    let apart = |other: &Block| {
-                        other.offset + other.units <= block.offset || block.offset + block.units <= other.offset
-                    };
+                    let end = |block: &Block| block.offset + block.units;
+                    let apart =
+                        |other: &Block| end(other) <= block.offset || end(&block) <= other.offset;
                     prop_assert!(live.iter().all(apart));
                     live.push(block);
                 }

@@ -19,7 +19,8 @@ pub enum PoolError {
     },
     /// The tensor is larger than the whole pool.
     #[error(
-        "a tensor {meta} of {asked} bytes can't be had from a pool of {}: make the pool larger", ByteCount(*.capacity)
+        "a tensor {meta} of {asked} bytes does not fit in a pool of {}: make the pool larger",
+        ByteCount(*.capacity)
     )]
     TooLarge {
         /// Element type and shape of the tensor.
@@ -31,8 +32,8 @@ pub enum PoolError {
     },
     /// No free range is large enough now.
     #[error(
-        "the pool is exhausted: {asked} bytes asked, {free} of {capacity} free, at least {largest_free} of them in \
-         one piece; drop tensors, or make the pool larger"
+        "the pool is exhausted: {asked} bytes asked, {free} of {capacity} free, at least {largest_free} of \
+         them in one piece; drop tensors, or make the pool larger"
     )]
     Exhausted {
         /// Bytes that were asked for.
@@ -57,7 +58,8 @@ pub enum PoolError {
     },
     /// This process was forked from the one that made the pool.
     #[error(
-        "the pool belongs to the process that this one was forked from: exec in the child, or fork before the pool is made"
+        "the pool belongs to the process that this one was forked from: exec in the child, or fork before \
+         the pool is made"
     )]
     Forked,
 }

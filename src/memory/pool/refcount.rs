@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_of_three_handles_is_told_so() {
+    fn removing_the_last_of_three_handles_returns_true() {
         let count = RefCount::one();
         count.add();
         count.add();

@@ -1,23 +1,25 @@
-//! How much memory this process may still take: the limits of its cgroups and what the machine has left.
+//! How much memory this process may still take: the limits of its cgroups, and the free memory of
+//! the machine.
 //!
-//! A process that goes over its cgroup's limit is killed without a word, so a region looks first.
+//! The kernel kills a process that exceeds its cgroup's limit, without an error. Regions check
+//! first.
 
 use crate::memory::byte_count::ByteCount;
 use std::path::{Path, PathBuf};
 
-/// Room under one limit.
+/// The memory that one limit leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Headroom {
     /// Bytes that can still be taken.
     pub(crate) available: u64,
-    /// Which limit it is, with its numbers.
+    /// The limit, with its numbers, for an error.
     pub(crate) limit: String,
 }
 
 /// Reads a file of `/proc` or of a cgroup file system; `None` if it is not there.
 pub(crate) type ReadFile<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// The tightest of all limits that can be seen; `None` if none can.
+/// The headroom of the tightest visible limit; `None` if no limit is visible.
 pub(crate) fn tightest(read: ReadFile<'_>) -> Option<Headroom> {
     let cgroups = cgroup_dirs(read).into_iter().filter_map(|(version, dir)| version.headroom(read, &dir));
     cgroups.chain(machine(read)).min_by_key(|room| room.available)
@@ -56,7 +58,7 @@ impl CgroupVersion {
     fn headroom(self, read: ReadFile<'_>, dir: &Path) -> Option<Headroom> {
         let number = |name: &str| read(&dir.join(name))?.trim().parse::<u64>().ok();
         let (limit_file, usage_file) = self.files();
-        // "max", and version 1's way to say it, a number near 2^63, are no limit.
+        // No limit is "max" in version 2, and a number near 2^63 in version 1.
         let limit = number(limit_file).filter(|limit| *limit < 1 << 62)?;
         let used = number(usage_file)?.saturating_sub(self.reclaimable_bytes(read, dir));
         let text = format!(
@@ -78,7 +80,7 @@ impl CgroupVersion {
     }
 }
 
-/// The directory of this process's memory cgroup and those of its ancestors, as far as they are mounted.
+/// The mounted directories of this process's memory cgroup and its ancestors.
 fn cgroup_dirs(read: ReadFile<'_>) -> Vec<(CgroupVersion, PathBuf)> {
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
@@ -91,7 +93,7 @@ fn cgroup_dirs(read: ReadFile<'_>) -> Vec<(CgroupVersion, PathBuf)> {
     dirs
 }
 
-/// Reads a line of `/proc/self/cgroup`: `id:controllers:path`; version 2's has no controllers.
+/// Parses a line of `/proc/self/cgroup`: `id:controllers:path`. Version 2 has no controllers.
 fn group(line: &str) -> Option<(CgroupVersion, &str)> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
@@ -101,14 +103,15 @@ fn group(line: &str) -> Option<(CgroupVersion, &str)> {
     controllers.split(',').any(|name| name == "memory").then_some((CgroupVersion::V1, path))
 }
 
-/// Where a cgroup file system is mounted, and which part of it.
+/// The mount point of a cgroup file system, and the part of it that is mounted there.
 struct Mount {
     root: String,
     at: PathBuf,
 }
 
 impl Mount {
-    /// Reads a line of `/proc/self/mountinfo`, if it is the memory controller's file system.
+    /// Parses a line of `/proc/self/mountinfo`. `None` if it is not the memory controller's file
+    /// system.
     fn parse(line: &str, version: CgroupVersion) -> Option<Mount> {
         let (place, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
@@ -126,7 +129,7 @@ impl Mount {
 
     /// The directories of a cgroup and its ancestors, innermost first.
     fn dirs_of(&self, path: &str) -> Vec<PathBuf> {
-        // A container may see only its own part of the tree, mounted as the top of it.
+        // A container may see only its own part of the tree, mounted as the root.
         let inside = Path::new(path).strip_prefix(&self.root).unwrap_or(Path::new(""));
         let inside = if path.contains("..") { Path::new("") } else { inside };
         let innermost = self.at.join(inside);
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_these_files_is_no_limit() {
+    fn malformed_limit_files_are_no_limit() {
         let files = [
             ("/proc/self/cgroup", "::\nx\n0::/../.."),
             ("/proc/self/mountinfo", "- -\n"),

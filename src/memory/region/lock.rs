@@ -1,19 +1,19 @@
-//! Keeping a region's pages from being swapped out, as far as the process may.
+//! Locks a region's pages in memory, as far as the process may.
 
 use super::mapping::RegionMapping;
 use super::{LockPolicy, RegionError};
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 
-/// The limit in bytes that kept a part of a region from being locked.
+/// The limit in bytes that left a part of a region unlocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shortfall {
     pub(crate) limit: u64,
 }
 
-/// Locks what the policy asks for and the process may; `Some` if that is not all of it.
+/// Locks the pages as `policy` says. Returns the shortfall if the limit is less than the region.
 ///
-/// What is locked in part is locked in whole granules, so that no huge page is split.
+/// A part is locked in whole granules, so that no huge page is split.
 pub(crate) fn lock(
     mapping: &RegionMapping,
     policy: LockPolicy,
@@ -31,13 +31,13 @@ pub(crate) fn lock(
     }
     let part = limit.saturating_sub(locked) / granule * granule;
     if part > 0 {
-        // As much as there is room for. If another thread took the room meanwhile the report says so.
+        // Best effort: if another thread used the limit up meanwhile, the report says so.
         let _ = mapping.lock(part.min(size) as usize);
     }
     Ok(Some(Shortfall { limit }))
 }
 
-/// Bytes that this process has locked already.
+/// Bytes that this process has locked so far.
 fn locked_by_process() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));

@@ -1,4 +1,4 @@
-//! The mapping of a region into this process, and what is asked of the kernel about it.
+//! The mapping of a region into this process, and the system calls on it.
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -6,16 +6,18 @@ use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, mmap_anonymous, munmap};
 use std::io;
 use std::ptr::{NonNull, null_mut};
 
-/// `MPOL_F_NODE | MPOL_F_ADDR` of `linux/mempolicy.h`: "the node that holds the page at this address".
+/// `MPOL_F_NODE | MPOL_F_ADDR` of `linux/mempolicy.h`: "the node that holds the page at this
+/// address".
 const NODE_OF_ADDRESS: libc::c_ulong = 1 | 2;
-/// Bits in the node mask that is passed to the kernel; its own limit is `MAX_NUMNODES`, at most 1024.
+/// Bits of the node mask that is passed to the kernel, whose own limit is `MAX_NUMNODES`, at most
+/// 1024.
 const NODES: usize = 1024;
-/// How often a collapse is tried again when the kernel says "try again".
+/// How often a collapse is tried while the kernel returns `EAGAIN`.
 const COLLAPSE_TRIES: usize = 3;
 
 /// A writable shared mapping of a file at an address of a chosen alignment.
 ///
-/// It lies inside an address range that was reserved with room for the alignment; both go together.
+/// It lies inside a reserved address range with room for the alignment. The drop unmaps both.
 #[derive(Debug)]
 pub(crate) struct RegionMapping {
     reserved: NonNull<u8>,
@@ -24,10 +26,10 @@ pub(crate) struct RegionMapping {
     len: usize,
 }
 
-// SAFETY: a mapping is an address range of the process, not of a thread; nothing in here is shared mutable
-// state, and who reads or writes the bytes is decided by the types that hand out parts of it.
+// SAFETY: a mapping is an address range of the process, not of a thread. Nothing in here is shared
+// mutable state; the types that hand out parts of the mapping decide which thread accesses them.
 unsafe impl Send for RegionMapping {}
-// SAFETY: as above; every method only asks the kernel something about the range.
+// SAFETY: as above. Every method only makes system calls on the range.
 unsafe impl Sync for RegionMapping {}
 
 impl RegionMapping {
@@ -35,8 +37,8 @@ impl RegionMapping {
     pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, align: usize) -> io::Result<RegionMapping> {
         debug_assert!(align.is_power_of_two());
         let reserved_len = len.checked_add(align).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new private range at an address that the kernel chooses, which nothing can touch
-        // (PROT_NONE): no memory of anyone else is affected.
+        // SAFETY: a new private range at an address that the kernel chooses, which nothing can
+        // access (PROT_NONE): no existing memory is affected.
         let reserved = unsafe {
             mmap_anonymous(
                 null_mut(),
@@ -47,13 +49,13 @@ impl RegionMapping {
         };
         let reserved = NonNull::new(reserved.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let skip = reserved.as_ptr().align_offset(align);
-        // SAFETY: skip < align and reserved_len = len + align, so the result lies inside the reservation
-        // with `len` bytes after it.
+        // SAFETY: skip < align and reserved_len = len + align, so the result lies inside the
+        // reservation with `len` bytes after it.
         let base = unsafe { reserved.add(skip) };
-        // From here on dropping it gives the reservation back.
+        // From here on the drop of `mapping` unmaps the reservation.
         let mapping = RegionMapping { reserved, reserved_len, base, len };
-        // SAFETY: base..base + len is inside the reservation, which this function made and nobody else
-        // knows of, so MAP_FIXED replaces nothing but it.
+        // SAFETY: base..base + len is inside the reservation, which this function made and which no
+        // other code knows, so MAP_FIXED replaces nothing but the reservation.
         unsafe {
             mmap(
                 base.as_ptr().cast(),
@@ -75,12 +77,13 @@ impl RegionMapping {
         self.len
     }
 
-    /// Brings every page in, zeroed. A shortage is an error here, where a first touch would be a SIGBUS.
+    /// Allocates every page, zeroed. A shortage is an error here, where a first access would be a
+    /// SIGBUS.
     pub(crate) fn populate(&self) -> io::Result<()> {
         self.advise(libc::MADV_POPULATE_WRITE, usize::MAX)
     }
 
-    /// Joins the pages into huge ones where the kernel can.
+    /// Joins the pages into huge pages where the kernel can.
     pub(crate) fn collapse(&self) -> io::Result<()> {
         self.advise(libc::MADV_COLLAPSE, COLLAPSE_TRIES)
     }
@@ -102,20 +105,20 @@ impl RegionMapping {
         }
     }
 
-    /// Keeps the first `len` bytes from being swapped out.
+    /// Locks the first `len` bytes in memory.
     pub(crate) fn lock(&self, len: usize) -> Result<(), Errno> {
         // SAFETY: at most this mapping; locking changes no contents.
         unsafe { mlock(self.base.as_ptr().cast(), len.min(self.len)) }
     }
 
-    /// Lets pages that are not there yet come from this NUMA node only.
+    /// Binds pages that are not allocated yet to this NUMA node.
     pub(crate) fn bind(&self, node: u32) -> io::Result<()> {
         const WORD: usize = libc::c_ulong::BITS as usize;
         let mut mask = [0 as libc::c_ulong; NODES / WORD];
         let word = mask.get_mut(node as usize / WORD).ok_or(io::ErrorKind::InvalidInput)?;
         *word = 1 << (node as usize % WORD);
-        // SAFETY: the range is this mapping; the mask has NODES bits (the kernel reads one bit fewer than it
-        // is told) and lives until the call returns.
+        // SAFETY: the range is this mapping; the mask has NODES bits (the kernel reads one bit
+        // fewer than it is told) and lives until the call returns.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -130,7 +133,8 @@ impl RegionMapping {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The NUMA node of the first, the middle and the last page, if it is the same and the kernel tells.
+    /// The NUMA node of the first, the middle and the last page. `None` if they differ or the
+    /// kernel does not tell.
     pub(crate) fn node(&self) -> Option<u32> {
         let first = self.node_at(0)?;
         let same = [self.len / 2, self.len - 1].into_iter().all(|offset| self.node_at(offset) == Some(first));
@@ -139,8 +143,8 @@ impl RegionMapping {
 
     fn node_at(&self, offset: usize) -> Option<u32> {
         let mut node: libc::c_int = -1;
-        // SAFETY: the address is inside this mapping (the callers' offsets are less than its length), the
-        // kernel writes one int to `node`, and no mask is passed.
+        // SAFETY: the address is inside this mapping (the callers' offsets are less than its
+        // length), the kernel writes one int to `node`, and no mask is passed.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_get_mempolicy,
@@ -157,8 +161,9 @@ impl RegionMapping {
 
 impl Drop for RegionMapping {
     fn drop(&mut self) {
-        // SAFETY: the reservation with everything in it was made by `shared`, and whoever hands out parts of
-        // it keeps this value alive. It can't fail: the range is aligned and no mapping is split.
+        // SAFETY: `shared` made the reservation with everything in it, and code that holds a part
+        // of it keeps this value alive. It can't fail: the range is aligned and no mapping is
+        // split.
         let unmapped = unsafe { munmap(self.reserved.as_ptr().cast(), self.reserved_len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_not_there_is_refused() {
+    fn a_missing_numa_node_is_refused() {
         let file = memfd_create("mapping", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&file, 4096).expect("size");
         let mapping = RegionMapping::shared(file.as_fd(), 4096, 4096).expect("mapping");

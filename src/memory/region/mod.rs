@@ -1,4 +1,4 @@
-//! A large piece of memory that peers on the same host can map for reading.
+//! Regions: large pieces of memory that peers on the same host can map for reading.
 
 pub(crate) mod limits;
 pub(crate) mod lock;
@@ -21,27 +21,27 @@ use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// Whether a region's pages are kept from being swapped out.
+/// Whether a region's pages are locked in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LockPolicy {
-    /// As far as the process's limit permits; the report says how far that is.
+    /// Lock as much as the process's limit permits. The report says how much.
     #[default]
     BestEffort,
-    /// All of it, or an error.
+    /// Lock all of it, or fail.
     Require,
-    /// Not at all.
+    /// Do not lock.
     No,
 }
 
-/// What a region is made with.
+/// Settings of a region.
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
-    /// Size in bytes, at least 1; rounded up to whole pages of the kind that it gets.
+    /// Size in bytes, at least 1. Rounded up to whole pages of the kind that the region gets.
     pub size: u64,
-    /// Which pages to ask for.
+    /// The kind of pages to ask for.
     pub pages: PagePolicy,
-    /// Whether having none of the named kind is an error. Without it lesser kinds are taken, and the report
-    /// says why.
+    /// Whether it is an error if the named kind is not available. If not, lesser kinds are tried,
+    /// and the report gives the reasons.
     pub require: bool,
     /// Whether to lock the pages.
     pub lock: LockPolicy,
@@ -50,7 +50,7 @@ pub struct RegionOptions {
 }
 
 impl RegionOptions {
-    /// A region of `size` bytes on the best pages that there are, locked as far as permitted.
+    /// A region of `size` bytes on the best available pages, locked as far as permitted.
     pub fn new(size: u64) -> Self {
         RegionOptions {
             size,
@@ -66,44 +66,45 @@ impl RegionOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// The size makes no sense.
+    /// The size is 0 or too large.
     #[error("a region of {size} bytes was asked for: it must have at least 1 and at most 2^46")]
     Size {
         /// The size in bytes.
         size: u64,
     },
-    /// The required kind of pages is not to be had.
-    #[error("a region of {} on {wanted} pages, which are required, could not be made: {why}", ByteCount(*.size))]
+    /// The required kind of pages is not available.
+    #[error("a region of {} could not be made on the required {wanted} pages: {why}", ByteCount(*.size))]
     Pages {
         /// Size in bytes.
         size: u64,
-        /// The kind that was required.
+        /// The required kind.
         wanted: PageKind,
-        /// Why not, and what to do.
+        /// Reason and remedy.
         why: String,
     },
-    /// No kind of pages is to be had.
+    /// No kind of pages is available.
     #[error("a region of {} could not be made on any pages: {why}", ByteCount(*.size))]
     NoPages {
         /// Size in bytes.
         size: u64,
-        /// Why not, for each kind.
+        /// The reason for each kind.
         why: String,
     },
-    /// Taking so much memory would have this process killed.
+    /// The kernel would kill this process for taking so much memory.
     #[error(
-        "a region of {} needs more than the {} that are left: {limit}; make the pool smaller or raise the limit",
+        "a region of {} needs more than the {} that are left: {limit}; make the pool smaller or raise the \
+         limit",
         ByteCount(*.size), ByteCount(*.available)
     )]
     Memory {
         /// Size in bytes.
         size: u64,
-        /// Bytes that can be taken.
+        /// Bytes that the limit leaves.
         available: u64,
-        /// The limit that is in the way, with its numbers.
+        /// The limit, with its numbers.
         limit: String,
     },
-    /// The pages must be locked, and the process may not.
+    /// The pages must be locked, and the limit does not permit it.
     #[error(
         "memlock limit is {}, of which {} are in use, and the region needs {} ({source}): raise `ulimit -l`",
         ByteCount(*.limit), ByteCount(*.locked), ByteCount(*.size)
@@ -113,18 +114,18 @@ pub enum RegionError {
         size: u64,
         /// The limit in bytes.
         limit: u64,
-        /// Bytes that the process has locked already.
+        /// Bytes that the process has locked so far.
         locked: u64,
         /// The system's error.
         source: io::Error,
     },
-    /// The pages can't be had from the NUMA node that was asked for.
+    /// The NUMA node can't supply the pages.
     #[error(
-        "binding a region to NUMA node {node} failed: {source}; `cat /sys/devices/system/node/has_memory` lists \
-         the nodes, and a container may need CAP_SYS_NICE"
+        "binding a region to NUMA node {node} failed: {source}; `cat /sys/devices/system/node/has_memory` \
+         lists the nodes, and a container may need CAP_SYS_NICE"
     )]
     Numa {
-        /// The node.
+        /// Number of the node.
         node: u32,
         /// The system's error.
         source: io::Error,
@@ -134,23 +135,24 @@ pub enum RegionError {
     Os {
         /// Size in bytes.
         size: u64,
-        /// What was tried.
+        /// The step that failed.
         tried: &'static str,
         /// The system's error.
         source: io::Error,
     },
 }
 
-/// The largest size that is tried: half of the address space of x86-64 with four levels.
+/// The largest size: half of the address space of x86-64 with four levels.
 const MAX_SIZE: u64 = 1 << 46;
 
-/// A large piece of memory, zero-filled, that peers on the same host can map for reading.
+/// A large piece of zero-filled memory that peers on the same host can map for reading.
 ///
-/// It is a memfd, mapped and prefaulted here and sealed so that nobody else can write to it, and nobody at
-/// all can change its size.
+/// It is a memfd, mapped and prefaulted here. Its seals keep all other processes from writing to
+/// it, and everyone from changing its size.
 #[derive(Debug)]
 pub struct Region {
-    // First: a forked child is kept from the memory for as long as the file and the mapping are there.
+    // First: forked children are kept from the memory for as long as the file and the mapping
+    // exist.
     _unforked: SharedMapping,
     id: u16,
     file: OwnedFd,
@@ -159,9 +161,9 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a region. `id` is the caller's name for it, by which spans and grants refer to it.
+    /// Makes a region. Spans and grants refer to it by `id`.
     ///
-    /// Blocks until every page is there, which can take seconds per GiB on a busy machine.
+    /// Blocks until every page is allocated, which can take seconds per GiB on a busy machine.
     ///
     /// # Errors
     /// [`RegionError`]; nothing is left behind then.
@@ -169,7 +171,7 @@ impl Region {
         Self::create_with(id, options, &|path| std::fs::read_to_string(path).ok())
     }
 
-    /// As [`Region::create`], with the files that tell the limits read by `read`.
+    /// As [`Region::create`]; `read` reads the files with the limits.
     pub(crate) fn create_with(
         id: u16,
         options: &RegionOptions,
@@ -190,12 +192,12 @@ impl Region {
         Ok(Region { _unforked, id, file, mapping, report })
     }
 
-    /// The number that the region was made with.
+    /// Number of the region.
     pub fn id(&self) -> u16 {
         self.id
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     #[allow(clippy::len_without_is_empty)] // a region is never empty
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
@@ -206,19 +208,19 @@ impl Region {
         self.file.as_fd()
     }
 
-    /// What it got.
+    /// The pages that the region got.
     pub fn report(&self) -> &RegionReport {
         &self.report
     }
 
-    /// Its first byte: what a fabric registers. Valid as long as the region is; who reads or writes through
-    /// it must hold the tensor that lies there.
+    /// Address of the first byte, for registration. Valid as long as the region. An access through
+    /// it requires the tensor that lies there.
     pub fn base(&self) -> NonNull<u8> {
         self.mapping.base()
     }
 }
 
-/// Reserved pages are never swapped out, so there is nothing to lock.
+/// Locks the pages as `policy` says. Reserved pages are never swapped out, so they need no lock.
 fn lock_pages(
     mapping: &RegionMapping,
     kind: PageKind,
@@ -227,17 +229,17 @@ fn lock_pages(
     if kind.is_reserved() { Ok(None) } else { lock::lock(mapping, policy, kind.granule()) }
 }
 
-/// A memfd with all its pages, not sealed yet.
+/// A memfd with all its pages, before it is sealed.
 struct Pages {
     file: OwnedFd,
     mapping: RegionMapping,
 }
 
-/// Why a kind of pages was not to be had.
+/// Why a kind of pages is not available.
 enum PageFailure {
-    /// The next kind may do.
+    /// The next kind may be available.
     Step(String),
-    /// No other kind would do better, or an option can't be met.
+    /// No other kind can help, or an option can't be met.
     Fatal(RegionError),
 }
 
@@ -246,7 +248,7 @@ struct PageSearch<'a> {
     options: &'a RegionOptions,
     read: &'a dyn Fn(&Path) -> Option<String>,
     attempts: Vec<(PageKind, String)>,
-    /// Ordinary pages that could not be joined into huge ones.
+    /// Ordinary pages that could not be joined into huge ones, for the kind `Plain`.
     spare: Option<Pages>,
 }
 
@@ -287,7 +289,7 @@ impl PageSearch<'_> {
         }
     }
 
-    /// Pages from the machine's reserve.
+    /// Allocates pages from the machine's reserve.
     fn reserved(&self, kind: PageKind, flag: MemfdFlags) -> Result<Pages, PageFailure> {
         let size = self.options.size.next_multiple_of(kind.granule());
         let advice = || reserve_advice(kind, size);
@@ -308,7 +310,7 @@ impl PageSearch<'_> {
         Ok(pages)
     }
 
-    /// Ordinary pages, joined into huge ones.
+    /// Allocates ordinary pages and joins them into huge ones.
     fn transparent(&mut self) -> Result<Pages, PageFailure> {
         let pages = self.ordinary(PageKind::Transparent)?;
         let collapsed = pages.mapping.collapse();
@@ -334,7 +336,7 @@ impl PageSearch<'_> {
         )))
     }
 
-    /// Ordinary pages, all of them there.
+    /// Allocates ordinary pages.
     fn ordinary(&self, kind: PageKind) -> Result<Pages, PageFailure> {
         let size = self.options.size.next_multiple_of(kind.granule());
         let room = limits::tightest(self.read);
@@ -349,14 +351,14 @@ impl PageSearch<'_> {
         Ok(pages)
     }
 
-    /// Before the pages come in, as it decides where they come from.
+    /// Binds the pages to the NUMA node of the options. Must come before they are allocated.
     fn bind(&self, pages: &Pages) -> Result<(), PageFailure> {
         let Some(node) = self.options.numa_node else { return Ok(()) };
         pages.mapping.bind(node).map_err(|source| PageFailure::Fatal(RegionError::Numa { node, source }))
     }
 }
 
-/// A memfd of `size` bytes, which is a multiple of the kind's granule, mapped for writing.
+/// Makes a memfd of `size` bytes, a multiple of the kind's granule, and maps it for writing.
 fn map(kind: PageKind, size: u64, flags: MemfdFlags) -> io::Result<Pages> {
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("tensorwire", flags)?;

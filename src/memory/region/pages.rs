@@ -1,13 +1,13 @@
-//! The kinds of pages that a region can lie on.
+//! Kinds of pages for a region.
 
 use crate::memory::byte_count::ByteCount;
 use std::{fmt, fs};
 
-/// Bytes of a page that x86-64 and arm64 (with 4 KiB pages) map with one entry of the second level.
+/// Bytes of a page that one second-level entry maps on x86-64, and on arm64 with 4 KiB pages.
 pub(crate) const TWO_MIB: u64 = 2 << 20;
 pub(crate) const ONE_GIB: u64 = 1 << 30;
 
-/// The kind of pages that a region got.
+/// The kind of pages that a region has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PageKind {
@@ -22,7 +22,7 @@ pub enum PageKind {
 }
 
 impl PageKind {
-    /// What a region's size is rounded up to on pages of this kind, in bytes.
+    /// The multiple that a region's size is rounded up to, in bytes.
     pub(crate) fn granule(self) -> u64 {
         match self {
             PageKind::OneGiB => ONE_GIB,
@@ -48,27 +48,27 @@ impl fmt::Display for PageKind {
     }
 }
 
-/// Which kind of pages to ask for.
+/// The kind of pages to ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PagePolicy {
-    /// The best kind that there is: 1 GiB (only if the size is a multiple of it), 2 MiB, transparent, plain.
+    /// The best available kind: 1 GiB (only if the size is a multiple of it), 2 MiB, transparent,
+    /// plain.
     #[default]
     Auto,
     /// Reserved pages of 1 GiB.
     OneGiB,
     /// Reserved pages of 2 MiB.
     TwoMiB,
-    /// Ordinary memory joined into huge pages.
+    /// Ordinary memory, joined into huge pages.
     Transparent,
     /// The machine's base pages.
     Plain,
 }
 
 impl PagePolicy {
-    /// The kinds to try, best first.
-    ///
-    /// A named kind is followed by the lesser ones, unless it is required.
+    /// The kinds to try, best first. A named kind is followed by the lesser ones, unless it is
+    /// required.
     pub(crate) fn candidates(self, require: bool) -> &'static [PageKind] {
         use PageKind::{OneGiB, Plain, Transparent, TwoMiB};
         const ALL: &[PageKind] = &[OneGiB, TwoMiB, Transparent, Plain];
@@ -83,9 +83,8 @@ impl PagePolicy {
     }
 }
 
-/// Why a kind does not suit a region of this size, if it does not.
-///
-/// Only `Auto` minds: who names a kind gets the size rounded up to it.
+/// Why `Auto` skips a kind for a region of this size, if it does. A named kind is never skipped:
+/// the size is rounded up to it.
 pub(crate) fn unsuited(kind: PageKind, policy: PagePolicy, size: u64) -> Option<String> {
     if policy != PagePolicy::Auto {
         return None;
@@ -105,12 +104,12 @@ pub(crate) fn unsuited(kind: PageKind, policy: PagePolicy, size: u64) -> Option<
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reserve {
     pub(crate) total: u64,
-    /// Free and not promised to a mapping that has not touched them yet.
+    /// Free pages that are not promised to a mapping that has not accessed them yet.
     pub(crate) free: u64,
 }
 
 impl Reserve {
-    /// What the kernel says of pages of `size` bytes; `None` if it has no such pages.
+    /// Reads the reserve of pages of `size` bytes; `None` if the kernel has no such pages.
     pub(crate) fn read(size: u64) -> Option<Reserve> {
         let read = |name: &str| -> Option<u64> {
             let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size >> 10);
@@ -121,7 +120,7 @@ impl Reserve {
     }
 }
 
-/// How to have enough reserved pages of `kind` for `size` bytes, with the numbers of this machine.
+/// How to reserve enough pages of `kind` for `size` bytes, with the numbers of this machine.
 pub(crate) fn reserve_advice(kind: PageKind, size: u64) -> String {
     let page = kind.granule();
     let needed = size.div_ceil(page);
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_required_kind_stands_alone_and_a_wished_one_is_followed_by_lesser_ones() {
+    fn a_required_kind_is_the_only_candidate_and_a_named_one_is_followed_by_lesser_ones() {
         assert_eq!(PagePolicy::TwoMiB.candidates(true), [PageKind::TwoMiB]);
         assert_eq!(
             PagePolicy::TwoMiB.candidates(false),

@@ -1,4 +1,4 @@
-//! Another process's region, mapped here for reading.
+//! The region of another process, mapped read-only.
 
 use super::limits::{self, ReadFile};
 use crate::memory::byte_count::ByteCount;
@@ -11,8 +11,8 @@ use rustix::param::page_size;
 use std::ffi::c_void;
 use std::io;
 
-/// What every region's memfd is sealed with: its size is fixed, nobody but its maker can write to it, and
-/// nothing of that can be changed.
+/// The seals of every region: its size is fixed, only its maker can write to it, and no seal can be
+/// removed or added.
 pub(crate) const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
@@ -20,29 +20,29 @@ pub(crate) const SEALS: SealFlags =
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerRegionError {
-    /// It is no memfd, or a seal is missing.
+    /// The file is no memfd, or a seal is missing.
     #[error(
-        "the peer's region is not sealed as it must be (has seals {have:#x}, needs {SEALS_BITS:#x}): it could be \
-         shortened or written to while it is read here"
+        "the peer's region is not sealed as it must be (has seals {have:#x}, needs {SEALS_BITS:#x}): it \
+         could be shortened or written to while it is read here"
     )]
     Seals {
-        /// The seals that it has, as `F_SEAL_*` bits.
+        /// The seals of the file, as `F_SEAL_*` bits.
         have: u32,
     },
-    /// It is shorter than the peer says.
+    /// The file is shorter than the peer says.
     #[error("the peer's region has {size} bytes, but the peer says {claimed}")]
     TooShort {
-        /// Its size in bytes.
+        /// Size of the file in bytes.
         size: u64,
-        /// What the peer says, in bytes.
+        /// Size that the peer says, in bytes.
         claimed: u64,
     },
     /// A call to the operating system failed.
     #[error("{tried} the peer's region of {} failed: {source}", ByteCount(*.claimed))]
     Os {
-        /// What was tried.
+        /// The step that failed.
         tried: &'static str,
-        /// What the peer says the size is, in bytes.
+        /// Size that the peer says, in bytes.
         claimed: u64,
         /// The system's error.
         source: io::Error,
@@ -51,11 +51,11 @@ pub enum PeerRegionError {
 
 const SEALS_BITS: u32 = SEALS.bits();
 
-/// Checks that nobody can shorten `fd` or map it for writing any more, and that it has at least `min_len`
-/// bytes. Returns its size in bytes.
+/// Checks that nobody can shorten `fd` or map it for writing any more, and that it has at least
+/// `min_len` bytes. Returns its size in bytes.
 ///
-/// A receiver calls this before it maps a peer's memory: a file that gets shorter under a mapping kills the
-/// process that reads it.
+/// Call it before mapping a peer's memory: a read of a mapping whose file was shortened kills the
+/// process.
 ///
 /// # Errors
 /// [`PeerRegionError`].
@@ -64,7 +64,7 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
         move |error: rustix::io::Errno| PeerRegionError::Os { tried, claimed: min_len, source: error.into() }
     };
     let have = match fcntl_get_seals(&fd) {
-        // Not a kind of file that can be sealed.
+        // A kind of file that can't be sealed.
         Err(rustix::io::Errno::INVAL) => SealFlags::empty(),
         other => other.map_err(os("reading the seals of"))?,
     };
@@ -78,8 +78,8 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
     Ok(size)
 }
 
-/// The same parts in order, those that overlap or share a page as one, and how many bytes are in any of them: what is kept of
-/// them is kept and counted once.
+/// Sorts spans (offset and length) and merges those that overlap or share a page. Also returns the
+/// number of distinct bytes.
 pub(crate) fn merge_spans(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) {
     let page = page_size() as u64;
     parts.retain(|(_, len)| *len > 0);
@@ -102,7 +102,8 @@ pub(crate) fn merge_spans(mut parts: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, u64) 
     (merged, bytes)
 }
 
-/// Looks whether there is memory for these parts: who goes over a cgroup's limit is killed.
+/// Checks that there is memory for copies of these spans: the kernel kills a process that exceeds
+/// its cgroup's limit.
 fn room_for(parts: &[(u64, u64)], read: ReadFile<'_>) -> io::Result<()> {
     let page = page_size() as u64;
     let needed = parts.iter().map(|(_, len)| len.next_multiple_of(page) + page).sum::<u64>();
@@ -115,15 +116,17 @@ fn room_for(parts: &[(u64, u64)], read: ReadFile<'_>) -> io::Result<()> {
     }
 }
 
-/// What maps a file over what is there, for reading, at an address and with this length.
+/// Maps a file for reading over the mapping at an address. A parameter, so that tests can let it
+/// fail.
 pub(crate) type MapOver = unsafe fn(*mut c_void, usize, &OwnedFd) -> Result<(), Errno>;
 
-/// A [`MapOver`].
+/// The [`MapOver`] of the system.
 ///
 /// # Safety
-/// The range must be the caller's, and what is read there afterwards must be what the file has.
+/// The range must be the caller's, and bytes that are read there later must be the same in the
+/// file.
 pub(crate) unsafe fn map_over(base: *mut c_void, len: usize, file: &OwnedFd) -> Result<(), Errno> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     unsafe { map_at(base, len, MapFlags::FIXED, file) }
 }
 
@@ -132,11 +135,11 @@ pub(crate) unsafe fn map_over(base: *mut c_void, len: usize, file: &OwnedFd) -> 
 /// # Safety
 /// With [`MapFlags::FIXED`] as [`map_over`].
 unsafe fn map_at(base: *mut c_void, len: usize, how: MapFlags, file: &OwnedFd) -> Result<(), Errno> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     unsafe { mmap(base, len, ProtFlags::READ, MapFlags::SHARED | how, file, 0) }.map(|_| ())
 }
 
-/// The number of the file that is mapped from an address on, as far as the system tells.
+/// The inode of the file that is mapped at an address, as far as the kernel tells.
 fn file_at(base: *const c_void) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let start = format!("{:x}-", base.addr());
@@ -144,17 +147,17 @@ fn file_at(base: *const c_void) -> Option<u64> {
     line.split_whitespace().nth(4)?.parse().ok()
 }
 
-/// Ends the process, whose readers would fault at any moment, and not know why.
+/// Ends the process: its readers would fault at any moment, without a reason in the log.
 fn abort_unmapped(len: u64, error: Errno, again: Errno) -> ! {
     let what = ByteCount(len);
     tracing::error!(
-        "the mapping of a dead peer's region of {what}, of which tensors are borrowed here, was lost when it was replaced ({error}), \
-         and can't be put back ({again}): the process is aborted, as its readers would fault"
+        "replacing the mapping of a dead peer's region of {what} failed ({error}), the old mapping is \
+         gone, and mapping the copy failed too ({again}): aborting, because tensors that are borrowed there would fault"
     );
     std::process::abort()
 }
 
-/// Another process's region, mapped here for reading. Pages come in when they are first read.
+/// The region of another process, mapped read-only. Pages are mapped at the first read.
 #[derive(Debug)]
 pub struct PeerRegion {
     map: Mmap,
@@ -162,50 +165,54 @@ pub struct PeerRegion {
 }
 
 impl PeerRegion {
-    /// Maps a peer's region, of which the peer says that it has `len` bytes.
+    /// Maps a peer's region of `len` bytes, as the peer says.
     ///
-    /// The descriptor is closed; the mapping keeps the memory alive, also after the peer's death.
+    /// The descriptor is closed. The mapping keeps the memory alive, also after the peer's death.
     ///
     /// # Errors
     /// [`PeerRegionError`] if it is not sealed, shorter than `len`, or can't be mapped.
     pub fn map(fd: OwnedFd, len: u64) -> Result<PeerRegion, PeerRegionError> {
         let size = verify_seals(&fd, len)?;
-        // The whole file: a mapping of reserved huge pages can be undone only in whole pages.
+        // The whole file: a mapping of reserved huge pages can be unmapped only in whole pages.
         let bytes = usize::try_from(size).unwrap_or(usize::MAX);
-        // SAFETY: the seals that were just verified hold for good, so the file can't get shorter and a read
-        // can't fault. Its maker can still change bytes through its own mapping; that is why this type hands
-        // out a pointer and no slice, and why `LentBytes` states who vouches for the bytes.
+        // SAFETY: the seals that were just verified hold for good, so the file can't get shorter
+        // and a read can't fault. Its maker can still change bytes through its own mapping. For
+        // this reason the type hands out a pointer and no slice, and `LentBytes` states who vouches
+        // for the bytes.
         let map = unsafe { MmapOptions::new().len(bytes).map(&fd) };
         let map = map.map_err(|source| PeerRegionError::Os { tried: "mapping", claimed: len, source })?;
         Ok(PeerRegion { map, len })
     }
 
-    /// Replaces the mapping, at the same addresses, by private memory with just these parts of it, each an offset and a
-    /// length; the rest reads as zeros and takes no room. If nobody else has the region, its memory goes back to the system.
+    /// Copies `parts` (offset and length) into private memory and maps it at the same addresses.
+    /// The rest of the region reads as zeros and takes no memory. If no other process maps the
+    /// region, its memory goes back to the system.
     ///
-    /// Whoever reads one of the parts meanwhile sees the same bytes before, during and after it: the kernel puts the new
-    /// mapping in place of the old one under the lock that page faults wait for. After an error everything is as it was.
+    /// A reader of one of the parts sees the same bytes before, during and after the call: the
+    /// kernel replaces the mapping under the lock that page faults take. After an error everything
+    /// is unchanged.
     ///
-    /// One thing can't be promised. Where the kernel has not even the few hundred bytes that a mapping takes in itself, it may find out
-    /// when the old one is gone already. Then the new one is put into the gap, in which a reader may have died; and if that fails
-    /// too, the process is aborted, with a message, as its readers would fault.
+    /// There is one exception. If the kernel lacks the few hundred bytes for its own record of a
+    /// mapping, it may fail after it removed the old mapping. The call then fills the gap, in which
+    /// a reader may have faulted. If filling fails too, the process is aborted with a message.
     ///
     /// # Errors
-    /// [`PeerRegionError::Os`] if there is no room for the parts, or one is not inside.
+    /// [`PeerRegionError::Os`] if there is no memory for the parts, or one is outside the region.
     ///
     /// # Safety
-    /// Nobody may write to the region any more: its maker has ended. And until the region is dropped nothing but
-    /// these parts may be read, by [`PeerRegion::bytes_at`] or as [`LentBytes`](super::LentBytes).
+    /// The region's maker has ended, so nobody writes to the region any more. Until the region is
+    /// dropped, only these parts are read, by [`PeerRegion::bytes_at`] or as
+    /// [`LentBytes`](super::LentBytes).
     pub unsafe fn relocate(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         unsafe { self.relocate_with(parts, &|path| std::fs::read_to_string(path).ok(), map_over) }
     }
 
-    /// As [`PeerRegion::relocate`], with the files that tell the limits of memory read by `read`, and the new mapping made by
-    /// `map_over`.
+    /// As [`PeerRegion::relocate`]; `read` reads the files with the limits, and `map_over` makes
+    /// the new mapping.
     ///
     /// # Safety
-    /// As there.
+    /// As [`PeerRegion::relocate`].
     pub(crate) unsafe fn relocate_with(
         &self,
         parts: &[(u64, u64)],
@@ -215,19 +222,19 @@ impl PeerRegion {
         let failed = |tried| move |source| PeerRegionError::Os { tried, claimed: self.len, source };
         let fill = || {
             room_for(parts, read)?;
-            let kept = memfd_create("tensorwire-relocated", MemfdFlags::CLOEXEC)?;
-            ftruncate(&kept, self.map.len() as u64)?;
-            parts.iter().try_for_each(|part| self.copy_part(&kept, *part)).map(|()| kept)
+            let copy = memfd_create("tensorwire-relocated", MemfdFlags::CLOEXEC)?;
+            ftruncate(&copy, self.map.len() as u64)?;
+            parts.iter().try_for_each(|part| self.copy_part(&copy, *part)).map(|()| copy)
         };
-        let kept = fill().map_err(failed("copying what is borrowed of"))?;
+        let copy = fill().map_err(failed("copying the borrowed parts of"))?;
         let base = self.map.as_ptr().cast_mut().cast();
         let before = file_at(base);
-        // SAFETY: the range is this value's own mapping, whole. The new one is as long and readable, and has the same bytes wherever
-        // anyone may still look.
-        let Err(error) = (unsafe { map_over(base, self.map.len(), &kept) }) else { return Ok(()) };
-        // Into the gap, if there is one.
-        // SAFETY: as above, and nothing that is mapped is replaced.
-        match unsafe { map_at(base, self.map.len(), MapFlags::FIXED_NOREPLACE, &kept) } {
+        // SAFETY: the range is this value's own mapping, whole. The new mapping is as long and
+        // readable, and has the same bytes wherever code may still read.
+        let Err(error) = (unsafe { map_over(base, self.map.len(), &copy) }) else { return Ok(()) };
+        // Fills the gap, if there is one.
+        // SAFETY: as above, and no existing mapping is replaced.
+        match unsafe { map_at(base, self.map.len(), MapFlags::FIXED_NOREPLACE, &copy) } {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) if file_at(base) == before => {
                 Err(failed("replacing the mapping of")(error.into()))
@@ -236,7 +243,7 @@ impl PeerRegion {
         }
     }
 
-    /// Writes a part to the same place of another file.
+    /// Copies a part to the same offset of another file.
     fn copy_part(&self, to: &OwnedFd, (mut offset, len): (u64, u64)) -> io::Result<()> {
         let start = self.bytes_at(offset, len).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: inside the mapping; by the rule of `relocate` nobody writes there.
@@ -252,16 +259,16 @@ impl PeerRegion {
         Ok(())
     }
 
-    /// How many bytes the peer said that it has.
-    #[allow(clippy::len_without_is_empty)] // nobody asks whether a region is empty
+    /// Bytes of the region, as the peer says.
+    #[allow(clippy::len_without_is_empty)] // a region is never empty
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Where `len` bytes at `offset` lie here; `None` if they are not all inside.
+    /// Address of `len` bytes at `offset`; `None` if some are outside.
     ///
-    /// The pointer is good for reading as long as this value lives. The peer may write to the bytes unless
-    /// it has promised not to.
+    /// The pointer is readable as long as this value lives. The peer may write to the bytes unless
+    /// it lent them.
     pub fn bytes_at(&self, offset: u64, len: u64) -> Option<*const u8> {
         let end = offset.checked_add(len)?;
         if end > self.len {

@@ -1,4 +1,4 @@
-//! What a region got, as the kernel sees it.
+//! The pages that a region got, as the kernel reports them.
 
 use super::lock::Shortfall;
 use super::mapping::RegionMapping;
@@ -7,30 +7,31 @@ use super::smaps;
 use crate::memory::byte_count::ByteCount;
 use std::{fmt, io};
 
-/// What a region got. Every figure is read from the kernel after the region was made.
+/// The pages that a region got. Every figure is read from the kernel after the region was made.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RegionReport {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The kind of its pages. Transparent if at least a part of it is on huge pages: see `huge_bytes`.
+    /// Kind of the pages. Transparent if at least a part is on huge pages: see `huge_bytes`.
     pub pages: PageKind,
-    /// The kernel's page size for it, in bytes: that of the reserved pages on hugetlb, the base page else.
+    /// Page size in bytes: that of the reserved pages on hugetlb, else that of base pages.
     pub page_size: u64,
-    /// Bytes that are mapped by huge pages.
+    /// Bytes on huge pages.
     pub huge_bytes: u64,
     /// Bytes that can't be swapped out.
     pub locked_bytes: u64,
-    /// The process's limit on locked memory in bytes, if it kept a part of the region from being locked.
+    /// The process's limit on locked memory in bytes, if the limit left a part of the region
+    /// unlocked.
     pub lock_limit: Option<u64>,
-    /// The NUMA node of its pages; `None` if they lie on several or the kernel does not tell.
+    /// The NUMA node of the pages; `None` if they lie on several or the kernel does not tell.
     pub numa_node: Option<u32>,
-    /// The kinds of pages that were tried before, and why each was not to be had.
+    /// The kinds of pages that were tried before, and why each was not available.
     pub attempts: Vec<(PageKind, String)>,
 }
 
 impl RegionReport {
-    /// Asks the kernel.
+    /// Reads the figures from the kernel.
     pub(crate) fn read(
         mapping: &RegionMapping,
         shortfall: Option<Shortfall>,

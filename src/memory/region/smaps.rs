@@ -1,15 +1,15 @@
-//! What the kernel says of a mapping of this process, from `/proc/self/smaps`.
+//! Reads `/proc/self/smaps`: the kernel's counters of a mapping.
 
 use std::io::{self, BufRead, BufReader};
 
-/// The counters of an address range, summed over the mappings in it.
+/// The counters of an address range, summed over its mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MappedPages {
-    /// Bytes of the range that are mapped at all.
+    /// Bytes of the range that are mapped.
     pub(crate) size: u64,
-    /// The page size of the file behind it: the huge page's for hugetlb.
+    /// Page size of the file in bytes: that of the huge page for hugetlb.
     pub(crate) page_size: u64,
-    /// Bytes that are mapped by huge pages.
+    /// Bytes on huge pages.
     pub(crate) huge: u64,
     /// Bytes that can't be swapped out.
     pub(crate) locked: u64,
@@ -37,7 +37,7 @@ fn parse(smaps: impl BufRead, start: u64, len: u64) -> io::Result<MappedPages> {
     Ok(total)
 }
 
-/// Reads the head line of a mapping: `from-to perms offset dev inode path`.
+/// Parses the first line of a mapping: `from-to perms offset dev inode path`.
 fn range(line: &str) -> Option<(u64, u64)> {
     let (from, to) = line.split_once(' ')?.0.split_once('-')?;
     let (from, to) = (u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?);
@@ -60,7 +60,7 @@ impl MappedPages {
             "KernelPageSize" => self.page_size = bytes,
             "Rss" => self.resident = bytes,
             "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => self.huge += bytes,
-            // Not in Rss. These pages are never swapped out.
+            // These pages do not count as Rss, and are never swapped out.
             "Shared_Hugetlb" | "Private_Hugetlb" => {
                 self.huge += bytes;
                 self.locked += bytes;

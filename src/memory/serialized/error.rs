@@ -1,80 +1,82 @@
-//! Why values make no tensor, and why a tensor has no such values.
+//! Errors of making and reading serialised tensors.
 
 use super::MAX_DEPTH;
 use crate::memory::PoolError;
 use crate::wire::{DType, Shape, ShapeError};
 use std::fmt;
 
-/// Why values can't be made a tensor.
+/// Why values can't become a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SerializeError {
-    /// The shape has another number of elements.
+    /// The number of values differs from the number of elements of the shape.
     #[error("{given} values were given for a shape of {expected} elements")]
     Count {
-        /// How many were given.
+        /// Number of values.
         given: usize,
-        /// How many the shape has.
+        /// Elements of the shape.
         expected: u64,
     },
-    /// Variants lie too deep inside each other.
-    #[error("tensors of variants lie more than {max} deep inside each other: flatten them")]
+    /// Tensors of variants are nested too deep.
+    #[error("tensors of variants are nested more than {max} deep: flatten them")]
     Depth {
-        /// How deep they may lie.
+        /// Allowed depth.
         max: usize,
     },
     /// A nested tensor is serialised already.
-    #[error("a tensor of {dtype} is no flat one: read it with `from_tensor`, and nest what comes of that")]
+    #[error("a tensor of {dtype} is not flat: read it with `from_tensor`, and nest the result")]
     NotFlat {
-        /// Its element type.
+        /// Element type of the nested tensor.
         dtype: DType,
     },
     /// The shape or the length is too large.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The pool has no room for it.
+    /// The pool has no room for the tensor.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// Why a tensor has no such values.
+/// Why a tensor can't be read as values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// It has another element type.
+    /// The tensor has another element type.
     #[error("a tensor of {have} was read as one of {want}")]
     DType {
-        /// Its element type.
+        /// Element type of the tensor.
         have: DType,
-        /// The one that was asked for.
+        /// Element type that was asked for.
         want: DType,
     },
-    /// Its serialised form has another shape than its meta-data says.
-    #[error("the serialised form has the shape {have:?}, and the tensor has {meta:?}: its sender broke it")]
+    /// The serialised form has another shape than the meta-data.
+    #[error("the serialised form has the shape {have:?}, the tensor {meta:?}: its sender wrote a wrong form")]
     Shape {
         /// The shape in the serialised form.
         have: Shape,
-        /// The tensor's.
+        /// Shape in the tensor's meta-data.
         meta: Shape,
     },
-    /// It has another number of values than elements.
-    #[error("the serialised form has {given} values for a shape of {expected} elements: its sender broke it")]
+    /// The number of values differs from the number of elements.
+    #[error("the serialised form has {given} values for {expected} elements: its sender wrote a wrong form")]
     Count {
-        /// Values, or bytes of a flat tensor.
+        /// Number of values, or of bytes of a flat tensor.
         given: u64,
-        /// How many there must be.
+        /// Number that the shape requires.
         expected: u64,
     },
     /// The bytes are no such message.
-    #[error("the serialised form is no tensor: {what}; its sender broke it, or is of another version")]
+    #[error(
+        "the serialised form is no tensor: {what}; its sender wrote a wrong form, or uses another version"
+    )]
     Malformed {
-        /// What is wrong, and in which field.
+        /// The mistake, and its field.
         what: String,
     },
-    /// Variants lie too deep inside each other.
-    #[error("the serialised form has tensors of variants more than {max} deep inside each other")]
+    /// Tensors of variants are nested too deep.
+    #[error("the serialised form nests tensors of variants more than {max} deep")]
     Depth {
-        /// How deep they may lie.
+        /// Allowed depth.
         max: usize,
     },
 }
@@ -84,10 +86,11 @@ impl DecodeError {
         DecodeError::Malformed { what: what.to_string() }
     }
 
-    /// What prost could not read.
+    /// Converts an error of prost.
     ///
-    /// It gives up a hundred messages deep, which is deeper than variants may lie, and its errors have no kinds. But they name
-    /// each message on the way to the mistake, so that what lies too deep is told from what is broken.
+    /// prost stops at a nesting of a hundred messages, which is deeper than variants may be, and
+    /// its errors have no kinds. Their texts name each message on the way to the mistake, so the
+    /// depth can be counted.
     pub(super) fn of_prost(error: prost::DecodeError) -> Self {
         let what = error.to_string();
         match what.matches("VariantTensorDataProto.tensors:").count() {

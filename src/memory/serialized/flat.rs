@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::PoolError;
 
-/// A flat tensor inside a variant: its bytes, which may lie at any address.
+/// A flat tensor inside a variant. Its bytes may lie at any address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatTensor {
     meta: TensorMeta,
@@ -11,10 +11,10 @@ pub struct FlatTensor {
 }
 
 impl FlatTensor {
-    /// A tensor, which is kept.
+    /// Wraps a tensor and holds it.
     ///
     /// # Errors
-    /// [`SerializeError::NotFlat`] if it is one of strings or variants.
+    /// [`SerializeError::NotFlat`] for a tensor of strings or variants.
     pub fn new(tensor: &Tensor) -> Result<Self, SerializeError> {
         if tensor.meta().is_serialized() {
             return Err(SerializeError::NotFlat { dtype: tensor.dtype() });
@@ -27,12 +27,12 @@ impl FlatTensor {
         &self.meta
     }
 
-    /// Its bytes.
+    /// The elements in memory order, little-endian.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// A copy in `pool`, where its elements can be viewed.
+    /// Copies the tensor into `pool`, where its elements can be viewed.
     ///
     /// # Errors
     /// [`PoolError`] if there is no room.

@@ -27,7 +27,7 @@ pub struct TensorProto {
     /// Always 0.
     #[prost(int32, tag = "3")]
     pub version_number: i32,
-    /// The elements of a flat tensor, as they lie in memory, little-endian. Only of a tensor inside a variant.
+    /// The elements of a flat tensor in memory order, little-endian. Only inside a variant.
     #[prost(bytes = "bytes", tag = "4")]
     pub tensor_content: ::prost::bytes::Bytes,
     /// One for each element of a tensor of strings. Not UTF-8.
@@ -39,13 +39,13 @@ pub struct TensorProto {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct VariantTensorDataProto {
-    /// The name under which its type is registered.
+    /// Name under which the type is registered.
     #[prost(string, tag = "1")]
     pub type_name: ::prost::alloc::string::String,
-    /// Bytes that the type alone knows how to read.
+    /// Bytes in a format of the type's own.
     #[prost(bytes = "bytes", tag = "2")]
     pub metadata: ::prost::bytes::Bytes,
-    /// The tensors that it holds. Tensors of variants lie at most 32 deep inside each other, the outermost included.
+    /// Tensors of the value. Tensors of variants are nested at most 32 deep, the outermost included.
     #[prost(message, repeated, tag = "3")]
     pub tensors: ::prost::alloc::vec::Vec<TensorProto>,
 }

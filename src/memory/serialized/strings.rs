@@ -2,20 +2,21 @@
 
 use super::*;
 
-/// A tensor of byte strings, each of any length; they need not be UTF-8.
+/// A tensor of byte strings of any length, not necessarily UTF-8.
 ///
-/// [`StringTensor::to_tensor`] makes of it what can be sent, [`StringTensor::from_tensor`] reads what was received.
+/// [`StringTensor::to_tensor`] makes a tensor that can be sent. [`StringTensor::from_tensor`] reads
+/// one that was received.
 ///
 /// ```
-/// use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
-/// use tensorwire::{Pool, Shape, StringTensor};
+/// use tensorwire::{Node, Shape, StringTensor};
 ///
-/// let pool = Pool::new(Region::create(0, &RegionOptions::new(1 << 20))?, PoolOptions::default())?;
-/// let words = StringTensor::new(Shape::new(&[3])?, ["one", "", "three"])?;
-/// let tensor = words.to_tensor(&pool)?; // `step.send(&edge, tensor)`
-/// let received = StringTensor::from_tensor(&tensor)?;
-/// assert_eq!(received.values()[2], "three");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// fn words(node: &Node) -> Result<(), Box<dyn std::error::Error>> {
+///     let words = StringTensor::new(Shape::new(&[3])?, ["one", "", "three"])?;
+///     let tensor = words.to_tensor(node.pool())?; // to be sent as any other
+///     let received = StringTensor::from_tensor(&tensor)?;
+///     assert_eq!(received.values()[2], "three");
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StringTensor {
@@ -24,7 +25,8 @@ pub struct StringTensor {
 }
 
 impl StringTensor {
-    /// Strings in the order of the shape's elements. What is a `Vec<u8>`, a `String` or static is not copied.
+    /// Takes strings in the order of the shape's elements. A `Vec<u8>`, a `String` and a static
+    /// string are not copied.
     ///
     /// # Errors
     /// [`SerializeError::Count`] if the shape has another number of elements.
@@ -38,7 +40,7 @@ impl StringTensor {
         Ok(StringTensor { shape, values })
     }
 
-    /// The shape.
+    /// Shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -48,12 +50,12 @@ impl StringTensor {
         &self.values
     }
 
-    /// The strings alone.
+    /// The strings, without the shape.
     pub fn into_values(self) -> Vec<Bytes> {
         self.values
     }
 
-    /// A tensor in `pool` that has them, in their serialised form.
+    /// Serialises the strings into a tensor of `pool`.
     ///
     /// # Errors
     /// [`SerializeError::Pool`] if the pool has no room.
@@ -61,10 +63,10 @@ impl StringTensor {
         to_tensor(pool, DType::String, &self.shape, &self.to_message())
     }
 
-    /// Reads a tensor's strings. They are not copied: they keep the tensor for as long as one of them is there.
+    /// Reads a tensor's strings without copying them. Each string keeps the tensor alive.
     ///
     /// # Errors
-    /// [`DecodeError`] if it is no tensor of strings, or its sender broke it.
+    /// [`DecodeError`] if the tensor does not hold strings, or its bytes are malformed.
     pub fn from_tensor(tensor: &Tensor) -> Result<Self, DecodeError> {
         let (shape, message) = read(tensor, DType::String)?;
         StringTensor::from_message(shape, message)
@@ -76,7 +78,7 @@ impl StringTensor {
         Ok(StringTensor { shape, values })
     }
 
-    /// The strings in it are references to these.
+    /// The message refers to these strings and copies none.
     pub(super) fn to_message(&self) -> TensorProto {
         TensorProto { string_val: self.values.clone(), ..head(DType::String, &self.shape) }
     }

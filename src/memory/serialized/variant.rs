@@ -2,22 +2,22 @@
 
 use super::*;
 
-/// A tensor of variants.
+/// A tensor of variants: values of types that a trainer registers.
 ///
 /// ```
-/// use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
-/// use tensorwire::{NestedTensor, Pool, Shape, StringTensor, Variant, VariantTensor};
+/// use tensorwire::{NestedTensor, Node, Shape, StringTensor, Variant, VariantTensor};
 ///
-/// let pool = Pool::new(Region::create(0, &RegionOptions::new(1 << 20))?, PoolOptions::default())?;
-/// let names = StringTensor::new(Shape::new(&[2])?, ["left", "right"])?;
-/// let pair = Variant {
-///     type_name: "pair".into(),
-///     metadata: vec![1].into(),
-///     tensors: vec![NestedTensor::Strings(names)],
-/// };
-/// let tensor = VariantTensor::new(Shape::SCALAR, vec![pair.clone()])?.to_tensor(&pool)?;
-/// assert_eq!(VariantTensor::from_tensor(&tensor)?.values(), [pair]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// fn pair(node: &Node) -> Result<(), Box<dyn std::error::Error>> {
+///     let names = StringTensor::new(Shape::new(&[2])?, ["left", "right"])?;
+///     let pair = Variant {
+///         type_name: "pair".into(),
+///         metadata: vec![1].into(),
+///         tensors: vec![NestedTensor::Strings(names)],
+///     };
+///     let tensor = VariantTensor::new(Shape::SCALAR, vec![pair.clone()])?.to_tensor(node.pool())?;
+///     assert_eq!(VariantTensor::from_tensor(&tensor)?.values(), [pair]);
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariantTensor {
@@ -25,33 +25,34 @@ pub struct VariantTensor {
     values: Vec<Variant>,
 }
 
-/// One variant.
+/// One value of a registered type.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variant {
-    /// The name under which its type is registered.
+    /// Name under which the type is registered.
     pub type_name: String,
-    /// Bytes that the type alone knows how to read.
+    /// Bytes in a format of the type's own.
     pub metadata: Bytes,
-    /// The tensors that it holds.
+    /// Tensors of the value.
     pub tensors: Vec<NestedTensor>,
 }
 
 /// A tensor inside a variant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NestedTensor {
-    /// Flat memory.
+    /// A tensor of fixed-size elements.
     Flat(FlatTensor),
-    /// Strings.
+    /// A tensor of strings.
     Strings(StringTensor),
-    /// Variants again, [`MAX_DEPTH`] deep at most.
+    /// A tensor of variants, nested at most [`MAX_DEPTH`] deep.
     Variants(VariantTensor),
 }
 
 impl VariantTensor {
-    /// Variants in the order of the shape's elements.
+    /// Takes variants in the order of the shape's elements.
     ///
     /// # Errors
-    /// [`SerializeError`] if the shape has another number of elements, or variants lie too deep inside each other.
+    /// [`SerializeError`] if the shape has another number of elements, or variants are nested too
+    /// deep.
     pub fn new(shape: Shape, values: Vec<Variant>) -> Result<Self, SerializeError> {
         check_count(&shape, values.len())
             .map_err(|(given, expected)| SerializeError::Count { given, expected })?;
@@ -62,7 +63,7 @@ impl VariantTensor {
         Ok(made)
     }
 
-    /// The shape.
+    /// Shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -72,12 +73,12 @@ impl VariantTensor {
         &self.values
     }
 
-    /// The variants alone.
+    /// The variants, without the shape.
     pub fn into_values(self) -> Vec<Variant> {
         self.values
     }
 
-    /// A tensor in `pool` that has them, in their serialised form.
+    /// Serialises the variants into a tensor of `pool`.
     ///
     /// # Errors
     /// [`SerializeError::Pool`] if the pool has no room.
@@ -85,10 +86,10 @@ impl VariantTensor {
         to_tensor(pool, DType::Variant, &self.shape, &self.to_message())
     }
 
-    /// Reads a tensor's variants. Their bytes are not copied: they keep the tensor for as long as one of them is there.
+    /// Reads a tensor's variants. Their bytes are not copied: each value keeps the tensor alive.
     ///
     /// # Errors
-    /// [`DecodeError`] if it is no tensor of variants, or its sender broke it.
+    /// [`DecodeError`] if the tensor does not hold variants, or its bytes are malformed.
     pub fn from_tensor(tensor: &Tensor) -> Result<Self, DecodeError> {
         let (shape, message) = read(tensor, DType::Variant)?;
         VariantTensor::from_message(shape, message, 1)
@@ -108,7 +109,8 @@ impl VariantTensor {
         TensorProto { variant_val, ..head(DType::Variant, &self.shape) }
     }
 
-    /// Bounded by `depth` itself, however deep it is: what is made is never deeper than one more than the bound.
+    /// Whether variants are nested deeper than `depth`. The recursion stops at `depth`, however
+    /// deep the value is.
     fn is_deeper_than(&self, depth: usize) -> bool {
         let nested = |tensor: &NestedTensor| match tensor {
             NestedTensor::Variants(tensor) => depth == 1 || tensor.is_deeper_than(depth - 1),

@@ -51,7 +51,8 @@ pub(crate) struct RingBuffers {
 pub enum RingError {
     /// All buffers are in use.
     #[error(
-        "all {buffers} buffers {meta} of a ring are in use: wait for a reader to drop one, or make the ring longer"
+        "all {buffers} buffers {meta} of a ring are in use: wait for a reader to drop one, or make the ring \
+         longer"
     )]
     Busy {
         /// Number of buffers of the ring.

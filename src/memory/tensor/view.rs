@@ -70,7 +70,8 @@ pub(crate) unsafe fn elements<'a, T: Element>(
 /// As [`elements`], for writing.
 ///
 /// # Safety
-/// `meta.bytes()` bytes at `data` must be readable, writable, initialised, and used by nobody else for `'a`.
+/// `meta.bytes()` bytes at `data` must be readable, writable, initialised, and used by nobody else
+/// for `'a`.
 pub(crate) unsafe fn elements_mut<'a, T: Element>(
     meta: &TensorMeta,
     data: NonNull<u8>,

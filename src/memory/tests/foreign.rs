@@ -7,7 +7,7 @@ use std::cell::UnsafeCell;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Weak};
 
-/// An allocator's buffer, whose bytes are written by who has a tensor of them alone.
+/// A buffer of an allocator. Only the one `TensorMut` of its bytes writes them.
 struct Buffer(Box<[UnsafeCell<u8>]>);
 
 // SAFETY: the tests write through one tensor at a time.
@@ -90,7 +90,7 @@ fn foreign_memory_is_written_by_one_owner_and_not_after_it_is_frozen() {
 }
 
 #[test]
-fn the_owner_is_ended_by_whom_the_pool_says_when_a_tensor_was_its_last_user() {
+fn the_pools_callback_drops_an_owner_whose_last_user_was_a_tensor() {
     let pool = pool(4096);
     let (sender, ended) = channel::<HeldOwner>();
     pool.drop_owners_with(move |owner| sender.send(owner).expect("open"));
@@ -105,7 +105,7 @@ fn the_owner_is_ended_by_whom_the_pool_says_when_a_tensor_was_its_last_user() {
 }
 
 #[test]
-fn a_registered_tensor_has_the_bytes_and_lets_go_of_its_registration() {
+fn a_registered_tensor_has_the_bytes_and_drops_its_registration() {
     let pool = pool(4096);
     let buffer = buffer(64);
     let tensor = tensor_mut(&writable(&buffer), &pool, 8, 8).freeze();
@@ -116,7 +116,7 @@ fn a_registered_tensor_has_the_bytes_and_lets_go_of_its_registration() {
     assert_eq!(registered.registered().map(|of| (of.fabric, of.key)), Some((3, 77)));
     assert_eq!((registered.bytes(), registered.meta()), (tensor.bytes(), tensor.meta()));
     assert_eq!(registered.foreign().expect("foreign").addresses().len(), 64);
-    // Two tensors have the bytes: neither is alone.
+    // Two tensors share the bytes: neither is unique.
     assert!(!tensor.is_unique());
     let registered = registered.try_into_mut().expect_err("not its own");
     drop(tensor);

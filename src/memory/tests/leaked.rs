@@ -1,11 +1,11 @@
-//! Bytes that are never used again, as a peer reads them of whom nothing is heard any more.
+//! Leaked bytes: a peer whose link is gone still reads them, so the pool never reuses them.
 
 use super::{bytes, region};
 use crate::memory::{BufferRing, PeerRegion, Pool, PoolError, PoolOptions, RingError, Tensor};
 
 const LEN: u64 = 1 << 16;
 
-/// A pool that fills what is freed, so that it shows.
+/// A pool that poisons freed blocks, so that reuse shows.
 fn pool() -> Pool {
     Pool::new(region(LEN), PoolOptions { poison: true, ..PoolOptions::default() }).expect("pool")
 }
@@ -16,19 +16,20 @@ fn filled(pool: &Pool, len: u64) -> Tensor {
     tensor.freeze()
 }
 
-/// What a peer has mapped of it.
+/// The pool's region as a peer maps it.
 fn mapped(pool: &Pool) -> PeerRegion {
     PeerRegion::map(rustix::io::dup(pool.region_fd()).expect("dup"), LEN).expect("maps")
 }
 
-/// Whether the peer sees what was written there at first.
+/// Whether the peer reads the bytes that `filled` wrote.
 fn is_as_it_was(peer: &PeerRegion, offset: u64, len: u64) -> bool {
     let start = peer.bytes_at(offset, len).expect("inside");
-    // SAFETY: inside the mapping, which lives as long as the slice; that nobody writes there is what is tested.
+    // SAFETY: inside the mapping, which lives as long as the slice; the test proves that nobody
+    // writes there.
     unsafe { std::slice::from_raw_parts(start, len as usize) }.iter().all(|byte| *byte == 7)
 }
 
-/// Writes to every byte that the pool has to give.
+/// Writes to every byte that the pool can allocate.
 fn overwrite(pool: &Pool) {
     let mut all = Vec::new();
     while let Ok(mut tensor) = pool.tensor(bytes(64)) {
@@ -39,7 +40,7 @@ fn overwrite(pool: &Pool) {
 }
 
 #[test]
-fn surrendered_bytes_are_written_by_nobody_while_the_pool_goes_on() {
+fn leaked_bytes_are_not_reused_while_the_pool_goes_on() {
     let pool = pool();
     let peer = mapped(&pool);
     let (alone, shared) = (filled(&pool, 1000), filled(&pool, 5000));
@@ -60,7 +61,7 @@ fn surrendered_bytes_are_written_by_nobody_while_the_pool_goes_on() {
 }
 
 #[test]
-fn a_surrendered_buffer_does_not_return_to_its_ring() {
+fn a_leaked_buffer_does_not_return_to_its_ring() {
     let pool = pool();
     let peer = mapped(&pool);
     let ring = BufferRing::new(&pool, bytes(64), 2).expect("ring");
@@ -77,7 +78,7 @@ fn a_surrendered_buffer_does_not_return_to_its_ring() {
 }
 
 #[test]
-fn what_was_surrendered_does_not_keep_the_pool_and_stays_what_the_peer_reads() {
+fn leaked_bytes_do_not_keep_the_pool_and_stay_readable_for_the_peer() {
     let pool = pool();
     let peer = mapped(&pool);
     let tensor = filled(&pool, 5000);

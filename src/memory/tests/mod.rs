@@ -1,4 +1,4 @@
-//! Tests of this room's parts together.
+//! Tests that need several parts of this module.
 
 mod foreign;
 mod leaked;
@@ -19,7 +19,7 @@ fn region(bytes: u64) -> Region {
     Region::create(7, &options).expect("region")
 }
 
-/// A small pool of one shard, so that what a test drops is what it gets again.
+/// A small pool of one shard: a dropped block is the next one of its size.
 fn pool(bytes: u64) -> Pool {
     Pool::new(region(bytes), PoolOptions { shards: 1, ..PoolOptions::default() }).expect("pool")
 }

@@ -37,19 +37,19 @@ fn an_exhausted_pool_says_how_much_was_asked_and_how_much_is_free() {
     assert_eq!(error, expected);
     assert_eq!(
         error.to_string(),
-        "the pool is exhausted: 786432 bytes asked, 524288 of 1048576 free, at least 524288 of them in one piece; \
-         drop tensors, or make the pool larger"
+        "the pool is exhausted: 786432 bytes asked, 524288 of 1048576 free, at least 524288 of them in one \
+         piece; drop tensors, or make the pool larger"
     );
     drop(held);
     pool.tensor(bytes(MIB * 3 / 4)).expect("room again");
 }
 
 #[test]
-fn a_tensor_larger_than_the_pool_is_told_so() {
+fn a_tensor_larger_than_the_pool_has_its_own_error() {
     let error = pool(MIB).tensor(bytes(2 * MIB)).expect_err("too large");
     assert_eq!(
         error.to_string(),
-        "a tensor u8[2097152] of 2097152 bytes can't be had from a pool of 1 MiB: make the pool larger"
+        "a tensor u8[2097152] of 2097152 bytes does not fit in a pool of 1 MiB: make the pool larger"
     );
     assert!(matches!(pool(MIB).tensor(bytes(1 << 62)), Err(PoolError::TooLarge { .. })));
 }
@@ -76,7 +76,7 @@ fn cached_blocks_come_back_before_a_tensor_is_refused() {
 }
 
 #[test]
-fn sizes_that_nobody_asks_for_any_more_do_not_fill_the_caches_for_ever() {
+fn unused_sizes_do_not_fill_the_magazines_for_ever() {
     let pool = pool(MIB);
     for size in 0..64 {
         drop(pool.tensor(bytes(2000 + size * 1500)).expect("room"));
@@ -112,7 +112,7 @@ fn caches_of_other_threads_come_back_too() {
 }
 
 #[test]
-fn a_full_table_of_blocks_is_told_apart() {
+fn a_full_table_of_blocks_has_its_own_error() {
     let options = PoolOptions { shards: 1, max_blocks: 16, ..PoolOptions::default() };
     let pool = Pool::new(region(MIB), options).expect("pool");
     let tensors: Vec<_> = std::iter::from_fn(|| pool.tensor(bytes(1)).ok()).collect();

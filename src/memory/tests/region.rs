@@ -65,7 +65,7 @@ fn a_peer_sees_what_is_written_here() {
 }
 
 #[test]
-fn the_report_is_what_smaps_says() {
+fn the_report_agrees_with_smaps() {
     let options = RegionOptions { pages: PagePolicy::Transparent, ..RegionOptions::new(4 << 20) };
     let region = Region::create(1, &options).expect("region");
     let report = region.report();
@@ -87,7 +87,7 @@ fn the_report_is_what_smaps_says() {
 }
 
 #[test]
-fn auto_says_why_better_pages_were_not_to_be_had() {
+fn auto_reports_why_better_pages_are_not_available() {
     let region = Region::create(1, &RegionOptions::new(4096)).expect("region");
     let line = region.report().to_string();
     assert!(line.starts_with("4 KiB on plain pages, 0 B huge, "), "{line}");
@@ -97,7 +97,7 @@ fn auto_says_why_better_pages_were_not_to_be_had() {
 }
 
 #[test]
-fn sizes_that_make_no_sense_are_refused() {
+fn sizes_out_of_range_are_refused() {
     for size in [0, u64::MAX, (1 << 46) + 1] {
         let error = Region::create(0, &RegionOptions::new(size)).expect_err("refused");
         assert!(matches!(error, RegionError::Size { .. }));
@@ -114,7 +114,7 @@ fn a_region_larger_than_the_machine_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn a_cgroup_that_is_too_small_is_an_error_with_the_numbers_and_not_a_kill() {
+fn a_too_small_cgroup_is_an_error_with_numbers_instead_of_a_kill() {
     let read = |path: &Path| {
         let text = match path.to_str()? {
             "/proc/self/cgroup" => "0::/job",
@@ -128,14 +128,14 @@ fn a_cgroup_that_is_too_small_is_an_error_with_the_numbers_and_not_a_kill() {
     let error = Region::create_with(0, &RegionOptions::new(1 << 20), &read).expect_err("512 KiB are left");
     assert_eq!(
         error.to_string(),
-        "a region of 1 MiB needs more than the 512 KiB that are left: the limit of cgroup /cg/job (memory.max) is \
-         1 MiB, 512 KiB used; make the pool smaller or raise the limit"
+        "a region of 1 MiB needs more than the 512 KiB that are left: the limit of cgroup /cg/job \
+         (memory.max) is 1 MiB, 512 KiB used; make the pool smaller or raise the limit"
     );
     Region::create_with(0, &RegionOptions::new(512 << 10), &read).expect("just enough");
 }
 
 #[test]
-fn a_node_that_is_not_there_is_refused_by_number() {
+fn a_missing_numa_node_is_refused_by_number() {
     let options = RegionOptions { numa_node: Some(999), ..RegionOptions::new(4096) };
     let error = Region::create(0, &options).expect_err("no such node");
     assert!(error.to_string().starts_with("binding a region to NUMA node 999 failed"), "{error}");

@@ -1,4 +1,4 @@
-//! A region of which only parts are kept.
+//! Regions of which only parts are relocated.
 
 use super::{bytes, region};
 use crate::memory::region::peer::map_over;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const LEN: u64 = 4 << 20;
 const PARTS: [(u64, u64); 3] = [(100, 8), (8192, 70_000), (LEN - 64, 64)];
 
-/// A region whose byte at each place is told by the place, mapped as a peer would; the maker's own is gone.
-fn orphan() -> PeerRegion {
+/// A region whose bytes depend on their offset, mapped as a peer would. Its maker is gone.
+fn dead_peer_region() -> PeerRegion {
     let options = PoolOptions { poison: false, ..PoolOptions::default() };
     let pool = Pool::new(region(LEN), options).expect("pool");
     let mut all = pool.tensor(bytes(LEN)).expect("room");
@@ -36,7 +36,7 @@ fn is_right(region: &PeerRegion, (offset, len): (u64, u64)) -> bool {
     part(region, (offset, len)).iter().zip(offset..).all(|(byte, at)| *byte == value(at))
 }
 
-/// What `/proc/self/smaps` says of the region's mapping: its name, and how much of it is in memory.
+/// The name of the region's mapping, and its resident bytes, from `/proc/self/smaps`.
 fn mapping(region: &PeerRegion) -> (String, u64) {
     let start = region.bytes_at(0, 1).expect("inside").addr();
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
@@ -47,8 +47,8 @@ fn mapping(region: &PeerRegion) -> (String, u64) {
 }
 
 #[test]
-fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
-    let region = orphan();
+fn relocated_parts_read_the_same_throughout_and_the_rest_takes_no_memory() {
+    let region = dead_peer_region();
     let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for which in PARTS {
@@ -60,7 +60,7 @@ fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
                 }
             });
         }
-        // A second time after the first, as after a failure, too.
+        // More than one round: a relocated region can be relocated again, as after a failure.
         for attempt in 1..=20 {
             while rounds.load(Ordering::Relaxed) < attempt * 10 {
                 std::thread::yield_now();
@@ -78,18 +78,18 @@ fn what_is_kept_reads_the_same_all_the_while_and_the_rest_takes_no_room() {
 }
 
 #[test]
-fn what_is_borrowed_twice_is_kept_once() {
+fn bytes_borrowed_twice_are_relocated_once() {
     let twice =
         vec![(8192, 70_000), (100, 8), (9000, 10), (8192, 70_000), (LEN - 64, 64), (50, 0), (4000, 90)];
     let (parts, bytes) = crate::memory::merge_spans(twice.clone());
-    // The second and the last lie in one page, with something between them.
+    // The third span and the last one touch a common page, with a gap between them.
     assert_eq!(parts, [(100, 3990), (8192, 70_000), (LEN - 64, 64)]);
     assert_eq!(bytes, 8 + 90 + 70_000 + 64, "each byte once, and nothing between them");
-    // 100 kB is enough for each byte once: 76 KiB, and two times 8 KiB.
+    // 100 kB suffice for each byte once: 76 KiB, and two times 8 KiB.
     let scarce = |path: &Path| {
         path.ends_with("meminfo").then(|| "MemTotal: 200 kB\nMemAvailable:        100 kB\n".to_owned())
     };
-    let region = orphan();
+    let region = dead_peer_region();
     // SAFETY: as above.
     unsafe { region.relocate_with(&parts, &scarce, map_over) }.expect("there is room for each byte once");
     assert!(twice.iter().all(|which| is_right(&region, *which)));
@@ -98,8 +98,8 @@ fn what_is_borrowed_twice_is_kept_once() {
 }
 
 #[test]
-fn where_there_is_no_room_everything_stays_as_it_is() {
-    let region = orphan();
+fn without_memory_for_the_copy_nothing_changes() {
+    let region = dead_peer_region();
     let (before, _) = mapping(&region);
     let poor = |path: &Path| {
         path.ends_with("meminfo").then(|| "MemTotal: 100 kB\nMemAvailable:        64 kB\n".to_owned())
@@ -107,7 +107,7 @@ fn where_there_is_no_room_everything_stays_as_it_is() {
     // SAFETY: as above.
     let error = unsafe { region.relocate_with(&PARTS, &poor, map_over) }.expect_err("64 KiB");
     let text = error.to_string();
-    assert!(text.starts_with("copying what is borrowed of the peer's region of 4 MiB failed"), "{text}");
+    assert!(text.starts_with("copying the borrowed parts of the peer's region of 4 MiB failed"), "{text}");
     assert!(text.contains("64 KiB"), "{text}");
     // SAFETY: as above; it must be refused.
     let error = unsafe { region.relocate(&[(LEN - 1, 2)]) }.expect_err("not inside");
@@ -116,14 +116,14 @@ fn where_there_is_no_room_everything_stays_as_it_is() {
     assert!(is_right(&region, (0, LEN)));
 }
 
-/// There is room for everything.
+/// No limits are visible.
 fn rich(_: &Path) -> Option<String> {
     None
 }
 
 #[test]
-fn a_mapping_that_is_not_replaced_stays() {
-    let region = orphan();
+fn a_failed_replacement_leaves_the_old_mapping() {
+    let region = dead_peer_region();
     let (before, _) = mapping(&region);
     // SAFETY: as above.
     let error = unsafe { region.relocate_with(&PARTS, &rich, |_, _, _| Err(Errno::NOMEM)) };
@@ -138,14 +138,14 @@ fn a_mapping_that_is_not_replaced_stays() {
 
 #[test]
 #[cfg(not(tensorwire_loom))]
-fn where_the_old_mapping_is_gone_the_new_one_fills_the_gap() {
+fn a_removed_old_mapping_is_filled_with_the_new_one() {
     unsafe fn unmap(base: *mut c_void, len: usize, _: &OwnedFd) -> Result<(), Errno> {
         // SAFETY: the region's mapping, which nobody reads before there is another.
         unsafe { munmap(base, len) }.expect("unmapped");
         Err(Errno::NOMEM)
     }
-    let region = orphan();
-    // In a process of one thread, where nobody else maps anything there.
+    let region = dead_peer_region();
+    // In a process of one thread, where no other mapping can appear there.
     let is_filled = crate::memory::fork::tests::in_a_child(|| {
         // SAFETY: as above.
         unsafe { region.relocate_with(&PARTS, &rich, unmap) }.expect("room the second time");

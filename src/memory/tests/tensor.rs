@@ -3,7 +3,7 @@ use crate::memory::{Pool, PoolError, SetMetaError, Tensor, TensorMut, ViewError}
 use crate::wire::DType;
 
 #[test]
-fn what_was_written_is_read_after_freezing() {
+fn written_elements_are_read_after_freezing() {
     let pool = pool(1 << 16);
     let mut tensor = pool.tensor(meta(DType::F32, &[2, 3])).expect("room");
     tensor.fill_from(&[1f32, 2., 3., 4., 5., 6.]).expect("six floats");
@@ -64,7 +64,7 @@ fn only_the_last_handle_becomes_writable_again() {
 }
 
 #[test]
-fn make_mut_copies_only_if_others_look() {
+fn make_mut_copies_only_if_there_are_other_handles() {
     let pool = pool(1 << 16);
     let tensor = pool.zeroed(bytes(8)).expect("room").freeze();
     let place = tensor.as_ptr();
@@ -93,7 +93,7 @@ fn make_mut_without_room_gives_the_tensor_back() {
 }
 
 #[test]
-fn an_error_of_make_mut_is_one_that_a_question_mark_passes_on() {
+fn a_question_mark_passes_an_error_of_make_mut_on() {
     fn copy(tensor: Tensor, pool: &Pool) -> Result<TensorMut, Box<dyn std::error::Error + Send + Sync>> {
         Ok(tensor.make_mut(pool)?)
     }
