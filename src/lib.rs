@@ -145,7 +145,8 @@ pub use memory::{
 };
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
-    Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Receivable, Sequence, Standing, Step,
+    Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Receivable, ReceiveAllBuilder,
+    ReceiveBuilder, Sequence, Standing, Step,
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::{
@@ -157,6 +158,16 @@ pub use wire::{
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals {
+    /// A cluster of one process, for the examples of the documentation.
+    pub fn doc_node() -> crate::Node {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let cluster = format!("worker={}", free.expect("a free port"));
+        let settings = crate::Node::builder().without_environment().member("worker", 0);
+        let node = settings.set("cluster", cluster).set("pool_size", "16MiB").start().expect("a node");
+        node.join().expect("it has no peers");
+        node
+    }
+
     pub mod bootstrap {
         pub use crate::bootstrap::*;
     }

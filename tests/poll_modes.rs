@@ -122,7 +122,7 @@ fn a_callback_comes_while_no_call_is_under_way_where_there_is_a_thread() {
                     result.expect("received");
                     note.store(1, Ordering::SeqCst);
                 };
-                step.recv_async(&edge, SOON, done).expect("begun");
+                step.receive(&edge).within(SOON).then(done).expect("begun");
             } else {
                 std::thread::sleep(Duration::from_millis(50));
                 step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 1.0, 5000))
@@ -152,11 +152,13 @@ fn a_deadline_passes_while_no_call_is_under_way_where_there_is_a_thread() {
             std::thread::sleep(Duration::from_millis(50));
             let start = Instant::now();
             let edge = node.edge_from("w", 0, "never").expect("edge");
-            step.recv_async(&edge, Duration::from_millis(40), move |result| {
-                assert!(matches!(result, Err(Error::DeadlineExceeded { .. })));
-                *note.lock().expect("unpoisoned") = Some(Instant::now());
-            })
-            .expect("begun");
+            step.receive(&edge)
+                .within(Duration::from_millis(40))
+                .then(move |result| {
+                    assert!(matches!(result, Err(Error::DeadlineExceeded { .. })));
+                    *note.lock().expect("unpoisoned") = Some(Instant::now());
+                })
+                .expect("begun");
             while ended.lock().expect("unpoisoned").is_none() {
                 assert!(start.elapsed() < SOON, "{mode}: the deadline never came");
                 std::thread::sleep(Duration::from_millis(1));
@@ -272,7 +274,7 @@ fn a_receive_that_another_thread_cancels_ends_in_every_mode() {
                         assert!(matches!(result, Err(Error::Cancelled { .. })));
                         note.fetch_add(1, Ordering::SeqCst);
                     };
-                    tell.send(step.recv_async(&edge, SOON, done).expect("begun")).expect("open");
+                    tell.send(step.receive(&edge).within(SOON).then(done).expect("begun")).expect("open");
                     // So that the thread that polls has seen the last one, and this thread gets a lane.
                     if number % 8 == 0 {
                         std::thread::sleep(Duration::from_micros(300));
@@ -362,14 +364,16 @@ fn a_loss_that_ends_everything_ends_the_calls_of_every_poller() {
         });
         let [first, lost, other] = &nodes[..] else { unreachable!("three were started") };
         let step = first.step(1).expect("new");
-        let waiting = step.recv_pending(&first.edge_from("w", 2, "x").expect("edge")).expect("begun");
+        let waiting = step.receive(&first.edge_from("w", 2, "x").expect("edge")).begin().expect("begun");
         let called = Arc::new(AtomicUsize::new(0));
         let note = called.clone();
-        step.recv_async(&first.edge_from("w", 2, "y").expect("edge"), SOON, move |result| {
-            assert!(matches!(result, Err(Error::PeerLost { .. })), "{result:?}");
-            note.store(1, Ordering::SeqCst);
-        })
-        .expect("begun");
+        step.receive(&first.edge_from("w", 2, "y").expect("edge"))
+            .within(SOON)
+            .then(move |result| {
+                assert!(matches!(result, Err(Error::PeerLost { .. })), "{result:?}");
+                note.store(1, Ordering::SeqCst);
+            })
+            .expect("begun");
         lost.fail("on purpose").expect("failed");
         let error = waiting.wait().expect_err("everything has ended");
         assert!(error.to_string().contains("w/1") && error.to_string().contains("on purpose"), "{error}");

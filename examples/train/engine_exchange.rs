@@ -158,7 +158,8 @@ impl Engine {
         let start = Instant::now();
         if self.in_advance.is_some() {
             buffers.clear();
-            let begun: std::result::Result<Vec<_>, _> = edges.map(|edge| step.recv_pending(edge)).collect();
+            let begun: std::result::Result<Vec<_>, _> =
+                edges.map(|edge| step.receive(edge).begin()).collect();
             for pending in begun? {
                 let tensor = pending.wait()?.tensor;
                 self.receives.borrow_mut().record(start.elapsed());
@@ -166,8 +167,10 @@ impl Engine {
             }
             return Ok(());
         }
-        let begun: std::result::Result<Vec<_>, _> =
-            edges.zip(buffers.drain(..)).map(|(edge, Buffer(into))| step.recv_into(edge, into)).collect();
+        let begun: std::result::Result<Vec<_>, _> = edges
+            .zip(buffers.drain(..))
+            .map(|(edge, Buffer(into))| step.receive(edge).into(into).begin())
+            .collect();
         for pending in begun? {
             buffers.push(Buffer(pending.wait()?.tensor));
             self.receives.borrow_mut().record(start.elapsed());

@@ -214,7 +214,7 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
         let began = Instant::now();
         assert_eq!([a.peers()[0].generation, b.peers()[0].generation], [generation; 2]);
         let step = b.step(generation).expect("new");
-        let waits = step.recv_pending(&b.edge_from("w", 0, "never").expect("edge")).expect("begun");
+        let waits = step.receive(&b.edge_from("w", 0, "never").expect("edge")).begin().expect("begun");
         a.cut(generation);
         let error = waits.wait().map(|_| ()).expect_err("its link is gone");
         let lives = Some(a.incarnation());

@@ -7,6 +7,7 @@ use super::manager::{Rendezvous, Shared};
 use super::outstanding::reserve;
 use super::path::{OnPath, Paths, RemotePath};
 use super::pending_batch::PendingBatch;
+use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::remote::{BatchReceive, BatchSend, ReceiveAll};
 use super::reuse::{Lists, Reused};
 use super::step::Step;
@@ -15,6 +16,7 @@ use crate::engine::{GroupPool, GroupSenders};
 use crate::link::{TensorKey, Value};
 use crate::memory::Tensor;
 use crate::wire::Time;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,7 +28,7 @@ use std::time::Duration;
 /// peers and of this process itself. An edge that is there twice stands for two values, in order.
 ///
 /// Made once for many steps; in steady state its calls allocate nothing, but for edges within the process and for the list that
-/// [`Batch::recv`] returns (see [`Batch::recv_into`]). For edges that change each step there are [`Step::send_all`] and [`Step::recv_all`].
+/// [`Batch::recv`] returns (see [`Batch::recv_many`]). For edges that change each step there are [`Step::send_all`] and [`Step::recv_all`].
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -43,16 +45,23 @@ use std::time::Duration;
 ///     let tensors: Result<Vec<_>, _> =
 ///         (0..10_000).map(|_| Ok::<_, tensorwire::TensorError>(node.tensor(DType::F32, &[2])?.freeze())).collect();
 ///     gradients.send(&step, tensors?)?;
-///     weights.recv_into(&step, Duration::from_secs(10), &mut received)?;
+///     weights.recv_many(&step, Duration::from_secs(10), &mut received)?;
 ///     node.cleanup(n);
 /// }
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "a batch does nothing until its edges are sent or received on"]
 pub struct Batch {
     shared: Arc<Shared>,
     edges: Box<[Edge]>,
     groups: GroupPool<Outcome>,
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("edges", &self.edges).finish_non_exhaustive()
+    }
 }
 
 impl Rendezvous {
@@ -67,7 +76,7 @@ impl Rendezvous {
 }
 
 impl Batch {
-    fn new(shared: &Arc<Shared>, edges: Box<[Edge]>) -> Self {
+    pub(super) fn new(shared: &Arc<Shared>, edges: Box<[Edge]>) -> Self {
         let paths = shared.paths.count();
         let part = |edge: &Edge| match edge.source {
             // There is a number behind the last path's.
@@ -115,29 +124,30 @@ impl Batch {
     /// Like [`Step::recv_all`].
     pub fn recv(&self, step: &Step, timeout: Duration) -> Result<Vec<Delivery<Tensor>>, Error> {
         let mut received = Vec::with_capacity(self.edges.len());
-        self.recv_into(step, timeout, &mut received)?;
+        self.recv_many(step, timeout, &mut received)?;
         Ok(received)
     }
 
-    /// The same, into a list, which is emptied first: one that is used again and again is not allocated anew.
+    /// The same, into a list, which is emptied first: a list that is used again is not allocated again.
     ///
     /// # Errors
     /// Like [`Step::recv_all`]; the list is empty then.
-    pub fn recv_into(
+    pub fn recv_many(
         &self,
         step: &Step,
         timeout: Duration,
         received: &mut Vec<Delivery<Tensor>>,
     ) -> Result<(), Error> {
         received.clear();
-        self.recv_pending(step, timeout)?.wait_into(received)
+        self.begin(step, timeout)?.wait_into(received)
     }
 
-    /// Begins to receive the values of all edges and goes on; they have come within `timeout`, or have failed.
-    ///
-    /// # Errors
-    /// If an edge does not end here or the step is gone: nothing was asked for then.
-    pub fn recv_pending(&self, step: &Step, timeout: Duration) -> Result<PendingBatch, Error> {
+    /// Sets up the receive of the values of all edges, as [`Step::receive_all`] does.
+    pub fn receive<'a>(&'a self, step: &'a Step) -> ReceiveAllBuilder<'a> {
+        ReceiveAllBuilder::new(step, BatchRef::User(self))
+    }
+
+    pub(super) fn begin(&self, step: &Step, timeout: Duration) -> Result<PendingBatch, Error> {
         step.check()?;
         self.edges.iter().try_for_each(|edge| self.shared.check_destination(edge))?;
         let first = self.shared.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
@@ -145,19 +155,19 @@ impl Batch {
         let (receiver, senders) = self.groups.channels();
         // From here on what goes wrong takes back what was begun.
         let pending = PendingBatch::new(&self.shared, receiver, first, deadline);
-        self.ask(step, Terms { first, deadline, timeout }, senders)?;
+        self.ask(step, BatchCalls { first, deadline, timeout }, senders)?;
         Ok(pending)
     }
 
-    fn ask(&self, step: &Step, terms: Terms, senders: GroupSenders<Outcome>) -> Result<(), Error> {
+    fn ask(&self, step: &Step, calls: BatchCalls, senders: GroupSenders<Outcome>) -> Result<(), Error> {
         let shared = &self.shared;
         let mut remote = shared.lists.receives.take();
         let mut local = shared.lists.waiters.take();
         for ((at, edge), sender) in (0..).zip(&self.edges).zip(senders) {
-            let (id, key) = (CallId(terms.first + at), edge.key(step.id));
+            let (id, key) = (CallId(calls.first + at), edge.key(step.id));
             match edge.source {
                 End::Here => {
-                    let Terms { deadline, timeout, .. } = terms;
+                    let BatchCalls { deadline, timeout, .. } = calls;
                     let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
@@ -170,7 +180,7 @@ impl Batch {
         if !local.is_empty() {
             shared.receive_all_local(step.id, &mut local)?;
         }
-        let (deadline, timeout, borrow) = (terms.deadline, terms.timeout, shared.settings.borrow);
+        let (deadline, timeout, borrow) = (calls.deadline, calls.timeout, shared.settings.borrow);
         hand_over(&shared.paths, remote, &shared.lists.receive_parts, |path, receives| {
             path.receive_all(ReceiveAll { deadline, timeout, borrow, receives })
         })
@@ -179,7 +189,7 @@ impl Batch {
 
 /// What the receives of a batch have in common.
 #[derive(Clone, Copy)]
-struct Terms {
+struct BatchCalls {
     /// The first one's id; the others' follow.
     first: u64,
     deadline: Time,
@@ -278,30 +288,5 @@ impl Step {
             all.add(edge, value.into())?;
         }
         all.send()
-    }
-
-    /// Waits for the values of all these edges, for `timeout` at most; they come in the order of the edges, dead ones among
-    /// them. An edge that is there twice takes two values, in order. A [`Batch`] does the same for edges that are the same
-    /// in each step, and looks nothing up anew.
-    ///
-    /// However many there are, no limit refuses them: those beyond what may be outstanding with a peer (`max_requests`,
-    /// `max_routes`) are asked for as earlier ones end. The deadline holds for all.
-    ///
-    /// # Errors
-    /// As soon as one has failed, with its error, as of [`Step::recv`], which names it. Of several, that of the first edge is
-    /// told whose error is not just the consequence of another. The others are given up then, as if dropped: values that had
-    /// come for them are dropped, and those that still come are for whoever asks next. To lose none, and to see each one's
-    /// end, take [`PendingBatch::wait_each`].
-    pub fn recv_all(&self, edges: &[&Edge], timeout: Duration) -> Result<Vec<Delivery<Tensor>>, Error> {
-        self.recv_all_pending(edges, timeout)?.wait()
-    }
-
-    /// Begins to receive the values of all these edges and goes on; they have come within `timeout`, or have failed.
-    ///
-    /// # Errors
-    /// If an edge does not end here or the step is gone: nothing was asked for then.
-    pub fn recv_all_pending(&self, edges: &[&Edge], timeout: Duration) -> Result<PendingBatch, Error> {
-        let edges = edges.iter().map(|edge| (*edge).clone()).collect();
-        Batch::new(&self.shared, edges).recv_pending(self, timeout)
     }
 }

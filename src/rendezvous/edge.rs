@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// A place where the graph is cut: source, destination, name, frame and iteration.
 ///
 /// It holds no incarnation: it means the source's present life whenever it is used. Cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
     pub(super) name: Arc<EdgeName>,
     pub(super) frame: u64,
@@ -19,7 +19,7 @@ pub struct Edge {
 }
 
 /// Which process an end of an edge is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum End {
     Here,
     Peer(PeerIndex),

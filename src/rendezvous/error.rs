@@ -105,12 +105,6 @@ pub enum Error {
         /// What was given.
         given: Box<TensorMeta>,
     },
-    /// A dead tensor among those that were asked for by name.
-    #[error("{key} is dead: its branch was not taken, so there is no tensor to fetch")]
-    Dead {
-        /// What was asked for.
-        key: String,
-    },
     /// There is no room in the pool. What a receive was to get is kept for the next one. What a send was to copy into the pool was not
     /// sent, and the sender's handle to it is dropped: receivers are not told, and go on waiting for another send, their deadline, or
     /// the [abort](super::Step::abort) of the step.
@@ -250,7 +244,6 @@ impl Error {
             Error::Poisoned => Code::Internal,
             Error::Corrupted { .. } => Code::DataLoss,
             Error::ShapeMismatch { .. }
-            | Error::Dead { .. }
             | Error::WrongCount { .. }
             | Error::EdgeName(_)
             | Error::WrongEnd { .. }

@@ -191,7 +191,8 @@ impl PeerObserver for Losses {
 }
 
 /// A run of steps base, base + 1, ... (specification 2.5a): those that were cleaned up are remembered without limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a sequence tells the ids of its steps"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {
     base: u64,
 }

@@ -22,6 +22,7 @@ mod outstanding;
 mod path;
 mod pending;
 mod pending_batch;
+mod receive;
 mod remote;
 #[cfg(test)]
 mod remote_calls_tests;
@@ -41,6 +42,7 @@ pub use path::{
 };
 pub use pending::{CancelToken, Pending, Receivable};
 pub use pending_batch::PendingBatch;
+pub use receive::{ReceiveAllBuilder, ReceiveBuilder};
 pub use remote::{
     BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteLoad,
     RemoteSettings,

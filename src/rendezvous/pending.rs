@@ -8,13 +8,14 @@ use crate::engine::OneshotReceiver;
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Time;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Where a call waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum CallPlace {
     Local(TensorKey),
     Remote(PeerIndex),
 }
@@ -24,7 +25,13 @@ pub(super) enum Place {
 pub struct CancelToken {
     pub(super) shared: Arc<Shared>,
     pub(super) id: CallId,
-    pub(super) place: Place,
+    pub(super) place: CallPlace,
+}
+
+impl fmt::Debug for CancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelToken").field("call", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl CancelToken {
@@ -40,16 +47,16 @@ impl CancelToken {
         }
         let cancel = Cancel { id: self.id, why };
         match &self.place {
-            Place::Local(key) => self.shared.cancel_local(key, &cancel),
-            Place::Remote(peer) => self.shared.paths.of(*peer).cancel(cancel),
+            CallPlace::Local(key) => self.shared.cancel_local(key, &cancel),
+            CallPlace::Remote(peer) => self.shared.paths.of(*peer).cancel(cancel),
         }
     }
 
     /// The path whose progress the receive needs.
     fn path(&self) -> &dyn RemotePath {
         match self.place {
-            Place::Local(_) => self.shared.paths.first(),
-            Place::Remote(peer) => self.shared.paths.of(peer),
+            CallPlace::Local(_) => self.shared.paths.first(),
+            CallPlace::Remote(peer) => self.shared.paths.of(peer),
         }
     }
 }
@@ -57,14 +64,21 @@ impl CancelToken {
 /// A tensor type that a receive can bring.
 pub trait Receivable: Sized {
     #[doc(hidden)]
-    fn from_payload(payload: Taken) -> Option<Self>;
+    fn from_payload(payload: SealedPayload) -> Option<Self>;
 }
 
 /// What a call brought, sealed.
-pub struct Taken(pub(super) Payload);
+#[derive(Debug)]
+pub struct SealedPayload(Payload);
+
+impl From<Payload> for SealedPayload {
+    fn from(payload: Payload) -> Self {
+        SealedPayload(payload)
+    }
+}
 
 impl Receivable for Tensor {
-    fn from_payload(Taken(payload): Taken) -> Option<Self> {
+    fn from_payload(SealedPayload(payload): SealedPayload) -> Option<Self> {
         match payload {
             Payload::Tensor(tensor) => Some(tensor),
             Payload::Into(_) => None,
@@ -73,7 +87,7 @@ impl Receivable for Tensor {
 }
 
 impl Receivable for TensorMut {
-    fn from_payload(Taken(payload): Taken) -> Option<Self> {
+    fn from_payload(SealedPayload(payload): SealedPayload) -> Option<Self> {
         match payload {
             Payload::Into(given) => Some(given),
             Payload::Tensor(_) => None,
@@ -92,6 +106,16 @@ pub struct Pending<T> {
     wants: PhantomData<fn() -> T>,
 }
 
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pending = f.debug_struct("Pending");
+        pending
+            .field("call", &self.token.id)
+            .field("is_done", &self.receiver.is_done())
+            .finish_non_exhaustive()
+    }
+}
+
 impl<T: Receivable> Pending<T> {
     pub(super) fn new(token: CancelToken, receiver: OneshotReceiver<Outcome>, deadline: Time) -> Self {
         Pending { token, receiver, deadline, wants: PhantomData }
@@ -104,6 +128,7 @@ impl<T: Receivable> Pending<T> {
     }
 
     /// The right to cancel this receive, for another thread than the one that waits for it.
+    #[must_use]
     pub fn cancel_token(&self) -> CancelToken {
         self.token.clone()
     }
@@ -135,19 +160,29 @@ impl<T: Receivable> Pending<T> {
         if !shared.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
-            self.token.give_up(CancelReason::Deadline(given));
-            let after = 2 * shared.settings.cancel_grace;
-            if !shared.wait(self.token.path(), shared.now() + after, &|| self.receiver.is_done())? {
-                return Err(shared.broken().unwrap_or(Error::Stalled { after }));
-            }
+            return self.end(CancelReason::Deadline(given))?.result?.cast();
         }
-        let Some(Outcome(result)) = self.receiver.take() else {
-            return Err(shared.broken().unwrap_or(Error::Stopped));
-        };
-        let Delivery { tensor, is_dead, sender, receiver } = result?;
-        // A receive of this type asks for this payload and no other.
-        let tensor = T::from_payload(Taken(tensor)).ok_or(Error::Stopped)?;
-        Ok(Delivery { tensor, is_dead, sender, receiver })
+        self.take()?.result?.cast()
+    }
+
+    /// Cancels the receive, and waits for its end.
+    pub(super) fn give_up(mut self) -> Result<Outcome, Error> {
+        self.token.shared.check_home()?;
+        self.end(CancelReason::Cancelled)
+    }
+
+    fn end(&mut self, why: CancelReason) -> Result<Outcome, Error> {
+        self.token.give_up(why);
+        let shared = &self.token.shared;
+        let after = 2 * shared.settings.cancel_grace;
+        if !shared.wait(self.token.path(), shared.now() + after, &|| self.receiver.is_done())? {
+            return Err(shared.broken().unwrap_or(Error::Stalled { after }));
+        }
+        self.take()
+    }
+
+    fn take(&mut self) -> Result<Outcome, Error> {
+        self.receiver.take().ok_or_else(|| self.token.shared.broken().unwrap_or(Error::Stopped))
     }
 }
 

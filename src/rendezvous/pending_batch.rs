@@ -3,11 +3,11 @@
 use super::Error;
 use super::manager::Shared;
 use super::path::CancelAll;
-use super::pending::{Receivable, Taken};
 use super::waiter::{CancelReason, Delivery, Outcome};
 use crate::engine::GroupReceiver;
 use crate::memory::Tensor;
 use crate::wire::Time;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +23,13 @@ pub struct PendingBatch {
     receiver: GroupReceiver<Outcome>,
     first: u64,
     deadline: Time,
+}
+
+impl fmt::Debug for PendingBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pending = f.debug_struct("PendingBatch");
+        pending.field("len", &self.len()).field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
 }
 
 impl PendingBatch {
@@ -117,7 +124,7 @@ impl PendingBatch {
     fn why(&mut self) -> Error {
         let mut derived = None;
         for at in 0..self.len() {
-            let Some(Outcome(Err(error))) = self.receiver.take(at) else { continue };
+            let Some(Err(error)) = self.receiver.take(at).map(|outcome| outcome.result) else { continue };
             if !error.is_derived() {
                 return error;
             }
@@ -192,11 +199,8 @@ impl PendingBatch {
     }
 }
 
-fn delivered(Outcome(result): Outcome) -> Result<Delivery<Tensor>, Error> {
-    let Delivery { tensor, is_dead, sender, receiver } = result?;
-    // A receive of a batch asks for this payload and no other.
-    let tensor = Tensor::from_payload(Taken(tensor)).ok_or(Error::Stopped)?;
-    Ok(Delivery { tensor, is_dead, sender, receiver })
+fn delivered(outcome: Outcome) -> Result<Delivery<Tensor>, Error> {
+    outcome.result?.cast()
 }
 
 impl Drop for PendingBatch {

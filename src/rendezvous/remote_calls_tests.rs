@@ -1,7 +1,7 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables alone, and wait for each path.
 
 use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
-use super::waiter::{Delivery, Outcome, Payload, Waiter};
+use super::waiter::{Delivery, Payload, Waiter};
 use super::{
     Batch, BatchReceive, BatchSend, Edge, Error, Losses, ReceiveAll, Rendezvous, RendezvousSettings, Reused,
     Step,
@@ -38,7 +38,7 @@ struct Scripted {
 impl Scripted {
     fn bring(&self, end: impl Fn() -> Result<Delivery<Payload>, Error>) {
         let held = std::mem::take(&mut *self.held.lock().expect("no panic"));
-        held.into_iter().for_each(|one| one.sender.send(Outcome(end())));
+        held.into_iter().for_each(|one| one.sender.send(end().into()));
     }
 }
 
@@ -157,7 +157,7 @@ fn exchange(step: &Step, out: &Edge, back: &Edge, batch: &Batch) {
     step.send(out, Tensor::empty()).expect("sent");
     step.send_dead(out).expect("sent");
     step.recv(back, SOON).expect("received");
-    step.recv_pending(back).expect("begun").wait().expect("received");
+    step.receive(back).begin().expect("begun").wait().expect("received");
 }
 
 /// Runs `work` on another thread while this one holds the tables, for `within` at most. Whether it ended without them.
@@ -200,7 +200,7 @@ fn a_batch_waits_for_every_path_and_tells_of_each_receive_how_it_ended() {
         let step = rendezvous.step(1, &"worker".into()).expect("new");
         let edges = [edge(&rendezvous, 2, 0), edge(&rendezvous, 1, 0)];
         let batch = rendezvous.batch(edges).expect("usable");
-        let ends = batch.recv_pending(&step, SOON).expect("begun").wait_each();
+        let ends = batch.receive(&step).within(SOON).begin().expect("begun").wait_each();
         assert_eq!(ends.len(), 2);
         for (brings, end) in paths.into_iter().zip(ends) {
             match brings {

@@ -5,16 +5,13 @@ use super::ended::Ended;
 use super::local::{LocalWaiter, Told, check_live};
 use super::manager::Shared;
 use super::outstanding::reserve;
-use super::pending::{CancelToken, Pending, Place, Receivable};
-use super::waiter::{CallId, Delivery, Outcome, Payload, Waiter};
 use super::{Error, PeerIndex};
-use crate::engine::OneshotSender;
-use crate::link::{Destination, TensorKey, Value};
-use crate::memory::{Tensor, TensorMut};
-use crate::wire::{Code, Status, Time};
+use crate::link::{TensorKey, Value};
+use crate::memory::Tensor;
+use crate::wire::{Code, Status};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// The rendezvous of one training step. Cheap to clone; usable from any thread.
 #[derive(Clone)]
@@ -23,6 +20,21 @@ pub struct Step {
     pub(super) shared: Arc<Shared>,
     pub(super) ended: Ended,
 }
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Step").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Two handles are equal if they are of one step of one node.
+impl PartialEq for Step {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id && Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Step {}
 
 impl Step {
     /// The step's id.
@@ -89,81 +101,6 @@ impl Step {
         }
     }
 
-    /// Waits for a tensor, for `timeout` at most.
-    ///
-    /// # Errors
-    /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed.
-    pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
-        self.begin(edge, None, timeout)?.wait()
-    }
-
-    /// Begins to receive a tensor and goes on; the default deadline of the configuration holds.
-    ///
-    /// # Errors
-    /// If the edge does not end here or the step is gone.
-    pub fn recv_pending(&self, edge: &Edge) -> Result<Pending<Tensor>, Error> {
-        self.begin(edge, None, self.shared.settings.recv_timeout)
-    }
-
-    /// Begins to receive a tensor and goes on; it has come within `timeout`, or it has failed.
-    ///
-    /// # Errors
-    /// If the edge does not end here or the step is gone.
-    pub fn recv_pending_within(&self, edge: &Edge, timeout: Duration) -> Result<Pending<Tensor>, Error> {
-        self.begin(edge, None, timeout)
-    }
-
-    /// Begins to receive into a tensor, which comes back when it is filled. The tensor that is sent must have
-    /// the same element type and shape. The default deadline of the configuration holds. On an edge with a
-    /// [`Standing`](super::Standing) the tensor is copied from where it has landed.
-    ///
-    /// # Errors
-    /// If the edge does not end here or the step is gone; the tensor goes back to its pool.
-    pub fn recv_into(&self, edge: &Edge, into: TensorMut) -> Result<Pending<TensorMut>, Error> {
-        self.begin(edge, Some(into), self.shared.settings.recv_timeout)
-    }
-
-    /// Has `done` called with the tensor, or with the error, on the callback thread: never on the caller's stack,
-    /// and outside every lock. In inline mode somebody must make progress meanwhile: any blocking call, or
-    /// [`Node::progress`](crate::Node::progress).
-    ///
-    /// # Errors
-    /// If the edge does not end here or the step is gone. A step that ends at this very moment may have both
-    /// this error returned and `done` called with one.
-    pub fn recv_async(
-        &self,
-        edge: &Edge,
-        timeout: Duration,
-        done: impl FnOnce(Result<Delivery<Tensor>, Error>) + Send + 'static,
-    ) -> Result<CancelToken, Error> {
-        self.check()?;
-        self.shared.check_destination(edge)?;
-        let sender = OneshotSender::callback(&self.shared.executor, move |Outcome(result)| {
-            done(result.map(|Delivery { tensor, is_dead, sender, receiver }| {
-                let tensor = match tensor {
-                    Payload::Tensor(tensor) => tensor,
-                    Payload::Into(given) => given.freeze(),
-                };
-                Delivery { tensor, is_dead, sender, receiver }
-            }));
-        });
-        self.ask(edge, None, timeout, sender).map(|(token, _)| token)
-    }
-
-    /// Waits for the tensors of all these edges, for `timeout` at most.
-    ///
-    /// # Errors
-    /// Like [`Step::recv_all`]; and a dead tensor among them is an error that names it. What had come for the other edges
-    /// is dropped then.
-    pub fn fetch(&self, edges: &[&Edge], timeout: Duration) -> Result<Vec<Tensor>, Error> {
-        let received = self.recv_all(edges, timeout)?;
-        let alive = received.into_iter().zip(edges).map(|(delivery, edge)| match delivery.is_dead {
-            true => Err(Error::Dead { key: edge.key(self.id).to_string() }),
-            false => Ok(delivery.tensor),
-        });
-        alive.collect()
-    }
-
     /// Ends all calls of this step, pending and future, with this error. The first abort wins. Peers that ask this process for
     /// tensors of the step get it too, marked as derived, whole up to the [bounds](Status) of what travels.
     ///
@@ -176,48 +113,6 @@ impl Step {
         self.shared.check_home()?;
         self.shared.abort(self.id, status);
         Ok(())
-    }
-
-    fn begin<T: Receivable>(
-        &self,
-        edge: &Edge,
-        into: Option<TensorMut>,
-        timeout: Duration,
-    ) -> Result<Pending<T>, Error> {
-        self.check()?;
-        self.shared.check_destination(edge)?;
-        let (receiver, sender) = self.shared.calls.channel();
-        let (token, deadline) = self.ask(edge, into, timeout, sender)?;
-        Ok(Pending::new(token, receiver, deadline))
-    }
-
-    fn ask(
-        &self,
-        edge: &Edge,
-        into: Option<TensorMut>,
-        timeout: Duration,
-        sender: OneshotSender<Outcome>,
-    ) -> Result<(CancelToken, Time), Error> {
-        let id = CallId(self.shared.next_call.fetch_add(1, Ordering::Relaxed));
-        let deadline = self.shared.now() + timeout;
-        let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
-        let key = edge.key(self.id);
-        let place = match edge.source {
-            End::Here => {
-                self.shared.receive_local(&key, LocalWaiter { waiter, into })?;
-                Place::Local(key)
-            }
-            End::Peer(peer) => {
-                let destination = match into {
-                    Some(given) => Destination::Into(given),
-                    None if self.shared.settings.borrow => Destination::Borrow,
-                    None => Destination::Alloc,
-                };
-                self.shared.paths.of(peer).receive(peer, key, destination, waiter)?;
-                Place::Remote(peer)
-            }
-        };
-        Ok((CancelToken { shared: self.shared.clone(), id, place }, deadline))
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -297,7 +192,7 @@ impl Shared {
         Ok(())
     }
 
-    fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
+    pub(super) fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
         let told = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;

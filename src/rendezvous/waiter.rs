@@ -10,6 +10,7 @@ use std::time::Duration;
 
 /// What a receive brings.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Delivery<T> {
     /// The tensor. For a dead value: an empty one, or the one that was given, untouched.
     pub tensor: T,
@@ -30,15 +31,25 @@ pub(super) enum Payload {
 
 /// How a receive ended.
 #[derive(Debug)]
-pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
+pub(super) struct Outcome {
+    pub result: Result<Delivery<Payload>, Error>,
+    /// A receive that was given up: whether its sender has a value, which needs another request.
+    pub has_value: bool,
+}
+
+impl From<Result<Delivery<Payload>, Error>> for Outcome {
+    fn from(result: Result<Delivery<Payload>, Error>) -> Self {
+        Outcome { result, has_value: false }
+    }
+}
 
 impl Canceled for Outcome {
     fn abandoned() -> Self {
-        Outcome(Err(Error::Stopped))
+        Outcome::from(Err(Error::Stopped))
     }
 
     fn is_failure(&self) -> bool {
-        self.0.is_err()
+        self.result.is_err()
     }
 }
 
@@ -73,11 +84,11 @@ pub struct Waiter {
 impl Waiter {
     /// Brings a result.
     pub(super) fn complete(self, result: Result<Delivery<Payload>, Error>) {
-        self.sender.send(Outcome(result));
+        self.sender.send(Outcome::from(result));
     }
 
-    /// The error of a waiter that gave up, in the words of its reason.
-    pub(super) fn given_up(self, key: &TensorKey) {
+    /// Ends a waiter that gave up. `has_value`: whether the sender has said that it has a value.
+    pub(super) fn given_up(self, key: &TensorKey, has_value: bool) {
         let error = match &self.cancel_reason {
             Some(CancelReason::Deadline(after)) => {
                 Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.timeout) }
@@ -86,6 +97,6 @@ impl Waiter {
                 Error::Cancelled { key: key.to_string() }
             }
         };
-        self.complete(Err(error));
+        self.sender.send(Outcome { result: Err(error), has_value });
     }
 }

@@ -246,7 +246,14 @@ pub fn received(settings: &'static Settings) {
             }
             let target = buffer.target(node, floats(n));
             let at = target.as_ptr();
-            let got = step.recv_into(&here(node), target).expect("begun").wait().expect("received").tensor;
+            let got = step
+                .receive(&here(node))
+                .into(target)
+                .begin()
+                .expect("begun")
+                .wait()
+                .expect("received")
+                .tensor;
             assert!(got.is_foreign() && got.as_ptr() == at, "step {id}");
             let got = got.freeze();
             assert!(values(&got).iter().zip(0..n).all(|(value, at)| *value == id as f32 + at as f32));
@@ -274,13 +281,13 @@ fn misfit_and_dead(settings: &'static Settings) {
         }
         let buffer = Buffer::new(4 * LARGE);
         let small = buffer.target(node, floats(LARGE - 1));
-        let misfit = step.recv_into(&here(node), small).expect("begun").wait();
+        let misfit = step.receive(&here(node)).into(small).begin().expect("begun").wait();
         assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
         until(node, "the misfit is let go of", || Arc::strong_count(&buffer) == 1);
         assert_eq!(values(&step.recv(&here(node), SOON).expect("received").tensor)[0], 3.0);
         let dead = node.step(2).expect("new");
         let target = buffer.target(node, floats(5));
-        let got = dead.recv_into(&here(node), target).expect("begun").wait().expect("received");
+        let got = dead.receive(&here(node)).into(target).begin().expect("begun").wait().expect("received");
         assert!(got.is_dead && got.tensor.is_foreign());
     });
 }
@@ -292,7 +299,8 @@ pub fn given_up(settings: &'static Settings) {
         }
         let step = node.step(1).expect("new");
         let buffer = Buffer::new(4 * LARGE);
-        let pending = step.recv_into(&here(node), buffer.target(node, floats(LARGE))).expect("begun");
+        let pending =
+            step.receive(&here(node)).into(buffer.target(node, floats(LARGE))).begin().expect("begun");
         assert!(Arc::strong_count(&buffer) > 1);
         drop(pending);
         until(node, "the tensor is let go of", || Arc::strong_count(&buffer) == 1);
@@ -314,7 +322,14 @@ pub fn standing(settings: &'static Settings) {
                 continue;
             }
             let target = buffer.target(node, floats(LARGE));
-            let got = step.recv_into(&here(node), target).expect("begun").wait().expect("received").tensor;
+            let got = step
+                .receive(&here(node))
+                .into(target)
+                .begin()
+                .expect("begun")
+                .wait()
+                .expect("received")
+                .tensor;
             assert_eq!(got.as_slice::<f32>().expect("floats")[LARGE as usize - 1], (n + LARGE - 1) as f32);
             node.cleanup(step.id());
         }
@@ -337,7 +352,7 @@ pub fn to_itself(settings: &'static Settings) {
         assert_eq!(got.as_ptr(), sent.as_ptr());
         let buffer = Buffer::new(4 * LARGE);
         step.send(&edge, got).expect("sent");
-        let into = step.recv_into(&edge, buffer.target(node, floats(LARGE))).expect("begun");
+        let into = step.receive(&edge).into(buffer.target(node, floats(LARGE))).begin().expect("begun");
         assert_eq!(into.wait().expect("received").tensor.bytes(), sent.bytes());
         assert_eq!(counted(node, &Snapshot::ZERO, HOW), [0; 4]);
     });
@@ -412,7 +427,7 @@ pub fn ends_beside_callbacks(settings: &'static Settings) {
             }
             let _ = said.send(went.load(Ordering::SeqCst));
         };
-        step.recv_async(&edge, SOON, waits).expect("begun");
+        step.receive(&edge).within(SOON).then(waits).expect("begun");
         let len = 4 * LARGE as usize;
         let memory = ForeignMemory::from_owner(Mapping::new(reserved(len), len, 1.0, &gone));
         let held = tensor(node, &memory, LARGE, 0);

@@ -167,16 +167,16 @@ impl<'a> Side<'a> {
                 check(&got, n);
             }
             What::Into(_) => {
-                let pending = step.recv_into(edge, self.tensor()).expect("begun");
+                let pending = step.receive(edge).into(self.tensor()).begin().expect("begun");
                 check(&pending.wait().expect("received").tensor.freeze(), n);
             }
             What::Batch(_) | What::Crowded(_) => {
-                self.batches[1].recv_into(step, SOON, &mut self.received).expect("received");
+                self.batches[1].recv_many(step, SOON, &mut self.received).expect("received");
                 self.received.drain(..).for_each(|delivery| check(&delivery.tensor, n));
             }
             What::Several(_) => {
                 for edge in &self.back {
-                    self.pending.push(step.recv_pending(edge).expect("begun"));
+                    self.pending.push(step.receive(edge).begin().expect("begun"));
                 }
                 for pending in self.pending.drain(..) {
                     check(&pending.wait().expect("received").tensor, n);

@@ -88,7 +88,7 @@ fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_de
                 TURNS.say(node, 2 * n + 1);
                 TURNS.wait(node, 2 * n + 2);
             } else {
-                let waiting = first.recv_pending(&here(node, "x")).expect("asked");
+                let waiting = first.receive(&here(node, "x")).begin().expect("asked");
                 TURNS.say(node, 2 * n + 1);
                 TURNS.wait(node, 2 * n + 1);
                 let later = second.recv(&here(node, "y"), SOON).expect_err("aborted there");
@@ -128,7 +128,7 @@ fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claime
                 (_, Some(status)) => {
                     let received = node.counters().get(Counter::ErrorsReceived);
                     let outcome = if n % 2 == 0 {
-                        let claimed = step.recv_pending(&here(node, "x")).expect("claimed");
+                        let claimed = step.receive(&here(node, "x")).begin().expect("claimed");
                         TURNS.say(node, n);
                         claimed.wait()
                     } else {
@@ -164,7 +164,8 @@ fn of_two_waiters_the_one_gets_the_error_and_the_other_its_value() {
             good.send(&there(node, "x"), counting(node, 3.0, 500)).expect("sent");
             good.send(&there(node, "z"), counting(node, 4.0, 2)).expect("sent");
         } else {
-            let waits = |step: &tensorwire::Step, name| step.recv_pending(&here(node, name)).expect("asked");
+            let waits =
+                |step: &tensorwire::Step, name| step.receive(&here(node, name)).begin().expect("asked");
             let (other, lost, third) = (waits(&good, "x"), waits(&bad, "x"), waits(&good, "z"));
             let cancelled = waits(&good, "w");
             TURNS.say(node, 1);
@@ -197,7 +198,7 @@ fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
         let status = remote(&gone, "x");
         assert_eq!((status.code, status.derived), (Code::NotFound, false));
         assert!(status.message == "step 1 was cleaned up at w/0", "{status}");
-        let kept = node.step(2).expect("usable").recv_pending(&here(node, "x")).expect("asked");
+        let kept = node.step(2).expect("usable").receive(&here(node, "x")).begin().expect("asked");
         let beyond = node.step(3).expect("usable").recv(&here(node, "x"), SOON).expect_err("beyond");
         let status = remote(&beyond, "x");
         assert_eq!(status.code, Code::ResourceExhausted);
@@ -219,7 +220,7 @@ fn what_the_sender_has_no_room_for_is_told_to_its_waiter_with_what_to_change() {
             step.send(&there(node, "a"), counting(node, 1.0, 3)).expect("sent");
             return;
         }
-        let [first, second] = ["a", "b"].map(|name| step.recv_pending(&here(node, name)).expect("asked"));
+        let [first, second] = ["a", "b"].map(|name| step.receive(&here(node, name)).begin().expect("asked"));
         let error = step.recv(&here(node, "c"), SOON).expect_err("one too many");
         let status = remote(&error, "c");
         assert!(
@@ -236,7 +237,7 @@ fn within_a_process_an_error_is_whole_whatever_its_size_and_none_of_its_own_is_d
     run(1, &[], |node, _| {
         let step = node.step(1).expect("usable");
         let edge = node.edge_to("w", 0, "x").expect("an edge");
-        let waiting = step.recv_pending(&edge).expect("asked");
+        let waiting = step.receive(&edge).begin().expect("asked");
         let endless = 2 * MAX_STATUS_TEXT;
         let status = Status::new(Code::Internal, "é".repeat(endless)).with_details(noise(endless));
         step.abort(status.clone()).expect("aborted");
@@ -277,7 +278,7 @@ fn many_waiters_get_a_long_error_each() {
             step.abort(status).expect("aborted");
             return;
         }
-        let ask = |n| step.recv_pending(&here(node, &format!("e{n}"))).expect("asked");
+        let ask = |n| step.receive(&here(node, &format!("e{n}"))).begin().expect("asked");
         let waiting: Vec<_> = (0..WAITERS).map(ask).collect();
         TURNS.say(node, 1);
         for (n, pending) in waiting.into_iter().enumerate() {

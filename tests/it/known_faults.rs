@@ -222,7 +222,7 @@ fn five_peers_that_send_at_once_overrun_nothing() {
             .flat_map(|peer| {
                 let edge = node.edge_from("w", peer, "x").expect("edge");
                 let step = &step;
-                (0..EACH).map(move |number| (number, step.recv_pending(&edge).expect("begun")))
+                (0..EACH).map(move |number| (number, step.receive(&edge).begin().expect("begun")))
             })
             .collect();
         for (number, pending) in pending {
@@ -245,7 +245,7 @@ fn thousands_of_values_flow_through_the_smallest_queue() {
         let mut number = 0;
         while number < VALUES {
             // More at a time than the queue holds.
-            let pending: Vec<_> = (0..100).map(|_| step.recv_pending(&edge).expect("begun")).collect();
+            let pending: Vec<_> = (0..100).map(|_| step.receive(&edge).begin().expect("begun")).collect();
             for pending in pending {
                 let got = pending.wait().expect("received").tensor;
                 assert_eq!(values(&got)[0], number as f32);
@@ -278,7 +278,7 @@ fn a_callback_that_blocks_stops_nobody() {
                 let _ = blocked.recv();
                 ended.store(true, Ordering::SeqCst);
             };
-            step.recv_async(&edge, SOON, wait).expect("begun");
+            step.receive(&edge).within(SOON).then(wait).expect("begun");
         }
         until(node, "the callback", || task == 0 || began.load(Ordering::SeqCst));
         for number in 0..100 {
@@ -345,7 +345,7 @@ fn a_link_that_fails_in_transfers_ends_its_own_calls_and_no_others() {
         let node = of_third();
         let step = node.step(1).expect("new");
         let bulk = node.edge_from("w", 0, "bulk").expect("edge");
-        let pending: Vec<_> = (0..20).map(|_| step.recv_pending(&bulk).expect("begun")).collect();
+        let pending: Vec<_> = (0..20).map(|_| step.receive(&bulk).begin().expect("begun")).collect();
         until(&node, "a first value", || pending[0].is_done());
         node.fail("broken on purpose").expect("ended");
     });
@@ -393,12 +393,12 @@ fn a_peer_that_restarts_is_met_again_while_the_others_go_on() {
     let second = std::thread::spawn(move || {
         let node = of_second();
         let end = node.edge_from("w", 0, "end").expect("edge");
-        let ended = node.step(u64::MAX).expect("new").recv_pending(&end).expect("begun");
+        let ended = node.step(u64::MAX).expect("new").receive(&end).begin().expect("begun");
         for id in 1000.. {
             let step = node.step(id).expect("new");
             let out = node.edge_to("w", 0, "x").expect("edge");
             step.send(&out, counting(&node, id as f32, 1000)).expect("sent");
-            let got = step.recv_pending(&node.edge_from("w", 0, "x").expect("edge")).expect("begun");
+            let got = step.receive(&node.edge_from("w", 0, "x").expect("edge")).begin().expect("begun");
             until(&node, "a value or the end", || got.is_done() || ended.is_done());
             if ended.is_done() {
                 break;
@@ -431,7 +431,7 @@ fn a_stop_ends_while_the_peers_traffic_does_not() {
             (node.edge_to("w", 0, "x").expect("edge"), node.edge_from("w", 0, "y").expect("edge"));
         for id in 0.. {
             let step = node.step(id).expect("new");
-            let asked: Result<Vec<_>, _> = (0..50).map(|_| step.recv_pending(&back)).collect();
+            let asked: Result<Vec<_>, _> = (0..50).map(|_| step.receive(&back).begin()).collect();
             let sent = (0..50).try_for_each(|_| step.send(&out, counting(&node, 1.0, 1)));
             let served = node.progress();
             node.cleanup(id);

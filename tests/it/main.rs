@@ -9,6 +9,7 @@ mod foreign;
 #[path = "../common/foreign.rs"]
 mod foreign_cases;
 mod known_faults;
+mod receive;
 mod rendezvous;
 mod serialized;
 mod soak;

@@ -101,11 +101,11 @@ fn a_dead_value_travels_and_carries_nothing() {
         let got = step.recv(&edge, SOON).expect("received");
         assert!(got.is_dead && got.tensor.bytes().is_empty());
         let given = node.tensor(DType::F32, &[9]).expect("room");
-        let got = step.recv_into(&edge, given).expect("begun").wait().expect("received");
+        let got = step.receive(&edge).into(given).begin().expect("begun").wait().expect("received");
         assert!(got.is_dead);
         assert_eq!(got.tensor.shape().dims(), [9]);
-        let error = step.fetch(&[&edge], SOON).expect_err("dead");
-        assert!(matches!(&error, Error::Dead { key } if key.contains("'branch'")), "{error}");
+        let got = step.recv_all(&[edge], SOON).expect("received");
+        assert!(got[0].is_dead);
     });
 }
 
@@ -123,7 +123,8 @@ fn a_tensor_is_received_into_the_memory_that_was_given() {
             let given = node.tensor(DType::F32, &[size as u64]).expect("room");
             let address = given.as_ptr();
             let edge = node.edge_from("w", 0, "x").expect("edge");
-            let mut got = step.recv_into(&edge, given).expect("begun").wait().expect("received").tensor;
+            let mut got =
+                step.receive(&edge).into(given).begin().expect("begun").wait().expect("received").tensor;
             assert_eq!(got.as_ptr(), address);
             got.as_mut_slice::<f32>().expect("still ours to write")[0] += 1.0;
             assert_eq!(got.as_slice::<f32>().expect("f32")[..2], [6.0, 6.0]);
@@ -143,7 +144,7 @@ fn a_value_that_does_not_fit_what_was_given_is_an_error_and_is_kept() {
             }
             let edge = node.edge_from("w", 0, "x").expect("edge");
             let given = node.tensor(DType::I32, &[3]).expect("room");
-            let error = step.recv_into(&edge, given).expect("begun").wait().expect_err("misfit");
+            let error = step.receive(&edge).into(given).begin().expect("begun").wait().expect_err("misfit");
             let text = error.to_string();
             assert!(text.contains("i32[3]") && text.contains(&format!("f32[{size}]")), "{text}");
             let got = step.recv(&edge, SOON).expect("the value was kept");
@@ -217,7 +218,7 @@ fn early_requests_are_kept_up_to_a_limit() {
         }
         let edge = node.edge_from("w", 0, "x").expect("edge");
         let kept: Vec<_> =
-            (0..3).map(|id| node.step(id).expect("new").recv_pending(&edge).expect("begun")).collect();
+            (0..3).map(|id| node.step(id).expect("new").receive(&edge).begin().expect("begun")).collect();
         let error = node.step(3).expect("new").recv(&edge, SOON).expect_err("one too many");
         assert_eq!(error.code(), Code::ResourceExhausted);
         assert!(error.to_string().contains("max_deferred"), "{error}");
@@ -264,7 +265,9 @@ fn a_cancelled_receive_brings_its_value_or_the_cancellation_and_never_both() {
             let outcome = Arc::new(Mutex::new(Vec::new()));
             let told = outcome.clone();
             let token = step
-                .recv_async(&edge, SOON, move |result| {
+                .receive(&edge)
+                .within(SOON)
+                .then(move |result| {
                     told.lock().expect("no panic").push(result.map(|got| values(&got.tensor)[0]))
                 })
                 .expect("begun");
@@ -303,7 +306,9 @@ fn a_pending_receive_that_is_dropped_gives_its_memory_back() {
             return;
         }
         let given = node.tensor(DType::F32, &[1000]).expect("room");
-        drop(step.recv_into(&node.edge_from("w", 0, "never").expect("edge"), given).expect("begun"));
+        drop(
+            step.receive(&node.edge_from("w", 0, "never").expect("edge")).into(given).begin().expect("begun"),
+        );
         until(node, "an empty pool", || node.pool().is_empty());
         step.send(&node.edge_to("w", 0, "done").expect("edge"), counting(node, 0.0, 1)).expect("sent");
     });
@@ -340,7 +345,7 @@ fn an_abort_here_ends_receives_that_wait_for_a_peer() {
         if task == 0 {
             return;
         }
-        let pending = step.recv_pending(&node.edge_from("w", 0, "x").expect("edge")).expect("begun");
+        let pending = step.receive(&node.edge_from("w", 0, "x").expect("edge")).begin().expect("begun");
         step.abort(Status::new(Code::Aborted, "enough")).expect("aborted");
         let error = pending.wait().expect_err("aborted");
         assert!(matches!(&error, Error::Aborted { status, .. } if status.message == "enough"), "{error}");
@@ -392,11 +397,11 @@ fn source_and_destination_in_one_process_touch_no_fabric() {
         assert_eq!(values(&got.tensor)[0], 4.0);
         let error = step.recv(&edge, SHORT).expect_err("nothing more");
         assert!(matches!(error, Error::DeadlineExceeded { .. }), "{error}");
-        let pending = step.recv_pending(&edge).expect("begun");
+        let pending = step.receive(&edge).begin().expect("begun");
         step.send_dead(&edge).expect("sent");
         assert!(pending.wait().expect("received").is_dead);
         let given = node.tensor(DType::F32, &[2]).expect("room");
-        let pending = step.recv_into(&edge, given).expect("begun");
+        let pending = step.receive(&edge).into(given).begin().expect("begun");
         step.send(&edge, counting(node, 1.0, 3)).expect("sent");
         assert!(matches!(pending.wait(), Err(Error::ShapeMismatch { .. })));
         assert_eq!(values(&step.recv(&edge, SOON).expect("it was kept").tensor).len(), 3);
@@ -452,7 +457,7 @@ fn two_hundred_receives_may_be_in_flight() {
         }
         let pending: Vec<_> = (0..200)
             .map(|number| {
-                step.recv_pending(&node.edge_from("w", 0, &edges(number)).expect("edge")).expect("begun")
+                step.receive(&node.edge_from("w", 0, &edges(number)).expect("edge")).begin().expect("begun")
             })
             .collect();
         for (number, pending) in pending.into_iter().enumerate() {
@@ -470,7 +475,7 @@ fn both_directions_work_at_once() {
         );
         for id in 0..500 {
             let step = node.step(id).expect("new");
-            let pending = step.recv_pending(&from).expect("begun");
+            let pending = step.receive(&from).begin().expect("begun");
             step.send(&to, counting(node, id as f32, SIZES[id as usize % 2])).expect("sent");
             assert_eq!(values(&pending.wait().expect("received").tensor)[0], id as f32);
         }
@@ -584,7 +589,7 @@ fn a_link_has_a_limit_of_requests_and_says_so() {
         }
         let step = node.step(1).expect("new");
         let edge = node.edge_from("w", 0, "x").expect("edge");
-        let kept: Vec<_> = (0..4).map(|_| step.recv_pending(&edge).expect("begun")).collect();
+        let kept: Vec<_> = (0..4).map(|_| step.receive(&edge).begin().expect("begun")).collect();
         let error = step.recv(&edge, SOON).expect_err("one too many");
         assert!(
             error.to_string().contains("limit of 4") && error.to_string().contains("max_requests"),
@@ -661,17 +666,21 @@ fn a_callback_runs_on_its_own_thread_and_a_panic_in_it_hurts_nobody() {
         let caller = std::thread::current().id();
         let calls = Arc::new(AtomicU32::new(0));
         let first = calls.clone();
-        step.recv_async(&edge, SOON, move |_| {
-            first.fetch_add(1, Ordering::SeqCst);
-            panic!("on purpose");
-        })
-        .expect("begun");
+        step.receive(&edge)
+            .within(SOON)
+            .then(move |_| {
+                first.fetch_add(1, Ordering::SeqCst);
+                panic!("on purpose");
+            })
+            .expect("begun");
         let second = calls.clone();
-        step.recv_async(&edge, SOON, move |result| {
-            assert!(result.is_ok() && std::thread::current().id() != caller);
-            second.fetch_add(1, Ordering::SeqCst);
-        })
-        .expect("begun");
+        step.receive(&edge)
+            .within(SOON)
+            .then(move |result| {
+                assert!(result.is_ok() && std::thread::current().id() != caller);
+                second.fetch_add(1, Ordering::SeqCst);
+            })
+            .expect("begun");
         until(node, "both callbacks", || calls.load(Ordering::SeqCst) == 2);
     });
 }
@@ -683,7 +692,7 @@ fn a_stopped_node_fails_every_call_and_stops_again_without_effect() {
             return;
         }
         let step = node.step(1).expect("new");
-        let pending = step.recv_pending(&node.edge_from("w", 0, "x").expect("edge")).expect("begun");
+        let pending = step.receive(&node.edge_from("w", 0, "x").expect("edge")).begin().expect("begun");
         node.stop().expect("stopped");
         node.stop().expect("stopped already");
         assert!(matches!(pending.wait(), Err(Error::Stopped)));
@@ -818,7 +827,7 @@ fn a_callback_for_a_wrong_edge_is_refused_and_not_called() {
         let calls = Arc::new(AtomicU32::new(0));
         let called = calls.clone();
         let step = node.step(1).expect("new");
-        let begun = step.recv_async(&node.edge_to("w", 1, "x").expect("edge"), SOON, move |_| {
+        let begun = step.receive(&node.edge_to("w", 1, "x").expect("edge")).within(SOON).then(move |_| {
             called.fetch_add(1, Ordering::SeqCst);
         });
         assert!(matches!(begun.map(|_| ()), Err(Error::WrongEnd { .. })));
@@ -835,11 +844,13 @@ fn a_local_deadline_holds_while_another_call_blocks() {
         let started = Instant::now();
         let ended = Arc::new(Mutex::new(None));
         let told = ended.clone();
-        step.recv_async(&edge, SHORT, move |result| {
-            assert!(matches!(result, Err(Error::DeadlineExceeded { .. })));
-            *told.lock().expect("no panic") = Some(started.elapsed());
-        })
-        .expect("begun");
+        step.receive(&edge)
+            .within(SHORT)
+            .then(move |result| {
+                assert!(matches!(result, Err(Error::DeadlineExceeded { .. })));
+                *told.lock().expect("no panic") = Some(started.elapsed());
+            })
+            .expect("begun");
         step.recv(&edge.at(1, 1), SHORT * 20).expect_err("nothing is sent");
         let ended = ended.lock().expect("no panic").expect("it was told");
         println!("a deadline of {SHORT:?} was kept after {ended:?}");

@@ -83,10 +83,10 @@ impl Waiting {
 
 fn begin(node: &Node, step: &Step, edge: &Edge, transfer: Transfer) -> Waiting {
     if !transfer.into {
-        return Waiting::Fresh(transfer, step.recv_pending(edge).expect("begun"));
+        return Waiting::Fresh(transfer, step.receive(edge).begin().expect("begun"));
     }
     let given = node.tensor(DType::U8, &transfer.dims).expect("room");
-    Waiting::Into(transfer, step.recv_into(edge, given).expect("begun"))
+    Waiting::Into(transfer, step.receive(edge).into(given).begin().expect("begun"))
 }
 
 fn send(node: &Node, step: &Step, edge: &Edge, transfer: &Transfer) {

@@ -137,7 +137,7 @@ fn a_step_that_is_aborted_here_ends_its_receive_and_frees_what_was_granted() {
             let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             [0, 1].into_iter().for_each(|n| receive(node, sequence, n, LARGE));
             let step = begin(node, sequence, 2);
-            let pending = step.recv_pending(&here(node, 0)).expect("begun");
+            let pending = step.receive(&here(node, 0)).begin().expect("begun");
             step.abort(Status::new(Code::Cancelled, "enough")).expect("an error");
             assert!(matches!(pending.wait(), Err(Error::Aborted { .. })));
             receive(node, sequence, 3, LARGE);
@@ -164,7 +164,7 @@ fn a_sender_far_ahead_and_a_receiver_far_ahead_both_outrun_the_window() {
             // All receives are there before the first of these tensors is.
             let steps: Vec<_> = (100..200).map(|n| begin(node, sequence, n)).collect();
             let pending: Vec<_> =
-                steps.iter().map(|step| step.recv_pending(&here(node, 0)).expect("begun")).collect();
+                steps.iter().map(|step| step.receive(&here(node, 0)).begin().expect("begun")).collect();
             let go = node.edge_to("w", 0, "go").expect("edge");
             begin(node, sequence, 99).send(&go, counting(node, 0.0, 1)).expect("sent");
             for (n, pending) in (100..).zip(pending) {
@@ -201,7 +201,7 @@ fn a_second_receive_of_a_step_gets_a_value_of_its_own() {
             let _standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             for n in 0..20 {
                 let step = begin(node, sequence, n);
-                let both = [0, 1].map(|_| step.recv_pending(&here(node, 0)).expect("begun"));
+                let both = [0, 1].map(|_| step.receive(&here(node, 0)).begin().expect("begun"));
                 for pending in both {
                     assert_eq!(values(&pending.wait().expect("received").tensor)[0], n as f32);
                 }
@@ -243,7 +243,8 @@ fn a_receive_into_memory_takes_what_was_asked_for_in_advance() {
             for n in 0..30 {
                 let into = node.tensor(DType::F32, &[LARGE as u64]).expect("room");
                 let place = into.as_ptr();
-                let pending = begin(node, sequence, n).recv_into(&here(node, 0), into).expect("begun");
+                let pending =
+                    begin(node, sequence, n).receive(&here(node, 0)).into(into).begin().expect("begun");
                 let got = pending.wait().expect("received").tensor;
                 assert_eq!((got.as_ptr(), got.as_slice::<f32>().expect("f32")[0]), (place, n as f32));
             }
@@ -267,7 +268,7 @@ fn a_receive_that_is_given_up_leaves_its_value_for_the_next() {
             let step = begin(node, sequence, 3);
             let error = step.recv(&here(node, 0), Duration::from_millis(50)).expect_err("nothing was sent");
             assert!(matches!(error, Error::DeadlineExceeded { .. }), "{error}");
-            drop(step.recv_pending(&here(node, 0)).expect("begun"));
+            drop(step.receive(&here(node, 0)).begin().expect("begun"));
             let go = node.edge_to("w", 0, "go").expect("edge");
             step.send(&go, counting(node, 0.0, 1)).expect("sent");
             receive(node, sequence, 3, LARGE);
@@ -340,7 +341,7 @@ fn a_window_begins_once_it_is_known_what_the_tensors_are_like() {
             let _standing = node.standing(&here(node, 0), sequence, WINDOW).expect("new");
             assert!(begin(node, sequence, 0).recv(&here(node, 0), SOON).expect("received").is_dead);
             let steps = [1, 2, 3].map(|n| begin(node, sequence, n));
-            let pending = steps.each_ref().map(|step| step.recv_pending(&here(node, 0)).expect("begun"));
+            let pending = steps.each_ref().map(|step| step.receive(&here(node, 0)).begin().expect("begun"));
             let go = node.edge_to("w", 0, "go").expect("edge");
             begin(node, sequence, 0).send_dead(&go).expect("sent");
             for pending in pending {

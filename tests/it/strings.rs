@@ -211,9 +211,15 @@ fn strings_are_received_into_a_tensor_of_just_their_length() {
             node.pool().tensor(meta).expect("room")
         };
         // A tensor of another length is a misfit, and the value goes to the next that asks.
-        let misfit = step.recv_into(&here(node), given(meta.bytes() + 1)).expect("begun").wait();
+        let misfit = step.receive(&here(node)).into(given(meta.bytes() + 1)).begin().expect("begun").wait();
         assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
-        let fits = step.recv_into(&here(node), given(meta.bytes())).expect("begun").wait().expect("received");
+        let fits = step
+            .receive(&here(node))
+            .into(given(meta.bytes()))
+            .begin()
+            .expect("begun")
+            .wait()
+            .expect("received");
         assert_eq!(StringTensor::from_tensor(&fits.tensor.freeze()), Ok(case));
     });
 }

@@ -39,7 +39,7 @@ fn exchange(
             let edge = here(node, 0);
             let got = if into {
                 let given = node.tensor(DType::F32, &[len as u64]).expect("room");
-                step.recv_into(&edge, given).expect("asked").wait().expect("sent").tensor.freeze()
+                step.receive(&edge).into(given).begin().expect("asked").wait().expect("sent").tensor.freeze()
             } else {
                 step.recv(&edge, SOON).expect("sent").tensor
             };

@@ -322,7 +322,7 @@ fn hear(node: &Node, from: u32, name: &str) {
     let mut word = node.tensor(tensorwire::DType::F32, &[1]).expect("room");
     word.bytes_mut().fill(1);
     let edge = node.edge_from("w", from, name).expect("edge");
-    step.recv_into(&edge, word).expect("begun").wait().expect("the word");
+    step.receive(&edge).into(word).begin().expect("begun").wait().expect("the word");
 }
 
 fn count_lent(tensors: &[Tensor]) -> usize {
@@ -437,7 +437,7 @@ fn a_receive_into_a_given_tensor_is_a_copy_where_others_borrow() {
             let into = node.tensor(tensorwire::DType::F32, &[5000]).expect("room");
             let at = into.as_ptr();
             let edge = node.edge_from("w", 0, "x/0").expect("edge");
-            let got = step.recv_into(&edge, into).expect("begun").wait().expect("received").tensor;
+            let got = step.receive(&edge).into(into).begin().expect("begun").wait().expect("received").tensor;
             assert_eq!(got.as_ptr(), at);
             assert!(is_right(&got.freeze(), 0, 5000));
             say(node, 0, "end");

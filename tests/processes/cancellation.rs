@@ -156,13 +156,13 @@ impl<'a> Side<'a> {
     fn drop_one(&mut self, at: usize) {
         let from = self.streams[at].from.clone();
         if self.streams[at].into {
-            let pending = self.step.recv_into(&from, self.given(at)).expect("begun");
+            let pending = self.step.receive(&from).into(self.given(at)).begin().expect("begun");
             self.some_progress();
             if pending.is_done() {
                 self.ended_with(at, pending.wait().map(|got| got.tensor.freeze()));
             }
         } else {
-            let pending = self.step.recv_pending(&from).expect("begun");
+            let pending = self.step.receive(&from).begin().expect("begun");
             self.some_progress();
             if pending.is_done() {
                 self.ended_with(at, pending.wait().map(|got| got.tensor));
@@ -174,15 +174,16 @@ impl<'a> Side<'a> {
     fn wait_a_moment(&mut self, at: usize, count: usize) {
         let from = self.streams[at].from.clone();
         if self.streams[at].into {
-            let begun: Vec<_> =
-                (0..count).map(|_| self.step.recv_into(&from, self.given(at)).expect("begun")).collect();
+            let begun: Vec<_> = (0..count)
+                .map(|_| self.step.receive(&from).into(self.given(at)).begin().expect("begun"))
+                .collect();
             for pending in begun {
                 let got = pending.wait_timeout(self.random.moment());
                 self.ended(at, got.map(|got| got.tensor.freeze()), count == 1);
             }
             return;
         }
-        let begun: Vec<_> = (0..count).map(|_| self.step.recv_pending(&from).expect("begun")).collect();
+        let begun: Vec<_> = (0..count).map(|_| self.step.receive(&from).begin().expect("begun")).collect();
         for pending in begun {
             let got = pending.wait_timeout(self.random.moment());
             self.ended(at, got.map(|got| got.tensor), count == 1);
@@ -192,7 +193,7 @@ impl<'a> Side<'a> {
     fn cancel_one(&mut self, at: usize) {
         let (tell, told) = mpsc::channel::<Result<Delivery<Tensor>, Error>>();
         let done = move |result| tell.send(result).expect("somebody waits");
-        let token = self.step.recv_async(&self.streams[at].from, SOON, done).expect("begun");
+        let token = self.step.receive(&self.streams[at].from).within(SOON).then(done).expect("begun");
         self.some_progress();
         token.cancel();
         let result = loop {
@@ -209,7 +210,7 @@ impl<'a> Side<'a> {
     /// A tensor of another shape than the value.
     fn misfit_one(&mut self, at: usize) {
         let given = self.node.tensor(DType::F32, &[3]).expect("room");
-        let pending = self.step.recv_into(&self.streams[at].from, given).expect("begun");
+        let pending = self.step.receive(&self.streams[at].from).into(given).begin().expect("begun");
         match pending.wait_timeout(self.random.moment()) {
             Err(Error::ShapeMismatch { .. }) => self.counts[1] += 1,
             other => self.ended_with(at, other.map(|got| got.tensor.freeze())),
@@ -249,7 +250,7 @@ impl<'a> Side<'a> {
                 step.send(&self.streams[at].to, counting(self.node, number as f32, len)).expect("sent");
             }
             let begun: Vec<_> =
-                (0..2).map(|_| step.recv_pending(&self.streams[at].from).expect("begun")).collect();
+                (0..2).map(|_| step.receive(&self.streams[at].from).begin().expect("begun")).collect();
             self.some_progress();
             match self.random.below(3) {
                 0 => step.abort(Status::new(Code::Internal, "on purpose")).expect("an error"),
@@ -391,7 +392,7 @@ fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
     other.suspend();
     let given = node.tensor(DType::F32, &[1000]).expect("room");
     let (patience, begun) = (Duration::from_millis(50), Instant::now());
-    let pending = step.recv_into(&edge, given).expect("begun");
+    let pending = step.receive(&edge).into(given).begin().expect("begun");
     let error = pending.wait_timeout(patience).map(|_| ()).expect_err("the peer is stopped");
     let took = begun.elapsed();
     println!("the receive ended after {took:?}");
@@ -422,8 +423,8 @@ fn a_value_that_does_not_fit_goes_to_the_receive_that_waits_already() {
             }
             let edge = node.edge_from("w", 0, "x").expect("edge");
             let (small, right) = (node.tensor(DType::F32, &[3]), node.tensor(DType::F32, &[len as u64]));
-            let first = step.recv_into(&edge, small.expect("room")).expect("begun");
-            let second = step.recv_into(&edge, right.expect("room")).expect("begun");
+            let first = step.receive(&edge).into(small.expect("room")).begin().expect("begun");
+            let second = step.receive(&edge).into(right.expect("room")).begin().expect("begun");
             assert!(matches!(first.wait(), Err(Error::ShapeMismatch { .. })));
             let got = second.wait_timeout(SOON / 2).expect("the value that did not fit the first").tensor;
             assert_eq!(got.as_slice::<f32>().expect("f32")[0], 7.0);
@@ -447,10 +448,10 @@ fn a_receive_that_has_waited_while_thousands_came_and_went_can_be_cancelled() {
         }
         let (tell, told) = mpsc::channel();
         let never = node.edge_from("w", 0, "never").expect("edge");
-        let token = step.recv_async(&never, SOON, move |result| tell.send(result).expect("open"));
+        let token = step.receive(&never).within(SOON).then(move |result| tell.send(result).expect("open"));
         let edge = node.edge_from("w", 0, "x").expect("edge");
         for _ in 0..50 {
-            let begun: Vec<_> = (0..100).map(|_| step.recv_pending(&edge).expect("begun")).collect();
+            let begun: Vec<_> = (0..100).map(|_| step.receive(&edge).begin().expect("begun")).collect();
             begun.into_iter().for_each(|pending| drop(pending.wait().expect("received")));
         }
         token.expect("begun").cancel();

@@ -50,8 +50,8 @@ fn role_forker() {
     let mut lent = Some(exchange(0));
     assert!(lent.as_ref().is_some_and(tensorwire::Tensor::is_lent), "it is borrowed from the peer");
     let step = node.step(1).expect("new");
-    let mut pending = Some(step.recv_pending(&never).expect("begun"));
-    let token = step.recv_async(&never, SOON, |_| {}).expect("begun");
+    let mut pending = Some(step.receive(&never).begin().expect("begun"));
+    let token = step.receive(&never).within(SOON).then(|_| {}).expect("begun");
     let mut frozen = Some(counting(&node, 5.0, 1000));
     let mut writable = Some(node.tensor(DType::F32, &[1000]).expect("room"));
     writable.as_mut().expect("held").as_mut_slice::<f32>().expect("f32").fill(3.0);
@@ -66,10 +66,11 @@ fn role_forker() {
         forked(step.send(&out, frozen.clone().expect("copied")));
         forked(step.send_dead(&out));
         forked(step.recv(&back, SOON));
-        forked(step.recv_pending(&back));
-        forked(step.recv_into(&back, node_tensor(&mut writable)));
-        forked(step.fetch(&[&back], SOON));
-        forked(step.recv_async(&back, SOON, |_| {}));
+        forked(step.receive(&back).begin());
+        forked(step.receive(&back).into(node_tensor(&mut writable)).begin());
+        forked(step.recv_all(&[&back], SOON));
+        forked(step.try_recv(&back));
+        forked(step.receive(&back).within(SOON).then(|_| {}));
         forked(step.abort(tensorwire::Status::new(tensorwire::Code::Aborted, "x")));
         forked(pending.wait());
         token.cancel();

@@ -128,7 +128,7 @@ fn a_peer_that_is_killed_while_idle_fails_the_calls_that_need_it() {
     let step = node.step(0).expect("new");
     let edge = node.edge_from("w", 1, "never").expect("edge");
     let given = node.tensor(DType::F32, &[1000]).expect("room");
-    let pending = step.recv_into(&edge, given).expect("begun");
+    let pending = step.receive(&edge).into(given).begin().expect("begun");
     other.wait_for("ready");
     other.kill();
     expect_death(&node, Instant::now(), || pending.wait().map(|_| ()).expect_err("it is dead"));
@@ -251,8 +251,8 @@ fn where_a_loss_is_fatal_every_call_ends_with_an_error_that_names_the_lost() {
     });
     other.wait_for("ready");
     let step = node.step(0).expect("new");
-    let pending = step.recv_pending(&node.edge_from("w", 2, "never").expect("edge")).expect("begun");
-    let local = step.recv_pending(&node.edge_to("w", 0, "never").expect("edge")).expect("begun");
+    let pending = step.receive(&node.edge_from("w", 2, "never").expect("edge")).begin().expect("begun");
+    let local = step.receive(&node.edge_to("w", 0, "never").expect("edge")).begin().expect("begun");
     other.kill();
     for error in [pending.wait().map(|_| ()), local.wait().map(|_| ()), node.step(1).map(|_| ())] {
         let error = error.expect_err("a peer was lost");

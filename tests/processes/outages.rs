@@ -87,7 +87,7 @@ fn role_echo() {
     let mut id = first_step(&node, 0);
     while !orders.is_finished() {
         let served = node.step(id).and_then(|step| {
-            let asked = step.recv_pending(&ask)?;
+            let asked = step.receive(&ask).begin()?;
             while !asked.is_done() && !orders.is_finished() {
                 node.progress()?;
             }
@@ -117,7 +117,7 @@ struct Asked {
 fn ask(node: &Node, task: u32, id: u64) -> Result<Asked, Error> {
     let step = node.step(id)?;
     step.send(&node.edge_to("w", task, "ask").expect("an edge"), counting(node, id as f32, LEN))?;
-    let answer = step.recv_pending(&node.edge_from("w", task, "answer").expect("an edge"))?;
+    let answer = step.receive(&node.edge_from("w", task, "answer").expect("an edge")).begin()?;
     Ok(Asked { id, answer })
 }
 

@@ -33,7 +33,7 @@ fn role_echo() {
     let mut id = 0;
     while !orders.is_finished() {
         let step = node.step(id).expect("new");
-        match step.recv_pending(&ask).map(|asked| wait_unless(&node, asked, || orders.is_finished())) {
+        match step.receive(&ask).begin().map(|asked| wait_unless(&node, asked, || orders.is_finished())) {
             Ok(Some(Ok(got))) => {
                 step.send(&answer, got).expect("sent");
                 id += 1;
@@ -79,7 +79,7 @@ fn ask(node: &Node, id: u64) -> Tensor {
 
 fn waits(node: &Node, id: u64) -> Pending<Tensor> {
     let edge = node.edge_from("w", 1, "never").expect("edge");
-    node.step(id).expect("usable").recv_pending(&edge).expect("begun")
+    node.step(id).expect("usable").receive(&edge).begin().expect("begun")
 }
 
 /// The loss that has ended a call.
@@ -307,7 +307,7 @@ fn a_process_that_is_stopped_for_less_than_the_bound_loses_nothing() {
         let step = node.step(id).expect("new");
         step.send(&node.edge_to("w", 1, "ask").expect("edge"), counting(&node, id as f32, 20_000))
             .expect("sent");
-        let answer = step.recv_pending(&node.edge_from("w", 1, "answer").expect("edge")).expect("begun");
+        let answer = step.receive(&node.edge_from("w", 1, "answer").expect("edge")).begin().expect("begun");
         let until = Instant::now() + bound() / 3;
         while Instant::now() < until {
             let _ = node.progress();
@@ -391,7 +391,7 @@ fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
     let step = node.step(0).expect("new");
     let edge = node.edge_from("w", 1, "life").expect("edge");
     let given = node.tensor(tensorwire::DType::F32, &[5]).expect("room");
-    let misfit = step.recv_into(&edge, given).expect("begun").wait().map(|_| ());
+    let misfit = step.receive(&edge).into(given).begin().expect("begun").wait().map(|_| ());
     assert!(
         matches!(misfit, Err(Error::ShapeMismatch { .. })),
         "the value is kept for the next receive: {misfit:?}"
@@ -417,15 +417,17 @@ fn a_death_ends_every_kind_of_call_that_waits_for_the_peer() {
     let step = node.step(0).expect("new");
     let never = node.edge_from("w", 1, "never").expect("edge");
     let given = node.tensor(tensorwire::DType::F32, &[5]).expect("room");
-    let into = step.recv_into(&never, given).expect("begun");
+    let into = step.receive(&never).into(given).begin().expect("begun");
     let (told, called_back) = std::sync::mpsc::channel();
     let _token = step
-        .recv_async(&never, SOON, move |result| told.send(result.map(|_| ())).expect("open"))
+        .receive(&never)
+        .within(SOON)
+        .then(move |result| told.send(result.map(|_| ())).expect("open"))
         .expect("begun");
-    let pending = step.recv_pending(&never).expect("begun");
+    let pending = step.receive(&never).begin().expect("begun");
     std::thread::scope(|scope| {
         let received = scope.spawn(|| step.recv(&never, SOON).map(|_| ()));
-        let fetched = scope.spawn(|| step.fetch(&[&never, &never], SOON).map(|_| ()));
+        let all = scope.spawn(|| step.recv_all(&[&never, &never], SOON).map(|_| ()));
         std::thread::sleep(Duration::from_millis(50));
         let killed = Instant::now();
         echo.kill();
@@ -433,7 +435,7 @@ fn a_death_ends_every_kind_of_call_that_waits_for_the_peer() {
             pending.wait().map(|_| ()),
             into.wait().map(|_| ()),
             received.join().expect("no panic"),
-            fetched.join().expect("no panic"),
+            all.join().expect("no panic"),
             called_back.recv_timeout(SOON).expect("called back"),
             step.recv(&never, SOON).map(|_| ()),
             step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(&node, 0.0, 1)),

@@ -235,7 +235,7 @@ impl Process {
         let step = self.step(step)?;
         let edges = keys.iter().map(|key| self.edge(*key)).collect::<Result<Vec<_>, _>>()?;
         let edges: Vec<&Edge> = edges.iter().collect();
-        let wait = Wait::Batch(step.recv_all_pending(&edges, timeout)?);
+        let wait = Wait::Batch(step.receive_all(&edges).within(timeout).begin()?);
         self.open.push(Open { calls: calls.iter().copied().map(Some).collect(), wait });
         Ok(())
     }
@@ -251,15 +251,15 @@ impl Process {
     ) -> Result<(), Error> {
         let (edge, step) = (self.edge(key)?, self.step(key.step)?);
         let wait = match (into, called_back) {
-            (Some(into), _) => Wait::Into(step.recv_into(&edge, into)?),
-            (None, false) => Wait::Fresh(step.recv_pending_within(&edge, timeout)?),
+            (Some(into), _) => Wait::Into(step.receive(&edge).into(into).begin()?),
+            (None, false) => Wait::Fresh(step.receive(&edge).within(timeout).begin()?),
             (None, true) => {
                 let called_back = self.called_back.clone();
                 let done = move |result: Result<Delivery<Tensor>, Error>| {
                     let outcome = result.map(|got| (got.tensor, got.is_dead));
                     called_back.lock().expect("no panic").push((call, outcome));
                 };
-                Wait::CalledBack(step.recv_async(&edge, timeout, done)?)
+                Wait::CalledBack(step.receive(&edge).within(timeout).then(done)?)
             }
         };
         self.open.push(Open { calls: vec![Some(call)], wait });

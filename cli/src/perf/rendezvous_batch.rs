@@ -112,11 +112,11 @@ impl Exchange for RendezvousBatch {
 
     fn receive(&mut self, step: &Step) -> Result<(), Abort> {
         if !self.settings.singly {
-            return self.back.recv_into(step, PATIENCE, &mut self.received).map_err(halt);
+            return self.back.recv_many(step, PATIENCE, &mut self.received).map_err(halt);
         }
         self.received.clear();
         for edge in self.back.edges() {
-            self.begun.push(step.recv_pending_within(edge, PATIENCE).map_err(halt)?);
+            self.begun.push(step.receive(edge).within(PATIENCE).begin().map_err(halt)?);
         }
         for pending in self.begun.drain(..) {
             self.received.push(pending.wait().map_err(halt)?);

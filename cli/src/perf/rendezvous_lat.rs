@@ -121,8 +121,12 @@ impl RendezvousLat {
         let Some(into) = self.into.take() else {
             return Err(Abort::Failed("the last receive failed".into()));
         };
-        let received =
-            self.step.recv_into(&self.from, into).and_then(|pending| pending.wait_timeout(PATIENCE));
+        let received = self
+            .step
+            .receive(&self.from)
+            .into(into)
+            .begin()
+            .and_then(|pending| pending.wait_timeout(PATIENCE));
         self.into = Some(received.map_err(halt)?.tensor);
         Ok(())
     }

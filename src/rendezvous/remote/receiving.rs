@@ -127,7 +127,8 @@ impl RemoteHandler {
     ) {
         let name = key.to_string();
         let error = match error {
-            RequestError::Cancelled => return waiter.given_up(key),
+            RequestError::Cancelled => return waiter.given_up(key, false),
+            RequestError::LeftWithSender => return waiter.given_up(key, true),
             RequestError::Remote(status) => {
                 let peer = key.edge.source_task().clone();
                 Error::Remote { peer, key: name, status }

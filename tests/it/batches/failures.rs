@@ -84,7 +84,7 @@ fn a_failure_ends_the_wait_at_once_and_the_others_values_are_for_the_next() {
         if task == 0 {
             let bad =
                 [node.edge_from("w", 2, "bad/0"), node.edge_from("w", 2, "bad/1")].map(|e| e.expect("ok"));
-            let pending = step.recv_all_pending(&[&good(), &bad[0], &bad[1]], SOON).expect("begun");
+            let pending = step.receive_all(&[&good(), &bad[0], &bad[1]]).within(SOON).begin().expect("begun");
             meet(0, 2);
             let start = Instant::now();
             let error = pending.wait().expect_err("aborted there");
@@ -115,7 +115,7 @@ fn who_waits_for_each_hears_of_each() {
         } else {
             let edges = edges_from(node, 0, 4);
             let patience = Duration::from_millis(200);
-            let pending = step.recv_all_pending(&borrowed(&edges), patience).expect("begun");
+            let pending = step.receive_all(&borrowed(&edges)).within(patience).begin().expect("begun");
             let ends = pending.wait_each();
             let came: Vec<bool> = ends.iter().map(Result::is_ok).collect();
             assert_eq!(came, [true, false, true, false]);
@@ -123,7 +123,7 @@ fn who_waits_for_each_hears_of_each() {
                 let error = end.as_ref().expect_err("those that failed").to_string();
                 assert!(error.contains(&format!("g/{at}")), "{error}");
             }
-            let cancelled = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+            let cancelled = step.receive_all(&borrowed(&edges)).within(SOON).begin().expect("begun");
             cancelled.cancel();
             let codes: Vec<_> =
                 cancelled.wait_each().iter().map(|end| end.as_ref().err().map(Error::code)).collect();
@@ -150,7 +150,7 @@ fn what_was_taken_is_left_out_of_what_is_waited_for() {
         let edges = edges_from(node, 0, 4);
         let last = node.edge_from("w", 0, "last").expect("an edge");
         let begin_and_take_first = || {
-            let mut pending = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+            let mut pending = step.receive_all(&borrowed(&edges)).within(SOON).begin().expect("begun");
             // It comes behind the others.
             step.recv(&last, SOON).expect("received");
             let first = pending.take(0).expect("it has come").expect("a value");
@@ -189,17 +189,17 @@ fn the_end_of_a_step_ends_its_batches() {
         edges.push(own.clone());
         let batch = node.batch(edges).expect("usable");
         let aborted = begin(node, 1);
-        let pending = batch.recv_pending(&aborted, SOON).expect("begun");
+        let pending = batch.receive(&aborted).within(SOON).begin().expect("begun");
         aborted.abort(Status::new(Code::Internal, "enough")).expect("an error");
         crate::common::until(node, "the end of each", || pending.have_all_ended());
         let error = pending.wait().expect_err("aborted");
         assert!(matches!(error, Error::Aborted { .. }), "{error}");
         let gone = begin(node, 2);
-        let pending = batch.recv_pending(&gone, SOON).expect("begun");
+        let pending = batch.receive(&gone).within(SOON).begin().expect("begun");
         node.cleanup(2);
         let error = pending.wait().expect_err("gone");
         assert!(matches!(error, Error::StepGone { step: 2 }), "{error}");
-        let error = batch.recv_pending(&gone, SOON).err().expect("refused");
+        let error = batch.receive(&gone).within(SOON).begin().err().expect("refused");
         assert!(matches!(error, Error::StepGone { step: 2 }), "{error}");
         let out = node.batch(edges_to(node, 0, 2)).expect("usable");
         let error = out.send(&gone, tensors(node, 2, 2)).expect_err("refused");

@@ -30,7 +30,7 @@ fn with_little_room(settings: &[(&str, &str)], count: usize, steps: u64) {
         let (out, back) = (node.batch(to).expect("usable"), node.batch(from).expect("usable"));
         for n in 0..steps {
             let step = begin(node, n);
-            let pending = back.recv_pending(&step, SOON).expect("begun");
+            let pending = back.receive(&step).within(SOON).begin().expect("begun");
             out.send(&step, tensors(node, n, count)).expect("sent");
             check(&pending.wait().expect("received"), n);
         }
@@ -83,7 +83,7 @@ fn the_deadline_holds_for_receives_that_wait_for_room_too() {
         let edges = edges_from(node, 0, 30);
         let patience = Duration::from_millis(100);
         let start = Instant::now();
-        let pending = step.recv_all_pending(&borrowed(&edges), patience).expect("begun");
+        let pending = step.receive_all(&borrowed(&edges)).within(patience).begin().expect("begun");
         let ends = pending.wait_each();
         assert!(start.elapsed() >= patience && start.elapsed() < SOON, "{:?}", start.elapsed());
         for (at, end) in ends.into_iter().enumerate() {
@@ -91,7 +91,7 @@ fn the_deadline_holds_for_receives_that_wait_for_room_too() {
             let named = format!("'g/{at}'");
             assert!(matches!(&error, Error::DeadlineExceeded { key, .. } if key.contains(&named)), "{error}");
         }
-        let pending = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+        let pending = step.receive_all(&borrowed(&edges)).within(SOON).begin().expect("begun");
         pending.cancel();
         let cancelled = |end: &Result<_, Error>| matches!(end, Err(Error::Cancelled { .. }));
         assert!(pending.wait_each().iter().all(cancelled));
@@ -112,8 +112,8 @@ fn a_later_receive_of_a_key_that_waits_for_room_gets_a_later_value() {
             _ => node.edge_to("w", 0, from).expect("an edge"),
         };
         if task == 1 {
-            let pending = step.recv_all_pending(&[&first, &second, &third], SOON).expect("begun");
-            let later = step.recv_pending(&third).expect("behind it");
+            let pending = step.receive_all(&[&first, &second, &third]).within(SOON).begin().expect("begun");
+            let later = step.receive(&third).begin().expect("behind it");
             step.send(&go("go"), Tensor::empty()).expect("sent");
             let received = pending.wait().expect("received");
             assert_eq!(values(&received[2].tensor)[0], 3.0);

@@ -19,7 +19,7 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
         for n in 0..STEPS {
             let step = begin(node, n);
             out.send(&step, tensors(node, n, MANY)).expect("sent");
-            back.recv_into(&step, SOON, &mut received).expect("received");
+            back.recv_many(&step, SOON, &mut received).expect("received");
             check(&received, n);
             if n > 0 {
                 node.cleanup(n - 1);
@@ -71,7 +71,7 @@ fn when_asked(
             for n in 2..2 + steps {
                 let step = begin(node, n);
                 let before = slots(node);
-                let pending = step.recv_all_pending(&borrowed(&edges), SOON).expect("begun");
+                let pending = step.receive_all(&borrowed(&edges)).within(SOON).begin().expect("begun");
                 let fewest = (count as u64).div_ceil(SLOT / REQUEST);
                 until(node, "the requests leave", || slots(node) - before >= fewest);
                 assert_eq!(slots(node) - before, fewest, "for requests");

@@ -87,7 +87,7 @@ fn a_batch_over_two_pollers_and_the_process_itself_comes_whole_step_after_step()
         for n in 0..STEPS {
             let step = begin(node, n);
             out.send(&step, values_of(node, n, me)).expect("sent");
-            back.recv_into(&step, SOON, &mut received).expect("received");
+            back.recv_many(&step, SOON, &mut received).expect("received");
             check_all(&received, n, me);
             if n > 1 {
                 node.cleanup(n - 2);
@@ -143,7 +143,7 @@ fn who_waits_for_each_hears_which_edges_were_late_wherever_they_are() {
             if me == 0 {
                 let patience = Duration::from_millis(15);
                 let start = Instant::now();
-                let pending = step.recv_all_pending(&borrowed(&from), patience).expect("begun");
+                let pending = step.receive_all(&borrowed(&from)).within(patience).begin().expect("begun");
                 let ends = pending.wait_each();
                 assert!(start.elapsed() >= patience, "round {round}");
                 assert_eq!(ends.len(), MEMBERS as usize, "round {round}");
@@ -175,7 +175,7 @@ fn a_failure_on_one_poller_ends_the_wait_while_the_others_values_are_still_to_co
             let step = begin(node, 1);
             if me == 0 {
                 let from = from_each(node);
-                let pending = step.recv_all_pending(&borrowed(&from), SOON).expect("begun");
+                let pending = step.receive_all(&borrowed(&from)).within(SOON).begin().expect("begun");
                 meeting.meet(node);
                 let start = Instant::now();
                 let error = pending.wait().expect_err("aborted there");
@@ -210,7 +210,7 @@ fn dropping_a_batch_cancels_its_receives_on_both_pollers() {
         let counted = |counter| node.counters().get(counter);
         if me == 0 {
             let from = edges_from_all(node);
-            let pending = step.recv_all_pending(&borrowed(&from), SOON).expect("begun");
+            let pending = step.receive_all(&borrowed(&from)).within(SOON).begin().expect("begun");
             // The peers have been asked.
             meeting.meet(node);
             assert!(!pending.is_done());

@@ -165,7 +165,7 @@ impl<'a> Round<'a> {
             return (true, killed.elapsed());
         }
         let idle = idle_poll(node);
-        let pending = step.recv_pending(&edge).expect("begun");
+        let pending = step.receive(&edge).begin().expect("begun");
         let (sent, cancels) = (count(node, Counter::MessagesSent), count(node, Counter::CancelsSent));
         match self.phase {
             Phase::Request | Phase::MetaData | Phase::Stop => {

@@ -61,7 +61,7 @@ fn role_receiver() {
     let step = node.step(id).expect("new");
     let edge = node.edge_from("w", 0, "t").expect("edge");
     let idle = idle_poll(&node);
-    let pending = step.recv_pending(&edge).expect("begun");
+    let pending = step.receive(&edge).begin().expect("begun");
     match phase {
         Phase::Request | Phase::MetaData | Phase::Stop => {}
         Phase::ReRequest | Phase::Bulk => {

@@ -1,0 +1,268 @@
+//! How a step receives: the calls, and the builders behind them.
+
+use super::batch::Batch;
+use super::edge::{Edge, End};
+use super::local::LocalWaiter;
+use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload};
+use super::pending_batch::PendingBatch;
+use super::waiter::{CallId, Delivery, Outcome, Waiter};
+use super::{Error, Step};
+use crate::engine::OneshotSender;
+use crate::link::Destination;
+use crate::memory::{Tensor, TensorMut};
+use crate::wire::Time;
+use std::borrow::Borrow;
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Step {
+    /// Waits for a tensor, for `timeout` at most. [`Step::receive`] has more options.
+    ///
+    /// # Errors
+    /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed.
+    pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
+        self.receive(edge).within(timeout).wait()
+    }
+
+    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: one that is sent
+    /// later is for the next receive.
+    ///
+    /// Within the process this is one look. A peer is asked, and the request is taken back at once: that
+    /// takes one round trip, and a second one for the first tensor of a new shape. A peer that makes no
+    /// progress counts as one without a value after `cancel_grace`. Earlier receives of the same edge and
+    /// step come first. On an edge with a [`Standing`](super::Standing) a tensor that has landed is had
+    /// without a round trip; a call that finds none ends the standing request of this step.
+    ///
+    /// # Errors
+    /// If the step was aborted, the peer was lost, or the sender failed.
+    pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
+        let grace = self.shared.settings.cancel_grace;
+        let end = self.shared.now() + grace;
+        loop {
+            let Outcome { result, has_value } = self.receive(edge).within(grace).begin()?.give_up()?;
+            match result {
+                Ok(delivery) => return delivery.cast().map(Some),
+                // The next request has a destination of the right shape.
+                Err(Error::Cancelled { .. }) if has_value && self.shared.now() < end => {}
+                Err(Error::Cancelled { .. } | Error::DeadlineExceeded { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sets up the receive of one tensor: [`within`](ReceiveBuilder::within) a time,
+    /// [`into`](ReceiveBuilder::into) a tensor; then [`wait`](ReceiveBuilder::wait) for it,
+    /// [`begin`](ReceiveBuilder::begin) and wait later, or have it passed to a callback with
+    /// [`then`](ReceiveBuilder::then).
+    pub fn receive<'a>(&'a self, edge: &'a Edge) -> ReceiveBuilder<'a> {
+        ReceiveBuilder { step: self, edge, timeout: None, into: None, receives: PhantomData }
+    }
+
+    /// Waits for the values of all these edges, for `timeout` at most. They come in the order of the
+    /// edges, dead ones among them. An edge that is there twice takes two values, in order. A [`Batch`]
+    /// does the same for edges that are the same in each step, and looks nothing up anew.
+    ///
+    /// No limit refuses them: those beyond what may be outstanding with a peer (`max_requests`,
+    /// `max_routes`) are requested as earlier ones end. The deadline holds for all.
+    ///
+    /// # Errors
+    /// As soon as one has failed, with its error, as of [`Step::recv`], which names it. Of several, the
+    /// first one in the order of the edges is returned that is not just the consequence of another. The
+    /// other receives are dropped then: their values that have come are dropped, and those that still come
+    /// are for the next receive. To lose none, use [`PendingBatch::wait_each`].
+    pub fn recv_all<E: Borrow<Edge>>(
+        &self,
+        edges: &[E],
+        timeout: Duration,
+    ) -> Result<Vec<Delivery<Tensor>>, Error> {
+        self.receive_all(edges).within(timeout).wait()
+    }
+
+    /// Sets up the receive of the values of all these edges, as [`Step::receive`] does for one.
+    pub fn receive_all<E: Borrow<Edge>>(&self, edges: &[E]) -> ReceiveAllBuilder<'_> {
+        let edges = edges.iter().map(|edge| edge.borrow().clone()).collect();
+        ReceiveAllBuilder::new(self, BatchRef::Own(Batch::new(&self.shared, edges)))
+    }
+}
+
+/// A receive of one tensor that has not begun. [`Step::receive`] makes it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let node = tensorwire::internals::doc_node();
+/// let (step, edge) = (node.step(1)?, node.edge_to("worker", 0, "weights")?);
+/// step.send(&edge, node.tensor(DType::F32, &[4])?.freeze())?;
+/// let mine = node.tensor(DType::F32, &[4])?;
+/// let filled = step.receive(&edge).within(Duration::from_secs(1)).into(mine).wait()?.tensor;
+/// assert_eq!(filled.meta().bytes(), 16);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a receive begins with `begin`, `wait` or `then`"]
+#[derive(Debug)]
+pub struct ReceiveBuilder<'a, T = Tensor> {
+    step: &'a Step,
+    edge: &'a Edge,
+    timeout: Option<Duration>,
+    into: Option<TensorMut>,
+    receives: PhantomData<fn() -> T>,
+}
+
+impl<'a> ReceiveBuilder<'a, Tensor> {
+    /// Receives into this tensor, which comes back filled. The tensor that is sent must have the same
+    /// element type and shape. On an edge with a [`Standing`](super::Standing) the tensor is copied from
+    /// where it has landed. If the receive can't begin, the tensor goes back to its pool.
+    pub fn into(self, tensor: TensorMut) -> ReceiveBuilder<'a, TensorMut> {
+        let ReceiveBuilder { step, edge, timeout, .. } = self;
+        ReceiveBuilder { step, edge, timeout, into: Some(tensor), receives: PhantomData }
+    }
+}
+
+impl<T: Receivable> ReceiveBuilder<'_, T> {
+    /// The receive ends after this time, with the tensor or without. The default is `recv_timeout`.
+    pub fn within(self, timeout: Duration) -> Self {
+        ReceiveBuilder { timeout: Some(timeout), ..self }
+    }
+
+    /// Begins to receive, and returns at once.
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone.
+    pub fn begin(self) -> Result<Pending<T>, Error> {
+        self.check()?;
+        let (receiver, sender) = self.step.shared.calls.channel();
+        let (token, deadline) = self.submit(sender)?;
+        Ok(Pending::new(token, receiver, deadline))
+    }
+
+    /// Waits until the tensor is there.
+    ///
+    /// # Errors
+    /// Like [`Step::recv`].
+    pub fn wait(self) -> Result<Delivery<T>, Error> {
+        self.begin()?.wait()
+    }
+
+    /// Begins to receive; `done` is called with the tensor, or with the error. It is called on the
+    /// callback thread: never on the caller's stack, and outside every lock. In inline mode some thread
+    /// must make progress meanwhile: with any blocking call, or with
+    /// [`Node::progress`](crate::Node::progress).
+    ///
+    /// # Errors
+    /// If the edge does not end here or the step is gone. A step that ends at this very moment may have
+    /// both this error returned and `done` called with one.
+    pub fn then(
+        self,
+        done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
+    ) -> Result<CancelToken, Error> {
+        self.check()?;
+        let sender = OneshotSender::callback(&self.step.shared.executor, move |outcome: Outcome| {
+            done(outcome.result.and_then(Delivery::cast));
+        });
+        self.submit(sender).map(|(token, _)| token)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.step.check()?;
+        self.step.shared.check_destination(self.edge)
+    }
+
+    fn submit(self, sender: OneshotSender<Outcome>) -> Result<(CancelToken, Time), Error> {
+        let shared = &self.step.shared;
+        let id = CallId(shared.next_call.fetch_add(1, Ordering::Relaxed));
+        let timeout = self.timeout.unwrap_or(shared.settings.recv_timeout);
+        let deadline = shared.now() + timeout;
+        let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+        let key = self.edge.key(self.step.id);
+        let place = match self.edge.source {
+            End::Here => {
+                shared.receive_local(&key, LocalWaiter { waiter, into: self.into })?;
+                CallPlace::Local(key)
+            }
+            End::Peer(peer) => {
+                let destination = match self.into {
+                    Some(given) => Destination::Into(given),
+                    None if shared.settings.borrow => Destination::Borrow,
+                    None => Destination::Alloc,
+                };
+                shared.paths.of(peer).receive(peer, key, destination, waiter)?;
+                CallPlace::Remote(peer)
+            }
+        };
+        Ok((CancelToken { shared: shared.clone(), id, place }, deadline))
+    }
+}
+
+impl<P> Delivery<P> {
+    /// The delivery of the type that its receive asked for: it asks for this type and no other.
+    pub(super) fn cast<T: Receivable>(self) -> Result<Delivery<T>, Error>
+    where
+        SealedPayload: From<P>,
+    {
+        let Delivery { tensor, is_dead, sender, receiver } = self;
+        let tensor = T::from_payload(tensor.into()).ok_or(Error::Stopped)?;
+        Ok(Delivery { tensor, is_dead, sender, receiver })
+    }
+}
+
+/// A receive of many tensors that has not begun. [`Step::receive_all`] and [`Batch::receive`] make it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let node = tensorwire::internals::doc_node();
+/// let step = node.step(1)?;
+/// let edges = [node.edge_to("worker", 0, "a")?, node.edge_to("worker", 0, "b")?];
+/// let pending = step.receive_all(&edges).within(Duration::from_secs(1)).begin()?;
+/// for edge in &edges {
+///     step.send(edge, node.tensor(DType::F32, &[4])?.freeze())?;
+/// }
+/// assert_eq!(pending.wait()?.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "receives begin with `begin` or `wait`"]
+#[derive(Debug)]
+pub struct ReceiveAllBuilder<'a> {
+    step: &'a Step,
+    batch: BatchRef<'a>,
+    timeout: Option<Duration>,
+}
+
+/// The batch of a receive: the user's, or one made for this receive.
+#[derive(Debug)]
+pub(super) enum BatchRef<'a> {
+    User(&'a Batch),
+    Own(Batch),
+}
+
+impl<'a> ReceiveAllBuilder<'a> {
+    pub(super) fn new(step: &'a Step, batch: BatchRef<'a>) -> Self {
+        ReceiveAllBuilder { step, batch, timeout: None }
+    }
+
+    /// All receives end after this time, with their tensors or without. The default is `recv_timeout`.
+    pub fn within(self, timeout: Duration) -> Self {
+        ReceiveAllBuilder { timeout: Some(timeout), ..self }
+    }
+
+    /// Begins to receive, and returns at once.
+    ///
+    /// # Errors
+    /// If an edge does not end here or the step is gone: nothing was requested then.
+    pub fn begin(self) -> Result<PendingBatch, Error> {
+        let timeout = self.timeout.unwrap_or(self.step.shared.settings.recv_timeout);
+        match &self.batch {
+            BatchRef::User(batch) => batch.begin(self.step, timeout),
+            BatchRef::Own(batch) => batch.begin(self.step, timeout),
+        }
+    }
+
+    /// Waits until every tensor is there, or one receive has failed.
+    ///
+    /// # Errors
+    /// Like [`Step::recv_all`].
+    pub fn wait(self) -> Result<Vec<Delivery<Tensor>>, Error> {
+        self.begin()?.wait()
+    }
+}

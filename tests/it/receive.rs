@@ -1,0 +1,220 @@
+//! The receive calls beside `recv`: one that does not wait, and the builders.
+
+use crate::common::{SOON, counting, over_verbs, run, until, values};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+use tensorwire::{Code, DType, Edge, Error, Node, Status, Step, TensorMut};
+
+fn here(node: &Node) -> Edge {
+    node.edge_from("w", 0, "x").expect("an edge")
+}
+
+fn there(node: &Node) -> Edge {
+    node.edge_to("w", 1, "x").expect("an edge")
+}
+
+/// Tells the other member something, by a step that only such words are of.
+fn tell(node: &Node, to: u32, word: u64) {
+    let step = node.step(1 << 20).expect("a step");
+    let edge = node.edge_to("w", to, &format!("word {word}")).expect("an edge");
+    step.send_dead(&edge).expect("sent");
+}
+
+fn hear(node: &Node, from: u32, word: u64) {
+    let step = node.step(1 << 20).expect("a step");
+    let edge = node.edge_from("w", from, &format!("word {word}")).expect("an edge");
+    step.recv(&edge, SOON).expect("the word");
+}
+
+/// The value that a try brings, which must have one.
+fn tried(step: &Step, edge: &Edge) -> Vec<f32> {
+    let got = step.try_recv(edge).expect("usable").expect("a value");
+    values(&got.tensor).to_vec()
+}
+
+#[test]
+fn a_try_within_the_process_finds_what_is_there_and_loses_nothing() {
+    run(1, &[], |node, _| {
+        let (step, edge) = (node.step(1).expect("a step"), node.edge_to("w", 0, "x").expect("an edge"));
+        assert!(step.try_recv(&edge).expect("usable").is_none());
+        step.send(&edge, counting(node, 1.0, 3)).expect("sent");
+        step.send_dead(&edge).expect("sent");
+        assert_eq!(tried(&step, &edge), [1.0, 2.0, 3.0]);
+        assert!(step.try_recv(&edge).expect("usable").expect("the dead value").is_dead);
+        assert!(step.try_recv(&edge).expect("usable").is_none());
+        let waits = step.receive(&edge).begin().expect("begun");
+        assert!(step.try_recv(&edge).expect("usable").is_none(), "the earlier receive is not disturbed");
+        step.send(&edge, counting(node, 5.0, 1)).expect("sent");
+        assert_eq!(values(&waits.wait().expect("received").tensor), [5.0]);
+    });
+}
+
+#[test]
+fn a_try_at_a_peer_finds_values_of_any_size_and_of_new_shapes() {
+    // In a response, by a write, by a loan; and by a write once more, with a shape that is new.
+    const SIZES: [usize; 5] = [1, 2000, 300_000, 2001, 7];
+    for bulk in ["borrow", "copy"] {
+        run(2, &[("bulk_receive", bulk)], |node, task| {
+            let step = node.step(1).expect("a step");
+            for (round, size) in (0..).zip(SIZES) {
+                if task == 0 {
+                    hear(node, 1, round);
+                    step.send(&there(node), counting(node, size as f32, size)).expect("sent");
+                    tell(node, 1, round);
+                    continue;
+                }
+                assert!(step.try_recv(&here(node)).expect("usable").is_none(), "nothing was sent yet");
+                tell(node, 0, round);
+                hear(node, 0, round);
+                let got = tried(&step, &here(node));
+                assert_eq!((got.len(), got[0]), (size, size as f32));
+            }
+            if task == 1 {
+                assert!(step.try_recv(&here(node)).expect("usable").is_none(), "nothing comes twice");
+            }
+        });
+    }
+}
+
+#[test]
+fn tries_that_race_with_their_sender_bring_every_value_once_and_in_order() {
+    const VALUES: usize = 300;
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("a step");
+        if task == 0 {
+            for n in 0..VALUES {
+                let size = [3, 1500, 1600][n % 3];
+                step.send(&there(node), counting(node, n as f32, size)).expect("sent");
+                let _ = node.progress();
+            }
+            return;
+        }
+        let (mut got, end) = (0, Instant::now() + SOON);
+        while got < VALUES {
+            assert!(Instant::now() < end, "{got} of {VALUES} came");
+            let brought = match got % 4 {
+                // What a try has left is for the receives after it.
+                3 => Some(step.recv(&here(node), SOON).expect("received")),
+                _ => step.try_recv(&here(node)).expect("usable"),
+            };
+            let Some(delivery) = brought else { continue };
+            assert_eq!(values(&delivery.tensor)[0], got as f32);
+            got += 1;
+        }
+    });
+}
+
+#[test]
+fn a_try_takes_what_has_landed_for_a_standing_request_and_leaves_what_comes_later() {
+    run(2, &[], |node, task| {
+        let sequence = node.sequence(1 << 40);
+        let _standing = (task == 1).then(|| node.standing(&here(node), sequence, 8).expect("stands"));
+        for n in 0..40 {
+            let step = node.step(sequence.step(n)).expect("a step");
+            if task == 0 {
+                hear(node, 1, n);
+                step.send(&there(node), counting(node, n as f32, 2000)).expect("sent");
+                tell(node, 1, n);
+                continue;
+            }
+            if n % 3 == 0 {
+                assert!(step.try_recv(&here(node)).expect("usable").is_none(), "step {n} was not sent yet");
+            }
+            tell(node, 0, n);
+            hear(node, 0, n);
+            let got = match n % 2 {
+                0 => tried(&step, &here(node)),
+                _ => values(&step.recv(&here(node), SOON).expect("received").tensor).to_vec(),
+            };
+            assert_eq!((got.len(), got[0]), (2000, n as f32));
+        }
+    });
+}
+
+#[test]
+fn a_try_fails_as_a_receive_does() {
+    run(3, &[], |node, task| {
+        let step = node.step(1).expect("a step");
+        if task == 0 {
+            return node.fail("out of coffee").expect("stopped");
+        }
+        let edge = here(node);
+        until(node, "the loss", || node.peers()[0].state.error().is_some());
+        let error = step.try_recv(&edge).expect_err("its peer is lost");
+        assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.to_string() == "w/0"), "{error}");
+        let error =
+            step.try_recv(&node.edge("a", "b", "x").map_or(there(node), |edge| edge)).expect_err("elsewhere");
+        assert!(matches!(error, Error::WrongEnd { .. } | Error::PeerLost { .. }), "{error}");
+        step.abort(Status::new(Code::Aborted, "enough")).expect("aborted");
+        assert!(matches!(step.try_recv(&edge), Err(Error::Aborted { .. })));
+    });
+}
+
+#[test]
+fn a_try_at_a_peer_that_makes_no_progress_ends_all_the_same() {
+    let settings = [("poll", "inline"), ("cancel_grace", "50ms")];
+    run(2, &settings, |node, task| {
+        let step = node.step(1).expect("a step");
+        if task == 0 {
+            step.send(&there(node), counting(node, 4.0, 2000)).expect("sent");
+            tell(node, 1, 0);
+            // Makes none until it has been tried.
+            std::thread::sleep(Duration::from_millis(if over_verbs() { 2000 } else { 800 }));
+            return hear(node, 1, 1);
+        }
+        let begun = Instant::now();
+        let first = step.try_recv(&here(node)).expect("usable");
+        assert!(begun.elapsed() < Duration::from_millis(700), "it took {:?}", begun.elapsed());
+        tell(node, 0, 1);
+        let got = first.map_or_else(|| step.recv(&here(node), SOON).expect("received"), |got| got);
+        assert_eq!(values(&got.tensor)[0], 4.0, "the value was not lost");
+    });
+}
+
+#[test]
+fn a_builder_begins_waits_or_calls_back_with_and_without_a_tensor() {
+    run(1, &[], |node, _| {
+        let (step, edge) = (node.step(1).expect("a step"), node.edge_to("w", 0, "x").expect("an edge"));
+        let mine = || node.tensor(DType::F32, &[2]).expect("room");
+        let (done, called) = channel();
+        let late = Duration::from_millis(20);
+        assert!(
+            matches!(step.receive(&edge).within(late).wait(), Err(Error::DeadlineExceeded { after, .. }) if after == late)
+        );
+        for n in 0..4 {
+            step.send(&edge, counting(node, n as f32, 2)).expect("sent");
+            let brought: TensorMut = match n {
+                0 => step.receive(&edge).into(mine()).wait().expect("received").tensor,
+                1 => {
+                    step.receive(&edge)
+                        .into(mine())
+                        .within(SOON)
+                        .begin()
+                        .expect("begun")
+                        .wait()
+                        .expect("it")
+                        .tensor
+                }
+                2 => {
+                    let done = done.clone();
+                    let then = move |got: Result<tensorwire::Delivery<TensorMut>, Error>| {
+                        done.send(got.expect("received").tensor).expect("open");
+                    };
+                    let _token = step.receive(&edge).into(mine()).then(then).expect("begun");
+                    called.recv_timeout(SOON).expect("called back")
+                }
+                _ => {
+                    let all = step.receive_all(std::slice::from_ref(&edge)).wait().expect("received");
+                    assert_eq!(values(&all[0].tensor), [3.0, 4.0]);
+                    continue;
+                }
+            };
+            assert_eq!(brought.as_slice::<f32>().expect("f32"), [n as f32, n as f32 + 1.0]);
+        }
+        let token = step
+            .receive(&edge)
+            .then(|got| assert!(matches!(got, Err(Error::Cancelled { .. }))))
+            .expect("begun");
+        token.cancel();
+    });
+}
