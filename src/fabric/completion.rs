@@ -1,6 +1,6 @@
 //! What a port reports: arrivals, local completions, failures.
 
-use super::{Lane, LinkId, OpId};
+use super::LinkId;
 use crate::memory::{LentBytes, TensorMut};
 use crate::wire::{Immediate, LossCause};
 
@@ -9,9 +9,7 @@ use crate::wire::{Immediate, LossCause};
 pub struct Completion {
     /// On which link.
     pub link: LinkId,
-    /// On which lane.
-    pub lane: Lane,
-    /// What.
+    /// What happened.
     pub event: Event,
 }
 
@@ -19,23 +17,15 @@ pub struct Completion {
 #[derive(Debug)]
 pub enum Event {
     /// A write or a loan of ours is done: its source may be reused.
-    Done {
-        /// The operation.
-        id: OpId,
-    },
+    Done,
     /// A read of ours is done.
     ReadDone {
-        /// The operation.
-        id: OpId,
         /// The bytes that were asked for.
         target: TensorMut,
     },
     /// A write, loan or read of ours failed; its memory has been released, or, for a loan that a living peer
     /// still reads, is as soon as the peer has let go of it.
-    Failed {
-        /// The operation.
-        id: OpId,
-    },
+    Failed,
     /// A message has come; its bytes are [`Completions::message`].
     Message(MessageRange),
     /// A write with immediate has landed.
@@ -80,13 +70,13 @@ pub enum LinkFailure {
     Protocol(String),
     /// A work request failed.
     #[error(
-        "a {operation} on lane {lane} failed: {status} (error {code}, vendor's {vendor:#x}): usually {cause}"
+        "a {operation} on queue pair {queue_pair} failed: {status} (error {code}, vendor's {vendor:#x}): usually {cause}"
     )]
     Completion {
         /// What was asked for.
         operation: &'static str,
-        /// On which lane.
-        lane: u8,
+        /// The link's queue pair: 0 carries messages, and those from 1 on parts of large writes.
+        queue_pair: u8,
         /// Name of its status.
         status: &'static str,
         /// Number of its status, `ibv_wc_status` on verbs.
@@ -107,11 +97,8 @@ pub enum LinkFailure {
         cause: &'static str,
     },
     /// A message or an immediate found no posted receive.
-    #[error("lane {lane} had no posted receive for what came: the sender overran its credits")]
-    NoReceive {
-        /// The lane.
-        lane: u8,
-    },
+    #[error("a message found no posted receive: the sender overran its credits")]
+    NoReceive,
 }
 
 impl From<LinkFailure> for LossCause {
@@ -123,7 +110,7 @@ impl From<LinkFailure> for LossCause {
             LinkFailure::Local(why) => LossCause::Closed(why),
             LinkFailure::Refused(_) => LossCause::Closed(text),
             LinkFailure::Completion { .. } | LinkFailure::Device { .. } => LossCause::Network(text),
-            LinkFailure::Protocol(_) | LinkFailure::NoReceive { .. } => LossCause::Protocol(text),
+            LinkFailure::Protocol(_) | LinkFailure::NoReceive => LossCause::Protocol(text),
         }
     }
 }
@@ -155,16 +142,16 @@ impl Completions {
 
     /// Adds a completion.
     #[inline]
-    pub fn push(&mut self, link: LinkId, lane: Lane, event: Event) {
-        self.entries.push(Completion { link, lane, event });
+    pub fn push(&mut self, link: LinkId, event: Event) {
+        self.entries.push(Completion { link, event });
     }
 
     /// Adds a message, whose bytes are copied.
     #[inline]
-    pub fn push_message(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) {
+    pub fn push_message(&mut self, link: LinkId, bytes: &[u8]) {
         let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
         self.bytes.extend_from_slice(bytes);
-        self.push(link, lane, Event::Message(range));
+        self.push(link, Event::Message(range));
     }
 
     /// The bytes of a message of this poll.

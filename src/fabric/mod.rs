@@ -8,8 +8,8 @@
 //!
 //! | rule | |
 //! |---|---|
-//! | lanes | a link has one or more lanes; order holds within a lane and not between lanes |
-//! | write | one-sided; lands at a grant; visible to the target only after a later send or immediate on the same lane |
+//! | order | holds within a link |
+//! | write | one-sided; lands at a grant; visible to the target only after a later send or immediate |
 //! | write with immediate, send | consume a posted receive; none posted is a link error, never queued |
 //! | read | one-sided; full round trip |
 //! | zero length | allowed everywhere; checks no key |
@@ -17,7 +17,7 @@
 //! | checks | region, key and bounds are checked on the target's side |
 //! | full queue | is a value that the caller handles ([`PostError::Full`]), not an error |
 //! | completions | are never lost, duplicated, or made for another generation of the link |
-//! | dead peer, broken lane | every outstanding and later operation of the link ends in an error completion |
+//! | dead peer, broken queue | every outstanding and later operation of the link ends in an error completion |
 //!
 //! Nothing in this room knows of requests, keys or steps. A change to one fabric touches one folder.
 
@@ -68,28 +68,13 @@ impl fmt::Display for FabricKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
-/// A lane of a link: a queue pair on verbs, a ring on shared memory. Lane 0 always exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Lane(pub u8);
-
-impl Lane {
-    /// The lane that control messages use.
-    pub const CONTROL: Lane = Lane(0);
-}
-
-/// The caller's name for an operation; it comes back in the operation's completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpId(pub u64);
-
-/// What a link is made with. Both sides must ask for the same number of lanes.
+/// What a link is made with.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
-    /// Number of lanes, at least 1.
-    pub lanes: u8,
-    /// Operations that can be outstanding on each lane; a power of two.
+    /// Operations that can be outstanding; a power of two.
     pub depth: u32,
-    /// Receives of each lane that are to be there before the peer can reach this side. A fabric where what comes early
-    /// waits until the link is attached posts none of them, and says so in [`LinkLimits::receives`].
+    /// Receives that are posted before the peer can reach this side. A fabric that keeps early messages until the
+    /// link is attached posts none of them: [`LinkLimits::receives`] says how many were posted.
     pub receives: u32,
     /// Tells this life of the link from earlier ones between the same two processes.
     pub generation: u8,
@@ -107,11 +92,9 @@ pub enum Role {
 /// What a connected link can do.
 #[derive(Clone, Debug)]
 pub struct LinkLimits {
-    /// Number of lanes.
-    pub lanes: u8,
-    /// Operations that can be outstanding on each lane, and receives that can be posted on it.
+    /// Operations that can be outstanding, and receives that can be posted.
     pub depth: u32,
-    /// Receives of each lane that were posted when the link was made: [`LinkOptions::receives`], or none.
+    /// Receives that were posted when the link was made: [`LinkOptions::receives`], or none.
     pub receives: u32,
     /// Bytes that [`Port::write_inline`] carries at most.
     pub max_inline: usize,
@@ -146,21 +129,13 @@ pub trait Fabric: Send + Sync + 'static {
     /// If the resources for it cannot be had.
     fn port(&self) -> Result<Self::Port, FabricError>;
 
-    /// This process's side of a new link.
+    /// This process's endpoint of a new link, which will be attached to the fabric's port number `port`. Ports are
+    /// numbered from 0 in the order in which they are made. Verbs binds a link to its port here, and any other port
+    /// refuses it; the other fabrics ignore the number.
     ///
     /// # Errors
     /// If the resources for it cannot be had or the options are out of range.
-    fn half(&self, options: &LinkOptions) -> Result<Self::Half, FabricError>;
-
-    /// As [`Fabric::half`], for a link that will be attached to the fabric's port of this number: 0 for the one that was
-    /// made first. On a fabric that binds links to ports early another port refuses it; the others don't look at the number.
-    ///
-    /// # Errors
-    /// As [`Fabric::half`].
-    fn half_for(&self, port: usize, options: &LinkOptions) -> Result<Self::Half, FabricError> {
-        let _ = port;
-        self.half(options)
-    }
+    fn half(&self, port: usize, options: &LinkOptions) -> Result<Self::Half, FabricError>;
 
     /// What this process has lent over it, and what was kept of dead peers; `None` for a fabric that does not lend.
     fn loan_books(&self) -> Option<Arc<LoanBooks>> {
@@ -255,15 +230,15 @@ pub trait Port: Send + 'static {
     /// how many completions were added.
     fn poll(&mut self, completions: &mut Completions) -> usize;
 
-    /// Lets the peer consume `count` more receives on a lane.
-    fn post_receives(&mut self, link: LinkId, lane: Lane, count: u32);
+    /// Lets the peer consume `count` more receives.
+    fn post_receives(&mut self, link: LinkId, count: u32);
 
-    /// Tells the peer how many receives on a lane have been consumed and posted again, counted since the
-    /// link was made and modulo 2^32. Cumulative: it consumes no receive, may be repeated, and only the newest counts.
-    fn publish_credits(&mut self, link: LinkId, lane: Lane, returned: u32);
+    /// Tells the peer how many receives have been consumed and posted again, counted since the link was made and
+    /// modulo 2^32. Cumulative: it consumes no receive, may be repeated, and only the newest counts.
+    fn publish_credits(&mut self, link: LinkId, returned: u32);
 
-    /// The newest number that the peer has published for a lane.
-    fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32;
+    /// The newest number that the peer has published.
+    fn peer_credits(&mut self, link: LinkId) -> u32;
 
     /// Several operations are about to be posted. They are accepted and refused as ever, and keep their order; but a device,
     /// or a peer that sleeps, may be told of them as late as in [`Port::end_batch`], and what fails then fails as if
@@ -283,7 +258,7 @@ pub trait Port: Send + 'static {
     ///
     /// # Errors
     /// [`PostError`]; nothing was sent then.
-    fn send(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError>;
+    fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError>;
 
     /// Writes at most [`LinkLimits::max_inline`] bytes, copied before this returns, to the start of `target`.
     ///
@@ -292,24 +267,19 @@ pub trait Port: Send + 'static {
     fn write_inline(
         &mut self,
         link: LinkId,
-        lane: Lane,
         bytes: &[u8],
         target: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError>;
 
-    /// Writes `len` bytes of `source`, from byte `skip` on, to the start of `target`.
+    /// Writes the first `len` bytes of `source` to the start of `target`.
     ///
     /// # Errors
     /// [`PostError`]; nothing was written then.
-    #[allow(clippy::too_many_arguments)] // the verb has these operands
     fn write(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
-        skip: u64,
         len: u64,
         target: &Grant,
         immediate: Option<Immediate>,
@@ -319,14 +289,8 @@ pub trait Port: Send + 'static {
     ///
     /// # Errors
     /// [`PostError`] with the target; nothing was read then.
-    fn read(
-        &mut self,
-        link: LinkId,
-        lane: Lane,
-        id: OpId,
-        target: TensorMut,
-        source: &Grant,
-    ) -> Result<(), (PostError, TensorMut)>;
+    fn read(&mut self, link: LinkId, target: TensorMut, source: &Grant)
+    -> Result<(), (PostError, TensorMut)>;
 
     /// Leave to lend so many bytes on a link; `None` if the fabric does not lend, or as much is lent as may be.
     fn allow_loan(&mut self, link: LinkId, bytes: u64) -> Option<Allowance>;
@@ -339,8 +303,6 @@ pub trait Port: Send + 'static {
     fn lend(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
         allowance: Allowance,
         immediate: Immediate,
@@ -410,7 +372,7 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
 /// Why an operation was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// The lane's queue, or a table behind it, is full: poll, and try again.
+    /// The link's queue, or a table behind it, is full: poll, and try again.
     #[error("the queue is full")]
     Full,
     /// The link is down.

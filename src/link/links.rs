@@ -13,7 +13,7 @@ use super::serving::serve::PeerRequests;
 use super::{
     CancelDecision, Destination, LinkEvent, LinkLoad, PeerRequestId, ServeOutcome, TensorKey, Value,
 };
-use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
+use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter, Gauge};
@@ -168,10 +168,8 @@ impl<P: Port, C> Links<P, C> {
     ) -> Result<LinkId, crate::fabric::FabricError> {
         let id = self.port.attach(link)?;
         let limits = self.port.limits(id);
-        let (depth, posted, lanes) = (limits.depth, limits.receives, limits.lanes);
-        for lane in 0..lanes {
-            self.port.post_receives(id, Lane(lane), depth - posted);
-        }
+        let (depth, posted) = (limits.depth, limits.receives);
+        self.port.post_receives(id, depth - posted);
         let mut link = Link::new(id, identity, settings, depth);
         let nonce = link.nonce;
         self.counters.increment(Counter::MessagesSent);
@@ -481,7 +479,7 @@ impl<C> Link<C> {
         event: Event,
         message: &[u8],
     ) -> Result<(), String> {
-        let is_own = matches!(event, Event::Done { .. } | Event::Failed { .. });
+        let is_own = matches!(event, Event::Done | Event::Failed);
         if self.is_ended && !is_own {
             return Ok(());
         }
@@ -500,7 +498,7 @@ impl<C> Link<C> {
                 self.on_loan(cx, immediate, bytes)
             }
             // The port has released the source; a failure is followed by the link's end.
-            Event::Done { .. } | Event::Failed { .. } => {
+            Event::Done | Event::Failed => {
                 self.out.finished();
                 cx.events.push_back(LinkEvent::SendComplete);
                 Ok(())

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
-use crate::fabric::{Completions, Event, Fabric, Half, Lane, LinkOptions, Port, Role};
+use crate::fabric::{Completions, Event, Fabric, Half, LinkOptions, Port, Role};
 use crate::memory::{Pool, PoolOptions, Region, RegionOptions};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::Assembler;
@@ -57,8 +57,8 @@ fn scene() -> Scene {
 fn scene_with(settings: LinkSettings) -> Scene {
     let (ours, theirs) = (pool(), pool());
     let fabrics = [&ours, &theirs].map(|pool| ShmFabric::new(pool, ShmOptions::default()).expect("a fabric"));
-    let options = LinkOptions { lanes: 1, depth: DEPTH, receives: 0, generation: 0 };
-    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
+    let options = LinkOptions { depth: DEPTH, receives: 0, generation: 0 };
+    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(0, &options).expect("a half"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let patience = Duration::from_secs(5);
     let thread =
@@ -71,7 +71,7 @@ fn scene_with(settings: LinkSettings) -> Scene {
         LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
     let link = links.attach(first, identity, settings).expect("attached");
     let theirs_link = by_hand.attach(second).expect("attached");
-    by_hand.post_receives(theirs_link, Lane::CONTROL, DEPTH);
+    by_hand.post_receives(theirs_link, DEPTH);
     let completions = Completions::with_capacity(16);
     let mut peer = ByHand {
         port: by_hand,
@@ -102,7 +102,7 @@ impl ByHand {
     }
 
     fn say_bytes(&mut self, bytes: &[u8]) {
-        self.port.send(self.link, Lane::CONTROL, bytes).expect("room");
+        self.port.send(self.link, bytes).expect("room");
     }
 
     /// The next message that comes, by itself or in a pack.
@@ -119,7 +119,7 @@ impl ByHand {
         let end = Instant::now() + Duration::from_secs(5);
         loop {
             if let Some(message) = self.slots.pop_front() {
-                self.port.post_receives(self.link, Lane::CONTROL, 1);
+                self.port.post_receives(self.link, 1);
                 return message;
             }
             assert!(Instant::now() < end, "no message came");
@@ -155,7 +155,7 @@ impl ByHand {
     fn immediate(&mut self, kind: ImmediateKind, request: RequestId) {
         let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
         let immediate = Immediate { kind, generation: request.generation, slot: request.slot };
-        self.port.write_inline(self.link, Lane::CONTROL, &[], &nowhere, Some(immediate)).expect("room");
+        self.port.write_inline(self.link, &[], &nowhere, Some(immediate)).expect("room");
     }
 }
 
@@ -477,7 +477,7 @@ fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
     let mut bytes = Vec::new();
     Message::Ping { version: VERSION, nonce: 0 }.encode(&mut bytes);
     for _ in 0..100_000 {
-        if scene.peer.port.send(scene.peer.link, Lane::CONTROL, &bytes).is_err() {
+        if scene.peer.port.send(scene.peer.link, &bytes).is_err() {
             scene.peer.port.poll(&mut scene.peer.completions);
             scene.peer.completions.clear();
         }
@@ -550,7 +550,7 @@ fn long_answers_that_waited_come_each_with_its_request() {
             scene.links.poll();
             let slot = scene.peer.next_slot();
             taken += 1;
-            scene.peer.port.publish_credits(scene.peer.link, Lane::CONTROL, taken);
+            scene.peer.port.publish_credits(scene.peer.link, taken);
             if let Some(whole) = assembler.push(&slot).expect("a fragment") {
                 break whole.to_vec();
             }
@@ -577,7 +577,7 @@ fn credits_that_came_before_the_port_is_armed_are_used_before_anybody_sleeps() {
     (1..waiting).for_each(|_| drop(scene.peer.next()));
     while scene.links.poll() > 0 {}
     // As if between the last poll and the arming.
-    scene.peer.port.publish_credits(scene.peer.link, Lane::CONTROL, waiting);
+    scene.peer.port.publish_credits(scene.peer.link, waiting);
     assert!(!scene.links.arm(), "an answer can leave");
     assert_eq!(scene.links.load().backlog, 0);
     scene.peer.next();

@@ -46,7 +46,7 @@ fn side(task: u32, life: u64) -> Side {
     };
     let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, remote).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();
-    let link = LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 };
+    let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
     let peering = FabricPeering::new(fabric, pollers, names, "here".into(), link);
     Side { task, losses, engine, peering }
 }
@@ -137,11 +137,8 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let (a, b) = (side(0, 10), side(1, 20));
     let peer = info(1, 20, 1);
     let half = a.peering.prepare(&peer).expect("a half");
-    let other = b
-        .peering
-        .fabric
-        .half(&LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 1 })
-        .expect("a half");
+    let other =
+        b.peering.fabric.half(0, &LinkOptions { depth: 16, receives: 0, generation: 1 }).expect("a half");
     let offer = [&half.offer[..1], other.address()].concat();
     std::thread::scope(|scope| {
         // Connects, and closes the link without a word.

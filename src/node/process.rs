@@ -492,7 +492,7 @@ impl Ground<'_> {
     fn build<F: Reach>(&self, fabric: F) -> Result<Built, NodeError> {
         let Ground { config, pool, polling, names, host, remote } = *self;
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
-        let link = LinkOptions { lanes: 1, depth: config.queue_depth, receives: 0, generation: 0 };
+        let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
         let (names, host) = (names.clone(), host.to_string());
         let peering = FabricPeering::new(fabric, pollers.clone(), names, host, link);
         Ok((pollers, Arc::new(peering)))

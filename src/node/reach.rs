@@ -39,7 +39,7 @@ pub(super) trait Reach: Fabric {
     /// This side of a link that goes that way, for the poller of this number.
     ///
     /// # Errors
-    /// As [`Fabric::half_for`].
+    /// As [`Fabric::half`].
     fn half_by(&self, way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status>;
 }
 
@@ -58,7 +58,7 @@ impl Reach for ShmFabric {
     }
 
     fn half_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status> {
-        self.half_for(port, options).map_err(unavailable)
+        self.half(port, options).map_err(unavailable)
     }
 }
 
@@ -70,7 +70,7 @@ impl Reach for VerbsFabric {
     fn half_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status> {
         let depth = self.queue_depth();
         let options = LinkOptions { depth, receives: depth, ..options.clone() };
-        self.half_for(port, &options).map_err(unavailable)
+        self.half(port, &options).map_err(unavailable)
     }
 }
 

@@ -6,26 +6,20 @@ use crate::harness::{
     pattern, receives, revoked, tensor, tensor_mut,
 };
 use std::time::Instant;
-use tensorwire::internals::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use tensorwire::internals::fabric::{Allowance, Fabric, LinkFailure, Port, PostError};
 
-const ZERO: Lane = Lane(0);
-
-/// The next `count` messages and immediates here, each as its lane and its number.
-fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec<(u8, u32)> {
+/// The numbers of the next `count` messages and immediates here.
+fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec<u32> {
     let number = |got| match got {
         Got::Message(bytes) => u32::from_le_bytes(bytes.try_into().expect("four bytes")),
         Got::Immediate(immediate, _) => immediate.slot.index(),
         other => panic!("{other:?}"),
     };
-    let next = |_| {
-        let (lane, got) = end.next_on(other);
-        (lane.0, number(got))
-    };
-    (0..count).map(next).collect()
+    (0..count).map(|_| number(end.next(other))).collect()
 }
 
 pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
-    /// Of each round, on each lane. Two rounds have room in the queue, as what is inline is done when what comes behind it is.
+    /// Of each round. Two rounds have room in the queue, as what is inline is done when what comes behind it is.
     const EACH: u32 = 15;
     let (mut a, mut b) = pair::<H>(32);
     let grant = granted(&mut b, 8);
@@ -38,24 +32,19 @@ pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
                 10 => a.port.end_batch(),
                 _ => {}
             }
-            for lane in (0..H::LANES).map(Lane) {
-                let number: u32 = round * EACH + at;
-                match at % 3 {
-                    0 => a.port.send(a.link, lane, &number.to_le_bytes()),
-                    1 => a.port.write_inline(a.link, lane, &[2; 5], &grant, Some(immediate(number))),
-                    _ => a.port.write(a.link, lane, OpId(0), &source, 0, 8, &grant, Some(immediate(number))),
-                }
-                .expect("posted");
+            let number: u32 = round * EACH + at;
+            match at % 3 {
+                0 => a.port.send(a.link, &number.to_le_bytes()),
+                1 => a.port.write_inline(a.link, &[2; 5], &grant, Some(immediate(number))),
+                _ => a.port.write(a.link, &source, 8, &grant, Some(immediate(number))),
             }
+            .expect("posted");
         }
-        let came = numbers(&mut b, &mut a, EACH as usize * usize::from(H::LANES));
-        for lane in 0..H::LANES {
-            let of_lane: Vec<_> = came.iter().filter(|came| came.0 == lane).map(|came| came.1).collect();
-            assert_eq!(of_lane, (round * EACH..(round + 1) * EACH).collect::<Vec<_>>(), "lane {lane}");
-        }
+        let came = numbers(&mut b, &mut a, EACH as usize);
+        assert_eq!(came, (round * EACH..(round + 1) * EACH).collect::<Vec<_>>());
         // The local completions: there is room again.
-        for _ in 0..EACH / 3 * u32::from(H::LANES) {
-            expect!(a.next(&mut b), Got::Done(_) => ());
+        for _ in 0..EACH / 3 {
+            expect!(a.next(&mut b), Got::Done => ());
         }
     }
 }
@@ -69,21 +58,21 @@ pub fn all_of_a_batch_arrives_once_it_has_ended<H: Harness>() {
     a.port.begin_batch();
     // One in the other is the same.
     a.port.begin_batch();
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &grant, Some(immediate(5))).expect("posted");
-    a.port.read(a.link, ZERO, OpId(2), into, &readable).expect("posted");
-    a.port.send(a.link, ZERO, b"end").expect("posted");
-    a.port.publish_credits(a.link, ZERO, 77);
+    a.port.write(a.link, &source, 64, &grant, Some(immediate(5))).expect("posted");
+    a.port.read(a.link, into, &readable).expect("posted");
+    a.port.send(a.link, b"end").expect("posted");
+    a.port.publish_credits(a.link, 77);
     a.port.end_batch();
     // Without one it does nothing.
     a.port.end_batch();
     expect!(b.next(&mut a), Got::Immediate(_, 64) => ());
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"end");
     let done: [_; 2] = std::array::from_fn(|_| a.next(&mut b));
-    assert!(done.iter().any(|got| matches!(got, Got::Done(1))), "{done:?}");
-    let read = done.iter().any(|got| matches!(got, Got::ReadDone(2, into) if into.bytes() == [4; 64]));
+    assert!(done.iter().any(|got| matches!(got, Got::Done)), "{done:?}");
+    let read = done.iter().any(|got| matches!(got, Got::ReadDone(into) if into.bytes() == [4; 64]));
     assert!(read, "{done:?}");
     let start = Instant::now();
-    while b.port.peer_credits(b.link, ZERO) != 77 {
+    while b.port.peer_credits(b.link) != 77 {
         assert!(start.elapsed() < PATIENCE, "the credits of a batch did not come");
         a.poll();
         b.poll();
@@ -95,7 +84,7 @@ pub fn a_link_that_fails_in_a_batch_ends_all_of_it<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     a.port.begin_batch();
     let source = fail_a_write_and_a_read(&mut a, &mut b);
-    assert_eq!(a.port.send(a.link, ZERO, b"late"), Err(PostError::Down));
+    assert_eq!(a.port.send(a.link, b"late"), Err(PostError::Down));
     a.port.end_batch();
     assert!(source.try_into_mut().is_ok(), "a failed write still holds its source");
     assert!(a.pool.is_empty(), "a failed read still holds its target: {:?}", a.pool.stats());
@@ -109,25 +98,25 @@ pub fn who_is_in_a_batch_may_poll<H: Harness>() {
     receives(&mut b, 3);
     let grant = granted(&mut b, 8);
     let source = tensor(&a.pool, &[1; 8]);
-    a.port.write(a.link, ZERO, OpId(9), &source, 0, 8, &grant, None).expect("posted");
+    a.port.write(a.link, &source, 8, &grant, None).expect("posted");
     a.port.begin_batch();
     let mut is_done = false;
     for number in 0..3u32 {
-        b.port.send(b.link, ZERO, &number.to_le_bytes()).expect("posted");
+        b.port.send(b.link, &number.to_le_bytes()).expect("posted");
         let asked = loop {
             match a.next(&mut b) {
-                Got::Done(9) => assert!(!std::mem::replace(&mut is_done, true), "done twice"),
+                Got::Done => assert!(!std::mem::replace(&mut is_done, true), "done twice"),
                 got => break expect!(got, Got::Message(m) => m),
             }
         };
-        a.port.send(a.link, ZERO, &asked).expect("posted");
+        a.port.send(a.link, &asked).expect("posted");
     }
     if !is_done {
         // What was posted before it ends in it.
-        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), 9);
+        expect!(a.next(&mut b), Got::Done => ());
     }
     a.port.end_batch();
-    assert_eq!(numbers(&mut b, &mut a, 3), [(0, 0), (0, 1), (0, 2)]);
+    assert_eq!(numbers(&mut b, &mut a, 3), [0, 1, 2]);
 }
 
 pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
@@ -139,14 +128,14 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     receives(&mut b, 4);
     let bytes = pattern(5000, 8);
     let source = tensor(&a.pool, &bytes);
-    let lend = |a: &mut End<H::Fabric>, id| {
-        let lent = a.port.lend(a.link, ZERO, OpId(id), &source, Allowance::unbounded(), immediate(7));
+    let lend = |a: &mut End<H::Fabric>| {
+        let lent = a.port.lend(a.link, &source, Allowance::unbounded(), immediate(7));
         lent.map_err(|(error, _)| error).expect("posted");
     };
     a.port.begin_batch();
-    a.port.send(a.link, ZERO, b"before").expect("posted");
-    lend(&mut a, 1);
-    a.port.send(a.link, ZERO, b"behind").expect("posted");
+    a.port.send(a.link, b"before").expect("posted");
+    lend(&mut a);
+    a.port.send(a.link, b"behind").expect("posted");
     a.port.end_batch();
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"before");
     let (told, lent) = expect!(b.next(&mut a), Got::Lent(told, lent) => (told, lent));
@@ -156,12 +145,12 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     let lent = bytes_of(&b, lent);
     assert_eq!(lent.bytes(), bytes);
     drop(lent);
-    expect!(a.next(&mut b), Got::Done(1) => ());
+    expect!(a.next(&mut b), Got::Done => ());
     // One whose batch never ends is lent to nobody for good.
     a.port.begin_batch();
-    lend(&mut a, 2);
+    lend(&mut a);
     a.port.fail(a.link, LinkFailure::Local("enough".into()));
-    assert_eq!(a.until_down().0, [2]);
+    assert_eq!(a.until_down().0, 1);
     let start = Instant::now();
     while !source.is_unique() {
         assert!(start.elapsed() < PATIENCE, "the loan never came back");

@@ -39,7 +39,6 @@ pub struct FakeNic;
 
 impl Harness for FakeNic {
     type Fabric = VerbsFabric;
-    const LANES: u8 = 2;
     const CHECKS_GRANTS: bool = false;
 
     fn skipped() -> Option<String> {
@@ -68,7 +67,6 @@ gid index=200 type=2 gid=fe800000000000000000000000000001";
 
 impl Harness for FakeNarrow {
     type Fabric = VerbsFabric;
-    const LANES: u8 = 1;
     const CHECKS_GRANTS: bool = false;
 
     fn skipped() -> Option<String> {
@@ -89,7 +87,6 @@ pub struct FakeStriped;
 
 impl Harness for FakeStriped {
     type Fabric = VerbsFabric;
-    const LANES: u8 = 1;
     const CHECKS_GRANTS: bool = false;
 
     fn skipped() -> Option<String> {
@@ -115,7 +112,6 @@ gid index=0 type=0 gid=fe80000000000000b8599f0300a1b2c4";
 
 impl Harness for FakeInfiniBand {
     type Fabric = VerbsFabric;
-    const LANES: u8 = 3;
     const CHECKS_GRANTS: bool = false;
 
     fn skipped() -> Option<String> {

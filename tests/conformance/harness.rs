@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{
-    Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, OpId, Port, Role,
+    Completions, Event, Fabric, Half, LinkFailure, LinkId, LinkOptions, Port, Role,
 };
 use tensorwire::internals::memory::{LentBytes, LockPolicy, PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
@@ -15,7 +15,6 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// A fabric to be tested.
 pub trait Harness {
     type Fabric: Fabric;
-    const LANES: u8;
     /// Whether the target's side checks each access against the grant itself. Where not, it checks the region and its key, and
     /// operations end without the target's polling.
     const CHECKS_GRANTS: bool = true;
@@ -39,9 +38,9 @@ pub trait Harness {
 /// What came out of a port.
 #[derive(Debug)]
 pub enum Got {
-    Done(u64),
-    ReadDone(u64, TensorMut),
-    Failed(u64),
+    Done,
+    ReadDone(TensorMut),
+    Failed,
     Message(Vec<u8>),
     Immediate(Immediate, u64),
     Lent(Immediate, LentBytes),
@@ -54,7 +53,7 @@ pub struct End<F: Fabric> {
     pub fabric: F,
     pub port: F::Port,
     pub link: LinkId,
-    pub inbox: VecDeque<(LinkId, Lane, Got)>,
+    pub inbox: VecDeque<(LinkId, Got)>,
     completions: Completions,
 }
 
@@ -85,7 +84,7 @@ pub fn immediate(slot: u32) -> Immediate {
 
 /// Connects two fabrics of this process.
 pub fn connect<F: Fabric>(a: &F, b: &F, options: &LinkOptions) -> (F::Link, F::Link) {
-    join([a.half(options).expect("a half"), b.half(options).expect("a half")])
+    join([a.half(0, options).expect("a half"), b.half(0, options).expect("a half")])
 }
 
 /// Connects two halves.
@@ -98,15 +97,15 @@ pub fn join<H: Half>([a, b]: [H; 2]) -> (H::Link, H::Link) {
     })
 }
 
-pub fn options<H: Harness>(depth: u32) -> LinkOptions {
-    LinkOptions { lanes: H::LANES, depth, receives: 0, generation: 1 }
+pub fn options(depth: u32) -> LinkOptions {
+    LinkOptions { depth, receives: 0, generation: 1 }
 }
 
 /// Two ends, connected, with no receive posted.
 pub fn pair<H: Harness>(depth: u32) -> (End<H::Fabric>, End<H::Fabric>) {
     let pools = (pool(8 << 20), pool(8 << 20));
     let [a, b] = H::fabrics([&pools.0, &pools.1]);
-    let links = connect(&a, &b, &options::<H>(depth));
+    let links = connect(&a, &b, &options(depth));
     (End::new(pools.0, a, links.0), End::new(pools.1, b, links.1))
 }
 
@@ -125,29 +124,24 @@ impl<F: Fabric> End<F> {
         assert_eq!(added, self.completions.len());
         for (completion, message) in self.completions.drain() {
             let got = match completion.event {
-                Event::Done { id } => Got::Done(id.0),
-                Event::ReadDone { id, target } => Got::ReadDone(id.0, target),
-                Event::Failed { id } => Got::Failed(id.0),
+                Event::Done => Got::Done,
+                Event::ReadDone { target } => Got::ReadDone(target),
+                Event::Failed => Got::Failed,
                 Event::Message(_) => Got::Message(message.to_vec()),
                 Event::Immediate { immediate, bytes } => Got::Immediate(immediate, bytes),
                 Event::Lent { immediate, bytes } => Got::Lent(immediate, bytes),
                 Event::Down(why) => Got::Down(why),
             };
-            self.inbox.push_back((completion.link, completion.lane, got));
+            self.inbox.push_back((completion.link, got));
         }
     }
 
     /// The next event here, while the other end is polled too.
     pub fn next(&mut self, other: &mut End<F>) -> Got {
-        self.next_on(other).1
-    }
-
-    /// The next event here and its lane.
-    pub fn next_on(&mut self, other: &mut End<F>) -> (Lane, Got) {
         let start = Instant::now();
         loop {
-            if let Some((_, lane, got)) = self.inbox.pop_front() {
-                return (lane, got);
+            if let Some((_, got)) = self.inbox.pop_front() {
+                return got;
             }
             assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
             self.poll();
@@ -159,7 +153,7 @@ impl<F: Fabric> End<F> {
     pub fn next_alone(&mut self) -> Got {
         let start = Instant::now();
         loop {
-            if let Some((_, _, got)) = self.inbox.pop_front() {
+            if let Some((_, got)) = self.inbox.pop_front() {
                 return got;
             }
             assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
@@ -167,13 +161,13 @@ impl<F: Fabric> End<F> {
         }
     }
 
-    /// Everything up to and with `Down`: what failed, what was done, and why it went down.
-    pub fn until_down(&mut self) -> (Vec<u64>, Vec<u64>, LinkFailure) {
-        let (mut failed, mut done) = (Vec::new(), Vec::new());
+    /// Everything up to and with `Down`: how many operations failed, how many were done, and why it went down.
+    pub fn until_down(&mut self) -> (usize, usize, LinkFailure) {
+        let (mut failed, mut done) = (0, 0);
         loop {
             match self.next_alone() {
-                Got::Failed(id) => failed.push(id),
-                Got::Done(id) | Got::ReadDone(id, _) => done.push(id),
+                Got::Failed => failed += 1,
+                Got::Done | Got::ReadDone(_) => done += 1,
                 Got::Down(why) => return (failed, done, why),
                 _ => {}
             }
@@ -206,11 +200,8 @@ pub fn exposed<F: Fabric>(end: &mut End<F>, bytes: &[u8]) -> Grant {
     end.port.expose(end.link, &source).expect("room")
 }
 
-/// Receives on each lane.
 pub fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
-    for lane in 0..end.port.limits(end.link).lanes {
-        end.port.post_receives(end.link, Lane(lane), count);
-    }
+    end.port.post_receives(end.link, count);
 }
 
 /// What was lent, as a tensor.
@@ -225,12 +216,11 @@ pub fn fail_a_write_and_a_read<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Ten
     let (target, readable) = (granted(b, 64), exposed(b, &[1; 64]));
     let source = tensor(&a.pool, &[1; 64]);
     let into = tensor_mut(&a.pool, 64);
-    a.port.write(a.link, Lane(0), OpId(1), &source, 0, 64, &target, None).expect("posted");
-    a.port.read(a.link, Lane(0), OpId(2), into, &readable).expect("posted");
+    a.port.write(a.link, &source, 64, &target, None).expect("posted");
+    a.port.read(a.link, into, &readable).expect("posted");
     a.port.fail(a.link, LinkFailure::Local("enough".into()));
-    let (mut failed, done, _) = a.until_down();
-    failed.sort_unstable();
-    assert_eq!((failed, done), (vec![1, 2], vec![]));
+    let (failed, done, _) = a.until_down();
+    assert_eq!((failed, done), (2, 0));
     source
 }
 

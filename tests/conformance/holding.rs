@@ -7,10 +7,8 @@ use crate::harness::{
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
-use tensorwire::internals::fabric::{Allowance, Fabric, Lane, LinkFailure, OpId, Port, PostError};
+use tensorwire::internals::fabric::{Allowance, Fabric, LinkFailure, Port, PostError};
 use tensorwire::{DType, ForeignMemory, Pool, Shape, TensorMeta, TensorMut};
-
-const ZERO: Lane = Lane(0);
 
 pub fn what_has_failed_holds_no_memory<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
@@ -22,7 +20,7 @@ pub fn what_has_failed_holds_no_memory<H: Harness>() {
 
 pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    b.port.post_receives(b.link, ZERO, 1);
+    b.port.post_receives(b.link, 1);
     let grant = granted(&mut b, 8);
     let refused = |result: Result<(), PostError>| {
         assert!(matches!(result, Err(PostError::Refused(_))), "{result:?}");
@@ -31,18 +29,18 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     // Not the first of its pool, so that it lies where none of ours does.
     let _first = tensor(&foreign_pool, &[0; 4096]);
     let foreign = tensor(&foreign_pool, &[1; 8]);
-    refused(a.port.write(a.link, ZERO, OpId(1), &foreign, 0, 8, &grant, None));
+    refused(a.port.write(a.link, &foreign, 8, &grant, None));
     refused(a.port.expose(a.link, &foreign).map(|_| ()));
     if a.port.limits(a.link).lends {
-        let lent = a.port.lend(a.link, ZERO, OpId(1), &foreign, Allowance::unbounded(), immediate(1));
+        let lent = a.port.lend(a.link, &foreign, Allowance::unbounded(), immediate(1));
         refused(lent.map_err(|(error, _)| error));
     } else {
         let own = tensor(&a.pool, &[1; 8]);
-        let lent = a.port.lend(a.link, ZERO, OpId(1), &own, Allowance::unbounded(), immediate(1));
+        let lent = a.port.lend(a.link, &own, Allowance::unbounded(), immediate(1));
         refused(lent.map_err(|(error, _)| error));
     }
     assert!(foreign.is_unique(), "what was refused is not held");
-    a.port.send(a.link, ZERO, b"still up").expect("posted");
+    a.port.send(a.link, b"still up").expect("posted");
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"still up");
 }
 
@@ -63,7 +61,7 @@ fn outside(pool: &Pool) -> TensorMut {
 
 pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    b.port.post_receives(b.link, ZERO, 2);
+    b.port.post_receives(b.link, 2);
     let inside = tensor_mut(&b.pool, 64);
     assert!(b.port.reaches(&inside) && b.port.reaches(&tensor_mut(&b.pool, 0)));
     let target = outside(&b.pool);
@@ -75,16 +73,17 @@ pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
     }
     let grant = b.port.grant(b.link, target).expect("room");
     assert_eq!(grant.len, 64);
-    let source = tensor(&a.pool, &(0..64).collect::<Vec<u8>>());
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, 32, &grant, Some(immediate(1))).expect("posted");
+    let bytes: Vec<u8> = (0..64).collect();
+    let (source, second) = (tensor(&a.pool, &bytes), tensor(&a.pool, &bytes[32..]));
+    a.port.write(a.link, &source, 32, &grant, Some(immediate(1))).expect("posted");
     let behind = tensorwire::internals::wire::Grant { offset: grant.offset + 32, len: 32, ..grant };
-    a.port.write(a.link, ZERO, OpId(2), &source, 32, 32, &behind, Some(immediate(2))).expect("posted");
+    a.port.write(a.link, &second, 32, &behind, Some(immediate(2))).expect("posted");
     expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
     expect!(b.next(&mut a), Got::Immediate(_, 32) => ());
     assert_eq!(revoked(&mut b, &grant).bytes(), source.bytes());
     let again = b.port.grant(b.link, outside(&b.pool)).expect("room");
     let beyond = tensorwire::internals::wire::Grant { offset: again.offset + 1, ..again };
-    a.port.write(a.link, ZERO, OpId(3), &source, 0, 64, &beyond, None).expect("posted");
+    a.port.write(a.link, &source, 64, &beyond, None).expect("posted");
     let why = expect!(b.next(&mut a), Got::Down(why) => why);
     assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
 }
@@ -96,19 +95,19 @@ fn read_back<F: Fabric>(
     grant: &tensorwire::internals::wire::Grant,
 ) -> Vec<u8> {
     let into = tensor_mut(&a.pool, 8);
-    a.port.read(a.link, ZERO, OpId(9), into, grant).expect("posted");
-    expect!(a.next(b), Got::ReadDone(9, target) => target.bytes().to_vec())
+    a.port.read(a.link, into, grant).expect("posted");
+    expect!(a.next(b), Got::ReadDone(target) => target.bytes().to_vec())
 }
 
 pub fn a_grant_of_one_kind_can_t_be_taken_back_as_the_other<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    b.port.post_receives(b.link, ZERO, 1);
+    b.port.post_receives(b.link, 1);
     let readable = exposed(&mut b, &[3; 8]);
     assert!(b.port.revoke(b.link, &readable).is_none());
     assert_eq!(read_back(&mut a, &mut b, &readable), [3; 8]);
     let writable = granted(&mut b, 8);
     b.port.withdraw(b.link, &writable);
-    a.port.write_inline(a.link, ZERO, &[4; 8], &writable, Some(immediate(1))).expect("posted");
+    a.port.write_inline(a.link, &[4; 8], &writable, Some(immediate(1))).expect("posted");
     expect!(b.next(&mut a), Got::Immediate(..) => ());
     assert_eq!(revoked(&mut b, &writable).bytes(), [4; 8]);
 }
@@ -116,13 +115,13 @@ pub fn a_grant_of_one_kind_can_t_be_taken_back_as_the_other<H: Harness>() {
 pub fn what_comes_before_the_first_poll_waits_for_it<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     let grant = granted(&mut b, 8);
-    a.port.write_inline(a.link, ZERO, &[5; 8], &grant, Some(immediate(1))).expect("posted");
-    a.port.send(a.link, ZERO, b"early").expect("posted");
+    a.port.write_inline(a.link, &[5; 8], &grant, Some(immediate(1))).expect("posted");
+    a.port.send(a.link, b"early").expect("posted");
     for _ in 0..100 {
         a.poll(); // where time passes by polling, it passes
     }
     // Only now does the peer's owner get to it.
-    b.port.post_receives(b.link, ZERO, 2);
+    b.port.post_receives(b.link, 2);
     expect!(b.next(&mut a), Got::Immediate(_, 8) => ());
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"early");
     assert_eq!(revoked(&mut b, &grant).bytes(), [5; 8]);

@@ -21,22 +21,20 @@ use tensorwire::Pool;
 use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
 use tensorwire::internals::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 
-struct ShmOneLane;
+struct Shm;
 
-impl Harness for ShmOneLane {
+impl Harness for Shm {
     type Fabric = ShmFabric;
-    const LANES: u8 = 1;
 
     fn fabric(pool: &Pool) -> ShmFabric {
         ShmFabric::new(pool, ShmOptions::default()).expect("a fabric")
     }
 }
 
-struct ShmTwoLanes;
+struct ShmSmallPolls;
 
-impl Harness for ShmTwoLanes {
+impl Harness for ShmSmallPolls {
     type Fabric = ShmFabric;
-    const LANES: u8 = 2;
 
     fn fabric(pool: &Pool) -> ShmFabric {
         // Bulk is pulled in small parts, so that every larger tensor takes several polls.
@@ -50,11 +48,10 @@ fn sim(pools: [&Pool; 2], options: SimOptions) -> [SimFabric; 2] {
     pools.map(|pool| network.process(pool))
 }
 
-struct SimOneLane;
+struct Sim;
 
-impl Harness for SimOneLane {
+impl Harness for Sim {
     type Fabric = SimFabric;
-    const LANES: u8 = 1;
 
     fn fabric(pool: &Pool) -> SimFabric {
         SimNetwork::new(7, SimOptions::default()).process(pool)
@@ -66,11 +63,10 @@ impl Harness for SimOneLane {
 }
 
 /// Slow, late and narrow.
-struct SimThreeLanes;
+struct SimNarrow;
 
-impl Harness for SimThreeLanes {
+impl Harness for SimNarrow {
     type Fabric = SimFabric;
-    const LANES: u8 = 3;
 
     fn fabric(pool: &Pool) -> SimFabric {
         SimNetwork::new(7, SimOptions::default()).process(pool)
@@ -87,7 +83,6 @@ struct SimWithoutLoans;
 
 impl Harness for SimWithoutLoans {
     type Fabric = SimFabric;
-    const LANES: u8 = 2;
 
     fn fabric(pool: &Pool) -> SimFabric {
         SimNetwork::new(7, SimOptions::default()).process(pool)
@@ -99,14 +94,14 @@ impl Harness for SimWithoutLoans {
     }
 }
 
-conformance!(verbs_with_one_lane, verbs::VerbsOneLane);
-conformance!(verbs_with_two_lanes, verbs::VerbsTwoLanes);
+conformance!(verbs_on_a_device, verbs::VerbsDevice);
+conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
 conformance!(verbs_on_a_fake_nic, fake::FakeNic);
 conformance!(verbs_on_a_narrow_fake, fake::FakeNarrow);
 conformance!(verbs_on_a_striped_fake, fake::FakeStriped);
 conformance!(verbs_on_fake_infiniband, fake::FakeInfiniBand);
-conformance!(sim_with_one_lane, SimOneLane);
-conformance!(sim_with_three_lanes, SimThreeLanes);
+conformance!(sim, Sim);
+conformance!(sim_slow_and_narrow, SimNarrow);
 conformance!(sim_without_loans, SimWithoutLoans);
-conformance!(shm_with_one_lane, ShmOneLane);
-conformance!(shm_with_two_lanes, ShmTwoLanes);
+conformance!(shm, Shm);
+conformance!(shm_in_small_polls, ShmSmallPolls);

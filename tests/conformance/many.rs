@@ -1,18 +1,17 @@
 //! Two processes with a thousand links, and processes that sleep.
 
-use crate::ShmOneLane;
+use crate::Shm;
 use crate::harness::{Harness, PATIENCE, pool};
 use crate::processes::{Peer, tell, unhex};
 use std::time::{Duration, Instant};
 use tensorwire::Pool;
 use tensorwire::internals::fabric::shm::{ShmFabric, ShmPort};
 use tensorwire::internals::fabric::{
-    Completions, Event, Fabric, Half, Lane, LinkFailure, LinkId, LinkOptions, Port, Role, Sleep, Sleeper,
+    Completions, Event, Fabric, Half, LinkFailure, LinkId, LinkOptions, Port, Role, Sleep, Sleeper,
 };
 
 const LINKS: usize = 1024;
-const ZERO: Lane = Lane(0);
-const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 };
+const OPTIONS: LinkOptions = LinkOptions { depth: 16, receives: 0, generation: 0 };
 /// Asked for what a process has used, where everything else is echoed.
 const REPORT: &[u8] = b"report";
 
@@ -68,14 +67,14 @@ impl Many {
     /// Links as many as wanted; `meet` swaps addresses with the other side.
     fn new(links: usize, role: Role, mut meet: impl FnMut(&[u8]) -> Vec<u8>) -> Many {
         let pool = pool(8 << 20);
-        let fabric = ShmOneLane::fabric(&pool);
+        let fabric = Shm::fabric(&pool);
         let mut port = fabric.port().expect("a port");
         let links = (0..links).map(|_| {
-            let half = fabric.half(&OPTIONS).expect("a half");
+            let half = fabric.half(0, &OPTIONS).expect("a half");
             let theirs = meet(half.address());
             let link = half.connect(role, &theirs, PATIENCE).expect("connected");
             let link = port.attach(link).expect("room");
-            port.post_receives(link, ZERO, 1_000_000);
+            port.post_receives(link, 1_000_000);
             link
         });
         let links = links.collect();
@@ -100,7 +99,7 @@ impl Many {
     /// Sends on each link and takes the echo of each.
     fn round(&mut self, word: &[u8]) {
         for &link in &self.links {
-            self.port.send(link, ZERO, word).expect("room");
+            self.port.send(link, word).expect("room");
         }
         let mut missing: std::collections::HashSet<_> = self.links.iter().copied().collect();
         let start = Instant::now();
@@ -112,7 +111,7 @@ impl Many {
 
     /// What the other process says of itself.
     fn ask(&mut self) -> Used {
-        self.port.send(self.links[0], ZERO, REPORT).expect("room");
+        self.port.send(self.links[0], REPORT).expect("room");
         let (start, mut used) = (Instant::now(), None);
         loop {
             self.poll(|_, _, bytes| used = Some(Used::from_bytes(bytes)));
@@ -175,7 +174,7 @@ pub fn child_sleeps(links: usize) {
                 Used { files, resident_kib: resident, cpu: now.cpu }.to_bytes()
             };
             let answer = if bytes == REPORT { report() } else { bytes.to_vec() };
-            port.send(link, ZERO, &answer).expect("room");
+            port.send(link, &answer).expect("room");
         });
         if count == 0 && armed && !many.closed {
             sleeper.sleep(Sleep::Waiter, seen, PATIENCE);
@@ -187,15 +186,15 @@ pub fn child_sleeps(links: usize) {
 pub fn child_has_few_files() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let pool = pool(1 << 20);
-    let fabric = ShmOneLane::fabric(&pool);
+    let fabric = Shm::fabric(&pool);
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).expect("lowered");
     let mut rest: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
     let mut refusals = Vec::new();
     let last = rest.pop(); // room for the socket, and not for the segment
     drop(last);
-    refusals.extend(fabric.half(&OPTIONS).err().map(|error| error.to_string()));
+    refusals.extend(fabric.half(0, &OPTIONS).err().map(|error| error.to_string()));
     rest.extend(std::fs::File::open("/dev/null"));
-    refusals.extend(fabric.half(&OPTIONS).err().map(|error| error.to_string()));
+    refusals.extend(fabric.half(0, &OPTIONS).err().map(|error| error.to_string()));
     refusals.extend(ShmFabric::new(&pool, Default::default()).err().map(|error| error.to_string()));
     tell(refusals.join("\n").as_bytes());
 }

@@ -2,7 +2,7 @@
 //!
 //! The test program runs itself again as the peer: `child` is what runs there.
 
-use crate::ShmOneLane;
+use crate::Shm;
 use crate::expect;
 use crate::harness::{End, Got, Harness, PATIENCE, connect, immediate, pattern, pool, tensor, tensor_mut};
 use crate::many;
@@ -12,20 +12,19 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::shm::ShmFabric;
 use tensorwire::internals::fabric::{
-    Allowance, Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, PostError, Role,
+    Allowance, Fabric, Half, LinkFailure, LinkOptions, Port, PostError, Role,
 };
 use tensorwire::internals::wire::Grant;
 use tensorwire::{DType, Shape, TensorMeta};
 
 const SCENARIO: &str = "TENSORWIRE_TEST_CHILD";
-const ZERO: Lane = Lane(0);
 /// What a death may take to be told: five times what is expected.
 const BOUND: Duration = Duration::from_secs(5);
 
 type ShmEnd = End<ShmFabric>;
 
 fn options() -> LinkOptions {
-    LinkOptions { lanes: 1, depth: 64, receives: 0, generation: 0 }
+    LinkOptions { depth: 64, receives: 0, generation: 0 }
 }
 
 /// The peer's process, seen from its parent. Killed on drop.
@@ -53,13 +52,13 @@ impl Peer {
     fn connected(scenario: &str) -> (Peer, ShmEnd) {
         let mut peer = Peer::start(scenario);
         let pool = pool(8 << 20);
-        let fabric = ShmOneLane::fabric(&pool);
-        let half = fabric.half(&options()).expect("a half");
+        let fabric = Shm::fabric(&pool);
+        let half = fabric.half(0, &options()).expect("a half");
         peer.say(half.address());
         let address = peer.hear();
         let link = half.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
         let mut end = End::new(pool, fabric, link);
-        end.port.post_receives(end.link, ZERO, 1_000_000);
+        end.port.post_receives(end.link, 1_000_000);
         (peer, end)
     }
 
@@ -127,14 +126,14 @@ pub fn tell(bytes: &[u8]) {
 /// Connects to the parent.
 fn child_end() -> ShmEnd {
     let pool = pool(8 << 20);
-    let fabric = ShmOneLane::fabric(&pool);
-    let half = fabric.half(&options()).expect("a half");
+    let fabric = Shm::fabric(&pool);
+    let half = fabric.half(0, &options()).expect("a half");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the parent speaks");
     tell(half.address());
     let link = half.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
     let mut end = End::new(pool, fabric, link);
-    end.port.post_receives(end.link, ZERO, 1_000_000);
+    end.port.post_receives(end.link, 1_000_000);
     end
 }
 
@@ -164,14 +163,14 @@ fn child_echoes() {
         let source = tensor(&end.pool, &pattern(100_000, 1));
         end.port.expose(end.link, &source).expect("room")
     };
-    end.port.send(end.link, ZERO, &grant_to_bytes(&exposed)).expect("posted");
+    end.port.send(end.link, &grant_to_bytes(&exposed)).expect("posted");
     let target = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
     loop {
         match end.next_alone() {
             Got::Message(m) if m == b"stop" => return,
             Got::Message(m) => {
                 let part = target.part(0, m.len() as u64).expect("inside");
-                end.port.write_inline(end.link, ZERO, &m, &part, Some(immediate(1))).expect("posted");
+                end.port.write_inline(end.link, &m, &part, Some(immediate(1))).expect("posted");
             }
             Got::Lent(imm, bytes) => {
                 let meta = TensorMeta::new(DType::U8, Shape::new(&[bytes.len() as u64]).expect("a shape"));
@@ -182,8 +181,8 @@ fn child_echoes() {
                 drop(lent);
                 let part = target.part(0, copy.bytes().len() as u64).expect("inside");
                 let len = part.len;
-                end.port.write(end.link, ZERO, OpId(1), &copy, 0, len, &part, Some(imm)).expect("posted");
-                expect!(end.next_alone(), Got::Done(1) => ());
+                end.port.write(end.link, &copy, len, &part, Some(imm)).expect("posted");
+                expect!(end.next_alone(), Got::Done => ());
             }
             other => panic!("{other:?}"),
         }
@@ -204,11 +203,11 @@ fn child_floods() {
     let mut end = child_end();
     let target = tensor_mut(&end.pool, 1 << 20);
     let grant = end.port.grant(end.link, target).expect("room");
-    end.port.send(end.link, ZERO, &grant_to_bytes(&grant)).expect("posted");
+    end.port.send(end.link, &grant_to_bytes(&grant)).expect("posted");
     let theirs = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
     let source = tensor(&end.pool, &pattern(1 << 20, 7));
     loop {
-        let _ = end.port.write(end.link, ZERO, OpId(1), &source, 0, 1 << 20, &theirs, Some(immediate(1)));
+        let _ = end.port.write(end.link, &source, 1 << 20, &theirs, Some(immediate(1)));
         end.poll();
         end.inbox.clear();
     }
@@ -220,10 +219,10 @@ fn child_says_last_words() {
     let target = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
     let source = tensor(&end.pool, &pattern(10_000, 5));
     for k in 0..20u8 {
-        end.port.send(end.link, ZERO, &[k]).expect("posted");
+        end.port.send(end.link, &[k]).expect("posted");
     }
-    end.port.write(end.link, ZERO, OpId(1), &source, 0, 10_000, &target, Some(immediate(2))).expect("posted");
-    end.port.lend(end.link, ZERO, OpId(2), &source, Allowance::unbounded(), immediate(3)).expect("posted");
+    end.port.write(end.link, &source, 10_000, &target, Some(immediate(2))).expect("posted");
+    end.port.lend(end.link, &source, Allowance::unbounded(), immediate(3)).expect("posted");
     let me = rustix::process::getpid();
     rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("killed");
 }
@@ -237,14 +236,12 @@ fn child_survives() {
         let (mut peer, mut end) = Peer::connected("idle");
         let target = grant_from_bytes(&peer.hear());
         let source = tensor(&end.pool, &[1; 64]);
-        end.port.write(end.link, ZERO, OpId(1), &source, 0, 64, &target, None).expect("posted");
-        end.port
-            .lend(end.link, ZERO, OpId(2), &source, Allowance::unbounded(), immediate(1))
-            .expect("posted");
+        end.port.write(end.link, &source, 64, &target, None).expect("posted");
+        end.port.lend(end.link, &source, Allowance::unbounded(), immediate(1)).expect("posted");
         let during = Footprint::now();
         assert!(during.segments >= 2 && during.threads == before.threads + 1, "{during:?}");
         peer.kill();
-        assert_eq!(end.until_down().0, [1, 2]);
+        assert_eq!(end.until_down().0, 2);
         end.port.detach(end.link);
         assert!(source.is_unique());
         let own = connect(&end.fabric, &end.fabric, &options());
@@ -290,30 +287,30 @@ fn two_processes_write_read_send_and_lend_to_each_other() {
     let exposed = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
     let target = tensor_mut(&end.pool, 100_000);
     let grant = end.port.grant(end.link, target).expect("room");
-    end.port.send(end.link, ZERO, &grant_to_bytes(&grant)).expect("posted");
+    end.port.send(end.link, &grant_to_bytes(&grant)).expect("posted");
 
     let target = tensor_mut(&end.pool, 100_000);
-    end.port.read(end.link, ZERO, OpId(7), target, &exposed).expect("posted");
-    let read = expect!(end.next_alone(), Got::ReadDone(7, target) => target);
+    end.port.read(end.link, target, &exposed).expect("posted");
+    let read = expect!(end.next_alone(), Got::ReadDone(target) => target);
     assert!(read.bytes() == pattern(100_000, 1), "the bytes differ");
 
     for k in 0..2000u64 {
-        end.port.send(end.link, ZERO, &k.to_le_bytes()).expect("room");
+        end.port.send(end.link, &k.to_le_bytes()).expect("room");
         expect!(end.next_alone(), Got::Immediate(_, 8) => ());
     }
     let source = tensor(&end.pool, &pattern(100_000, 9));
-    end.port.lend(end.link, ZERO, OpId(8), &source, Allowance::unbounded(), immediate(6)).expect("posted");
+    end.port.lend(end.link, &source, Allowance::unbounded(), immediate(6)).expect("posted");
     let mut seen = (false, false);
     while seen != (true, true) {
         match end.next_alone() {
-            Got::Done(8) => seen.0 = true,
+            Got::Done => seen.0 = true,
             Got::Immediate(imm, 100_000) if imm == immediate(6) => seen.1 = true,
             other => panic!("{other:?}"),
         }
     }
     let written = end.port.revoke(end.link, &grant).expect("granted");
     assert!(written.bytes() == source.bytes(), "the bytes differ");
-    end.port.send(end.link, ZERO, b"stop").expect("posted");
+    end.port.send(end.link, b"stop").expect("posted");
     expect!(end.next_alone(), Got::Down(LinkFailure::Closed) => ());
 }
 
@@ -322,22 +319,21 @@ fn the_death_of_an_idle_peer_fails_everything_outstanding_at_once() {
     let (mut peer, mut end) = Peer::connected("idle");
     let grant = grant_from_bytes(&peer.hear());
     let source = tensor(&end.pool, &[1; 64]);
-    end.port.write(end.link, ZERO, OpId(1), &source, 0, 64, &grant, None).expect("posted");
-    end.port.read(end.link, ZERO, OpId(2), tensor_mut(&end.pool, 4096), &grant).expect("posted");
-    end.port.lend(end.link, ZERO, OpId(3), &source, Allowance::unbounded(), immediate(1)).expect("posted");
+    end.port.write(end.link, &source, 64, &grant, None).expect("posted");
+    end.port.read(end.link, tensor_mut(&end.pool, 4096), &grant).expect("posted");
+    end.port.lend(end.link, &source, Allowance::unbounded(), immediate(1)).expect("posted");
     for _ in 0..1000 {
         end.poll();
     }
     assert!(end.inbox.is_empty());
     let start = Instant::now();
     peer.process.kill().expect("killed");
-    let (mut failed, done, why) = end.until_down();
+    let (failed, done, why) = end.until_down();
     println!("the death was told after {:?}", start.elapsed());
     assert!(start.elapsed() < BOUND);
-    failed.sort_unstable();
-    assert_eq!((failed, done), (vec![1, 2, 3], vec![]));
+    assert_eq!((failed, done), (3, 0));
     assert_eq!(why, LinkFailure::PeerDied { pid: peer.process.id() });
-    assert_eq!(end.port.send(end.link, ZERO, b"x"), Err(PostError::Down));
+    assert_eq!(end.port.send(end.link, b"x"), Err(PostError::Down));
     // Nobody is left who could read it, so it is free.
     assert!(source.is_unique());
 }
@@ -349,29 +345,28 @@ fn a_death_in_the_middle_of_transfers_ends_each_operation_once() {
         let theirs = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
         let target = tensor_mut(&end.pool, 1 << 20);
         let mine = end.port.grant(end.link, target).expect("room");
-        end.port.send(end.link, ZERO, &grant_to_bytes(&mine)).expect("posted");
+        end.port.send(end.link, &grant_to_bytes(&mine)).expect("posted");
         let source = tensor(&end.pool, &pattern(1 << 20, 2));
-        let (mut posted, mut ended, mut arrived) = (0, 0, 0);
+        let (mut posted, mut ended, mut failed, mut arrived) = (0, 0, false, 0);
         let mut killed = None;
         let why = loop {
             if arrived >= 10 + round && killed.is_none() {
                 peer.process.kill().expect("killed");
                 killed = Some(Instant::now());
             }
-            let id = OpId(posted);
-            if end.port.write(end.link, ZERO, id, &source, 0, 1 << 20, &theirs, None).is_ok() {
+            if end.port.write(end.link, &source, 1 << 20, &theirs, None).is_ok() {
                 posted += 1;
             }
             end.poll();
             let mut down = None;
-            for (_, _, got) in end.inbox.drain(..) {
+            for (_, got) in end.inbox.drain(..) {
                 match got {
-                    Got::Done(id) => {
-                        assert_eq!(id, ended, "in order, each once");
+                    Got::Done => {
+                        assert!(!failed, "what was done is told before what failed");
                         ended += 1;
                     }
-                    Got::Failed(id) => {
-                        assert_eq!(id, ended, "in order, each once");
+                    Got::Failed => {
+                        failed = true;
                         ended += 1;
                     }
                     Got::Immediate(_, bytes) => arrived += u64::from(bytes == 1 << 20),
@@ -399,7 +394,7 @@ fn what_a_peer_said_before_it_died_still_arrives() {
     let (mut peer, mut end) = Peer::connected("last words");
     let target = tensor_mut(&end.pool, 10_000);
     let grant = end.port.grant(end.link, target).expect("room");
-    end.port.send(end.link, ZERO, &grant_to_bytes(&grant)).expect("posted");
+    end.port.send(end.link, &grant_to_bytes(&grant)).expect("posted");
     peer.process.wait().expect("ended");
     for k in 0..20 {
         assert_eq!(expect!(end.next_alone(), Got::Message(m) => m), [k]);

@@ -3,9 +3,8 @@
 use crate::expect;
 use crate::harness::{End, Got, Harness, PATIENCE, granted, pair, tensor};
 use std::time::{Duration, Instant};
-use tensorwire::internals::fabric::{Fabric, Lane, LinkFailure, OpId, Port, PostError, Sleep, Sleeper};
+use tensorwire::internals::fabric::{Fabric, LinkFailure, Port, PostError, Sleep, Sleeper};
 
-const ZERO: Lane = Lane(0);
 /// A sleep that is taken again and again, so that one that is not ended is told by what is asked after it.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -39,9 +38,9 @@ fn assert_ends_sleep<F: Fabric>(end: &mut End<F>, other: &mut End<F>, act: impl 
 
 pub fn what_comes_on_an_armed_port_ends_the_sleep<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    b.port.post_receives(b.link, ZERO, 100);
+    b.port.post_receives(b.link, 100);
     for k in 0..20u8 {
-        assert_ends_sleep(&mut b, &mut a, |a| a.port.send(a.link, ZERO, &[k]).expect("room"));
+        assert_ends_sleep(&mut b, &mut a, |a| a.port.send(a.link, &[k]).expect("room"));
         assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [k]);
     }
     assert_ends_sleep(&mut b, &mut a, |a| {
@@ -53,11 +52,11 @@ pub fn what_comes_on_an_armed_port_ends_the_sleep<H: Harness>() {
 /// What is posted may be told of as late as at the end, and no later.
 pub fn a_batch_ends_the_sleep_of_who_waits_for_it<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    b.port.post_receives(b.link, ZERO, 100);
+    b.port.post_receives(b.link, 100);
     for k in 0..20u8 {
         assert_ends_sleep(&mut b, &mut a, |a| {
             a.port.begin_batch();
-            a.port.send(a.link, ZERO, &[k]).expect("room");
+            a.port.send(a.link, &[k]).expect("room");
             a.port.end_batch();
         });
         assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [k]);
@@ -71,7 +70,7 @@ pub fn a_local_completion_ends_the_sleep<H: Harness>() {
     let sleeper = a.port.sleeper();
     armed(&mut a, &mut b);
     let seen = sleeper.seen();
-    a.port.write(a.link, ZERO, OpId(3), &source, 0, 64, &grant, None).expect("room");
+    a.port.write(a.link, &source, 64, &grant, None).expect("room");
     let start = Instant::now();
     while sleeper.seen() == seen {
         // The target sees to the write, and sleeps as well.
@@ -80,23 +79,22 @@ pub fn a_local_completion_ends_the_sleep<H: Harness>() {
         sleeper.sleep(Sleep::Background, seen, NAP);
         assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
     }
-    expect!(a.next(&mut b), Got::Done(3) => ());
+    expect!(a.next(&mut b), Got::Done => ());
 }
 
 pub fn credits_end_the_sleep_of_one_who_waits_for_them<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    let lane = Lane(H::LANES - 1);
     let sleeper = a.port.sleeper();
     armed(&mut a, &mut b);
     let seen = sleeper.seen();
-    b.port.publish_credits(b.link, lane, 7);
+    b.port.publish_credits(b.link, 7);
     let start = Instant::now();
     while sleeper.seen() == seen {
         b.poll();
         sleeper.sleep(Sleep::Waiter, seen, NAP);
         assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
     }
-    while a.port.peer_credits(a.link, lane) != 7 {
+    while a.port.peer_credits(a.link) != 7 {
         a.poll();
         b.poll();
         assert!(start.elapsed() < PATIENCE, "the credits did not come within {PATIENCE:?}");
@@ -105,10 +103,9 @@ pub fn credits_end_the_sleep_of_one_who_waits_for_them<H: Harness>() {
 
 pub fn credits_that_have_come_keep_nobody_awake<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    let lane = Lane(H::LANES - 1);
     let start = Instant::now();
-    b.port.publish_credits(b.link, lane, 7);
-    while a.port.peer_credits(a.link, lane) != 7 {
+    b.port.publish_credits(b.link, 7);
+    while a.port.peer_credits(a.link) != 7 {
         a.poll();
         b.poll();
         assert!(start.elapsed() < PATIENCE, "the credits did not come within {PATIENCE:?}");
@@ -118,9 +115,9 @@ pub fn credits_that_have_come_keep_nobody_awake<H: Harness>() {
 
 pub fn room_ends_the_sleep_of_one_who_found_the_queue_full<H: Harness>() {
     let (mut a, mut b) = pair::<H>(8);
-    b.port.post_receives(b.link, ZERO, 100);
+    b.port.post_receives(b.link, 100);
     armed(&mut a, &mut b);
-    while a.port.send(a.link, ZERO, b"x").is_ok() {}
+    while a.port.send(a.link, b"x").is_ok() {}
     let sleeper = a.port.sleeper();
     let seen = sleeper.seen();
     if a.port.arm() {
@@ -132,7 +129,7 @@ pub fn room_ends_the_sleep_of_one_who_found_the_queue_full<H: Harness>() {
         }
     }
     let start = Instant::now();
-    while a.port.send(a.link, ZERO, b"again") == Err(PostError::Full) {
+    while a.port.send(a.link, b"again") == Err(PostError::Full) {
         a.poll();
         assert!(start.elapsed() < PATIENCE, "there was no room within {PATIENCE:?}");
     }
@@ -140,10 +137,10 @@ pub fn room_ends_the_sleep_of_one_who_found_the_queue_full<H: Harness>() {
 
 pub fn arming_while_something_comes_loses_nothing<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
-    b.port.post_receives(b.link, ZERO, 100);
+    b.port.post_receives(b.link, 100);
     for round in 0..50u8 {
         let start = Instant::now();
-        while let Err(full) = a.port.send(a.link, ZERO, &[round]) {
+        while let Err(full) = a.port.send(a.link, &[round]) {
             assert_eq!(full, PostError::Full);
             assert!(start.elapsed() < PATIENCE, "earlier messages do not complete");
             a.poll();

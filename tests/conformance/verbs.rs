@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use tensorwire::Pool;
 use tensorwire::internals::fabric::verbs::device::{Mtu, Wish, Wishes};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::internals::fabric::{Fabric, Lane, OpId, Port};
+use tensorwire::internals::fabric::{Fabric, Port};
 
 /// Why there is no verbs fabric here; the same for all tests, looked up once.
 pub fn skipped() -> Option<String> {
@@ -43,11 +43,10 @@ fn small_end(end: usize, pool: &Pool) -> VerbsFabric {
     fabric(pool, VerbsOptions { wishes, cq_entries: 16, qps_per_peer: 3, ..VerbsOptions::default() })
 }
 
-pub struct VerbsOneLane;
+pub struct VerbsDevice;
 
-impl Harness for VerbsOneLane {
+impl Harness for VerbsDevice {
     type Fabric = VerbsFabric;
-    const LANES: u8 = 1;
     const CHECKS_GRANTS: bool = false;
 
     fn skipped() -> Option<String> {
@@ -64,11 +63,10 @@ impl Harness for VerbsOneLane {
 }
 
 /// With small packets and small completion queues, and large writes over three queue pairs.
-pub struct VerbsTwoLanes;
+pub struct VerbsSmall;
 
-impl Harness for VerbsTwoLanes {
+impl Harness for VerbsSmall {
     type Fabric = VerbsFabric;
-    const LANES: u8 = 2;
     const CHECKS_GRANTS: bool = false;
 
     fn skipped() -> Option<String> {
@@ -92,15 +90,15 @@ fn a_link_is_as_deep_as_the_smaller_of_its_ends() {
         return;
     }
     let pools = [pool(1 << 20), pool(1 << 20)];
-    let [a, b] = VerbsOneLane::fabrics([&pools[0], &pools[1]]);
-    let halves = [a.half(&options::<VerbsOneLane>(64)), b.half(&options::<VerbsOneLane>(8))];
+    let [a, b] = VerbsDevice::fabrics([&pools[0], &pools[1]]);
+    let halves = [a.half(0, &options(64)), b.half(0, &options(8))];
     let links = join(halves.map(|half| half.expect("a half")));
     let [to_a, to_b] = pools;
     let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
     assert_eq!((a.port.limits(a.link).depth, b.port.limits(b.link).depth), (8, 8));
     for round in 0..100u8 {
-        b.port.post_receives(b.link, Lane(0), 1);
-        a.port.send(a.link, Lane(0), &[round; 200]).expect("room");
+        b.port.post_receives(b.link, 1);
+        a.port.send(a.link, &[round; 200]).expect("room");
         assert_eq!(expect!(b.next(&mut a), Got::Message(bytes) => bytes), [round; 200]);
     }
 }
@@ -114,29 +112,27 @@ fn a_write_and_a_read_of_more_than_one_work_request_are_one_operation() {
     }
     const LEN: usize = (20 << 20) + 123;
     let pools = [pool(48 << 20), pool(48 << 20)];
-    let [a, b] = VerbsOneLane::fabrics([&pools[0], &pools[1]]);
-    let links = connect(&a, &b, &options::<VerbsOneLane>(16));
+    let [a, b] = VerbsDevice::fabrics([&pools[0], &pools[1]]);
+    let links = connect(&a, &b, &options(16));
     let [to_a, to_b] = pools;
     let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
-    let lane = Lane(0);
-    b.port.post_receives(b.link, lane, 3);
+    b.port.post_receives(b.link, 3);
     let target = tensor_mut(&b.pool, LEN);
     let grant = b.port.grant(b.link, target).expect("room");
     let source = tensor(&a.pool, &pattern(LEN, 3));
     for (slot, len) in [(1, LEN as u64), (2, 5), (3, LEN as u64 - 1)] {
-        let id = OpId(u64::from(slot));
-        a.port.write(a.link, lane, id, &source, 0, len, &grant, Some(immediate(slot))).expect("room");
+        a.port.write(a.link, &source, len, &grant, Some(immediate(slot))).expect("room");
     }
     for (slot, len) in [(1, LEN as u64), (2, 5), (3, LEN as u64 - 1)] {
         let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
         assert_eq!(got, (immediate(slot), len));
-        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), u64::from(slot));
+        expect!(a.next(&mut b), Got::Done => ());
     }
     let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
     assert!(written.bytes() == source.bytes(), "the bytes differ");
     let exposed = b.port.expose(b.link, &written).expect("room");
     let into = tensor_mut(&a.pool, LEN);
-    a.port.read(a.link, lane, OpId(9), into, &exposed).expect("room");
-    let read = expect!(a.next(&mut b), Got::ReadDone(9, target) => target);
+    a.port.read(a.link, into, &exposed).expect("room");
+    let read = expect!(a.next(&mut b), Got::ReadDone(target) => target);
     assert!(read.bytes() == source.bytes(), "the bytes differ");
 }

@@ -8,15 +8,12 @@ use crate::harness::{
     End, Got, PATIENCE, connect, immediate, options, pair, pattern, pool, tensor, tensor_mut,
 };
 use crate::processes::{Peer, grant_from_bytes, grant_to_bytes, tell, unhex};
-use crate::verbs::{VerbsOneLane, end, skipped};
+use crate::verbs::{VerbsDevice, end, skipped};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::verbs::VerbsFabric;
-use tensorwire::internals::fabric::{
-    Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, PostError, Role,
-};
+use tensorwire::internals::fabric::{Fabric, Half, LinkFailure, LinkOptions, Port, PostError, Role};
 
-const ZERO: Lane = Lane(0);
 const LEN: usize = 100_000;
 
 type VerbsEnd = End<VerbsFabric>;
@@ -26,45 +23,43 @@ type VerbsEnd = End<VerbsFabric>;
 /// Starts a peer and connects to it.
 fn connected() -> (Peer, VerbsEnd) {
     let mut peer = Peer::start("verbs echo");
-    let (pool, options) = (pool(8 << 20), options::<VerbsOneLane>(64));
+    let (pool, options) = (pool(8 << 20), options(64));
     let fabric = end(0, &pool);
-    let half = fabric.half(&options).expect("a half");
+    let half = fabric.half(0, &options).expect("a half");
     peer.say(half.address());
     let address = peer.hear();
     let link = half.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
     let mut end = End::new(pool, fabric, link);
-    end.port.post_receives(end.link, ZERO, 64);
+    end.port.post_receives(end.link, 64);
     (peer, end)
 }
 
 /// What runs in the peer: exposes, grants, and answers each message, which is a number and a grant, with a write of the number
 /// over and over, until it is told to stop.
 pub fn child_echoes() {
-    let (pool, options) = (pool(8 << 20), options::<VerbsOneLane>(64));
+    let (pool, options) = (pool(8 << 20), options(64));
     let fabric = end(1, &pool);
-    let half = fabric.half(&options).expect("a half");
+    let half = fabric.half(0, &options).expect("a half");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the parent speaks");
     tell(half.address());
     let link = half.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
     let mut end = End::new(pool, fabric, link);
-    end.port.post_receives(end.link, ZERO, 64);
+    end.port.post_receives(end.link, 64);
     let source = tensor(&end.pool, &pattern(LEN, 1));
     let exposed = end.port.expose(end.link, &source).expect("room");
-    end.port.send(end.link, ZERO, &grant_to_bytes(&exposed)).expect("posted");
+    end.port.send(end.link, &grant_to_bytes(&exposed)).expect("posted");
     loop {
         match end.next_alone() {
             Got::Message(m) if m == b"stop" => return,
             Got::Message(m) => {
-                end.port.post_receives(end.link, ZERO, 1);
+                end.port.post_receives(end.link, 1);
                 let (number, target) = m.split_at(8);
                 let (source, target) = (tensor(&end.pool, &number.repeat(LEN / 8)), grant_from_bytes(target));
                 let len = LEN as u64;
-                end.port
-                    .write(end.link, ZERO, OpId(1), &source, 0, len, &target, Some(immediate(1)))
-                    .expect("room");
+                end.port.write(end.link, &source, len, &target, Some(immediate(1))).expect("room");
             }
-            Got::Done(_) => {}
+            Got::Done => {}
             other => panic!("{other:?}"),
         }
     }
@@ -79,22 +74,22 @@ fn two_processes_write_read_and_send_to_each_other() {
     let (_peer, mut end) = connected();
     let exposed = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
     let target = tensor_mut(&end.pool, LEN);
-    end.port.read(end.link, ZERO, OpId(7), target, &exposed).expect("posted");
-    let read = expect!(end.next_alone(), Got::ReadDone(7, target) => target);
+    end.port.read(end.link, target, &exposed).expect("posted");
+    let read = expect!(end.next_alone(), Got::ReadDone(target) => target);
     assert!(read.bytes() == pattern(LEN, 1), "the bytes differ");
 
     let mut target = tensor_mut(&end.pool, LEN);
     for round in 0..50u64 {
         let grant = end.port.grant(end.link, target).expect("room");
         let message = [&round.to_le_bytes()[..], &grant_to_bytes(&grant)].concat();
-        end.port.send(end.link, ZERO, &message).expect("room");
+        end.port.send(end.link, &message).expect("room");
         let got = expect!(end.next_alone(), Got::Immediate(imm, bytes) => (imm, bytes));
         assert_eq!(got, (immediate(1), LEN as u64));
-        end.port.post_receives(end.link, ZERO, 1);
+        end.port.post_receives(end.link, 1);
         target = end.port.revoke(end.link, &grant).expect("granted");
         assert!(target.bytes() == round.to_le_bytes().repeat(LEN / 8), "the bytes of round {round} differ");
     }
-    end.port.send(end.link, ZERO, b"stop").expect("room");
+    end.port.send(end.link, b"stop").expect("room");
     expect!(end.next_alone(), Got::Down(LinkFailure::Closed) => ());
 }
 
@@ -117,22 +112,22 @@ fn mend() {
 
 /// One message from `a` to `b`.
 fn exchange(a: &mut VerbsEnd, b: &mut VerbsEnd, message: &[u8]) {
-    b.port.post_receives(b.link, ZERO, 1);
-    a.port.send(a.link, ZERO, message).expect("room");
+    b.port.post_receives(b.link, 1);
+    a.port.send(a.link, message).expect("room");
     assert_eq!(expect!(b.next(a), Got::Message(m) => m), message);
 }
 
 #[test]
 #[ignore = "cuts the network"]
 fn a_short_outage_is_survived() {
-    let (mut a, mut b) = pair::<VerbsOneLane>(16);
+    let (mut a, mut b) = pair::<VerbsDevice>(16);
     exchange(&mut a, &mut b, b"before");
     let grant = b.port.grant(b.link, tensor_mut(&b.pool, LEN)).expect("room");
     let source = tensor(&a.pool, &pattern(LEN, 5));
-    b.port.post_receives(b.link, ZERO, 1);
+    b.port.post_receives(b.link, 1);
 
     cut();
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, LEN as u64, &grant, Some(immediate(4))).expect("room");
+    a.port.write(a.link, &source, LEN as u64, &grant, Some(immediate(4))).expect("room");
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(300) {
         a.poll();
@@ -142,7 +137,7 @@ fn a_short_outage_is_survived() {
     mend();
 
     expect!(b.next(&mut a), Got::Immediate(_, _) => ());
-    expect!(a.next(&mut b), Got::Done(1) => ());
+    expect!(a.next(&mut b), Got::Done => ());
     let written = b.port.revoke(b.link, &grant).expect("granted");
     assert!(written.bytes() == source.bytes(), "the bytes differ");
     exchange(&mut b, &mut a, b"after");
@@ -151,25 +146,25 @@ fn a_short_outage_is_survived() {
 #[test]
 #[ignore = "cuts the network"]
 fn a_long_outage_ends_the_link_by_name_and_a_new_one_comes_after_it() {
-    let (mut a, mut b) = pair::<VerbsOneLane>(16);
+    let (mut a, mut b) = pair::<VerbsDevice>(16);
     exchange(&mut a, &mut b, b"before");
     let grant = b.port.grant(b.link, tensor_mut(&b.pool, LEN)).expect("room");
     let source = tensor(&a.pool, &pattern(LEN, 5));
 
     cut();
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, LEN as u64, &grant, None).expect("room");
-    expect!(a.next(&mut b), Got::Failed(1) => ());
+    a.port.write(a.link, &source, LEN as u64, &grant, None).expect("room");
+    expect!(a.next(&mut b), Got::Failed => ());
     let why = expect!(a.next(&mut b), Got::Down(why) => why);
     println!("{why}");
     assert!(matches!(why, LinkFailure::Device { event: "the port is down", .. }), "{why:?}");
     expect!(b.next(&mut a), Got::Down(_) => ());
-    assert_eq!(a.port.send(a.link, ZERO, b"x"), Err(PostError::Down));
+    assert_eq!(a.port.send(a.link, b"x"), Err(PostError::Down));
     assert!(source.is_unique(), "nobody reads it any more");
     a.port.detach(a.link);
     b.port.detach(b.link);
     mend();
 
-    let again = LinkOptions { generation: 2, ..options::<VerbsOneLane>(16) };
+    let again = LinkOptions { generation: 2, ..options(16) };
     let links = connect(&a.fabric, &b.fabric, &again);
     let old = (a.link, b.link);
     a.link = a.port.attach(links.0).expect("room");

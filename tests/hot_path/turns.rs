@@ -3,13 +3,10 @@
 use crate::driver::Fake;
 use crate::harness::{connect, immediate, pool, tensor, tensor_mut};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions, VerbsPort};
-use tensorwire::internals::fabric::{
-    Completions, Event, Fabric, Lane, LinkId, LinkOptions, OpId, Port, PostError,
-};
+use tensorwire::internals::fabric::{Completions, Event, Fabric, LinkId, LinkOptions, Port, PostError};
 use tensorwire::internals::wire::Grant;
 use tensorwire::{Tensor, TensorMut};
 
-const ZERO: Lane = Lane(0);
 /// Polls in which a turn must be over: the fake carries requests out when they are posted.
 const PATIENCE: u32 = 100_000;
 
@@ -63,11 +60,7 @@ impl Turns {
         let make =
             |pool| VerbsFabric::with_library(fake.library, pool, options.clone()).expect("it has a device");
         let fabrics = [make(&pools[0]), make(&pools[1])];
-        let links = connect(
-            &fabrics[0],
-            &fabrics[1],
-            &LinkOptions { lanes: 1, depth: 64, generation: 1, receives: 0 },
-        );
+        let links = connect(&fabrics[0], &fabrics[1], &LinkOptions { depth: 64, generation: 1, receives: 0 });
         let end = |fabric: &VerbsFabric, link| {
             let mut port = fabric.port().expect("a port");
             let link = port.attach(link).expect("room");
@@ -86,23 +79,20 @@ impl Turns {
     pub fn turn(&mut self) {
         let Turns { a, b, source, grant, exposed, .. } = self;
         let len = source.bytes().len() as u64;
-        b.port.post_receives(b.link, ZERO, 3);
+        b.port.post_receives(b.link, 3);
         self.returned += 3;
-        b.port.publish_credits(b.link, ZERO, self.returned);
-        a.port.write(a.link, ZERO, OpId(1), source, 0, len, grant, None).expect("room");
-        a.port.write(a.link, ZERO, OpId(2), source, 0, len, grant, Some(immediate(7))).expect("room");
-        a.port.write_inline(a.link, ZERO, b"inline", grant, Some(immediate(8))).expect("room");
-        a.port.send(a.link, ZERO, b"a message").expect("room");
+        b.port.publish_credits(b.link, self.returned);
+        a.port.write(a.link, source, len, grant, None).expect("room");
+        a.port.write(a.link, source, len, grant, Some(immediate(7))).expect("room");
+        a.port.write_inline(a.link, b"inline", grant, Some(immediate(8))).expect("room");
+        a.port.send(a.link, b"a message").expect("room");
         let target = a.target.take().expect("it came back");
-        let posted: Result<(), (PostError, TensorMut)> = a.port.read(a.link, ZERO, OpId(3), target, exposed);
+        let posted: Result<(), (PostError, TensorMut)> = a.port.read(a.link, target, exposed);
         posted.expect("room");
         for _ in 0..PATIENCE {
             a.poll();
             b.poll();
-            if a.came == [3, 0, 0]
-                && b.came == [0, 1, 2]
-                && a.port.peer_credits(a.link, ZERO) == self.returned
-            {
+            if a.came == [3, 0, 0] && b.came == [0, 1, 2] && a.port.peer_credits(a.link) == self.returned {
                 (a.came, b.came) = ([0; 3], [0; 3]);
                 return;
             }

@@ -71,8 +71,7 @@ pub struct Bootstrap {
 
 impl Bootstrap {
     pub fn new(settings: &Settings) -> Self {
-        let options =
-            LinkOptions { lanes: settings.lanes, depth: settings.depth, receives: 0, generation: 0 };
+        let options = LinkOptions { depth: settings.depth, receives: 0, generation: 0 };
         Bootstrap { pairs: BTreeMap::new(), news: Vec::new(), options }
     }
 
@@ -179,7 +178,7 @@ impl Bootstrap {
 
 fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tried; 2] {
     let options = LinkOptions { generation: generation as u8, ..options.clone() };
-    let halves = sides.map(|side| side.fabric.half(&options).expect("a half"));
+    let halves = sides.map(|side| side.fabric.half(0, &options).expect("a half"));
     let [a, b] = [0, 1].map(|side: usize| halves[side].address().to_vec());
     let [half_a, half_b] = halves;
     let try_link = |half: <tensorwire::internals::fabric::sim::SimFabric as Fabric>::Half,

@@ -53,7 +53,6 @@ fn settings(random: &mut Random) -> Settings {
     };
     Settings {
         processes: 2 + random.below(4).saturating_sub(1) as usize,
-        lanes: random.pick(&[1, 1, 3]),
         depth: random.pick(&[16, 16, 32, 64]),
         small_tensor_bytes: random.pick(&[0, 16, 100, 190]),
         max_requests: limit(random, 1),

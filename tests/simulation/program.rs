@@ -23,7 +23,6 @@ pub struct Program {
 pub struct Settings {
     pub processes: usize,
     pub depth: u32,
-    pub lanes: u8,
     pub small_tensor_bytes: u32,
     pub max_requests: u32,
     pub max_routes: u32,

@@ -33,7 +33,7 @@ port";
 /// device.
 fn place(fake: &Fake, options: VerbsOptions) -> [Line; 2] {
     fake.run("clear_log");
-    let ends = ends(fake, [options.clone(), options], &link(1, 16));
+    let ends = ends(fake, [options.clone(), options], &link(16));
     let mut steps = fake.calls("modify_qp");
     drop(ends);
     fake.assert_clean();

@@ -133,18 +133,18 @@ fn a_link_is_made_beside_one_that_posts_without_sharing_its_thread_domain() {
     needs_fake!();
     let fake = Fake::new(&TWO_NICS.replace("name=fake_0", "name=fake_0 thread_domains=1"));
     let (mut a, mut b) = two(&fake, 16);
-    b.port.post_receives(b.link, ZERO, 1);
+    b.port.post_receives(b.link, 1);
     let links = std::thread::scope(|scope| {
         let held = Held::new(&fake);
         let made = {
             let (a, b) = (&a.fabric, &b.fabric);
-            scope.spawn(|| crate::harness::connect(a, b, &link(1, 16)))
+            scope.spawn(|| crate::harness::connect(a, b, &link(16)))
         };
         // Both ends of the new link ping each other.
         held.until(2);
         let posted = {
             let (port, link) = (&mut a.port, a.link);
-            scope.spawn(move || port.send(link, ZERO, b"meanwhile"))
+            scope.spawn(move || port.send(link, b"meanwhile"))
         };
         held.until(3);
         drop(held);

@@ -6,11 +6,11 @@ use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::Duration;
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, OpId, Port, Role};
+use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Port, Role};
 
 /// Links are made in the same way as by nodes.
-fn full(lanes: u8, depth: u32) -> LinkOptions {
-    LinkOptions { receives: depth, ..link(lanes, depth) }
+fn full(depth: u32) -> LinkOptions {
+    LinkOptions { receives: depth, ..link(depth) }
 }
 
 #[test]
@@ -18,10 +18,10 @@ fn each_queue_pair_has_its_receives_before_the_peer_can_reach_it() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
     let striped = |device| VerbsOptions { qps_per_peer: 3, ..on(device) };
-    let pair = ends(&fake, [striped("fake_0"), striped("fake_1")], &full(2, 16));
+    let pair = ends(&fake, [striped("fake_0"), striped("fake_1")], &full(16));
     let mut steps = fake.calls("modify_qp");
     steps.retain(|step| step.text("to") == "RTR");
-    assert_eq!(steps.len(), 10, "a control queue pair, two lanes and two stripes at each end");
+    assert_eq!(steps.len(), 8, "a control queue pair, a main queue pair and two stripes at each end");
     for step in steps {
         assert!(step.number("receives") >= 16, "{step:?}");
     }
@@ -35,19 +35,19 @@ fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
     let fake = Fake::new(TWO_NICS);
     // A message that finds no receive fails at once.
     let hasty = |device| VerbsOptions { rnr_retry: 0, ..on(device) };
-    let (mut a, mut b) = ends(&fake, [hasty("fake_0"), hasty("fake_1")], &full(1, 16));
+    let (mut a, mut b) = ends(&fake, [hasty("fake_0"), hasty("fake_1")], &full(16));
     for round in 0..3 {
-        let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(1, 16));
+        let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(16));
         let from = a.port.attach(to_b).expect("room");
         assert_eq!(a.port.limits(from).receives, 16);
         let exposed = b.port.expose(b.link, &tensor(&b.pool, &[7; 64])).expect("room");
         for k in 0..8u8 {
-            a.port.send(from, ZERO, &[k; 200]).expect("room");
+            a.port.send(from, &[k; 200]).expect("room");
             a.port
-                .write_inline(from, ZERO, &[], &exposed.part(0, 0).expect("empty"), Some(immediate(k.into())))
+                .write_inline(from, &[], &exposed.part(0, 0).expect("empty"), Some(immediate(k.into())))
                 .expect("room");
         }
-        a.port.publish_credits(from, ZERO, 77);
+        a.port.publish_credits(from, 77);
         // The port polls its other links meanwhile.
         let links = (b.link, a.link);
         assert_works(&mut b, &mut a, links);
@@ -61,12 +61,10 @@ fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
             assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), [k; 200]);
             assert_eq!(expect!(b.next(&mut a), Got::Immediate(of, 0) => of), immediate(k.into()));
         }
-        assert_eq!(b.port.peer_credits(late, ZERO), 77);
+        assert_eq!(b.port.peer_credits(late), 77);
         let written = tensor(&b.pool, &[1; 8]);
-        b.port
-            .write(late, ZERO, OpId(1), &written, 0, 0, &exposed.part(0, 0).expect("empty"), None)
-            .expect("room");
-        expect!(b.next(&mut a), Got::Done(1) => ());
+        b.port.write(late, &written, 0, &exposed.part(0, 0).expect("empty"), None).expect("room");
+        expect!(b.next(&mut a), Got::Done => ());
     }
     drop((a, b));
     fake.assert_clean();
@@ -76,15 +74,15 @@ fn a_side_that_is_late_to_take_its_link_loses_nothing_of_what_came() {
 fn what_an_arming_found_comes_behind_what_polls_had_kept() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
-    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(1, 16));
-    let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(1, 16));
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(16));
+    let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(16));
     let from = a.port.attach(to_b).expect("room");
     for (k, size) in [(1u8, 10), (2, 20)] {
-        a.port.send(from, ZERO, &vec![k; size]).expect("room");
+        a.port.send(from, &vec![k; size]).expect("room");
     }
     b.assert_quiet(&mut a);
     for (k, size) in [(3u8, 30), (4, 40)] {
-        a.port.send(from, ZERO, &vec![k; size]).expect("room");
+        a.port.send(from, &vec![k; size]).expect("room");
     }
     let start = std::time::Instant::now();
     while b.port.arm() {
@@ -106,7 +104,7 @@ fn an_acceptor_may_be_long_before_its_initiator_though_nothing_is_sent_again() {
     let [a, b] = ["fake_0", "fake_1"].map(|device| {
         let pool = pool(1 << 20);
         let fabric = VerbsFabric::with_library(fake.library, &pool, hasty(device)).expect("a fabric");
-        let half = fabric.half(&full(1, 16)).expect("a half");
+        let half = fabric.half(0, &full(16)).expect("a half");
         (pool, fabric, half)
     });
     let (to_a, to_b) = (a.2.address().to_vec(), b.2.address().to_vec());
@@ -118,7 +116,7 @@ fn an_acceptor_may_be_long_before_its_initiator_though_nothing_is_sent_again() {
     });
     let (mut a, mut b) = (Verbs::new(a.0, a.1, links.0), Verbs::new(b.0, b.1, links.1));
     let links = (a.link, b.link);
-    b.port.post_receives(links.1, ZERO, 1);
+    b.port.post_receives(links.1, 1);
     assert_works(&mut a, &mut b, links);
     drop((a, b));
     fake.assert_clean();
@@ -128,9 +126,9 @@ fn an_acceptor_may_be_long_before_its_initiator_though_nothing_is_sent_again() {
 fn a_ping_that_fails_ends_the_making_of_the_link_at_once_and_says_why() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
-    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(1, 16));
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(16));
     let (first, second) =
-        (a.fabric.half(&full(1, 16)).expect("a half"), b.fabric.half(&full(1, 16)).expect("a half"));
+        (a.fabric.half(0, &full(16)).expect("a half"), b.fabric.half(0, &full(16)).expect("a half"));
     let to_second = second.address().to_vec();
     fake.run("fail_request status=12 vendor=0x81 opcode=0");
     let said = std::thread::scope(|scope| {
@@ -155,10 +153,10 @@ fn a_ping_that_fails_ends_the_making_of_the_link_at_once_and_says_why() {
 fn what_came_for_a_link_that_nobody_takes_is_forgotten() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
-    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(1, 16));
-    let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(1, 16));
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(16));
+    let (to_b, to_a) = connect(&a.fabric, &b.fabric, &full(16));
     let from = a.port.attach(to_b).expect("room");
-    a.port.send(from, ZERO, b"to nobody").expect("room");
+    a.port.send(from, b"to nobody").expect("room");
     b.assert_quiet(&mut a);
     drop(to_a);
     b.assert_quiet(&mut a);

@@ -22,7 +22,7 @@ fn a_new_link_is_made_with_the_port_s_present_gid_index_and_mtu() {
     let before = newest(&fake, "fake_0");
     assert_eq!(before.number("sgid_index"), 1);
     fake.run("move device=fake_0 gid_from=1 gid_to=5 mtu=2\nmove device=fake_1 gid_from=1 gid_to=0");
-    for link in [(a.link, b.link), another(&mut a, &mut b, &link(1, 16))] {
+    for link in [(a.link, b.link), another(&mut a, &mut b, &link(16))] {
         assert_works(&mut a, &mut b, link);
     }
     let after = newest(&fake, "fake_0");
@@ -33,7 +33,7 @@ fn a_new_link_is_made_with_the_port_s_present_gid_index_and_mtu() {
     );
     // The fabric uses at most the port's current MTU, which may rise again.
     fake.run("move device=fake_0 mtu=5");
-    let link = another(&mut a, &mut b, &link(1, 16));
+    let link = another(&mut a, &mut b, &link(16));
     assert_works(&mut a, &mut b, link);
     assert_eq!(newest(&fake, "fake_0").number("path_mtu"), before.number("path_mtu"));
     drop((a, b));
@@ -49,12 +49,12 @@ device name=fake_0
 port layer=1 lid=17
 gid index=0 type=0 gid=fe80000000000000b8599f0300a1b2c4",
     );
-    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_0")], &link(1, 16));
+    let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_0")], &link(16));
     assert_eq!(newest(&fake, "fake_0").number("dlid"), 17);
     a.port.detach(a.link);
     b.port.detach(b.link);
     fake.run("move device=fake_0 lid=23");
-    let links = another(&mut a, &mut b, &link(1, 16));
+    let links = another(&mut a, &mut b, &link(16));
     assert_works(&mut a, &mut b, links);
     assert_eq!(newest(&fake, "fake_0").number("dlid"), 23);
     drop((a, b));
@@ -67,7 +67,7 @@ fn a_gid_that_is_gone_is_named_with_what_to_do() {
     let fake = Fake::new(TWO_NICS);
     let fabric = fabric(&fake, on("fake_0")).expect("a fabric");
     fake.run("move device=fake_0 gid_from=1");
-    let Err(error) = fabric.half(&link(1, 16)) else { panic!("a half without an address") };
+    let Err(error) = fabric.half(0, &link(16)) else { panic!("a half without an address") };
     assert_says(
         &error.to_string(),
         &[

@@ -243,7 +243,7 @@ fn joined(fake: &Fake, variables: &'static [(&'static str, &'static str)]) -> Ve
         .collect();
     let mut steps = fake.calls("modify_qp");
     steps.retain(|step| of.contains(&step.number("qp")));
-    assert!(steps.len() >= 6, "a control queue pair and a lane, three steps each: {steps:?}");
+    assert!(steps.len() >= 6, "a control queue pair and a data queue pair, three steps each: {steps:?}");
     drop((a, b));
     fake.assert_clean();
     steps

@@ -5,7 +5,7 @@ use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use tensorwire::internals::fabric::verbs::VerbsOptions;
-use tensorwire::internals::fabric::{Completions, Fabric, OpId, Port, PostError};
+use tensorwire::internals::fabric::{Completions, Fabric, Port, PostError};
 
 const WRITE: u64 = 0;
 const WRITE_WITH_IMMEDIATE: u64 = 1;
@@ -14,9 +14,9 @@ const READ: u64 = 4;
 
 /// The requests that `a` has posted on its data queue pairs since the trace began.
 fn traced(fake: &Fake, opcodes: &[u64]) -> Vec<Line> {
-    let lanes = &pairs_of(fake, "fake_0")[1..];
+    let queues = &pairs_of(fake, "fake_0")[1..];
     let mut posted = fake.calls("post_send");
-    posted.retain(|line| lanes.contains(&line.number("qp")) && opcodes.contains(&line.number("opcode")));
+    posted.retain(|line| queues.contains(&line.number("qp")) && opcodes.contains(&line.number("opcode")));
     posted
 }
 
@@ -32,10 +32,10 @@ fn completion_queues_hold_all_that_their_queue_pairs_can_complete() {
     for cq_entries in [1, 300, 1000, 16_384] {
         let fake = Fake::new(ONE_NIC);
         let options = VerbsOptions { cq_entries, ..VerbsOptions::default() };
-        let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(2, 16));
+        let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(16));
         let mut links = vec![(a.link, b.link)];
         for _ in 0..9 {
-            links.push(another(&mut a, &mut b, &link(2, 16)));
+            links.push(another(&mut a, &mut b, &link(16)));
         }
         for link in links {
             assert_works(&mut a, &mut b, link);
@@ -60,7 +60,7 @@ fn the_places_of_links_that_are_gone_are_used_again() {
     needs_fake!();
     let fake = Fake::new(ONE_NIC);
     let options = VerbsOptions { cq_entries: 400, ..VerbsOptions::default() };
-    let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(1, 64));
+    let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(64));
     for generation in 2..12 {
         a.port.detach(a.link);
         b.port.detach(b.link);
@@ -68,7 +68,7 @@ fn the_places_of_links_that_are_gone_are_used_again() {
             a.poll();
             b.poll();
         }
-        let mut again = link(1, 64);
+        let mut again = link(64);
         again.generation = generation;
         (a.link, b.link) = another(&mut a, &mut b, &again);
         let links = (a.link, b.link);
@@ -88,7 +88,7 @@ fn the_places_of_halves_that_came_to_nothing_are_used_again() {
     let mut port = fabric.port().expect("a port");
     let mut nothing = Completions::default();
     for _ in 0..100 {
-        drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
+        drop(fabric.half(0, &link(1024)).expect("a half"));
         port.poll(&mut nothing);
     }
     assert_eq!(fake.calls("create_cq").len(), 1, "one queue has places for seven such halves at a time");
@@ -103,14 +103,14 @@ fn halves_that_come_to_nothing_while_nobody_polls_pile_up_no_queues() {
     let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     let mut port = fabric.port().expect("a port");
     for _ in 0..100 {
-        drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
+        drop(fabric.half(0, &link(1024)).expect("a half"));
     }
     let (made, left) = (fake.calls("create_cq").len(), fake.run("left"));
     assert!(made > 10 && left.contains("queues=1"), "{made} made, {left}");
     // A completion that the port has polled stays.
     port.poll(&mut Completions::default());
     for _ in 0..100 {
-        drop(fabric.half_for(0, &link(1, 1024)).expect("a half"));
+        drop(fabric.half(0, &link(1024)).expect("a half"));
     }
     let left = fake.run("left");
     assert!(left.contains("queues=2"), "{left}");
@@ -125,9 +125,9 @@ fn only_some_requests_make_a_completion() {
     const COUNT: u64 = 1000;
     let fake = Fake::new(TWO_NICS);
     let (mut a, mut b) = two(&fake, DEPTH);
-    b.port.post_receives(b.link, ZERO, u32::MAX);
+    b.port.post_receives(b.link, u32::MAX);
     for _ in 0..COUNT {
-        while let Err(error) = a.port.send(a.link, ZERO, b"x") {
+        while let Err(error) = a.port.send(a.link, b"x") {
             assert_eq!(error, PostError::Full);
             a.poll();
             b.poll();
@@ -135,12 +135,12 @@ fn only_some_requests_make_a_completion() {
         }
     }
     let pairs = fake.pairs();
-    let lane = pairs.iter().find(|pair| pair.number("sends") >= COUNT).expect("the lane");
-    let (sends, signaled) = (lane.number("sends"), lane.number("signaled"));
-    assert_eq!(lane.number("inline") + 1, sends, "all but the ping are inline");
+    let pair = pairs.iter().find(|pair| pair.number("sends") >= COUNT).expect("the data queue pair");
+    let (sends, signaled) = (pair.number("sends"), pair.number("signaled"));
+    assert_eq!(pair.number("inline") + 1, sends, "all but the ping are inline");
     // A quarter of the queue is unsignalled, and the next request is signalled.
     assert!((COUNT / 16..=COUNT / 16 + 2).contains(&signaled), "{signaled} of {sends}");
-    assert!(lane.number("most_used") <= u64::from(DEPTH) + 4);
+    assert!(pair.number("most_used") <= u64::from(DEPTH) + 4);
     drop((a, b));
     fake.assert_clean();
 }
@@ -154,11 +154,11 @@ fn a_request_that_holds_a_tensor_completes_with_the_first_or_behind_the_last() {
     let grant = b.port.grant(b.link, target).expect("room");
     let source = tensor(&a.pool, &[1; 64]);
     fake.run("trace");
-    for id in 0..10 {
-        a.port.write(a.link, ZERO, OpId(id), &source, 0, 64, &grant, None).expect("room");
+    for _ in 0..10 {
+        a.port.write(a.link, &source, 64, &grant, None).expect("room");
     }
-    for id in 0..10 {
-        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), id);
+    for _ in 0..10 {
+        expect!(a.next(&mut b), Got::Done => ());
     }
     let posted = traced(&fake, &[WRITE]);
     // The first write is signalled. A zero-byte request behind the nine others reports them.
@@ -176,11 +176,11 @@ fn bytes_are_inline_up_to_what_the_device_grants() {
         let fake = Fake::new(&script);
         let (mut a, mut b) = two(&fake, 16);
         assert_eq!(fake.calls("create_qp")[0].number("inline"), takes);
-        b.port.post_receives(b.link, ZERO, 4);
+        b.port.post_receives(b.link, 4);
         fake.run("trace");
         for len in [16, 64, 65, 200] {
             let bytes = pattern(len, grants);
-            a.port.send(a.link, ZERO, &bytes).expect("room");
+            a.port.send(a.link, &bytes).expect("room");
             assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), bytes);
         }
         let expected = [16, 64, 65, 200].map(|len| u64::from(len <= takes));
@@ -197,15 +197,15 @@ fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
     let script = TWO_NICS.replace("port\n", "port max_msg_sz=4096\n");
     let fake = Fake::new(&script);
     let (mut a, mut b) = two(&fake, 32);
-    b.port.post_receives(b.link, ZERO, 2);
+    b.port.post_receives(b.link, 2);
     let target = tensor_mut(&b.pool, LEN);
     let grant = b.port.grant(b.link, target).expect("room");
     let source = tensor(&a.pool, &pattern(LEN, 5));
     fake.run("trace");
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, LEN as u64, &grant, Some(immediate(4))).expect("room");
+    a.port.write(a.link, &source, LEN as u64, &grant, Some(immediate(4))).expect("room");
     let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
     assert_eq!(got, (immediate(4), LEN as u64), "the length of all, not of the last request");
-    expect!(a.next(&mut b), Got::Done(1) => ());
+    expect!(a.next(&mut b), Got::Done => ());
     // The length is sent first. The last request has the immediate.
     assert_eq!(numbers(&traced(&fake, &[WRITE]), "len"), [8, 4096, 4096, 4096, 4096]);
     assert_eq!(numbers(&traced(&fake, &[WRITE_WITH_IMMEDIATE]), "len"), [LEN as u64 - 4 * 4096]);
@@ -214,8 +214,8 @@ fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
 
     let exposed = b.port.expose(b.link, &written).expect("room");
     let into = tensor_mut(&a.pool, LEN);
-    a.port.read(a.link, ZERO, OpId(2), into, &exposed).expect("room");
-    let read = expect!(a.next(&mut b), Got::ReadDone(2, target) => target);
+    a.port.read(a.link, into, &exposed).expect("room");
+    let read = expect!(a.next(&mut b), Got::ReadDone(target) => target);
     assert!(read.bytes() == source.bytes(), "the bytes differ");
     assert_eq!(numbers(&traced(&fake, &[READ]), "len"), [4096, 4096, 4096, 4096, LEN as u64 - 4 * 4096]);
 
@@ -223,7 +223,7 @@ fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
     let wide = tensor(&a.pool, &vec![1; 40 * 4096]);
     let target = tensor_mut(&b.pool, 40 * 4096);
     let grant = b.port.grant(b.link, target).expect("room");
-    let refused = a.port.write(a.link, ZERO, OpId(3), &wide, 0, 40 * 4096, &grant, None);
+    let refused = a.port.write(a.link, &wide, 40 * 4096, &grant, None);
     assert!(
         matches!(refused, Err(PostError::Refused(why)) if why.contains("deepen its queue")),
         "{refused:?}"
@@ -239,21 +239,21 @@ fn receives_are_posted_in_batches() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
     let (mut a, mut b) = two(&fake, 64);
-    b.port.post_receives(b.link, ZERO, 64 + 1000);
+    b.port.post_receives(b.link, 64 + 1000);
     for round in 0..1000u32 {
-        a.port.send(a.link, ZERO, &round.to_le_bytes()).expect("each is taken before the next");
+        a.port.send(a.link, &round.to_le_bytes()).expect("each is taken before the next");
         assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), round.to_le_bytes());
     }
     let pairs = fake.pairs();
-    let lane = pairs.iter().find(|pair| pair.number("recvs") > 900).expect("the lane");
-    let (calls, posted) = (lane.number("recv_calls"), lane.number("recvs"));
+    let pair = pairs.iter().find(|pair| pair.number("recvs") > 900).expect("the data queue pair");
+    let (calls, posted) = (pair.number("recv_calls"), pair.number("recvs"));
     assert!(calls * 8 < posted, "{calls} calls for {posted} receives");
     drop((a, b));
     fake.assert_clean();
 }
 
 #[test]
-fn as_many_operations_as_the_lane_is_deep_can_be_outstanding() {
+fn as_many_operations_as_the_link_is_deep_can_be_outstanding() {
     needs_fake!();
     const DEPTH: u64 = 1024;
     let script = TWO_NICS.replace("name=fake_0", "name=fake_0 max_qp_wr=1028");
@@ -263,14 +263,14 @@ fn as_many_operations_as_the_lane_is_deep_can_be_outstanding() {
     let grant = b.port.grant(b.link, target).expect("room");
     let source = tensor(&a.pool, &[1; 8]);
     fake.run("cut");
-    let mut ids = 0;
-    while a.port.write(a.link, ZERO, OpId(ids), &source, 0, 8, &grant, None) == Ok(()) {
-        ids += 1;
+    let mut posted = 0;
+    while a.port.write(a.link, &source, 8, &grant, None) == Ok(()) {
+        posted += 1;
     }
-    assert_eq!(ids, DEPTH);
+    assert_eq!(posted, DEPTH);
     fake.run("cut on=0");
-    for id in 0..ids {
-        assert_eq!(expect!(a.next(&mut b), Got::Done(id) => id), id);
+    for _ in 0..posted {
+        expect!(a.next(&mut b), Got::Done => ());
     }
     drop((a, b));
     fake.assert_clean();
@@ -282,7 +282,7 @@ fn each_port_has_queues_of_its_own() {
     let fake = Fake::new(ONE_NIC);
     let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     let ports = [fabric.port().expect("a port"), fabric.port().expect("a port")];
-    let halves = [0, 1].map(|port| fabric.half_for(port, &link(1, 16)).expect("a half"));
+    let halves = [0, 1].map(|port| fabric.half(port, &link(16)).expect("a half"));
     assert_eq!(fake.calls("create_cq").len(), 2);
     drop((ports, halves, fabric));
     fake.assert_clean();

@@ -65,7 +65,7 @@ fn options_that_no_device_permits_are_refused_by_name() {
 }
 
 fn half_refusal(fabric: &VerbsFabric, options: &LinkOptions) -> String {
-    match fabric.half(options) {
+    match fabric.half(0, options) {
         Ok(_) => panic!("a half was made"),
         Err(error) => error.to_string(),
     }
@@ -82,7 +82,7 @@ fn a_half_that_can_t_be_made_says_why() {
         ("create_cq errno=12", ["making a completion queue of 16384 for fake_0", NO_MEMORY]),
         ("create_qp errno=12", ["making a queue pair of", NO_MEMORY]),
         (
-            "create_qp errno=12 skip=2",
+            "create_qp errno=12 skip=1",
             ["making a queue pair of 20 sends and 16 receives on fake_0", NO_MEMORY],
         ),
         ("create_qp errno=1", ["making a queue pair of", NO_RIGHT]),
@@ -95,7 +95,7 @@ fn a_half_that_can_t_be_made_says_why() {
         let fake = Fake::new(ONE_NIC);
         let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
         fake.run(&format!("fault call={fault}"));
-        assert_says(&half_refusal(&made, &link(2, 16)), &parts);
+        assert_says(&half_refusal(&made, &link(16)), &parts);
         drop(made);
         fake.assert_clean();
     }
@@ -114,23 +114,22 @@ fn a_port_that_can_t_be_made_says_why() {
 }
 
 #[test]
-fn lanes_and_depths_that_the_device_can_t_do_are_refused() {
+fn depths_that_the_device_can_t_do_are_refused() {
     needs_fake!();
     let script = ONE_NIC.replace("name=fake_0", "name=fake_0 max_qp_wr=132 max_cqe=1000");
     let fake = Fake::new(&script);
     let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
-    assert_says(&half_refusal(&made, &link(0, 16)), &["lanes is 0: 1 to 200"]);
-    assert_says(&half_refusal(&made, &link(255, 16)), &["lanes is 255: 1 to 200"]);
-    assert_says(&half_refusal(&made, &link(1, 24)), &["depth is 24: a power of two", "max_qp_wr"]);
-    assert_says(&half_refusal(&made, &link(1, 256)), &["depth is 256", "4 less than the device's max_qp_wr"]);
+    assert_says(&half_refusal(&made, &link(24)), &["depth is 24: a power of two", "max_qp_wr"]);
+    assert_says(&half_refusal(&made, &link(256)), &["depth is 256", "4 less than the device's max_qp_wr"]);
+    let wide = VerbsOptions { qps_per_peer: 4, ..VerbsOptions::default() };
     assert_says(
-        &half_refusal(&made, &link(4, 128)),
+        &half_refusal(&fabric(&fake, wide).expect("a fabric"), &link(128)),
         &[
-            "a link needs 1152 places of a completion queue, and fake_0 has queues of 1000",
-            "lower queue_depth",
+            "a link needs 1146 places of a completion queue, and fake_0 has queues of 1000",
+            "lower rdma_qp_queue_depth",
         ],
     );
-    drop(made.half(&link(1, 128)).expect("just as deep as the device permits"));
+    drop(made.half(0, &link(128)).expect("just as deep as the device permits"));
     drop(made);
     fake.assert_clean();
 }
@@ -159,7 +158,7 @@ fn a_queue_pair_that_can_t_be_connected_says_why() {
         let fake = Fake::new(TWO_NICS);
         let a = fabric(&fake, on("fake_0")).expect("a fabric");
         let b = fabric(&fake, on("fake_1")).expect("a fabric");
-        let halves = [a.half(&link(1, 16)).expect("a half"), b.half(&link(1, 16)).expect("a half")];
+        let halves = [a.half(0, &link(16)).expect("a half"), b.half(0, &link(16)).expect("a half")];
         fake.run(&format!("fault call={fault}"));
         let [to_b, to_a] = halves;
         let said = connect_refusal(to_b, &to_a);
@@ -179,13 +178,11 @@ fn ends_that_do_not_fit_are_refused_by_name() {
     let fake = Fake::new(&script);
     let a = fabric(&fake, on("fake_0")).expect("a fabric");
     let b = fabric(&fake, on("fake_1")).expect("a fabric");
-    let half = |of: &VerbsFabric, options: &LinkOptions| of.half(options).expect("a half");
-    let said = connect_refusal(half(&a, &link(1, 16)), &half(&b, &link(1, 16)));
+    let half = |of: &VerbsFabric, options: &LinkOptions| of.half(0, options).expect("a half");
+    let said = connect_refusal(half(&a, &link(16)), &half(&b, &link(16)));
     assert_says(&said, &["its GID is of type RoCE v1, this side's of type RoCE v2", "tensorwire devices"]);
-    let said = connect_refusal(half(&a, &link(1, 16)), &half(&a, &link(2, 16)));
-    assert_says(&said, &["it has 2 lanes, this side 1"]);
-    let later = LinkOptions { generation: 2, ..link(1, 16) };
-    let said = connect_refusal(half(&a, &link(1, 16)), &half(&a, &later));
+    let later = LinkOptions { generation: 2, ..link(16) };
+    let said = connect_refusal(half(&a, &link(16)), &half(&a, &later));
     assert_says(&said, &["its half is of generation 2, this side's of 1"]);
     drop((a, b));
     fake.assert_clean();
@@ -195,9 +192,10 @@ fn ends_that_do_not_fit_are_refused_by_name() {
 fn a_peer_that_is_not_there_is_waited_for_no_longer_than_was_said() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
-    let a = fabric(&fake, on("fake_0")).expect("a fabric");
-    let b = fabric(&fake, on("fake_1")).expect("a fabric");
-    let halves = [a.half(&link(2, 16)).expect("a half"), b.half(&link(2, 16)).expect("a half")];
+    let striped = |device| VerbsOptions { qps_per_peer: 2, ..on(device) };
+    let a = fabric(&fake, striped("fake_0")).expect("a fabric");
+    let b = fabric(&fake, striped("fake_1")).expect("a fabric");
+    let halves = [a.half(0, &link(16)).expect("a half"), b.half(0, &link(16)).expect("a half")];
     let start = Instant::now();
     let [to_b, to_a] = halves;
     let timeout = Duration::from_millis(300);
@@ -217,7 +215,7 @@ fn a_link_is_attached_to_the_port_that_it_was_made_for() {
     let fake = Fake::new(ONE_NIC);
     let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     let mut ports = [made.port().expect("a port"), made.port().expect("a port")];
-    let links = crate::harness::connect(&made, &made, &link(1, 16));
+    let links = crate::harness::connect(&made, &made, &link(16));
     let error = tensorwire::internals::fabric::Port::attach(&mut ports[1], links.0)
         .expect_err("of port 0")
         .to_string();

@@ -4,8 +4,8 @@ use crate::driver::{Fake, Line, ONE_NIC};
 use crate::harness::{Got, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
+use tensorwire::internals::fabric::Port;
 use tensorwire::internals::fabric::verbs::VerbsOptions;
-use tensorwire::internals::fabric::{OpId, Port};
 
 const LOCAL_WRITE: u64 = 1;
 const REMOTE_WRITE: u64 = 1 << 1;
@@ -17,7 +17,7 @@ const POOL: u64 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
 /// The registrations of a device with both ends of a link: first the two pools, then the buffers of
 /// the link.
 fn registered(fake: &Fake, options: VerbsOptions) -> (Vec<Line>, Vec<Line>) {
-    let ends = ends(fake, [options.clone(), options], &link(1, 16));
+    let ends = ends(fake, [options.clone(), options], &link(16));
     let mut pools = fake.log();
     pools.retain(|line| line.word.starts_with("reg_mr"));
     drop(ends);
@@ -83,7 +83,7 @@ fn an_old_library_whose_contexts_have_no_extension_does() {
     let fake = Fake::old(&script);
     let mut options = VerbsOptions::default();
     options.wishes.gid_index = Some(wish("rdma_gid_index", 1));
-    let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(1, 16));
+    let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(16));
     let links = (a.link, b.link);
     assert_works(&mut a, &mut b, links);
     drop((a, b));
@@ -102,16 +102,16 @@ fn queue_pairs_are_in_a_thread_domain_where_the_driver_has_them() {
     ] {
         let script = ONE_NIC.replace("name=fake_0", &format!("name=fake_0 thread_domains={has}"));
         let fake = Fake::new(&format!("{script}\n{fault}"));
-        let (mut a, mut b) = ends(&fake, [VerbsOptions::default(), VerbsOptions::default()], &link(2, 16));
+        let (mut a, mut b) = ends(&fake, [VerbsOptions::default(), VerbsOptions::default()], &link(16));
         let made = fake.calls("create_qp");
-        assert_eq!(made.len(), 6);
+        assert_eq!(made.len(), 4);
         assert!(made.iter().all(|pair| pair.number("thread_domain") == in_domain), "{made:?}");
         // The key of the pool is valid in both domains.
         let target = tensor_mut(&b.pool, 100);
         let grant = b.port.grant(b.link, target).expect("room");
         let source = tensor(&a.pool, &[7; 100]);
-        a.port.write(a.link, ZERO, OpId(1), &source, 0, 100, &grant, None).expect("room");
-        expect!(a.next(&mut b), Got::Done(1) => ());
+        a.port.write(a.link, &source, 100, &grant, None).expect("room");
+        expect!(a.next(&mut b), Got::Done => ());
         assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), [7; 100]);
         drop((a, b));
         fake.assert_clean();

@@ -9,7 +9,7 @@ use memmap2::MmapMut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::internals::fabric::{Fabric, OpId, Port, PostError, Registration};
+use tensorwire::internals::fabric::{Fabric, Port, PostError, Registration};
 use tensorwire::{DType, ForeignMemory, Pool, Shape, Tensor, TensorMeta};
 
 /// Ranges are extended to multiples of this.
@@ -73,16 +73,15 @@ fn a_tensor_is_written_from_where_it_lies_and_its_memory_registered_once_for_rea
     let (mut a, mut b) = two(&fake, 16);
     let source = pattern(3 << 20, 5);
     let memory = ForeignMemory::from_owner(source.clone());
-    for (turn, offset) in [0, 100, 1_000_000, 2_900_000].into_iter().enumerate() {
+    for offset in [0, 100, 1_000_000, 2_900_000] {
         let tensor = part(&memory, &a.pool, offset);
         let done = register(&a.fabric, &tensor, &a.pool);
         let registered = done.tensor.expect("registered");
         assert_eq!(registered.as_ptr(), tensor.as_ptr());
         let grant = b.port.grant(b.link, tensor_mut(&b.pool, TENSOR as usize)).expect("room");
-        let id = OpId(turn as u64);
-        a.port.write(a.link, ZERO, id, &registered, 0, TENSOR, &grant, None).expect("room");
+        a.port.write(a.link, &registered, TENSOR, &grant, None).expect("room");
         drop((registered, tensor));
-        expect!(a.next(&mut b), Got::Done(_) => ());
+        expect!(a.next(&mut b), Got::Done => ());
         let target = b.port.revoke(b.link, &grant).expect("granted");
         assert_eq!(target.bytes(), &source[offset..offset + TENSOR as usize]);
     }
@@ -360,7 +359,7 @@ fn a_port_refuses_memory_that_its_fabric_has_not_registered() {
     let others = register(&b.fabric, &tensor, &b.pool).tensor.expect("registered");
     let grant = tensorwire::internals::wire::Grant { region: 0, key: 0, offset: 0, len: TENSOR };
     for tensor in [&tensor, &others] {
-        let refused = a.port.write(a.link, ZERO, OpId(1), tensor, 0, TENSOR, &grant, None);
+        let refused = a.port.write(a.link, tensor, TENSOR, &grant, None);
         assert!(matches!(refused, Err(PostError::Refused(_))), "{refused:?}");
         assert!(matches!(a.port.expose(a.link, tensor), Err(PostError::Refused(_))));
     }
@@ -373,17 +372,17 @@ fn what_is_outstanding_keeps_its_registration() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
     let options = |device| VerbsOptions { registrations: 1, min_rnr_timer: 28, ..on(device) };
-    let (mut a, mut b) = ends(&fake, [options("fake_0"), options("fake_1")], &link(1, 16));
+    let (mut a, mut b) = ends(&fake, [options("fake_0"), options("fake_1")], &link(16));
     let grains = grains(2);
     let memory = own(&grains);
     let grant = b.port.grant(b.link, tensor_mut(&b.pool, TENSOR as usize)).expect("room");
     let registered = register(&a.fabric, &part(&memory, &a.pool, 0), &a.pool).tensor.expect("registered");
-    a.port.write(a.link, ZERO, OpId(1), &registered, 0, TENSOR, &grant, None).expect("room");
+    a.port.write(a.link, &registered, TENSOR, &grant, None).expect("room");
     drop(registered);
     // The write is outstanding until its completion is polled, even if the sender's handle is gone.
     let refused = register(&a.fabric, &part(&memory, &a.pool, GRAIN), &a.pool);
     assert!(refused.tensor.is_none() && refused.ended == 0);
-    expect!(a.next(&mut b), Got::Done(1) => ());
+    expect!(a.next(&mut b), Got::Done => ());
     let now = register(&a.fabric, &part(&memory, &a.pool, GRAIN), &a.pool);
     assert!(now.tensor.is_some() && now.ended == 1);
     drop((now, a, b, memory));

@@ -67,7 +67,7 @@ fn all_down(end: &mut Verbs, links: usize) -> Vec<LinkFailure> {
     while down.len() < links {
         assert!(start.elapsed() < Duration::from_secs(5), "only {down:?} after {:?}", start.elapsed());
         end.poll();
-        for (_, _, got) in end.inbox.drain(..) {
+        for (_, got) in end.inbox.drain(..) {
             if let Got::Down(why) = got {
                 down.push(why);
             }
@@ -89,7 +89,7 @@ impl Drop for EndsWithThis<'_> {
 fn pull_out(how: &str) {
     let fake = Fake::new(TWO_NICS);
     let (mut a, mut b) = two(&fake, 16);
-    another(&mut a, &mut b, &link(1, 16));
+    another(&mut a, &mut b, &link(16));
     let sleeper = a.port.sleeper();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

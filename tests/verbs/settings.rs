@@ -44,7 +44,7 @@ fn every_setting_reaches_the_queue_pairs() {
         min_rnr_timer: 10,
         ..VerbsOptions::default()
     };
-    let (mut a, mut b) = ends(&fake, [options, on("fake_1")], &link(2, 16));
+    let (mut a, mut b) = ends(&fake, [options, on("fake_1")], &link(16));
     for (at, step) in steps(&fake, "fake_0", "INIT").iter().enumerate() {
         assert_eq!([step.number("port"), step.number("pkey_index")], [2, 8]);
         // Local write, remote write, remote read. The control queue pair gives access to no memory.
@@ -78,7 +78,7 @@ fn every_setting_reaches_the_queue_pairs() {
 fn without_settings_the_defaults_are_those_of_the_table() {
     needs_fake!();
     let fake = Fake::new(TABLES);
-    let ends = ends(&fake, [on("fake_0"), on("fake_1")], &link(1, 16));
+    let ends = ends(&fake, [on("fake_0"), on("fake_1")], &link(16));
     for step in steps(&fake, "fake_1", "INIT") {
         assert_eq!([step.number("port"), step.number("pkey_index")], [1, 0]);
     }
@@ -105,7 +105,8 @@ fn without_settings_the_defaults_are_those_of_the_table() {
 fn packet_numbers_are_drawn_anew_and_fit_on_both_ends() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
-    let ends = ends(&fake, [on("fake_0"), on("fake_1")], &link(8, 16));
+    let wide = |device| VerbsOptions { qps_per_peer: 8, ..on(device) };
+    let ends = ends(&fake, [wide("fake_0"), wide("fake_1")], &link(16));
     let numbers =
         |device, to| -> Vec<u64> { steps(&fake, device, to).iter().map(|step| step.number("psn")).collect() };
     let sent = numbers("fake_0", "RTS");

@@ -5,11 +5,9 @@ use crate::harness::{End, PATIENCE, connect, pool};
 use tensorwire::FabricError;
 use tensorwire::internals::fabric::verbs::device::{Wish, Wishes};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::internals::fabric::{Lane, LinkId, LinkOptions, Port, PostError};
+use tensorwire::internals::fabric::{LinkId, LinkOptions, Port, PostError};
 
 pub type Verbs = End<VerbsFabric>;
-
-pub const ZERO: Lane = Lane(0);
 
 /// Two NICs on one network, as on two hosts.
 pub const TWO_NICS: &str = "
@@ -60,8 +58,8 @@ pub fn assert_says(said: &str, parts: &[&str]) {
     }
 }
 
-pub fn link(lanes: u8, depth: u32) -> LinkOptions {
-    LinkOptions { lanes, depth, receives: 0, generation: 1 }
+pub fn link(depth: u32) -> LinkOptions {
+    LinkOptions { depth, receives: 0, generation: 1 }
 }
 
 /// Two ends with a link.
@@ -79,7 +77,7 @@ pub fn ends(fake: &Fake, options: [VerbsOptions; 2], link: &LinkOptions) -> (Ver
 /// may hold a test up.
 pub fn two(fake: &Fake, depth: u32) -> (Verbs, Verbs) {
     let patient = |device| VerbsOptions { min_rnr_timer: 28, ..on(device) };
-    ends(fake, [patient("fake_0"), patient("fake_1")], &link(1, depth))
+    ends(fake, [patient("fake_0"), patient("fake_1")], &link(depth))
 }
 
 /// Makes one more link between the two ends.
@@ -90,15 +88,15 @@ pub fn another(a: &mut Verbs, b: &mut Verbs, options: &LinkOptions) -> (LinkId, 
 
 /// Asserts that messages still arrive from `a` at `b` on this link.
 pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
-    b.port.post_receives(links.1, ZERO, 1);
+    b.port.post_receives(links.1, 1);
     let start = std::time::Instant::now();
-    while let Err(error) = a.port.send(links.0, ZERO, b"alive") {
+    while let Err(error) = a.port.send(links.0, b"alive") {
         assert_eq!(error, PostError::Full);
         a.poll();
     }
     loop {
         // Events of other links are ignored.
-        if let Some((_, _, got)) = b.inbox.pop_front().filter(|(link, ..)| *link == links.1) {
+        if let Some((_, got)) = b.inbox.pop_front().filter(|(link, ..)| *link == links.1) {
             let message = crate::expect!(got, crate::harness::Got::Message(m) => m);
             return assert_eq!(message, b"alive");
         }

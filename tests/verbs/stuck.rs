@@ -4,7 +4,7 @@ use crate::driver::Fake;
 use crate::harness::{Got, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use tensorwire::internals::fabric::{OpId, Port};
+use tensorwire::internals::fabric::Port;
 
 #[test]
 fn a_queue_pair_that_can_t_be_destroyed_but_stopped_gives_everything_back() {
@@ -33,12 +33,12 @@ fn what_a_queue_pair_may_touch_that_can_t_even_be_stopped_is_never_used_again() 
     let grant = a.port.grant(a.link, target).expect("room");
     fake.run("cut");
     let source = tensor(&a.pool, &[1; 64]);
-    a.port.write(a.link, ZERO, OpId(1), &source, 0, 64, &exposed, None).expect("room");
-    a.port.read(a.link, ZERO, OpId(2), tensor_mut(&a.pool, 64), &exposed).expect("room");
+    a.port.write(a.link, &source, 64, &exposed, None).expect("room");
+    a.port.read(a.link, tensor_mut(&a.pool, 64), &exposed).expect("room");
     fake.run("fault call=destroy_qp errno=16\nfault call=modify_qp:ERR errno=5");
     a.port.fail(a.link, tensorwire::internals::fabric::LinkFailure::Closed);
     let (failed, done, _) = a.until_down();
-    assert_eq!((failed, done), (vec![1, 2], vec![]), "whoever waits is told");
+    assert_eq!((failed, done), (2, 0), "whoever waits is told");
     assert!(a.port.revoke(a.link, &grant).is_none(), "the peer may still write there");
     let source = source.try_into_mut().expect_err("the device may still read it");
     let pool = a.pool.clone();

@@ -7,9 +7,7 @@ use super::workload::{Abort, Facts, PeerWatch, Wait};
 use crate::CliError;
 use crate::reference::Landing;
 use std::time::{Duration, Instant};
-use tensorwire::internals::fabric::{
-    Completions, Event, Half, Lane, LinkId, LinkOptions, OpId, Port, PostError, Role,
-};
+use tensorwire::internals::fabric::{Completions, Event, Half, LinkId, LinkOptions, Port, PostError, Role};
 use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
@@ -32,7 +30,6 @@ pub struct BareLink<F: MeasuredFabric> {
     pub inline: usize,
     completions: Completions,
     depth: u32,
-    next: OpId,
     fabric: F,
     pool: Pool,
 }
@@ -59,8 +56,8 @@ impl<F: MeasuredFabric> BareLink<F> {
         let fabric = F::open(&pool, settings).map_err(linking)?;
         let mut port = fabric.port().map_err(linking)?;
         let mut link = |depth| {
-            let options = LinkOptions { lanes: 1, depth, receives: depth, generation: 0 };
-            let half = fabric.half(&options).map_err(linking)?;
+            let options = LinkOptions { depth, receives: depth, generation: 0 };
+            let half = fabric.half(0, &options).map_err(linking)?;
             let theirs = channel.swap(half.address())?;
             let link = half.connect(role, &theirs, MEETING).map_err(linking)?;
             port.attach(link).map_err(linking)
@@ -71,7 +68,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         let link = link(settings.depth)?;
         let limits = port.limits(link);
         let (depth, posted, most) = (limits.depth, limits.receives, limits.max_inline);
-        port.post_receives(link, Lane::CONTROL, depth - posted);
+        port.post_receives(link, depth - posted);
         let inline = settings.inline.map_or(most, |inline| inline as usize);
         if inline > most {
             return Err(CliError::Usage(format!(
@@ -82,7 +79,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         for _ in 0..SETTLING {
             port.poll(&mut completions);
         }
-        Ok(BareLink { port, link, inline, completions, depth, next: OpId(0), fabric, pool })
+        Ok(BareLink { port, link, inline, completions, depth, fabric, pool })
     }
 
     /// Memory of the pool.
@@ -120,13 +117,6 @@ impl<F: MeasuredFabric> BareLink<F> {
         part.ok_or_else(|| CliError::failed("an operation", format!("{bytes} bytes were not granted")))
     }
 
-    /// A name for the next operation.
-    #[inline(always)]
-    pub fn name(&mut self) -> OpId {
-        self.next.0 += 1;
-        self.next
-    }
-
     /// Posts a write, and polls for room as long as there is none: inline where the bytes fit, otherwise, or where its
     /// completion is `wanted`, from where they lie.
     #[inline(always)]
@@ -140,13 +130,12 @@ impl<F: MeasuredFabric> BareLink<F> {
     ) -> Result<(), Abort> {
         let (link, bytes, mut wait) = (self.link, source.bytes(), watch.wait());
         let inline = bytes.len() <= self.inline && !wanted;
-        let id = self.name();
         loop {
             let posted = if inline {
-                self.port.write_inline(link, Lane::CONTROL, bytes, target, immediate)
+                self.port.write_inline(link, bytes, target, immediate)
             } else {
                 let len = bytes.len() as u64;
-                self.port.write(link, Lane::CONTROL, id, source, 0, len, target, immediate)
+                self.port.write(link, source, len, target, immediate)
             };
             match posted {
                 Ok(()) => return Ok(()),
@@ -165,7 +154,7 @@ impl<F: MeasuredFabric> BareLink<F> {
     ) -> Result<(), Abort> {
         let mut wait = watch.wait();
         loop {
-            match self.port.send(self.link, Lane::CONTROL, bytes) {
+            match self.port.send(self.link, bytes) {
                 Ok(()) => return Ok(()),
                 Err(PostError::Full) => drop(self.poll(&mut wait, received)?),
                 Err(error) => return Err(self.refused(error)),
@@ -180,7 +169,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         while received.arrived == 0 {
             self.poll(&mut wait, &mut received)?;
         }
-        self.port.post_receives(self.link, Lane::CONTROL, received.arrived);
+        self.port.post_receives(self.link, received.arrived);
         Ok(())
     }
 
@@ -195,9 +184,9 @@ impl<F: MeasuredFabric> BareLink<F> {
         for (completion, _) in self.completions.drain() {
             match completion.event {
                 Event::Immediate { .. } | Event::Message(_) => received.arrived += 1,
-                Event::Done { .. } => received.done += 1,
-                Event::ReadDone { target, .. } => received.read = Some(target),
-                Event::Failed { .. } => failed = failed.or(Some("an operation failed".into())),
+                Event::Done => received.done += 1,
+                Event::ReadDone { target } => received.read = Some(target),
+                Event::Failed => failed = failed.or(Some("an operation failed".into())),
                 Event::Down(why) => failed = Some(format!("the link went down: {why}")),
                 Event::Lent { .. } => {}
             }

@@ -7,7 +7,7 @@ use super::one_sided::Passive;
 use super::plan::Settings;
 use super::workload::{Abort, Facts, Initiator, PeerWatch};
 use crate::CliError;
-use tensorwire::internals::fabric::{Lane, Port, PostError, Role};
+use tensorwire::internals::fabric::{Port, PostError, Role};
 use tensorwire::internals::wire::Grant;
 use tensorwire::{Tensor, TensorMut};
 
@@ -63,10 +63,8 @@ impl<F: MeasuredFabric> Initiator for ReadLat<F> {
         let Some(mut target) = self.target.take() else {
             return Err(Abort::Failed("the last read failed".into()));
         };
-        let (mut wait, mut received, id) = (watch.wait(), Received::default(), self.side.name());
-        while let Err((error, back)) =
-            self.side.port.read(self.side.link, Lane::CONTROL, id, target, &self.source)
-        {
+        let (mut wait, mut received) = (watch.wait(), Received::default());
+        while let Err((error, back)) = self.side.port.read(self.side.link, target, &self.source) {
             if error != PostError::Full {
                 return Err(self.side.refused(error));
             }

@@ -1,4 +1,4 @@
-//! The bare fabric: one-sided writes, as many outstanding as the lane is deep.
+//! The bare fabric: one-sided writes, as many outstanding as the link is deep.
 
 use super::bare_link::{BareLink, Received};
 use super::control_channel::ControlChannel;

@@ -53,8 +53,8 @@ fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
     };
     let network = SimNetwork::new(1, options);
     let fabrics = [0, 1].map(|side: usize| network.process(&pools[side]));
-    let options = LinkOptions { lanes: 1, depth: DEPTH, receives: 0, generation: 0 };
-    let [ours, theirs] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
+    let options = LinkOptions { depth: DEPTH, receives: 0, generation: 0 };
+    let [ours, theirs] = [0, 1].map(|side: usize| fabrics[side].half(0, &options).expect("a half"));
     let addresses = [ours.address().to_vec(), theirs.address().to_vec()];
     let ours = ours.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
     let theirs = theirs.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");

@@ -35,7 +35,6 @@ pub struct Peer {
     grants: Vec<Grant>,
     tensor: Tensor,
     loans: Vec<LentBytes>,
-    next_op: u64,
     /// Of the bytes that it sent last.
     sum: u64,
 }
@@ -43,7 +42,7 @@ pub struct Peer {
 impl Peer {
     pub fn new(mut port: SimPort, link: SimLink, pool: Pool) -> Self {
         let link = port.attach(link).expect("room");
-        port.post_receives(link, Lane::CONTROL, DEPTH);
+        port.post_receives(link, DEPTH);
         let meta = TensorMeta::new(DType::U8, Shape::new(&[256]).expect("a shape")).expect("small");
         let mut tensor = pool.zeroed(meta).expect("room");
         tensor.bytes_mut().fill(2);
@@ -59,7 +58,6 @@ impl Peer {
             grants: Vec::new(),
             tensor: tensor.freeze(),
             loans: Vec::new(),
-            next_op: 0,
             sum: 0,
         }
     }
@@ -78,7 +76,7 @@ impl Peer {
             10 | 11 => self.write(input),
             12 => self.lend(input),
             13 => self.immediate(input),
-            14 => self.port.publish_credits(self.link, Lane::CONTROL, input.number() as u32),
+            14 => self.port.publish_credits(self.link, input.number() as u32),
             _ => self.change(input),
         }
     }
@@ -87,7 +85,7 @@ impl Peer {
         match input.below(7) {
             0 => self.is_attentive = !self.is_attentive,
             1 => self.loans.clear(),
-            2 => self.port.post_receives(self.link, Lane::CONTROL, input.u8().into()),
+            2 => self.port.post_receives(self.link, input.u8().into()),
             3 => self.ask_in_advance(input),
             4 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
             5 => self.pack_or_unpack(),
@@ -119,10 +117,10 @@ impl Peer {
         }
         let (port, link) = (&mut self.port, self.link);
         if bytes.len() <= SLOT {
-            let _ = port.send(link, Lane::CONTROL, bytes);
+            let _ = port.send(link, bytes);
         } else {
             cut(bytes, SLOT, |part| {
-                let _ = port.send(link, Lane::CONTROL, part);
+                let _ = port.send(link, part);
             });
         }
     }
@@ -302,15 +300,12 @@ impl Peer {
         let target = self.grant(input);
         let len = target.len.min(256);
         let immediate = self.any_immediate(input, ImmediateKind::Plain);
-        let (tensor, id) = (self.tensor.clone(), self.op());
+        let tensor = self.tensor.clone();
         let has_immediate = input.u8() < 200;
         self.sum = sum_of(&tensor.bytes()[..len as usize]);
         let _ = self.port.write(
             self.link,
-            Lane::CONTROL,
-            id,
             &tensor,
-            0,
             len,
             &target,
             has_immediate.then_some(immediate),
@@ -319,21 +314,16 @@ impl Peer {
 
     fn lend(&mut self, input: &mut Input<'_>) {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
-        let (tensor, id) = (self.tensor.clone(), self.op());
+        let tensor = self.tensor.clone();
         let allowance = Allowance::unbounded();
         self.sum = sum_of(tensor.bytes());
-        let _ = self.port.lend(self.link, Lane::CONTROL, id, &tensor, allowance, immediate);
+        let _ = self.port.lend(self.link, &tensor, allowance, immediate);
     }
 
     fn immediate(&mut self, input: &mut Input<'_>) {
         let immediate = self.any_immediate(input, ImmediateKind::Dead);
         let target = Grant { region: 0, key: 0, offset: 0, len: 0 };
-        let _ = self.port.write_inline(self.link, Lane::CONTROL, &[], &target, Some(immediate));
-    }
-
-    fn op(&mut self) -> OpId {
-        self.next_op += 1;
-        OpId(self.next_op)
+        let _ = self.port.write_inline(self.link, &[], &target, Some(immediate));
     }
 
     /// Takes what has come, if it looks.
@@ -357,11 +347,11 @@ impl Peer {
         self.completions.clear();
         for message in &messages {
             self.consumed = self.consumed.wrapping_add(1);
-            self.port.post_receives(self.link, Lane::CONTROL, 1);
+            self.port.post_receives(self.link, 1);
             self.hear(message);
         }
         if !messages.is_empty() {
-            self.port.publish_credits(self.link, Lane::CONTROL, self.consumed);
+            self.port.publish_credits(self.link, self.consumed);
         }
         count
     }

@@ -56,13 +56,12 @@ impl PeerPool {
     }
 }
 
-/// Where `len` bytes of a tensor, from byte `skip` on, lie for the peer.
+/// Where the first `len` bytes of a tensor lie for the peer.
 ///
 /// # Errors
 /// [`PostError::Refused`] if they are not inside the tensor, or it is not in this fabric's pool.
-pub(super) fn source(pool: &Pool, tensor: &Tensor, skip: u64, len: u64) -> Result<OrderSource, PostError> {
-    let have = tensor.bytes().len() as u64;
-    if skip.checked_add(len).is_none_or(|end| end > have) {
+pub(super) fn source(pool: &Pool, tensor: &Tensor, len: u64) -> Result<OrderSource, PostError> {
+    if len > tensor.bytes().len() as u64 {
         return Err(PostError::Refused("the source has not as many bytes"));
     }
     if len == 0 {
@@ -76,5 +75,5 @@ pub(super) fn source(pool: &Pool, tensor: &Tensor, skip: u64, len: u64) -> Resul
     if offset as u64 != span.offset || span.region != pool.region().id() {
         return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
     }
-    Ok(OrderSource { region: span.region, offset: span.offset + skip, len })
+    Ok(OrderSource { region: span.region, offset: span.offset, len })
 }

@@ -2,28 +2,28 @@
 
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
-use crate::fabric::shm::lane::{Lane, OrderInProgress};
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
 use crate::fabric::shm::memory::ring::{BadAck, PAYLOAD_BYTES};
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::reads::{PendingRead, ReadAnswer};
+use crate::fabric::shm::rings::{OrderInProgress, Rings};
 use crate::fabric::{Completions, Event, LinkFailure};
 use crate::memory::{LentBytes, LoanGuard};
 use crate::wire::Immediate;
 use std::sync::Arc;
 
-/// Slots that one poll takes from a lane, at most.
+/// Slots that one poll takes from a ring, at most.
 const POLL_SLOTS: u32 = 16;
 
-/// What the lanes of a link share when the peer's orders are carried out.
+/// What is needed to carry out the peer's orders.
 pub(super) struct OrderExecutor {
     pub grants: ShmGrants,
     pub memory: PeerPool,
     pub leases: Arc<LoanTable>,
     pub peer_state: PeerWords,
-    /// Bytes that one poll pulls for a lane, at most.
+    /// Bytes that one poll pulls, at most.
     poll_bytes: u64,
     message: [u8; PAYLOAD_BYTES],
 }
@@ -56,65 +56,65 @@ impl OrderExecutor {
         OrderExecutor { grants, memory, leases, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
-    /// Takes what has come on a lane, a bounded amount. Returns whether anything had.
+    /// Takes what has come, a bounded amount. Returns whether anything had.
     #[inline]
-    pub(super) fn poll(&mut self, lane: &mut Lane, out: &mut Completions) -> Result<bool, LinkFailure> {
-        let Some(ack) = lane.inc.peek() else {
-            lane.tell();
+    pub(super) fn poll(&mut self, rings: &mut Rings, out: &mut Completions) -> Result<bool, LinkFailure> {
+        let Some(ack) = rings.inc.peek() else {
+            rings.tell();
             return Ok(false);
         };
-        self.take(lane, ack, out)?;
+        self.take(rings, ack, out)?;
         Ok(true)
     }
 
-    fn take(&mut self, lane: &mut Lane, mut ack: u32, out: &mut Completions) -> Result<(), LinkFailure> {
-        if std::mem::take(&mut lane.replies) {
+    fn take(&mut self, rings: &mut Rings, mut ack: u32, out: &mut Completions) -> Result<(), LinkFailure> {
+        if std::mem::take(&mut rings.replies) {
             // What comes in turns will be replied to: the line for the reply is fetched meanwhile.
-            lane.out.prefetch();
+            rings.out.prefetch();
         }
         let mut bytes = self.poll_bytes;
         let mut told = false;
         for _ in 0..POLL_SLOTS {
-            lane.acknowledge(ack, out).map_err(bad_ack)?;
-            match self.carry_out(lane, &mut bytes, out)? {
+            rings.acknowledge(ack, out).map_err(bad_ack)?;
+            match self.carry_out(rings, &mut bytes, out)? {
                 OrderProgress::More => break,
-                OrderProgress::Done => told |= lane.inc.advance(),
+                OrderProgress::Done => told |= rings.inc.advance(),
             }
-            match lane.inc.peek() {
+            match rings.inc.peek() {
                 Some(next) => ack = next,
                 None => break,
             }
         }
         if told {
-            lane.ringer.ring_if_idle();
+            rings.ringer.ring_if_idle();
         }
-        lane.post_answers().map_err(bad_ack)
+        rings.post_answers().map_err(bad_ack)
     }
 
     #[inline]
     fn carry_out(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         bytes: &mut u64,
         out: &mut Completions,
     ) -> Result<OrderProgress, LinkFailure> {
-        if let Some(current) = lane.current {
-            return self.carry_out_bulk(lane, current, bytes, out);
+        if let Some(current) = rings.current {
+            return self.carry_out_bulk(rings, current, bytes, out);
         }
-        let order = Order::from_words(lane.inc.header(), || lane.inc.words()).map_err(broke)?;
+        let order = Order::from_words(rings.inc.header(), || rings.inc.words()).map_err(broke)?;
         match order {
             Order::Send { len } => {
-                receive(lane)?;
+                receive(rings)?;
                 let message = &mut self.message[..len];
-                lane.inc.payload(message);
-                out.push_message(lane.link, lane.id, message);
+                rings.inc.payload(message);
+                out.push_message(rings.link, message);
                 Ok(OrderProgress::Done)
             }
             Order::WriteInline { len, target, immediate } => {
-                self.write_inline(lane, len, target, immediate, out)?;
+                self.write_inline(rings, len, target, immediate, out)?;
                 Ok(OrderProgress::Done)
             }
-            order => self.carry_out_bulk(lane, OrderInProgress { order, pulled: 0 }, bytes, out),
+            order => self.carry_out_bulk(rings, OrderInProgress { order, pulled: 0 }, bytes, out),
         }
     }
 
@@ -122,22 +122,22 @@ impl OrderExecutor {
     #[inline(never)] // keeps the way of the small orders short
     fn carry_out_bulk(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         current: OrderInProgress,
         bytes: &mut u64,
         out: &mut Completions,
     ) -> Result<OrderProgress, LinkFailure> {
-        lane.current = None;
+        rings.current = None;
         match current.order {
             Order::Write { source, target, immediate } => {
-                return self.write(lane, current, (source, target, immediate), bytes, out);
+                return self.write(rings, current, (source, target, immediate), bytes, out);
             }
             Order::Lend { source, index, number, immediate } => {
-                self.borrow(lane, source, (index, number), immediate, out)?;
+                self.borrow(rings, source, (index, number), immediate, out)?;
             }
-            Order::Read { exposed, len, ticket } => self.read(lane, exposed, len, ticket)?,
+            Order::Read { exposed, len, ticket } => self.read(rings, exposed, len, ticket)?,
             Order::Answer { source, ticket } => {
-                return self.answered(lane, current, source, ticket, bytes, out);
+                return self.answered(rings, current, source, ticket, bytes, out);
             }
             Order::Send { .. } | Order::WriteInline { .. } => {}
         }
@@ -147,48 +147,48 @@ impl OrderExecutor {
     #[inline]
     fn write_inline(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         len: usize,
         target: OrderTarget,
         immediate: Option<Immediate>,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
-        may_receive(lane, immediate)?;
+        may_receive(rings, immediate)?;
         if len > 0 {
-            lane.inc.payload(self.grants.writable(target, len as u64).map_err(broke)?);
+            rings.inc.payload(self.grants.writable(target, len as u64).map_err(broke)?);
         }
-        landed(lane, len as u64, immediate, out)
+        landed(rings, len as u64, immediate, out)
     }
 
     fn write(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         current: OrderInProgress,
         (source, target, immediate): (OrderSource, OrderTarget, Option<Immediate>),
         bytes: &mut u64,
         out: &mut Completions,
     ) -> Result<OrderProgress, LinkFailure> {
-        may_receive(lane, immediate)?;
+        may_receive(rings, immediate)?;
         if source.len > 0 {
             let room = self.grants.writable(target, source.len).map_err(broke)?;
-            if !pull(&self.memory, &mut lane.current, current, source, room, bytes).map_err(broke)? {
+            if !pull(&self.memory, &mut rings.current, current, source, room, bytes).map_err(broke)? {
                 return Ok(OrderProgress::More);
             }
             self.peer_kept_its_word()?;
         }
-        landed(lane, source.len, immediate, out)?;
+        landed(rings, source.len, immediate, out)?;
         Ok(OrderProgress::Done)
     }
 
     fn borrow(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         source: OrderSource,
         (place, number): (u64, u64),
         immediate: Immediate,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
-        receive(lane)?;
+        receive(rings)?;
         let OrderSource { region: id, offset, len } = source;
         let region = Arc::clone(self.memory.region(id, len == 0).map_err(broke)?);
         let (have, offset) = (region.len(), if len == 0 { 0 } else { offset });
@@ -199,13 +199,13 @@ impl OrderExecutor {
                 "it lent {len} bytes at {offset} of its region {id}, which has {have}"
             )));
         };
-        out.push(lane.link, lane.id, Event::Lent { immediate, bytes });
+        out.push(rings.link, Event::Lent { immediate, bytes });
         Ok(())
     }
 
     fn read(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         exposed: OrderTarget,
         len: u64,
         ticket: ReadTicket,
@@ -216,19 +216,19 @@ impl OrderExecutor {
             let tensor = self.grants.readable(exposed, len).map_err(broke)?.clone();
             (OrderSource { region: exposed.region, offset: exposed.offset, len }, Some(tensor))
         };
-        lane.answers.add(ReadAnswer { source, ticket, tensor }).map_err(broke)
+        rings.answers.add(ReadAnswer { source, ticket, tensor }).map_err(broke)
     }
 
     fn answered(
         &mut self,
-        lane: &mut Lane,
+        rings: &mut Rings,
         current: OrderInProgress,
         source: OrderSource,
         ticket: ReadTicket,
         bytes: &mut u64,
         out: &mut Completions,
     ) -> Result<OrderProgress, LinkFailure> {
-        let Some(read) = lane.reads.get(ticket) else {
+        let Some(read) = rings.reads.get(ticket) else {
             let ReadTicket { index, number } = ticket;
             return Err(broke(format!("it answered read {number} in place {index}, which is not under way")));
         };
@@ -238,14 +238,14 @@ impl OrderExecutor {
         }
         if source.len > 0 {
             let room = &mut read.target.bytes_mut()[..source.len as usize];
-            let pulled = pull(&self.memory, &mut lane.current, current, source, room, bytes);
+            let pulled = pull(&self.memory, &mut rings.current, current, source, room, bytes);
             if !pulled.map_err(broke)? {
                 return Ok(OrderProgress::More);
             }
             self.peer_kept_its_word()?;
         }
-        if let Some(PendingRead { id, target, .. }) = lane.reads.take(ticket) {
-            out.push(lane.link, lane.id, Event::ReadDone { id, target });
+        if let Some(PendingRead { target, .. }) = rings.reads.take(ticket) {
+            out.push(rings.link, Event::ReadDone { target });
         }
         Ok(OrderProgress::Done)
     }
@@ -279,21 +279,21 @@ fn pull(
 
 /// Consumes a posted receive.
 #[inline]
-fn receive(lane: &mut Lane) -> Result<(), LinkFailure> {
-    match lane.posted.checked_sub(1) {
+fn receive(rings: &mut Rings) -> Result<(), LinkFailure> {
+    match rings.posted.checked_sub(1) {
         Some(left) => {
-            lane.posted = left;
+            rings.posted = left;
             Ok(())
         }
-        None => Err(LinkFailure::NoReceive { lane: lane.id.0 }),
+        None => Err(LinkFailure::NoReceive),
     }
 }
 
 /// Whether there is a receive for an immediate; asked before anything is written.
 #[inline]
-fn may_receive(lane: &Lane, immediate: Option<Immediate>) -> Result<(), LinkFailure> {
-    if immediate.is_some() && lane.posted == 0 {
-        return Err(LinkFailure::NoReceive { lane: lane.id.0 });
+fn may_receive(rings: &Rings, immediate: Option<Immediate>) -> Result<(), LinkFailure> {
+    if immediate.is_some() && rings.posted == 0 {
+        return Err(LinkFailure::NoReceive);
     }
     Ok(())
 }
@@ -301,14 +301,14 @@ fn may_receive(lane: &Lane, immediate: Option<Immediate>) -> Result<(), LinkFail
 /// A write is there in whole: tells it if it has an immediate.
 #[inline]
 fn landed(
-    lane: &mut Lane,
+    rings: &mut Rings,
     bytes: u64,
     immediate: Option<Immediate>,
     out: &mut Completions,
 ) -> Result<(), LinkFailure> {
     if let Some(immediate) = immediate {
-        receive(lane)?;
-        out.push(lane.link, lane.id, Event::Immediate { immediate, bytes });
+        receive(rings)?;
+        out.push(rings.link, Event::Immediate { immediate, bytes });
     }
     Ok(())
 }

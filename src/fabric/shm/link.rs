@@ -3,7 +3,6 @@
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::execute::{OrderExecutor, bad_ack};
 use crate::fabric::shm::grants::MAX_GRANTS;
-use crate::fabric::shm::lane::Lane;
 use crate::fabric::shm::liveness::ProcessWatch;
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::loans::lent::LentLoans;
@@ -12,12 +11,11 @@ use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::ring::{Consumer, PAYLOAD_BYTES, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::memory::state;
+use crate::fabric::shm::rings::Rings;
 use crate::fabric::shm::wakeup::doorbells::{OwnDoorbell, PeerDoorbells};
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
 use crate::fabric::shm::wakeup::ringer::Ringer;
-use crate::fabric::{
-    Allowance, Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, OpId,
-};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions};
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 
@@ -28,9 +26,7 @@ const LOANS_PER_POLL: usize = 4;
 
 /// A tensor that the peer may be reading where it lies.
 pub(super) struct LinkLoan {
-    pub id: OpId,
-    pub lane: LaneId,
-    /// Position of its slot in the lane's ring.
+    /// Position of its slot in the ring.
     pub position: u64,
     /// Its bytes must not change before the peer gives them back.
     pub tensor: Tensor,
@@ -57,7 +53,7 @@ pub(super) struct ShmLinkInner {
     pub pool: Pool,
     phase: ShmLinkPhase,
     polls: u32,
-    pub lanes: Vec<Lane>,
+    pub rings: Rings,
     pub executor: OrderExecutor,
     pub loans: LinkLoans,
     state: OwnWords,
@@ -91,18 +87,12 @@ impl ShmLinkInner {
     pub(super) fn new(options: &LinkOptions, layout: &SegmentLayout, parts: LinkParts) -> Self {
         let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, fenced } = parts;
         let ringer = Ringer::new(peer.words(layout.state()), doorbells);
-        let lanes = (0..options.lanes)
-            .map(|id| {
-                let k = usize::from(id);
-                let out = Producer::new(own.words(layout.ring(k)), peer.words(layout.line(k)));
-                let inc = Consumer::new(peer.words(layout.ring(k)), own.words(layout.line(k)));
-                Lane::new(LaneId(id), options.depth, out, inc, ringer.clone())
-            })
-            .collect();
+        let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()));
+        let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()));
+        let rings = Rings::new(options.depth, out, inc, ringer.clone());
         let leases = LoanTable::new(own.words(layout.leases()), ringer.clone());
         ShmLinkInner {
             limits: LinkLimits {
-                lanes: options.lanes,
                 depth: options.depth,
                 receives: 0, // what comes early waits in the ring
                 max_inline: PAYLOAD_BYTES,
@@ -114,7 +104,7 @@ impl ShmLinkInner {
             pool,
             phase: ShmLinkPhase::Up,
             polls: 0,
-            lanes,
+            rings,
             executor: OrderExecutor::new(memory, leases, peer.words(layout.state()), poll_bytes),
             loans: LentLoans::new(peer.words(layout.leases())),
             state: own.words(layout.state()),
@@ -133,10 +123,8 @@ impl ShmLinkInner {
     pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
         self.ringer.count_on(bell);
-        for lane in &mut self.lanes {
-            lane.link = id;
-            lane.ringer.count_on(bell);
-        }
+        self.rings.link = id;
+        self.rings.ringer.count_on(bell);
         if let Some(watch) = &mut self.watch {
             watch.ring(Arc::clone(bell), place);
         }
@@ -148,7 +136,7 @@ impl ShmLinkInner {
         if std::mem::replace(&mut self.is_corked, true) {
             return false;
         }
-        self.lanes.iter_mut().for_each(Lane::cork);
+        self.rings.cork();
         true
     }
 
@@ -157,18 +145,14 @@ impl ShmLinkInner {
         if !std::mem::take(&mut self.is_corked) {
             return;
         }
-        let owing = self.lanes.iter_mut().map(Lane::uncork).filter(|owes| *owes).count();
-        if owing > 0 {
+        if self.rings.uncork() {
             self.ringer.ring_if_idle();
         }
     }
 
-    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at
-    /// [`ShmLinkInner::has_news`].
+    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at [`ShmLinkInner::has_news`].
     pub(super) fn mark_idle(&mut self, pull: DoorbellRef) {
-        for lane in &mut self.lanes {
-            lane.tell();
-        }
+        self.rings.tell();
         idle::mark_idle(&self.state, pull);
     }
 
@@ -184,7 +168,7 @@ impl ShmLinkInner {
             ShmLinkPhase::Failing(_) | ShmLinkPhase::Draining(_) => true,
             ShmLinkPhase::Down => false,
             ShmLinkPhase::Up => {
-                self.lanes.iter().any(Lane::has_news)
+                self.rings.has_news()
                     || self.loans.has_news()
                     || state::of_peer(&self.executor.peer_state).is_some()
                     || self.watch.as_ref().is_some_and(ProcessWatch::is_dead)
@@ -199,7 +183,7 @@ impl ShmLinkInner {
         if !self.is_up() && !self.poll_unless_over(out) {
             return;
         }
-        let Ok(busy) = self.poll_lanes(out) else { return };
+        let Ok(busy) = self.poll_ring(out) else { return };
         self.had_traffic |= busy;
         if !self.loans.is_empty() {
             self.returned(LOANS_PER_POLL, out);
@@ -216,7 +200,7 @@ impl ShmLinkInner {
     pub(super) fn poll_once(&mut self, out: &mut Completions) -> bool {
         let before = out.len();
         if self.is_up() || self.poll_unless_over(out) {
-            let Ok(busy) = self.poll_lanes(out) else { return true };
+            let Ok(busy) = self.poll_ring(out) else { return true };
             self.returned(usize::MAX, out);
             self.look_around(busy, out);
             return busy || out.len() > before || matches!(self.phase, ShmLinkPhase::Draining(_));
@@ -224,21 +208,16 @@ impl ShmLinkInner {
         out.len() > before
     }
 
-    /// Looks at the rings. Returns whether anything had come; an error if the link went down for
-    /// it.
+    /// Looks at the peer's ring. Returns whether anything had come; an error if the link went down for it.
     #[inline(always)] // who spins does nothing else
-    fn poll_lanes(&mut self, out: &mut Completions) -> Result<bool, ()> {
-        let mut busy = false;
-        for lane in &mut self.lanes {
-            match self.executor.poll(lane, out) {
-                Ok(came) => busy |= came,
-                Err(why) => {
-                    self.go_down(why, out);
-                    return Err(());
-                }
+    fn poll_ring(&mut self, out: &mut Completions) -> Result<bool, ()> {
+        match self.executor.poll(&mut self.rings, out) {
+            Ok(busy) => Ok(busy),
+            Err(why) => {
+                self.go_down(why, out);
+                Err(())
             }
         }
-        Ok(busy)
     }
 
     /// Whether operations can be posted.
@@ -268,13 +247,13 @@ impl ShmLinkInner {
     /// Completes loans that are back, of the next `count`.
     fn returned(&mut self, count: usize, out: &mut Completions) {
         let link = self.id;
-        self.loans.returned(count, |loan| out.push(link, loan.lane, Event::Done { id: loan.id }));
+        self.loans.returned(count, |_| out.push(link, Event::Done));
     }
 
     /// Looks at what no slot tells. `busy`: something came in this poll.
     fn look_around(&mut self, busy: bool, out: &mut Completions) {
-        for lane in self.lanes.iter_mut().filter(|lane| lane.waits_for_peer()) {
-            let looked = lane.refresh(out).and_then(|()| lane.post_answers());
+        if self.rings.waits_for_peer() {
+            let looked = self.rings.refresh(out).and_then(|()| self.rings.post_answers());
             if let Err(bad) = looked {
                 return self.go_down(bad_ack(bad), out);
             }
@@ -303,29 +282,22 @@ impl ShmLinkInner {
         if !matches!(self.phase, ShmLinkPhase::Failing(_)) {
             self.leave(&why); // else the peer knows already
         }
-        for lane in &mut self.lanes {
-            // What the peer has taken is done, not failed. A wrong number on its line changes
-            // nothing now.
-            let _ = lane.refresh(out);
-        }
+        // What the peer has taken is done, not failed. A wrong number on its line changes nothing now.
+        let _ = self.rings.refresh(out);
         self.returned(usize::MAX, out);
-        for lane in &mut self.lanes {
-            lane.fail_all(out);
-        }
-        for loan in self.loans.held() {
-            out.push(self.id, loan.lane, Event::Failed { id: loan.id });
+        self.rings.fail_all(out);
+        for _ in self.loans.held() {
+            out.push(self.id, Event::Failed);
         }
         self.phase = ShmLinkPhase::Down;
         self.orphan_loans();
-        out.push(self.id, LaneId::CONTROL, Event::Down(why));
+        out.push(self.id, Event::Down(why));
     }
 
     /// Tells the peer that this side no longer takes part.
     fn leave(&mut self, why: &LinkFailure) {
-        for lane in &mut self.lanes {
-            // The last word on what was taken, before the peer can see that nothing more will be.
-            lane.inc.finish();
-        }
+        // The last word on what was taken, before the peer can see that nothing more will be.
+        self.rings.inc.finish();
         state::leave(&self.state, why);
         self.ringer.ring_if_idle();
     }
@@ -336,10 +308,10 @@ impl ShmLinkInner {
         if self.loans.is_empty() {
             return;
         }
-        let lines = self.lanes.iter().map(|lane| lane.out.line().clone()).collect();
+        let line = self.rings.out.line().clone();
         let peer_state = self.executor.peer_state.clone();
         if let Some(watch) = watch {
-            self.orphans.add(OrphanedLink { loans: self.loans.take_out(), lines, peer_state, watch });
+            self.orphans.add(OrphanedLink { loans: self.loans.take_out(), line, peer_state, watch });
         }
     }
 }

@@ -21,11 +21,11 @@
 //! | `connect` | addresses, hellos, the handshake over a Unix socket |
 //! | `grants`, `bulk`, `regions`, `reads` | what a peer may touch of this process's memory, and where its bytes are |
 //! | `loans` | tensors lent and borrowed, and what becomes of them when links or processes end |
-//! | `lane`, `execute`, `post`, `link`, `links`, `port` | posting, executing the peer's orders, polling |
+//! | `rings`, `execute`, `post`, `link`, `links`, `port` | posting, executing the peer's orders, polling |
 //! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
 //! What a link costs: no file descriptor once it is connected; two mappings; on each side two
-//! segments of 4 KiB and 256 bytes for each slot of each lane, its own and the peer's. What a
+//! segments of 4 KiB and 256 bytes for each slot of its ring, its own and the peer's. What a
 //! peer's process costs, however many links there are to it: its pidfd, its pool's descriptor until
 //! that is mapped, and 64 KiB for its doorbells. While two halves shake hands, each has about eight
 //! descriptors. A port takes 4096 links, a fabric has 64 ports.
@@ -35,7 +35,6 @@ mod connect;
 mod execute;
 mod file_cache;
 mod grants;
-mod lane;
 mod link;
 mod links;
 mod liveness;
@@ -45,6 +44,7 @@ mod port;
 mod post;
 mod reads;
 mod regions;
+mod rings;
 #[cfg(any(test, fuzzing))]
 mod testing;
 mod wakeup;
@@ -81,7 +81,7 @@ use wakeup::doorbells::{self, Doorbells, PeerDoorbells};
 /// What a fabric is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmOptions {
-    /// Bytes of bulk that one poll pulls for a lane, at least 4096. A larger tensor is pulled over
+    /// Bytes of bulk that one poll pulls for a link, at least 4096. A larger tensor is pulled over
     /// several polls, so that the poller's other links are not kept waiting.
     pub poll_bytes: u64,
     /// Bytes of the pool that are lent to peers at a time, at most.
@@ -189,7 +189,7 @@ impl Fabric for ShmFabric {
         Some(Arc::clone(&self.shared.books))
     }
 
-    fn half(&self, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
+    fn half(&self, _port: usize, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
         self.shared.orphans.sweep();
         ShmHalf::new(&self.shared, options)
     }
@@ -220,9 +220,7 @@ impl ShmHalf {
             }
         })?;
         let segment = OwnSegment::new(&layout)?;
-        for lane in 0..usize::from(options.lanes) {
-            ring::prepare(&segment.words(layout.ring(lane)), &segment.words(layout.line(lane)));
-        }
+        ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()));
         Ok(ShmHalf {
             shared: Arc::clone(shared),
             options: options.clone(),

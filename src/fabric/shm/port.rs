@@ -5,9 +5,7 @@ use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::links::PortLinks;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
-use crate::fabric::{
-    Allowance, Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, OpId, Port, PostError,
-};
+use crate::fabric::{Allowance, Completions, FabricError, LinkFailure, LinkId, LinkLimits, Port, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
@@ -17,7 +15,7 @@ const SWEEP_EVERY: u32 = 1024;
 
 /// What a link that is not there can do.
 static NOTHING: LinkLimits =
-    LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
+    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 /// A connected link that no port has yet. Dropping it closes it.
 pub struct ShmLink(pub(super) Box<ShmLinkInner>);
@@ -144,63 +142,57 @@ impl Port for ShmPort {
         completions.len() - before
     }
 
-    fn post_receives(&mut self, link: LinkId, lane: Lane, count: u32) {
+    fn post_receives(&mut self, link: LinkId, count: u32) {
         if let Some(link) = self.links.get_mut(link) {
-            link.post_receives(lane, count);
+            link.post_receives(count);
         }
     }
 
-    fn publish_credits(&mut self, link: LinkId, lane: Lane, returned: u32) {
+    fn publish_credits(&mut self, link: LinkId, returned: u32) {
         if let Some(link) = self.link(link) {
-            link.publish_credits(lane, returned);
+            link.publish_credits(returned);
         }
     }
 
-    fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32 {
-        self.links.get(link).map_or(0, |link| link.peer_credits(lane))
+    fn peer_credits(&mut self, link: LinkId) -> u32 {
+        self.links.get(link).map_or(0, |link| link.peer_credits())
     }
 
     #[inline]
-    fn send(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError> {
-        self.post(link, |link| link.send(lane, bytes))
+    fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
+        self.post(link, |link| link.send(bytes))
     }
 
     #[inline]
     fn write_inline(
         &mut self,
         link: LinkId,
-        lane: Lane,
         bytes: &[u8],
         target: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
-        self.post(link, |link| link.write_inline(lane, bytes, target, immediate))
+        self.post(link, |link| link.write_inline(bytes, target, immediate))
     }
 
     fn write(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
-        skip: u64,
         len: u64,
         target: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
-        self.post(link, |link| link.write(lane, id, source, skip, len, target, immediate))
+        self.post(link, |link| link.write(source, len, target, immediate))
     }
 
     fn read(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         target: TensorMut,
         source: &Grant,
     ) -> Result<(), (PostError, TensorMut)> {
         let posted = match self.link(link) {
-            Some(link) => link.read(lane, id, target, source),
+            Some(link) => link.read(target, source),
             None => Err((PostError::Down, target)),
         };
         if let Err((PostError::Down, _)) = posted {
@@ -216,14 +208,12 @@ impl Port for ShmPort {
     fn lend(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
         allowance: Allowance,
         immediate: Immediate,
     ) -> Result<(), (PostError, Allowance)> {
         let posted = match self.link(link) {
-            Some(link) => link.lend(lane, id, source, allowance, immediate),
+            Some(link) => link.lend(source, allowance, immediate),
             None => Err((PostError::Down, allowance)),
         };
         if let Err((PostError::Down, _)) = posted {

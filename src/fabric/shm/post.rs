@@ -4,12 +4,12 @@
 use crate::fabric::shm::bulk::source;
 use crate::fabric::shm::execute::bad_ack;
 use crate::fabric::shm::grants::Granted;
-use crate::fabric::shm::lane::Lane;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget};
 use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
 use crate::fabric::shm::reads::PendingRead;
-use crate::fabric::{Allowance, Lane as LaneId, OpId, PostError};
+use crate::fabric::shm::rings::Rings;
+use crate::fabric::{Allowance, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
@@ -23,19 +23,15 @@ fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
 }
 
 impl ShmLinkInner {
-    /// The lane to post on, if it has room.
+    /// The rings to post on, if they have room.
     #[inline]
-    fn room(&mut self, lane: LaneId) -> Result<&mut Lane, PostError> {
+    fn room(&mut self) -> Result<&mut Rings, PostError> {
         if !self.is_up() {
             return Err(PostError::Down);
         }
         self.had_traffic = true;
-        let index = usize::from(lane.0);
-        let Some(found) = self.lanes.get_mut(index) else {
-            return Err(PostError::Refused("the link has no such lane"));
-        };
-        match found.out.has_room() {
-            Ok(true) => Ok(&mut self.lanes[index]),
+        match self.rings.out.has_room() {
+            Ok(true) => Ok(&mut self.rings),
             Ok(false) => Err(PostError::Full),
             Err(bad) => {
                 self.fail(bad_ack(bad));
@@ -45,18 +41,17 @@ impl ShmLinkInner {
     }
 
     #[inline]
-    pub(super) fn send(&mut self, lane: LaneId, bytes: &[u8]) -> Result<(), PostError> {
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), PostError> {
         if bytes.len() > PAYLOAD_BYTES {
             return Err(PostError::Refused("a message has at most 224 bytes"));
         }
-        self.room(lane)?.post_inline(Order::Send { len: bytes.len() }, bytes);
+        self.room()?.post_inline(Order::Send { len: bytes.len() }, bytes);
         Ok(())
     }
 
     #[inline]
     pub(super) fn write_inline(
         &mut self,
-        lane: LaneId,
         bytes: &[u8],
         grant: &Grant,
         immediate: Option<Immediate>,
@@ -66,48 +61,38 @@ impl ShmLinkInner {
             return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
         }
         let target = target(grant, len as u64)?;
-        self.room(lane)?.post_inline(Order::WriteInline { len, target, immediate }, bytes);
+        self.room()?.post_inline(Order::WriteInline { len, target, immediate }, bytes);
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)] // as in `Port`
     pub(super) fn write(
         &mut self,
-        lane: LaneId,
-        id: OpId,
         tensor: &Tensor,
-        skip: u64,
         len: u64,
         grant: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
         let target = target(grant, len)?;
-        let source = source(&self.pool, tensor, skip, len)?;
+        let source = source(&self.pool, tensor, len)?;
         let order = Order::Write { source, target, immediate };
-        self.room(lane)?.post_held(order, Some(id), Some(tensor.clone()));
+        self.room()?.post_held(order, true, Some(tensor.clone()));
         Ok(())
     }
 
-    pub(super) fn read(
-        &mut self,
-        lane: LaneId,
-        id: OpId,
-        target: TensorMut,
-        source: &Grant,
-    ) -> Result<(), (PostError, TensorMut)> {
+    pub(super) fn read(&mut self, target: TensorMut, source: &Grant) -> Result<(), (PostError, TensorMut)> {
         let len = source.len;
         if len > target.bytes().len() as u64 {
             return Err((PostError::Refused("the target has fewer bytes than the source"), target));
         }
-        let lane = match self.room(lane) {
-            Ok(lane) => lane,
+        let rings = match self.room() {
+            Ok(rings) => rings,
             Err(error) => return Err((error, target)),
         };
-        if !lane.reads.has_room() {
+        if !rings.reads.has_room() {
             return Err((PostError::Full, target));
         }
-        if let Some(ticket) = lane.reads.add(PendingRead { id, target, len }) {
-            lane.post(Order::Read { exposed: OrderTarget::from(source), len, ticket });
+        if let Some(ticket) = rings.reads.add(PendingRead { target, len }) {
+            rings.post(Order::Read { exposed: OrderTarget::from(source), len, ticket });
         }
         Ok(())
     }
@@ -115,45 +100,39 @@ impl ShmLinkInner {
     /// Keeps the allowance as long as the tensor is lent; gives it back if it is not.
     pub(super) fn lend(
         &mut self,
-        lane: LaneId,
-        id: OpId,
         tensor: &Tensor,
         allowance: Allowance,
         immediate: Immediate,
     ) -> Result<(), (PostError, Allowance)> {
-        let (source, position) = match self.lendable(lane, tensor) {
+        let (source, position) = match self.lendable(tensor) {
             Ok(found) => found,
             Err(error) => return Err((error, allowance)),
         };
-        let loan = LinkLoan { id, lane, position, tensor: tensor.clone(), _allowance: allowance };
+        let loan = LinkLoan { position, tensor: tensor.clone(), _allowance: allowance };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let order = Order::Lend { source, index: u64::from(index), number, immediate };
-        self.lanes[usize::from(lane.0)].post(order);
+        self.rings.post(order);
         Ok(())
     }
 
     /// Where a tensor lies that can be lent now, and the position of the slot that will say so.
-    fn lendable(&mut self, lane: LaneId, tensor: &Tensor) -> Result<(OrderSource, u64), PostError> {
-        let source = source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
-        let position = self.room(lane)?.out.next();
+    fn lendable(&mut self, tensor: &Tensor) -> Result<(OrderSource, u64), PostError> {
+        let source = source(&self.pool, tensor, tensor.bytes().len() as u64)?;
+        let position = self.room()?.out.next();
         if self.loans.has_room() { Ok((source, position)) } else { Err(PostError::Full) }
     }
 
-    pub(super) fn post_receives(&mut self, lane: LaneId, count: u32) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) {
-            lane.posted = lane.posted.saturating_add(count);
-        }
+    pub(super) fn post_receives(&mut self, count: u32) {
+        self.rings.posted = self.rings.posted.saturating_add(count);
     }
 
-    pub(super) fn publish_credits(&mut self, lane: LaneId, returned: u32) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) {
-            lane.inc.publish_credits(returned);
-            lane.ring_if_idle();
-        }
+    pub(super) fn publish_credits(&mut self, returned: u32) {
+        self.rings.inc.publish_credits(returned);
+        self.rings.ring_if_idle();
     }
 
-    pub(super) fn peer_credits(&self, lane: LaneId) -> u32 {
-        self.lanes.get(usize::from(lane.0)).map_or(0, |lane| lane.out.credits())
+    pub(super) fn peer_credits(&self) -> u32 {
+        self.rings.out.credits()
     }
 
     pub(super) fn grant(&mut self, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
@@ -175,7 +154,7 @@ impl ShmLinkInner {
         if !self.is_up() {
             return Err(PostError::Down);
         }
-        source(&self.pool, tensor, 0, tensor.bytes().len() as u64)?;
+        source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let added = self.executor.grants.add(Granted::Read(tensor.clone()), tensor.span());
         added.map_err(|(error, _)| error)
     }

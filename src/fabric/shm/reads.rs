@@ -1,18 +1,16 @@
 //! Reads: those that this side waits for, and those of the peer that it has yet to answer.
 
-use crate::fabric::OpId;
 use crate::fabric::shm::memory::order::{OrderSource, ReadTicket};
 use crate::memory::{Tensor, TensorMut};
 use std::collections::VecDeque;
 
 /// A read that waits for its answer.
 pub(super) struct PendingRead {
-    pub id: OpId,
     pub target: TensorMut,
     pub len: u64,
 }
 
-/// The reads of a lane that wait for their answers: a table as large as the lane is deep.
+/// The reads of a link that wait for their answers: a table as large as the link is deep.
 pub(super) struct PendingReads {
     places: Vec<Option<(u32, PendingRead)>>,
     free: Vec<u32>,
@@ -73,8 +71,8 @@ pub(super) struct ReadAnswer {
     pub tensor: Option<Tensor>,
 }
 
-/// The answers of a lane that wait for room in its ring. A peer has at most as many reads under way
-/// as the lane is deep, so neither side ever has to stop taking slots in order to answer.
+/// The answers of a link that wait for room in its ring. A peer has at most as many reads under way as the
+/// link is deep, so neither side ever has to stop taking slots in order to answer.
 pub(super) struct ReadAnswers {
     waiting: VecDeque<ReadAnswer>,
     depth: usize,
@@ -92,7 +90,7 @@ impl ReadAnswers {
     /// If the peer has asked for more than it may.
     pub(super) fn add(&mut self, answer: ReadAnswer) -> Result<(), String> {
         if self.waiting.len() == self.depth {
-            return Err(format!("it has more than {} reads under way on one lane", self.depth));
+            return Err(format!("it has more than {} reads under way on one link", self.depth));
         }
         self.waiting.push_back(answer);
         Ok(())
@@ -123,20 +121,19 @@ mod tests {
     fn a_ticket_is_good_for_one_read_only() {
         let pool = pool();
         let mut reads = PendingReads::new(2);
-        let add = |reads: &mut PendingReads, id| {
-            reads.add(PendingRead { id: OpId(id), target: tensor_mut(&pool, 4), len: 4 })
-        };
+        let add =
+            |reads: &mut PendingReads, len| reads.add(PendingRead { target: tensor_mut(&pool, 4), len });
         let first = add(&mut reads, 1).expect("room");
         let second = add(&mut reads, 2).expect("room");
         assert!(!reads.has_room());
         assert!(add(&mut reads, 3).is_none());
-        assert_eq!(reads.take(first).expect("waits").id, OpId(1));
+        assert_eq!(reads.take(first).expect("waits").len, 1);
         assert!(reads.take(first).is_none());
         let third = add(&mut reads, 3).expect("room");
         assert_eq!(third.index, first.index);
         assert!(reads.get(first).is_none(), "the old number is not the new read's");
         assert!(reads.get(ReadTicket { index: 2, number: 1 }).is_none());
-        let mut rest: Vec<_> = reads.take_all().map(|read| read.id.0).collect();
+        let mut rest: Vec<_> = reads.take_all().map(|read| read.len).collect();
         rest.sort_unstable();
         assert_eq!(rest, [2, 3]);
         assert!(reads.get(second).is_none());

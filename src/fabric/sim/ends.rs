@@ -2,8 +2,8 @@
 
 use super::SimProcess;
 use super::network::{Happening, State};
-use super::side::{Arrived, Held, Operation, Side};
-use crate::fabric::{Lane, LinkFailure};
+use super::side::{Arrived, Held, Side};
+use crate::fabric::LinkFailure;
 
 impl State {
     pub fn is_dead(&self, side: usize) -> bool {
@@ -24,7 +24,7 @@ impl State {
         if self.is_dead(side) || self.sides[side].is_cut {
             return; // the peer hears of that, and nothing else gets there
         }
-        let sent = self.sides[side].lanes.iter().map(|lane| lane.last_arrival).max().unwrap_or_default();
+        let sent = self.sides[side].last_arrival;
         let news = self.after_a_delay().max(sent);
         self.foresee(news, Happening::News { side: peer, failure: LinkFailure::Closed });
     }
@@ -34,16 +34,16 @@ impl State {
             return;
         }
         self.note("down", side, 0);
-        for Operation { id, lane, .. } in self.release_all(side) {
-            if let Some(id) = id {
-                self.sides[side].bring(lane, Arrived::Failed(id));
+        for held in self.release_all(side) {
+            if !matches!(held, Held::Nothing) {
+                self.sides[side].bring(Arrived::Failed);
             }
         }
-        self.sides[side].bring(Lane::CONTROL, Arrived::Down(failure));
+        self.sides[side].bring(Arrived::Down(failure));
     }
 
     /// Ends all operations of a side and lets go of their memory, but for loans that are out.
-    fn release_all(&mut self, side: usize) -> Vec<Operation> {
+    fn release_all(&mut self, side: usize) -> Vec<Held> {
         self.sides[side].corked.clear();
         for happening in self.happenings.values_mut() {
             if let Happening::Packet { from, load, .. } = happening
@@ -54,15 +54,15 @@ impl State {
         }
         let operations: Vec<_> = std::mem::take(&mut self.sides[side].operations).into_values().collect();
         for operation in &operations {
-            if let Held::Loan(loan) = operation.held {
-                self.release_loan(loan);
+            if let Held::Loan(loan) = operation {
+                self.release_loan(*loan);
             }
         }
         operations
     }
 
     /// The side is given up. Returns what it held, to be dropped when the network is not at work.
-    pub fn close(&mut self, side: usize) -> (Side, Vec<Operation>) {
+    pub fn close(&mut self, side: usize) -> (Side, Vec<Held>) {
         let was_up = std::mem::replace(&mut self.sides[side].is_up, false);
         self.note("close", side, 0);
         let operations = self.release_all(side);

@@ -24,11 +24,8 @@ pub(super) enum Load {
 /// The bytes of a write.
 pub(super) enum Bytes {
     Copied(Vec<u8>),
-    /// Where the sender holds them, from byte `skip` on. The network looks at them only when the packet arrives.
-    Source {
-        tensor: Tensor,
-        skip: usize,
-    },
+    /// The first bytes of a tensor that the sender holds. The network reads them when the packet arrives.
+    Source(Tensor),
 }
 
 impl Load {
@@ -36,9 +33,7 @@ impl Load {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Load::Message(bytes) | Load::Write { from: Bytes::Copied(bytes), .. } => bytes,
-            Load::Write { from: Bytes::Source { tensor, skip }, target, .. } => {
-                &tensor.bytes()[*skip..][..target.len as usize]
-            }
+            Load::Write { from: Bytes::Source(tensor), target, .. } => &tensor.bytes()[..target.len as usize],
             Load::Read { .. } | Load::Loan { .. } => &[],
         }
     }

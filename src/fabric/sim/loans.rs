@@ -1,8 +1,8 @@
 //! Memory that is lent where it lies.
 
 use super::network::{Happening, State};
-use super::side::{Arrived, Held, Operation};
-use crate::fabric::{Allowance, Lane, LinkFailure, OpId, PostError};
+use super::side::{Arrived, Held};
+use crate::fabric::{Allowance, LinkFailure, PostError};
 use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Immediate;
@@ -47,8 +47,6 @@ impl State {
     pub fn lend(
         &mut self,
         side: usize,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
         allowance: Allowance,
         immediate: Immediate,
@@ -56,28 +54,22 @@ impl State {
         if !self.options.lends {
             return Err((PostError::Refused("this network does not lend"), allowance));
         }
-        if let Err(error) = self.has_room(side, lane) {
+        if let Err(error) = self.has_room(side) {
             return Err((error, allowance));
         }
         let loan = self.next_loan;
         self.next_loan += 1;
-        let operation = self.sides[side].post(Operation { id: Some(id), lane, held: Held::Loan(loan) });
+        let operation = self.sides[side].post(Held::Loan(loan));
         let (tensor, borrower) = (source.clone(), None);
         let operation_of = Some((side, operation));
         self.loans.insert(loan, Loan { tensor, _allowance: allowance, operation: operation_of, borrower });
         self.digest.bytes(source.bytes());
-        self.depart(side, lane, operation, super::load::Load::Loan { loan, immediate });
+        self.depart(side, operation, super::load::Load::Loan { loan, immediate });
         Ok(())
     }
 
     /// A loan reaches its borrower.
-    pub(super) fn borrow(
-        &mut self,
-        to: usize,
-        lane: Lane,
-        loan: u32,
-        immediate: Immediate,
-    ) -> Result<(), LinkFailure> {
+    pub(super) fn borrow(&mut self, to: usize, loan: u32, immediate: Immediate) -> Result<(), LinkFailure> {
         // The lender has given up meanwhile: nothing was lent.
         let Some(entry) = self.loans.get_mut(&loan) else { return Ok(()) };
         let Some((from, _)) = entry.operation else { return Ok(()) };
@@ -91,7 +83,7 @@ impl State {
             Err(lease) => LentBytes::new(region, offset, len, lease)
                 .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
         };
-        self.sides[to].bring(lane, Arrived::Lent(immediate, bytes));
+        self.sides[to].bring(Arrived::Lent(immediate, bytes));
         Ok(())
     }
 

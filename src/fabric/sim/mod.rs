@@ -1,6 +1,6 @@
 //! A virtual network inside one process and in virtual time, for tests of whatever stands on a fabric.
 //!
-//! Everything that a real network may do it does by a seed: delays, lanes that overtake each other, queues that are full,
+//! Everything that a real network may do it does by a seed: delays, links that overtake each other, queues that are full,
 //! local completions that come late, readers that stall, links that are cut, processes that die, bits that flip. The same seed
 //! and the same calls give the same history, whose digest is [`SimNetwork::digest`]. Time passes only by
 //! [`SimNetwork::advance_to`], or, with [`SimOptions::auto_advance`], by polling.
@@ -111,13 +111,10 @@ impl Fabric for SimFabric {
         Some(Arc::clone(&self.books))
     }
 
-    fn half(&self, options: &LinkOptions) -> Result<SimHalf, FabricError> {
+    fn half(&self, _port: usize, options: &LinkOptions) -> Result<SimHalf, FabricError> {
         let out_of_range = |option, value, allowed| {
             Err(FabricError::Option { fabric: FabricKind::Sim, option, value, allowed })
         };
-        if options.lanes == 0 {
-            return out_of_range("lanes", 0, "at least 1");
-        }
         if !options.depth.is_power_of_two() {
             return out_of_range("depth", options.depth.into(), "a power of two");
         }

@@ -4,9 +4,9 @@ use super::digest::Digest;
 use super::load::Load;
 use super::loans::{Loan, Returned};
 use super::random::Random;
-use super::side::{Arrived, Departure, Held, Operation, Side};
+use super::side::{Arrived, Departure, Held, Side};
 use super::{SimFabric, SimOptions, SimProcess};
-use crate::fabric::{Lane, LinkFailure, LinkOptions, LoanBooks, OpId, PostError};
+use crate::fabric::{LinkFailure, LinkOptions, LoanBooks, PostError};
 use crate::memory::{PeerRegion, Pool};
 use crate::wire::{Grant, Immediate, Time};
 use std::cmp::Reverse;
@@ -40,11 +40,11 @@ impl Process {
 /// Something that will happen.
 pub(super) enum Happening {
     /// A packet of this side's operation reaches its peer.
-    Packet { from: usize, lane: Lane, operation: u64, load: Load },
+    Packet { from: usize, operation: u64, load: Load },
     /// A side's operation is done.
     Done { side: usize, operation: u64, read: Option<Vec<u8>> },
     /// The side's newest credits reach its peer.
-    Credits { from: usize, lane: Lane, number: u64, returned: u32 },
+    Credits { from: usize, number: u64, returned: u32 },
     /// A side hears that its link is gone.
     News { side: usize, failure: LinkFailure },
     /// A borrower's word that it has let go reaches the lender.
@@ -225,7 +225,7 @@ impl SimNetwork {
                 return Err("somebody else has connected to this half".into());
             }
             let (ours, theirs) = (&state.sides[side].options, &other.options);
-            if (ours.lanes, ours.depth, ours.generation) != (theirs.lanes, theirs.depth, theirs.generation) {
+            if (ours.depth, ours.generation) != (theirs.depth, theirs.generation) {
                 return Err(format!("this half has {ours:?}, the other {theirs:?}"));
             }
             state.note("connect", side, peer as u64);
@@ -311,38 +311,29 @@ impl State {
     }
 
     /// Sends an operation on its way, or has it wait for the end of its port's batch.
-    pub fn depart(&mut self, side: usize, lane: Lane, operation: u64, load: Load) {
+    pub fn depart(&mut self, side: usize, operation: u64, load: Load) {
         if self.sides[side].is_corked {
-            self.sides[side].corked.push(Departure::Packet { lane, operation, load });
+            self.sides[side].corked.push(Departure::Packet { operation, load });
             return;
         }
         self.note("post", side, operation);
-        self.digest.word(u64::from(lane.0));
         self.digest.load(&load);
         let arrival = self.after_a_delay();
         if self.sides[side].is_cut {
             return;
         }
-        let state = &mut self.sides[side].lanes[usize::from(lane.0)];
-        state.last_arrival = arrival.max(state.last_arrival);
-        let arrival = state.last_arrival;
-        self.foresee(arrival, Happening::Packet { from: side, lane, operation, load });
+        let arrival = arrival.max(self.sides[side].last_arrival);
+        self.sides[side].last_arrival = arrival;
+        self.foresee(arrival, Happening::Packet { from: side, operation, load });
     }
 
     /// Posts an operation. What is held for it comes back if it can't be posted.
-    pub fn post(
-        &mut self,
-        side: usize,
-        lane: Lane,
-        id: Option<OpId>,
-        held: Held,
-        load: Load,
-    ) -> Result<(), (PostError, Held)> {
-        if let Err(error) = self.has_room(side, lane) {
+    pub fn post(&mut self, side: usize, held: Held, load: Load) -> Result<(), (PostError, Held)> {
+        if let Err(error) = self.has_room(side) {
             return Err((error, held));
         }
-        let operation = self.sides[side].post(Operation { id, lane, held });
-        self.depart(side, lane, operation, load);
+        let operation = self.sides[side].post(held);
+        self.depart(side, operation, load);
         Ok(())
     }
 
@@ -355,19 +346,19 @@ impl State {
         }
         for departure in waiting {
             match departure {
-                Departure::Packet { lane, operation, load } => self.depart(side, lane, operation, load),
-                Departure::Credits { lane, returned } => self.publish(side, lane, returned),
+                Departure::Packet { operation, load } => self.depart(side, operation, load),
+                Departure::Credits { returned } => self.publish(side, returned),
             }
         }
     }
 
-    pub fn has_room(&mut self, side: usize, lane: Lane) -> Result<(), PostError> {
+    pub fn has_room(&mut self, side: usize) -> Result<(), PostError> {
         if !self.sides[side].is_up || self.is_dead(side) {
             return Err(PostError::Down);
         }
         let by_chance = self.random.chance(self.options.full_per_mille);
         let side = &mut self.sides[side];
-        let is_full = side.lanes[usize::from(lane.0)].outstanding >= side.options.depth;
+        let is_full = side.operations.len() >= side.options.depth as usize;
         side.wants_room |= is_full;
         if is_full || by_chance {
             // What is full by chance only has room again at once.
@@ -377,34 +368,32 @@ impl State {
         Ok(())
     }
 
-    pub fn publish(&mut self, side: usize, lane: Lane, returned: u32) {
+    pub fn publish(&mut self, side: usize, returned: u32) {
         if !self.sides[side].is_up || self.is_dead(side) || self.sides[side].is_cut {
             return;
         }
         if self.sides[side].is_corked {
-            self.sides[side].corked.push(Departure::Credits { lane, returned });
+            self.sides[side].corked.push(Departure::Credits { returned });
             return;
         }
         self.note("publish", side, returned.into());
-        let state = &mut self.sides[side].lanes[usize::from(lane.0)];
-        state.published += 1;
-        let number = state.published;
+        self.sides[side].published += 1;
+        let number = self.sides[side].published;
         // It may overtake and be overtaken: only the newest counts.
         let arrival = self.after_a_delay();
-        self.foresee(arrival, Happening::Credits { from: side, lane, number, returned });
+        self.foresee(arrival, Happening::Credits { from: side, number, returned });
     }
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::Packet { from, lane, operation, load } => self.arrive(from, lane, operation, load),
+            Happening::Packet { from, operation, load } => self.arrive(from, operation, load),
             Happening::Done { side, operation, read } => self.done(side, operation, read),
-            Happening::Credits { from, lane, number, returned } => {
+            Happening::Credits { from, number, returned } => {
                 let Some(to) = self.sides[from].connected_to else { return };
                 self.note("credits", to, number);
                 let side = &mut self.sides[to];
-                let credits = &mut side.lanes[usize::from(lane.0)].credits;
-                if number > credits.0 {
-                    *credits = (number, returned);
+                if number > side.credits.0 {
+                    side.credits = (number, returned);
                     side.change();
                 }
             }
@@ -416,12 +405,12 @@ impl State {
         }
     }
 
-    fn arrive(&mut self, from: usize, lane: Lane, operation: u64, load: Load) {
+    fn arrive(&mut self, from: usize, operation: u64, load: Load) {
         let to = self.sides[from].connected_to.filter(|to| self.sides[*to].is_up && !self.is_dead(*to));
         // A link of which the other side is gone swallows what comes; its sender hears of that.
         let Some(to) = to else { return };
         self.note("arrive", to, operation);
-        match self.land(to, lane, load) {
+        match self.land(to, load) {
             Err(failure) => self.fail(to, failure),
             Ok(_) if self.sides[from].is_cut => {} // the word of it does not come back
             Ok(Landed::Lent) => {}
@@ -434,16 +423,14 @@ impl State {
         }
     }
 
-    fn land(&mut self, to: usize, lane: Lane, load: Load) -> Result<Landed, LinkFailure> {
+    fn land(&mut self, to: usize, load: Load) -> Result<Landed, LinkFailure> {
         match load {
             Load::Message(mut bytes) => {
-                self.consume(to, lane)?;
+                self.consume(to)?;
                 self.flip_response(to, &mut bytes);
-                self.sides[to].bring(lane, Arrived::Message(bytes));
+                self.sides[to].bring(Arrived::Message(bytes));
             }
-            Load::Write { target, immediate, .. } => {
-                self.write(to, lane, load.bytes(), &target, immediate)?
-            }
+            Load::Write { target, immediate, .. } => self.write(to, load.bytes(), &target, immediate)?,
             Load::Read { source } => {
                 let bytes = match source.len {
                     0 => Vec::new(),
@@ -452,24 +439,23 @@ impl State {
                 return Ok(Landed::Done(Some(bytes)));
             }
             Load::Loan { loan, immediate } => {
-                self.consume(to, lane)?;
-                self.borrow(to, lane, loan, immediate)?;
+                self.consume(to)?;
+                self.borrow(to, loan, immediate)?;
                 return Ok(Landed::Lent);
             }
         }
         Ok(Landed::Done(None))
     }
 
-    fn consume(&mut self, to: usize, lane: Lane) -> Result<(), LinkFailure> {
-        let receives = &mut self.sides[to].lanes[usize::from(lane.0)].receives;
-        *receives = receives.checked_sub(1).ok_or(LinkFailure::NoReceive { lane: lane.0 })?;
+    fn consume(&mut self, to: usize) -> Result<(), LinkFailure> {
+        let receives = &mut self.sides[to].receives;
+        *receives = receives.checked_sub(1).ok_or(LinkFailure::NoReceive)?;
         Ok(())
     }
 
     fn write(
         &mut self,
         to: usize,
-        lane: Lane,
         bytes: &[u8],
         target: &Grant,
         immediate: Option<Immediate>,
@@ -479,7 +465,7 @@ impl State {
             self.sides[to].writable(target).map_err(LinkFailure::Protocol)?;
         }
         if immediate.is_some() {
-            self.consume(to, lane)?;
+            self.consume(to)?;
         }
         if !bytes.is_empty() {
             let mut landed = bytes.to_vec();
@@ -488,25 +474,25 @@ impl State {
         }
         if let Some(immediate) = immediate {
             let event = Arrived::Immediate(immediate, bytes.len() as u64);
-            self.sides[to].bring(lane, event);
+            self.sides[to].bring(event);
         }
         Ok(())
     }
 
     pub fn done(&mut self, number: usize, operation: u64, read: Option<Vec<u8>>) {
         let side = &mut self.sides[number];
-        let Some(Operation { id, lane, held }) = side.end(operation) else { return };
+        let Some(held) = side.end(operation) else { return };
         self.note("done", number, operation);
         let side = &mut self.sides[number];
-        let Some(id) = id else { return };
         let event = match (held, read) {
+            (Held::Nothing, _) => return,
             (Held::Target(mut target), Some(bytes)) => {
                 target.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
-                Arrived::ReadDone(id, target)
+                Arrived::ReadDone(target)
             }
-            _ => Arrived::Done(id),
+            _ => Arrived::Done,
         };
-        side.bring(lane, event);
+        side.bring(event);
     }
 }
 

@@ -5,8 +5,8 @@ use super::load::{Bytes, Load};
 use super::network::SimNetwork;
 use super::side::{Arrived, Held, MAX_GRANTS};
 use crate::fabric::{
-    Allowance, Completions, Event, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId,
-    Port, PostError, Sleep, Sleeper,
+    Allowance, Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, Port,
+    PostError, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -19,7 +19,7 @@ const MAX_INLINE: usize = 128;
 
 /// What a link that is not there can do.
 static NOTHING: LinkLimits =
-    LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
+    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 struct Attached {
     id: LinkId,
@@ -55,12 +55,8 @@ impl SimPort {
     }
 
     /// The side to post on.
-    fn post(&self, link: LinkId, lane: Lane) -> Result<usize, PostError> {
-        let attached = self.find(link).ok_or(PostError::Down)?;
-        if lane.0 >= attached.limits.lanes {
-            return Err(PostError::Refused("the link has no such lane"));
-        }
-        Ok(attached.side)
+    fn post(&self, link: LinkId) -> Result<usize, PostError> {
+        self.side(link).ok_or(PostError::Down)
     }
 
     /// Refuses what peers could not reach: only the pool is registered.
@@ -109,17 +105,13 @@ impl Port for SimPort {
         let limits = self.network.with(|state| {
             state.sides[side].rung_by(ring);
             state.sides[side].is_corked = self.is_batching;
-            let options = &state.sides[side].options;
-            let lends = state.options.lends;
-            let (lanes, depth, grants) = (options.lanes, options.depth, MAX_GRANTS as u32);
             LinkLimits {
-                lanes,
-                depth,
+                depth: state.sides[side].options.depth,
                 receives: 0,
                 max_inline: MAX_INLINE,
                 max_write: u64::MAX,
-                lends,
-                grants,
+                lends: state.options.lends,
+                grants: MAX_GRANTS as u32,
             }
         });
         self.links.push(Attached { id, side, limits });
@@ -161,10 +153,10 @@ impl Port for SimPort {
                 side.has_changed = false;
                 let before = room;
                 while room > 0
-                    && let Some((lane, arrived)) = side.inbox.pop_front()
+                    && let Some(arrived) = side.inbox.pop_front()
                 {
                     room -= 1;
-                    complete(completions, link.id, lane, arrived);
+                    complete(completions, link.id, arrived);
                 }
                 if room < before {
                     state.note("poll", link.side, (before - room) as u64);
@@ -174,23 +166,21 @@ impl Port for SimPort {
         })
     }
 
-    fn post_receives(&mut self, link: LinkId, lane: Lane, count: u32) {
-        if let Ok(side) = self.post(link, lane) {
-            self.network.with(|state| {
-                state.sides[side].lanes[usize::from(lane.0)].receives += u64::from(count);
-            });
+    fn post_receives(&mut self, link: LinkId, count: u32) {
+        if let Ok(side) = self.post(link) {
+            self.network.with(|state| state.sides[side].receives += u64::from(count));
         }
     }
 
-    fn publish_credits(&mut self, link: LinkId, lane: Lane, returned: u32) {
-        if let Ok(side) = self.post(link, lane) {
-            self.network.with(|state| state.publish(side, lane, returned));
+    fn publish_credits(&mut self, link: LinkId, returned: u32) {
+        if let Ok(side) = self.post(link) {
+            self.network.with(|state| state.publish(side, returned));
         }
     }
 
-    fn peer_credits(&mut self, link: LinkId, lane: Lane) -> u32 {
-        let Ok(side) = self.post(link, lane) else { return 0 };
-        self.network.with(|state| state.sides[side].lanes[usize::from(lane.0)].credits.1)
+    fn peer_credits(&mut self, link: LinkId) -> u32 {
+        let Ok(side) = self.post(link) else { return 0 };
+        self.network.with(|state| state.sides[side].credits.1)
     }
 
     fn begin_batch(&mut self) {
@@ -206,71 +196,61 @@ impl Port for SimPort {
         }
     }
 
-    fn send(&mut self, link: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError> {
-        let side = self.post(link, lane)?;
+    fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
+        let side = self.post(link)?;
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("a message is longer than a control slot"));
         }
         let load = Load::Message(bytes.to_vec());
-        self.network
-            .with(|state| state.post(side, lane, None, Held::Nothing, load))
-            .map_err(|(error, _)| error)
+        self.network.with(|state| state.post(side, Held::Nothing, load)).map_err(|(error, _)| error)
     }
 
     fn write_inline(
         &mut self,
         link: LinkId,
-        lane: Lane,
         bytes: &[u8],
         target: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
-        let side = self.post(link, lane)?;
+        let side = self.post(link)?;
         if bytes.len() > MAX_INLINE {
             return Err(PostError::Refused("more bytes than an inline write carries"));
         }
         let target =
             target.part(0, bytes.len() as u64).ok_or(PostError::Refused("longer than its target"))?;
         let load = Load::Write { from: Bytes::Copied(bytes.to_vec()), target, immediate };
-        self.network
-            .with(|state| state.post(side, lane, None, Held::Nothing, load))
-            .map_err(|(error, _)| error)
+        self.network.with(|state| state.post(side, Held::Nothing, load)).map_err(|(error, _)| error)
     }
 
     fn write(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
-        skip: u64,
         len: u64,
         target: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
-        let side = self.post(link, lane)?;
-        if skip.checked_add(len).is_none_or(|end| end > source.bytes().len() as u64) {
+        let side = self.post(link)?;
+        if len > source.bytes().len() as u64 {
             return Err(PostError::Refused("the source has not so many bytes"));
         }
         let target = target.part(0, len).ok_or(PostError::Refused("longer than its target"))?;
         if len > 0 {
             self.check_source(source)?;
         }
-        let from = Bytes::Source { tensor: source.clone(), skip: skip as usize };
+        let from = Bytes::Source(source.clone());
         let load = Load::Write { from, target, immediate };
         let held = Held::Source(source.clone());
-        self.network.with(|state| state.post(side, lane, Some(id), held, load)).map_err(|(error, _)| error)
+        self.network.with(|state| state.post(side, held, load)).map_err(|(error, _)| error)
     }
 
     fn read(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         target: TensorMut,
         source: &Grant,
     ) -> Result<(), (PostError, TensorMut)> {
-        let side = match self.post(link, lane) {
+        let side = match self.post(link) {
             Ok(side) => side,
             Err(error) => return Err((error, target)),
         };
@@ -278,7 +258,7 @@ impl Port for SimPort {
             return Err((PostError::Refused("the target is shorter than the source"), target));
         }
         let load = Load::Read { source: *source };
-        let posted = self.network.with(|state| state.post(side, lane, Some(id), Held::Target(target), load));
+        let posted = self.network.with(|state| state.post(side, Held::Target(target), load));
         posted.map_err(|(error, held)| match held {
             Held::Target(target) => (error, target),
             _ => unreachable!("it comes back as it was given"),
@@ -293,15 +273,13 @@ impl Port for SimPort {
     fn lend(
         &mut self,
         link: LinkId,
-        lane: Lane,
-        id: OpId,
         source: &Tensor,
         allowance: Allowance,
         immediate: Immediate,
     ) -> Result<(), (PostError, Allowance)> {
-        let may = self.post(link, lane).and_then(|side| self.check_source(source).map(|()| side));
+        let may = self.post(link).and_then(|side| self.check_source(source).map(|()| side));
         match may {
-            Ok(side) => self.network.with(|state| state.lend(side, lane, id, source, allowance, immediate)),
+            Ok(side) => self.network.with(|state| state.lend(side, source, allowance, immediate)),
             Err(error) => Err((error, allowance)),
         }
     }
@@ -349,17 +327,17 @@ impl Drop for SimPort {
     }
 }
 
-fn complete(completions: &mut Completions, link: LinkId, lane: Lane, arrived: Arrived) {
+fn complete(completions: &mut Completions, link: LinkId, arrived: Arrived) {
     let event = match arrived {
-        Arrived::Message(bytes) => return completions.push_message(link, lane, &bytes),
-        Arrived::Done(id) => Event::Done { id },
-        Arrived::ReadDone(id, target) => Event::ReadDone { id, target },
-        Arrived::Failed(id) => Event::Failed { id },
+        Arrived::Message(bytes) => return completions.push_message(link, &bytes),
+        Arrived::Done => Event::Done,
+        Arrived::ReadDone(target) => Event::ReadDone { target },
+        Arrived::Failed => Event::Failed,
         Arrived::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
         Arrived::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
         Arrived::Down(failure) => Event::Down(failure),
     };
-    completions.push(link, lane, event);
+    completions.push(link, event);
 }
 
 /// Sleeping in virtual time: it ends at once, and where time passes by polling it passes by sleeping too.

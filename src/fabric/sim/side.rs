@@ -2,7 +2,7 @@
 
 use super::SimProcess;
 use super::load::Load;
-use crate::fabric::{Lane, LinkFailure, LinkOptions, OpId};
+use crate::fabric::{LinkFailure, LinkOptions};
 use crate::memory::{LentBytes, Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, Time};
 use std::collections::{BTreeMap, VecDeque};
@@ -15,19 +15,19 @@ pub(super) const MAX_GRANTS: usize = 1 << 14;
 /// What waits for the port's poll.
 #[derive(Debug)]
 pub(super) enum Arrived {
-    Done(OpId),
-    ReadDone(OpId, TensorMut),
-    Failed(OpId),
+    Done,
+    ReadDone(TensorMut),
+    Failed,
     Message(Vec<u8>),
     Immediate(Immediate, u64),
     Lent(Immediate, LentBytes),
     Down(LinkFailure),
 }
 
-/// What is held for an operation until it is done.
+/// What is held for an operation that was posted, until it is done.
 #[derive(Debug)]
 pub(super) enum Held {
-    /// Its bytes were copied.
+    /// Its bytes were copied, and it makes no completion.
     Nothing,
     /// A source: kept, not looked at.
     Source(#[expect(dead_code)] Tensor),
@@ -37,19 +37,10 @@ pub(super) enum Held {
     Loan(u32),
 }
 
-/// An operation that was posted and is not done.
-#[derive(Debug)]
-pub(super) struct Operation {
-    /// The caller's name for it, if it completes.
-    pub id: Option<OpId>,
-    pub lane: Lane,
-    pub held: Held,
-}
-
 /// What was posted in a batch, until that ends.
 pub(super) enum Departure {
-    Packet { lane: Lane, operation: u64, load: Load },
-    Credits { lane: Lane, returned: u32 },
+    Packet { operation: u64, load: Load },
+    Credits { returned: u32 },
 }
 
 #[derive(Debug)]
@@ -63,21 +54,6 @@ struct GrantEntry {
     region: u16,
     offset: u64,
     granted: Granted,
-}
-
-/// One lane, as its sender and its receiver see it.
-#[derive(Debug, Default)]
-pub(super) struct LaneState {
-    /// Operations of this side that are not done.
-    pub outstanding: u32,
-    /// Receives that are posted on this side.
-    pub receives: u64,
-    /// When the last packet of this side arrives at the other: the next one comes later.
-    pub last_arrival: Time,
-    /// The peer's newest credits, and how many it had published before.
-    pub credits: (u64, u32),
-    /// How often this side has published credits.
-    pub published: u64,
 }
 
 /// One side of a link.
@@ -95,8 +71,15 @@ pub(super) struct Side {
     pub listens: bool,
     /// What came before that: when, and its number in the network.
     pub early: Vec<(Time, u64)>,
-    pub lanes: Vec<LaneState>,
-    pub inbox: VecDeque<(Lane, Arrived)>,
+    /// Receives that are posted.
+    pub receives: u64,
+    /// When the last packet of this side arrives at the other: the next one comes later.
+    pub last_arrival: Time,
+    /// The peer's newest credits, and how many it had published before.
+    pub credits: (u64, u32),
+    /// How often this side has published credits.
+    pub published: u64,
+    pub inbox: VecDeque<Arrived>,
     /// Whether credits or room have come since the last poll.
     pub has_changed: bool,
     /// A post found the queue full since there last was room.
@@ -106,8 +89,8 @@ pub(super) struct Side {
     /// What leaves when that ends, in the order of posting.
     pub corked: Vec<Departure>,
     ring: Option<Arc<AtomicU32>>,
-    /// By the order of posting.
-    pub operations: BTreeMap<u64, Operation>,
+    /// Operations that are not done, in the order of posting.
+    pub operations: BTreeMap<u64, Held>,
     next_operation: u64,
     grants: BTreeMap<u32, GrantEntry>,
     next_key: u32,
@@ -115,7 +98,6 @@ pub(super) struct Side {
 
 impl Side {
     pub fn new(process: SimProcess, options: LinkOptions, first_key: u32) -> Self {
-        let lanes = (0..options.lanes).map(|_| LaneState::default()).collect();
         Side {
             process,
             options,
@@ -125,7 +107,10 @@ impl Side {
             is_cut: false,
             listens: false,
             early: Vec::new(),
-            lanes,
+            receives: 0,
+            last_arrival: Time::ZERO,
+            credits: (0, 0),
+            published: 0,
             inbox: VecDeque::new(),
             has_changed: false,
             wants_room: false,
@@ -164,8 +149,8 @@ impl Side {
     }
 
     /// Brings the port something.
-    pub fn bring(&mut self, lane: Lane, arrived: Arrived) {
-        self.inbox.push_back((lane, arrived));
+    pub fn bring(&mut self, arrived: Arrived) {
+        self.inbox.push_back(arrived);
         self.ring();
     }
 
@@ -180,23 +165,21 @@ impl Side {
         self.has_changed || !self.inbox.is_empty() || !self.early.is_empty()
     }
 
-    /// Puts an operation into its lane's queue.
-    pub fn post(&mut self, operation: Operation) -> u64 {
-        self.lanes[usize::from(operation.lane.0)].outstanding += 1;
+    /// Puts an operation into the queue. Returns its number.
+    pub fn post(&mut self, held: Held) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
-        self.operations.insert(number, operation);
+        self.operations.insert(number, held);
         number
     }
 
-    /// Takes an operation out of its lane's queue: it is done.
-    pub fn end(&mut self, number: u64) -> Option<Operation> {
-        let operation = self.operations.remove(&number)?;
-        self.lanes[usize::from(operation.lane.0)].outstanding -= 1;
+    /// Takes an operation out of the queue: it is done.
+    pub fn end(&mut self, number: u64) -> Option<Held> {
+        let held = self.operations.remove(&number)?;
         if std::mem::take(&mut self.wants_room) {
             self.change();
         }
-        Some(operation)
+        Some(held)
     }
 
     pub fn grant(&mut self, target: TensorMut) -> Result<Grant, TensorMut> {

@@ -2,10 +2,8 @@
 
 use super::tests::{World, pool, tensor, tensor_mut, world};
 use super::*;
-use crate::fabric::{Allowance, Completions, Event, Lane, LinkFailure, OpId, Port, PostError};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, Port, PostError};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot, Time};
-
-const ZERO: Lane = Lane(0);
 
 fn immediate() -> Immediate {
     Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("20 bits") }
@@ -18,9 +16,9 @@ fn told(world: &mut World, who: usize) -> Vec<String> {
     let mut words = Vec::new();
     for (completion, _) in completions.drain() {
         words.push(match completion.event {
-            Event::Done { id } => format!("done {}", id.0),
-            Event::ReadDone { id, .. } => format!("read {}", id.0),
-            Event::Failed { id } => format!("failed {}", id.0),
+            Event::Done => "done".into(),
+            Event::ReadDone { .. } => "read".into(),
+            Event::Failed => "failed".into(),
             Event::Message(_) => "message".into(),
             Event::Immediate { .. } => "immediate".into(),
             Event::Lent { .. } => "lent".into(),
@@ -32,7 +30,7 @@ fn told(world: &mut World, who: usize) -> Vec<String> {
     words
 }
 
-/// Posts a write, a read and a loan (1, 2, 3) from process 0 to process 1.
+/// Posts a write, a read and a loan from process 0 to process 1.
 fn post_one_of_each(world: &mut World) -> Grant {
     let target = tensor_mut(&world.pools[1], 8);
     let target = world.ports[1].grant(world.links[1], target).expect("room");
@@ -42,24 +40,21 @@ fn post_one_of_each(world: &mut World) -> Grant {
     let into = tensor_mut(&world.pools[0], 8);
     let link = world.links[0];
     let port = &mut world.ports[0];
-    port.write(link, ZERO, OpId(1), &source, 0, 8, &target, None).expect("posted");
-    port.read(link, Lane(1), OpId(2), into, &exposed).expect("posted");
-    port.lend(link, ZERO, OpId(3), &source, Allowance::unbounded(), immediate()).expect("posted");
+    port.write(link, &source, 8, &target, None).expect("posted");
+    port.read(link, into, &exposed).expect("posted");
+    port.lend(link, &source, Allowance::unbounded(), immediate()).expect("posted");
     target
 }
 
-/// Each of 1, 2 and 3 ends once, then the link goes down, and that is the end. Returns how many had failed.
+/// Each of the three ends once, then the link goes down, and that is the end. Returns how many had failed.
 fn assert_each_ends_once_before(world: &mut World, down: &str) -> usize {
     let words = told(world, 0);
     assert_eq!(words.last().map(String::as_str), Some(down), "{words:?}");
-    let mut ended: Vec<u64> = words[..words.len() - 1]
-        .iter()
-        .map(|word| word.rsplit(' ').next().and_then(|id| id.parse().ok()).expect("only ends"))
-        .collect();
-    ended.sort_unstable();
-    assert_eq!(ended, [1, 2, 3], "{words:?}");
+    let ended = &words[..words.len() - 1];
+    assert_eq!(ended.len(), 3, "{words:?}");
+    assert!(ended.iter().all(|word| ["done", "read", "failed"].contains(&word.as_str())), "{words:?}");
     let link = world.links[0];
-    assert_eq!(world.ports[0].send(link, ZERO, b"x"), Err(PostError::Down));
+    assert_eq!(world.ports[0].send(link, b"x"), Err(PostError::Down));
     world.rest();
     assert_eq!(told(world, 0), [""; 0]);
     words.iter().filter(|word| word.starts_with("failed")).count()
@@ -103,11 +98,11 @@ fn nothing_that_is_posted_after_a_cut_arrives() {
         world.network.cut(world.processes[0], world.processes[1]);
         world.send_twenty(); // nobody has told it yet
         let link = world.links[0];
-        world.ports[0].publish_credits(link, ZERO, 5);
+        world.ports[0].publish_credits(link, 5);
         world.rest();
         assert_eq!(told(&mut world, 1), ["down: the link was cut"], "seed {seed}");
         let link = world.links[1];
-        assert_eq!(world.ports[1].peer_credits(link, ZERO), 0);
+        assert_eq!(world.ports[1].peer_credits(link), 0);
     }
 }
 
@@ -118,7 +113,7 @@ fn the_dead_say_nothing_more_whatever_is_asked_of_them() {
         let link = world.links[0];
         world.network.kill(world.processes[0]);
         world.ports[0].fail(link, LinkFailure::Local("too late".into()));
-        world.ports[0].publish_credits(link, ZERO, 5);
+        world.ports[0].publish_credits(link, 5);
         world.ports[0].detach(link);
         world.rest();
         assert_eq!(told(&mut world, 1), ["down: died 0"], "seed {seed}");
@@ -130,7 +125,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     let mut world = world(5, SimOptions::default());
     let source = tensor(&world.pools[0], &[7; 8]);
     let link = world.links[0];
-    world.ports[0].lend(link, ZERO, OpId(3), &source, Allowance::unbounded(), immediate()).expect("posted");
+    world.ports[0].lend(link, &source, Allowance::unbounded(), immediate()).expect("posted");
     world.rest();
     let mut borrowed = Completions::default();
     assert_eq!(world.ports[1].poll(&mut borrowed), 1);
@@ -139,7 +134,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     assert!(world.network.next_event().is_some());
     world.rest();
     // No word of it left the dead.
-    assert_eq!(told(&mut world, 0), ["failed 3", "down: died 1"]);
+    assert_eq!(told(&mut world, 0), ["failed", "down: died 1"]);
     assert!(source.is_unique());
 }
 
@@ -171,8 +166,8 @@ fn time_that_passes_by_polling_passes_a_stall_too() {
 
 fn halves(network: &SimNetwork) -> ([SimFabric; 2], [SimHalf; 2]) {
     let fabrics = [network.process(&pool()), network.process(&pool())];
-    let options = LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 };
-    let halves = [0, 1].map(|k: usize| fabrics[k].half(&options).expect("a half"));
+    let options = LinkOptions { depth: 16, receives: 0, generation: 0 };
+    let halves = [0, 1].map(|k: usize| fabrics[k].half(0, &options).expect("a half"));
     (fabrics, halves)
 }
 
@@ -183,7 +178,7 @@ fn told_when_the_other_never_connects(end: impl FnOnce(&SimNetwork, &SimFabric, 
     let mut port = fabrics[0].port().expect("a port");
     let a = a.connect(Role::Initiator, b.address(), Duration::ZERO).expect("connected");
     let link = port.attach(a).expect("room");
-    port.send(link, ZERO, b"hello").expect("posted");
+    port.send(link, b"hello").expect("posted");
     end(&network, &fabrics[1], b);
     network.advance_to(Time::ZERO + Duration::from_secs(1));
     let mut completions = Completions::default();
@@ -208,8 +203,7 @@ fn who_has_connected_hears_of_an_end_before_the_other_has() {
 fn the_dead_connect_to_nobody_and_a_half_to_one_other_only() {
     let network = SimNetwork::new(1, SimOptions::default());
     let (fabrics, [a, b]) = halves(&network);
-    let third =
-        fabrics[0].half(&LinkOptions { lanes: 1, depth: 16, receives: 0, generation: 0 }).expect("a half");
+    let third = fabrics[0].half(0, &LinkOptions { depth: 16, receives: 0, generation: 0 }).expect("a half");
     let reached = a.connect(Role::Initiator, b.address(), Duration::ZERO);
     let why = third.connect(Role::Initiator, b.address(), Duration::ZERO).err().expect("refused");
     assert!(why.to_string().contains("somebody else"), "{why}");
@@ -236,7 +230,7 @@ fn what_was_meant_for_an_earlier_life_never_comes_to_a_later_one() {
         let target = tensor_mut(&world.pools[1], 8);
         world.ports[1].grant(world.links[1], target).expect("room");
         let link = world.links[0];
-        world.ports[0].write_inline(link, ZERO, &[1; 8], &old, None).expect("posted");
+        world.ports[0].write_inline(link, &[1; 8], &old, None).expect("posted");
         world.rest();
         let words = told(&mut world, 1);
         assert!(words.len() == 1 && words[0].contains("Protocol"), "{words:?}");

@@ -1,7 +1,7 @@
 //! What only this fabric has.
 
 use super::*;
-use crate::fabric::{Completions, Event, Lane, LinkFailure, LinkId, Port};
+use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::wire::{DType, Shape, TensorMeta, Time};
 
@@ -33,8 +33,8 @@ pub(super) struct World {
 }
 
 fn linked(fabrics: &[SimFabric; 2], generation: u8) -> [SimLink; 2] {
-    let options = LinkOptions { lanes: 2, depth: 64, receives: 0, generation };
-    let halves = [0, 1].map(|k: usize| fabrics[k].half(&options).expect("a half"));
+    let options = LinkOptions { depth: 64, receives: 0, generation };
+    let halves = [0, 1].map(|k: usize| fabrics[k].half(0, &options).expect("a half"));
     let addresses = [0, 1].map(|k: usize| halves[k].address().to_vec());
     let [a, b] = halves;
     let a = a.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
@@ -48,9 +48,7 @@ pub(super) fn world(seed: u64, options: SimOptions) -> World {
     let [a, b] = linked(&fabrics, 0);
     let mut ports = [0, 1].map(|k: usize| fabrics[k].port().expect("a port"));
     let links = [ports[0].attach(a).expect("room"), ports[1].attach(b).expect("room")];
-    for lane in [Lane(0), Lane(1)] {
-        ports[1].post_receives(links[1], lane, 1000);
-    }
+    ports[1].post_receives(links[1], 1000);
     let processes = [fabrics[0].process(), fabrics[1].process()];
     World { network, pools, fabrics, processes, ports, links }
 }
@@ -83,7 +81,7 @@ impl World {
 
     pub fn send_twenty(&mut self) {
         for number in 0..20u8 {
-            self.ports[0].send(self.links[0], Lane(number % 2), &[number]).expect("room");
+            self.ports[0].send(self.links[0], &[number]).expect("room");
         }
     }
 
@@ -92,10 +90,16 @@ impl World {
     }
 }
 
-/// The order in which twenty messages on two lanes arrive.
+/// The order in which twenty messages on two links arrive, and the digest.
 fn history(seed: u64) -> (Vec<u8>, u64) {
     let mut world = world(seed, SimOptions { poll_batch: 3, ..SimOptions::default() });
-    world.send_twenty();
+    let [a, b] = linked(&world.fabrics, 0);
+    let links = [world.links[0], world.ports[0].attach(a).expect("room")];
+    let other = world.ports[1].attach(b).expect("room");
+    world.ports[1].post_receives(other, 1000);
+    for number in 0..20u8 {
+        world.ports[0].send(links[usize::from(number % 2)], &[number]).expect("room");
+    }
     let mut arrived = Vec::new();
     while let Some(next) = world.network.next_event() {
         world.network.advance_to(next);
@@ -116,21 +120,20 @@ fn history(seed: u64) -> (Vec<u8>, u64) {
 fn the_same_seed_has_the_same_history_and_another_seed_another() {
     assert_eq!(history(1), history(1));
     assert_ne!(history(1).1, history(2).1);
-    assert!((0..20).any(|seed| history(seed).0 != (0..20).collect::<Vec<_>>()), "lanes overtake each other");
+    assert!((0..20).any(|seed| history(seed).0 != (0..20).collect::<Vec<_>>()), "links overtake each other");
 }
 
 #[test]
 fn the_digest_tells_what_was_sent_and_not_only_how_much() {
-    let digest = |byte: u8, lane: u8| {
+    let digest = |byte: u8| {
         let mut world = world(1, SimOptions::default());
         let link = world.links[0];
-        world.ports[0].send(link, Lane(lane), &[byte]).expect("room");
+        world.ports[0].send(link, &[byte]).expect("room");
         world.rest();
         world.network.digest()
     };
-    assert_eq!(digest(1, 0), digest(1, 0));
-    assert_ne!(digest(1, 0), digest(2, 0));
-    assert_ne!(digest(1, 0), digest(1, 1));
+    assert_eq!(digest(1), digest(1));
+    assert_ne!(digest(1), digest(2));
 }
 
 #[test]
@@ -146,7 +149,7 @@ fn nothing_happens_before_its_time() {
     world.send_twenty();
     world.network.advance_to(Time::from_nanos(9_999));
     assert!(world.ports[1].arm());
-    assert_eq!(world.poll(1).0, []);
+    assert!(world.poll(1).0.is_empty());
     world.network.advance_to(Time::from_nanos(10_000));
     assert!(!world.ports[1].arm());
     assert_eq!(world.poll(1).0.len(), 16);
@@ -158,7 +161,7 @@ fn who_stalls_reads_nothing_and_loses_nothing() {
     world.send_twenty();
     world.network.stall(world.processes[1], Time::ZERO + Duration::from_secs(2));
     world.rest();
-    assert_eq!(world.poll(1).0, []);
+    assert!(world.poll(1).0.is_empty());
     world.rest();
     assert_eq!(world.poll(1).0.len() + world.poll(1).0.len(), 20);
 }
@@ -170,7 +173,7 @@ fn who_is_killed_sends_nothing_more_and_its_peer_hears_of_it() {
         let mut world = world(seed, SimOptions { poll_batch: 100, ..SimOptions::default() });
         world.send_twenty();
         world.network.kill(world.processes[0]);
-        assert!(world.ports[0].send(world.links[0], Lane(0), b"x").is_err());
+        assert!(world.ports[0].send(world.links[0], b"x").is_err());
         world.rest();
         let (messages, failures) = world.poll(1);
         assert_eq!(failures, [LinkFailure::PeerDied { pid: 0 }]);
@@ -194,7 +197,7 @@ fn a_cut_is_heard_of_on_both_sides() {
 #[test]
 fn a_queue_can_be_full_though_it_is_not() {
     let mut world = world(4, SimOptions { full_per_mille: 500, ..SimOptions::default() });
-    let sent = (0..40).filter(|_| world.ports[0].send(world.links[0], Lane(0), b"x").is_ok()).count();
+    let sent = (0..40).filter(|_| world.ports[0].send(world.links[0], b"x").is_ok()).count();
     assert!((5..36).contains(&sent), "{sent}");
 }
 
@@ -202,22 +205,22 @@ fn a_queue_can_be_full_though_it_is_not() {
 fn a_half_can_only_be_connected_to_its_equal_that_lives() {
     let network = SimNetwork::new(1, SimOptions::default());
     let fabrics = [network.process(&pool()), network.process(&pool())];
-    let half = |who: usize, lanes| {
-        fabrics[who].half(&LinkOptions { lanes, depth: 16, receives: 0, generation: 0 }).expect("a half")
+    let half = |who: usize, depth| {
+        fabrics[who].half(0, &LinkOptions { depth, receives: 0, generation: 0 }).expect("a half")
     };
     let refused = |ours: SimHalf, address: &[u8]| {
         ours.connect(Role::Initiator, address, Duration::ZERO).err().expect("refused").to_string()
     };
-    assert!(refused(half(0, 1), b"nowhere").contains("is no address"));
-    assert!(refused(half(0, 1), &99u64.to_le_bytes()).contains("no such half"));
-    let other = half(1, 2);
-    assert!(refused(half(0, 1), other.address()).contains("the other"));
+    assert!(refused(half(0, 16), b"nowhere").contains("is no address"));
+    assert!(refused(half(0, 16), &99u64.to_le_bytes()).contains("no such half"));
+    let other = half(1, 32);
+    assert!(refused(half(0, 16), other.address()).contains("the other"));
     let address = other.address().to_vec();
     drop(other);
-    assert!(refused(half(0, 2), &address).contains("gone"));
-    let other = half(1, 1);
+    assert!(refused(half(0, 32), &address).contains("gone"));
+    let other = half(1, 16);
     network.kill(fabrics[1].process());
-    assert!(refused(half(0, 1), other.address()).contains("gone"));
-    assert!(fabrics[0].half(&LinkOptions { lanes: 0, depth: 16, receives: 0, generation: 0 }).is_err());
-    assert!(fabrics[0].half(&LinkOptions { lanes: 1, depth: 17, receives: 0, generation: 0 }).is_err());
+    assert!(refused(half(0, 16), other.address()).contains("gone"));
+    assert!(fabrics[0].half(0, &LinkOptions { depth: 0, receives: 0, generation: 0 }).is_err());
+    assert!(fabrics[0].half(0, &LinkOptions { depth: 17, receives: 0, generation: 0 }).is_err());
 }

@@ -1,19 +1,18 @@
 //! The address of a half: what the other half needs to reach it, opaque to everybody else.
 
+use super::data_queue::Remote;
 use super::device::{Gid, GidKind};
 use super::failure::peer;
-use super::half::MAX_LANES;
-use super::lane::Remote;
 use super::stripes::MAX_STRIPES;
 use super::sys::*;
 use crate::fabric::FabricError;
 
 /// Version of the address, of the ping and of the control messages. They change together.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"twibvadr";
 /// Bytes before the queue pairs.
-const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + 1 + (2 + 8 + 4) + (8 + 4 + 8);
+const HEAD: usize = 8 + 2 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + 4 + 1 + (2 + 8 + 4) + (8 + 4 + 8);
 /// Bytes of a queue pair.
 const PAIR: usize = 4 + 4;
 
@@ -55,34 +54,31 @@ pub(super) struct End {
     pub generation: u8,
     pub region: RemoteRegion,
     pub hello: Hello,
-    /// Queue pairs for the parts of large writes, besides those of the lanes.
-    pub stripes: u8,
-    /// Number and first packet's number of each queue pair: of the control queue pair, then of each lane, then of each stripe.
+    /// Number and first packet's number of each queue pair: the control queue pair, the main data queue, each stripe.
     pub pairs: Vec<(u32, u32)>,
 }
 
 impl End {
-    /// Where the peer looks for the length of a write on a lane that takes more than one request: the first of as many
-    /// words as the lane is deep, behind those for pings and for the lanes before it.
-    pub fn totals(&self, lane: u8) -> Remote {
-        let addr = self.hello.addr.wrapping_add(8 * self.first_total(lane) as u64);
+    /// Where the peer looks for the length of a write that takes more than one request: the first of as many words as
+    /// the link is deep, behind those for pings.
+    pub fn totals(&self) -> Remote {
+        let addr = self.hello.addr.wrapping_add(8 * self.first_total() as u64);
         Remote { addr, rkey: self.hello.rkey }
     }
 
     /// The number of the first of those words.
-    pub fn first_total(&self, lane: u8) -> usize {
-        self.pairs.len() - 1 + usize::from(lane) * self.depth as usize
+    pub fn first_total(&self) -> usize {
+        self.pairs.len() - 1
     }
 
-    /// Lanes of the link.
-    pub fn lanes(&self) -> u8 {
-        (self.pairs.len() - 1) as u8 - self.stripes
+    /// Queue pairs for data besides the main one.
+    pub fn stripes(&self) -> u8 {
+        (self.pairs.len() - 2) as u8
     }
 
     /// Leaves this many stripes.
     pub fn keep_stripes(&mut self, count: u8) {
-        self.pairs.truncate(1 + usize::from(self.lanes()) + usize::from(count));
-        self.stripes = count;
+        self.pairs.truncate(2 + usize::from(count));
     }
 
     /// The bytes that travel.
@@ -95,7 +91,7 @@ impl End {
         bytes.extend(self.gid.raw);
         bytes.extend([self.mtu as u8, self.reads, self.generation]);
         bytes.extend(self.depth.to_le_bytes());
-        bytes.extend([self.lanes(), self.stripes]);
+        bytes.push(self.stripes());
         bytes.extend(self.region.id.to_le_bytes());
         bytes.extend(self.region.base.to_le_bytes());
         bytes.extend(self.region.rkey.to_le_bytes());
@@ -152,12 +148,6 @@ impl End {
                 family(own)
             )));
         }
-        let (theirs, ours) = (self.lanes(), own.lanes());
-        if theirs != ours {
-            return Err(peer(format!(
-                "it has {theirs} lanes, this side {ours}: set lanes to the same on both"
-            )));
-        }
         if self.generation != own.generation {
             return Err(peer(format!(
                 "its half is of generation {}, this side's of {}: it is not of this link",
@@ -195,14 +185,13 @@ impl Reader<'_> {
         let head = self
             .head()
             .ok_or_else(|| peer(format!("its address has {have} bytes, and a value that can't be")))?;
-        let (mut end, lanes) = head;
-        if lanes == 0 || lanes > MAX_LANES || end.stripes > MAX_STRIPES {
-            let stripes = end.stripes;
+        let (mut end, stripes) = head;
+        if stripes > MAX_STRIPES {
             return Err(peer(format!(
-                "its address has {lanes} lanes and {stripes} more queue pairs for data"
+                "its address has {stripes} stripes, {MAX_STRIPES} is the most: run the same release on both"
             )));
         }
-        let pairs = 1 + usize::from(lanes) + usize::from(end.stripes);
+        let pairs = 2 + usize::from(stripes);
         if self.0.len() != PAIR * pairs {
             let length = HEAD + PAIR * pairs;
             return Err(peer(format!(
@@ -216,14 +205,14 @@ impl Reader<'_> {
         Ok(end)
     }
 
-    /// What is before the queue pairs, and the number of lanes.
+    /// What is before the queue pairs, and the number of stripes.
     fn head(&mut self) -> Option<(End, u8)> {
         let [kind, global] = self.take()?;
         let lid = u16::from_le_bytes(self.take()?);
         let gid = ibv_gid { raw: self.take()? };
         let [mtu, reads, generation] = self.take()?;
         let depth = self.u32()?;
-        let [lanes, stripes] = self.take()?;
+        let [stripes] = self.take()?;
         let region =
             RemoteRegion { id: u16::from_le_bytes(self.take()?), base: self.u64()?, rkey: self.u32()? };
         let hello = Hello { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
@@ -246,10 +235,9 @@ impl Reader<'_> {
             generation,
             region,
             hello,
-            stripes,
             pairs: Vec::new(),
         };
-        Some((end, lanes))
+        Some((end, stripes))
     }
 }
 
@@ -270,7 +258,6 @@ mod tests {
             generation: 9,
             region: RemoteRegion { id: 3, base: 0x7000, rkey: 0xABCD },
             hello: Hello { addr: 0x9000, rkey: 5, token: 77 },
-            stripes: 1,
             pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],
         }
     }
@@ -319,7 +306,6 @@ mod tests {
         assert!(said(|e| e.gid.raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 0, 0, 1]).contains(
             "its GID 10.0.0.1 is an IPv4 address, this side's 303:303:303:303:303:303:303:303 an IPv6 one"
         ));
-        assert!(said(|e| e.pairs.truncate(3)).contains("1 lanes, this side 2"));
         assert!(said(|e| e.generation = 1).contains("generation 1"));
     }
 
@@ -334,7 +320,7 @@ mod tests {
             if let Ok(mut other) = End::from_bytes(&ours) {
                 let _ = other.check_fits(&end());
                 other.keep_stripes(0);
-                prop_assert_eq!(other.pairs.len(), 1 + usize::from(other.lanes()));
+                prop_assert_eq!(other.pairs.len(), 2);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Requests of one queue pair that are posted by one call: the device is told once of all of them.
 
-use super::lane::Remote;
+use super::data_queue::Remote;
 use super::qp::QueuePair;
 use super::sys::*;
 use crate::wire::Immediate;

@@ -1,12 +1,12 @@
 //! The control queue pair of a link: small messages between the two fabrics themselves, on a queue pair of their own, so that they
-//! consume none of the owners' receives and still come through when a lane has failed.
+//! consume none of the owners' receives and still come through when a data queue has failed.
 //!
 //! A side sends at most [`WINDOW`] messages more than the other has said to have consumed. The other says so with each of its own
 //! messages, and with an acknowledgement after each half window; acknowledgements and the farewell are outside of the window, and
 //! the receive queue has room for those that there can be.
 
 use super::buffers::Buffer;
-use super::lane::name;
+use super::data_queue::name;
 use super::qp::QueuePair;
 use super::sys::*;
 use crate::fabric::{LinkFailure, LinkId};
@@ -14,23 +14,20 @@ use crate::fabric::{LinkFailure, LinkId};
 /// Messages that are sent and not acknowledged, at most.
 pub(super) const WINDOW: u32 = 32;
 
-/// Requests that the send and the receive queue hold: a window, what acknowledges one, the farewell, what goes before it for each
-/// lane, the ping of the link's making, and some more.
-pub(super) fn room(lanes: u8) -> [u32; 2] {
-    let receives = WINDOW + 16 + u32::from(lanes);
-    [receives + 8, receives]
-}
+/// Requests that the receive queue holds: a window, the acknowledgements of one, the two messages of a farewell, and some more.
+const RECEIVES: u32 = WINDOW + 17;
+/// Requests that the send queue holds: as many, the ping of the link's making, and some more.
+const SENDS: u32 = RECEIVES + 8;
+/// Requests that the send and the receive queue hold.
+pub(super) const ROOM: [u32; 2] = [SENDS, RECEIVES];
 
-/// The control queue pair, where a request's name has a lane.
+/// The control queue pair's number in a request's name.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
 pub(super) const BYTES: usize = 16;
 
 /// Bytes of a link's buffer that it needs.
-pub(super) fn bytes_of_places(lanes: u8) -> usize {
-    let [sends, receives] = room(lanes);
-    (sends + receives) as usize * BYTES
-}
+pub(super) const PLACE_BYTES: usize = (SENDS + RECEIVES) as usize * BYTES;
 
 const CREDITS: u8 = 1;
 const ACK: u8 = 2;
@@ -45,10 +42,10 @@ const PROTOCOL: u8 = 2;
 /// What a peer has said.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// The newest number of receives that it has returned on a lane.
-    Credits { lane: u8, returned: u32 },
-    /// So many receives of a lane are consumed once everything has come that it sent there.
-    Last { lane: u8, count: u32 },
+    /// The newest number of receives that it has returned.
+    Credits { returned: u32 },
+    /// So many receives are consumed once everything has come that it sent.
+    Last { count: u32 },
     /// It takes no part any more.
     Farewell(LinkFailure),
     /// Nothing that the link must know.
@@ -87,7 +84,7 @@ impl Window {
     /// # Errors
     /// What is wrong with it.
     pub fn hear(&mut self, bytes: [u8; BYTES]) -> Result<Said, &'static str> {
-        let [kind, lane, code, _, rest @ ..] = bytes;
+        let [kind, code, _, _, rest @ ..] = bytes;
         let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
         let (value, acknowledged) = (word(0), word(4));
         if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
@@ -96,17 +93,17 @@ impl Window {
         self.acknowledged = acknowledged;
         match kind {
             ACK => Ok(Said::Nothing),
-            LAST => Ok(Said::Last { lane, count: value }),
+            LAST => Ok(Said::Last { count: value }),
             FAREWELL => Ok(Said::Farewell(match code {
-                NO_RECEIVE => LinkFailure::NoReceive { lane },
-                PROTOCOL => LinkFailure::Protocol(format!(
-                    "what it did on lane {lane} was refused, or it refuses what this side did there"
-                )),
+                NO_RECEIVE => LinkFailure::NoReceive,
+                PROTOCOL => LinkFailure::Protocol(
+                    "an operation of its was refused, or it refuses one of this side's".into(),
+                ),
                 _ => LinkFailure::Closed,
             })),
             CREDITS => {
                 self.consumed = self.consumed.wrapping_add(1);
-                Ok(Said::Credits { lane, returned: value })
+                Ok(Said::Credits { returned: value })
             }
             _ => Err("it sent a control message of an unknown kind"),
         }
@@ -123,8 +120,6 @@ pub(super) struct Control {
     pair: Option<QueuePair>,
     link: LinkId,
     places: usize,
-    sends: u32,
-    receives: u32,
     max_inline: usize,
     /// Requests posted and not known to be done.
     in_use: u32,
@@ -139,11 +134,8 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub fn new(pair: QueuePair, link: LinkId, places: usize, lanes: u8) -> Self {
-        let [sends, receives] = room(lanes);
+    pub fn new(pair: QueuePair, link: LinkId, places: usize) -> Self {
         Control {
-            sends,
-            receives,
             max_inline: pair.max_inline,
             pair: Some(pair),
             link,
@@ -184,7 +176,7 @@ impl Control {
 
     /// Posts all receives, before the peer can reach the queue pair. `false` if the device refuses them.
     pub fn post_receives(&mut self, buffer: &Buffer) -> bool {
-        (0..self.receives).all(|place| self.post_receive(buffer, place))
+        (0..RECEIVES).all(|place| self.post_receive(buffer, place))
     }
 
     fn post_receive(&mut self, buffer: &Buffer, place: u32) -> bool {
@@ -207,40 +199,38 @@ impl Control {
     }
 
     /// Tells the peer of receives that were returned. `false` if there is no room now.
-    pub fn send_credits(&mut self, buffer: &mut Buffer, lane: u8, returned: u32) -> bool {
-        if !self.has_room() || !self.send(buffer, [CREDITS, lane, 0, 0], returned) {
+    pub fn send_credits(&mut self, buffer: &mut Buffer, returned: u32) -> bool {
+        if !self.has_room() || !self.send(buffer, [CREDITS, 0, 0, 0], returned) {
             return false;
         }
         self.window.sent();
         true
     }
 
-    /// Tells the peer that this side takes no part any more, once; and of `lanes`, of how many receives each will have consumed when
-    /// all has come that was posted there.
-    pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure, lanes: impl Iterator<Item = u32>) {
+    /// Tells the peer, once, that this side takes no part any more; and before that how many receives (`last`) will have been
+    /// consumed when all has come that was posted.
+    pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure, last: Option<u32>) {
         if self.parting || self.has_parted {
             return;
         }
-        for (lane, count) in lanes.enumerate() {
-            self.send(buffer, [LAST, lane as u8, 0, 0], count);
+        if let Some(count) = last {
+            self.send(buffer, [LAST, 0, 0, 0], count);
         }
-        let head = match why {
-            LinkFailure::Completion { code, lane, .. } if *code == IBV_WC_RNR_RETRY_EXC_ERR => {
-                [FAREWELL, *lane, NO_RECEIVE, 0]
-            }
-            LinkFailure::Completion { code, lane, .. }
+        let code = match why {
+            LinkFailure::Completion { code, .. } if *code == IBV_WC_RNR_RETRY_EXC_ERR => NO_RECEIVE,
+            LinkFailure::Completion { code, .. }
                 if [IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR].contains(code) =>
             {
-                [FAREWELL, *lane, PROTOCOL, 0]
+                PROTOCOL
             }
-            LinkFailure::Protocol(_) => [FAREWELL, 0, PROTOCOL, 0],
-            _ => [FAREWELL, 0, CLOSED, 0],
+            LinkFailure::Protocol(_) => PROTOCOL,
+            _ => CLOSED,
         };
-        self.parting = self.send(buffer, head, 0);
+        self.parting = self.send(buffer, [FAREWELL, code, 0, 0], 0);
     }
 
     fn send(&mut self, buffer: &mut Buffer, head: [u8; 4], value: u32) -> bool {
-        if self.flushed || self.in_use >= self.sends - 2 {
+        if self.flushed || self.in_use >= SENDS - 2 {
             return false;
         }
         let Some(pair) = &mut self.pair else { return false };
@@ -253,7 +243,7 @@ impl Control {
         request.opcode = IBV_WR_SEND;
         request.send_flags = IBV_SEND_SIGNALED;
         // Places are used in turn, one for each request that the queue holds, so this one is free.
-        let at = self.places + (self.receives + self.send_at) as usize * BYTES;
+        let at = self.places + (RECEIVES + self.send_at) as usize * BYTES;
         buffer.write(at, &bytes);
         let mut piece = buffer.piece(at, BYTES);
         if self.max_inline >= BYTES {
@@ -265,7 +255,7 @@ impl Control {
         if !unsafe { pair.post_send(&mut request) } {
             return false;
         }
-        self.send_at = next(self.send_at, self.sends);
+        self.send_at = next(self.send_at, SENDS);
         self.in_use += 1;
         self.window.told = self.window.consumed;
         true
@@ -287,7 +277,7 @@ impl Control {
     /// What is wrong with it.
     pub fn received(&mut self, buffer: &mut Buffer, len: u32) -> Result<Said, &'static str> {
         let place = self.head;
-        self.head = next(self.head, self.receives);
+        self.head = next(self.head, RECEIVES);
         if len as usize != BYTES {
             return Err("it sent a control message of another length");
         }

@@ -11,15 +11,15 @@ use super::chosen::PortAddress;
 use super::context::Domain;
 use super::control::{self, Control};
 use super::cq::Places;
+use super::data_queue::{self, DataQueue, Remote, SPARE};
 use super::failure::{os, peer, status};
-use super::lane::{self, Lane, Remote, SPARE};
 use super::link::{Link, Parts};
 use super::options::refuse;
 use super::port::VerbsLink;
 use super::qp::QueuePair;
 use super::slot::{Awaited, Slot};
 use super::sys::*;
-use crate::fabric::{FabricError, FabricKind, Half, Lane as LaneId, LinkOptions, Role};
+use crate::fabric::{FabricError, FabricKind, Half, LinkOptions, Role};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 /// The control queue pair waits for receives as long as it takes: what is sent on it is counted.
 const RNR_FOR_EVER: u8 = 7;
-/// Lanes that a link can have: the number of a queue pair travels in a byte of its requests' names.
-pub(super) const MAX_LANES: u8 = 200;
 /// Between two looks for a ping.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -67,19 +65,15 @@ fn not_posted(what: &str) -> FabricError {
     os(format!("posting {what}"), error, "see the kernel's log (`dmesg`)")
 }
 
-/// Where the pieces of a link's buffer are: the control queue pair's, then each lane's, last the pings to be sent.
-fn lane_places(lanes: u8, lane: usize, depth: u32) -> usize {
-    control::bytes_of_places(lanes).next_multiple_of(64) + lane * lane::bytes_of_places(depth)
+/// Where the pieces of a link's buffer are: the control queue pair's, then each data queue's, last the ping to be sent.
+fn places_of(queue: usize, depth: u32) -> usize {
+    control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
 
 impl VerbsHalf {
     pub(super) fn new(shared: &Arc<Shared>, port: usize, options: &LinkOptions) -> Result<Self, FabricError> {
-        let LinkOptions { lanes, depth, receives: _, generation } = *options;
-        if lanes == 0 || lanes > MAX_LANES {
-            return Err(refuse("lanes", lanes.into(), "1 to 200"));
-        }
-        let stripes = shared.options.qps_per_peer - 1;
-        let pairs_for_data = lanes + stripes;
+        let LinkOptions { depth, receives: _, generation } = *options;
+        let data_queues = shared.options.qps_per_peer;
         let device = &shared.chosen.context;
         let most = u32::try_from(device.attr().max_qp_wr).unwrap_or(0).saturating_sub(SPARE);
         if !depth.is_power_of_two() || depth > most {
@@ -88,27 +82,22 @@ impl VerbsHalf {
         }
         let place = shared.chosen.address()?;
         let slot = shared.slots.get(port, &shared.domain)?;
-        let places = (u32::from(pairs_for_data))
+        let places = (u32::from(data_queues))
             .checked_mul(2 * depth + SPARE)
-            .and_then(|places| places.checked_add(control::room(lanes).iter().sum()))
-            .ok_or_else(|| refuse("depth", depth.into(), "so many that all lanes have less than 2^32"))?;
+            .and_then(|places| places.checked_add(control::ROOM.iter().sum()))
+            .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
         let places = slot.reserve(places)?;
         // Of this link alone: this thread uses it until the link is made, and then the port's.
         let domain = Domain::for_one_thread(&shared.domain);
         let make = |room, rights| {
             QueuePair::new(&domain, &places.queue, &shared.watcher, room, rights, &shared.chosen)
         };
-        let mut pairs = vec![make(control::room(lanes), IBV_ACCESS_LOCAL_WRITE)?];
-        for _ in 0..pairs_for_data {
+        let mut pairs = vec![make(control::ROOM, IBV_ACCESS_LOCAL_WRITE)?];
+        for _ in 0..data_queues {
             pairs.push(make([depth + SPARE, depth], POOL_ACCESS)?);
         }
-        let local =
-            Buffer::new(&shared.domain, lane_places(lanes, usize::from(pairs_for_data), depth) + 8, false)?;
-        let words = Buffer::new(
-            &shared.domain,
-            8 * (usize::from(pairs_for_data) + usize::from(lanes) * depth as usize),
-            true,
-        )?;
+        let local = Buffer::new(&shared.domain, places_of(usize::from(data_queues), depth) + 8, false)?;
+        let words = Buffer::new(&shared.domain, 8 * (usize::from(data_queues) + depth as usize), true)?;
         let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
         let numbers =
@@ -125,7 +114,6 @@ impl VerbsHalf {
             generation,
             region: RemoteRegion { id: shared.region_id, base: shared.base, rkey: shared.region.rkey },
             hello: Hello { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
-            stripes,
             pairs: numbers,
         };
         let address = own.to_bytes();
@@ -145,9 +133,9 @@ impl VerbsHalf {
     }
 
     /// Moves each queue pair to RTS.
-    fn reach(&self, control: &mut Control, lanes: &mut [Lane], peer: &End) -> Result<(), FabricError> {
+    fn reach(&self, control: &mut Control, queues: &mut [DataQueue], peer: &End) -> Result<(), FabricError> {
         let (chosen, options) = (&self.shared.chosen, &self.shared.options);
-        let pairs = control.pair().into_iter().chain(lanes.iter_mut().flat_map(Lane::pair));
+        let pairs = control.pair().into_iter().chain(queues.iter_mut().flat_map(DataQueue::pair));
         for (at, pair) in pairs.enumerate() {
             let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
             pair.connect(
@@ -164,13 +152,13 @@ impl VerbsHalf {
     }
 
     /// Writes the peer's token to its word for each queue pair for data.
-    fn ping(&mut self, lanes: &mut [Lane], peer: &End) -> Result<(), FabricError> {
-        let at = lane_places(self.options.lanes, lanes.len(), self.options.depth);
+    fn ping(&mut self, queues: &mut [DataQueue], peer: &End) -> Result<(), FabricError> {
+        let at = places_of(queues.len(), self.options.depth);
         self.local.write(at, &peer.hello.token.to_le_bytes());
-        for (index, lane) in lanes.iter_mut().enumerate() {
+        for (index, queue) in queues.iter_mut().enumerate() {
             let there =
                 Remote { addr: peer.hello.addr.wrapping_add(8 * index as u64), rkey: peer.hello.rkey };
-            if lane.post_ping(self.local.piece(at, 8), there).is_err() {
+            if queue.post_ping(self.local.piece(at, 8), there).is_err() {
                 return Err(not_posted("a ping to the peer"));
             }
         }
@@ -207,26 +195,25 @@ impl VerbsHalf {
 }
 
 impl VerbsHalf {
-    /// What the queue pairs become: the link's control, and its lanes with the stripes behind them.
-    fn lanes(&mut self) -> (Control, Vec<Lane>) {
+    /// What the queue pairs become: the link's control, and its data queues, of which the main one is the first.
+    fn queues(&mut self) -> (Control, Vec<DataQueue>) {
         let (options, link) = (&self.options, self.awaited.link);
         let mut pairs = self.pairs.drain(..);
         let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
-        let lanes = pairs.enumerate().map(|(at, pair)| {
-            let places = lane_places(options.lanes, at, options.depth);
-            Lane::new(pair, link, LaneId(at as u8), options.depth, places, self.shared.options.signal_every)
+        let queues = pairs.enumerate().map(|(at, pair)| {
+            let places = places_of(at, options.depth);
+            DataQueue::new(pair, link, at as u8, options.depth, places, self.shared.options.signal_every)
         });
-        (Control::new(first, link, 0, options.lanes), lanes.collect())
+        (Control::new(first, link, 0), queues.collect())
     }
 
     /// Posts what the peer finds as soon as it can reach this side. `false` if the device refuses it.
-    fn post_receives(&self, control: &mut Control, lanes: &mut [Lane]) -> bool {
-        let LinkOptions { lanes: count, depth, receives, .. } = self.options;
-        let (lanes, stripes) = lanes.split_at_mut(usize::from(count));
-        lanes.iter_mut().for_each(|lane| lane.allow_receives(receives.min(depth)));
-        stripes.iter_mut().for_each(|stripe| stripe.allow_receives(depth));
-        control.post_receives(&self.local)
-            && lanes.iter_mut().chain(stripes).all(|lane| lane.refill(&self.local, true))
+    fn post_receives(&self, control: &mut Control, queues: &mut [DataQueue]) -> bool {
+        let LinkOptions { depth, receives, .. } = self.options;
+        for (at, queue) in queues.iter_mut().enumerate() {
+            queue.allow_receives(if at == 0 { receives.min(depth) } else { depth });
+        }
+        control.post_receives(&self.local) && queues.iter_mut().all(|queue| queue.refill(&self.local, true))
     }
 }
 
@@ -244,25 +231,26 @@ impl Half for VerbsHalf {
         // Both sides come to the same: what the smaller of the two devices has room for.
         self.options.depth = self.own.depth.min(peer.depth);
         peer.depth = self.options.depth;
-        let stripes = self.own.stripes.min(peer.stripes);
+        let stripes = self.own.stripes().min(peer.stripes());
         self.own.keep_stripes(stripes);
         peer.keep_stripes(stripes);
         self.pairs.truncate(peer.pairs.len());
-        let (mut control, mut lanes) = self.lanes();
-        if !self.post_receives(&mut control, &mut lanes) {
+        let (mut control, mut queues) = self.queues();
+        if !self.post_receives(&mut control, &mut queues) {
             return Err(not_posted("receives for the peer"));
         }
-        self.reach(&mut control, &mut lanes, &peer)?;
+        self.reach(&mut control, &mut queues, &peer)?;
         if role == Role::Initiator {
-            self.ping(&mut lanes, &peer)?;
+            self.ping(&mut queues, &peer)?;
         }
-        self.wait(lanes.len(), start, timeout)?;
+        self.wait(queues.len(), start, timeout)?;
         if role == Role::Acceptor {
-            self.ping(&mut lanes, &peer)?;
+            self.ping(&mut queues, &peer)?;
         }
-        let stripes = lanes.split_off(usize::from(self.options.lanes));
+        let stripes = queues.split_off(1);
+        let Some(main) = queues.pop() else { unreachable!("an address has the main data queue") };
         let VerbsHalf { local, words, awaited, places, slot, shared, options, .. } = self;
-        let parts = Parts { lanes, stripes, control, local, words, peer, awaited, places, slot, shared };
+        let parts = Parts { main, stripes, control, local, words, peer, awaited, places, slot, shared };
         Ok(VerbsLink(Box::new(Link::new(&options, parts))))
     }
 }

@@ -5,19 +5,18 @@ use super::address::End;
 use super::buffers::Buffer;
 use super::control::{CONTROL, Control, Said};
 use super::cq::Places;
+use super::data_queue::{DataQueue, operation};
 use super::failure::status;
 use super::grants::{Grants, MAX_GRANTS};
-use super::lane::{Lane, operation};
 use super::slot::{Awaited, Slot};
 use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
-use crate::fabric::{
-    Completions, Event, Lane as LaneId, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE,
-};
+use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
 use crate::wire::Immediate;
+use std::iter;
 use std::sync::Arc;
 
-/// How long, in ticks of 100 ms, a lane that was flushed without a reason is given for the reason to come.
+/// How long, in ticks of 100 ms, a queue pair that was flushed without a reason is given for the reason to come.
 const PATIENCE: u32 = 3;
 /// How long, in ticks of 100 ms, a link that was detached may take to send what was posted, and its farewell.
 const LINGER: u32 = 20;
@@ -37,18 +36,16 @@ pub(super) struct Link {
     pub id: LinkId,
     phase: Phase,
     // Queue pairs, then what they name, then their places in the completion queue.
-    pub lanes: Vec<Lane>,
+    pub main: DataQueue,
     pub stripes: Stripes,
     pub control: Control,
     pub local: Buffer,
     words: Buffer,
     pub grants: Grants,
     pub peer: End,
-    /// For each lane, the number of returned receives that the peer is still to be told.
-    untold: Vec<Option<u32>>,
-    /// Some of those are there.
-    is_behind: bool,
-    /// A lane was flushed: why it will have been if nobody says otherwise, and since when.
+    /// The number of returned receives that the peer is still to be told.
+    untold: Option<u32>,
+    /// A queue pair was flushed: why it will have been if nobody says otherwise, and since when.
     suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
     pub left: Option<u32>,
@@ -61,8 +58,8 @@ pub(super) struct Link {
 
 /// What a half and a handshake make a link of.
 pub(super) struct Parts {
-    pub lanes: Vec<Lane>,
-    pub stripes: Vec<Lane>,
+    pub main: DataQueue,
+    pub stripes: Vec<DataQueue>,
     pub control: Control,
     pub local: Buffer,
     pub words: Buffer,
@@ -75,10 +72,9 @@ pub(super) struct Parts {
 
 impl Link {
     pub fn new(options: &LinkOptions, parts: Parts) -> Self {
-        let Parts { lanes, stripes, control, local, words, peer, awaited, places, slot, shared } = parts;
+        let Parts { main, stripes, control, local, words, peer, awaited, places, slot, shared } = parts;
         Link {
             limits: LinkLimits {
-                lanes: options.lanes,
                 depth: options.depth,
                 receives: options.receives.min(options.depth),
                 max_inline: MAX_MESSAGE,
@@ -89,9 +85,8 @@ impl Link {
             },
             id: awaited.link,
             phase: Phase::Up,
-            untold: vec![None; lanes.len()],
-            is_behind: false,
-            lanes,
+            untold: None,
+            main,
             stripes: Stripes::new(stripes, options.depth),
             control,
             local,
@@ -108,18 +103,17 @@ impl Link {
         }
     }
 
-    /// Lanes and stripes.
-    fn all_lanes(&mut self) -> impl Iterator<Item = &mut Lane> {
-        self.lanes.iter_mut().chain(&mut self.stripes.lanes)
+    /// The queue pairs for data: the main one, then the stripes.
+    fn queues(&mut self) -> impl Iterator<Item = &mut DataQueue> {
+        iter::once(&mut self.main).chain(&mut self.stripes.queues)
     }
 
-    /// The lane, or behind them the stripe, of this number.
+    /// The data queue of this number.
     #[inline]
-    fn lane(&mut self, number: u8) -> Option<&mut Lane> {
-        let number = usize::from(number);
-        match number.checked_sub(self.lanes.len()) {
-            None => self.lanes.get_mut(number),
-            Some(stripe) => self.stripes.lanes.get_mut(stripe),
+    fn queue(&mut self, number: u8) -> Option<&mut DataQueue> {
+        match number.checked_sub(1) {
+            None => Some(&mut self.main),
+            Some(stripe) => self.stripes.queues.get_mut(usize::from(stripe)),
         }
     }
 
@@ -136,7 +130,7 @@ impl Link {
     /// Whether a look is needed besides completions.
     #[inline]
     pub fn wants_look(&self) -> bool {
-        !self.is_up() || self.is_behind || self.suspect.is_some() || self.left.is_some()
+        !self.is_up() || self.untold.is_some() || self.suspect.is_some() || self.left.is_some()
     }
 
     /// Ends the link from this side; the next poll tells. From now on the device touches nothing for it.
@@ -144,18 +138,18 @@ impl Link {
     pub fn fail(&mut self, why: LinkFailure) {
         if matches!(self.phase, Phase::Up | Phase::Draining(..)) {
             if self.is_up() {
-                self.control.part(&mut self.local, &why, std::iter::empty());
+                self.control.part(&mut self.local, &why, None);
             }
             self.phase = Phase::Failing(why);
-            self.all_lanes().for_each(Lane::destroy);
+            self.queues().for_each(DataQueue::destroy);
         }
     }
 
     /// A request could not be posted though there was room: its queue pair is broken. The reason comes by a completion.
     #[cold]
-    pub fn refused(&mut self, lane: LaneId) {
+    pub fn refused(&mut self, queue: u8) {
         if self.is_up() && self.suspect.is_none() {
-            let why = self.completion(lane.0, "request", IBV_WC_GENERAL_ERR, 0);
+            let why = self.completion(queue, "request", IBV_WC_GENERAL_ERR, 0);
             self.suspect = Some((why, self.shared.watcher.ticks()));
         }
     }
@@ -165,7 +159,7 @@ impl Link {
         if std::mem::replace(&mut self.is_corked, true) {
             return false;
         }
-        self.all_lanes().for_each(Lane::cork);
+        self.queues().for_each(DataQueue::cork);
         true
     }
 
@@ -174,36 +168,36 @@ impl Link {
         if !std::mem::take(&mut self.is_corked) {
             return;
         }
-        let broken = self.all_lanes().map(Lane::uncork).enumerate().filter(|(_, posted)| posted.is_err());
-        if let Some(lane) = broken.map(|(lane, _)| lane).last() {
-            self.refused(LaneId(lane as u8));
+        let broken = self.queues().map(DataQueue::uncork).enumerate().filter(|(_, posted)| posted.is_err());
+        if let Some((queue, _)) = broken.last() {
+            self.refused(queue as u8);
         }
     }
 
     /// Something needs more room than there is: what is done must be known to be.
     pub fn make_room(&mut self) {
         let region = self.peer.region;
-        self.all_lanes().for_each(|lane| lane.flush(&region, true));
+        self.queues().for_each(|queue| queue.flush(&region, true));
     }
 
-    fn completion(&self, lane: u8, operation: &'static str, code: u32, vendor: u32) -> LinkFailure {
+    fn completion(&self, queue_pair: u8, operation: &'static str, code: u32, vendor: u32) -> LinkFailure {
         let (name, cause) = status(code);
-        LinkFailure::Completion { operation, lane, status: name, code, vendor, cause }
+        LinkFailure::Completion { operation, queue_pair, status: name, code, vendor, cause }
     }
 
     /// Takes a completion in.
     #[inline]
     pub fn complete(&mut self, wc: &ibv_wc, out: &mut Completions) {
-        let lane = (wc.wr_id >> 8) as u8;
+        let queue = (wc.wr_id >> 8) as u8;
         let is_receive = wc.wr_id & 1 != 0;
         if wc.status != IBV_WC_SUCCESS {
-            return self.failed(lane, wc);
+            return self.failed(queue, wc);
         }
-        if lane == CONTROL {
+        if queue == CONTROL {
             return self.control_came(is_receive, wc);
         }
         let (id, region, leaves) = (self.id, self.peer.region, self.left.is_some());
-        let Some(of) = self.lane(lane) else { return };
+        let Some(of) = self.queue(queue) else { return };
         if of.pair().is_none() {
             return;
         }
@@ -213,20 +207,16 @@ impl Link {
             return;
         }
         let Some((place, number)) = of.received() else { return };
-        if let Some(stripe) = usize::from(lane).checked_sub(self.lanes.len()) {
-            return self.part_came(stripe, wc, out);
+        if let Some(stripe) = queue.checked_sub(1) {
+            return self.part_came(usize::from(stripe), wc, out);
         }
         if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
             match Immediate::from_bits(u32::from_be(wc.imm_data)) {
                 Ok(immediate) => {
-                    let first = self.peer.first_total(lane);
+                    let first = self.peer.first_total();
                     let total = self.words.take_word(first + number as usize);
                     let bytes = if total == 0 { u64::from(wc.byte_len) } else { total & !STRIPED };
-                    if lane == LaneId::CONTROL.0 {
-                        self.stripes.immediate(id, immediate, bytes, total & STRIPED != 0, out);
-                    } else {
-                        out.push(id, LaneId(lane), Event::Immediate { immediate, bytes });
-                    }
+                    self.stripes.immediate(id, immediate, bytes, total & STRIPED != 0, out);
                 }
                 Err(error) => return self.fail(LinkFailure::Protocol(error.to_string())),
             }
@@ -237,15 +227,9 @@ impl Link {
             }
             // SAFETY: this receive is complete, and its place is posted again only by a later refill.
             let bytes = unsafe { self.local.bytes(place, len) };
-            if lane == LaneId::CONTROL.0 {
-                self.stripes.message(id, bytes, out);
-            } else {
-                out.push_message(id, LaneId(lane), bytes);
-            }
+            self.stripes.message(id, bytes, out);
         }
-        if let Some(of) = self.lanes.get_mut(usize::from(lane)) {
-            of.refill(&self.local, false);
-        }
+        self.main.refill(&self.local, false);
     }
 
     /// A part of a striped write has landed on the queue pair of this number.
@@ -253,9 +237,9 @@ impl Link {
         if wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM {
             return self.fail(LinkFailure::Protocol("it sent a message where parts of writes come".into()));
         }
-        let lane = &mut self.stripes.lanes[stripe];
-        lane.allow_receives(1);
-        lane.refill(&self.local, false);
+        let queue = &mut self.stripes.queues[stripe];
+        queue.allow_receives(1);
+        queue.refill(&self.local, false);
         self.stripes.landed(self.id, stripe, out);
     }
 
@@ -265,15 +249,8 @@ impl Link {
         }
         match self.control.received(&mut self.local, wc.byte_len) {
             Ok(Said::Nothing) => {}
-            Ok(Said::Credits { lane, returned }) => match self.lanes.get_mut(usize::from(lane)) {
-                Some(lane) => lane.returned = returned,
-                None => self.fail(LinkFailure::Protocol(format!("it returned receives of lane {lane}"))),
-            },
-            Ok(Said::Last { lane, count }) => {
-                if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
-                    lane.expected = Some(count);
-                }
-            }
+            Ok(Said::Credits { returned }) => self.main.returned = returned,
+            Ok(Said::Last { count }) => self.main.expected = Some(count),
             Ok(Said::Farewell(why)) => {
                 if self.is_up() {
                     self.phase = Phase::Draining(why, self.shared.watcher.ticks());
@@ -284,8 +261,8 @@ impl Link {
     }
 
     #[cold]
-    fn failed(&mut self, lane: u8, wc: &ibv_wc) {
-        if lane == CONTROL {
+    fn failed(&mut self, queue: u8, wc: &ibv_wc) {
+        if queue == CONTROL {
             let why = self.completion(0, "control message", wc.status, wc.vendor_err);
             if wc.status == IBV_WC_WR_FLUSH_ERR {
                 self.control.flush()
@@ -294,10 +271,10 @@ impl Link {
             }
             return self.suspected(wc, why);
         }
-        if self.lane(lane).and_then(Lane::pair).is_none() {
+        if self.queue(queue).and_then(DataQueue::pair).is_none() {
             return;
         }
-        let why = self.completion(lane, operation(wc.wr_id), wc.status, wc.vendor_err);
+        let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
         self.suspected(wc, why);
     }
 
@@ -312,14 +289,12 @@ impl Link {
     /// Looks at what no completion tells. `emptied`: there was nothing more to poll. `events`: asynchronous events have come.
     /// Returns whether the link can be forgotten.
     pub fn look(&mut self, emptied: bool, events: bool, out: &mut Completions) -> bool {
-        if self.is_behind {
-            self.catch_up();
-        }
+        self.catch_up();
         if events && self.is_up() {
             let device = &self.shared.chosen.context.name;
-            let mut lanes = self.lanes.iter().chain(&self.stripes.lanes);
-            let of_lanes = lanes.find_map(|lane| lane.failure(device));
-            if let Some(why) = of_lanes.or_else(|| self.control.failure(device)) {
+            let mut queues = iter::once(&self.main).chain(&self.stripes.queues);
+            let of_data = queues.find_map(|queue| queue.failure(device));
+            if let Some(why) = of_data.or_else(|| self.control.failure(device)) {
                 self.fail(why);
             }
         }
@@ -340,7 +315,7 @@ impl Link {
                 if emptied && self.has_all() || ticks.wrapping_sub(*since) > LINGER =>
             {
                 let why = why.clone();
-                self.all_lanes().for_each(Lane::destroy);
+                self.queues().for_each(DataQueue::destroy);
                 self.go_down(why, out);
             }
             _ => {}
@@ -350,22 +325,22 @@ impl Link {
 
     /// Whether everything has come that the peer will have sent.
     fn has_all(&self) -> bool {
-        self.lanes.iter().all(Lane::has_all) && self.stripes.is_settled()
+        self.main.has_all() && self.stripes.is_settled()
     }
 
     #[cold]
     fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
         let id = self.id;
-        self.all_lanes().for_each(|lane| lane.fail_all(id, out));
+        self.queues().for_each(|queue| queue.fail_all(id, out));
         self.keep_what_is_lost();
         self.suspect = None;
         self.phase = Phase::Down;
-        out.push(self.id, LaneId::CONTROL, Event::Down(why));
+        out.push(self.id, Event::Down(why));
     }
 
     /// Where a queue pair could not be stopped, the peer may write as long as this process lives: nobody else may get that.
     fn keep_what_is_lost(&mut self) {
-        if self.all_lanes().any(|lane| lane.is_lost) {
+        if self.queues().any(|queue| queue.is_lost) {
             std::mem::forget((std::mem::take(&mut self.grants), Arc::clone(&self.shared)));
             self.local.keep();
             self.words.keep();
@@ -376,10 +351,10 @@ impl Link {
     fn take_leave(&mut self, ticks: u32) -> bool {
         if self.is_up() {
             // At once: it may be that nobody polls for a while.
-            let counts = self.lanes.iter().map(|lane| lane.consuming);
-            self.control.part(&mut self.local, &LinkFailure::Closed, counts);
+            let last = Some(self.main.consuming);
+            self.control.part(&mut self.local, &LinkFailure::Closed, last);
             self.make_room();
-            if ticks <= LINGER && !self.all_lanes().all(|lane| lane.is_idle()) {
+            if ticks <= LINGER && !self.queues().all(|queue| queue.is_idle()) {
                 return false;
             }
         }
@@ -387,40 +362,31 @@ impl Link {
     }
 
     /// Lets the peer know of returned receives, now or as soon as there is room.
-    pub fn publish_credits(&mut self, lane: LaneId, returned: u32) {
-        let index = usize::from(lane.0);
-        let Some(of) = self.lanes.get_mut(index) else { return };
+    pub fn publish_credits(&mut self, returned: u32) {
         // Whoever is told of receives must find them.
-        of.refill(&self.local, true);
-        if lane == LaneId::CONTROL {
-            for stripe in &mut self.stripes.lanes {
-                stripe.refill(&self.local, true);
-            }
+        self.main.refill(&self.local, true);
+        for stripe in &mut self.stripes.queues {
+            stripe.refill(&self.local, true);
         }
         if !self.is_up() {
             return;
         }
-        self.untold[index] = Some(returned);
+        self.untold = Some(returned);
         self.catch_up();
     }
 
     fn catch_up(&mut self) {
-        self.is_behind = false;
-        for (lane, untold) in self.untold.iter_mut().enumerate() {
-            if let Some(returned) = *untold {
-                if self.control.send_credits(&mut self.local, lane as u8, returned) {
-                    *untold = None;
-                } else {
-                    self.is_behind = self.control.is_usable();
-                }
-            }
+        if let Some(returned) = self.untold
+            && (self.control.send_credits(&mut self.local, returned) || !self.control.is_usable())
+        {
+            self.untold = None;
         }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.all_lanes().for_each(Lane::destroy);
+        self.queues().for_each(DataQueue::destroy);
         self.keep_what_is_lost();
     }
 }

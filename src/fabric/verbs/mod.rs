@@ -1,8 +1,8 @@
 //! RDMA NICs through libibverbs: InfiniBand and RoCE, reliable connections.
 //!
 //! The pool is registered once, and each tensor's bytes go straight from one process's pool to the other's. Memory outside the pool
-//! is registered when it is first sent, for reading alone; nothing is received there. A link has a queue
-//! pair for each lane, and one for control messages between the two fabrics: returned receives, and the farewell of a side that
+//! is registered when it is first sent, for reading alone; nothing is received there. A link has one queue
+//! pair for data or several (stripes), and one for control messages between the two fabrics: returned receives, and the farewell of a side that
 //! takes no part any more. Completions of all links of a port come by one completion queue, or a few, which can't overrun.
 //!
 //! What the device checks is that an access has the key of the pool and lies inside it. It can't check which part was
@@ -17,7 +17,7 @@
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `registrations`, `ranges` | memory outside the pool: what is done, and what is kept |
-//! | `lane`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
+//! | `data_queue`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
 //! | `address`, `half` | how a link is made |
 
 #![allow(unsafe_code)]
@@ -31,6 +31,7 @@ mod chosen;
 mod context;
 mod control;
 mod cq;
+mod data_queue;
 pub mod device;
 mod events;
 mod failure;
@@ -39,7 +40,6 @@ mod failure;
 pub mod fuzzing;
 mod grants;
 mod half;
-mod lane;
 pub mod library;
 mod link;
 mod options;
@@ -62,10 +62,10 @@ use super::{Fabric, FabricError, FabricKind, LinkOptions, Registrar};
 use crate::memory::Pool;
 use chosen::Chosen;
 use context::{Domain, MemoryRegion};
+use data_queue::SPARE;
 use device::{Choice, Mtu};
 use events::Watcher;
 use failure::unavailable;
-use lane::SPARE;
 use library::Library;
 use ranges::Limits;
 use registrations::Registrations;
@@ -200,7 +200,7 @@ impl VerbsFabric {
         &self.shared.chosen.choice
     }
 
-    /// Operations that each lane of a link can have outstanding, by the wished length of queues: the power of two that has
+    /// Operations that a link can have outstanding, by the wished length of queues: the power of two that has
     /// room in it, at least 2.
     pub fn queue_depth(&self) -> u32 {
         depth_within(&self.shared.chosen)
@@ -222,11 +222,7 @@ impl Fabric for VerbsFabric {
         VerbsPort::new(Arc::clone(&self.shared))
     }
 
-    fn half(&self, options: &LinkOptions) -> Result<VerbsHalf, FabricError> {
-        self.half_for(0, options)
-    }
-
-    fn half_for(&self, port: usize, options: &LinkOptions) -> Result<VerbsHalf, FabricError> {
+    fn half(&self, port: usize, options: &LinkOptions) -> Result<VerbsHalf, FabricError> {
         VerbsHalf::new(&self.shared, port, options)
     }
 }

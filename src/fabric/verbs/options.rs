@@ -31,7 +31,7 @@ pub struct VerbsOptions {
     /// Completions that each completion queue holds, at most what the device permits. A port makes a further queue
     /// when its links need more, so that none can overrun.
     pub cq_entries: u32,
-    /// A request at least of so many makes a completion; a quarter of the lane's depth, where that is less.
+    /// A request at least of so many makes a completion; a quarter of the link's depth, where that is less.
     pub signal_every: u32,
     /// Ranges of memory outside the pool that are kept registered; 0 for none: such memory is then copied through the pool.
     pub registrations: u32,

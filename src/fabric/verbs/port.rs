@@ -3,14 +3,13 @@
 use super::Shared;
 use super::bell::VerbsSleeper;
 use super::cq::CompletionQueue;
-use super::lane::{Op, Remote, Total};
+use super::data_queue::{Op, Remote, Total};
 use super::link::Link;
 use super::options::refuse;
 use super::slot::Slot;
 use super::sys::ibv_wc;
 use crate::fabric::{
-    Allowance, Completions, FabricError, Lane, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, OpId, Port,
-    PostError,
+    Allowance, Completions, FabricError, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, Port, PostError,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -25,7 +24,7 @@ const FAREWELLS: u32 = 10;
 
 /// What a link that is not there can do.
 static NOTHING: LinkLimits =
-    LinkLimits { lanes: 0, depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
+    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next operation.
 pub struct VerbsLink(pub(super) Box<Link>);
@@ -90,9 +89,9 @@ impl VerbsPort {
         Some(&mut *self.links[place]).filter(|link| link.left.is_none())
     }
 
-    /// A link and one of its lanes, to post on.
+    /// A link to post on.
     #[inline]
-    fn lane(&mut self, id: LinkId, lane: Lane) -> Result<&mut Link, PostError> {
+    fn to_post(&mut self, id: LinkId) -> Result<&mut Link, PostError> {
         let place = self.place(id).ok_or(PostError::Down)?;
         let link = &mut *self.links[place];
         if link.left.is_some() {
@@ -101,13 +100,7 @@ impl VerbsPort {
         if self.is_batching && link.cork() {
             self.corked.push(id);
         }
-        if !link.is_up() {
-            return Err(PostError::Down);
-        }
-        if usize::from(lane.0) >= link.lanes.len() {
-            return Err(PostError::Refused("the link has no such lane"));
-        }
-        Ok(link)
+        if link.is_up() { Ok(link) } else { Err(PostError::Down) }
     }
 
     #[inline]
@@ -198,12 +191,12 @@ impl VerbsPort {
 
     /// Tells a link why a request was not posted.
     #[cold]
-    fn noted(&mut self, id: LinkId, lane: Lane, why: PostError) {
+    fn noted(&mut self, id: LinkId, why: PostError) {
         let Some(link) = self.link(id) else { return };
         match why {
             PostError::Full => link.make_room(),
             PostError::Down => {
-                link.refused(lane);
+                link.refused(0);
                 self.is_restless = true;
             }
             PostError::Refused(_) => {}
@@ -212,9 +205,9 @@ impl VerbsPort {
 
     /// Where the bytes of a source lie and by which key, if they are registered: in the pool, or by themselves.
     #[inline]
-    fn source(shared: &Shared, source: &Tensor, skip: u64, len: u64) -> Result<(u64, u64, u32), PostError> {
+    fn source(shared: &Shared, source: &Tensor, len: u64) -> Result<(u64, u64, u32), PostError> {
         let bytes = source.bytes();
-        if skip.checked_add(len).is_none_or(|end| end > bytes.len() as u64) {
+        if len > bytes.len() as u64 {
             return Err(PostError::Refused("the source has fewer bytes"));
         }
         if len == 0 {
@@ -222,10 +215,10 @@ impl VerbsPort {
         }
         let addr = bytes.as_ptr() as u64;
         if shared.is_ours(addr, bytes.len() as u64) {
-            return Ok((addr + skip, len, shared.region.lkey));
+            return Ok((addr, len, shared.region.lkey));
         }
         match shared.registrations.key_of(source) {
-            Some(key) => Ok((addr + skip, len, key)),
+            Some(key) => Ok((addr, len, key)),
             None => Err(PostError::Refused(
                 "the source is not in the pool that this fabric shares, nor registered",
             )),
@@ -379,49 +372,45 @@ impl Port for VerbsPort {
         out.len() - before
     }
 
-    fn post_receives(&mut self, id: LinkId, lane: Lane, count: u32) {
-        if let Some(link) = self.link(id)
-            && let Some(lane) = link.lanes.get_mut(usize::from(lane.0))
-        {
-            lane.allow_receives(count);
-            lane.refill(&link.local, false);
+    fn post_receives(&mut self, id: LinkId, count: u32) {
+        if let Some(link) = self.link(id) {
+            link.main.allow_receives(count);
+            link.main.refill(&link.local, false);
         }
     }
 
-    fn publish_credits(&mut self, id: LinkId, lane: Lane, returned: u32) {
+    fn publish_credits(&mut self, id: LinkId, returned: u32) {
         if let Some(link) = self.link(id) {
-            link.publish_credits(lane, returned);
+            link.publish_credits(returned);
             let wants_look = link.wants_look();
             self.is_restless |= wants_look;
         }
     }
 
-    fn peer_credits(&mut self, id: LinkId, lane: Lane) -> u32 {
-        let lanes = self.link(id).map(|link| &link.lanes);
-        lanes.and_then(|lanes| lanes.get(usize::from(lane.0))).map_or(0, |lane| lane.returned)
+    fn peer_credits(&mut self, id: LinkId) -> u32 {
+        self.link(id).map_or(0, |link| link.main.returned)
     }
 
     #[inline]
-    fn send(&mut self, id: LinkId, lane: Lane, bytes: &[u8]) -> Result<(), PostError> {
+    fn send(&mut self, id: LinkId, bytes: &[u8]) -> Result<(), PostError> {
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("a message has at most 224 bytes"));
         }
-        let link = self.lane(id, lane)?;
-        let posted = link.lanes[usize::from(lane.0)].post_copied(&mut link.local, bytes, None, None);
-        posted.inspect_err(|error| self.noted(id, lane, *error))
+        let link = self.to_post(id)?;
+        let posted = link.main.post_copied(&mut link.local, bytes, None, None);
+        posted.inspect_err(|error| self.noted(id, *error))
     }
 
     #[inline]
     fn write_inline(
         &mut self,
         id: LinkId,
-        lane: Lane,
         bytes: &[u8],
         target: &Grant,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
         let len = bytes.len() as u64;
-        let link = self.lane(id, lane)?;
+        let link = self.to_post(id)?;
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
         }
@@ -429,17 +418,14 @@ impl Port for VerbsPort {
             return Err(PostError::Refused("the grant is for fewer bytes"));
         }
         let remote = Some(Self::remote(link, target, len));
-        let posted = link.lanes[usize::from(lane.0)].post_copied(&mut link.local, bytes, remote, immediate);
-        posted.inspect_err(|error| self.noted(id, lane, *error))
+        let posted = link.main.post_copied(&mut link.local, bytes, remote, immediate);
+        posted.inspect_err(|error| self.noted(id, *error))
     }
 
     fn write(
         &mut self,
         id: LinkId,
-        lane: Lane,
-        op: OpId,
         source: &Tensor,
-        skip: u64,
         len: u64,
         target: &Grant,
         immediate: Option<Immediate>,
@@ -447,32 +433,25 @@ impl Port for VerbsPort {
         if len > target.len {
             return Err(PostError::Refused("the grant is for fewer bytes"));
         }
-        let bytes = Self::source(&self.shared, source, skip, len)?;
+        let bytes = Self::source(&self.shared, source, len)?;
         let longest = self.shared.chosen.max_message;
-        let link = self.lane(id, lane)?;
+        let link = self.to_post(id)?;
         let remote = Self::remote(link, target, len);
-        let op = Op::Write(op, source.clone());
+        let op = Op::Write(source.clone());
         let posted = match immediate {
-            Some(immediate) if link.stripes.takes(lane, len) => {
+            Some(immediate) if link.stripes.takes(len) => {
                 link.write_striped(source, bytes, remote, immediate, longest, op)
             }
             _ => {
-                let total = Total::IfSplit(link.peer.totals(lane.0));
-                let of = &mut link.lanes[usize::from(lane.0)];
+                let total = Total::IfSplit(link.peer.totals());
+                let of = &mut link.main;
                 of.post_write(&mut link.local, bytes, remote, immediate, longest, total, op)
             }
         };
-        posted.inspect_err(|error| self.noted(id, lane, *error))
+        posted.inspect_err(|error| self.noted(id, *error))
     }
 
-    fn read(
-        &mut self,
-        id: LinkId,
-        lane: Lane,
-        op: OpId,
-        target: TensorMut,
-        source: &Grant,
-    ) -> Result<(), (PostError, TensorMut)> {
+    fn read(&mut self, id: LinkId, target: TensorMut, source: &Grant) -> Result<(), (PostError, TensorMut)> {
         let len = source.len;
         if len > target.bytes().len() as u64 {
             return Err((PostError::Refused("the target has fewer bytes than the source"), target));
@@ -484,17 +463,17 @@ impl Port for VerbsPort {
             ));
         }
         let (longest, lkey) = (self.shared.chosen.max_message, self.shared.region.lkey);
-        let link = match self.lane(id, lane) {
+        let link = match self.to_post(id) {
             Ok(link) => link,
             Err(error) => return Err((error, target)),
         };
         let remote = Self::remote(link, source, len);
-        let of = &mut link.lanes[usize::from(lane.0)];
-        let posted = of.post_read(op, target, (len, lkey), remote, longest);
+        let of = &mut link.main;
+        let posted = of.post_read(target, (len, lkey), remote, longest);
         if of.pair().is_none() {
-            self.noted(id, lane, PostError::Down);
+            self.noted(id, PostError::Down);
         }
-        posted.inspect_err(|(error, _)| self.noted(id, lane, *error))
+        posted.inspect_err(|(error, _)| self.noted(id, *error))
     }
 
     fn allow_loan(&mut self, _link: LinkId, _bytes: u64) -> Option<Allowance> {
@@ -504,8 +483,6 @@ impl Port for VerbsPort {
     fn lend(
         &mut self,
         _link: LinkId,
-        _lane: Lane,
-        _id: OpId,
         _source: &Tensor,
         allowance: Allowance,
         _immediate: Immediate,

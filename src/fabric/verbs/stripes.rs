@@ -1,18 +1,18 @@
 //! Large writes over several queue pairs at a time (`qps_per_peer`).
 //!
 //! A striped write is cut into as many parts as a link has queue pairs for data. Each part ends with an immediate on its own
-//! queue pair. The part on lane 0 comes with a word that says so, and its event waits until the other queue pairs' parts have landed
-//! too; whatever comes behind it on the lane waits with it. So the order within the lane holds as if there were one queue
+//! queue pair. The part on the main queue comes with a word that says so, and its event waits until the other queue pairs' parts have landed
+//! too; whatever comes behind it there waits with it. So the order within the link holds as if there were one queue
 //! pair, and nobody above has to know of stripes: a message that was sent behind a write still arrives behind all of it.
 
-use super::lane::{Lane, Op, Remote, Total};
+use super::data_queue::{DataQueue, Op, Remote, Total};
 use super::link::Link;
-use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, MAX_MESSAGE, PostError};
+use crate::fabric::{Completions, Event, LinkId, MAX_MESSAGE, PostError};
 use crate::memory::Tensor;
 use crate::wire::Immediate;
 use std::collections::VecDeque;
 
-/// Queue pairs for data that a link can have, those of its lanes aside.
+/// Queue pairs for data that a link can have besides the main one.
 pub(super) const MAX_STRIPES: u8 = 15;
 /// The bit of a write's announced length that says that it is striped.
 pub(super) const STRIPED: u64 = 1 << 63;
@@ -21,18 +21,18 @@ const SMALLEST: u64 = 64 << 10;
 /// Parts begin on multiples of this, which is one of every MTU.
 const ALIGN: u64 = 4096;
 
-/// The queue pairs besides lane 0's, and what waits for their parts.
+/// The queue pairs for data besides the main one, and what waits for their parts.
 #[derive(Default)]
 pub(super) struct Stripes {
-    pub lanes: Vec<Lane>,
+    pub queues: Vec<DataQueue>,
     /// Of each, the parts that have landed, modulo 2^32.
     landed: Vec<u32>,
-    /// Striped writes whose part on lane 0 has landed, modulo 2^32.
+    /// Striped writes whose part on the main queue has landed, modulo 2^32.
     begun: u32,
     held: VecDeque<Held>,
 }
 
-/// Something that came on lane 0 behind a striped write that is not whole, or its own end.
+/// Something that came on the main queue behind a striped write that is not whole, or its own end.
 struct Held {
     /// How many striped writes must be whole.
     needs: u32,
@@ -46,17 +46,17 @@ enum Came {
 }
 
 impl Stripes {
-    pub fn new(lanes: Vec<Lane>, depth: u32) -> Self {
+    pub fn new(queues: Vec<DataQueue>, depth: u32) -> Self {
         // What is held has a receive of its own each, so there is never more.
-        let held = if lanes.is_empty() { VecDeque::new() } else { VecDeque::with_capacity(depth as usize) };
-        Stripes { landed: vec![0; lanes.len()], lanes, begun: 0, held }
+        let held = if queues.is_empty() { VecDeque::new() } else { VecDeque::with_capacity(depth as usize) };
+        Stripes { landed: vec![0; queues.len()], queues, begun: 0, held }
     }
 
     /// Whether a write with immediate of so many bytes is striped.
     #[inline]
-    pub fn takes(&self, lane: LaneId, len: u64) -> bool {
-        let parts = self.lanes.len() as u64 + 1;
-        parts > 1 && lane == LaneId::CONTROL && len >= parts * SMALLEST
+    pub fn takes(&self, len: u64) -> bool {
+        let parts = self.queues.len() as u64 + 1;
+        parts > 1 && len >= parts * SMALLEST
     }
 
     fn is_whole(&self, needs: u32) -> bool {
@@ -68,7 +68,7 @@ impl Stripes {
         self.held.is_empty()
     }
 
-    /// An immediate came on lane 0.
+    /// An immediate came on the main queue.
     #[inline]
     pub fn immediate(
         &mut self,
@@ -80,16 +80,16 @@ impl Stripes {
     ) {
         self.begun = self.begun.wrapping_add(u32::from(striped));
         if self.held.is_empty() && (!striped || self.is_whole(self.begun)) {
-            return out.push(link, LaneId::CONTROL, Event::Immediate { immediate, bytes });
+            return out.push(link, Event::Immediate { immediate, bytes });
         }
         self.held.push_back(Held { needs: self.begun, what: Came::Immediate { immediate, bytes } });
     }
 
-    /// A message of at most [`MAX_MESSAGE`] bytes came on lane 0.
+    /// A message of at most [`MAX_MESSAGE`] bytes came on the main queue.
     #[inline]
     pub fn message(&mut self, link: LinkId, message: &[u8], out: &mut Completions) {
         if self.held.is_empty() {
-            return out.push_message(link, LaneId::CONTROL, message);
+            return out.push_message(link, message);
         }
         let mut bytes = [0; MAX_MESSAGE];
         bytes[..message.len()].copy_from_slice(message);
@@ -103,10 +103,10 @@ impl Stripes {
         while self.held.front().is_some_and(|held| self.is_whole(held.needs)) {
             match self.held.pop_front().map(|held| held.what) {
                 Some(Came::Immediate { immediate, bytes }) => {
-                    out.push(link, LaneId::CONTROL, Event::Immediate { immediate, bytes });
+                    out.push(link, Event::Immediate { immediate, bytes });
                 }
                 Some(Came::Message { len, bytes }) => {
-                    out.push_message(link, LaneId::CONTROL, &bytes[..len]);
+                    out.push_message(link, &bytes[..len]);
                 }
                 None => {}
             }
@@ -115,7 +115,7 @@ impl Stripes {
 }
 
 impl Link {
-    /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on lane 0. All or nothing is posted,
+    /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on the main queue. All or nothing is posted,
     /// unless a queue pair is broken, and then the link ends.
     pub fn write_striped(
         &mut self,
@@ -126,24 +126,32 @@ impl Link {
         longest: u32,
         op: Op,
     ) -> Result<(), PostError> {
-        let part = len.div_ceil(self.stripes.lanes.len() as u64 + 1).next_multiple_of(ALIGN);
+        let part = len.div_ceil(self.stripes.queues.len() as u64 + 1).next_multiple_of(ALIGN);
         // Parts are so large that what is rounded up leaves the last one some bytes.
-        let last = len - part * self.stripes.lanes.len() as u64;
-        let totals = Total::Striped { place: self.peer.totals(LaneId::CONTROL.0), whole: len };
-        for lane in &self.stripes.lanes {
-            lane.has_room(part, longest, &Total::None)?;
+        let last = len - part * self.stripes.queues.len() as u64;
+        let totals = Total::Striped { place: self.peer.totals(), whole: len };
+        for stripe in &self.stripes.queues {
+            stripe.has_room(part, longest, &Total::None)?;
         }
-        self.lanes[0].has_room(last, longest, &totals)?;
+        self.main.has_room(last, longest, &totals)?;
         let from = |skip: u64| Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
         let mut skip = 0;
-        for lane in &mut self.stripes.lanes {
+        for stripe in &mut self.stripes.queues {
             let bytes = (addr + skip, part, lkey);
             let op = Op::Part(source.clone());
-            lane.post_write(&mut self.local, bytes, from(skip), Some(immediate), longest, Total::None, op)?;
+            stripe.post_write(
+                &mut self.local,
+                bytes,
+                from(skip),
+                Some(immediate),
+                longest,
+                Total::None,
+                op,
+            )?;
             skip += part;
         }
         let bytes = (addr + skip, last, lkey);
-        self.lanes[0].post_write(&mut self.local, bytes, from(skip), Some(immediate), longest, totals, op)
+        self.main.post_write(&mut self.local, bytes, from(skip), Some(immediate), longest, totals, op)
     }
 }
 

@@ -1,6 +1,6 @@
-//! What leaves on the control lane: in order, under the peer's credits, queued when it can't leave at once.
+//! What leaves on a link: in order, under the peer's credits, queued when it can't leave at once.
 
-use crate::fabric::{Allowance, Lane, LinkFailure, LinkId, MAX_MESSAGE, OpId, Port, PostError};
+use crate::fabric::{Allowance, LinkFailure, LinkId, MAX_MESSAGE, Port, PostError};
 use crate::link::LinkSettings;
 use crate::link::control::texts::{Long, Texts};
 use crate::memory::Tensor;
@@ -46,7 +46,7 @@ enum QueuedPost {
     },
 }
 
-/// The sending half of a link's control lane.
+/// The sending half of a link.
 ///
 /// `sent - returned` receives of the peer are in use; it never exceeds the depth that the peer posted, so a
 /// message never finds the peer without a receive. Once something is queued, everything later queues behind it.
@@ -59,7 +59,6 @@ pub(in crate::link) struct SendQueue {
     depth: u32,
     sent: u32,
     returned: u32,
-    next_op: u64,
     values: usize,
     queue: VecDeque<QueuedPost>,
     /// Of the long messages in the queue.
@@ -79,7 +78,6 @@ impl SendQueue {
             depth,
             sent: 0,
             returned: 0,
-            next_op: 0,
             values: 0,
             queue,
             texts: Texts::default(),
@@ -222,7 +220,7 @@ impl SendQueue {
                 }
             }
             let Some(item) = self.queue.front_mut() else { return };
-            match post(port, self.link, &mut self.next_op, item) {
+            match post(port, self.link, item) {
                 Ok(()) => self.sent = self.sent.wrapping_add(1 + u32::from(is_on(Mutant::LostCredit))),
                 Err(PostError::Full) => return,
                 Err(PostError::Down) => return self.clear(),
@@ -260,7 +258,7 @@ impl SendQueue {
             if !self.has_credit(port) {
                 return Err(PostError::Full);
             }
-            port.send(self.link, Lane::CONTROL, &self.fragment)?;
+            port.send(self.link, &self.fragment)?;
             self.sent = self.sent.wrapping_add(1);
             *next += 1;
         }
@@ -282,7 +280,7 @@ impl SendQueue {
     /// The fast path of a message: straight from the encoder's buffer into the port.
     fn slot<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
         if (self.queue.is_empty() || is_on(Mutant::MessageOvertakesQueue)) && self.has_credit(port) {
-            match port.send(self.link, Lane::CONTROL, bytes) {
+            match port.send(self.link, bytes) {
                 Ok(()) => {
                     self.sent = self.sent.wrapping_add(1);
                     return;
@@ -302,7 +300,7 @@ impl SendQueue {
             self.flush_pack(port, counters);
         }
         if self.queue.is_empty() && self.has_credit(port) {
-            match post(port, self.link, &mut self.next_op, &mut item) {
+            match post(port, self.link, &mut item) {
                 Ok(()) => {
                     self.sent = self.sent.wrapping_add(1);
                     return;
@@ -320,36 +318,29 @@ impl SendQueue {
         if self.sent.wrapping_sub(self.returned) < self.depth {
             return true;
         }
-        self.returned = port.peer_credits(self.link, Lane::CONTROL);
+        self.returned = port.peer_credits(self.link);
         // A peer that returns more than was sent makes the difference huge: no credit, ever.
         self.sent.wrapping_sub(self.returned) < self.depth
     }
 }
 
-fn post<P: Port>(
-    port: &mut P,
-    link: LinkId,
-    next_op: &mut u64,
-    item: &mut QueuedPost,
-) -> Result<(), PostError> {
-    let id = OpId(*next_op);
-    *next_op += 1;
+fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<(), PostError> {
     match item {
-        QueuedPost::Message { bytes, len } => port.send(link, Lane::CONTROL, &bytes[..usize::from(*len)]),
+        QueuedPost::Message { bytes, len } => port.send(link, &bytes[..usize::from(*len)]),
         // Not reached: its fragments are posted one by one.
         QueuedPost::Long { .. } => Err(PostError::Refused("a long message was posted as a whole")),
         QueuedPost::Empty { immediate } => {
             let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
-            port.write_inline(link, Lane::CONTROL, &[], &nowhere, Some(*immediate))
+            port.write_inline(link, &[], &nowhere, Some(*immediate))
         }
         QueuedPost::Write { source, target, immediate } => {
             let len = source.meta().bytes();
-            port.write(link, Lane::CONTROL, id, source, 0, len, target, Some(*immediate))
+            port.write(link, source, len, target, Some(*immediate))
         }
         QueuedPost::Lend { source, allowance, immediate } => {
             // It is there until the loan is posted.
             let Some(allowed) = allowance.take() else { return Ok(()) };
-            port.lend(link, Lane::CONTROL, id, source, allowed, *immediate).map_err(|(error, allowed)| {
+            port.lend(link, source, allowed, *immediate).map_err(|(error, allowed)| {
                 *allowance = Some(allowed);
                 error
             })
@@ -375,7 +366,7 @@ impl ReceiveCredits {
     pub fn replenish<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
         let used = self.consumed.wrapping_sub(self.posted);
         if used > 0 {
-            port.post_receives(link, Lane::CONTROL, used);
+            port.post_receives(link, used);
             self.posted = self.consumed;
         }
         if self.posted.wrapping_sub(self.published) < depth.div_ceil(4) {
@@ -383,7 +374,7 @@ impl ReceiveCredits {
         }
         self.published = self.posted;
         let promised = self.published.wrapping_add(u32::from(is_on(Mutant::CreditTooMany)));
-        port.publish_credits(link, Lane::CONTROL, promised);
+        port.publish_credits(link, promised);
         true
     }
 }

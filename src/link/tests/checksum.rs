@@ -39,9 +39,8 @@ impl ByHand {
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
-        let id = crate::fabric::OpId(1);
         let allowance = crate::fabric::Allowance::unbounded();
-        self.port.lend(self.link, Lane::CONTROL, id, &source, allowance, immediate).expect("room");
+        self.port.lend(self.link, &source, allowance, immediate).expect("room");
     }
 
     /// Asks for a tensor and its sum.
@@ -84,7 +83,7 @@ impl ByHand {
                 }
             }
             self.completions.clear();
-            self.port.post_receives(self.link, Lane::CONTROL, 1);
+            self.port.post_receives(self.link, 1);
         }
         all
     }

@@ -2,7 +2,7 @@
 
 use super::standing::{OWNER, warm};
 use super::*;
-use crate::fabric::{Allowance, OpId};
+use crate::fabric::Allowance;
 use crate::wire::MetaPlace;
 
 impl ByHand {
@@ -16,8 +16,8 @@ impl ByHand {
         source.bytes_mut().fill(fill);
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind, generation, slot };
-        let (id, allowance) = (OpId(1), Allowance::unbounded());
-        self.port.lend(self.link, Lane::CONTROL, id, &source.freeze(), allowance, immediate).expect("room");
+        let allowance = Allowance::unbounded();
+        self.port.lend(self.link, &source.freeze(), allowance, immediate).expect("room");
     }
 }
 

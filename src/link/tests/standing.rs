@@ -1,7 +1,6 @@
 //! Standing requests with a peer that says whatever it likes.
 
 use super::*;
-use crate::fabric::OpId;
 use crate::memory::Tensor;
 use crate::wire::MetaPlace;
 use crate::wire::message::{StandingStep, StandingSteps};
@@ -67,8 +66,7 @@ impl ByHand {
         let immediate = Immediate { kind, generation: request.generation, slot: request.slot };
         let source: Tensor = source.freeze();
         let target = Grant { len: bytes, ..grant };
-        let posted =
-            self.port.write(self.link, Lane::CONTROL, OpId(9), &source, 0, bytes, &target, Some(immediate));
+        let posted = self.port.write(self.link, &source, bytes, &target, Some(immediate));
         posted.expect("room");
     }
 }

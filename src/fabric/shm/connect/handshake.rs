@@ -2,7 +2,7 @@
 //! memory.
 //!
 //! Initiator: hello. Acceptor: its own hello, or a refusal. Initiator: ready, or a refusal. What an
-//! honest peer could have got wrong (lanes, depth, generation) ends the handshake on both sides at
+//! honest peer could have got wrong (depth, generation) ends the handshake on both sides at
 //! once, with both values; whoever else comes to an acceptor is turned away, and the acceptor waits
 //! on.
 
@@ -269,7 +269,6 @@ impl LocalSide<'_> {
         HandshakeMessage::Hello(ShmHello {
             from: self.token,
             to: to.token,
-            lanes: self.options.lanes,
             depth: self.options.depth,
             generation: self.options.generation,
             fenced: self.fenced,

@@ -24,7 +24,6 @@ pub(crate) struct ShmHello {
     pub from: EndpointToken,
     /// The token of the half that it wants.
     pub to: EndpointToken,
-    pub lanes: u8,
     pub depth: u32,
     pub generation: u8,
     /// Its process takes part in heavy barriers.
@@ -93,7 +92,7 @@ impl HandshakeMessage {
 
 impl ShmHello {
     fn append(&self, bytes: &mut Vec<u8>) {
-        bytes.extend([HELLO, self.generation, self.lanes, u8::from(self.fenced)]);
+        bytes.extend([HELLO, self.generation, u8::from(self.fenced)]);
         bytes.extend(self.depth.to_le_bytes());
         bytes.extend(self.segment.to_le_bytes());
         bytes.extend(self.from);
@@ -107,7 +106,7 @@ impl ShmHello {
 
     /// Reads a hello to the end of the bytes.
     fn read(reader: &mut ByteReader<'_>) -> Option<ShmHello> {
-        let [generation, lanes, fenced] = reader.take()?;
+        let [generation, fenced] = reader.take()?;
         if fenced > 1 {
             return None;
         }
@@ -124,7 +123,7 @@ impl ShmHello {
             regions.push((id, u64::from_le_bytes(reader.take()?)));
         }
         let fenced = fenced == 1;
-        let hello = ShmHello { from, to, lanes, depth, generation, fenced, segment, regions };
+        let hello = ShmHello { from, to, depth, generation, fenced, segment, regions };
         reader.0.is_empty().then_some(hello)
     }
 
@@ -139,7 +138,6 @@ impl ShmHello {
             }
             Err(format!("it wants {what} {theirs}, this side {ours}: give both the same"))
         };
-        agree("lanes", self.lanes.into(), options.lanes.into())?;
         agree("depth", self.depth.into(), options.depth.into())?;
         agree("generation", self.generation.into(), options.generation.into())?;
         agree("segment bytes", self.segment, layout.bytes() as u64)?;
@@ -158,14 +156,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn options() -> LinkOptions {
-        LinkOptions { lanes: 2, depth: 64, receives: 0, generation: 5 }
+        LinkOptions { depth: 64, receives: 0, generation: 5 }
     }
 
     fn hello() -> ShmHello {
         let segment = SegmentLayout::new(&options()).expect("in range").bytes() as u64;
         let regions = vec![(0, 1 << 30), (7, 4096)];
         let (from, to) = ([1; 16], [2; 16]);
-        ShmHello { from, to, lanes: 2, depth: 64, generation: 5, fenced: true, segment, regions }
+        ShmHello { from, to, depth: 64, generation: 5, fenced: true, segment, regions }
     }
 
     proptest! {
@@ -221,8 +219,6 @@ mod tests {
         let layout = SegmentLayout::new(&options()).expect("in range");
         assert_eq!(hello().check(&options(), &layout), Ok(()));
         let refused = |hello: ShmHello| hello.check(&options(), &layout).expect_err("refused");
-        let lanes = refused(ShmHello { lanes: 3, ..hello() });
-        assert!(lanes.contains("lanes 3") && lanes.contains("this side 2"), "{lanes}");
         let depth = refused(ShmHello { depth: 128, ..hello() });
         assert!(depth.contains("depth 128") && depth.contains("this side 64"), "{depth}");
         assert!(refused(ShmHello { generation: 6, ..hello() }).contains("generation 6"));

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
-const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
+const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, generation: 0 };
 
 fn half(options: &LinkOptions) -> ShmHalf {
     let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
-    fabric.half(options).expect("a half")
+    fabric.half(0, options).expect("a half")
 }
 
 fn why(result: Result<ShmLink, FabricError>) -> String {
@@ -45,16 +45,7 @@ fn hello(from: &ShmHalf, to: &ShmHalf) -> ShmHello {
     let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let ShmAddress { token, .. } = address(to);
     let regions = vec![(0, 4096)];
-    ShmHello {
-        from: from.token,
-        to: token,
-        lanes: 1,
-        depth: 8,
-        generation: 0,
-        fenced: true,
-        segment,
-        regions,
-    }
+    ShmHello { from: from.token, to: token, depth: 8, generation: 0, fenced: true, segment, regions }
 }
 
 /// Sends a message and files to an acceptor, which must turn them away with `text`, and then still
@@ -183,7 +174,6 @@ fn one_who_connects_and_stays_silent_keeps_nobody_out() {
 #[test]
 fn options_that_differ_end_both_sides_at_once_with_both_values() {
     let other = [
-        (LinkOptions { lanes: 2, ..OPTIONS }, "lanes 2", "lanes 1"),
         (LinkOptions { depth: 64, ..OPTIONS }, "depth 64", "depth 8"),
         (LinkOptions { generation: 9, ..OPTIONS }, "generation 9", "generation 0"),
     ];

@@ -4,15 +4,13 @@ use super::*;
 use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
 use crate::fabric::shm::{ShmFabric, ShmLink, ShmOptions, ShmPort};
 use crate::fabric::{
-    Allowance, Completion, Event, Fabric, Half, Lane, LinkFailure, LinkOptions, OpId, Port, Role, Sleep,
-    Sleeper,
+    Allowance, Completion, Event, Fabric, Half, LinkFailure, LinkOptions, Port, Role, Sleep, Sleeper,
 };
 use crate::memory::Pool;
 use crate::wire::{Immediate, ImmediateKind, Slot};
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const LANE: Lane = Lane(0);
 
 struct End {
     pool: Pool,
@@ -30,7 +28,7 @@ impl End {
 
     fn attach(&mut self, link: ShmLink) -> LinkId {
         let link = self.port.attach(link).expect("room");
-        self.port.post_receives(link, LANE, 1_000_000);
+        self.port.post_receives(link, 1_000_000);
         link
     }
 
@@ -66,8 +64,9 @@ impl End {
 }
 
 fn connect(a: &mut End, b: &mut End, depth: u32) -> (LinkId, LinkId) {
-    let options = LinkOptions { lanes: 1, depth, receives: 0, generation: 0 };
-    let (half, other) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
+    let options = LinkOptions { depth, receives: 0, generation: 0 };
+    let (half, other) =
+        (a.fabric.half(0, &options).expect("a half"), b.fabric.half(0, &options).expect("a half"));
     let (to_a, to_b) = (half.address().to_vec(), other.address().to_vec());
     let (first, second) = std::thread::scope(|scope| {
         let accepted = scope.spawn(|| half.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
@@ -91,15 +90,15 @@ fn immediate() -> Immediate {
 fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
     let (mut a, to_b, mut b, to_a) = pair();
     let (mut completions, mut turns) = (Completions::default(), 0);
-    a.port.send(to_b, LANE, b"ball").expect("room");
+    a.port.send(to_b, b"ball").expect("room");
     for _ in 0..200_000 {
         if b.port.poll(&mut completions) > 0 {
-            b.port.send(to_a, LANE, b"ball").expect("room");
+            b.port.send(to_a, b"ball").expect("room");
             turns += 1;
         }
         completions.clear();
         if a.port.poll(&mut completions) > 0 {
-            a.port.send(to_b, LANE, b"ball").expect("room");
+            a.port.send(to_b, b"ball").expect("room");
         }
         completions.clear();
     }
@@ -122,7 +121,7 @@ fn many_quiet_links_go_cold_at_once_and_a_message_brings_each_back() {
     let (active, _) = links[0];
     let start = Instant::now();
     while b.attached().active.len() > 1 {
-        let _ = a.port.send(active, LANE, b"one of many");
+        let _ = a.port.send(active, b"one of many");
         b.poll();
         a.poll();
         assert!(start.elapsed() < TIMEOUT, "{} are active", b.attached().active.len());
@@ -130,14 +129,14 @@ fn many_quiet_links_go_cold_at_once_and_a_message_brings_each_back() {
     let barriers = b.attached().barriers;
     assert!(barriers <= 2, "{barriers} barriers");
     for _ in 0..2 * ROUND {
-        let _ = a.port.send(active, LANE, b"one of many");
+        let _ = a.port.send(active, b"one of many");
         b.poll();
         a.poll();
     }
     assert_eq!((b.attached().barriers, b.attached().active.len()), (barriers, 1), "steady");
     while !b.poll().is_empty() {}
     for &(to_b, to_a) in &links[1..] {
-        a.port.send(to_b, LANE, b"wake up").expect("room");
+        a.port.send(to_b, b"wake up").expect("room");
         assert_eq!(b.next().link, to_a);
     }
     assert_eq!(b.attached().active.len(), LINKS);
@@ -166,8 +165,8 @@ fn assert_rung_for(
 #[test]
 fn whatever_a_poll_can_bring_or_let_go_on_is_rung_for() {
     let nothing = |_: &mut End, _: LinkId, _: &mut End, _: LinkId| {};
-    assert_rung_for("a message", nothing, |a, link| a.port.send(link, LANE, b"x").expect("room"));
-    assert_rung_for("credits", nothing, |a, link| a.port.publish_credits(link, LANE, 7));
+    assert_rung_for("a message", nothing, |a, link| a.port.send(link, b"x").expect("room"));
+    assert_rung_for("credits", nothing, |a, link| a.port.publish_credits(link, 7));
     assert_rung_for("a closed link", nothing, |a, link| a.port.detach(link));
     assert_rung_for("a failed link", nothing, |a, link| {
         a.port.fail(link, LinkFailure::Local("enough".into()));
@@ -178,7 +177,7 @@ fn whatever_a_poll_can_bring_or_let_go_on_is_rung_for() {
         b.settle();
         a.settle();
         let source = tensor(&b.pool, &[1; 8]);
-        b.port.write(to_a, LANE, OpId(1), &source, 0, 8, &grant, None).expect("room");
+        b.port.write(to_a, &source, 8, &grant, None).expect("room");
     };
     let (mut a, to_b, mut b, to_a) = pair();
     write(&mut a, to_b, &mut b, to_a);
@@ -186,15 +185,15 @@ fn whatever_a_poll_can_bring_or_let_go_on_is_rung_for() {
     a.poll();
     a.settle(); // tells how far it has come
     assert!(b.attached().bell.bell.is_rung(), "a write that was taken");
-    assert!(matches!(b.next().event, Event::Done { id: OpId(1) }));
+    assert!(matches!(b.next().event, Event::Done));
 }
 
 #[test]
 fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let (mut a, to_b, mut b, _) = pair();
     let source = tensor(&a.pool, &[3; 64]);
-    for id in 0..10 {
-        a.port.lend(to_b, LANE, OpId(id), &source, Allowance::unbounded(), immediate()).expect("room");
+    for _ in 0..10 {
+        a.port.lend(to_b, &source, Allowance::unbounded(), immediate()).expect("room");
     }
     let mut lent = Vec::new();
     while lent.len() < 10 {
@@ -205,10 +204,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let last = lent.pop();
     std::thread::scope(|scope| scope.spawn(|| drop(last)).join().expect("no panic"));
     assert!(a.attached().bell.bell.is_rung());
-    assert!(
-        matches!(a.poll()[..], [Completion { event: Event::Done { id: OpId(9) }, .. }]),
-        "at the first look"
-    );
+    assert!(matches!(a.poll()[..], [Completion { event: Event::Done, .. }]), "at the first look");
 }
 
 #[test]
@@ -230,7 +226,7 @@ fn a_link_that_is_attached_to_an_armed_port_ends_the_sleep() {
     let seen = a.port.sleeper().seen();
     let (to_b, to_a) = connect(&mut a, &mut b, 16);
     assert_ne!(a.port.sleeper().seen(), seen);
-    b.port.send(to_a, LANE, b"first").expect("room");
+    b.port.send(to_a, b"first").expect("room");
     assert!(!a.port.arm());
     assert_eq!(a.next().link, to_b);
 }
@@ -248,7 +244,7 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
     let grant = b.port.grant(to_a, tensor_mut(&b.pool, 20_000)).expect("room");
     b.settle();
     let source = tensor(&a.pool, &[9; 20_000]);
-    a.port.write(to_b, LANE, OpId(1), &source, 0, 20_000, &grant, Some(immediate())).expect("room");
+    a.port.write(to_b, &source, 20_000, &grant, Some(immediate())).expect("room");
     let sleeper = b.port.sleeper();
     let seen = sleeper.seen();
     assert!(b.poll().is_empty(), "a part of it");
@@ -262,7 +258,7 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
 fn a_peer_that_takes_back_its_ring_only_delays() {
     let (mut a, to_b, mut b, to_a) = pair();
     b.settle();
-    a.port.send(to_b, LANE, b"x").expect("room");
+    a.port.send(to_b, b"x").expect("room");
     // As a rogue could: no bit, nobody who seems to sleep.
     b.attached().bell.bell.reset();
     let (sleeper, start) = (b.port.sleeper(), Instant::now());
@@ -293,8 +289,9 @@ fn a_number_is_never_used_twice_and_a_full_port_says_so() {
     let (other, _) = connect(&mut a, &mut b, 2);
     assert!(a.attached().get(other).is_none() || place_of(other) != place_of(again));
     a.port.links.places.resize_with(PLACES, LinkPlace::default);
-    let options = LinkOptions { lanes: 1, depth: 2, receives: 0, generation: 0 };
-    let (half, own) = (a.fabric.half(&options).expect("a half"), b.fabric.half(&options).expect("a half"));
+    let options = LinkOptions { depth: 2, receives: 0, generation: 0 };
+    let (half, own) =
+        (a.fabric.half(0, &options).expect("a half"), b.fabric.half(0, &options).expect("a half"));
     let (to_a, to_b) = (half.address().to_vec(), own.address().to_vec());
     let error = std::thread::scope(|scope| {
         let link = scope.spawn(|| half.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));

@@ -23,8 +23,8 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 /// What is left of one link.
 pub(crate) struct OrphanedLink {
     pub loans: LinkLoans,
-    /// The peer's consumer line of each lane.
-    pub lines: Vec<PeerWords>,
+    /// The peer's consumer line.
+    pub line: PeerWords,
     pub peer_state: PeerWords,
     pub watch: ProcessWatch,
 }
@@ -71,9 +71,9 @@ impl OrphanedLink {
         self.loans.returned(usize::MAX, drop);
         // In this order: a peer that has left has said before how many slots it took.
         if state::of_peer(&self.peer_state).is_some() {
-            let lines = &self.lines;
+            let line = &self.line;
             self.loans.retain(|loan| {
-                let tail = lines[usize::from(loan.lane.0)].load(TAIL, Ordering::Acquire) as u32;
+                let tail = line.load(TAIL, Ordering::Acquire) as u32;
                 // Kept if it was taken: its position is before the tail.
                 (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2
             });

@@ -13,20 +13,17 @@ use std::ops::Range;
 const SPACING: usize = 16;
 /// Word of the state line.
 const STATE: usize = SPACING;
-/// Where the consumer lines start.
-const LINES: usize = 2 * SPACING;
+/// Where the consumer line starts.
+const LINE: usize = 2 * SPACING;
 /// Words of a page.
 const PAGE: usize = 4096 / 8;
 
 /// Slots of a ring, at most.
 pub(crate) const MAX_DEPTH: u32 = 1 << 16;
-/// Lanes of a link, at most.
-pub(crate) const MAX_LANES: u8 = 64;
 
 /// The layout of both segments of a link: ranges of 64-bit words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentLayout {
-    lanes: usize,
     depth: usize,
 }
 
@@ -34,18 +31,15 @@ impl SegmentLayout {
     /// The layout for these options.
     ///
     /// # Errors
-    /// If lanes or depth are out of range.
+    /// If the depth is out of range.
     pub(crate) fn new(options: &LinkOptions) -> Result<Self, FabricError> {
         let refuse = |option, value, allowed| {
             Err(FabricError::Option { fabric: FabricKind::Shm, option, value, allowed })
         };
-        if options.lanes == 0 || options.lanes > MAX_LANES {
-            return refuse("lanes", u64::from(options.lanes), "1 to 64 are allowed");
-        }
         if !options.depth.is_power_of_two() || options.depth < 2 || options.depth > MAX_DEPTH {
             return refuse("depth", u64::from(options.depth), "a power of two from 2 to 65536 is allowed");
         }
-        Ok(SegmentLayout { lanes: usize::from(options.lanes), depth: options.depth as usize })
+        Ok(SegmentLayout { depth: options.depth as usize })
     }
 
     /// The line that says whether the segment's owner still takes part, and whether it wants to be
@@ -54,31 +48,27 @@ impl SegmentLayout {
         STATE..STATE + 2
     }
 
-    /// The line on which the owner says what it has consumed of the peer's ring of a lane.
-    pub(crate) fn line(&self, lane: usize) -> Range<usize> {
-        debug_assert!(lane < self.lanes);
-        let start = LINES + lane * SPACING;
-        start..start + 2
+    /// The line on which the owner says what it has consumed of the peer's ring.
+    pub(crate) fn line(&self) -> Range<usize> {
+        LINE..LINE + 2
     }
 
     /// The owner's table of loans that it holds of the peer's.
     pub(crate) fn leases(&self) -> Range<usize> {
-        let start = LINES + self.lanes * SPACING;
-        start..start + self.lanes * self.depth
+        let start = LINE + SPACING;
+        start..start + self.depth
     }
 
-    /// The owner's ring of a lane.
-    pub(crate) fn ring(&self, lane: usize) -> Range<usize> {
-        debug_assert!(lane < self.lanes);
-        let len = self.depth * SLOT_WORDS;
-        let start = self.leases().end.next_multiple_of(PAGE) + lane * len;
-        start..start + len
+    /// The owner's ring.
+    pub(crate) fn ring(&self) -> Range<usize> {
+        let start = self.leases().end.next_multiple_of(PAGE);
+        start..start + self.depth * SLOT_WORDS
     }
 
     /// Bytes of the segment: whole pages.
     pub(crate) fn bytes(&self) -> usize {
-        // No overflow: 64 lanes of 2^16 slots of 256 bytes are 2^30 bytes.
-        self.ring(self.lanes - 1).end.next_multiple_of(PAGE) * 8
+        // No overflow: 2^16 slots of 256 bytes are 2^24 bytes.
+        self.ring().end.next_multiple_of(PAGE) * 8
     }
 }
 
@@ -86,19 +76,15 @@ impl SegmentLayout {
 mod tests {
     use super::*;
 
-    fn options(lanes: u8, depth: u32) -> LinkOptions {
-        LinkOptions { lanes, depth, receives: 0, generation: 0 }
+    fn options(depth: u32) -> LinkOptions {
+        LinkOptions { depth, receives: 0, generation: 0 }
     }
 
     #[test]
     fn no_two_pieces_share_a_pair_of_cache_lines() {
-        for (lanes, depth) in [(1, 2), (3, 64), (MAX_LANES, 16)] {
-            let layout = SegmentLayout::new(&options(lanes, depth)).expect("in range");
-            let lanes = usize::from(lanes);
-            let mut pieces = vec![layout.state()];
-            pieces.extend((0..lanes).map(|lane| layout.line(lane)));
-            pieces.push(layout.leases());
-            pieces.extend((0..lanes).map(|lane| layout.ring(lane)));
+        for depth in [2, 16, 64, MAX_DEPTH] {
+            let layout = SegmentLayout::new(&options(depth)).expect("in range");
+            let pieces = [layout.state(), layout.line(), layout.leases(), layout.ring()];
             for pair in pieces.windows(2) {
                 assert!((pair[0].end - 1) / SPACING < pair[1].start / SPACING, "{pair:?}");
             }
@@ -110,12 +96,10 @@ mod tests {
 
     #[test]
     fn options_out_of_range_are_refused_by_name() {
-        for (lanes, depth, option) in [(0, 64, "lanes"), (65, 64, "lanes"), (1, 0, "depth"), (1, 48, "depth")]
-        {
-            let error = SegmentLayout::new(&options(lanes, depth)).expect_err("out of range").to_string();
-            assert!(error.contains(option), "{error}");
+        for depth in [0, 1, 48, MAX_DEPTH * 2] {
+            let error = SegmentLayout::new(&options(depth)).expect_err("out of range").to_string();
+            assert!(error.contains("depth"), "{error}");
         }
-        assert!(SegmentLayout::new(&options(1, MAX_DEPTH * 2)).is_err());
-        assert!(SegmentLayout::new(&options(MAX_LANES, MAX_DEPTH)).is_ok());
+        assert!(SegmentLayout::new(&options(MAX_DEPTH)).is_ok());
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | low half: sequence number, stored last; high half: how far the *other* ring of the lane has been consumed |
+//! | 0 | low half: sequence number, stored last; high half: how far the *other* ring of the link has been consumed |
 //! | 1..4 | header |
 //! | 4..32 | payload; the first four words of it share the header's cache line |
 //!
@@ -102,7 +102,7 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         Ok(self.next - self.acked <= self.mask)
     }
 
-    /// Fills the next slot. `ack` is how far the other ring of the lane has been consumed.
+    /// Fills the next slot. `ack` is how far the other ring of the link has been consumed.
     ///
     /// # Panics
     /// If the payload is longer than [`PAYLOAD_BYTES`]. The caller has seen [`Producer::has_room`].

@@ -15,7 +15,7 @@ const NO_RECEIVE: u64 = 3;
 pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
     let word = match why {
         LinkFailure::Protocol(_) => PROTOCOL,
-        LinkFailure::NoReceive { lane } => NO_RECEIVE | u64::from(*lane) << 8,
+        LinkFailure::NoReceive => NO_RECEIVE,
         LinkFailure::Completion { .. }
         | LinkFailure::Device { .. }
         | LinkFailure::PeerDied { .. }
@@ -48,10 +48,10 @@ pub(crate) fn after_pulling(line: &PeerWords) -> Option<LinkFailure> {
 
 #[cold]
 fn parse(word: u64) -> LinkFailure {
-    match word & 0xFF {
+    match word {
         CLOSED => LinkFailure::Closed,
         PROTOCOL => LinkFailure::Protocol("the peer says so of this side, and its error says how".into()),
-        NO_RECEIVE => LinkFailure::NoReceive { lane: (word >> 8) as u8 },
+        NO_RECEIVE => LinkFailure::NoReceive,
         _ => LinkFailure::Protocol(format!("its state is {word:#x}, which means nothing")),
     }
 }

@@ -13,14 +13,13 @@ use crate::fabric::shm::memory::ring::{Consumer, HEADER_WORDS, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::wakeup::doorbells::PeerDoorbells;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
-use crate::fabric::{Fabric, Half, Lane, LinkId, LinkOptions, Port, Role};
+use crate::fabric::{Fabric, Half, LinkId, LinkOptions, Port, Role};
 use crate::memory::Pool;
 use rustix::fd::AsFd;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-pub(crate) const OPTIONS: LinkOptions = LinkOptions { lanes: 1, depth: 8, receives: 0, generation: 0 };
-pub(crate) const LANE: Lane = Lane(0);
+pub(crate) const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, generation: 0 };
 
 /// The peer.
 pub(crate) struct HostilePeer {
@@ -60,9 +59,9 @@ impl HostileSetup {
 pub(crate) fn connect_hostile_peer(siege: &HostileSetup) -> (HonestPeer, HostilePeer) {
     let HostileSetup { fabric, pool, hostile_pool } = siege;
     let layout = SegmentLayout::new(&OPTIONS).expect("in range");
-    let half = fabric.half(&OPTIONS).expect("a half");
+    let half = fabric.half(0, &OPTIONS).expect("a half");
     let segment = OwnSegment::new(&layout).expect("a segment");
-    ring::prepare(&segment.words(layout.ring(0)), &segment.words(layout.line(0)));
+    ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()));
     let token = address::draw_token().expect("random bytes");
     let (host, uid) = (fabric.shared.host, fabric.shared.uid);
     let hostile = ShmAddress { host, uid, pid: std::process::id(), token };
@@ -87,12 +86,12 @@ pub(crate) fn connect_hostile_peer(siege: &HostileSetup) -> (HonestPeer, Hostile
     let peer = PeerSegment::map(peer.segment.as_fd(), &layout).expect("mapped");
     let mut port = fabric.port().expect("a port");
     let link = port.attach(link).expect("room");
-    port.post_receives(link, LANE, 1000);
+    port.post_receives(link, 1000);
     let hostile = HostilePeer {
-        out: Producer::new(segment.words(layout.ring(0)), peer.words(layout.line(0))),
-        inc: Consumer::new(peer.words(layout.ring(0)), segment.words(layout.line(0))),
-        ring: segment.words(layout.ring(0)),
-        line: segment.words(layout.line(0)),
+        out: Producer::new(segment.words(layout.ring()), peer.words(layout.line())),
+        inc: Consumer::new(peer.words(layout.ring()), segment.words(layout.line())),
+        ring: segment.words(layout.ring()),
+        line: segment.words(layout.line()),
         state: segment.words(layout.state()),
         leases: segment.words(layout.leases()),
         bells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),

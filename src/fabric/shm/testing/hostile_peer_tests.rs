@@ -1,13 +1,13 @@
 //! What a peer that shook hands like an honest one can do by writing what it likes into its
 //! segment.
 
-use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, LANE, connect_hostile_peer};
+use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile_peer};
 use super::{pool, tensor, tensor_mut};
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::memory::words::StoreWords;
 use crate::fabric::shm::wakeup::idle;
-use crate::fabric::{Allowance, Completions, Event, LinkFailure, OpId, Port};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, Port};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -148,7 +148,7 @@ fn answers_that_nobody_asked_for_end_the_link() {
         let (mut honest, mut hostile) = hostile_link();
         let target = tensor_mut(&honest.pool, 8);
         let grant = Grant { region: 0, key: 1, offset: 0, len: 8 };
-        honest.port.read(honest.link, LANE, OpId(1), target, &grant).expect("posted");
+        honest.port.read(honest.link, target, &grant).expect("posted");
         assert!(hostile.inc.peek().is_some());
         let Ok(Order::Read { ticket, .. }) = Order::from_words(hostile.inc.header(), || hostile.inc.words())
         else {
@@ -183,7 +183,7 @@ fn to_have_taken_what_was_never_sent_ends_the_link() {
     let (mut honest, hostile) = hostile_link();
     let source = tensor(&honest.pool, &[1; 8]);
     let grant = Grant { region: 0, key: 1, offset: 0, len: 8 };
-    honest.port.write(honest.link, LANE, OpId(1), &source, 0, 8, &grant, None).expect("posted");
+    honest.port.write(honest.link, &source, 8, &grant, None).expect("posted");
     hostile.line.store(TAIL, 77, Ordering::Release);
     honest.assert_broken("it says it has taken 77 slots");
     assert!(source.is_unique());
@@ -193,8 +193,8 @@ fn to_have_taken_what_was_never_sent_ends_the_link() {
 fn a_line_that_lies_while_the_ring_is_full_ends_the_link_at_the_next_post() {
     let (mut honest, hostile) = hostile_link();
     hostile.line.store(TAIL, 77, Ordering::Release);
-    while honest.port.send(honest.link, LANE, b"x").is_ok() {}
-    assert_eq!(honest.port.send(honest.link, LANE, b"x"), Err(crate::fabric::PostError::Down));
+    while honest.port.send(honest.link, b"x").is_ok() {}
+    assert_eq!(honest.port.send(honest.link, b"x"), Err(crate::fabric::PostError::Down));
     honest.assert_broken("it says it has taken 77 slots");
 }
 
@@ -224,14 +224,8 @@ fn bytes_pulled_from_a_peer_that_has_left_meanwhile_are_not_delivered() {
 fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let (mut honest, mut hostile) = hostile_link();
     let source = tensor(&honest.pool, &[1; 8]);
-    honest
-        .port
-        .lend(honest.link, LANE, OpId(1), &source, Allowance::unbounded(), immediate())
-        .expect("posted");
-    honest
-        .port
-        .lend(honest.link, LANE, OpId(2), &source, Allowance::unbounded(), immediate())
-        .expect("posted");
+    honest.port.lend(honest.link, &source, Allowance::unbounded(), immediate()).expect("posted");
+    honest.port.lend(honest.link, &source, Allowance::unbounded(), immediate()).expect("posted");
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the peer may still read it");
     // It took the first.
@@ -250,7 +244,7 @@ fn a_mark_that_means_nothing_rings_nowhere_that_matters() {
     let (mut honest, hostile) = hostile_link();
     for mark in [1, u64::MAX, 1 << 63 | 77 << 16, 1 << 63 | 0xFFFF] {
         hostile.state.store(idle::IDLE_MARK, mark, Ordering::Release);
-        honest.port.send(honest.link, LANE, b"x").expect("room");
+        honest.port.send(honest.link, b"x").expect("room");
     }
     assert!(honest.poll().1.is_none());
 }

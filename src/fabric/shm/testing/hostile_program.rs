@@ -4,7 +4,7 @@
 //! The input is a program. Whatever it does: no panic, no endless poll, no byte changed outside
 //! what was granted, each operation completes once, and no memory is lost.
 
-use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, LANE, OPTIONS, connect_hostile_peer};
+use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer};
 use super::{tensor, tensor_mut};
 use crate::fabric::shm::memory::order::BODY_WORDS;
 use crate::fabric::shm::memory::ring::{CREDITS, FIRST, HEADER_WORDS, SLOT_WORDS, TAIL};
@@ -12,10 +12,9 @@ use crate::fabric::shm::memory::state;
 use crate::fabric::shm::memory::words::StoreWords;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
-use crate::fabric::{Allowance, Completions, Event, LinkFailure, OpId, Port};
+use crate::fabric::{Allowance, Completions, Event, LinkFailure, Port};
 use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
 
 const MAX_COMMANDS: usize = 200;
@@ -62,8 +61,8 @@ impl Input<'_> {
 struct Owner {
     honest: HonestPeer,
     /// Operations that have not completed.
-    open: BTreeSet<u64>,
-    next_op: u64,
+    /// Operations that have not completed.
+    open: usize,
     grants: Vec<Grant>,
     exposed: Vec<Grant>,
     guards: Vec<Tensor>,
@@ -80,12 +79,11 @@ pub fn hostile_peer(bytes: &[u8]) {
     });
 }
 
-fn run(hostile_peer: &HostileSetup, input: &mut Input<'_>) {
-    let (honest, mut hostile) = connect_hostile_peer(hostile_peer);
+fn run(siege: &HostileSetup, input: &mut Input<'_>) {
+    let (honest, mut hostile) = connect_hostile_peer(siege);
     let mut owner = Owner {
         honest,
-        open: BTreeSet::new(),
-        next_op: 0,
+        open: 0,
         grants: Vec::new(),
         exposed: Vec::new(),
         guards: Vec::new(),
@@ -181,11 +179,11 @@ impl Owner {
             11 => self.post(input),
             12 => {
                 let bytes = vec![7; usize::from(input.u8()).min(224)];
-                let _ = self.honest.port.send(link, LANE, &bytes);
+                let _ = self.honest.port.send(link, &bytes);
             }
             13 => {
-                self.honest.port.publish_credits(link, LANE, input.number() as u32);
-                let _ = self.honest.port.peer_credits(link, LANE);
+                self.honest.port.publish_credits(link, input.number() as u32);
+                let _ = self.honest.port.peer_credits(link);
                 self.honest.port.arm();
             }
             14 => self.borrowed.truncate(usize::from(input.u8() % 4)),
@@ -230,25 +228,20 @@ impl Owner {
 
     /// Posts a write, a read or a loan.
     fn post(&mut self, input: &mut Input<'_>) {
-        let (link, id) = (self.honest.link, self.next_op);
-        self.next_op += 1;
+        let link = self.honest.link;
         let len = usize::from(input.u8() % 65);
         let there = Grant { region: 0, key: 1, offset: 0, len: len as u64 };
         let source = tensor(&self.honest.pool, &vec![4; len]);
         let port = &mut self.honest.port;
         let is_posted = match input.u8() % 4 {
-            0 => port
-                .write(link, LANE, OpId(id), &source, 0, len as u64, &there, Some(immediate(input)))
-                .is_ok(),
+            0 => port.write(link, &source, len as u64, &there, Some(immediate(input))).is_ok(),
             1 | 2 => {
                 let target = tensor_mut(&self.honest.pool, len);
-                port.read(link, LANE, OpId(id), target, &there).is_ok()
+                port.read(link, target, &there).is_ok()
             }
-            _ => port.lend(link, LANE, OpId(id), &source, Allowance::unbounded(), immediate(input)).is_ok(),
+            _ => port.lend(link, &source, Allowance::unbounded(), immediate(input)).is_ok(),
         };
-        if is_posted {
-            self.open.insert(id);
-        }
+        self.open += usize::from(is_posted);
     }
 
     fn poll(&mut self) {
@@ -260,16 +253,16 @@ impl Owner {
                 assert!(!self.is_down, "something came after the end: {:?}", completion.event);
                 assert!(message.len() <= crate::fabric::MAX_MESSAGE);
                 match completion.event {
-                    Event::Done { id } | Event::Failed { id } | Event::ReadDone { id, .. } => {
-                        assert!(self.open.remove(&id.0), "{id:?} was done twice");
+                    Event::Done | Event::Failed | Event::ReadDone { .. } => {
+                        self.open = self.open.checked_sub(1).expect("no operation completes twice");
                     }
                     Event::Lent { ref bytes, .. } => {
                         assert!(bytes.len() <= 1 << 20);
                         self.borrowed.push(completion.event);
-                        self.honest.port.post_receives(self.honest.link, LANE, 1);
+                        self.honest.port.post_receives(self.honest.link, 1);
                     }
                     Event::Message(_) | Event::Immediate { .. } => {
-                        self.honest.port.post_receives(self.honest.link, LANE, 1);
+                        self.honest.port.post_receives(self.honest.link, 1);
                     }
                     Event::Down(_) => self.is_down = true,
                 }
@@ -285,7 +278,7 @@ impl Owner {
         self.honest.port.fail(self.honest.link, LinkFailure::Closed);
         self.poll();
         assert!(self.is_down, "the link never went down");
-        assert!(self.open.is_empty(), "{:?} never completed", self.open);
+        assert_eq!(self.open, 0, "operations that never completed");
         for grant in std::mem::take(&mut self.grants) {
             assert!(self.honest.port.revoke(self.honest.link, &grant).is_some(), "{grant:?} is lost");
         }

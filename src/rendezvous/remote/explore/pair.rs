@@ -133,8 +133,8 @@ fn pair<F: Fabric>(
     validate: bool,
     meant: u64,
 ) -> Pair<F::Port> {
-    let options = LinkOptions { lanes: 1, depth, receives: 0, generation: 0 };
-    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(&options).expect("a half"));
+    let options = LinkOptions { depth, receives: 0, generation: 0 };
+    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(0, &options).expect("a half"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let timeout = Duration::from_secs(5);
     let thread =

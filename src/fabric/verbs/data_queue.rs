@@ -1,12 +1,12 @@
-//! One lane: a queue pair, what is outstanding on it, and its receives.
+//! A queue pair for data: what is outstanding on it, and its receives.
 //!
-//! Work requests that are posted and not known to be done are never more than the lane is deep, plus the ping of the
+//! Work requests that are posted and not known to be done are never more than the queue is deep, plus the ping of the
 //! link's making and one flush, for which the send queue has room of its own: so posting never fails for want of room. Not every
 //! request makes a completion: the first of those that hold a tensor does, then each of every few requests or MiB. Where
-//! held tensors are left behind the last of these, a request of no bytes follows that does (a *flush*), so a lane that goes
+//! held tensors are left behind the last of these, a request of no bytes follows that does (a *flush*), so a queue that goes
 //! quiet holds nothing.
 //!
-//! While a lane is corked its requests wait, in their order, and some go by one call. They count as posted: what the device
+//! While a queue is corked its requests wait, in their order, and some go by one call. They count as posted: what the device
 //! refuses of them fails with the link.
 
 use super::address::RemoteRegion;
@@ -15,12 +15,12 @@ use super::chain::{Chain, Request};
 use super::qp::QueuePair;
 use super::stripes::STRIPED;
 use super::sys::*;
-use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, MAX_MESSAGE, OpId, PostError};
+use crate::fabric::{Completions, Event, LinkId, MAX_MESSAGE, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Immediate;
 use std::collections::VecDeque;
 
-/// Requests that the send queue holds besides the lane's depth: the ping, a flush, and two that are never used.
+/// Requests that the send queue holds besides the queue's depth: the ping, a flush, and two that are never used.
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -33,12 +33,12 @@ const REFILL: usize = 32;
 pub(super) enum Op {
     /// Nothing: its bytes were copied.
     Copied,
-    /// The source of a write, and the operation's name.
-    Write(OpId, #[allow(dead_code)] Tensor),
-    /// A part of the source of a striped write, whose name lane 0 has. The part holds the source for itself.
+    /// The source of a write.
+    Write(#[allow(dead_code)] Tensor),
+    /// The source of a striped write, on a stripe. The write completes on the main queue.
     Part(#[allow(dead_code)] Tensor),
-    /// The target of a read, and the operation's name.
-    Read(OpId, TensorMut),
+    /// The target of a read.
+    Read(TensorMut),
 }
 
 struct Entry {
@@ -78,13 +78,12 @@ impl Total {
     }
 }
 
-/// One lane.
-pub(super) struct Lane {
+/// A queue pair for data.
+pub(super) struct DataQueue {
     // First: once it is gone the device touches nothing of the rest.
     pair: Option<QueuePair>,
     /// The queue pair could not be stopped: what is outstanding is never let go.
     pub is_lost: bool,
-    id: LaneId,
     depth: u32,
     max_inline: usize,
     /// A request of so many in a row makes a completion.
@@ -114,13 +113,13 @@ pub(super) struct Lane {
     pub expected: Option<u32>,
     /// What the peer has told of its receives.
     pub returned: u32,
-    /// Start of the lane's places in the link's buffer.
+    /// Start of the queue's places in the link's buffer.
     places: usize,
     /// Requests that wait to be posted together.
     chain: Chain,
 }
 
-/// Bytes of a link's buffer that a lane needs: places to receive, and places to copy to.
+/// Bytes of a link's buffer that a data queue needs: places to receive, and places to copy to.
 pub(super) fn bytes_of_places(depth: u32) -> usize {
     2 * depth as usize * PLACE
 }
@@ -132,9 +131,9 @@ fn requests_for(len: u64, longest: u32) -> u64 {
     if len <= u64::from(longest) { 1 } else { len.div_ceil(u64::from(longest)) }
 }
 
-/// Names a link's requests: the link, the opcode of what is sent, the lane, and whether it is a receive.
-pub(super) fn name(link: LinkId, lane: u8, receive: bool) -> u64 {
-    u64::from(link.0) << 32 | u64::from(lane) << 8 | u64::from(receive)
+/// Names a link's requests: the link, the opcode of what is sent, the queue pair's number, and whether it is a receive.
+pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
+    u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
 }
 
 /// What a request of this name is, for messages.
@@ -147,22 +146,22 @@ pub(super) fn operation(name: u64) -> &'static str {
     }
 }
 
-impl Lane {
-    /// A lane of this link. `places` is where its places in the link's buffer begin.
+impl DataQueue {
+    /// The data queue of this number: 0 is the main one, and the stripes follow. `places` is where its places in the
+    /// link's buffer begin.
     pub fn new(
         pair: QueuePair,
         link: LinkId,
-        id: LaneId,
+        number: u8,
         depth: u32,
         places: usize,
         signal_every: u32,
     ) -> Self {
-        Lane {
-            name: name(link, id.0, false),
+        DataQueue {
+            name: name(link, number, false),
             max_inline: pair.max_inline,
             pair: Some(pair),
             is_lost: false,
-            id,
             depth,
             signal_every: signal_every.min(depth / 4).max(1),
             outstanding: VecDeque::with_capacity(depth as usize + 1),
@@ -195,7 +194,7 @@ impl Lane {
         self.pair.as_ref()?.news.failure(device)
     }
 
-    /// Ends the queue pair: from now on the device touches no memory for it, unless it [is lost](Lane::is_lost).
+    /// Ends the queue pair: from now on the device touches no memory for it, unless it [is lost](DataQueue::is_lost).
     pub fn destroy(&mut self) {
         self.chain.clear();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
@@ -224,7 +223,7 @@ impl Lane {
         }
         if requests > self.depth {
             return Err(PostError::Refused(
-                "more bytes than a lane carries in one operation: deepen its queue or send less at a time",
+                "more bytes than a link carries in one operation: deepen its queue or send less at a time",
             ));
         }
         if self.in_use + requests > self.depth { Err(PostError::Full) } else { Ok(()) }
@@ -285,7 +284,7 @@ impl Lane {
         Err(PostError::Down)
     }
 
-    /// What is posted from now on waits for [`Lane::uncork`].
+    /// What is posted from now on waits for [`DataQueue::uncork`].
     pub fn cork(&mut self) {
         self.chain.open();
     }
@@ -440,7 +439,6 @@ impl Lane {
     /// A read into the target that comes along. Where the queue pair is gone afterwards, it fails with the link.
     pub fn post_read(
         &mut self,
-        id: OpId,
         mut target: TensorMut,
         (len, lkey): (u64, u32),
         remote: Remote,
@@ -467,7 +465,7 @@ impl Lane {
                 break;
             }
         }
-        self.note(requests, signaled, len, Op::Read(id, target));
+        self.note(requests, signaled, len, Op::Read(target));
         Ok(())
     }
 
@@ -494,11 +492,11 @@ impl Lane {
             self.in_use -= entry.requests;
             match entry.op {
                 Op::Copied | Op::Part(_) => {}
-                Op::Write(id, source) => {
+                Op::Write(source) => {
                     drop(source);
-                    out.push(link, self.id, Event::Done { id });
+                    out.push(link, Event::Done);
                 }
-                Op::Read(id, target) => out.push(link, self.id, Event::ReadDone { id, target }),
+                Op::Read(target) => out.push(link, Event::ReadDone { target }),
             }
             if entry.signaled {
                 self.signaled -= 1;
@@ -512,8 +510,8 @@ impl Lane {
     pub fn fail_all(&mut self, link: LinkId, out: &mut Completions) {
         debug_assert!(self.pair.is_none());
         for entry in self.outstanding.drain(..) {
-            if let Op::Write(id, _) | Op::Read(id, _) = entry.op {
-                out.push(link, self.id, Event::Failed { id });
+            if let Op::Write(_) | Op::Read(_) = entry.op {
+                out.push(link, Event::Failed);
             }
             if self.is_lost {
                 std::mem::forget(entry.op);
@@ -588,7 +586,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for DataQueue {
     fn drop(&mut self) {
         self.destroy();
         if self.is_lost {

@@ -1,11 +1,11 @@
-//! One lane of a link: its two rings, and what is held until the peer has taken it.
+//! The two rings of a link, and what is held until the peer has taken it.
 
 use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
 use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnWords, PeerWords};
-use crate::fabric::shm::reads::{PendingRead, PendingReads, ReadAnswers};
+use crate::fabric::shm::reads::{PendingReads, ReadAnswers};
 use crate::fabric::shm::wakeup::ringer::Ringer;
-use crate::fabric::{Completions, Event, Lane as LaneId, LinkId, OpId};
+use crate::fabric::{Completions, Event, LinkId};
 use crate::memory::Tensor;
 use std::collections::VecDeque;
 
@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 struct HeldSource {
     /// Position of its slot in the outgoing ring.
     position: u64,
-    /// The write that it is; `None` for an answer to a read of the peer's.
-    write: Option<OpId>,
+    /// A write of ours, which completes; else an answer to a read of the peer's.
+    is_write: bool,
     /// Only held; nothing for a read of no bytes.
     _source: Option<Tensor>,
 }
@@ -27,10 +27,9 @@ pub(super) struct OrderInProgress {
     pub pulled: u64,
 }
 
-/// One lane.
-pub(super) struct Lane {
+/// The two rings of a link.
+pub(super) struct Rings {
     pub link: LinkId,
-    pub id: LaneId,
     pub out: Producer<OwnWords, PeerWords>,
     pub inc: Consumer<PeerWords, OwnWords>,
     /// Receives that the peer may still consume.
@@ -42,7 +41,7 @@ pub(super) struct Lane {
     /// Something was posted since something last came.
     pub replies: bool,
     pub ringer: Ringer,
-    /// The peer is told of what is posted only when the lane is uncorked.
+    /// The peer is told of what is posted only when the rings are uncorked.
     is_corked: bool,
     /// It was not told of something.
     owes: bool,
@@ -50,18 +49,16 @@ pub(super) struct Lane {
     pending: VecDeque<HeldSource>,
 }
 
-impl Lane {
-    /// A lane on fresh rings.
+impl Rings {
+    /// Fresh rings.
     pub(super) fn new(
-        id: LaneId,
         depth: u32,
         out: Producer<OwnWords, PeerWords>,
         inc: Consumer<PeerWords, OwnWords>,
         ringer: Ringer,
     ) -> Self {
-        Lane {
+        Rings {
             link: LinkId(0), // the port names it
-            id,
             out,
             inc,
             posted: 0,
@@ -76,7 +73,7 @@ impl Lane {
         }
     }
 
-    /// Tells the peer, if it does not look, that there is something; while the lane is corked,
+    /// Tells the peer, if it does not look, that there is something; while the rings are corked,
     /// later.
     #[inline]
     pub(super) fn ring_if_idle(&mut self) {
@@ -122,10 +119,9 @@ impl Lane {
         self.ring_if_idle();
     }
 
-    /// As [`Lane::post`], and holds the source until the peer has taken it; then the write, if it
-    /// is one, is done.
-    pub(super) fn post_held(&mut self, order: Order, write: Option<OpId>, source: Option<Tensor>) {
-        self.pending.push_back(HeldSource { position: self.out.next(), write, _source: source });
+    /// As [`Rings::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
+    pub(super) fn post_held(&mut self, order: Order, is_write: bool, source: Option<Tensor>) {
+        self.pending.push_back(HeldSource { position: self.out.next(), is_write, _source: source });
         self.post(order);
     }
 
@@ -167,8 +163,8 @@ impl Lane {
     fn complete(&mut self, out: &mut Completions) {
         let acked = self.out.acked();
         while let Some(pending) = self.pending.pop_front_if(|pending| pending.position < acked) {
-            if let Some(id) = pending.write {
-                out.push(self.link, self.id, Event::Done { id });
+            if pending.is_write {
+                out.push(self.link, Event::Done);
             }
         }
     }
@@ -178,7 +174,7 @@ impl Lane {
         while !self.answers.is_empty() && self.out.has_room()? {
             if let Some(answer) = self.answers.pop() {
                 let order = Order::Answer { source: answer.source, ticket: answer.ticket };
-                self.post_held(order, None, answer.tensor);
+                self.post_held(order, false, answer.tensor);
             }
         }
         Ok(())
@@ -187,12 +183,12 @@ impl Lane {
     /// Gives up everything that is held; what has an operation ends in a failure.
     pub(super) fn fail_all(&mut self, out: &mut Completions) {
         for pending in self.pending.drain(..) {
-            if let Some(id) = pending.write {
-                out.push(self.link, self.id, Event::Failed { id });
+            if pending.is_write {
+                out.push(self.link, Event::Failed);
             }
         }
-        for PendingRead { id, .. } in self.reads.take_all() {
-            out.push(self.link, self.id, Event::Failed { id });
+        for _ in self.reads.take_all() {
+            out.push(self.link, Event::Failed);
         }
         self.answers.clear();
         self.current = None;
