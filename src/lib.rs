@@ -131,17 +131,14 @@ mod telemetry;
 mod wire;
 
 pub use bootstrap::{BootstrapError, MissingPeer};
-pub use config::{
-    Builder, BulkReceive, Config, ConfigError, ConfigValues, Fabric, Origin, PeerLoss, Poll, PoolLock,
-    PoolPages, Wait,
-};
-pub use engine::{PinError, PollMode, StartError, pin_current_thread, process_cpus};
+pub use config::{Builder, BulkReceive, Config, ConfigError, ConfigValues, Origin, PeerLoss};
+pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
 pub use link::Value;
 pub use memory::{
-    BufferRing, DecodeError, FlatTensor, ForeignError, ForeignMemory, MAX_DEPTH, MakeMutError, NestedTensor,
-    PageKind, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError, SerializeError, SetMetaError,
-    StringTensor, Tensor, TensorMut, Variant, VariantTensor, ViewError,
+    BufferRing, DecodeError, FlatTensor, ForeignError, ForeignMemory, LockPolicy, MAX_DEPTH, MakeMutError,
+    NestedTensor, PageKind, PagePolicy, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError,
+    SerializeError, SetMetaError, StringTensor, Tensor, TensorMut, Variant, VariantTensor, ViewError,
 };
 pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{

@@ -1,10 +1,11 @@
 //! How the settings fit together.
 
 use super::builder::Settings;
-use super::choice::{Poll, PoolPages, Wait};
 use super::error::ConfigError;
 use super::format::{Format, Span};
 use super::table::ConfigValues;
+use crate::engine::PollMode;
+use crate::memory::PagePolicy;
 use crate::wire::{HostPort, TaskId};
 
 /// Checks what no value can say alone. Returns the task that this process is.
@@ -83,7 +84,7 @@ fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
 }
 
 fn required_pages(config: &ConfigValues) -> Result<(), Conflict> {
-    if config.pool_require && config.pool_pages == PoolPages::Auto {
+    if config.pool_require && config.pool_pages == PagePolicy::Auto {
         let why = "pool_pages is auto, which names no pages: set pool_pages to 1g, 2m, transparent or plain";
         return Err(("pool_require", why.to_string()));
     }
@@ -93,7 +94,7 @@ fn required_pages(config: &ConfigValues) -> Result<(), Conflict> {
 /// As many CPUs as pollers, as many pollers as the mode can have, and no way of waiting for who sleeps.
 fn polling(config: &ConfigValues) -> Result<(), Conflict> {
     let pollers = config.poller_count();
-    let one = matches!(config.poll, Poll::Auto | Poll::Inline);
+    let one = matches!(config.poll, None | Some(PollMode::Inline));
     let cores = config.cores.as_ref().map(Vec::len);
     match cores {
         Some(cores) if one && cores != 1 => {
@@ -112,7 +113,7 @@ fn polling(config: &ConfigValues) -> Result<(), Conflict> {
             "the inline and auto modes have one poller: set poll to adaptive or dedicated, or pollers to 1";
         return Err(("pollers", why.to_string()));
     }
-    if config.poll == Poll::Adaptive && config.wait != Wait::Auto {
+    if config.poll == Some(PollMode::Adaptive) && config.wait.is_some() {
         let why =
             "waiting calls sleep in the adaptive mode: set wait to auto, or poll to inline or dedicated";
         return Err(("wait", why.to_string()));
@@ -125,7 +126,7 @@ impl ConfigValues {
     pub fn poller_count(&self) -> usize {
         match (self.pollers, &self.cores) {
             (Some(pollers), _) => pollers as usize,
-            (None, Some(cores)) if matches!(self.poll, Poll::Adaptive | Poll::Dedicated) => {
+            (None, Some(cores)) if matches!(self.poll, Some(PollMode::Adaptive | PollMode::Dedicated)) => {
                 cores.len().max(1)
             }
             (None, _) => 1,

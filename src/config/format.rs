@@ -185,23 +185,28 @@ impl<T: Choice> Format for OneOf<T> {
     const KIND: &'static str = "choice";
 
     fn read(text: &str) -> Result<T, Refusal> {
-        if let Some((_, value)) = T::NAMES.iter().find(|(name, _)| *name == text) {
-            return Ok(*value);
-        }
-        if !T::PLANNED.contains(&text) {
-            return Err(None);
-        }
-        let names: Vec<_> = T::NAMES.iter().map(|(name, _)| *name).collect();
-        let there = match &names[..] {
-            [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
-            _ => names.concat(),
-        };
-        Err(Some(format!("{text} is not available in this build yet; there is {there}")))
+        T::NAMES.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or(None)
     }
 
     fn write(value: &T) -> String {
         let named = T::NAMES.iter().find(|(_, other)| other == value);
         named.map(|(name, _)| (*name).to_string()).unwrap_or_default()
+    }
+}
+
+/// `auto`, which leaves the choice to the program, or one of a few names.
+pub(super) struct AutoOr<T>(PhantomData<T>);
+
+impl<T: Choice> Format for AutoOr<T> {
+    type Value = Option<T>;
+    const KIND: &'static str = "choice";
+
+    fn read(text: &str) -> Result<Option<T>, Refusal> {
+        if text == "auto" { Ok(None) } else { OneOf::read(text).map(Some) }
+    }
+
+    fn write(value: &Option<T>) -> String {
+        value.as_ref().map_or_else(|| "auto".to_string(), OneOf::write)
     }
 }
 

@@ -31,7 +31,7 @@ mod reference;
 mod table;
 
 pub use builder::Builder;
-pub use choice::{BulkReceive, Fabric, PeerLoss, Poll, PoolLock, PoolPages, Wait};
+pub use choice::{BulkReceive, PeerLoss};
 pub use error::{ConfigError, Origin};
 pub use reference::reference;
 pub use table::{Config, ConfigValues};

@@ -1,14 +1,19 @@
 //! The one table of all settings. A new setting is one row here, and one row of good and bad values in the
 //! tests (they fail without it).
 //!
-//! A row: what it means; the name; the type in the program; how it is spelled; `required`, `optional` or
+//! A row: what it means; the name; the type in the program; how it is spelled; `required`, `optional`, `auto` or
 //! `default(text)`; what is allowed, in words; a check of that, which may also round the value; and other
 //! variables that set it, where operators know it by another name.
 
 use super::builder::{Builder, Settings};
-use super::choice::{BulkReceive, Fabric, PeerLoss, Poll, PoolLock, PoolPages, Wait};
+use super::choice::{BulkReceive, PeerLoss};
 use super::error::{ConfigError, Origin};
-use super::format::{Bytes, Cpus, Format, Job, Nic, Number, OneOf, Refusal, SocketAddress, Span, Switch};
+use super::format::{
+    AutoOr, Bytes, Cpus, Format, Job, Nic, Number, OneOf, Refusal, SocketAddress, Span, Switch,
+};
+use crate::engine::{PollMode, WaitStrategy};
+use crate::fabric::FabricKind;
+use crate::memory::{LockPolicy, PagePolicy};
 use crate::wire::{Cluster, TaskId};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -57,9 +62,30 @@ pub(super) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.to_ascii_uppercase())
 }
 
+/// What one reading of a value gives.
+macro_rules! value {
+    (auto $type:ty) => { Option<$type> };
+    ($_flavour:ident $type:ty) => { $type };
+}
+
 macro_rules! field {
     (optional $type:ty) => { Option<$type> };
+    ($flavour:ident $type:ty) => { value!($flavour $type) };
+}
+
+/// What a setter takes.
+macro_rules! argument {
+    (auto $type:ty) => { impl Into<Option<$type>> };
     ($_flavour:ident $type:ty) => { $type };
+}
+
+macro_rules! argument_text {
+    (auto $format:ty, $value:expr) => {
+        <$format as Format>::write(&$value.into())
+    };
+    ($_flavour:ident $format:ty, $value:expr) => {
+        <$format as Format>::write(&$value)
+    };
 }
 
 macro_rules! resolve {
@@ -108,7 +134,7 @@ macro_rules! default_doc {
     (optional) => {
         "Default: not set."
     };
-    (default $text:literal) => {
+    ($_flavour:ident $text:literal) => {
         concat!("Default: `", $text, "`.")
     };
 }
@@ -152,8 +178,8 @@ macro_rules! settings {
 
         mod readers {
             use super::*;
-            $(pub fn $name(text: &str) -> Result<$type, Refusal> {
-                let accept: fn($type) -> Option<$type> = $accept;
+            $(pub fn $name(text: &str) -> Result<value!($flavour $type), Refusal> {
+                let accept: fn(value!($flavour $type)) -> Option<value!($flavour $type)> = $accept;
                 accept(<$format as Format>::read(text)?).ok_or(None)
             })+
         }
@@ -164,8 +190,8 @@ macro_rules! settings {
                 #[doc = ""]
                 #[doc = default_doc!($flavour $($default)?)]
                 #[doc = concat!("Allowed: ", $allowed, ".")]
-                pub fn $name(self, value: $type) -> Self {
-                    self.set(stringify!($name), <$format as Format>::write(&value))
+                pub fn $name(self, value: argument!($flavour $type)) -> Self {
+                    self.set(stringify!($name), argument_text!($flavour $format, value))
                 }
             )+
         }
@@ -247,19 +273,19 @@ settings! {
         "1MiB to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB",
         |bytes| (1 << 20..=16 << 40).contains(&bytes).then(|| bytes.next_multiple_of(PAGE));
     /// The pages that the pool is made of.
-    pool_pages: PoolPages, OneOf<PoolPages>, default("auto"), "auto, 1g, 2m, transparent or plain", Some;
+    pool_pages: PagePolicy, OneOf<PagePolicy>, default("auto"), "auto, 1g, 2m, transparent or plain", Some;
     /// Whether it is an error not to get the pages that `pool_pages` names, which then may not be auto.
     pool_require: bool, Switch, default("false"), "true or false", Some;
     /// Whether the pool is locked in memory.
-    pool_lock: PoolLock, OneOf<PoolLock>, default("best_effort"), "best_effort, require or no", Some;
+    pool_lock: LockPolicy, OneOf<LockPolicy>, default("best_effort"), "best_effort, require or no", Some;
     /// The NUMA node whose memory the pool is made of; without it the system chooses.
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
     /// The fabric that reaches the peers.
-    fabric: Fabric, OneOf<Fabric>, default("auto"), "auto, shm or verbs", Some;
+    fabric: FabricKind, AutoOr<FabricKind>, auto("auto"), "auto, shm or verbs", Some;
     /// Who drives progress: the calls themselves (inline), the calls and a thread, both of which sleep while nothing
     /// comes (adaptive), or a thread that never sleeps (dedicated).
-    poll: Poll, OneOf<Poll>, default("auto"), "auto, inline, adaptive or dedicated", Some;
+    poll: PollMode, AutoOr<PollMode>, auto("auto"), "auto, inline, adaptive or dedicated", Some;
     /// Pollers of this process, among which its peers are dealt out; without it as many as `cores`. More than one
     /// needs the adaptive or the dedicated mode.
     pollers: u32, Number<u32>, optional, "1 to 64", |count| (1..=64).contains(&count).then_some(count);
@@ -267,7 +293,7 @@ settings! {
     /// polls. With `cores`, auto means yield, as another member may be pinned to the same CPU: say spin where each
     /// has its own. With `poll` = auto, spin or yield means inline; in the adaptive mode it must be auto. Spin alone
     /// never enters the kernel in steady state: to yield is a system call.
-    wait: Wait, OneOf<Wait>, default("auto"), "auto, spin or yield", Some;
+    wait: WaitStrategy, AutoOr<WaitStrategy>, auto("auto"), "auto, spin or yield", Some;
     /// How long who may sleep looks for something before it does, in the adaptive mode.
     spin_budget: Duration, Span, default("20us"), "0s to 1s",
         |span| (span <= Duration::from_secs(1)).then_some(span);

@@ -3,6 +3,8 @@
 use super::builder::Builder;
 use super::table::{KEYS, Key};
 use super::*;
+use crate::engine::PollMode;
+use crate::memory::PagePolicy;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -341,10 +343,11 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
     let config = base()
         .pool_size(3 << 20)
         .recv_timeout(Duration::from_micros(1500))
-        .poll(Poll::Dedicated)
+        .poll(PollMode::Dedicated)
+        .wait(None)
         .cores(vec![4, 2])
         .bind("127.0.0.1:9".parse().expect("address"))
-        .pool_pages(PoolPages::Huge2M)
+        .pool_pages(PagePolicy::TwoMiB)
         .pool_require(true)
         .rdma_qps_per_peer(3)
         .cluster("worker=localhost:1".parse().expect("a cluster"))
@@ -353,7 +356,7 @@ fn a_typed_setter_writes_what_the_reader_takes_back() {
     assert_eq!((config.pool_size, config.rdma_qps_per_peer, config.pool_require), (3 << 20, 3, true));
     assert_eq!(config.recv_timeout, Duration::from_micros(1500));
     assert_eq!(config.cores.as_deref(), Some(&[4, 2][..]));
-    assert_eq!(config.pool_pages, PoolPages::Huge2M);
+    assert_eq!(config.pool_pages, PagePolicy::TwoMiB);
     assert_eq!(
         (config.task_id().to_string(), config.cluster.to_string()),
         ("worker/0".into(), "worker=localhost:1".into())
@@ -415,15 +418,6 @@ fn a_variable_of_no_key_is_named_with_the_nearest_one() {
     {
         with(fine).unwrap_or_else(|error| panic!("{error}"));
     }
-}
-
-#[test]
-fn what_is_planned_is_refused_by_name() {
-    let why = |key: &str, text: &str| base().set(key, text).build().expect_err("refused").to_string();
-    assert_eq!(
-        why("fabric", "tcp"),
-        "fabric is \"tcp\" (the builder): tcp is not available in this build yet; there is auto, shm and verbs"
-    );
 }
 
 #[test]

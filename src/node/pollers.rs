@@ -2,7 +2,7 @@
 
 use super::clock::MonotonicClock;
 use super::error::NodeError;
-use crate::config::{Config, Poll, Wait};
+use crate::config::Config;
 use crate::engine::{
     Engine, EngineOptions, PollMode, Poller, PollingThread, WaitStrategy, process_cpus, start,
 };
@@ -50,20 +50,18 @@ impl Polling {
     /// What the configuration says, on a host with `cpus` CPUs for a cluster of `members`.
     pub fn new(config: &Config, members: usize, cpus: usize) -> Polling {
         // Who is pinned does not know whether another member is pinned to the same CPU.
-        let shared = config.cores.is_some() && members > 1 && config.poll != Poll::Dedicated;
+        let shared = config.cores.is_some() && members > 1 && config.poll != Some(PollMode::Dedicated);
         let wait = match config.wait {
-            Wait::Spin => WaitStrategy::Spin,
-            Wait::Yield => WaitStrategy::Yield,
-            Wait::Auto if shared => WaitStrategy::Yield,
-            Wait::Auto if config.poll == Poll::Dedicated => WaitStrategy::choose(2 * members, cpus),
-            Wait::Auto => WaitStrategy::choose(members, cpus),
+            Some(wait) => wait,
+            None if shared => WaitStrategy::Yield,
+            None if config.poll == Some(PollMode::Dedicated) => WaitStrategy::choose(2 * members, cpus),
+            None => WaitStrategy::choose(members, cpus),
         };
-        let auto = config.poll == Poll::Auto && config.wait == Wait::Auto;
+        let auto = config.poll.is_none() && config.wait.is_none();
         let mode = match config.poll {
-            Poll::Adaptive => PollMode::Adaptive,
-            Poll::Dedicated => PollMode::Dedicated,
-            Poll::Auto if auto && shared => PollMode::Adaptive,
-            Poll::Auto | Poll::Inline => PollMode::Inline,
+            Some(mode) => mode,
+            None if auto && shared => PollMode::Adaptive,
+            None => PollMode::Inline,
         };
         let cores = config.cores.clone().unwrap_or_default();
         let (spin, count) = (config.spin_budget, config.poller_count());

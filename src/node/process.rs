@@ -8,13 +8,12 @@ use super::pollers::{Polled, Pollers, Polling};
 use super::reach::{Opened, Reach};
 use super::room::TensorError;
 use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, Incarnation, Peering};
-use crate::config::{BulkReceive, Config, PeerLoss, PoolLock, PoolPages};
+use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
 use crate::memory::{
-    BufferRing, ForkGuard, LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, RegionReport,
-    TensorMut,
+    BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionOptions, RegionReport, TensorMut,
 };
 use crate::rendezvous::{
     Batch, Edge, Error, Losses, Members, RemoteHandler, RemoteSettings, Rendezvous, RendezvousSettings,
@@ -514,19 +513,9 @@ fn members(config: &Config) -> Members {
 fn region_options(config: &Config) -> RegionOptions {
     RegionOptions {
         size: config.pool_size,
-        pages: match config.pool_pages {
-            PoolPages::Auto => PagePolicy::Auto,
-            PoolPages::Huge1G => PagePolicy::OneGiB,
-            PoolPages::Huge2M => PagePolicy::TwoMiB,
-            PoolPages::Transparent => PagePolicy::Transparent,
-            PoolPages::Plain => PagePolicy::Plain,
-        },
+        pages: config.pool_pages,
         require: config.pool_require,
-        lock: match config.pool_lock {
-            PoolLock::BestEffort => LockPolicy::BestEffort,
-            PoolLock::Require => LockPolicy::Require,
-            PoolLock::No => LockPolicy::No,
-        },
+        lock: config.pool_lock,
         numa_node: config.numa_node,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::error::NodeError;
 use super::rdma::verbs_options;
-use crate::config::{Config, Fabric as FabricChoice};
+use crate::config::Config;
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::verbs::VerbsFabric;
 use crate::fabric::{Fabric, FabricKind, LinkOptions, Registrar};
@@ -92,10 +92,8 @@ impl Opened {
     /// If it can't be had.
     pub fn new(config: &Config, pool: &Pool) -> Result<Opened, NodeError> {
         Ok(match config.fabric {
-            FabricChoice::Auto | FabricChoice::Shm => {
-                Opened::Shm(ShmFabric::new(pool, shm_options(config, pool))?)
-            }
-            FabricChoice::Verbs => Opened::Verbs(VerbsFabric::new(pool, verbs_options(config))?),
+            Some(FabricKind::Verbs) => Opened::Verbs(VerbsFabric::new(pool, verbs_options(config))?),
+            _ => Opened::Shm(ShmFabric::new(pool, shm_options(config, pool))?),
         })
     }
 

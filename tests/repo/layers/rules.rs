@@ -25,7 +25,7 @@ const fn own_clock(name: &'static str, knows: &'static [&'static str]) -> Room {
 
 /// The layers, from the bottom up. A room knows only rooms listed before it.
 ///
-/// `bootstrap`, `config` and `telemetry` are leaves that `node` wires in; the counters of `telemetry` are
+/// `bootstrap` and `telemetry` are leaves that `node` wires in; `config` has the enums of the rooms that it sets; the counters of `telemetry` are
 /// plain data that every room from `link` upward counts into.
 pub const ROOMS: &[Room] = &[
     // Switchable bugs: a constant `false` in every ordinary build, so that every room may have some.
@@ -35,12 +35,12 @@ pub const ROOMS: &[Room] = &[
     engine_room("fabric", &["memory", "wire"]),
     engine_room("protocol", &["memory", "wire"]),
     own_clock("bootstrap", &["wire"]),
-    own_clock("config", &["wire"]),
     own_clock("telemetry", &["wire"]),
     engine_room("link", &["protocol", "fabric", "memory", "wire", "telemetry"]),
     engine_room("engine", &["link", "protocol", "fabric", "memory", "wire", "telemetry"]),
     engine_room("rendezvous", &["engine", "link", "protocol", "fabric", "memory", "wire", "telemetry"]),
     engine_room("collective", &["engine", "link", "protocol", "fabric", "memory", "wire", "telemetry"]),
+    own_clock("config", &["engine", "fabric", "memory", "wire"]),
     own_clock(
         "node",
         &[
