@@ -1,4 +1,4 @@
-//! Who makes progress in each poll mode, what it costs, and where it runs.
+//! The polling threads of each poll mode: progress, CPU time, and pinning.
 
 mod common;
 
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use tensorwire::internals::engine::PollMode;
 use tensorwire::{CancelToken, DType, Error, Node, process_cpus};
 
-/// These tests look at all threads of the process, so they run one after the other.
+/// These tests inspect all threads of the process, so they run one after the other.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The names of the polling threads that live, with the CPUs they may run on.
+/// The names of the live polling threads, with their CPU masks.
 fn polling_threads() -> Vec<(String, String)> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("tasks");
     let mut found: Vec<_> = tasks
@@ -35,7 +35,7 @@ fn polling_threads() -> Vec<(String, String)> {
     found
 }
 
-/// CPU time that this process has used, in steps of 10 ms.
+/// CPU time of this process, in steps of 10 ms.
 fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("stat");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
@@ -44,7 +44,7 @@ fn cpu_time() -> Duration {
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
-/// What both sides of a pair of nodes in `mode` do.
+/// Runs a pair of nodes in `mode`.
 fn pair(mode: &str, body: impl Fn(&Node, u32) + Send + Sync + 'static) {
     run(2, &[("poll", mode)], body);
 }
@@ -53,7 +53,7 @@ fn pair(mode: &str, body: impl Fn(&Node, u32) + Send + Sync + 'static) {
 fn a_sender_that_computes_does_not_stall_its_readers_where_there_is_a_thread() {
     let _alone = alone();
     for mode in ["adaptive", "dedicated"] {
-        // 0: not yet sent; 1: sent, and the sender computes; 2: received.
+        // 0: not sent; 1: sent, and the sender computes; 2: received.
         let phase = Arc::new(AtomicUsize::new(0));
         pair(mode, move |node, task| {
             let step = node.step(1).expect("new");
@@ -148,7 +148,8 @@ fn a_deadline_passes_while_no_call_is_under_way_where_there_is_a_thread() {
             let step = node.step(1).expect("new");
             let ended: Arc<Mutex<Option<Instant>>> = Arc::default();
             let note = ended.clone();
-            // Long enough for the thread to be asleep without a deadline when this one comes.
+            // Long enough for the background poller to sleep without a deadline before this request
+            // arrives.
             std::thread::sleep(Duration::from_millis(50));
             let start = Instant::now();
             let edge = node.edge_from("w", 0, "never").expect("edge");
@@ -207,7 +208,7 @@ fn peers_are_dealt_out_to_several_pollers_which_are_pinned_as_asked() {
     }
 }
 
-/// Each member sends to each other one in each step, and receives from each.
+/// Each member sends to, and receives from, each other member in each step.
 fn exchange_with_all(node: &Node, task: u32, members: u32, steps: u64) {
     let base = node.sequence(1 << 32);
     for n in 0..steps {
@@ -275,7 +276,8 @@ fn a_receive_that_another_thread_cancels_ends_in_every_mode() {
                         note.fetch_add(1, Ordering::SeqCst);
                     };
                     tell.send(step.receive(&edge).within(SOON).then(done).expect("begun")).expect("open");
-                    // So that the thread that polls has seen the last one, and this thread gets a lane.
+                    // The poller has seen the last command, and this thread gets a queue of its
+                    // own.
                     if number % 8 == 0 {
                         std::thread::sleep(Duration::from_micros(300));
                     }
@@ -323,7 +325,7 @@ fn a_value_is_kept_though_another_thread_begins_its_step() {
 #[test]
 fn who_waits_for_room_gets_the_first_that_there_is_in_every_mode() {
     let _alone = alone();
-    // The pool of 8 MiB holds one of them.
+    // The pool of 8 MiB holds one of these tensors.
     let dims = [6 << 18];
     for mode in ["inline", "adaptive", "dedicated"] {
         pair(mode, move |node, task| {

@@ -1,5 +1,5 @@
-//! Cases of memory outside the pool, each with the settings that choose a fabric.
-#![allow(unsafe_code)] // an allocator that maps and unmaps by itself
+//! Cases of foreign memory, each with the settings that choose a fabric.
+#![allow(unsafe_code)] // an allocator that maps and unmaps memory
 
 use crate::common::{SOON, over_verbs, run, until, values};
 use std::cell::UnsafeCell;
@@ -12,12 +12,12 @@ use tensorwire::{
 };
 
 const BASE: u64 = 1 << 40;
-/// Enough that it is registered where anything is.
+/// Enough bytes to be registered on a fabric that registers.
 const LARGE: u64 = 20_000;
 
 type Settings = [(&'static str, &'static str)];
 
-/// Whether tensors outside the pool are registered with these settings.
+/// Whether these settings register foreign memory.
 fn registers(settings: &Settings) -> bool {
     over_verbs() || settings.contains(&("fabric", "verbs"))
 }
@@ -42,7 +42,7 @@ fn counted<const N: usize>(node: &Node, before: &Snapshot, which: [Counter; N]) 
 const HOW: [Counter; 4] =
     [Counter::TensorsStaged, Counter::BytesStaged, Counter::RegistrationsMade, Counter::RegistrationsFound];
 
-/// Addresses at which nobody else maps anything.
+/// Reserved addresses, at which nothing else is mapped.
 fn reserved(len: usize) -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: new memory, where the system has room.
@@ -51,7 +51,7 @@ fn reserved(len: usize) -> *mut u8 {
     base.cast()
 }
 
-/// Memory of an allocator that is not the pool's, at reserved addresses. It counts those that are gone.
+/// Memory of another allocator, at reserved addresses. It counts owners that have ended.
 struct Mapping {
     base: *mut u8,
     len: usize,
@@ -72,7 +72,7 @@ impl Mapping {
         mapping
     }
 
-    /// Maps new pages in the place of those that are there.
+    /// Replaces its pages by new ones.
     fn map(&self, protection: i32) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: addresses that were reserved for this, and that nobody uses at the time.
@@ -91,14 +91,14 @@ impl AsRef<[u8]> for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let thread = std::thread::current();
-        // A poller of its own has a name that says so.
+        // A polling thread has a name that says so.
         assert!(!thread.name().is_some_and(|name| name.starts_with("tw-poll")), "unmapped on {thread:?}");
         self.map(libc::PROT_NONE);
         self.gone.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// A buffer that is written by who has a tensor of it.
+/// A buffer that is written through its tensors.
 struct Buffer(Box<[UnsafeCell<u64>]>);
 
 // SAFETY: written through one tensor at a time.
@@ -109,7 +109,7 @@ impl Buffer {
         Arc::new(Buffer((0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect()))
     }
 
-    /// Its first floats, to be received into. Each case has one such tensor of a buffer at a time.
+    /// The first floats, to be received into. Each case has one such tensor of a buffer at a time.
     fn target(self: &Arc<Buffer>, node: &Node, meta: TensorMeta) -> TensorMut {
         let base = UnsafeCell::raw_get(self.0.as_ptr()).cast();
         // SAFETY: the buffer is the owner, and its cells may be written.
@@ -119,7 +119,7 @@ impl Buffer {
     }
 }
 
-/// Foreign memory with `n` floats, counted on from `first`.
+/// Foreign memory with `n` floats that count up from `first`.
 fn counting(first: f32, n: u64) -> ForeignMemory {
     struct Floats(Vec<u64>);
     impl AsRef<[u8]> for Floats {
@@ -142,7 +142,7 @@ fn tensor(node: &Node, memory: &ForeignMemory, n: u64, offset: u64) -> Tensor {
 pub fn travel(settings: &'static Settings) {
     run(2, settings, move |node, task| {
         let memory = counting(0.0, 2 * LARGE);
-        // The same memory twice, other places of it, and too few bytes to be worth a registration.
+        // The same memory twice, other offsets of it, and too few bytes for a registration.
         let cases = [(LARGE, 0), (LARGE, 0), (LARGE, 4 * LARGE), (1000, 40), (100, 12), (0, 0)];
         let before = node.counters();
         for (id, (n, offset)) in cases.into_iter().enumerate() {
@@ -161,7 +161,7 @@ pub fn travel(settings: &'static Settings) {
         if task == 0 {
             let [staged, bytes, made, found] = counted(node, &before, HOW);
             match registers(settings) {
-                // Where the memory begins within a grain decides how many registrations it needs.
+                // The offset within a grain decides how many registrations the memory needs.
                 true => assert_eq!((staged, bytes, made + found, made < 3), (2, 4400, 3, true)),
                 false => assert_eq!((staged, bytes, made, found), (5, 3 * 80_000 + 4400, 0, 0)),
             }
@@ -188,7 +188,7 @@ pub fn mapped_anew(settings: &'static Settings) {
             step.send(&there(node), tensor(node, &memory, LARGE, 0)).expect("sent");
             drop(memory);
             step.recv(&node.edge_from("w", 1, "seen").expect("edge"), SOON).expect("received");
-            // What was sent is let go of, and then the memory is unmapped.
+            // The sent tensors are dropped, and then the memory is unmapped.
             until(node, "the end of the mapping", || gone.load(Ordering::SeqCst) == turn + 1);
         }
         if task == 0 {
@@ -208,7 +208,7 @@ pub fn arena(settings: &'static Settings) {
     run(2, settings, move |node, task| {
         const TURNS: u64 = 20;
         let before = node.counters();
-        // The buffer is filled anew for each step, when the last one's tensor is gone: its allocator knows.
+        // The buffer is filled again for each step, after the last step's tensor was dropped.
         let arena = Buffer::new(4 * LARGE);
         for turn in 0..TURNS {
             let step = node.step(turn).expect("new");
@@ -261,7 +261,8 @@ pub fn received(settings: &'static Settings) {
         if task == 0 {
             return;
         }
-        // A receiver's own copy goes where it belongs, as does what rides in a response; a device writes to the pool alone.
+        // A receiver's copy and a small response land in the given memory. A device writes only
+        // into the pool.
         let staged = if registers(settings) { (3, 3 * 80_000) } else { (0, 0) };
         let [tensors, bytes, ..] = counted(node, &before, HOW);
         assert_eq!((tensors, bytes), staged);
@@ -270,7 +271,7 @@ pub fn received(settings: &'static Settings) {
     misfit_and_dead(settings);
 }
 
-/// What does not fit goes to the next who asks; a dead value comes back with what was given.
+/// A value that does not fit goes to the next receive. A dead value returns the given tensor.
 fn misfit_and_dead(settings: &'static Settings) {
     run(2, settings, move |node, task| {
         let step = node.step(1).expect("new");
@@ -334,7 +335,7 @@ pub fn standing(settings: &'static Settings) {
             node.cleanup(step.id());
         }
         if task == 1 {
-            // What was armed has landed in the pool, whatever the fabric.
+            // A value for a standing request has landed in the pool, on any fabric.
             let staged = node.counters().get(Counter::TensorsStaged);
             assert!(staged > 20, "{staged}");
         }
@@ -364,7 +365,7 @@ pub fn no_room(settings: &'static Settings) {
         if task == 1 {
             return;
         }
-        // More than the pool has.
+        // More bytes than the pool has.
         let memory = counting(0.0, 3 << 20);
         let sent = step.send(&there(node), tensor(node, &memory, 3 << 20, 0));
         match registers(settings) {
@@ -395,7 +396,7 @@ pub fn refused(settings: &'static Settings) {
         assert!(refused[1].is_err());
         assert_eq!(counted(node, &after_two, HOW), [0; 4]);
         node.cleanup(1);
-        // What finds no room in the pool, as its bytes are more than there are, takes no place of others.
+        // A send that is too large for the pool takes no place of other sends.
         let step = node.step(2).expect("new");
         until(node, "the end of the step", || step.send_all([(&there(node), one())]).is_ok());
         if !registers(settings) {
@@ -413,7 +414,7 @@ pub fn refused(settings: &'static Settings) {
     });
 }
 
-/// What one would have that keeps its buffers few: a callback that goes on when one of them is free again.
+/// A program with few buffers: its callback waits until one of them is free again.
 pub fn ends_beside_callbacks(settings: &'static Settings) {
     run(1, settings, move |node, _| {
         let step = node.step(1).expect("new");
@@ -433,7 +434,7 @@ pub fn ends_beside_callbacks(settings: &'static Settings) {
         let held = tensor(node, &memory, LARGE, 0);
         drop(memory);
         step.send(&edge, crate::common::counting(node, 0.0, 2)).expect("sent");
-        // The callback waits by now, or will, for what this lets go of.
+        // The callback waits, now or later, for the buffer that this drops.
         drop(held);
         assert_eq!(hears.recv_timeout(2 * SOON), Ok(1), "its buffer was not released while it waited");
     });

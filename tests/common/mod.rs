@@ -1,4 +1,4 @@
-//! Clusters inside one process: each member is a node with a thread of its own.
+//! Clusters in one process: each member is a node with a thread of its own.
 #![allow(dead_code)] // each test file uses a part of it
 
 pub mod other;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 use tensorwire::{DType, Node, NodeBuilder, Tensor};
 
-/// Long enough for anything that should come.
+/// Timeout of anything that should come.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// A cluster of `workers` tasks of job `w`, in the form of the `cluster` setting, on free ports.
@@ -18,8 +18,7 @@ pub fn cluster(workers: usize) -> String {
     format!("w={}", addresses.join(","))
 }
 
-/// A port that nobody has, and that no other test of this process is given: from below the range that the
-/// system itself hands out.
+/// A free port below the ephemeral range. Each caller in this process gets another one.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id() * 131;
@@ -32,11 +31,12 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small, quick cluster. It polls as `TENSORWIRE_TEST_POLL` says, with as many pollers as are in
-/// `TENSORWIRE_TEST_POLLERS` (which only some modes have more than one of), and reaches the others by the fabric in
-/// `TENSORWIRE_TEST_FABRIC`, so that the same tests hold in every mode and on every fabric. RDMA devices
-/// are dealt out of the list in `TENSORWIRE_TEST_DEVICES`. On a slow machine `TENSORWIRE_TEST_STOP` is a longer time to stop in, and
-/// `TENSORWIRE_TEST_SILENCE` a longer silence of a peer that is alive.
+/// Settings of one member of a small cluster. `TENSORWIRE_TEST_POLL` sets the poll mode,
+/// `TENSORWIRE_TEST_POLLERS` the number of pollers (in modes that can have several), and
+/// `TENSORWIRE_TEST_FABRIC` the fabric, so that the same tests run in every mode and on every
+/// fabric. RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`. On a slow machine
+/// `TENSORWIRE_TEST_STOP` and `TENSORWIRE_TEST_SILENCE` set a longer `stop_timeout` and
+/// `silence_bound`.
 pub fn member(cluster: &str, task: u32) -> NodeBuilder {
     let builder = Node::builder().without_environment();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
@@ -73,25 +73,26 @@ pub fn member(cluster: &str, task: u32) -> NodeBuilder {
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
-/// How many pollers the members have, among which their peers and what of the pool is for standing requests are dealt out.
+/// The number of pollers of each member. Peers, and the pool's share of standing requests, are
+/// divided among them.
 pub fn pollers() -> usize {
     let count = std::env::var("TENSORWIRE_TEST_POLLERS");
     count.map_or(1, |count| count.parse().unwrap_or_else(|_| panic!("TENSORWIRE_TEST_POLLERS is {count:?}")))
 }
 
-/// How long a peer may go unheard: `usual`, or what `TENSORWIRE_TEST_SILENCE` says, in seconds.
+/// The silence bound: `usual`, or the seconds in `TENSORWIRE_TEST_SILENCE`.
 pub fn silence_or(usual: Duration) -> Duration {
     let Ok(text) = std::env::var("TENSORWIRE_TEST_SILENCE") else { return usual };
     let seconds = text.strip_suffix('s').and_then(|number| number.parse().ok());
     Duration::from_secs(seconds.unwrap_or_else(|| panic!("TENSORWIRE_TEST_SILENCE is {text:?}, not as 15s")))
 }
 
-/// Whether members reach each other through an RDMA device.
+/// Whether the members use the verbs fabric.
 pub fn over_verbs() -> bool {
     std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
 }
 
-/// Whether the fabric that the tests are run on lends nothing, which a test of loans then says.
+/// Whether the fabric of this run does not lend. Then prints that a test of loans is skipped.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {
     let nothing = over_verbs();
@@ -101,13 +102,13 @@ pub fn lends_nothing() -> bool {
     nothing
 }
 
-/// Runs `body` once for each member of a cluster, each on a thread of its own, joined to all others. A member
-/// whose body has ended goes on to serve its peers until all have ended.
+/// Runs `body` for each member of a cluster, on a thread of its own, joined to all others. A member
+/// whose body has ended serves its peers until all have ended.
 pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
     run_each(members, |_| settings.to_vec(), body);
 }
 
-/// The same with settings of each member's own.
+/// Like [`run`], with settings per member.
 pub fn run_each<'a>(
     members: usize,
     settings: impl Fn(u32) -> Vec<(&'a str, &'a str)>,
@@ -124,7 +125,7 @@ pub fn run_each<'a>(
                 settings(task).into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
             let thread = std::thread::Builder::new().name(format!("w/{task}"));
             let run = move || {
-                // Counted also when the body panics, so that the others do not wait for ever.
+                // Counted even if the body panics, so that the others do not wait for ever.
                 struct Ended(Arc<AtomicUsize>);
                 impl Drop for Ended {
                     fn drop(&mut self) {
@@ -138,7 +139,7 @@ pub fn run_each<'a>(
                 }
                 let node = builder.start().expect("the node starts");
                 node.join().expect("the others come");
-                // A body may stop its node, which must not be before the others have seen it join.
+                // A body may stop its node. All members must have joined before that.
                 joined.fetch_add(1, Ordering::SeqCst);
                 until(&node, "everybody's join", || joined.load(Ordering::SeqCst) == members);
                 body(&node, task);
@@ -158,7 +159,7 @@ pub fn run_each<'a>(
     }
 }
 
-/// A vector of f32 that starts at `first` and counts on.
+/// A vector of f32 that counts up from `first`.
 pub fn counting(node: &Node, first: f32, len: usize) -> Tensor {
     let mut tensor = node.tensor(DType::F32, &[len as u64]).expect("room");
     for (at, value) in tensor.as_mut_slice::<f32>().expect("f32").iter_mut().enumerate() {
@@ -172,7 +173,7 @@ pub fn values(tensor: &Tensor) -> &[f32] {
     tensor.as_slice::<f32>().expect("f32")
 }
 
-/// Makes progress until `done`; fails the test if that takes too long.
+/// Polls until `done`. Fails the test if that takes too long.
 pub fn until(node: &Node, what: &str, done: impl Fn() -> bool) {
     let end = std::time::Instant::now() + SOON;
     while !done() {

@@ -1,10 +1,11 @@
-//! Other processes: this test's binary started again in a role, which is a test that is ignored otherwise.
+//! Other processes: this test program, started again in a role. A role is a test that is ignored
+//! otherwise.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A process in a role; killed when dropped.
+/// A process in a role. Its drop kills it.
 pub struct Other {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -16,7 +17,7 @@ impl Other {
         Self::start_with(role, cluster, &[])
     }
 
-    /// The same with more in its environment.
+    /// Like [`Other::start`], with more environment variables.
     pub fn start_with(role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("own path"))
             .args([role, "--exact", "--ignored", "--nocapture"])
@@ -30,18 +31,18 @@ impl Other {
         Other { child, lines }
     }
 
-    /// Waits for a line that has this in it, and gives it.
+    /// Waits for an output line that contains `part`, and returns it.
     pub fn wait_for(&mut self, part: &str) -> String {
         let found = self.lines.by_ref().map_while(Result::ok).find(|read| read.contains(part));
         found.unwrap_or_else(|| panic!("the other process ended without saying '{part}'"))
     }
 
-    /// Says a line to it.
+    /// Sends a line to its standard input.
     pub fn say(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().expect("piped"), "{line}").expect("it listens");
     }
 
-    /// Runs a test's role in a process of its own, whose threads, files and mappings nobody else changes.
+    /// Runs a role in a process of its own, so that its threads, files and mappings are its own.
     pub fn run_alone(role: &str, cluster: &str, environment: &[(&str, &str)]) {
         let mut alone = Self::start_with(role, cluster, environment);
         for line in alone.lines.by_ref().map_while(Result::ok) {
@@ -54,7 +55,7 @@ impl Other {
         self.child.id() as i32
     }
 
-    /// SIGKILL.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().expect("alive");
         self.child.wait().expect("reaped");
@@ -65,12 +66,12 @@ impl Other {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// Waits for its end; whether all was well there.
+    /// Waits for its end. Returns whether it succeeded.
     pub fn ends_well(&mut self) -> bool {
         self.child.wait().expect("reaped").success()
     }
 
-    /// SIGSTOP; returns when every thread has stopped.
+    /// Pauses it with SIGSTOP. Returns when every thread has stopped.
     pub fn suspend(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.pid());
@@ -83,7 +84,7 @@ impl Other {
         }
     }
 
-    /// Sends a signal, by its name as kill(1) has it.
+    /// Sends a signal by its name, as in kill(1).
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
         assert!(sent.expect("kill(1)").success(), "it is gone");
@@ -104,7 +105,8 @@ pub fn wait_to_be_told() -> String {
     line.trim().to_owned()
 }
 
-/// What a process holds: threads and file descriptors that are not the test harness's, and mappings of memfds.
+/// Resources of a process: threads and file descriptors, without those of the test harness, and
+/// mappings of memfds.
 pub fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
     let names =
         |dir: &str| std::fs::read_dir(dir).expect("procfs").filter_map(Result::ok).map(|entry| entry.path());
@@ -123,7 +125,7 @@ pub fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
     (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// How many threads of the library, file descriptors and mappings of memfds a process has.
+/// Counts the library's threads, the file descriptors and the mappings of memfds of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
     pub threads: usize,
@@ -132,13 +134,13 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Whether there is no more of anything than there was.
+    /// Whether no resource has grown.
     pub fn is_within(self, before: Counts) -> bool {
         self.threads <= before.threads && self.files <= before.files && self.mappings <= before.mappings
     }
 }
 
-/// What this process has while a node runs. Threads that work for a moment are not counted.
+/// The resources of this process while a node runs. Short-lived threads are not counted.
 pub fn counts() -> Counts {
     let threads = std::fs::read_dir("/proc/self/task").expect("procfs").filter_map(Result::ok);
     let threads = threads

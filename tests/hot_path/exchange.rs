@@ -3,31 +3,31 @@
 use std::time::Duration;
 use tensorwire::{Batch, DType, Delivery, Edge, Node, Pending, Standing, Tensor, TensorMut};
 
-/// Long enough for anything that should come.
+/// Timeout of anything that should come.
 const SOON: Duration = Duration::from_secs(60);
 
-/// What goes back and forth.
+/// What the two sides exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Tensors of this many f32, received into new ones.
+    /// Tensors with this many f32, received into new tensors.
     Tensor(u64),
-    /// The same, received into a tensor that was given.
+    /// The same, received into a given tensor.
     Into(u64),
     /// The same, borrowed from the peer.
     Borrowed(u64),
-    /// The values of branches not taken.
+    /// Dead tensors.
     Dead,
     /// Several edges in flight at a time.
     Several(u64),
-    /// Many edges by one call.
+    /// A batch of edges.
     Batch(u64),
-    /// The same, where only a few may be outstanding.
+    /// A batch of edges of which only a few may be outstanding.
     Crowded(u64),
 }
 
-/// Several edges in flight: so many.
+/// Number of edges in flight.
 const EDGES: usize = 8;
-/// Edges of a batch.
+/// Number of edges of a batch.
 const BATCH: usize = 100;
 
 impl What {
@@ -63,18 +63,18 @@ pub struct Side<'a> {
     _standing: Vec<Standing>,
 }
 
-/// Where the ids of the steps come from.
+/// How step ids are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
-    /// Each is unlike the last.
+    /// Unrelated ids.
     Random,
-    /// They are of a sequence.
+    /// Ids of a sequence.
     Counted,
-    /// They are of a sequence, and their tensors are asked for in advance.
+    /// Ids of a sequence, with standing requests.
     Standing,
 }
 
-/// How many steps in advance.
+/// Window of the standing requests.
 const WINDOW: u32 = 16;
 
 /// The first step of the sequence.
@@ -112,7 +112,8 @@ impl<'a> Side<'a> {
 
     fn id(&self, n: u64) -> u64 {
         match self.ids {
-            // An odd factor permutes the numbers, so no id comes twice; below the base of any sequence.
+            // An odd factor permutes the numbers, so no id comes twice; below the base of any
+            // sequence.
             Ids::Random => n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
             Ids::Counted | Ids::Standing => BASE + n,
         }
@@ -131,7 +132,7 @@ impl<'a> Side<'a> {
             self.send(&step, n);
         }
         if n > 0 {
-            // The peer has sent something of step n, so it is done with the one before.
+            // The peer has sent a value of step n, so it is done with step n - 1.
             self.node.cleanup(self.id(n - 1));
         }
     }

@@ -1,12 +1,13 @@
-//! The hot path, proven: in steady state no thread that moves data allocates, frees or enters the kernel.
-#![allow(unsafe_code)] // a global allocator that counts, and a handler of SIGSYS
+//! Proof of the hot path: in steady state no thread that moves data allocates, frees or enters the
+//! kernel.
+#![allow(unsafe_code)] // a counting global allocator, and a handler of SIGSYS
 
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
 mod exchange;
-#[allow(dead_code)] // the rules of the conformance suite use all of it
+#[allow(dead_code)] // the conformance suite uses all of it
 #[path = "../conformance/harness.rs"]
 mod harness;
 mod shm;
@@ -17,7 +18,7 @@ mod verbs;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One scenario at a time: each has threads that spin.
+/// Only one scenario runs at a time, because each has spinning threads.
 fn alone_on_the_cpus() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,11 +1,12 @@
 //! The hot path between two processes on shared memory.
 //!
-//! Each test starts two real processes on shared memory, each pinned to a CPU of its own where there are two. They train:
-//! every step has a new id, is begun, moves values both ways and is cleaned up. After some steps that warm up, both
-//! count what their threads ask of the heap (a counting allocator) and of the kernel (a seccomp filter that traps every
-//! call of those that move data). Threads that move no data (bootstrap, callbacks, the watcher of peers) may do both.
+//! Each test starts two real processes on shared memory, each pinned to a CPU of its own if there
+//! are two. They train: every step has a new id, is begun, moves values both ways and is cleaned
+//! up. After a warm-up both count heap calls (a counting allocator) and system calls (a seccomp
+//! filter that traps every call of threads that move data). Threads that move no data (bootstrap,
+//! callbacks, liveness watch) may make both.
 //!
-//! The proof is for `wait = spin`: a waiter that yields or sleeps enters the kernel by design.
+//! The proof holds for `wait = spin`: a waiter that yields or sleeps enters the kernel by design.
 
 use crate::common::{cluster, member};
 use crate::exchange::{Ids, Side, What};
@@ -16,18 +17,18 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 use tensorwire::{Node, process_cpus};
 
-/// Who drives progress, and the names of the threads that move data then.
+/// A poll mode, and the names of its threads that move data.
 struct Mode {
     poll: &'static str,
     moving: &'static [&'static str],
 }
 
-/// The thread that makes the calls.
+/// The calling thread.
 const CALLER: &str = "caller";
-/// The poller's own.
+/// The dedicated poller.
 const POLLER: &str = "tw-poll-0";
 
-/// `adaptive` is not among them: its threads sleep, which is its point.
+/// Without `adaptive`, whose threads sleep by design.
 const MODES: &[Mode] =
     &[Mode { poll: "inline", moving: &[CALLER] }, Mode { poll: "dedicated", moving: &[CALLER, POLLER] }];
 
@@ -36,25 +37,25 @@ impl Mode {
         MODES.iter().find(|mode| mode.poll == poll).expect("a mode")
     }
 
-    /// Whether every thread that moves data, of both processes, has a CPU of its own.
+    /// Whether each thread of both processes that moves data has a CPU of its own.
     fn has_room(&self) -> bool {
         2 * self.moving.len() <= process_cpus().len()
     }
 
-    /// Fewer rounds where threads that spin take turns on a CPU: each turn is a slice of the scheduler.
+    /// Fewer rounds if spinning threads share a CPU: each turn takes a time slice.
     fn rounds(&self, wanted: u32, least: u32) -> u32 {
         if self.has_room() { wanted } else { (wanted / 200).max(least) }
     }
 }
 
-/// What is exchanged, how often it is until everything is warm, and how often it is counted.
+/// What is exchanged, the rounds of warm-up, and the counted rounds.
 struct Scenario {
     name: &'static str,
     what: What,
     ids: Ids,
     warm_up: u32,
     counted: u32,
-    /// The least of either where threads that spin take turns on a CPU.
+    /// The least rounds of either kind if spinning threads share a CPU.
     least: u32,
     validate: bool,
 }
@@ -63,17 +64,17 @@ const fn scenario(name: &'static str, what: What, ids: Ids, counted: u32) -> Sce
     Scenario { name, what, ids, warm_up: 1_000, counted, least: 300, validate: false }
 }
 
-/// Tensors that are asked for in advance: the part of the path that is theirs.
+/// The path of standing requests.
 const fn standing(name: &'static str, what: What, counted: u32) -> Scenario {
     Scenario { least: 100, ..scenario(name, what, Ids::Standing, counted) }
 }
 
-/// The same in data validation mode.
+/// The same with data validation.
 const fn validated(scenario: Scenario) -> Scenario {
     Scenario { validate: true, least: 100, ..scenario }
 }
 
-/// Each round is a hundred values each way.
+/// Each round moves a hundred values each way.
 const fn batches(name: &'static str, what: What, counted: u32) -> Scenario {
     Scenario { name, what, ids: Ids::Random, warm_up: 100, counted, least: 100, validate: false }
 }
@@ -100,7 +101,7 @@ const SCENARIOS: &[Scenario] = &[
     validated(scenario("borrowed_validated", What::Borrowed(4 << 10), Ids::Standing, 3_000)),
 ];
 
-/// Counts the calling thread's doings during `work`.
+/// Counts the heap and system calls of the calling thread during `work`.
 fn alone(work: impl FnOnce()) -> Activity {
     let name = std::thread::current().name().unwrap_or_default().to_owned();
     let start = Start::now();
@@ -109,7 +110,7 @@ fn alone(work: impl FnOnce()) -> Activity {
     start.until(&end).into_iter().find(|activity| activity.name == name).expect("this thread is known")
 }
 
-/// One process of a test. It prints what it found, and ends when it is told to.
+/// One process of a test. It prints its counts, and ends on a line of input.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_trainer() {
@@ -117,7 +118,7 @@ fn role_trainer() {
     thread.spawn(train).expect("a thread");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the test");
-    // Not by the ends of the threads, which block the filter's signal.
+    // Exits directly: the end of a thread blocks the filter's signal.
     std::process::exit(0);
 }
 
@@ -137,7 +138,7 @@ fn train() {
         Ok(()) => prove_the_trap(),
         Err(why) => println!("no trap {why}"),
     }
-    // The trap's own first times.
+    // The first calls of the trap itself.
     (0..10).for_each(|_| side.step());
     let from = Start::now();
     (0..mode.rounds(scenario.counted, scenario.least)).for_each(|_| side.step());
@@ -163,7 +164,7 @@ fn start(task: u32, scenario: &Scenario) -> Node {
         .set("validate", scenario.validate.to_string())
         .set("pool_size", "64MiB");
     if let What::Crowded(_) = scenario.what {
-        // So that most of a batch waits for room.
+        // Small, so that most of a batch is queued.
         builder = builder.set("max_requests", "40");
     }
     if cpus.len() > 1 {
@@ -174,7 +175,7 @@ fn start(task: u32, scenario: &Scenario) -> Node {
     node
 }
 
-/// What can't fail proves nothing.
+/// The control: the counters count deliberate calls.
 fn prove_the_trap() {
     let quiet = alone(|| {
         std::hint::black_box([0u64; 64].iter().sum::<u64>());
@@ -190,7 +191,7 @@ fn prove_the_trap() {
     println!("clock {}", clock.calls);
 }
 
-/// A process in the role; killed when dropped.
+/// A process in the role. Its drop kills it.
 struct Trainer {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -212,7 +213,7 @@ impl Trainer {
         Trainer { child, lines }
     }
 
-    /// What it found.
+    /// The counts that it prints.
     fn report(&mut self) -> Report {
         let mut report = Report::default();
         for line in self.lines.by_ref().map_while(Result::ok) {
@@ -235,13 +236,13 @@ impl Drop for Trainer {
 
 #[derive(Debug, Default)]
 struct Report {
-    /// Why calls were not trapped.
+    /// The reason if calls were not trapped.
     no_trap: Option<String>,
-    /// Calls counted while none was made; while two were made; the number of the first.
+    /// Calls counted while none was made, and while two were made; the number of the first.
     proof: Option<(u64, u64, i64)>,
     /// Allocations and frees of one box.
     heap: Option<(u64, u64)>,
-    /// Calls of a hundred looks at the clock.
+    /// Calls during a hundred reads of the clock.
     clock: u64,
     threads: Vec<Activity>,
 }

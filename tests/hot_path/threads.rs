@@ -1,4 +1,4 @@
-//! What each thread of this process has asked of the heap and of the kernel, readable from every other thread.
+//! Counts of heap and system calls per thread, readable from every other thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -25,17 +25,18 @@ impl Row {
     }
 }
 
-/// A fixed table, so that counting neither allocates nor asks the kernel for anything.
+/// A fixed table, so that counting neither allocates nor enters the kernel.
 static ROWS: [Row; 256] = [const { Row::free() }; 256];
 
 thread_local! {
     static MINE: Cell<Option<&'static Row>> = const { Cell::new(None) };
-    /// How deep the thread is in a library whose doings don't count, and how often it was there.
+    /// The depth of calls into a library that is not counted, and the number of such calls.
     static ELSEWHERE: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// What the calling thread does from now on is not ours, until it comes back. Safe in a signal handler, as what follows.
-#[allow(dead_code)] // where there is such a library
+/// Stops counting the calling thread until it returns from the library. Safe in a signal handler,
+/// like the functions below.
+#[allow(dead_code)] // used with the scripted library only
 pub extern "C" fn gone_elsewhere() {
     ELSEWHERE.with(|elsewhere| elsewhere.set((elsewhere.get().0 + 1, elsewhere.get().1 + 1)));
 }
@@ -46,7 +47,7 @@ pub extern "C" fn came_back() {
     ELSEWHERE.with(|elsewhere| elsewhere.set((elsewhere.get().0 - 1, elsewhere.get().1)));
 }
 
-/// How often the calling thread was elsewhere.
+/// How often the calling thread was in the library.
 #[allow(dead_code)] // as above
 pub fn times_elsewhere() -> u64 {
     ELSEWHERE.with(Cell::get).1
@@ -90,19 +91,19 @@ fn name_of(tid: i32) -> String {
     comm.map_or_else(|_| "(ended)".into(), |comm| comm.trim().to_owned())
 }
 
-/// What a thread did between two moments.
+/// The counts of a thread between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activity {
-    /// The thread's name, as the kernel has it.
+    /// The kernel's name of the thread.
     pub name: String,
     pub allocations: u64,
     pub frees: u64,
     pub calls: u64,
-    /// The number of its last system call, also if that was before; -1 if there was none.
+    /// The number of its last system call, even before the first snapshot; -1 if there was none.
     pub last_call: i64,
 }
 
-/// A moment, to count from.
+/// A snapshot of all counts.
 pub struct Start([Counts; 256]);
 
 #[derive(Clone, Copy)]
@@ -114,12 +115,12 @@ struct Counts {
 }
 
 impl Start {
-    /// Now.
+    /// Takes a snapshot.
     pub fn now() -> Start {
         Start(std::array::from_fn(|at| counts(&ROWS[at])))
     }
 
-    /// What every thread has done since; those that did nothing are among them.
+    /// The counts of every thread since, including those at 0.
     pub fn until(&self, end: &Start) -> Vec<Activity> {
         let rows = ROWS.iter().zip(self.0.iter().zip(&end.0));
         let known = rows.filter(|(row, _)| row.tid.load(Relaxed) != 0);
@@ -154,7 +155,7 @@ fn count_heap(allocations: u64, frees: u64) {
     }
 }
 
-/// The system's allocator, counted by thread.
+/// The system's allocator, with calls counted per thread.
 struct Counting;
 
 #[global_allocator]

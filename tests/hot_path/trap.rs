@@ -1,9 +1,10 @@
 //! Counts the system calls of every thread of this process, with a seccomp filter.
 //!
-//! The filter turns each call into SIGSYS. The handler counts it for its thread and then makes it all the same,
-//! from the one instruction that the filter lets through: so the process goes on to work, and threads that may enter
-//! the kernel (the bootstrap's, the callbacks') do. The calls that begin and end a thread are made with the signal
-//! blocked, so the filter of all threads lets them through; threads that move data get one more that does not.
+//! The filter turns each call into SIGSYS. The handler counts it for its thread, and then makes the
+//! call from the one instruction that the filter permits. So the process goes on, and threads that
+//! may enter the kernel (bootstrap, callbacks) do. The calls that begin and end a thread are made
+//! with the signal blocked, so the filter of all threads permits them; threads that move data get
+//! one more filter that does not.
 
 pub use machine::{install, thread_id, tighten};
 
@@ -34,13 +35,14 @@ mod machine {
         fn tensorwire_test_gate_end();
     }
 
-    /// The calling thread's id, asked through the gate, so that asking is not counted.
+    /// The calling thread's id. The call uses the permitted instruction, so it is not counted.
     pub fn thread_id() -> i32 {
         // SAFETY: gettid has no arguments and no effect.
         unsafe { tensorwire_test_gate(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) as i32 }
     }
 
-    /// Calls that are made while SIGSYS is blocked (the kernel would kill the process), and the handler's return.
+    /// Permits calls that are made while SIGSYS is blocked (the kernel would kill the process), and
+    /// the handler's return.
     const NOT_TRAPPED: [c_long; 10] = [
         libc::SYS_rt_sigreturn,
         libc::SYS_rt_sigprocmask,
@@ -66,12 +68,12 @@ mod machine {
         sock_filter { code, jt: 0, jf: 0, k }
     }
 
-    /// Skips the next statement unless what was loaded equals `k`.
+    /// Skips the next statement unless the loaded value equals `k`.
     const fn unless(k: u32) -> sock_filter {
         sock_filter { code: IF_EQUAL, jt: 0, jf: 1, k }
     }
 
-    /// The handlers' return, and the end of the process.
+    /// Permits the handler's return, and the end of the process.
     const NEVER_TRAPPED: [c_long; 2] = [libc::SYS_rt_sigreturn, libc::SYS_exit_group];
 
     fn program(not_trapped: &[c_long]) -> Vec<sock_filter> {
@@ -92,7 +94,8 @@ mod machine {
     }
 
     extern "C" fn trapped(_signal: c_int, _info: *mut siginfo_t, context: *mut c_void) {
-        // SAFETY: the kernel hands a SA_SIGINFO handler a valid context, which is this handler's alone.
+        // SAFETY: the kernel hands a SA_SIGINFO handler a valid context, which is this handler's
+        // alone.
         let registers = unsafe { &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs };
         let at = |register: c_int| registers[register as usize];
         let number = at(libc::REG_RAX);
@@ -108,15 +111,16 @@ mod machine {
         if result == 0 { Ok(()) } else { Err(format!("{what}: {}", Error::last_os_error())) }
     }
 
-    /// From now on every thread's system calls are counted.
+    /// Counts the system calls of every thread from now on.
     ///
     /// # Errors
-    /// In words, if this machine does not let a process filter its own calls.
+    /// A message, if this machine does not let a process filter its own calls.
     pub fn install() -> Result<(), String> {
         let mut program = program(&NOT_TRAPPED);
         let filter = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = trapped;
-        // SAFETY: the structures are valid for the calls; the handler touches nothing that isn't safe in one.
+        // SAFETY: the structures are valid for the calls; the handler touches nothing that isn't
+        // safe in one.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as usize;
@@ -129,22 +133,23 @@ mod machine {
     }
 
     static STRICT: AtomicPtr<sock_fprog> = AtomicPtr::new(std::ptr::null_mut());
-    /// How often the strict filter was taken on, and how often that failed.
+    /// How often the strict filter was installed, and how often that failed.
     static TIGHTENED: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
     extern "C" fn take_on(_signal: c_int) {
         let filter = STRICT.load(Ordering::Acquire) as i64;
         let mode = i64::from(libc::SECCOMP_SET_MODE_FILTER);
-        // SAFETY: the filter is never freed; it is this thread's own, and everything here may be done in a handler.
+        // SAFETY: the filter is never freed; it is this thread's own, and everything here may be
+        // done in a handler.
         let result = unsafe { tensorwire_test_gate(libc::SYS_seccomp, mode, 0, filter, 0, 0, 0) };
         TIGHTENED[usize::from(result != 0)].fetch_add(1, Ordering::Release);
     }
 
-    /// From now on every call of these threads is counted, by another filter that each takes on in a signal handler. They
-    /// must not end before the process does.
+    /// Counts every call of these threads from now on. Each thread installs another filter in a
+    /// signal handler. The threads must not end before the process does.
     ///
     /// # Errors
-    /// In words, if one of them can't.
+    /// A message, if one of them fails.
     pub fn tighten(threads: &[i32]) -> Result<(), String> {
         let program = program(&NEVER_TRAPPED).leak();
         let filter = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
@@ -178,7 +183,7 @@ mod machine {
         unsafe { libc::syscall(libc::SYS_gettid) as i32 }
     }
 
-    /// Not written for this machine.
+    /// Not available on this architecture.
     ///
     /// # Errors
     /// Always.
@@ -186,7 +191,7 @@ mod machine {
         Err("the filter's handler is written for x86_64".into())
     }
 
-    /// Not written for this machine.
+    /// Not available on this architecture.
     ///
     /// # Errors
     /// Always.

@@ -1,4 +1,4 @@
-//! A turn of everything that moves data, between two ports that one thread owns.
+//! Turns of all operations between two ports that one thread owns.
 
 use crate::driver::Fake;
 use crate::harness::{connect, immediate, pool, tensor, tensor_mut};
@@ -7,17 +7,17 @@ use tensorwire::internals::fabric::{Completions, Event, Fabric, LinkId, LinkOpti
 use tensorwire::internals::wire::Grant;
 use tensorwire::{Tensor, TensorMut};
 
-/// Polls in which a turn must be over: the fake carries requests out when they are posted.
+/// Polls within which a turn must end: the fake carries requests out at the post.
 const PATIENCE: u32 = 100_000;
 
-/// One end, and what came.
+/// One end, and its arrivals.
 struct End {
     port: VerbsPort,
     link: LinkId,
     completions: Completions,
-    /// How many operations are done, messages and immediates came.
+    /// Numbers of completed operations, and of arrived messages and immediates.
     came: [u32; 3],
-    /// A read's target, when it is back.
+    /// The target of a read, once it has completed.
     target: Option<TensorMut>,
 }
 
@@ -43,7 +43,7 @@ impl End {
     }
 }
 
-/// Two ends, what is written from the first to the second, and what it reads there.
+/// Two ends, with the tensors and grants of the writes and the read.
 pub struct Turns {
     a: End,
     b: End,
@@ -75,7 +75,8 @@ impl Turns {
         Turns { a, b, source, grant, exposed, returned: 0, _fabrics: fabrics }
     }
 
-    /// A write, one with an immediate, an inline one, a message and a read; and receives for them.
+    /// Posts a write, a write with immediate, an inline write, a message and a read, and the
+    /// receives for them.
     pub fn turn(&mut self) {
         let Turns { a, b, source, grant, exposed, .. } = self;
         let len = source.bytes().len() as u64;
@@ -100,7 +101,7 @@ impl Turns {
         panic!("this is all that came: {:?} {:?}", a.came, b.came);
     }
 
-    /// Arms both ports, as whoever sleeps does.
+    /// Arms both ports, as before a sleep.
     pub fn arm(&mut self) {
         for end in [&mut self.a, &mut self.b] {
             while !end.port.arm() {

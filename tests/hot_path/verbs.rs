@@ -1,9 +1,10 @@
-//! The hot path of the verbs fabric, proven on the scripted libibverbs: in steady state nothing that is ours allocates, frees or
-//! enters the kernel between a call of a port and the library. (What the library does there is its own; a NIC's driver
-//! writes to the device's registers.) Locks can't be seen at run time: `tests/repo/layers/locks.rs` says in which files there may be
-//! some, and those of this fabric are the ones that make links.
+//! Proof of the hot path of the verbs fabric, on the scripted libibverbs: in steady state our code
+//! allocates, frees and enters the kernel nowhere between a call of a port and the library. The
+//! library's own calls are not counted; a NIC's driver writes to the device's registers. Locks
+//! cannot be seen at run time: `tests/repo/layers/locks.rs` lists the files that may hold one.
 //!
-//! One thread owns both ends. It counts in a process of its own, as the filter that counts system calls stays for ever.
+//! One thread owns both ends. It counts in a process of its own, because the filter of system calls
+//! cannot be removed.
 
 use crate::driver::{Fake, ONE_NIC};
 use crate::threads::{self, Activity, Start};
@@ -17,7 +18,7 @@ const CALLER: &str = "caller";
 const WARM_UP: u32 = 300;
 const COUNTED: u32 = 3000;
 
-/// A device, how it is used, and the bytes of a large tensor.
+/// A device, its options, and the bytes of a large tensor.
 struct Scenario {
     name: &'static str,
     device: &'static str,
@@ -40,7 +41,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "striped", qps_per_peer: 4, bytes: 512 << 10, ..PLAIN },
 ];
 
-/// A scenario, ready to be run.
+/// A scenario that is ready to run.
 struct Stage {
     scenario: &'static Scenario,
     fake: Fake,
@@ -67,7 +68,7 @@ impl Stage {
         }
     }
 
-    /// What the calling thread does by itself in so many turns, and how often it was in the library.
+    /// The counts of the calling thread in `turns` turns, and how often it was in the library.
     fn count(&mut self) -> (Activity, u64) {
         (0..WARM_UP).for_each(|_| self.turn());
         let calls = threads::times_elsewhere();
@@ -81,7 +82,7 @@ impl Stage {
     }
 }
 
-/// Counts the calling thread's doings during `work`.
+/// Counts the heap and system calls of the calling thread during `work`.
 fn alone(work: impl FnOnce()) -> Activity {
     let start = Start::now();
     work();
@@ -89,7 +90,7 @@ fn alone(work: impl FnOnce()) -> Activity {
     start.until(&end).into_iter().find(|activity| activity.name == CALLER).expect("this thread is known")
 }
 
-/// What can't fail proves nothing: a call and a box of ours are counted, those of the library are not.
+/// The control: a system call and an allocation of ours are counted, those of the library are not.
 fn prove_the_counters(plain: &mut Stage, has_trap: bool) {
     let deliberate = || {
         // SAFETY: it asks for a number.
@@ -105,7 +106,7 @@ fn prove_the_counters(plain: &mut Stage, has_trap: bool) {
         threads::came_back();
     });
     assert_eq!((theirs.allocations, theirs.frees, theirs.calls), (0, 0, 0), "{theirs:?}");
-    // In the middle of what is measured, too.
+    // In the middle of the measurement, too.
     (0..WARM_UP).for_each(|_| plain.turn());
     let between = alone(|| {
         (0..10).for_each(|_| {
@@ -117,7 +118,7 @@ fn prove_the_counters(plain: &mut Stage, has_trap: bool) {
 }
 
 fn measure() {
-    // Before the filter is there: links are made with threads.
+    // Before the filter is installed: making links needs threads.
     let mut stages: Vec<Stage> = SCENARIOS.iter().map(Stage::new).collect();
     let trapped = trap::install().and_then(|()| trap::tighten(&threads::ids_of(&[CALLER])));
     if let Err(why) = &trapped {
@@ -146,13 +147,13 @@ fn between_a_port_and_the_library_there_is_no_heap_and_no_kernel() {
     if std::env::var(ROLE).is_ok() {
         let done = std::thread::Builder::new().name(CALLER.into()).spawn(|| {
             let done = std::panic::catch_unwind(measure);
-            // Not by the end of the thread, which blocks the filter's signal.
+            // Exits directly: the end of a thread blocks the filter's signal.
             std::process::exit(i32::from(done.is_err()));
         });
         let _ = done.expect("a thread").join();
     }
     let _alone = alone_on_the_cpus();
-    // Compiled before: no compiler runs where the filter is.
+    // Compiled before the filter, under which no compiler runs.
     drop(Fake::new(ONE_NIC));
     let output = Command::new(std::env::current_exe().expect("own path"))
         .args([

@@ -1,4 +1,5 @@
-//! What trainers may expect of tensors without a fixed size: any length, another one each step, wherever a flat tensor may go.
+//! Tensors without a fixed size: any length, another one in each step, wherever a flat tensor may
+//! be used.
 
 use crate::common::{SOON, lends_nothing, over_verbs, run, until};
 use std::time::Duration;
@@ -16,7 +17,7 @@ fn words(values: impl IntoIterator<Item = Vec<u8>>) -> StringTensor {
     StringTensor::new(shape, values).expect("as many as the shape has")
 }
 
-/// Step `n`'s strings: another number of them, and other lengths, each step.
+/// The strings of step `n`. Their number and lengths differ from step to step.
 fn of_step(n: u64) -> StringTensor {
     words((0..n * 7 % 40).map(|at| vec![n as u8; (n * 31 + at * 17) as usize % 300]))
 }
@@ -33,7 +34,7 @@ fn here(node: &Node) -> Edge {
     node.edge_from("w", 0, "words").expect("edge")
 }
 
-/// Sends some strings, each in a step of its own, and receives them.
+/// Sends string tensors, each in a step of its own, and receives them.
 fn travel(settings: &[(&str, &str)], cases: fn() -> Vec<StringTensor>) {
     run(2, settings, move |node, task| {
         for (id, case) in cases().into_iter().enumerate() {
@@ -49,7 +50,7 @@ fn travel(settings: &[(&str, &str)], cases: fn() -> Vec<StringTensor>) {
     });
 }
 
-/// No strings, empty ones, what is no text, and one that is larger than any message.
+/// No strings, empty strings, bytes that are not UTF-8, and a string longer than any message.
 fn odd_ones() -> Vec<StringTensor> {
     let scalar = StringTensor::new(Shape::SCALAR, ["one"]).expect("one");
     let grid = StringTensor::new(Shape::new(&[2, 2]).expect("shape"), ["a", "", "ccc", ""]).expect("four");
@@ -119,7 +120,8 @@ fn a_dead_value_comes_where_strings_came() {
 #[test]
 fn a_new_length_each_step_is_a_new_meta_data_each_step() {
     run(2, &[("bulk_receive", "copy")], |node, task| {
-        // The first makes the length known, the second comes with it, and each one after that with another.
+        // The first tensor makes the length known, the second has the same, and each later one
+        // another.
         let lengths = [900, 900, 901, 902, 903];
         for (id, len) in lengths.into_iter().enumerate() {
             let step = node.step(id as u64).expect("new");
@@ -210,7 +212,7 @@ fn strings_are_received_into_a_tensor_of_just_their_length() {
             let meta = TensorMeta::serialized(DType::String, meta.shape().clone(), len).expect("meta");
             node.pool().tensor(meta).expect("room")
         };
-        // A tensor of another length is a misfit, and the value goes to the next that asks.
+        // A given tensor of another length does not fit, and the value goes to the next receive.
         let misfit = step.receive(&here(node)).into(given(meta.bytes() + 1)).begin().expect("begun").wait();
         assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
         let fits = step

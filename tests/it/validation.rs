@@ -1,11 +1,11 @@
-//! Data validation mode (specification 3.8) of whole nodes. What a wrong sum does is shown where one can be made: by a peer played
-//! by hand on shared memory in `src/link/tests/validated.rs`, and by flipped bits in the simulation.
+//! Data validation (specification 3.8) of whole nodes. Wrong checksums are tested by a scripted
+//! peer in `src/link`, and by flipped bits in the simulation.
 
 use crate::common::{SOON, counting, lends_nothing, run, run_each, values};
 use tensorwire::{Counter, DType, Edge, Node, Snapshot};
 
 const BASE: u64 = 1 << 40;
-/// In a response, written, and of no bytes.
+/// Elements of tensors: in a response, written, and without bytes.
 const SIZES: [usize; 5] = [2, 5_000, 0, 5_000, 30];
 
 fn there(node: &Node, task: u32) -> Edge {
@@ -16,7 +16,8 @@ fn here(node: &Node, task: u32) -> Edge {
     node.edge_from("w", task, "x").expect("an edge")
 }
 
-/// Steps of each kind of tensor from one to the other; `check` looks at what the receiver counted and how many tensors it got.
+/// Sends each kind of tensor in several steps. `check` gets the receiver's counters and the number
+/// of tensors.
 fn exchange(
     settings: fn(u32) -> Vec<(&'static str, &'static str)>,
     standing: bool,

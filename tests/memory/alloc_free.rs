@@ -1,5 +1,5 @@
-//! Tensors of sizes that were seen before are made, shared and dropped without heap memory. What has no fixed size takes no more of
-//! it than there are values.
+//! Tensors of sizes that were used before are made, shared and dropped without heap memory.
+//! Serialised tensors use heap memory in proportion to their values.
 #![allow(unsafe_code)] // a global allocator that counts
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -16,9 +16,9 @@ thread_local! {
 }
 
 fn count(taken: usize, given_back: usize) {
-    // Per thread, so that tests in other threads don't count.
+    // Per thread, so that tests in other threads are not counted.
     CALLS.with(|calls| calls.set(calls.get() + 1));
-    // What is moved is there twice for a moment.
+    // A reallocated block exists twice for a moment.
     let held = HELD.with(Cell::get) + taken as i64;
     PEAK.with(|peak| peak.set(peak.get().max(held)));
     HELD.with(|cell| cell.set(held - given_back as i64));
@@ -54,7 +54,7 @@ fn calls(work: impl FnOnce()) -> u64 {
     CALLS.with(Cell::get) - before
 }
 
-/// Bytes that the work held at once, at most.
+/// The most bytes that `work` held at once.
 fn peak(work: impl FnOnce()) -> usize {
     let before = HELD.with(Cell::get);
     PEAK.with(|peak| peak.set(before));
@@ -96,7 +96,7 @@ fn making_sharing_and_dropping_tensors_of_known_sizes_uses_no_heap() {
         }
     };
     assert!(calls(round) > 0, "the first round fills the caches");
-    // In the second one headers that served tensors without bytes, and then got blocks, are made anew.
+    // The second round replaces headers of tensors without bytes that have got blocks.
     round();
     assert_eq!(calls(round), 0);
     assert!(pool.is_empty());
@@ -127,7 +127,7 @@ fn strings_are_written_and_read_without_a_copy_of_them() {
     assert!(written < 4096 && read < 4096, "{written} bytes to write, {read} to read");
 }
 
-/// A tensor whose serialised form is these bytes.
+/// A tensor with these bytes as its serialised form.
 fn serialized(pool: &Pool, dtype: DType, shape: Shape, form: &[u8]) -> Tensor {
     let meta = TensorMeta::serialized(dtype, shape, form.len() as u64).expect("meta");
     let mut tensor = pool.tensor(meta).expect("room");
@@ -140,7 +140,7 @@ fn values_of_another_kind_take_no_heap() {
     const N: usize = 100_000;
     let pool = pool();
     for (dtype, code, other) in [(DType::String, 7, 0x7a), (DType::Variant, 21, 0x42)] {
-        // Nothing but those, and behind a value that is right.
+        // Only broken values, and broken values behind a correct one.
         let own = if dtype == DType::String { 0x42 } else { 0x7a };
         for head in [vec![8, code], vec![8, code, own, 0]] {
             let form = [head, [other, 0].repeat(N)].concat();
@@ -159,12 +159,13 @@ fn values_of_another_kind_take_no_heap() {
 
 #[test]
 fn what_a_peer_claims_takes_no_heap_and_what_comes_takes_what_it_must() {
-    // The largest element of a table, while the table grows.
+    // The largest table, while it grows.
     const ELEMENT: usize = 3 * 120;
     let pool = pool();
     for n in [0, 1, 1000, 100_001] {
         let shape = Shape::new(&[n as u64]).expect("shape");
-        // Empty strings and variants, without the shape that the tensor has, so that they are refused, and with it.
+        // Empty strings and variants: with another shape than the tensor, which is refused, and
+        // with its shape.
         let mut dim = vec![];
         prost::encoding::encode_varint(n as u64, &mut dim);
         let head =
@@ -184,7 +185,7 @@ fn what_a_peer_claims_takes_no_heap_and_what_comes_takes_what_it_must() {
                 assert!(taken <= ELEMENT * n + 4096, "{taken} bytes for {n} of {dtype}");
             }
         }
-        // Dimensions of a shape that there is not, and a length that nothing has.
+        // Dimensions without a shape, and a length without bytes.
         let many = [&[8, 7, 0x12][..], &[0x80, 0x80, 0x08], &[0x12, 0].repeat(1 << 16)].concat();
         let claim = [8, 7, 0x42, 0xff, 0xff, 0xff, 0xff, 0x7f];
         for form in [&many[..], &claim] {

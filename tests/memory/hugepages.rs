@@ -1,5 +1,5 @@
-//! Regions on reserved huge pages. It reserves some for as long as it runs, for which it must be root.
-#![allow(unsafe_code)] // maps what it must not be able to map, and reads what a peer sees
+//! Regions on reserved huge pages. The test reserves a few while it runs, which needs root.
+#![allow(unsafe_code)] // tries forbidden mappings, and reads a peer's view
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use tensorwire::internals::memory::{
 };
 use tensorwire::{DType, PageKind, Pool, Shape, TensorMeta};
 
-/// More reserved pages of one size than there were before; as many as before when it is dropped.
+/// Reserves more huge pages of one size. Its drop restores the previous number.
 struct Reserved {
     file: PathBuf,
     before: String,
@@ -57,7 +57,7 @@ fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
     assert_eq!(writable.expect_err("sealed").kind(), std::io::ErrorKind::PermissionDenied);
     let peer = PeerRegion::map(region.fd().try_clone_to_owned().expect("dup"), size).expect("readable");
 
-    // Not poisoned: a process that is killed leaves its memory as it is.
+    // Without poisoning, as a killed process leaves its memory.
     let pool = Pool::new(region, PoolOptions { poison: false, ..PoolOptions::default() }).expect("pool");
     let meta = TensorMeta::new(DType::U8, Shape::new(&[100_000]).expect("shape")).expect("meta");
     let mut tensor = pool.tensor(meta).expect("room");
@@ -68,7 +68,7 @@ fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
     let seen = unsafe { seen.read() };
     assert_eq!(seen, 17);
 
-    // The pool's maker is gone, and of the pages only what is still read is kept, elsewhere.
+    // The process of the pool is dead. Only the borrowed bytes are kept, relocated.
     drop((tensor, pool));
     let free = || fs::read_to_string(reserved.file.with_file_name("free_hugepages")).expect("sysfs");
     let before: u64 = free().trim().parse().expect("a number");

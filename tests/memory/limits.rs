@@ -1,5 +1,4 @@
-//! Regions in processes that may not have what they ask for: each test runs itself again in a child process
-//! that is limited in some way.
+//! Regions in processes with limits. Each test runs itself again in a limited child process.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -26,7 +25,7 @@ fn plain(size: u64, lock: LockPolicy) -> Result<Region, RegionError> {
     Region::create(0, &RegionOptions { pages: PagePolicy::Plain, lock, ..RegionOptions::new(size) })
 }
 
-/// Lets this process lock so many bytes and this thread no more than that.
+/// Sets the memlock limit of this process, and removes CAP_IPC_LOCK from this thread.
 fn limit_locking(bytes: u64) -> io::Result<()> {
     let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
     setrlimit(Resource::Memlock, limit)?;
@@ -62,7 +61,7 @@ fn a_memlock_limit_that_is_too_small_is_reported_or_refused_with_both_figures() 
     assert_eq!((free.report().locked_bytes, free.report().lock_limit), (0, None));
 }
 
-/// A new memory cgroup below our own with this limit, if we may make one.
+/// A new memory cgroup with this limit below the own one, if this user may make one.
 struct Group(PathBuf);
 
 impl Group {
@@ -92,7 +91,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The child is gone, so it is empty; where it was never made there is nothing to remove.
+        // The child has ended, so the cgroup is empty. If it was never made, there is nothing to
+        // remove.
         let _ = fs::remove_dir(&self.0);
     }
 }

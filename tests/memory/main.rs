@@ -1,5 +1,4 @@
-//! Pools and regions: what they allocate (counted by a global allocator), on which pages they lie, and what
-//! they do where memory is limited.
+//! Pools and regions: heap allocations (counted by a global allocator), kinds of pages, and limits.
 
 mod alloc_free;
 mod hugepages;

@@ -1,5 +1,5 @@
-//! A machine without libibverbs, for the tests of programs that need none to start.
-#![allow(unsafe_code)] // the child's move into a root of its own
+//! A root folder without libibverbs, for tests of programs that must start without it.
+#![allow(unsafe_code)] // `chroot` in the child
 
 use goblin::elf::Elf;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// What the linker is to load with a program, and the linker itself.
+/// The libraries that the dynamic linker loads with a program, and the linker itself.
 fn needed(program: &Path) -> (Vec<String>, Option<PathBuf>) {
     let bytes = fs::read(program).expect("the program can be read");
     let elf = Elf::parse(&bytes).expect("an ELF program");
@@ -25,7 +25,7 @@ pub fn is_free_of_verbs(program: &Path) {
     assert!(found.is_empty(), "{} needs {found:?} to start", program.display());
 }
 
-/// Where the libraries of this machine lie: this process has loaded one.
+/// The folder of this machine's libraries: this process has loaded one from it.
 fn libc_folder() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").expect("this process's libraries");
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])));
@@ -34,7 +34,7 @@ fn libc_folder() -> PathBuf {
     paths.find(libc).and_then(|libc| libc.parent().map(Path::to_owned)).expect("the C library is loaded")
 }
 
-/// A root folder that holds a program and what it needs, and nothing else: a machine without libibverbs.
+/// A root folder with a program and its libraries, and nothing else.
 pub struct Machine(TempDir);
 
 impl Machine {
@@ -55,13 +55,14 @@ impl Machine {
             let path = folder.join(library);
             put(&path, &path);
         }
-        // What a pool reads of itself; without /proc it is told nothing.
+        // The pool reads /proc/self; without it there is no report.
         fs::create_dir_all(root.path().join("proc/self")).expect("a folder");
         fs::write(root.path().join("proc/self/smaps"), "").expect("a file");
         Machine(root)
     }
 
-    /// What the program prints there; `None`, with the reason printed, if this user can't have a root folder of his own.
+    /// The output of the program; `None`, with the reason printed, if this user cannot change the
+    /// root folder.
     pub fn says(&self, arguments: &[&str]) -> Option<String> {
         let root = self.0.path().to_owned();
         let mut command = Command::new("/program");

@@ -9,16 +9,16 @@ use tensorwire::{Code, Counter, Error, Gauge, Node, Sequence};
 const WINDOW: u32 = 8;
 /// Steps that the first life receives.
 const FIRST: u64 = 10;
-/// Steps that are sent, and not asked for, when it dies.
+/// Steps that are sent and not received when the receiver dies.
 const KEPT: u64 = 12;
-/// Steps that begin in the second life.
+/// Steps that begin in the receiver's second life.
 const LATER: u64 = 20;
 
 fn given(name: &str) -> String {
     std::env::var(name).expect("started by a test")
 }
 
-/// A receiver of a `Standing`, which says when it is done with its part.
+/// A receiver with a `Standing`, which reports the end of its part.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_receiver() {
@@ -37,7 +37,8 @@ fn role_receiver() {
     node.stop().expect("stopped");
 }
 
-/// Where the first one had asked for the steps before `armed`.
+/// The receiver of the second life. The first life had standing requests for the steps before
+/// `armed`.
 fn second_life(node: &Node, sequence: Sequence, armed: u64) {
     let fails =
         |n, patience| begin(node, sequence, n).recv(&here(node, 0), patience).expect_err("it is lost");
@@ -74,7 +75,7 @@ fn a_receiver_dies(bulk: &str) {
     let armed = armed.split_whitespace().last().and_then(|count| count.parse().ok());
     let armed: u64 = armed.expect("how many steps were asked for, from step 0 on");
     assert!(armed > FIRST + 1, "nothing was asked for in advance");
-    // It is written to, and reads nothing any more.
+    // Its destinations are written, and it polls no more.
     receiver.suspend();
     (FIRST..armed + KEPT).for_each(|n| send(&node, sequence, n, LARGE));
     until(&node, "what was asked for", || sent() == armed);

@@ -1,4 +1,4 @@
-//! Tensors whose shape changes from step to step.
+//! Standing requests for tensors whose shape changes from step to step.
 
 use super::{LARGE, WINDOW, begin, here, pair, receive, send, send_and_wait, there};
 use crate::common::{SOON, until};
@@ -33,7 +33,7 @@ fn a_change_that_fits_costs_no_round_trip() {
         |node, sequence| {
             (0..4).for_each(|n| send_and_wait(node, sequence, n, 1000));
             let before = node.counters();
-            // The last, short batch of an epoch, and what was before.
+            // The short last batch of an epoch, and full ones.
             [(4, 600), (5, 1000)].into_iter().for_each(|(n, size)| send_and_wait(node, sequence, n, size));
             let since = node.counters().since(&before);
             assert_eq!(since.get(Counter::MetaResponses), 1, "one for what was not known");
@@ -49,8 +49,8 @@ fn a_change_that_fits_costs_no_round_trip() {
     );
 }
 
-/// Sends tensors of so many elements each, in turns with their receiver, whose window is 16. Returns what the sender counted
-/// from step `from` on.
+/// Sends tensors of the given numbers of elements, in turns with a receiver whose window is 16.
+/// Returns the counters of the sender from step `from` on.
 fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync + 'static) -> Snapshot {
     let (tell, told) = channel();
     pair(
@@ -63,7 +63,7 @@ fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync
                 }
                 send_and_wait(node, sequence, n, size(n));
                 if n >= 4 {
-                    // No further ahead than the receiver has come.
+                    // The sender is never ahead of the receiver.
                     let back = begin(node, sequence, n - 4).recv(&here(node, 1), SOON).expect("told");
                     assert!(back.is_dead);
                     node.cleanup(sequence.step(n - 4));
@@ -85,7 +85,8 @@ fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync
 #[test]
 fn a_short_batch_in_each_epoch_costs_one_message_once() {
     let counted = sizes(160, 0, |n| if n % 20 == 19 { 1000 } else { LARGE });
-    // The first tensor and the first short one are told of and, as nothing was asked for in advance, the first is asked again.
+    // The first tensor and the first short one need meta-data. The first one, for which there was
+    // no standing request, takes a re-request.
     assert!(counted.get(Counter::MetaResponses) <= 2, "{counted}");
     assert!(counted.get(Counter::ReRequests) <= 1, "{counted}");
 }
@@ -102,7 +103,7 @@ fn shapes_that_take_turns_cost_nothing_after_the_first_round() {
 
 #[test]
 fn a_window_asked_for_while_tensors_are_small_has_room_for_the_large_ones() {
-    // Twelve of one kind, twelve of the other: each half of a window is asked for while either is the last that came.
+    // Twelve of each kind in turns: halves of a window are requested after either kind.
     let counted = sizes(160, 48, |n| if n / 12 % 2 == 0 { 2 } else { LARGE });
     assert_eq!(counted.get(Counter::MetaResponses), 0, "{counted}");
     assert_eq!(counted.get(Counter::ReRequests), 0, "{counted}");

@@ -1,4 +1,4 @@
-//! Standing requests for which there is not room for all that is wished.
+//! Standing requests that together exceed a limit.
 
 use super::{BASE, begin};
 use crate::common::{SOON, cluster, counting, member, pollers, until, values};
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use tensorwire::{Counter, Edge, Node, Snapshot};
 
-/// Some edges, all received in each step, with a window of 16.
+/// Several edges with a window of 16, received in each step.
 #[derive(Clone, Copy)]
 struct Edges {
     edges: usize,
     elements: usize,
     steps: u64,
-    /// Set: how many requests the sender, and the receiver, has room for.
+    /// `max_requests` of the sender and of the receiver, if set.
     max_requests: [&'static str; 2],
 }
 
 const EDGES: Edges = Edges { edges: 1, elements: 100, steps: 48, max_requests: ["4096"; 2] };
 
-/// What sender and receiver counted, in all and in the second half of the steps.
+/// The counters of sender and receiver, in all and in the second half of the steps.
 fn run(program: Edges) -> [[Snapshot; 2]; 2] {
     let Edges { edges, elements, steps, max_requests } = program;
     let cluster = cluster(2);
@@ -56,7 +56,7 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
                 let in_all = node.counters();
                 let late = in_all.since(&before);
                 tell.send((task, [in_all, late])).expect("somebody counts");
-                // What has come and was not taken is nobody's request any more when its sender leaves.
+                // A value that has arrived and was not taken is an orphan once its sender leaves.
                 is_received.fetch_or(task == 1, Ordering::Relaxed);
                 until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
                 node.stop().expect("stopped");
@@ -87,7 +87,7 @@ fn receive_all(node: &Node, edges: &[Edge], n: u64, elements: usize) {
     }
 }
 
-/// Each edge has a window of `window` in the end, as its part of what there is room for.
+/// In the end each edge has a window of `window`, its share of the limit.
 fn check(program: Edges, window: u64) {
     let [[_, sender], [_, receiver]] = run(program);
     let tensors = program.edges as u64 * program.steps;
@@ -101,7 +101,7 @@ fn check(program: Edges, window: u64) {
     assert_eq!(receiver.get(Counter::StandingClaimed), tensors, "each edge has its part: {receiver}");
     assert_eq!(receiver.get(Counter::StandingStepsMissed), 0, "{receiver}");
     assert_eq!(sender.get(Counter::WritesPosted), tensors, "{sender}");
-    // The receiver may be at its end, and give up what it has asked for in advance, when its sender is.
+    // The receiver may end, and cancel its standing requests, at the same time as its sender.
     assert_eq!(sender.get(Counter::MessagesSent), sender.get(Counter::CancelsReceived), "{sender}");
     let messages = receiver.get(Counter::MessagesSent);
     let most = program.edges as u64 * (2 * program.steps).div_ceil(window);
@@ -110,25 +110,25 @@ fn check(program: Edges, window: u64) {
 
 #[test]
 fn two_hundred_edges_share_the_requests_of_a_link() {
-    // Half of 4,096 requests.
+    // Half of `max_requests` (4,096).
     check(Edges { edges: 200, steps: 24, ..EDGES }, 10);
 }
 
 #[test]
 fn edges_share_the_pool() {
-    // Of a quarter of 8 MiB, a poller's part for eight of 64 KB.
+    // A quarter of 8 MiB, shared among the pollers: eight tensors of 64 KB per edge.
     check(Edges { edges: 8, elements: 16_384, ..EDGES }, 4 / pollers() as u64);
 }
 
 #[test]
 fn an_edge_with_room_for_a_few_steps_has_a_window_of_as_many() {
-    // Of a quarter of 8 MiB, a poller's part for tensors of 400 KB: five of them where there is one poller.
+    // A quarter of 8 MiB, shared among the pollers: five tensors of 400 KB with one poller.
     check(Edges { elements: 100_000, ..EDGES }, (2 << 20) / pollers() as u64 / 400_000);
 }
 
 #[test]
 fn an_edge_without_room_is_received_as_any_other_and_counted() {
-    // Of 8 MiB a quarter is less than one of them.
+    // A quarter of 8 MiB is less than one tensor.
     let [_, [_, receiver]] = run(Edges { elements: 600_000, steps: 10, ..EDGES });
     assert_eq!(receiver.get(Counter::StandingStepsMissed), 10, "{receiver}");
     assert_eq!(receiver.get(Counter::StandingRequests), 0, "{receiver}");
