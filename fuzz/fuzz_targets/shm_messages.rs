@@ -1,4 +1,4 @@
-//! What the halves of a shared-memory link tell each other: addresses, the handshake, the words of slots.
+//! What the endpoints of a shared-memory link tell each other: addresses, the handshake, the words of slots.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,7 @@
 //! The door for fuzz targets: the peers' messages, as the server and the client take them in, and what follows from them.
 //!
 //! The input is a list of calls and answers of two peers, one that starts its link with this process and one with which this
-//! process starts. Whatever they say: no panic, answers and refusals of bounded length, and each half that was made comes to one end.
+//! process starts. Whatever they say: no panic, answers and refusals of bounded length, and each endpoint that was made comes to one end.
 
 use super::client::Client;
 use super::generated as grpc;
@@ -33,9 +33,9 @@ const MAX_REFUSAL: usize = 8 * 1024;
 /// such a thread may not run for seconds, with the sanitizer and all, which is no finding.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What has become of a half.
+/// What has become of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Half {
+enum EndpointState {
     Prepared,
     Connected,
     Failed,
@@ -43,37 +43,37 @@ enum Half {
     Ready,
 }
 
-/// Makes nothing, and checks that each half comes to one end.
+/// Makes nothing, and checks that each endpoint comes to one end.
 #[derive(Default)]
 struct Tickets {
-    halves: Mutex<HashMap<u64, Half>>,
+    endpoints: Mutex<HashMap<u64, EndpointState>>,
     next: AtomicU64,
 }
 
 impl Tickets {
-    fn becomes(&self, ticket: u64, from: &[Half], to: Half) {
-        let before = self.halves.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, to);
+    fn becomes(&self, ticket: u64, from: &[EndpointState], to: EndpointState) {
+        let before = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, to);
         let is_right = before.is_some_and(|before| from.contains(&before));
         // The service catches panics of its peering, and this one must be seen.
         if !is_right {
-            eprintln!("half {ticket} was {before:?} and became {to:?}");
+            eprintln!("endpoint {ticket} was {before:?} and became {to:?}");
             std::process::abort();
         }
     }
 
-    fn any(&self, wanted: &[Half]) -> bool {
-        let halves = self.halves.lock().unwrap_or_else(PoisonError::into_inner);
-        halves.values().any(|half| wanted.contains(half))
+    fn any(&self, wanted: &[EndpointState]) -> bool {
+        let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        endpoints.values().any(|endpoint| wanted.contains(endpoint))
     }
 }
 
 impl Peering for Tickets {
     fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
         if peer.generation % 8 == 7 {
-            return Err(Status::new(Code::ResourceExhausted, "no half for this one"));
+            return Err(Status::new(Code::ResourceExhausted, "no endpoint for this one"));
         }
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        self.halves.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, Half::Prepared);
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, EndpointState::Prepared);
         Ok(Prepared { ticket, offer: vec![b'o'; 16] })
     }
 
@@ -86,19 +86,19 @@ impl Peering for Tickets {
         _timeout: Duration,
     ) -> Result<(), Status> {
         if offer.first() == Some(&b'F') {
-            self.becomes(ticket, &[Half::Prepared], Half::Failed);
+            self.becomes(ticket, &[EndpointState::Prepared], EndpointState::Failed);
             return Err(Status::new(Code::Unavailable, "the cable is cut"));
         }
-        self.becomes(ticket, &[Half::Prepared], Half::Connected);
+        self.becomes(ticket, &[EndpointState::Prepared], EndpointState::Connected);
         Ok(())
     }
 
     fn abandon(&self, _peer: &PeerInfo, ticket: u64) {
-        self.becomes(ticket, &[Half::Prepared, Half::Connected], Half::Abandoned);
+        self.becomes(ticket, &[EndpointState::Prepared, EndpointState::Connected], EndpointState::Abandoned);
     }
 
     fn ready(&self, _peer: &PeerInfo, ticket: u64) {
-        self.becomes(ticket, &[Half::Connected], Half::Ready);
+        self.becomes(ticket, &[EndpointState::Connected], EndpointState::Ready);
     }
 
     fn lost(&self, _peer: &PeerInfo, _cause: LossCause) {}
@@ -145,18 +145,21 @@ async fn run(mut input: &[u8]) {
     }
     scene.shared.change(|members| ((), members.close()));
     scene.settle().await;
-    assert!(!scene.tickets.any(&[Half::Prepared, Half::Connected]), "a half was forgotten");
+    assert!(
+        !scene.tickets.any(&[EndpointState::Prepared, EndpointState::Connected]),
+        "an endpoint was forgotten"
+    );
 }
 
 impl Scene {
-    /// Waits until no half is being made or connected: what follows does not depend on threads then.
+    /// Waits until no endpoint is being made or connected: what follows does not depend on threads then.
     async fn settle(&self) {
         let begin = Instant::now();
         for _ in 0..4 {
             tokio::task::yield_now().await;
             let is_busy = |peer| self.shared.see(|members| members.is_busy(peer));
-            while is_busy(CALLER) || is_busy(CALLEE) || self.tickets.any(&[Half::Prepared]) {
-                assert!(begin.elapsed() < PATIENCE, "a half is never done");
+            while is_busy(CALLER) || is_busy(CALLEE) || self.tickets.any(&[EndpointState::Prepared]) {
+                assert!(begin.elapsed() < PATIENCE, "an endpoint is never done");
                 std::thread::yield_now();
                 tokio::task::yield_now().await;
             }

@@ -67,13 +67,13 @@ pub struct GetRemoteAddressRequest {
     /// Which life of the pair's link this is for; from 1 on.
     #[prost(uint64, tag = "2")]
     pub generation: u64,
-    /// What the callee needs to reach the caller's half: the fabric's own bytes. At most 64 KiB.
+    /// What the callee needs to reach the caller's endpoint: the fabric's own bytes. At most 64 KiB.
     #[prost(bytes = "vec", tag = "3")]
     pub offer: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetRemoteAddressResponse {
-    /// What the caller needs to reach the callee's half: the fabric's own bytes. At most 64 KiB.
+    /// What the caller needs to reach the callee's endpoint: the fabric's own bytes. At most 64 KiB.
     #[prost(bytes = "vec", tag = "1")]
     pub offer: ::prost::alloc::vec::Vec<u8>,
 }
@@ -278,7 +278,7 @@ pub mod bootstrap_client {
                 .insert(GrpcMethod::new("tensorwire.v1.Bootstrap", "Hello"));
             self.inner.unary(req, path, codec).await
         }
-        /// Exchanges the addresses of the two halves of one generation of the pair's link. Only the member whose
+        /// Exchanges the addresses of the two endpoints of one generation of the pair's link. Only the member whose
         /// name sorts first calls it. Repeated with the same generation and offer, it gets the same answer and makes
         /// nothing new; a newer generation ends an older one.
         pub async fn get_remote_address(
@@ -394,7 +394,7 @@ pub mod bootstrap_server {
             &self,
             request: tonic::Request<super::HelloRequest>,
         ) -> std::result::Result<tonic::Response<super::HelloResponse>, tonic::Status>;
-        /// Exchanges the addresses of the two halves of one generation of the pair's link. Only the member whose
+        /// Exchanges the addresses of the two endpoints of one generation of the pair's link. Only the member whose
         /// name sorts first calls it. Repeated with the same generation and offer, it gets the same answer and makes
         /// nothing new; a newer generation ends an older one.
         async fn get_remote_address(

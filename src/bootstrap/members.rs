@@ -7,7 +7,7 @@
 
 use super::names::Incarnation;
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
-use super::slot::{Half, Life, Slot, Stage};
+use super::slot::{EndpointState, Life, Slot, Stage};
 use crate::wire::Status;
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
@@ -47,9 +47,9 @@ pub(super) struct Who {
 /// What becomes of an offer that the peer has made.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Offered {
-    /// It is new: make this side's half.
+    /// It is new: make this side's endpoint.
     Start(PeerInfo),
-    /// This side's half is being made.
+    /// This side's endpoint is being made.
     Wait,
     /// This side's offer.
     Answer(Vec<u8>),
@@ -245,7 +245,7 @@ impl Members {
         }
     }
 
-    /// This side's half of a generation is made, or could not be made. Gives this side's offer.
+    /// This side's endpoint of a generation is made, or could not be made. Gives this side's offer.
     pub(super) fn prepared(
         &mut self,
         index: usize,
@@ -256,7 +256,7 @@ impl Members {
         let why = match outcome {
             Ok(Prepared { ticket, offer }) => match slot.linking(info) {
                 Some(attempt) if offer.len() <= MAX_OFFER => {
-                    attempt.half = Half::Prepared(ticket);
+                    attempt.endpoint = EndpointState::Prepared(ticket);
                     attempt.ours = Some(offer.clone());
                     return (Ok(offer), Vec::new());
                 }
@@ -276,17 +276,17 @@ impl Members {
         (Err(why), Vec::new())
     }
 
-    /// The half of a generation that is to be connected now; `None` if the generation is over.
+    /// The endpoint of a generation that is to be connected now; `None` if the generation is over.
     pub(super) fn connecting(&mut self, index: usize, info: &PeerInfo) -> Option<u64> {
         let slot = &mut self.slots[index];
         let attempt = slot.linking(info)?;
-        let Half::Prepared(ticket) = attempt.half else { return None };
-        attempt.half = Half::Connecting;
+        let EndpointState::Prepared(ticket) = attempt.endpoint else { return None };
+        attempt.endpoint = EndpointState::Connecting;
         slot.busy = true;
         Some(ticket)
     }
 
-    /// This side's half of a generation is connected, or could not be.
+    /// This side's endpoint of a generation is connected, or could not be.
     pub(super) fn connected(
         &mut self,
         index: usize,
@@ -297,7 +297,7 @@ impl Members {
         let slot = &mut self.slots[index];
         match (outcome, slot.linking(info)) {
             (Ok(()), Some(attempt)) => {
-                attempt.half = Half::Connected(ticket);
+                attempt.endpoint = EndpointState::Connected(ticket);
                 (Ok(()), Vec::new())
             }
             (Ok(()), None) => {
@@ -332,7 +332,7 @@ impl Members {
     pub(super) fn settle(&mut self, index: usize, info: &PeerInfo) -> Vec<Act> {
         let slot = &mut self.slots[index];
         let Some(attempt) = slot.linking(info) else { return Vec::new() };
-        let Half::Connected(ticket) = attempt.half else { return Vec::new() };
+        let EndpointState::Connected(ticket) = attempt.endpoint else { return Vec::new() };
         if !attempt.ready_there {
             return Vec::new();
         }
@@ -376,7 +376,8 @@ impl Members {
             Some(Stage::Linked(attempt)) if attempt.generation == generation => Ok(()),
             // The other side can know before us that both are connected.
             Some(Stage::Linking(attempt))
-                if attempt.generation == generation && matches!(attempt.half, Half::Connected(_)) =>
+                if attempt.generation == generation
+                    && matches!(attempt.endpoint, EndpointState::Connected(_)) =>
             {
                 Ok(())
             }

@@ -41,13 +41,13 @@ pub struct Prepared {
 /// `prepare` and `connect` run on threads of their own and may block. `ready`, `lost`, `gone` and `abandon` must
 /// not block: liveness depends on it. A panic in any of them is caught and logged, and counts as a failure.
 pub trait Peering: Send + Sync + 'static {
-    /// Makes this side's half of a link with `peer`, and the offer that takes the peer to it.
+    /// Makes this side's endpoint of a link with `peer`, and the offer that takes the peer to it.
     ///
     /// # Errors
     /// Whatever the fabric says; it is shown to both sides, and tried again until the peer is gone.
     fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status>;
 
-    /// Connects the half `ticket` with the half behind the peer's `offer`. Blocks, for `timeout` at most.
+    /// Connects the endpoint `ticket` with the endpoint behind the peer's `offer`. Blocks, for `timeout` at most.
     /// The `initiator` reaches out, the other side waits to be reached. On failure nothing is left of it.
     ///
     /// # Errors

@@ -219,7 +219,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
                 }
                 Offered::Wait => {
                     if !Self::turn(&mut changes, until).await {
-                        return Err(Status::deadline_exceeded("this side's half takes too long to make"));
+                        return Err(Status::deadline_exceeded("this side's endpoint takes too long to make"));
                     }
                 }
             }
@@ -304,7 +304,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
     }
 }
 
-/// Makes this side's half of a generation that the peer has started, connects it, and gives it up unless the
+/// Makes this side's endpoint of a generation that the peer has started, connects it, and gives it up unless the
 /// peer says in time that it is connected too.
 async fn accept(shared: Arc<Shared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
     if prepare(&shared, peer, &info).await.is_err() {

@@ -273,7 +273,7 @@ struct Work {
     shared: Arc<Shared>,
     peer: usize,
     info: PeerInfo,
-    /// The half that nobody else looks after now.
+    /// The endpoint that nobody else looks after now.
     ticket: Option<u64>,
 }
 
@@ -288,7 +288,7 @@ impl Drop for Work {
 
 const STOPPING: &str = "this process stops";
 
-/// Makes our half of a generation that `Members` has begun. Gives our offer, or why there is none.
+/// Makes our endpoint of a generation that `Members` has begun. Gives our offer, or why there is none.
 pub(super) async fn prepare(shared: &Arc<Shared>, peer: usize, info: &PeerInfo) -> Result<Vec<u8>, String> {
     let work = Work { shared: shared.clone(), peer, info: info.clone(), ticket: None };
     let done = tokio::task::spawn_blocking(move || {
@@ -299,7 +299,7 @@ pub(super) async fn prepare(shared: &Arc<Shared>, peer: usize, info: &PeerInfo) 
     done.await.unwrap_or_else(|_| Err(STOPPING.into()))
 }
 
-/// Connects our half of a generation with the half behind the peer's offer.
+/// Connects our endpoint of a generation with the endpoint behind the peer's offer.
 pub(super) async fn connect(
     shared: &Arc<Shared>,
     peer: usize,

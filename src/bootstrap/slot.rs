@@ -18,7 +18,7 @@ pub(super) struct Slot {
     pub(super) life: Option<Life>,
     /// Lives that have ended, the latest last.
     pub(super) past: VecDeque<Incarnation>,
-    /// A thread is making a half or connecting it.
+    /// A thread is making an endpoint or connecting it.
     pub(super) busy: bool,
     /// Why the peer could not be reached, or would not talk, the last time.
     pub(super) reach: Option<String>,
@@ -48,7 +48,7 @@ pub(super) enum Stage {
 
 pub(super) struct Attempt {
     pub(super) generation: u64,
-    pub(super) half: Half,
+    pub(super) endpoint: EndpointState,
     /// Our offer, once it is made.
     pub(super) ours: Option<Vec<u8>>,
     /// The peer's offer; unused on the side that starts.
@@ -58,7 +58,7 @@ pub(super) struct Attempt {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
+pub(super) enum EndpointState {
     Preparing,
     Prepared(u64),
     Connecting,
@@ -106,7 +106,7 @@ impl Slot {
         let life = self.life.as_mut()?;
         life.stage = Stage::Linking(Attempt {
             generation,
-            half: Half::Preparing,
+            endpoint: EndpointState::Preparing,
             ours: None,
             theirs,
             ready_there: false,
@@ -130,12 +130,12 @@ impl Slot {
             }
             Stage::Linking(attempt) => {
                 self.failed = Some((attempt.generation, cause.to_string()));
-                match attempt.half {
-                    Half::Prepared(ticket) | Half::Connected(ticket) => {
+                match attempt.endpoint {
+                    EndpointState::Prepared(ticket) | EndpointState::Connected(ticket) => {
                         vec![Act::Abandon(self.info(&who, attempt.generation), ticket)]
                     }
                     // The thread that works on it sees that it is not wanted any more.
-                    Half::Preparing | Half::Connecting => Vec::new(),
+                    EndpointState::Preparing | EndpointState::Connecting => Vec::new(),
                 }
             }
             Stage::Apart | Stage::Gone => Vec::new(),

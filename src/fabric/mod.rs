@@ -1,7 +1,7 @@
 //! What moves bytes between two processes, with the semantics of RDMA verbs.
 //!
 //! A [`Fabric`] is a process's access to one kind of transport. Two processes that want a link each make a
-//! [`Half`], swap the halves' addresses by some other way, and connect; the connected links are attached to
+//! [`Endpoint`], swap the endpoints' addresses by some other way, and connect; the connected links are attached to
 //! a [`Port`], the part of the fabric that one poller owns, and from then on only that poller touches them.
 //!
 //! The rules, each held on every fabric by the conformance suite (`tests/conformance`):
@@ -109,7 +109,7 @@ pub struct LinkLimits {
 /// A process's access to one kind of transport.
 pub trait Fabric: Send + Sync + 'static {
     /// One side of a link that is not connected yet.
-    type Half: Half<Link = Self::Link>;
+    type Endpoint: Endpoint<Link = Self::Link>;
     /// A connected link that no port has yet.
     type Link: Send + 'static;
     /// The part that one poller owns.
@@ -135,7 +135,7 @@ pub trait Fabric: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the resources for it cannot be had or the options are out of range.
-    fn half(&self, port: usize, options: &LinkOptions) -> Result<Self::Half, FabricError>;
+    fn endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, FabricError>;
 
     /// What this process has lent over it, and what was kept of dead peers; `None` for a fabric that does not lend.
     fn loan_books(&self) -> Option<Arc<LoanBooks>> {
@@ -170,14 +170,14 @@ pub struct Registration {
 }
 
 /// One side of a link that is not connected yet. Dropping it gives up everything that it holds.
-pub trait Half: Send + 'static {
-    /// What [`Half::connect`] makes.
+pub trait Endpoint: Send + 'static {
+    /// What [`Endpoint::connect`] makes.
     type Link: Send + 'static;
 
     /// What the other side needs to reach this one: opaque bytes for the bootstrap service to carry.
     fn address(&self) -> &[u8];
 
-    /// Connects to the half whose address this is. Blocks, for `timeout` at most.
+    /// Connects to the endpoint whose address this is. Blocks, for `timeout` at most.
     ///
     /// # Errors
     /// If the address makes no sense, the other side is not there in time, is somebody else's process, or
@@ -194,7 +194,7 @@ pub trait Half: Send + 'static {
 /// [`Event::Done`] or [`Event::Failed`]. The port holds the tensor until then, so a source can be neither
 /// freed nor written while a peer may read it.
 pub trait Port: Send + 'static {
-    /// A connected link, as [`Half::connect`] makes it.
+    /// A connected link, as [`Endpoint::connect`] makes it.
     type Link: Send + 'static;
     /// What threads block on while nothing comes.
     type Sleeper: Sleeper;

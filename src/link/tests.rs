@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
-use crate::fabric::{Completions, Event, Fabric, Half, LinkOptions, Port, Role};
+use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkOptions, Port, Role};
 use crate::memory::{Pool, PoolOptions, Region, RegionOptions};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::Assembler;
@@ -58,7 +58,7 @@ fn scene_with(settings: LinkSettings) -> Scene {
     let (ours, theirs) = (pool(), pool());
     let fabrics = [&ours, &theirs].map(|pool| ShmFabric::new(pool, ShmOptions::default()).expect("a fabric"));
     let options = LinkOptions { depth: DEPTH, receives: 0, generation: 0 };
-    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(0, &options).expect("a half"));
+    let [first, second] = [0, 1].map(|side: usize| fabrics[side].endpoint(0, &options).expect("an endpoint"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let patience = Duration::from_secs(5);
     let thread =

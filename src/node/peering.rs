@@ -5,7 +5,7 @@ use super::process::{PeerReport, PeerState};
 use super::reach::{Reach, Way};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
-use crate::fabric::{Half, LinkOptions, Role};
+use crate::fabric::{Endpoint, LinkOptions, Role};
 use crate::rendezvous::{
     Error, LinkTag, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand, Rendezvous,
 };
@@ -124,17 +124,17 @@ impl PeerObserver for Watch {
     }
 }
 
-/// The bootstrap service's hands: they make halves, connect them, and give the links to the poller.
+/// The bootstrap service's hands: they make endpoints, connect them, and give the links to the poller.
 pub(super) struct FabricPeering<F: Reach> {
     fabric: F,
     pollers: Arc<Pollers<F>>,
     names: Names,
     host: String,
     options: LinkOptions,
-    halves: Mutex<Halves<F::Half>>,
+    endpoints: Mutex<Endpoints<F::Endpoint>>,
 }
 
-struct Halves<H> {
+struct Endpoints<H> {
     next: u64,
     waiting: HashMap<u64, (H, Way)>,
 }
@@ -147,12 +147,12 @@ impl<F: Reach> FabricPeering<F> {
         host: String,
         options: LinkOptions,
     ) -> Self {
-        let halves = Mutex::new(Halves { next: 0, waiting: HashMap::new() });
-        FabricPeering { fabric, pollers, names, host, options, halves }
+        let endpoints = Mutex::new(Endpoints { next: 0, waiting: HashMap::new() });
+        FabricPeering { fabric, pollers, names, host, options, endpoints }
     }
 
-    fn halves(&self) -> MutexGuard<'_, Halves<F::Half>> {
-        self.halves.lock().unwrap_or_else(PoisonError::into_inner)
+    fn endpoints(&self) -> MutexGuard<'_, Endpoints<F::Endpoint>> {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn index(&self, name: &TaskId) -> Result<PeerIndex, Status> {
@@ -220,12 +220,12 @@ impl<F: Reach> Peering for FabricPeering<F> {
         })?;
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
         let port = Paths::index_of(self.index(&peer.name)?, self.pollers.count());
-        let half = self.fabric.half_by(way, port, &options)?;
-        let offer = [&[way.tag()], half.address()].concat();
-        let mut halves = self.halves();
-        let ticket = halves.next;
-        halves.next += 1;
-        halves.waiting.insert(ticket, (half, way));
+        let endpoint = self.fabric.endpoint_by(way, port, &options)?;
+        let offer = [&[way.tag()], endpoint.address()].concat();
+        let mut endpoints = self.endpoints();
+        let ticket = endpoints.next;
+        endpoints.next += 1;
+        endpoints.waiting.insert(ticket, (endpoint, way));
         Ok(Prepared { ticket, offer })
     }
 
@@ -237,15 +237,16 @@ impl<F: Reach> Peering for FabricPeering<F> {
         initiator: bool,
         timeout: Duration,
     ) -> Result<(), Status> {
-        let half = self.halves().waiting.remove(&ticket);
-        let (half, way) = half.ok_or_else(|| Status::new(Code::Internal, "the half of this link is gone"))?;
+        let endpoint = self.endpoints().waiting.remove(&ticket);
+        let (endpoint, way) =
+            endpoint.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
         let offer = match offer.split_first() {
             Some((tag, offer)) if *tag == way.tag() => offer,
             _ => return Err(other_way(peer, way)),
         };
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
-        let link = half.connect(role, offer, timeout).map_err(unavailable)?;
+        let link = endpoint.connect(role, offer, timeout).map_err(unavailable)?;
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         let index = self.index(&peer.name)?;
         self.names.ways().insert(index, way);
@@ -256,8 +257,8 @@ impl<F: Reach> Peering for FabricPeering<F> {
     }
 
     fn abandon(&self, peer: &PeerInfo, ticket: u64) {
-        // A half that waits is dropped; a link that was made goes down.
-        if self.halves().waiting.remove(&ticket).is_none() {
+        // An endpoint that waits is dropped; a link that was made goes down.
+        if self.endpoints().waiting.remove(&ticket).is_none() {
             self.lose(peer, LossCause::Closed("the link was given up before it was ready".into()));
         }
     }

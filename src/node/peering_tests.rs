@@ -63,11 +63,11 @@ fn info(task: u32, life: u64, generation: u64) -> PeerInfo {
 
 /// Connects both sides; gives the tickets.
 fn connect(sides: [&Side; 2], infos: [&PeerInfo; 2]) -> [u64; 2] {
-    let made = [0, 1].map(|k: usize| sides[k].peering.prepare(infos[k]).expect("a half"));
+    let made = [0, 1].map(|k: usize| sides[k].peering.prepare(infos[k]).expect("an endpoint"));
     std::thread::scope(|scope| {
         let threads = [0, 1].map(|k: usize| {
-            let (half, offer) = (made[k].ticket, &made[1 - k].offer);
-            scope.spawn(move || sides[k].peering.connect(infos[k], half, offer, k == 0, SOON))
+            let (endpoint, offer) = (made[k].ticket, &made[1 - k].offer);
+            scope.spawn(move || sides[k].peering.connect(infos[k], endpoint, offer, k == 0, SOON))
         });
         threads.into_iter().for_each(|thread| thread.join().expect("no panic").expect("connected"));
     });
@@ -115,9 +115,9 @@ fn a_peer_that_chose_another_fabric_is_refused_with_what_to_set() {
     let a = side(0, 10);
     let peer = info(1, 20, 1);
     for offer in [&b"v-and-what-it-says"[..], b""] {
-        let half = a.peering.prepare(&peer).expect("a half");
+        let endpoint = a.peering.prepare(&peer).expect("an endpoint");
         let refused =
-            a.peering.connect(&peer, half.ticket, offer, true, SOON).expect_err("not shared memory");
+            a.peering.connect(&peer, endpoint.ticket, offer, true, SOON).expect_err("not shared memory");
         assert_eq!(refused.code, Code::FailedPrecondition);
         assert!(
             refused.message.contains("by shm (same host") && refused.message.contains("set fabric"),
@@ -136,14 +136,17 @@ fn a_peer_that_chose_another_fabric_is_refused_with_what_to_set() {
 fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let (a, b) = (side(0, 10), side(1, 20));
     let peer = info(1, 20, 1);
-    let half = a.peering.prepare(&peer).expect("a half");
-    let other =
-        b.peering.fabric.half(0, &LinkOptions { depth: 16, receives: 0, generation: 1 }).expect("a half");
-    let offer = [&half.offer[..1], other.address()].concat();
+    let endpoint = a.peering.prepare(&peer).expect("an endpoint");
+    let other = b
+        .peering
+        .fabric
+        .endpoint(0, &LinkOptions { depth: 16, receives: 0, generation: 1 })
+        .expect("an endpoint");
+    let offer = [&endpoint.offer[..1], other.address()].concat();
     std::thread::scope(|scope| {
         // Connects, and closes the link without a word.
-        scope.spawn(|| drop(other.connect(Role::Acceptor, &half.offer[1..], SOON).expect("connected")));
-        let refused = a.peering.connect(&peer, half.ticket, &offer, true, SOON);
+        scope.spawn(|| drop(other.connect(Role::Acceptor, &endpoint.offer[1..], SOON).expect("connected")));
+        let refused = a.peering.connect(&peer, endpoint.ticket, &offer, true, SOON);
         println!("{}", refused.expect_err("nobody is at the other end"));
     });
     assert!(matches!(a.status(), PeerStatus::Absent), "{:?}", a.status());

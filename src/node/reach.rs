@@ -18,7 +18,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// What stands before a half's address: which fabric it is of.
+    /// What stands before an endpoint's address: which fabric it is of.
     pub fn tag(self) -> u8 {
         match self.kind {
             FabricKind::Shm => b's',
@@ -39,8 +39,8 @@ pub(super) trait Reach: Fabric {
     /// This side of a link that goes that way, for the poller of this number.
     ///
     /// # Errors
-    /// As [`Fabric::half`].
-    fn half_by(&self, way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status>;
+    /// As [`Fabric::endpoint`].
+    fn endpoint_by(&self, way: Way, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status>;
 }
 
 fn unavailable(error: crate::fabric::FabricError) -> Status {
@@ -57,8 +57,8 @@ impl Reach for ShmFabric {
         Err(Status::new(Code::FailedPrecondition, message))
     }
 
-    fn half_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status> {
-        self.half(port, options).map_err(unavailable)
+    fn endpoint_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
+        self.endpoint(port, options).map_err(unavailable)
     }
 }
 
@@ -67,10 +67,10 @@ impl Reach for VerbsFabric {
         Ok(Way { kind: FabricKind::Verbs, why: "fabric = verbs" })
     }
 
-    fn half_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Half, Status> {
+    fn endpoint_by(&self, _way: Way, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
         let depth = self.queue_depth();
         let options = LinkOptions { depth, receives: depth, ..options.clone() };
-        self.half(port, &options).map_err(unavailable)
+        self.endpoint(port, &options).map_err(unavailable)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{
-    Completions, Event, Fabric, Half, LinkFailure, LinkId, LinkOptions, Port, Role,
+    Completions, Endpoint, Event, Fabric, LinkFailure, LinkId, LinkOptions, Port, Role,
 };
 use tensorwire::internals::memory::{LentBytes, LockPolicy, PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
@@ -84,11 +84,11 @@ pub fn immediate(slot: u32) -> Immediate {
 
 /// Connects two fabrics of this process.
 pub fn connect<F: Fabric>(a: &F, b: &F, options: &LinkOptions) -> (F::Link, F::Link) {
-    join([a.half(0, options).expect("a half"), b.half(0, options).expect("a half")])
+    join([a.endpoint(0, options).expect("an endpoint"), b.endpoint(0, options).expect("an endpoint")])
 }
 
-/// Connects two halves.
-pub fn join<H: Half>([a, b]: [H; 2]) -> (H::Link, H::Link) {
+/// Connects two endpoints.
+pub fn join<H: Endpoint>([a, b]: [H; 2]) -> (H::Link, H::Link) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     std::thread::scope(|scope| {
         let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tensorwire::Pool;
 use tensorwire::internals::fabric::shm::{ShmFabric, ShmPort};
 use tensorwire::internals::fabric::{
-    Completions, Event, Fabric, Half, LinkFailure, LinkId, LinkOptions, Port, Role, Sleep, Sleeper,
+    Completions, Endpoint, Event, Fabric, LinkFailure, LinkId, LinkOptions, Port, Role, Sleep, Sleeper,
 };
 
 const LINKS: usize = 1024;
@@ -70,9 +70,9 @@ impl Many {
         let fabric = Shm::fabric(&pool);
         let mut port = fabric.port().expect("a port");
         let links = (0..links).map(|_| {
-            let half = fabric.half(0, &OPTIONS).expect("a half");
-            let theirs = meet(half.address());
-            let link = half.connect(role, &theirs, PATIENCE).expect("connected");
+            let endpoint = fabric.endpoint(0, &OPTIONS).expect("an endpoint");
+            let theirs = meet(endpoint.address());
+            let link = endpoint.connect(role, &theirs, PATIENCE).expect("connected");
             let link = port.attach(link).expect("room");
             port.post_receives(link, 1_000_000);
             link
@@ -192,9 +192,9 @@ pub fn child_has_few_files() {
     let mut refusals = Vec::new();
     let last = rest.pop(); // room for the socket, and not for the segment
     drop(last);
-    refusals.extend(fabric.half(0, &OPTIONS).err().map(|error| error.to_string()));
+    refusals.extend(fabric.endpoint(0, &OPTIONS).err().map(|error| error.to_string()));
     rest.extend(std::fs::File::open("/dev/null"));
-    refusals.extend(fabric.half(0, &OPTIONS).err().map(|error| error.to_string()));
+    refusals.extend(fabric.endpoint(0, &OPTIONS).err().map(|error| error.to_string()));
     refusals.extend(ShmFabric::new(&pool, Default::default()).err().map(|error| error.to_string()));
     tell(refusals.join("\n").as_bytes());
 }

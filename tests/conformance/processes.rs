@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::shm::ShmFabric;
 use tensorwire::internals::fabric::{
-    Allowance, Fabric, Half, LinkFailure, LinkOptions, Port, PostError, Role,
+    Allowance, Endpoint, Fabric, LinkFailure, LinkOptions, Port, PostError, Role,
 };
 use tensorwire::internals::wire::Grant;
 use tensorwire::{DType, Shape, TensorMeta};
@@ -53,10 +53,10 @@ impl Peer {
         let mut peer = Peer::start(scenario);
         let pool = pool(8 << 20);
         let fabric = Shm::fabric(&pool);
-        let half = fabric.half(0, &options()).expect("a half");
-        peer.say(half.address());
+        let endpoint = fabric.endpoint(0, &options()).expect("an endpoint");
+        peer.say(endpoint.address());
         let address = peer.hear();
-        let link = half.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
+        let link = endpoint.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
         let mut end = End::new(pool, fabric, link);
         end.port.post_receives(end.link, 1_000_000);
         (peer, end)
@@ -127,11 +127,11 @@ pub fn tell(bytes: &[u8]) {
 fn child_end() -> ShmEnd {
     let pool = pool(8 << 20);
     let fabric = Shm::fabric(&pool);
-    let half = fabric.half(0, &options()).expect("a half");
+    let endpoint = fabric.endpoint(0, &options()).expect("an endpoint");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the parent speaks");
-    tell(half.address());
-    let link = half.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
+    tell(endpoint.address());
+    let link = endpoint.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
     let mut end = End::new(pool, fabric, link);
     end.port.post_receives(end.link, 1_000_000);
     end

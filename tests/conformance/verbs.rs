@@ -91,8 +91,8 @@ fn a_link_is_as_deep_as_the_smaller_of_its_ends() {
     }
     let pools = [pool(1 << 20), pool(1 << 20)];
     let [a, b] = VerbsDevice::fabrics([&pools[0], &pools[1]]);
-    let halves = [a.half(0, &options(64)), b.half(0, &options(8))];
-    let links = join(halves.map(|half| half.expect("a half")));
+    let endpoints = [a.endpoint(0, &options(64)), b.endpoint(0, &options(8))];
+    let links = join(endpoints.map(|endpoint| endpoint.expect("an endpoint")));
     let [to_a, to_b] = pools;
     let (mut a, mut b) = (End::new(to_a, a, links.0), End::new(to_b, b, links.1));
     assert_eq!((a.port.limits(a.link).depth, b.port.limits(b.link).depth), (8, 8));

@@ -12,7 +12,7 @@ use crate::verbs::{VerbsDevice, end, skipped};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::verbs::VerbsFabric;
-use tensorwire::internals::fabric::{Fabric, Half, LinkFailure, LinkOptions, Port, PostError, Role};
+use tensorwire::internals::fabric::{Endpoint, Fabric, LinkFailure, LinkOptions, Port, PostError, Role};
 
 const LEN: usize = 100_000;
 
@@ -25,10 +25,10 @@ fn connected() -> (Peer, VerbsEnd) {
     let mut peer = Peer::start("verbs echo");
     let (pool, options) = (pool(8 << 20), options(64));
     let fabric = end(0, &pool);
-    let half = fabric.half(0, &options).expect("a half");
-    peer.say(half.address());
+    let endpoint = fabric.endpoint(0, &options).expect("an endpoint");
+    peer.say(endpoint.address());
     let address = peer.hear();
-    let link = half.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
+    let link = endpoint.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
     let mut end = End::new(pool, fabric, link);
     end.port.post_receives(end.link, 64);
     (peer, end)
@@ -39,11 +39,11 @@ fn connected() -> (Peer, VerbsEnd) {
 pub fn child_echoes() {
     let (pool, options) = (pool(8 << 20), options(64));
     let fabric = end(1, &pool);
-    let half = fabric.half(0, &options).expect("a half");
+    let endpoint = fabric.endpoint(0, &options).expect("an endpoint");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the parent speaks");
-    tell(half.address());
-    let link = half.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
+    tell(endpoint.address());
+    let link = endpoint.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
     let mut end = End::new(pool, fabric, link);
     end.port.post_receives(end.link, 64);
     let source = tensor(&end.pool, &pattern(LEN, 1));

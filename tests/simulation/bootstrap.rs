@@ -7,7 +7,7 @@ use crate::program::{At, Settings};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
 use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerObserver, RemoteCommand};
 use tensorwire::internals::wire::Time;
 use tensorwire::{Error, LossCause};
@@ -178,14 +178,14 @@ impl Bootstrap {
 
 fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tried; 2] {
     let options = LinkOptions { generation: generation as u8, ..options.clone() };
-    let halves = sides.map(|side| side.fabric.half(0, &options).expect("a half"));
-    let [a, b] = [0, 1].map(|side: usize| halves[side].address().to_vec());
-    let [half_a, half_b] = halves;
-    let try_link = |half: <tensorwire::internals::fabric::sim::SimFabric as Fabric>::Half,
+    let endpoints = sides.map(|side| side.fabric.endpoint(0, &options).expect("an endpoint"));
+    let [a, b] = [0, 1].map(|side: usize| endpoints[side].address().to_vec());
+    let [endpoint_a, endpoint_b] = endpoints;
+    let try_link = |endpoint: <tensorwire::internals::fabric::sim::SimFabric as Fabric>::Endpoint,
                     role,
                     to: &[u8],
                     own: usize| {
-        let link = half.connect(role, to, Duration::ZERO).expect("connected");
+        let link = endpoint.connect(role, to, Duration::ZERO).expect("connected");
         let tried = Tried::default();
         let told = tried.clone();
         let peer = sides[1 - own];
@@ -198,7 +198,7 @@ fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tri
         sides[own].engine.submit(attach).expect("usable");
         tried
     };
-    [try_link(half_a, Role::Initiator, &b, 0), try_link(half_b, Role::Acceptor, &a, 1)]
+    [try_link(endpoint_a, Role::Initiator, &b, 0), try_link(endpoint_b, Role::Acceptor, &a, 1)]
 }
 
 fn ready(sides: [&Process; 2], generation: u64) {

@@ -6,7 +6,7 @@ use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::Duration;
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Port, Role};
+use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Port, Role};
 
 /// Links are made in the same way as by nodes.
 fn full(depth: u32) -> LinkOptions {
@@ -104,8 +104,8 @@ fn an_acceptor_may_be_long_before_its_initiator_though_nothing_is_sent_again() {
     let [a, b] = ["fake_0", "fake_1"].map(|device| {
         let pool = pool(1 << 20);
         let fabric = VerbsFabric::with_library(fake.library, &pool, hasty(device)).expect("a fabric");
-        let half = fabric.half(0, &full(16)).expect("a half");
-        (pool, fabric, half)
+        let endpoint = fabric.endpoint(0, &full(16)).expect("an endpoint");
+        (pool, fabric, endpoint)
     });
     let (to_a, to_b) = (a.2.address().to_vec(), b.2.address().to_vec());
     let links = std::thread::scope(|scope| {
@@ -127,8 +127,10 @@ fn a_ping_that_fails_ends_the_making_of_the_link_at_once_and_says_why() {
     needs_fake!();
     let fake = Fake::new(TWO_NICS);
     let (mut a, mut b) = ends(&fake, [on("fake_0"), on("fake_1")], &full(16));
-    let (first, second) =
-        (a.fabric.half(0, &full(16)).expect("a half"), b.fabric.half(0, &full(16)).expect("a half"));
+    let (first, second) = (
+        a.fabric.endpoint(0, &full(16)).expect("an endpoint"),
+        b.fabric.endpoint(0, &full(16)).expect("an endpoint"),
+    );
     let to_second = second.address().to_vec();
     fake.run("fail_request status=12 vendor=0x81 opcode=0");
     let said = std::thread::scope(|scope| {

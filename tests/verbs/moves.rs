@@ -67,7 +67,7 @@ fn a_gid_that_is_gone_is_named_with_what_to_do() {
     let fake = Fake::new(TWO_NICS);
     let fabric = fabric(&fake, on("fake_0")).expect("a fabric");
     fake.run("move device=fake_0 gid_from=1");
-    let Err(error) = fabric.half(0, &link(16)) else { panic!("a half without an address") };
+    let Err(error) = fabric.endpoint(0, &link(16)) else { panic!("an endpoint without an address") };
     assert_says(
         &error.to_string(),
         &[

@@ -88,29 +88,29 @@ fn the_places_of_halves_that_came_to_nothing_are_used_again() {
     let mut port = fabric.port().expect("a port");
     let mut nothing = Completions::default();
     for _ in 0..100 {
-        drop(fabric.half(0, &link(1024)).expect("a half"));
+        drop(fabric.endpoint(0, &link(1024)).expect("an endpoint"));
         port.poll(&mut nothing);
     }
-    assert_eq!(fake.calls("create_cq").len(), 1, "one queue has places for seven such halves at a time");
+    assert_eq!(fake.calls("create_cq").len(), 1, "one queue has places for seven such endpoints at a time");
     drop((port, fabric));
     fake.assert_clean();
 }
 
 #[test]
-fn halves_that_come_to_nothing_while_nobody_polls_pile_up_no_queues() {
+fn endpoints_that_come_to_nothing_while_nobody_polls_pile_up_no_queues() {
     needs_fake!();
     let fake = Fake::new(ONE_NIC);
     let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     let mut port = fabric.port().expect("a port");
     for _ in 0..100 {
-        drop(fabric.half(0, &link(1024)).expect("a half"));
+        drop(fabric.endpoint(0, &link(1024)).expect("an endpoint"));
     }
     let (made, left) = (fake.calls("create_cq").len(), fake.run("left"));
     assert!(made > 10 && left.contains("queues=1"), "{made} made, {left}");
     // A completion that the port has polled stays.
     port.poll(&mut Completions::default());
     for _ in 0..100 {
-        drop(fabric.half(0, &link(1024)).expect("a half"));
+        drop(fabric.endpoint(0, &link(1024)).expect("an endpoint"));
     }
     let left = fake.run("left");
     assert!(left.contains("queues=2"), "{left}");
@@ -282,8 +282,8 @@ fn each_port_has_queues_of_its_own() {
     let fake = Fake::new(ONE_NIC);
     let fabric = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     let ports = [fabric.port().expect("a port"), fabric.port().expect("a port")];
-    let halves = [0, 1].map(|port| fabric.half(port, &link(16)).expect("a half"));
+    let endpoints = [0, 1].map(|port| fabric.endpoint(port, &link(16)).expect("an endpoint"));
     assert_eq!(fake.calls("create_cq").len(), 2);
-    drop((ports, halves, fabric));
+    drop((ports, endpoints, fabric));
     fake.assert_clean();
 }

@@ -6,8 +6,8 @@ use crate::harness::PATIENCE;
 use crate::needs_fake;
 use crate::setup::*;
 use std::time::{Duration, Instant};
-use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsHalf, VerbsOptions};
-use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::fabric::verbs::{VerbsEndpoint, VerbsFabric, VerbsOptions};
+use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
 
 const NO_MEMORY: &str =
     "raise the memlock limit (`ulimit -l unlimited`) or make the pool and queue_depth smaller";
@@ -64,15 +64,15 @@ fn options_that_no_device_permits_are_refused_by_name() {
     fake.assert_clean();
 }
 
-fn half_refusal(fabric: &VerbsFabric, options: &LinkOptions) -> String {
-    match fabric.half(0, options) {
-        Ok(_) => panic!("a half was made"),
+fn endpoint_refusal(fabric: &VerbsFabric, options: &LinkOptions) -> String {
+    match fabric.endpoint(0, options) {
+        Ok(_) => panic!("an endpoint was made"),
         Err(error) => error.to_string(),
     }
 }
 
 #[test]
-fn a_half_that_can_t_be_made_says_why() {
+fn an_endpoint_that_can_t_be_made_says_why() {
     needs_fake!();
     for (fault, parts) in [
         (
@@ -95,7 +95,7 @@ fn a_half_that_can_t_be_made_says_why() {
         let fake = Fake::new(ONE_NIC);
         let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
         fake.run(&format!("fault call={fault}"));
-        assert_says(&half_refusal(&made, &link(16)), &parts);
+        assert_says(&endpoint_refusal(&made, &link(16)), &parts);
         drop(made);
         fake.assert_clean();
     }
@@ -119,23 +119,26 @@ fn depths_that_the_device_can_t_do_are_refused() {
     let script = ONE_NIC.replace("name=fake_0", "name=fake_0 max_qp_wr=132 max_cqe=1000");
     let fake = Fake::new(&script);
     let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
-    assert_says(&half_refusal(&made, &link(24)), &["depth is 24: a power of two", "max_qp_wr"]);
-    assert_says(&half_refusal(&made, &link(256)), &["depth is 256", "4 less than the device's max_qp_wr"]);
+    assert_says(&endpoint_refusal(&made, &link(24)), &["depth is 24: a power of two", "max_qp_wr"]);
+    assert_says(
+        &endpoint_refusal(&made, &link(256)),
+        &["depth is 256", "4 less than the device's max_qp_wr"],
+    );
     let wide = VerbsOptions { qps_per_peer: 4, ..VerbsOptions::default() };
     assert_says(
-        &half_refusal(&fabric(&fake, wide).expect("a fabric"), &link(128)),
+        &endpoint_refusal(&fabric(&fake, wide).expect("a fabric"), &link(128)),
         &[
             "a link needs 1146 places of a completion queue, and fake_0 has queues of 1000",
             "lower rdma_qp_queue_depth",
         ],
     );
-    drop(made.half(0, &link(128)).expect("just as deep as the device permits"));
+    drop(made.endpoint(0, &link(128)).expect("just as deep as the device permits"));
     drop(made);
     fake.assert_clean();
 }
 
 /// Both endpoints of a link, and the first one's error about the address of the second.
-fn connect_refusal(a: VerbsHalf, b: &VerbsHalf) -> String {
+fn connect_refusal(a: VerbsEndpoint, b: &VerbsEndpoint) -> String {
     match a.connect(Role::Initiator, b.address(), PATIENCE) {
         Ok(_) => panic!("they were connected"),
         Err(error) => error.to_string(),
@@ -158,9 +161,10 @@ fn a_queue_pair_that_can_t_be_connected_says_why() {
         let fake = Fake::new(TWO_NICS);
         let a = fabric(&fake, on("fake_0")).expect("a fabric");
         let b = fabric(&fake, on("fake_1")).expect("a fabric");
-        let halves = [a.half(0, &link(16)).expect("a half"), b.half(0, &link(16)).expect("a half")];
+        let endpoints =
+            [a.endpoint(0, &link(16)).expect("an endpoint"), b.endpoint(0, &link(16)).expect("an endpoint")];
         fake.run(&format!("fault call={fault}"));
-        let [to_b, to_a] = halves;
+        let [to_b, to_a] = endpoints;
         let said = connect_refusal(to_b, &to_a);
         assert_says(&said, &["moving queue pair", "of fake_0", parts[0], parts[1]]);
         drop((to_a, a, b));
@@ -178,12 +182,12 @@ fn ends_that_do_not_fit_are_refused_by_name() {
     let fake = Fake::new(&script);
     let a = fabric(&fake, on("fake_0")).expect("a fabric");
     let b = fabric(&fake, on("fake_1")).expect("a fabric");
-    let half = |of: &VerbsFabric, options: &LinkOptions| of.half(0, options).expect("a half");
-    let said = connect_refusal(half(&a, &link(16)), &half(&b, &link(16)));
+    let endpoint = |of: &VerbsFabric, options: &LinkOptions| of.endpoint(0, options).expect("an endpoint");
+    let said = connect_refusal(endpoint(&a, &link(16)), &endpoint(&b, &link(16)));
     assert_says(&said, &["its GID is of type RoCE v1, this side's of type RoCE v2", "tensorwire devices"]);
     let later = LinkOptions { generation: 2, ..link(16) };
-    let said = connect_refusal(half(&a, &link(16)), &half(&a, &later));
-    assert_says(&said, &["its half is of generation 2, this side's of 1"]);
+    let said = connect_refusal(endpoint(&a, &link(16)), &endpoint(&a, &later));
+    assert_says(&said, &["its endpoint is of generation 2, this side's of 1"]);
     drop((a, b));
     fake.assert_clean();
 }
@@ -195,9 +199,10 @@ fn a_peer_that_is_not_there_is_waited_for_no_longer_than_was_said() {
     let striped = |device| VerbsOptions { qps_per_peer: 2, ..on(device) };
     let a = fabric(&fake, striped("fake_0")).expect("a fabric");
     let b = fabric(&fake, striped("fake_1")).expect("a fabric");
-    let halves = [a.half(0, &link(16)).expect("a half"), b.half(0, &link(16)).expect("a half")];
+    let endpoints =
+        [a.endpoint(0, &link(16)).expect("an endpoint"), b.endpoint(0, &link(16)).expect("an endpoint")];
     let start = Instant::now();
-    let [to_b, to_a] = halves;
+    let [to_b, to_a] = endpoints;
     let timeout = Duration::from_millis(300);
     let said = match to_b.connect(Role::Initiator, to_a.address(), timeout) {
         Ok(_) => panic!("nobody was there"),
@@ -219,7 +224,7 @@ fn a_link_is_attached_to_the_port_that_it_was_made_for() {
     let error = tensorwire::internals::fabric::Port::attach(&mut ports[1], links.0)
         .expect_err("of port 0")
         .to_string();
-    assert_says(&error, &["port is 1", "the port of the number that its half was made for"]);
+    assert_says(&error, &["port is 1", "the port of the number that its endpoint was made for"]);
     drop((links.1, ports, made));
     fake.assert_clean();
 }

@@ -7,7 +7,9 @@ use super::workload::{Abort, Facts, PeerWatch, Wait};
 use crate::CliError;
 use crate::reference::Landing;
 use std::time::{Duration, Instant};
-use tensorwire::internals::fabric::{Completions, Event, Half, LinkId, LinkOptions, Port, PostError, Role};
+use tensorwire::internals::fabric::{
+    Completions, Endpoint, Event, LinkId, LinkOptions, Port, PostError, Role,
+};
 use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
@@ -57,9 +59,9 @@ impl<F: MeasuredFabric> BareLink<F> {
         let mut port = fabric.port().map_err(linking)?;
         let mut link = |depth| {
             let options = LinkOptions { depth, receives: depth, generation: 0 };
-            let half = fabric.half(0, &options).map_err(linking)?;
-            let theirs = channel.swap(half.address())?;
-            let link = half.connect(role, &theirs, MEETING).map_err(linking)?;
+            let endpoint = fabric.endpoint(0, &options).map_err(linking)?;
+            let theirs = channel.swap(endpoint.address())?;
+            let link = endpoint.connect(role, &theirs, MEETING).map_err(linking)?;
             port.attach(link).map_err(linking)
         };
         for _ in 0..settings.links {

@@ -15,7 +15,7 @@ use peer::Peer;
 use std::time::Duration;
 use tensorwire::Pool;
 use tensorwire::internals::fabric::sim::{SimNetwork, SimOptions};
-use tensorwire::internals::fabric::{Fabric, Half, LinkOptions, Role};
+use tensorwire::internals::fabric::{Fabric, Endpoint, LinkOptions, Role};
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 
 /// Receives of each side.
@@ -54,7 +54,7 @@ fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
     let network = SimNetwork::new(1, options);
     let fabrics = [0, 1].map(|side: usize| network.process(&pools[side]));
     let options = LinkOptions { depth: DEPTH, receives: 0, generation: 0 };
-    let [ours, theirs] = [0, 1].map(|side: usize| fabrics[side].half(0, &options).expect("a half"));
+    let [ours, theirs] = [0, 1].map(|side: usize| fabrics[side].endpoint(0, &options).expect("an endpoint"));
     let addresses = [ours.address().to_vec(), theirs.address().to_vec()];
     let ours = ours.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
     let theirs = theirs.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");

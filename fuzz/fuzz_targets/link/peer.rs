@@ -3,7 +3,7 @@
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
-use tensorwire::internals::fabric::{Allowance, Completions, Event, Lane, LinkFailure, LinkId, OpId, Port};
+use tensorwire::internals::fabric::{Allowance, Completions, Event, LinkFailure, LinkId, Port};
 use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};

@@ -101,7 +101,7 @@ fn several_threads_stop_at_the_same_time_and_all_return_when_it_is_over() {
 }
 
 #[test]
-fn a_stop_while_a_link_is_being_made_says_so_and_the_half_is_given_up() {
+fn a_stop_while_a_link_is_being_made_says_so_and_the_endpoint_is_given_up() {
     let cluster = workers(2);
     let members = [Member::new(options(&cluster, 0)), Member::new(options(&cluster, 1))];
     *members[0].peering.delay.lock().unwrap() = Duration::from_millis(600);
@@ -117,7 +117,7 @@ fn a_stop_while_a_link_is_being_made_says_so_and_the_half_is_given_up() {
     members[0].service.stop("again", LONG).expect("it ends by itself");
     members[1].stop();
     for member in &members {
-        member.peering.assert_no_half_is_left();
+        member.peering.assert_no_endpoint_is_left();
         let told = member.peering.told();
         assert!(told.iter().all(|told| matches!(told, Told::Abandoned(..) | Told::Gone(..))), "{told:?}");
     }

@@ -180,7 +180,7 @@ fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on(
         survivor.join();
         again.join();
         survivor.stop();
-        survivor.peering.assert_no_half_is_left();
+        survivor.peering.assert_no_endpoint_is_left();
     }
 }
 

@@ -11,12 +11,12 @@ fn two_members_meet_and_both_sides_are_ready_once() {
     assert_eq!(members[1].peering.told(), [Told::Ready(name("worker", 0), 1)]);
     for member in &members {
         assert_eq!(member.service.state(), State::Connected);
-        member.peering.assert_no_half_is_left();
+        member.peering.assert_no_endpoint_is_left();
     }
 }
 
 #[test]
-fn each_side_learns_the_peers_name_life_host_and_spinners_before_it_makes_its_half() {
+fn each_side_learns_the_peers_name_life_host_and_spinners_before_it_makes_its_endpoint() {
     let cluster = workers(2);
     let first = options(&cluster, 0);
     let second = BootstrapOptions { host_id: "elsewhere".into(), ..options(&cluster, 1) };
@@ -86,7 +86,7 @@ fn six_members_that_start_at_once_all_meet() {
     println!("six members met in {:?}", begin.elapsed());
     for member in &members {
         assert_eq!(member.service.linked().len(), 5);
-        member.peering.assert_no_half_is_left();
+        member.peering.assert_no_endpoint_is_left();
     }
 }
 
@@ -127,7 +127,7 @@ fn a_link_that_fails_is_made_again_with_a_new_generation() {
         members.iter().for_each(Member::join);
         for (member, peer) in members.iter().zip([1, 0]) {
             member.peering.await_ready(&name("worker", peer), 3);
-            member.peering.assert_no_half_is_left();
+            member.peering.assert_no_endpoint_is_left();
         }
         members.iter().for_each(Member::stop);
     }
@@ -158,7 +158,7 @@ fn an_offer_that_is_too_long_fails_by_name_and_the_longest_allowed_one_passes() 
     members[1].peering.offer_len.store(MAX_OFFER as u64, Ordering::SeqCst);
     members.iter().for_each(Member::join);
     for member in &members {
-        member.peering.assert_no_half_is_left();
+        member.peering.assert_no_endpoint_is_left();
     }
 }
 

@@ -14,7 +14,7 @@ fn life(number: u64) -> Who {
     Who { incarnation: Incarnation::new(number).unwrap(), host_id: "here".into(), spinners: 0 }
 }
 
-fn half(ticket: u64) -> Result<Prepared, Status> {
+fn endpoint(ticket: u64) -> Result<Prepared, Status> {
     Ok(Prepared { ticket, offer: vec![7] })
 }
 
@@ -23,7 +23,7 @@ fn linked(now: Instant) -> (Members, PeerInfo) {
     let mut members = table();
     members.meet(0, &life(1), true, now).unwrap();
     let info = members.start(0, life(1).incarnation, 0).unwrap();
-    members.prepared(0, &info, half(5)).0.unwrap();
+    members.prepared(0, &info, endpoint(5)).0.unwrap();
     members.idle(0);
     assert_eq!(members.connecting(0, &info), Some(5));
     members.connected(0, &info, 5, Ok(())).0.unwrap();
@@ -43,7 +43,7 @@ fn a_link_is_up_whichever_side_is_ready_first() {
     members.meet(0, &life(1), false, now).unwrap();
     let (Offered::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else { panic!() };
     assert!(acts.is_empty() && info.generation == 4);
-    members.prepared(0, &info, half(5)).0.unwrap();
+    members.prepared(0, &info, endpoint(5)).0.unwrap();
     members.idle(0);
     members.connecting(0, &info).unwrap();
     assert_eq!(members.said_ready(0, info.incarnation, 4).0, Progress::Connecting);
@@ -115,15 +115,15 @@ fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     assert!(why.contains("try again"), "{why}");
     assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
     assert_eq!(members.start(0, info.incarnation, 0), None);
-    let (late, acts) = members.prepared(0, &info, half(5));
+    let (late, acts) = members.prepared(0, &info, endpoint(5));
     assert!(late.unwrap_err().contains("changed my mind"));
-    assert_eq!(acts, [Act::Abandon(info.clone(), 5)], "the late half is given up");
+    assert_eq!(acts, [Act::Abandon(info.clone(), 5)], "the late endpoint is given up");
     members.idle(0);
     assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
 }
 
 #[test]
-fn a_half_is_given_up_exactly_once_wherever_its_generation_ends() {
+fn an_endpoint_is_given_up_exactly_once_wherever_its_generation_ends() {
     let now = Instant::now();
     for end in 0..4 {
         let mut members = table();
@@ -132,10 +132,10 @@ fn a_half_is_given_up_exactly_once_wherever_its_generation_ends() {
         let abandon = vec![Act::Abandon(info.clone(), 5)];
         if end == 0 {
             assert!(members.close().is_empty());
-            assert_eq!(members.prepared(0, &info, half(5)).1, abandon);
+            assert_eq!(members.prepared(0, &info, endpoint(5)).1, abandon);
             continue;
         }
-        members.prepared(0, &info, half(5)).0.unwrap();
+        members.prepared(0, &info, endpoint(5)).0.unwrap();
         if end == 1 {
             assert_eq!(members.close(), abandon);
             assert_eq!(members.connecting(0, &info), None);
@@ -156,7 +156,7 @@ fn a_half_is_given_up_exactly_once_wherever_its_generation_ends() {
 }
 
 #[test]
-fn a_failed_half_is_remembered_for_whoever_asks_about_its_generation() {
+fn a_failed_endpoint_is_remembered_for_whoever_asks_about_its_generation() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();

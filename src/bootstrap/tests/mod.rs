@@ -67,7 +67,7 @@ enum Told {
     Gone(TaskId, LossCause),
 }
 
-/// What has become of a half.
+/// What has become of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ticket {
     Prepared,
@@ -136,8 +136,8 @@ impl Pretender {
         assert!(before.is_some_and(|before| from.contains(&before)), "ticket {ticket}: {before:?} to {to:?}");
     }
 
-    /// Every half came to one of its ends.
-    fn assert_no_half_is_left(&self) {
+    /// Every endpoint came to one of its ends.
+    fn assert_no_endpoint_is_left(&self) {
         for (ticket, state) in self.tickets.lock().unwrap().iter() {
             let ended = matches!(state, Ticket::Failed | Ticket::Abandoned | Ticket::Ready);
             assert!(ended, "ticket {ticket} is left {state:?}");

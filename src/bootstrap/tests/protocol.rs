@@ -153,7 +153,7 @@ fn a_newer_generation_ends_the_older_one() {
     assert!(raw.heartbeat(2).linked);
     let old = raw.heartbeat(1);
     assert!(!old.linked && !old.reason.is_empty());
-    member.peering.assert_no_half_is_left();
+    member.peering.assert_no_endpoint_is_left();
 }
 
 #[test]

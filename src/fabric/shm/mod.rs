@@ -27,7 +27,7 @@
 //! What a link costs: no file descriptor once it is connected; two mappings; on each side two
 //! segments of 4 KiB and 256 bytes for each slot of its ring, its own and the peer's. What a
 //! peer's process costs, however many links there are to it: its pidfd, its pool's descriptor until
-//! that is mapped, and 64 KiB for its doorbells. While two halves shake hands, each has about eight
+//! that is mapped, and 64 KiB for its doorbells. While two endpoints shake hands, each has about eight
 //! descriptors. A port takes 4096 links, a fabric has 64 ports.
 
 mod bulk;
@@ -56,7 +56,7 @@ pub use testing::fuzz;
 pub use wakeup::sleeper::ShmSleeper;
 
 use super::{
-    Fabric, FabricError, FabricKind, Half, LinkFailure, LinkOptions, LoanBooks, Role, TICKS_PER_GRACE,
+    Endpoint, Fabric, FabricError, FabricKind, LinkFailure, LinkOptions, LoanBooks, Role, TICKS_PER_GRACE,
 };
 use crate::memory::Pool;
 use bulk::PeerPool;
@@ -165,7 +165,7 @@ impl ShmFabric {
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
 
-    /// Whether the half with this address can be reached from this process: same host, same network
+    /// Whether the endpoint with this address can be reached from this process: same host, same network
     /// namespace, same user.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl ShmFabric {
 }
 
 impl Fabric for ShmFabric {
-    type Half = ShmHalf;
+    type Endpoint = ShmEndpoint;
     type Link = ShmLink;
     type Port = ShmPort;
     const KIND: FabricKind = FabricKind::Shm;
@@ -189,14 +189,14 @@ impl Fabric for ShmFabric {
         Some(Arc::clone(&self.shared.books))
     }
 
-    fn half(&self, _port: usize, options: &LinkOptions) -> Result<ShmHalf, FabricError> {
+    fn endpoint(&self, _port: usize, options: &LinkOptions) -> Result<ShmEndpoint, FabricError> {
         self.shared.orphans.sweep();
-        ShmHalf::new(&self.shared, options)
+        ShmEndpoint::new(&self.shared, options)
     }
 }
 
 /// One side of a link that is not connected yet: a segment, and a socket that listens.
-pub struct ShmHalf {
+pub struct ShmEndpoint {
     shared: Arc<ShmContext>,
     options: LinkOptions,
     layout: SegmentLayout,
@@ -206,7 +206,7 @@ pub struct ShmHalf {
     address: Vec<u8>,
 }
 
-impl ShmHalf {
+impl ShmEndpoint {
     fn new(shared: &Arc<ShmContext>, options: &LinkOptions) -> Result<Self, FabricError> {
         let layout = SegmentLayout::new(options)?;
         let token = address::draw_token()?;
@@ -221,7 +221,7 @@ impl ShmHalf {
         })?;
         let segment = OwnSegment::new(&layout)?;
         ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()));
-        Ok(ShmHalf {
+        Ok(ShmEndpoint {
             shared: Arc::clone(shared),
             options: options.clone(),
             layout,
@@ -280,7 +280,7 @@ impl ShmHalf {
     }
 }
 
-impl Half for ShmHalf {
+impl Endpoint for ShmEndpoint {
     type Link = ShmLink;
 
     fn address(&self) -> &[u8] {

@@ -36,7 +36,7 @@ mod tests;
 pub use network::SimNetwork;
 pub use port::{SimPort, SimSleeper};
 
-use super::{Fabric, FabricError, FabricKind, Half, LinkOptions, LoanBooks, Role};
+use super::{Endpoint, Fabric, FabricError, FabricKind, LinkOptions, LoanBooks, Role};
 use crate::memory::Pool;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl SimFabric {
 }
 
 impl Fabric for SimFabric {
-    type Half = SimHalf;
+    type Endpoint = SimEndpoint;
     type Link = SimLink;
     type Port = SimPort;
     const KIND: FabricKind = FabricKind::Sim;
@@ -111,7 +111,7 @@ impl Fabric for SimFabric {
         Some(Arc::clone(&self.books))
     }
 
-    fn half(&self, _port: usize, options: &LinkOptions) -> Result<SimHalf, FabricError> {
+    fn endpoint(&self, _port: usize, options: &LinkOptions) -> Result<SimEndpoint, FabricError> {
         let out_of_range = |option, value, allowed| {
             Err(FabricError::Option { fabric: FabricKind::Sim, option, value, allowed })
         };
@@ -120,18 +120,18 @@ impl Fabric for SimFabric {
         }
         let side = self.network.open(self.process, options);
         let address = (side as u64).to_le_bytes().to_vec();
-        Ok(SimHalf { network: self.network.clone(), side: Some(side), address })
+        Ok(SimEndpoint { network: self.network.clone(), side: Some(side), address })
     }
 }
 
 /// One side of a link that is not connected yet.
-pub struct SimHalf {
+pub struct SimEndpoint {
     network: SimNetwork,
     side: Option<usize>,
     address: Vec<u8>,
 }
 
-impl Half for SimHalf {
+impl Endpoint for SimEndpoint {
     type Link = SimLink;
 
     fn address(&self) -> &[u8] {
@@ -152,7 +152,7 @@ impl Half for SimHalf {
     }
 }
 
-impl Drop for SimHalf {
+impl Drop for SimEndpoint {
     fn drop(&mut self) {
         if let Some(side) = self.side {
             self.network.close(side);

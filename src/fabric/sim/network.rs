@@ -211,22 +211,22 @@ impl SimNetwork {
 
     pub(super) fn connect(&self, side: usize, peer: usize) -> Result<(), String> {
         self.with(|state| {
-            let other = state.sides.get(peer).filter(|_| peer != side).ok_or("there is no such half")?;
+            let other = state.sides.get(peer).filter(|_| peer != side).ok_or("there is no such endpoint")?;
             if state.is_dead(side) {
                 return Err("this process is dead".into());
             }
             if !other.is_up || state.is_dead(peer) {
-                return Err("the other half is gone".into());
+                return Err("the other endpoint is gone".into());
             }
             if other.peer().is_some_and(|its| its != side) {
-                return Err("the other half is connected to somebody else".into());
+                return Err("the other endpoint is connected to somebody else".into());
             }
             if state.sides[side].peer().is_some_and(|its| its != peer) {
-                return Err("somebody else has connected to this half".into());
+                return Err("somebody else has connected to this endpoint".into());
             }
             let (ours, theirs) = (&state.sides[side].options, &other.options);
             if (ours.depth, ours.generation) != (theirs.depth, theirs.generation) {
-                return Err(format!("this half has {ours:?}, the other {theirs:?}"));
+                return Err(format!("this endpoint has {ours:?}, the other {theirs:?}"));
             }
             state.note("connect", side, peer as u64);
             state.sides[side].connected_to = Some(peer);

@@ -164,17 +164,17 @@ fn time_that_passes_by_polling_passes_a_stall_too() {
     assert_eq!(arrived, 20);
 }
 
-fn halves(network: &SimNetwork) -> ([SimFabric; 2], [SimHalf; 2]) {
+fn endpoints(network: &SimNetwork) -> ([SimFabric; 2], [SimEndpoint; 2]) {
     let fabrics = [network.process(&pool()), network.process(&pool())];
     let options = LinkOptions { depth: 16, receives: 0, generation: 0 };
-    let halves = [0, 1].map(|k: usize| fabrics[k].half(0, &options).expect("a half"));
-    (fabrics, halves)
+    let endpoints = [0, 1].map(|k: usize| fabrics[k].endpoint(0, &options).expect("an endpoint"));
+    (fabrics, endpoints)
 }
 
 /// One side has connected, then something becomes of the other, which has not. What is the first told?
-fn told_when_the_other_never_connects(end: impl FnOnce(&SimNetwork, &SimFabric, SimHalf)) -> LinkFailure {
+fn told_when_the_other_never_connects(end: impl FnOnce(&SimNetwork, &SimFabric, SimEndpoint)) -> LinkFailure {
     let network = SimNetwork::new(1, SimOptions::default());
-    let (fabrics, [a, b]) = halves(&network);
+    let (fabrics, [a, b]) = endpoints(&network);
     let mut port = fabrics[0].port().expect("a port");
     let a = a.connect(Role::Initiator, b.address(), Duration::ZERO).expect("connected");
     let link = port.attach(a).expect("room");
@@ -191,25 +191,26 @@ fn told_when_the_other_never_connects(end: impl FnOnce(&SimNetwork, &SimFabric, 
 
 #[test]
 fn who_has_connected_hears_of_an_end_before_the_other_has() {
-    assert_eq!(told_when_the_other_never_connects(|_, _, half| drop(half)), LinkFailure::Closed);
-    let died = told_when_the_other_never_connects(|network, fabric, half| {
+    assert_eq!(told_when_the_other_never_connects(|_, _, endpoint| drop(endpoint)), LinkFailure::Closed);
+    let died = told_when_the_other_never_connects(|network, fabric, endpoint| {
         network.kill(fabric.process());
-        drop(half);
+        drop(endpoint);
     });
     assert_eq!(died, LinkFailure::PeerDied { pid: 1 });
 }
 
 #[test]
-fn the_dead_connect_to_nobody_and_a_half_to_one_other_only() {
+fn the_dead_connect_to_nobody_and_an_endpoint_to_one_other_only() {
     let network = SimNetwork::new(1, SimOptions::default());
-    let (fabrics, [a, b]) = halves(&network);
-    let third = fabrics[0].half(0, &LinkOptions { depth: 16, receives: 0, generation: 0 }).expect("a half");
+    let (fabrics, [a, b]) = endpoints(&network);
+    let third =
+        fabrics[0].endpoint(0, &LinkOptions { depth: 16, receives: 0, generation: 0 }).expect("an endpoint");
     let reached = a.connect(Role::Initiator, b.address(), Duration::ZERO);
     let why = third.connect(Role::Initiator, b.address(), Duration::ZERO).err().expect("refused");
     assert!(why.to_string().contains("somebody else"), "{why}");
     drop(reached);
     let network = SimNetwork::new(1, SimOptions::default());
-    let (fabrics, [a, b]) = halves(&network);
+    let (fabrics, [a, b]) = endpoints(&network);
     network.kill(fabrics[0].process());
     let why = a.connect(Role::Initiator, b.address(), Duration::ZERO).err().expect("refused");
     assert!(why.to_string().contains("dead"), "{why}");

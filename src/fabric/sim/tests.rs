@@ -34,9 +34,9 @@ pub(super) struct World {
 
 fn linked(fabrics: &[SimFabric; 2], generation: u8) -> [SimLink; 2] {
     let options = LinkOptions { depth: 64, receives: 0, generation };
-    let halves = [0, 1].map(|k: usize| fabrics[k].half(0, &options).expect("a half"));
-    let addresses = [0, 1].map(|k: usize| halves[k].address().to_vec());
-    let [a, b] = halves;
+    let endpoints = [0, 1].map(|k: usize| fabrics[k].endpoint(0, &options).expect("an endpoint"));
+    let addresses = [0, 1].map(|k: usize| endpoints[k].address().to_vec());
+    let [a, b] = endpoints;
     let a = a.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
     [a, b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected")]
 }
@@ -202,25 +202,25 @@ fn a_queue_can_be_full_though_it_is_not() {
 }
 
 #[test]
-fn a_half_can_only_be_connected_to_its_equal_that_lives() {
+fn an_endpoint_can_only_be_connected_to_its_equal_that_lives() {
     let network = SimNetwork::new(1, SimOptions::default());
     let fabrics = [network.process(&pool()), network.process(&pool())];
-    let half = |who: usize, depth| {
-        fabrics[who].half(0, &LinkOptions { depth, receives: 0, generation: 0 }).expect("a half")
+    let endpoint = |who: usize, depth| {
+        fabrics[who].endpoint(0, &LinkOptions { depth, receives: 0, generation: 0 }).expect("an endpoint")
     };
-    let refused = |ours: SimHalf, address: &[u8]| {
+    let refused = |ours: SimEndpoint, address: &[u8]| {
         ours.connect(Role::Initiator, address, Duration::ZERO).err().expect("refused").to_string()
     };
-    assert!(refused(half(0, 16), b"nowhere").contains("is no address"));
-    assert!(refused(half(0, 16), &99u64.to_le_bytes()).contains("no such half"));
-    let other = half(1, 32);
-    assert!(refused(half(0, 16), other.address()).contains("the other"));
+    assert!(refused(endpoint(0, 16), b"nowhere").contains("is no address"));
+    assert!(refused(endpoint(0, 16), &99u64.to_le_bytes()).contains("no such endpoint"));
+    let other = endpoint(1, 32);
+    assert!(refused(endpoint(0, 16), other.address()).contains("the other"));
     let address = other.address().to_vec();
     drop(other);
-    assert!(refused(half(0, 32), &address).contains("gone"));
-    let other = half(1, 16);
+    assert!(refused(endpoint(0, 32), &address).contains("gone"));
+    let other = endpoint(1, 16);
     network.kill(fabrics[1].process());
-    assert!(refused(half(0, 16), other.address()).contains("gone"));
-    assert!(fabrics[0].half(0, &LinkOptions { depth: 0, receives: 0, generation: 0 }).is_err());
-    assert!(fabrics[0].half(0, &LinkOptions { depth: 17, receives: 0, generation: 0 }).is_err());
+    assert!(refused(endpoint(0, 16), other.address()).contains("gone"));
+    assert!(fabrics[0].endpoint(0, &LinkOptions { depth: 0, receives: 0, generation: 0 }).is_err());
+    assert!(fabrics[0].endpoint(0, &LinkOptions { depth: 17, receives: 0, generation: 0 }).is_err());
 }

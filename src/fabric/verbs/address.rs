@@ -1,4 +1,4 @@
-//! The address of a half: what the other half needs to reach it, opaque to everybody else.
+//! The address of an endpoint: what the other endpoint needs to reach it, opaque to everybody else.
 
 use super::data_queue::Remote;
 use super::device::{Gid, GidKind};
@@ -150,7 +150,7 @@ impl End {
         }
         if self.generation != own.generation {
             return Err(peer(format!(
-                "its half is of generation {}, this side's of {}: it is not of this link",
+                "its endpoint is of generation {}, this side's of {}: it is not of this link",
                 self.generation, own.generation
             )));
         }

@@ -56,7 +56,7 @@ pub(super) struct Link {
     pub shared: Arc<Shared>,
 }
 
-/// What a half and a handshake make a link of.
+/// What an endpoint and a handshake make a link of.
 pub(super) struct Parts {
     pub main: DataQueue,
     pub stripes: Vec<DataQueue>,

@@ -18,7 +18,7 @@
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `registrations`, `ranges` | memory outside the pool: what is done, and what is kept |
 //! | `data_queue`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
-//! | `address`, `half` | how a link is made |
+//! | `address`, `endpoint` | how a link is made |
 
 #![allow(unsafe_code)]
 
@@ -33,13 +33,13 @@ mod control;
 mod cq;
 mod data_queue;
 pub mod device;
+mod endpoint;
 mod events;
 mod failure;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 mod grants;
-mod half;
 pub mod library;
 mod link;
 mod options;
@@ -53,7 +53,7 @@ mod stripes;
 pub mod sys;
 
 pub use bell::VerbsSleeper;
-pub use half::VerbsHalf;
+pub use endpoint::VerbsEndpoint;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;
@@ -76,7 +76,7 @@ use sys::*;
 /// A process's access to its peers through one port of an RDMA device.
 ///
 /// All tensors that go through it are of one pool, which is registered as a whole. Its thread waits for the device's
-/// asynchronous events, and ends with the last port, half and link.
+/// asynchronous events, and ends with the last port, endpoint and link.
 pub struct VerbsFabric {
     shared: Arc<Shared>,
 }
@@ -208,7 +208,7 @@ impl VerbsFabric {
 }
 
 impl Fabric for VerbsFabric {
-    type Half = VerbsHalf;
+    type Endpoint = VerbsEndpoint;
     type Link = VerbsLink;
     type Port = VerbsPort;
     const KIND: FabricKind = FabricKind::Verbs;
@@ -222,7 +222,7 @@ impl Fabric for VerbsFabric {
         VerbsPort::new(Arc::clone(&self.shared))
     }
 
-    fn half(&self, port: usize, options: &LinkOptions) -> Result<VerbsHalf, FabricError> {
-        VerbsHalf::new(&self.shared, port, options)
+    fn endpoint(&self, port: usize, options: &LinkOptions) -> Result<VerbsEndpoint, FabricError> {
+        VerbsEndpoint::new(&self.shared, port, options)
     }
 }

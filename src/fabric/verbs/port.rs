@@ -291,7 +291,7 @@ impl Port for VerbsPort {
     fn attach(&mut self, link: VerbsLink) -> Result<LinkId, FabricError> {
         let link = link.0;
         if !Arc::ptr_eq(&link.slot, &self.slot) {
-            let allowed = "a link is attached to the port of the number that its half was made for";
+            let allowed = "a link is attached to the port of the number that its endpoint was made for";
             return Err(refuse("port", self.slot.number as u64, allowed));
         }
         self.slot.adopt(&mut self.queues);

@@ -35,7 +35,7 @@ pub(super) struct QueuePair {
 }
 
 // SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread (`Domain::for_one_thread`) posting may not be
-// concurrent: all queue pairs of such a domain are of one half or link, which has one owner at a time and posts through `&mut`.
+// concurrent: all queue pairs of such a domain are of one endpoint or link, which has one owner at a time and posts through `&mut`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {

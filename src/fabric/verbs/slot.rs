@@ -91,8 +91,8 @@ impl Slot {
         }
     }
 
-    /// Adds the queues that the port does not know yet to those that it polls: all of them, also where no link has come of a half, as what
-    /// such a half leaves behind is given back when its queue has been polled.
+    /// Adds the queues that the port does not know yet to those that it polls: all of them, also where no link has come of an endpoint, as what
+    /// such an endpoint leaves behind is given back when its queue has been polled.
     #[inline]
     pub fn adopt(&self, known: &mut Vec<Arc<CompletionQueue>>) {
         if self.count.load(Ordering::Acquire) != known.len() {

@@ -27,7 +27,7 @@ pub const LOCKS: &[(&str, &str)] = &[
         "loans that outlived their link; tried, never waited for, and only if there are any",
     ),
     ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
-    ("src/fabric/verbs/half", "making a link waits for the peer's ping"),
+    ("src/fabric/verbs/endpoint", "making a link waits for the peer's ping"),
     (
         "src/fabric/verbs/registrations",
         "memory outside the pool, looked up and registered by the threads that send it; a port takes the key that comes along",

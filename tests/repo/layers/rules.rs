@@ -75,7 +75,7 @@ const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[
         "each read and write of a link's set-up counts against the caller's timeout",
     ),
     ("src/fabric/verbs/events", "a thread of its own measures how long ports are down and links take to end"),
-    ("src/fabric/verbs/half", "the wait for the peer's ping counts against the caller's timeout"),
+    ("src/fabric/verbs/endpoint", "the wait for the peer's ping counts against the caller's timeout"),
 ];
 
 /// What is re-exported at the crate's root.

@@ -1,4 +1,4 @@
-//! The address of a half: opaque to everyone but the other half.
+//! The address of an endpoint: opaque to everyone but the other endpoint.
 
 use crate::fabric::{FabricError, FabricKind};
 use rustix::net::SocketAddrUnix;
@@ -23,7 +23,7 @@ pub(crate) struct HostId {
     network: u64,
 }
 
-/// Where a half can be reached, and whose it is.
+/// Where an endpoint can be reached, and whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
     pub host: HostId,
@@ -131,7 +131,7 @@ impl ShmAddress {
         check_uid(self.uid, uid).or_else(refuse)
     }
 
-    /// The name of the half's socket. It is abstract: it vanishes with the process.
+    /// The name of the endpoint's socket. It is abstract: it vanishes with the process.
     pub(crate) fn socket_name(&self) -> Result<SocketAddrUnix, rustix::io::Errno> {
         let mut name = String::from("tensorwire-shm-");
         for byte in self.token {

@@ -1,4 +1,4 @@
-//! How two halves become a link: they check each other, then swap hellos and the files of their
+//! How two endpoints become a link: they check each other, then swap hellos and the files of their
 //! memory.
 //!
 //! Initiator: hello. Acceptor: its own hello, or a refusal. Initiator: ready, or a refusal. What an
@@ -73,7 +73,7 @@ fn timeout(tried: &str, deadline: Deadline) -> FabricError {
     FabricError::Timeout { fabric: FabricKind::Shm, tried: tried.into(), after: deadline.after }
 }
 
-/// Reaches out to the half at `address`.
+/// Reaches out to the endpoint at `address`.
 ///
 /// # Errors
 /// If it is not there, not in time, or either side refuses the other.
@@ -88,9 +88,10 @@ pub(crate) fn initiate(
         Ok(socket) => socket,
         Err(Errno::AGAIN) => return Err(timeout(CONNECT, deadline)),
         Err(error) => {
-            return Err(
-                os(CONNECT, "if the peer's process has ended, or has given its half up, start over")(error),
-            );
+            return Err(os(
+                CONNECT,
+                "if the peer's process has ended, or has given its endpoint up, start over",
+            )(error));
         }
     };
     let (pid, process) = identify_peer(socket.as_fd(), side, address).map_err(refused)?;
@@ -117,7 +118,7 @@ pub(crate) fn initiate(
     }
 }
 
-/// Waits for the half at `address` to reach out to `listener`.
+/// Waits for the endpoint at `address` to reach out to `listener`.
 ///
 /// # Errors
 /// If it does not come in time, or either side refuses the other.
@@ -292,7 +293,7 @@ impl LocalSide<'_> {
         process: OwnedFd,
     ) -> Result<ShmPeer, Rejection> {
         if hello.to != self.token || hello.from != address.token {
-            return Err(Rejection::Candidate("its hello is for or from another half".into()));
+            return Err(Rejection::Candidate("its hello is for or from another endpoint".into()));
         }
         hello.check(self.options, self.layout).map_err(Rejection::Final)?;
         if files.len() != hello.regions.len() + 2 {

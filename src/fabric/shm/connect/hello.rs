@@ -1,4 +1,4 @@
-//! What two halves tell each other on their socket, with the files that go with it.
+//! What two endpoints tell each other on their socket, with the files that go with it.
 
 use super::address::{ByteReader, EndpointToken, VERSION};
 use crate::fabric::LinkOptions;
@@ -16,13 +16,13 @@ pub(crate) const MAX_BYTES: usize = 1024;
 /// Bytes of a reason, at most.
 const MAX_REASON: usize = 512;
 
-/// What a half says of itself. The files of its segment, its doorbells and its regions go with it,
+/// What an endpoint says of itself. The files of its segment, its doorbells and its regions go with it,
 /// in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShmHello {
     /// The sender's own token.
     pub from: EndpointToken,
-    /// The token of the half that it wants.
+    /// The token of the endpoint that it wants.
     pub to: EndpointToken,
     pub depth: u32,
     pub generation: u8,

@@ -1,4 +1,4 @@
-//! The Unix socket of a half: messages that carry files, and who is at the other end.
+//! The Unix socket of an endpoint: messages that carry files, and who is at the other end.
 //!
 //! The sockets keep message boundaries (`SOCK_SEQPACKET`), so a message comes whole or not at all.
 #![allow(unsafe_code)]

@@ -5,8 +5,8 @@ use super::hello::{HandshakeMessage, ShmHello};
 use super::socket::{self, Deadline, receive, send_bytes};
 use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::testing::pool;
-use crate::fabric::shm::{ShmFabric, ShmHalf, ShmLink, ShmOptions};
-use crate::fabric::{Fabric, FabricError, Half, LinkOptions, Role};
+use crate::fabric::shm::{ShmEndpoint, ShmFabric, ShmLink, ShmOptions};
+use crate::fabric::{Endpoint, Fabric, FabricError, LinkOptions, Role};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, generation: 0 };
 
-fn half(options: &LinkOptions) -> ShmHalf {
+fn endpoint(options: &LinkOptions) -> ShmEndpoint {
     let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
-    fabric.half(0, options).expect("a half")
+    fabric.endpoint(0, options).expect("an endpoint")
 }
 
 fn why(result: Result<ShmLink, FabricError>) -> String {
@@ -37,11 +37,11 @@ fn memfd(bytes: u64, sealed: bool) -> OwnedFd {
     file
 }
 
-fn address(half: &ShmHalf) -> ShmAddress {
-    ShmAddress::from_bytes(half.address()).expect("its own address")
+fn address(endpoint: &ShmEndpoint) -> ShmAddress {
+    ShmAddress::from_bytes(endpoint.address()).expect("its own address")
 }
 
-fn hello(from: &ShmHalf, to: &ShmHalf) -> ShmHello {
+fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let ShmAddress { token, .. } = address(to);
     let regions = vec![(0, 4096)];
@@ -50,8 +50,8 @@ fn hello(from: &ShmHalf, to: &ShmHalf) -> ShmHello {
 
 /// Sends a message and files to an acceptor, which must turn them away with `text`, and then still
 /// let the right peer in.
-fn assert_turned_away(make: impl Fn(&ShmHalf, &ShmHalf) -> (Vec<u8>, Vec<OwnedFd>), text: &str) {
-    let (acceptor, initiator) = (half(&OPTIONS), half(&OPTIONS));
+fn assert_turned_away(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<OwnedFd>), text: &str) {
+    let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let (bytes, files) = make(&initiator, &acceptor);
     let name = address(&acceptor).socket_name().expect("a name");
@@ -86,13 +86,13 @@ fn a_message_that_is_no_hello_is_turned_away() {
     assert_turned_away(|_, _| (b"GET / HTTP/1.1".to_vec(), Vec::new()), "hung up");
     assert_turned_away(|_, _| (HandshakeMessage::Ready.to_bytes(), Vec::new()), "hung up");
     assert_turned_away(|_, _| (vec![0; 5000], Vec::new()), "hung up");
-    let version = |from: &ShmHalf, to: &ShmHalf| {
+    let version = |from: &ShmEndpoint, to: &ShmEndpoint| {
         let mut bytes = HandshakeMessage::Hello(hello(from, to)).to_bytes();
         bytes[8..10].copy_from_slice(&(VERSION + 1).to_le_bytes());
         (bytes, good_files())
     };
     assert_turned_away(version, "hung up");
-    let cut = |from: &ShmHalf, to: &ShmHalf| {
+    let cut = |from: &ShmEndpoint, to: &ShmEndpoint| {
         let mut bytes = HandshakeMessage::Hello(hello(from, to)).to_bytes();
         bytes.pop();
         (bytes, good_files())
@@ -101,21 +101,21 @@ fn a_message_that_is_no_hello_is_turned_away() {
 }
 
 #[test]
-fn a_hello_for_or_from_another_half_is_turned_away() {
-    let other = |from: &ShmHalf, to: &ShmHalf| {
+fn a_hello_for_or_from_another_endpoint_is_turned_away() {
+    let other = |from: &ShmEndpoint, to: &ShmEndpoint| {
         (HandshakeMessage::Hello(ShmHello { to: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
     };
-    assert_turned_away(other, "another half");
-    let other = |from: &ShmHalf, to: &ShmHalf| {
+    assert_turned_away(other, "another endpoint");
+    let other = |from: &ShmEndpoint, to: &ShmEndpoint| {
         (HandshakeMessage::Hello(ShmHello { from: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
     };
-    assert_turned_away(other, "another half");
+    assert_turned_away(other, "another endpoint");
 }
 
 #[test]
 fn files_that_are_too_few_or_too_many_are_turned_away() {
     let with = |count: usize| {
-        move |from: &ShmHalf, to: &ShmHalf| {
+        move |from: &ShmEndpoint, to: &ShmEndpoint| {
             let files = (0..count).map(|_| memfd(1 << 20, true)).collect();
             (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files)
         }
@@ -130,7 +130,7 @@ fn files_that_are_too_few_or_too_many_are_turned_away() {
 fn files_that_could_change_under_us_are_turned_away() {
     let bytes = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let with = |files: fn(u64) -> Vec<OwnedFd>| {
-        move |from: &ShmHalf, to: &ShmHalf| {
+        move |from: &ShmEndpoint, to: &ShmEndpoint| {
             (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files(bytes))
         }
     };
@@ -159,7 +159,7 @@ fn files_that_could_change_under_us_are_turned_away() {
 
 #[test]
 fn one_who_connects_and_stays_silent_keeps_nobody_out() {
-    let (acceptor, initiator) = (half(&OPTIONS), half(&OPTIONS));
+    let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let name = address(&acceptor).socket_name().expect("a name");
     let _silent: Vec<OwnedFd> =
@@ -178,7 +178,7 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
         (LinkOptions { generation: 9, ..OPTIONS }, "generation 9", "generation 0"),
     ];
     for (options, theirs, ours) in other {
-        let (acceptor, initiator) = (half(&OPTIONS), half(&options));
+        let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&options));
         let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
         let start = Instant::now();
         std::thread::scope(|scope| {
@@ -196,20 +196,20 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
 
 #[test]
 fn a_peer_that_does_not_come_is_waited_for_until_the_deadline() {
-    let (acceptor, other) = (half(&OPTIONS), half(&OPTIONS));
+    let (acceptor, other) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let start = Instant::now();
     let text = why(acceptor.connect(Role::Acceptor, other.address(), SHORT_TIMEOUT));
     assert!(text.contains("100ms"), "{text}");
     assert!(start.elapsed() >= SHORT_TIMEOUT && start.elapsed() < TIMEOUT);
     // And the other way round: it is there, but does not answer.
-    let initiator = half(&OPTIONS);
+    let initiator = endpoint(&OPTIONS);
     let text = why(initiator.connect(Role::Initiator, other.address(), SHORT_TIMEOUT));
     assert!(text.contains("100ms"), "{text}");
 }
 
 #[test]
 fn one_who_was_turned_away_is_named_when_nobody_else_came() {
-    let (acceptor, initiator) = (half(&OPTIONS), half(&OPTIONS));
+    let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let name = address(&acceptor).socket_name().expect("a name");
     let candidate = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
     send_bytes(&candidate, b"rubbish", &[]).expect("sent");
@@ -218,8 +218,8 @@ fn one_who_was_turned_away_is_named_when_nobody_else_came() {
 }
 
 #[test]
-fn a_half_that_was_given_up_refuses_at_once() {
-    let (gone, initiator) = (half(&OPTIONS), half(&OPTIONS));
+fn an_endpoint_that_was_given_up_refuses_at_once() {
+    let (gone, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let to_gone = gone.address().to_vec();
     drop(gone);
     let start = Instant::now();
@@ -230,15 +230,15 @@ fn a_half_that_was_given_up_refuses_at_once() {
 
 #[test]
 fn an_address_that_makes_no_sense_is_refused_at_once() {
-    assert!(why(half(&OPTIONS).connect(Role::Initiator, b"nonsense", TIMEOUT)).contains("address"));
-    let mut foreign = half(&OPTIONS).address().to_vec();
+    assert!(why(endpoint(&OPTIONS).connect(Role::Initiator, b"nonsense", TIMEOUT)).contains("address"));
+    let mut foreign = endpoint(&OPTIONS).address().to_vec();
     foreign[12] ^= 1; // the boot id
-    assert!(why(half(&OPTIONS).connect(Role::Acceptor, &foreign, TIMEOUT)).contains("another host"));
+    assert!(why(endpoint(&OPTIONS).connect(Role::Acceptor, &foreign, TIMEOUT)).contains("another host"));
 }
 
 #[test]
 fn an_acceptor_whose_peer_dies_on_the_way_does_not_wait_for_it() {
-    let acceptor = half(&OPTIONS);
+    let acceptor = endpoint(&OPTIONS);
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep(1)");
     let peer = ShmAddress { pid: child.id(), token: [7; 16], ..address(&acceptor) }.to_bytes();
     std::thread::scope(|scope| {

@@ -4,7 +4,7 @@ use super::*;
 use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
 use crate::fabric::shm::{ShmFabric, ShmLink, ShmOptions, ShmPort};
 use crate::fabric::{
-    Allowance, Completion, Event, Fabric, Half, LinkFailure, LinkOptions, Port, Role, Sleep, Sleeper,
+    Allowance, Completion, Endpoint, Event, Fabric, LinkFailure, LinkOptions, Port, Role, Sleep, Sleeper,
 };
 use crate::memory::Pool;
 use crate::wire::{Immediate, ImmediateKind, Slot};
@@ -65,11 +65,13 @@ impl End {
 
 fn connect(a: &mut End, b: &mut End, depth: u32) -> (LinkId, LinkId) {
     let options = LinkOptions { depth, receives: 0, generation: 0 };
-    let (half, other) =
-        (a.fabric.half(0, &options).expect("a half"), b.fabric.half(0, &options).expect("a half"));
-    let (to_a, to_b) = (half.address().to_vec(), other.address().to_vec());
+    let (endpoint, other) = (
+        a.fabric.endpoint(0, &options).expect("an endpoint"),
+        b.fabric.endpoint(0, &options).expect("an endpoint"),
+    );
+    let (to_a, to_b) = (endpoint.address().to_vec(), other.address().to_vec());
     let (first, second) = std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| half.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
+        let accepted = scope.spawn(|| endpoint.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
         let reached = other.connect(Role::Initiator, &to_a, TIMEOUT).expect("reached");
         (accepted.join().expect("no panic"), reached)
     });
@@ -290,11 +292,13 @@ fn a_number_is_never_used_twice_and_a_full_port_says_so() {
     assert!(a.attached().get(other).is_none() || place_of(other) != place_of(again));
     a.port.links.places.resize_with(PLACES, LinkPlace::default);
     let options = LinkOptions { depth: 2, receives: 0, generation: 0 };
-    let (half, own) =
-        (a.fabric.half(0, &options).expect("a half"), b.fabric.half(0, &options).expect("a half"));
-    let (to_a, to_b) = (half.address().to_vec(), own.address().to_vec());
+    let (endpoint, own) = (
+        a.fabric.endpoint(0, &options).expect("an endpoint"),
+        b.fabric.endpoint(0, &options).expect("an endpoint"),
+    );
+    let (to_a, to_b) = (endpoint.address().to_vec(), own.address().to_vec());
     let error = std::thread::scope(|scope| {
-        let link = scope.spawn(|| half.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
+        let link = scope.spawn(|| endpoint.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
         let _peer = own.connect(Role::Initiator, &to_a, TIMEOUT).expect("reached");
         a.port.attach(link.join().expect("no panic")).expect_err("full").to_string()
     });

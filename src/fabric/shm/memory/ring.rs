@@ -5,7 +5,7 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | low half: sequence number, stored last; high half: how far the *other* ring of the link has been consumed |
+//! | 0 | low endpoint: sequence number, stored last; high endpoint: how far the *other* ring of the link has been consumed |
 //! | 1..4 | header |
 //! | 4..32 | payload; the first four words of it share the header's cache line |
 //!

@@ -180,10 +180,10 @@ impl SharedWords {
     }
 
     /// The low half of a word, for the kernel.
-    fn low_half(&self, index: usize) -> &AtomicU32 {
-        let halves = ptr::from_ref(self.word(index)).cast::<AtomicU32>();
+    fn low_endpoint(&self, index: usize) -> &AtomicU32 {
+        let endpoints = ptr::from_ref(self.word(index)).cast::<AtomicU32>();
         // SAFETY: half of a word that is mapped, and aligned. Only the kernel looks at it.
-        unsafe { &*halves.add(usize::from(cfg!(target_endian = "big"))) }
+        unsafe { &*endpoints.add(usize::from(cfg!(target_endian = "big"))) }
     }
 }
 
@@ -208,12 +208,12 @@ impl ShareWords for SharedWords {
         // A time that does not fit is for ever. An error is a changed word, a signal, or the end of
         // the time.
         let timeout = futex::Timespec::try_from(timeout).ok();
-        let _ = futex::wait(self.low_half(index), futex::Flags::empty(), seen, timeout.as_ref());
+        let _ = futex::wait(self.low_endpoint(index), futex::Flags::empty(), seen, timeout.as_ref());
     }
 
     fn wake(&self, index: usize) {
         // The word is ours and aligned, so there is no error.
-        let _ = futex::wake(self.low_half(index), futex::Flags::empty(), i32::MAX as u32);
+        let _ = futex::wake(self.low_endpoint(index), futex::Flags::empty(), i32::MAX as u32);
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) trait ShareWords: LoadWords {
     fn fence(&self);
 
     /// Sleeps until a [`ShareWords::wake`] of the word, or for `timeout`; not at all if its low
-    /// half is not `seen`. May return early.
+    /// endpoint is not `seen`. May return early.
     fn wait(&self, index: usize, seen: u32, timeout: Duration);
 
     /// Wakes all who sleep on a word.

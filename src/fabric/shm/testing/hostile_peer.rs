@@ -13,7 +13,7 @@ use crate::fabric::shm::memory::ring::{Consumer, HEADER_WORDS, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::wakeup::doorbells::PeerDoorbells;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
-use crate::fabric::{Fabric, Half, LinkId, LinkOptions, Port, Role};
+use crate::fabric::{Endpoint, Fabric, LinkId, LinkOptions, Port, Role};
 use crate::memory::Pool;
 use rustix::fd::AsFd;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl HostileSetup {
 pub(crate) fn connect_hostile_peer(siege: &HostileSetup) -> (HonestPeer, HostilePeer) {
     let HostileSetup { fabric, pool, hostile_pool } = siege;
     let layout = SegmentLayout::new(&OPTIONS).expect("in range");
-    let half = fabric.half(0, &OPTIONS).expect("a half");
+    let endpoint = fabric.endpoint(0, &OPTIONS).expect("an endpoint");
     let segment = OwnSegment::new(&layout).expect("a segment");
     ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()));
     let token = address::draw_token().expect("random bytes");
@@ -76,10 +76,10 @@ pub(crate) fn connect_hostile_peer(siege: &HostileSetup) -> (HonestPeer, Hostile
         fenced: true,
         regions: vec![(0, hostile_pool.region().len(), hostile_pool.region_fd())],
     };
-    let honest = ShmAddress::from_bytes(half.address()).expect("an address");
+    let honest = ShmAddress::from_bytes(endpoint.address()).expect("an address");
     let (link, peer) = std::thread::scope(|scope| {
         let link =
-            scope.spawn(|| half.connect(Role::Acceptor, &hostile.to_bytes(), TIMEOUT).expect("accepted"));
+            scope.spawn(|| endpoint.connect(Role::Acceptor, &hostile.to_bytes(), TIMEOUT).expect("accepted"));
         let peer = handshake::initiate(&side, &honest, Deadline::after(TIMEOUT));
         (link.join().expect("no panic"), peer.map_err(|e| e.to_string()).expect("reached"))
     });

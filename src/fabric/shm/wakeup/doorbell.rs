@@ -9,7 +9,7 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | the ring: its low half changes with every wake-up |
+//! | 0 | the ring: its low endpoint changes with every wake-up |
 //! | 16, 17 | waiters that sleep; what they sleep on |
 //! | 18 | waiters that attend, asleep or not |
 //! | 32, 33 | keepers that sleep; what they sleep on |

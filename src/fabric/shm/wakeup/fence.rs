@@ -15,13 +15,13 @@ pub(crate) fn join() -> bool {
     membarrier_query().contains(needed) && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
 }
 
-/// The sender's half: keeps only the compiler from changing the order.
+/// The sender's endpoint: keeps only the compiler from changing the order.
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The poller's half: a system call. Whether it was made.
+/// The poller's endpoint: a system call. Whether it was made.
 pub(crate) fn heavy() -> bool {
     std::sync::atomic::fence(Ordering::SeqCst); // does for this thread, whatever the kernel says
     membarrier(MembarrierCommand::GlobalExpedited).is_ok()

@@ -132,7 +132,7 @@ fn a_folder_of_devices_that_cannot_be_read_is_an_error() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_not_known_and_what_is_half_gone_is_left_out() {
+fn what_cannot_be_understood_is_not_known_and_what_is_endpoint_gone_is_left_out() {
     let root = tree(&[
         ("class/infiniband/gone/fw_ver", "1\n"), // no node_type any more
         ("class/infiniband/usnic_0/node_type", "5: usNIC\n"),

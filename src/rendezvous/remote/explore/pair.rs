@@ -4,7 +4,7 @@ use crate::engine::Handler;
 use crate::engine::{OneshotPool, OneshotReceiver};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
-use crate::fabric::{Fabric, Half, LinkOptions, Port, Role};
+use crate::fabric::{Endpoint, Fabric, LinkOptions, Port, Role};
 use crate::link::{Destination, LinkLoad, LinkSettings, Links, TensorKey, Value};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::rendezvous::Error;
@@ -134,7 +134,7 @@ fn pair<F: Fabric>(
     meant: u64,
 ) -> Pair<F::Port> {
     let options = LinkOptions { depth, receives: 0, generation: 0 };
-    let [first, second] = [0, 1].map(|side: usize| fabrics[side].half(0, &options).expect("a half"));
+    let [first, second] = [0, 1].map(|side: usize| fabrics[side].endpoint(0, &options).expect("an endpoint"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let timeout = Duration::from_secs(5);
     let thread =

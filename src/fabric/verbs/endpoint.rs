@@ -1,6 +1,6 @@
 //! How a link is made: queue pairs up to INIT, addresses swapped by others, receives, then RTR and RTS, and a ping in both
 //! directions on each queue pair that carries data. A ping is a write of eight bytes that the other side told in its address, into a word
-//! that it looks at: no completion is needed for it, and it shows that the queue pair carries writes to this very half. The acceptor
+//! that it looks at: no completion is needed for it, and it shows that the queue pair carries writes to this very endpoint. The acceptor
 //! pings when it was pinged: from then on the initiator's queue pairs are known to take something.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
@@ -19,7 +19,7 @@ use super::port::VerbsLink;
 use super::qp::QueuePair;
 use super::slot::{Awaited, Slot};
 use super::sys::*;
-use crate::fabric::{FabricError, FabricKind, Half, LinkOptions, Role};
+use crate::fabric::{Endpoint, FabricError, FabricKind, LinkOptions, Role};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ const RNR_FOR_EVER: u8 = 7;
 const LOOK: Duration = Duration::from_micros(50);
 
 /// One side of a link that is not connected yet.
-pub struct VerbsHalf {
+pub struct VerbsEndpoint {
     // Queue pairs first, then what they name, then their places in the completion queue.
     pairs: Vec<QueuePair>,
     local: Buffer,
@@ -70,7 +70,7 @@ fn places_of(queue: usize, depth: u32) -> usize {
     control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
 
-impl VerbsHalf {
+impl VerbsEndpoint {
     pub(super) fn new(shared: &Arc<Shared>, port: usize, options: &LinkOptions) -> Result<Self, FabricError> {
         let LinkOptions { depth, receives: _, generation } = *options;
         let data_queues = shared.options.qps_per_peer;
@@ -117,7 +117,7 @@ impl VerbsHalf {
             pairs: numbers,
         };
         let address = own.to_bytes();
-        Ok(VerbsHalf {
+        Ok(VerbsEndpoint {
             pairs,
             local,
             words,
@@ -194,7 +194,7 @@ impl VerbsHalf {
     }
 }
 
-impl VerbsHalf {
+impl VerbsEndpoint {
     /// What the queue pairs become: the link's control, and its data queues, of which the main one is the first.
     fn queues(&mut self) -> (Control, Vec<DataQueue>) {
         let (options, link) = (&self.options, self.awaited.link);
@@ -217,7 +217,7 @@ impl VerbsHalf {
     }
 }
 
-impl Half for VerbsHalf {
+impl Endpoint for VerbsEndpoint {
     type Link = VerbsLink;
 
     fn address(&self) -> &[u8] {
@@ -249,7 +249,7 @@ impl Half for VerbsHalf {
         }
         let stripes = queues.split_off(1);
         let Some(main) = queues.pop() else { unreachable!("an address has the main data queue") };
-        let VerbsHalf { local, words, awaited, places, slot, shared, options, .. } = self;
+        let VerbsEndpoint { local, words, awaited, places, slot, shared, options, .. } = self;
         let parts = Parts { main, stripes, control, local, words, peer, awaited, places, slot, shared };
         Ok(VerbsLink(Box::new(Link::new(&options, parts))))
     }
