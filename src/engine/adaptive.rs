@@ -1,10 +1,12 @@
-//! The adaptive mode: calls make progress, and sleep while nothing comes; a thread, the keeper, does while no call
-//! is under way.
+//! The adaptive mode: calls make progress and sleep while nothing comes. A background poller does
+//! so while no call is under way.
 //!
-//! A thread in a call *attends*: what comes does not wake the keeper then. To sleep, a thread arms the port, which
-//! costs a barrier in all threads of all peers; that is worth it for who sleeps, but not for who leaves a call and will
-//! soon be back in the next. So a call that leaves the port unarmed has the keeper *watch*: the keeper looks now and
-//! then whether calls go on, and takes over, arms the port and sleeps as soon as they do not.
+//! A thread in a call is an *active waiter*: while there is one, arrivals do not wake the
+//! background poller. To sleep, a thread arms the port, which costs a barrier in all threads of all
+//! peers. A thread that sleeps pays that. A thread that leaves a call does not, as its next call is
+//! likely to follow soon. A call that leaves the port unarmed puts the background poller on
+//! *standby*: it checks now and then whether calls continue. As soon as they do not, it takes over,
+//! arms the port and sleeps.
 
 use super::poller_lock::LockOutcome;
 use super::shared_poller::{Engine, Unusable};
@@ -13,16 +15,17 @@ use crate::fabric::{Port, Sleep, Sleeper};
 use crate::wire::Time;
 use std::time::Duration;
 
-/// Steps between two looks at the clock.
-const LOOKS: u32 = 4;
-/// How often who finds nothing gives its CPU away, at least, before it sleeps.
+/// Polls between two reads of the clock.
+const POLLS: u32 = 4;
+/// Times in a row, at least, that a thread yields its CPU before it sleeps.
 const YIELDS: u32 = 16;
-/// How long no call must have been under way for the keeper to take over.
-const WATCH: Duration = Duration::from_millis(1);
-/// The longest sleep. Nothing depends on it: it bounds what a peer could gain that takes back its rings.
+/// Time between two checks on standby: without a call in it, the background poller takes over.
+const STANDBY: Duration = Duration::from_millis(1);
+/// The longest sleep. No wake-up depends on it: it bounds the harm of a peer that withdraws its
+/// doorbell rings.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
-/// While it lives, what comes does not wake the keeper.
+/// A guard of a call: while it lives, arrivals do not wake the background poller.
 pub(super) struct ActiveWaiter<'a, P: Port, H: Handler<P>> {
     engine: &'a Engine<P, H>,
 }
@@ -38,7 +41,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let (mut quiet_since, mut idle) = (self.clock.now(), 0);
         loop {
             let now = self.clock.now();
-            let count = self.look(now, LOOKS, done)?;
+            let count = self.poll_until(now, POLLS, done)?;
             if done() {
                 return Ok(true);
             }
@@ -48,7 +51,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             if count > 0 {
                 (quiet_since, idle) = (now, 0);
             } else if idle < YIELDS || now.since(quiet_since) < self.spin {
-                // Whoever brings what this waits for may need this CPU.
+                // The thread or process that this call waits for may need this CPU.
                 std::thread::yield_now();
                 idle += 1;
             } else {
@@ -61,7 +64,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     fn sleep_as_waiter(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<(), Unusable> {
         let seen = self.sleeper.seen();
         let (mut armed, mut until) = (false, deadline);
-        // Beside another owner nobody may sleep: one that only submits arms nothing when it lets go.
+        // A thread that finds the lock taken may not sleep: a holder that only submits does not arm
+        // the port.
         self.with_poller(|poller| {
             armed = poller.arm();
             until = until.min(poller.next_deadline());
@@ -76,7 +80,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.check()
     }
 
-    /// What an owner does before it lets go.
+    /// Runs before the lock is released.
     pub(super) fn before_unlock(&self, poller: &mut Poller<P, H>) {
         if poller.take_active() {
             self.nudge();
@@ -86,27 +90,27 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Makes sure that somebody sees what comes from now on.
+    /// Makes sure that some thread sees what comes from now on.
     fn leave(&self) {
         self.sleeper.exit_wait();
         let mut armed = false;
-        // A port that is armed already only looks whether anybody has rung.
-        let owned = self.with_poller(|poller| armed = poller.is_armed() && poller.arm());
-        let settled = matches!(owned, Ok(LockOutcome::Ran)) && armed;
-        if !settled && self.background.watch() {
+        // Arming an armed port only checks whether a peer has rung.
+        let outcome = self.with_poller(|poller| armed = poller.is_armed() && poller.arm());
+        let handled = matches!(outcome, Ok(LockOutcome::Ran)) && armed;
+        if !handled && self.background.enter_standby() {
             self.sleeper.wake(Sleep::Background);
         }
     }
 
-    /// What the keeper does until the engine is closed or unusable.
+    /// The loop of the background poller, until the engine is closed or unusable.
     pub(super) fn run_adaptive(&self) {
         while self.check().is_ok() {
             let seen = self.sleeper.seen();
             let until = match self.background.calls_continue() {
-                true => self.clock.now() + WATCH,
+                true => self.clock.now() + STANDBY,
                 false => match self.take_over() {
                     Some(until) => until,
-                    // OneshotPool are under way again.
+                    // Calls are under way again.
                     None => continue,
                 },
             };
@@ -115,24 +119,24 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Makes progress until nothing comes any more and the port is armed; says when to look again. `None` if a call
-    /// came in between.
+    /// Makes progress until nothing comes any more and the port is armed. Returns the time of the
+    /// next poll, or `None` if a call took the lock meanwhile.
     fn take_over(&self) -> Option<Time> {
         let mut quiet_since = self.clock.now();
         loop {
             let now = self.clock.now();
             let (mut count, mut until) = (0, None);
-            let owned = self.with_poller(|poller| {
-                for _ in 0..LOOKS {
+            let outcome = self.with_poller(|poller| {
+                for _ in 0..POLLS {
                     count += poller.step(now);
                 }
                 if count == 0 && now.since(quiet_since) >= self.spin && poller.arm() {
-                    // Known before another owner can bring an earlier deadline.
+                    // Set under the lock: a later holder with an earlier deadline must see it.
                     self.background.set_asleep_until(poller.next_deadline());
                     until = Some(poller.next_deadline());
                 }
             });
-            match owned {
+            match outcome {
                 Ok(LockOutcome::Ran) if until.is_some() => return until,
                 Ok(LockOutcome::Ran) => {
                     if count > 0 {
@@ -141,7 +145,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     std::thread::yield_now();
                 }
                 Ok(_) => {
-                    self.background.watch();
+                    self.background.enter_standby();
                     return None;
                 }
                 Err(_) => return Some(Time::NEVER),

@@ -1,4 +1,4 @@
-//! The thread of a poller: started, pinned, ended.
+//! The background poller: starts its thread, pins it and ends it.
 #![allow(clippy::disallowed_methods)] // starting a thread waits until it is pinned
 
 use super::shared_poller::Engine;
@@ -11,16 +11,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-/// What others must know of the thread.
+/// The state of the background poller that calls read and change.
 #[derive(Debug, Default)]
 pub(super) struct BackgroundState {
     closing: AtomicBool,
-    /// Until when it sleeps at most, in ns of the engine's clock; 0 while it does not.
+    /// The time at which its sleep ends at the latest, in ns of the engine's clock. 0 while it is
+    /// awake.
     asleep_until: AtomicU64,
-    /// Whether it looks now and then whether calls go on.
+    /// Whether it only checks now and then whether calls continue.
     on_standby: AtomicBool,
-    /// OneshotPool that left the port unarmed; how many of them it has seen.
+    /// Number of calls that have left the port unarmed.
     calls: AtomicU64,
+    /// The value of `calls` at the last check.
     seen_calls: AtomicU64,
 }
 
@@ -34,24 +36,26 @@ impl BackgroundState {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// A call has left the port unarmed. Returns whether the thread must be woken to watch.
-    pub fn watch(&self) -> bool {
+    /// Notes that a call has left the port unarmed. Returns whether the background poller must be
+    /// woken for standby.
+    pub fn enter_standby(&self) -> bool {
         self.calls.fetch_add(1, Ordering::SeqCst);
         !self.on_standby.swap(true, Ordering::SeqCst)
     }
 
-    /// For the thread: whether there were such calls since it asked last. If not, it watches no more and takes over:
-    /// what the last of them left is behind it then, and the next one wakes it.
+    /// Whether a call has left the port unarmed since the last check. If not, standby ends and the
+    /// background poller takes over. It then sees what the last such call left, and the next such
+    /// call wakes it. Called by the background poller.
     pub fn calls_continue(&self) -> bool {
         if !self.on_standby.load(Ordering::SeqCst) {
             return false;
         }
         let calls = self.calls.load(Ordering::SeqCst);
-        let go_on = self.seen_calls.swap(calls, Ordering::Relaxed) != calls;
-        if !go_on {
+        let continued = self.seen_calls.swap(calls, Ordering::Relaxed) != calls;
+        if !continued {
             self.on_standby.store(false, Ordering::SeqCst);
         }
-        go_on
+        continued
     }
 
     pub fn set_asleep_until(&self, time: Time) {
@@ -62,41 +66,42 @@ impl BackgroundState {
         self.asleep_until.store(0, Ordering::SeqCst);
     }
 
-    /// Whether it would sleep longer than this.
+    /// Whether its sleep may last longer than until `time`.
     pub fn sleeps_past(&self, time: Time) -> bool {
         self.asleep_until.load(Ordering::SeqCst) > time.as_nanos()
     }
 }
 
-/// The thread of an engine. Dropping it closes the engine and waits for the thread.
+/// The handle of an engine's background poller. Dropping it closes the engine and joins the thread.
 pub struct PollingThread {
     close: Box<dyn Fn() + Send + Sync>,
     thread: Option<JoinHandle<()>>,
     fork_guard: ForkGuard,
 }
 
-/// Why a polling thread did not start.
+/// Why a background poller did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It could not be pinned.
+    /// The thread could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// The system gave no thread.
+    /// The system refused a thread.
     #[error("starting the polling thread {name} failed: {source}; raise the limit of threads (ulimit -u)")]
     Thread {
-        /// Its name.
+        /// The thread's name.
         name: String,
         /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Starts the thread that `mode` asks for, pinned to `core` if one is given, and has the engine work in that mode from
-/// now on. `number` tells the pollers of a process apart in the thread's name.
+/// Starts the background poller of `mode`, pinned to `core` if one is given, and switches the
+/// engine to that mode. `number` is part of the thread's name and tells the pollers of a process
+/// apart.
 ///
 /// # Errors
-/// If the thread can't be had or pinned; the engine is then as it was.
+/// If the thread cannot be started or pinned. The engine then keeps its mode.
 ///
 /// # Panics
 /// If the mode is inline, which has no thread.
@@ -113,17 +118,17 @@ pub fn start<P: Port, H: Handler<P>>(
     };
     let name = format!("tw-poll-{number}");
     let (pinned, outcome) = channel();
-    let driven = Arc::clone(engine);
+    let polled = Arc::clone(engine);
     let body = move || {
         let result = core.map_or(Ok(()), pin_current_thread);
         let failed = result.is_err();
-        // The starter waits for this.
+        // `start` waits for this.
         let _ = pinned.send(result);
         if failed {
             return;
         }
-        driven.set_mode(mode);
-        work(&driven);
+        polled.set_mode(mode);
+        work(&polled);
     };
     let thread = std::thread::Builder::new()
         .name(name.clone())
@@ -145,7 +150,7 @@ pub fn start<P: Port, H: Handler<P>>(
 impl Drop for PollingThread {
     fn drop(&mut self) {
         if self.fork_guard.in_child() {
-            // The thread, and whatever it holds, is the parent's.
+            // This process is a fork: the thread and all it holds belong to the parent.
             std::mem::forget(self.thread.take());
             return;
         }

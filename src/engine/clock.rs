@@ -1,8 +1,8 @@
-//! Where the time comes from.
+//! The source of time.
 
 use crate::wire::Time;
 
-/// A clock that never goes back. The node brings the system's; a simulation brings its own.
+/// A monotonic clock. A node uses the system's; a simulation uses virtual time.
 pub trait Clock: Send + Sync + 'static {
     /// The time now.
     fn now(&self) -> Time;

@@ -1,6 +1,8 @@
-//! Many calls that are waited for as one: a cell for each result, and a count of those that are still to come.
+//! Several results that are waited for together: a cell for each, and a count of those that are
+//! missing.
 //!
-//! The calls are dealt out to a few subsets, each of which is counted by itself: who waits for one subset need not hear of others.
+//! The results form a few subsets, and each subset is counted by itself. A thread can wait for one
+//! subset alone.
 
 use super::Canceled;
 use super::oneshot::OneshotSender;
@@ -9,51 +11,53 @@ use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The results of several calls.
+/// The results of several one-shot channels.
 pub(super) struct CompletionGroup<R> {
     cells: Box<[ResultCell<R>]>,
-    /// Of each call, its subset.
+    /// The subset of each result.
     subsets: Arc<[u16]>,
-    /// The subset that all are of, if there is one.
+    /// The subset of all results, if they have the same one.
     only_subset: Option<usize>,
-    /// Of each subset, the calls without a result. All its results are there when it is 0.
+    /// For each subset, the number of missing results.
     left: Box<[AtomicUsize]>,
-    /// How many of the results are failures.
+    /// Number of results that are failures.
     failed: AtomicUsize,
 }
 
-/// The waiting side of several calls.
+/// The side of a completion group that waits.
 pub struct GroupReceiver<R> {
     group: Option<Arc<CompletionGroup<R>>>,
     free: Arc<ArrayQueue<Arc<CompletionGroup<R>>>>,
-    /// Failures that were taken.
+    /// Number of failures that were taken.
     taken: usize,
 }
 
-/// The bringing sides of several calls, first to last. Those that are not asked for bring [`Canceled::canceled`] when this is
-/// dropped.
+/// The senders of a completion group, first to last. Dropping the iterator drops the senders that
+/// it has not returned: they send [`Canceled::canceled`].
 pub struct GroupSenders<R: Canceled> {
     group: Arc<CompletionGroup<R>>,
     next: usize,
 }
 
-/// GroupPool that are used again and again, for the same number of calls each.
+/// Completion groups of one layout that are used again and again.
 pub struct GroupPool<R> {
     free: Arc<ArrayQueue<Arc<CompletionGroup<R>>>>,
     subsets: Arc<[u16]>,
     count: usize,
 }
 
-/// GroupPool that are kept: one is still let go by its last sender while the next is in use.
+/// Groups that are kept. The last sender of a group may still hold it while the next group is in
+/// use.
 const KEPT: usize = 4;
 
 impl<R: Canceled> GroupPool<R> {
-    /// For a call of each of these subsets, which are numbered from 0 to before `count`.
+    /// Groups with one result for each element of `subsets`. Subsets are numbered from 0 to `count
+    /// - 1`.
     pub fn new(subsets: Arc<[u16]>, count: usize) -> Self {
         GroupPool { free: Arc::new(ArrayQueue::new(KEPT)), subsets, count }
     }
 
-    /// Both sides of as many new calls.
+    /// Both sides of a new group.
     pub fn channels(&self) -> (GroupReceiver<R>, GroupSenders<R>) {
         let group = self.unused().unwrap_or_else(|| CompletionGroup::new(self.subsets.clone(), self.count));
         let senders = GroupSenders { group: group.clone(), next: 0 };
@@ -63,7 +67,7 @@ impl<R: Canceled> GroupPool<R> {
     fn unused(&self) -> Option<Arc<CompletionGroup<R>>> {
         for _ in 0..KEPT {
             let mut group = self.free.pop()?;
-            // Unique: no sender of its last use is left, so it can be made as new.
+            // Unique: the senders of its last use are gone.
             if let Some(inner) = Arc::get_mut(&mut group) {
                 inner.reset();
                 return Some(group);
@@ -100,21 +104,21 @@ impl<R> CompletionGroup<R> {
 }
 
 impl<R: Canceled> CompletionGroup<R> {
-    /// Brings the result of a call.
+    /// Puts one result.
     ///
     /// # Safety
-    /// No other call of this for the same cell since the group was new.
+    /// `put` is called at most once for each cell between two resets of the group.
     #[allow(unsafe_code)]
     pub(super) unsafe fn put(&self, at: usize, result: R) {
         let is_failure = result.is_failure();
-        // SAFETY: as the caller says.
+        // SAFETY: by the contract above this is the only write to the cell.
         unsafe {
             self.cells[at].put(result);
         }
         if is_failure {
             self.failed.fetch_add(1, Ordering::Release);
         }
-        // Ordered before the look at the count that finds 0, so all results are seen with it.
+        // Release: a thread that loads 0 (acquire) sees all results.
         self.left[usize::from(self.subsets[at])].fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -128,58 +132,58 @@ impl<R: Canceled> Iterator for GroupSenders<R> {
             return None;
         }
         self.next += 1;
-        Some(OneshotSender::on_board(self.group.clone(), at))
+        Some(OneshotSender::in_group(self.group.clone(), at))
     }
 }
 
 impl<R: Canceled> Drop for GroupSenders<R> {
     fn drop(&mut self) {
-        // Each brings its word when it is dropped.
+        // A sender that is dropped sends `Canceled::canceled`.
         while self.next().is_some() {}
     }
 }
 
 impl<R: Canceled> GroupReceiver<R> {
-    /// Whether every result is there.
+    /// Whether every result was sent.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.group.as_ref().is_none_or(|group| group.is_done())
     }
 
-    /// Whether every result of a subset is there.
+    /// Whether every result of a subset was sent.
     #[inline]
     pub fn is_subset_done(&self, subset: usize) -> bool {
         self.group.as_ref().is_none_or(|group| group.left[subset].load(Ordering::Acquire) == 0)
     }
 
-    /// Whether all calls are of this subset.
+    /// Whether all results are of this subset.
     pub fn is_only_subset(&self, subset: usize) -> bool {
         self.group.as_ref().is_none_or(|group| group.only_subset == Some(subset))
     }
 
-    /// How many calls there are.
+    /// Number of results.
     pub fn len(&self) -> usize {
         self.group.as_ref().map_or(0, |group| group.cells.len())
     }
 
-    /// Whether there are none.
+    /// Whether the group has no results.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether one of the results that are there, and were not taken, is a failure.
+    /// Whether a result that was sent and not taken is a failure.
     #[inline]
     pub fn has_failed(&self) -> bool {
         self.group.as_ref().is_some_and(|group| group.failed.load(Ordering::Acquire) > self.taken)
     }
 
-    /// Whether a result is there, or was taken.
+    /// Whether a result was sent. Stays `true` after it was taken.
     pub fn is_ready(&self, at: usize) -> bool {
         let cell = self.group.as_ref().and_then(|group| group.cells.get(at));
         cell.is_some_and(ResultCell::is_done)
     }
 
-    /// A result, if it is there and was not taken before.
+    /// Takes a result, if it was sent and not taken before.
     pub fn take(&mut self, at: usize) -> Option<R> {
         let result = self.take_out(at);
         self.taken += usize::from(result.as_ref().is_some_and(R::is_failure));
@@ -188,7 +192,7 @@ impl<R: Canceled> GroupReceiver<R> {
 
     fn take_out(&mut self, at: usize) -> Option<R> {
         let cell = self.group.as_ref()?.cells.get(at)?;
-        // SAFETY: these are the only receiver of the group and they are borrowed uniquely.
+        // SAFETY: this is the only receiver of the group, and it is borrowed uniquely.
         #[allow(unsafe_code)]
         unsafe {
             cell.take()
@@ -199,17 +203,17 @@ impl<R: Canceled> GroupReceiver<R> {
 impl<R> Drop for GroupReceiver<R> {
     fn drop(&mut self) {
         let Some(group) = self.group.take() else { return };
-        // Only one that gets no more results is kept. One with results to come goes with its senders.
+        // Only a group with all results goes back to the pool. The last sender frees any other.
         if !group.is_done() {
             return;
         }
         for cell in &group.cells {
-            // A result that nobody took must not live on in the store, with its tensor.
-            // SAFETY: these are the only receiver of the group, and they end here.
+            // A result that was not taken must not live on in the pool, with its tensor.
+            // SAFETY: this is the only receiver of the group, and it ends here.
             #[allow(unsafe_code)]
             drop(unsafe { cell.take() });
         }
-        // If the store is full the group is simply freed.
+        // A full pool frees the group.
         let _ = self.free.push(group);
     }
 }
@@ -231,13 +235,13 @@ mod tests {
         }
     }
 
-    fn groups(calls: usize) -> GroupPool<Answer> {
-        GroupPool::new(vec![0; calls].into(), 1)
+    fn pool(results: usize) -> GroupPool<Answer> {
+        GroupPool::new(vec![0; results].into(), 1)
     }
 
     #[test]
-    fn all_results_are_there_when_the_last_is() {
-        let (mut receiver, senders) = groups(3).channels();
+    fn the_group_is_done_with_its_last_result() {
+        let (mut receiver, senders) = pool(3).channels();
         let senders: Vec<_> = senders.collect();
         for (at, sender) in senders.into_iter().enumerate().rev() {
             assert!(!receiver.is_done() && receiver.take(at).is_none());
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_counted_by_itself() {
+    fn each_subset_is_counted_by_itself() {
         let (receiver, senders) = GroupPool::<Answer>::new([2, 0, 2].into(), 3).channels();
         assert!(receiver.is_subset_done(1) && !receiver.is_subset_done(0) && !receiver.is_subset_done(2));
         let mut senders: Vec<_> = senders.collect();
@@ -262,21 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn a_completer_that_is_dropped_is_a_failure_of_its_call_alone() {
-        let (mut receiver, mut senders) = groups(3).channels();
+    fn a_sender_that_is_dropped_is_a_failure_of_its_result_alone() {
+        let (mut receiver, mut senders) = pool(3).channels();
         let first = senders.next().expect("three");
         drop(senders.next());
         assert!(receiver.has_failed() && !receiver.is_done());
         first.send(Answer(7));
-        // One was never asked for.
+        // The iterator has not returned the last one.
         drop(senders);
         assert!(receiver.is_done());
         assert_eq!([0, 1, 2].map(|at| receiver.take(at)), [7, -1, -1].map(|answer| Some(Answer(answer))));
     }
 
     #[test]
-    fn a_failure_that_was_taken_is_none_of_the_others() {
-        let (mut receiver, senders) = groups(3).channels();
+    fn a_failure_that_was_taken_is_not_counted() {
+        let (mut receiver, senders) = pool(3).channels();
         let Ok([first, second, third]) = <[_; 3]>::try_from(senders.collect::<Vec<_>>()) else {
             panic!("there are three");
         };
@@ -291,8 +295,8 @@ mod tests {
     }
 
     #[test]
-    fn a_board_is_used_again_only_when_both_sides_are_gone() {
-        let groups = groups(2);
+    fn a_group_is_used_again_only_when_both_sides_are_gone() {
+        let groups = pool(2);
         let (first, mut senders) = groups.channels();
         let late = senders.next().expect("two");
         drop(senders);
@@ -303,19 +307,19 @@ mod tests {
         senders.for_each(|sender| sender.send(Answer(-5)));
         let cell = Arc::as_ptr(second.group.as_ref().expect("there"));
         drop(second);
-        let (mut third, _completers) = groups.channels();
+        let (mut third, _senders) = groups.channels();
         assert_eq!(Arc::as_ptr(third.group.as_ref().expect("there")), cell, "used again");
         assert!(!third.is_done() && !third.has_failed() && third.take(1).is_none(), "and as new");
     }
 
     #[test]
-    fn nothing_is_waited_for_without_calls() {
-        assert!(groups(0).channels().0.is_done());
+    fn a_group_without_results_is_done() {
+        assert!(pool(0).channels().0.is_done());
     }
 
     #[test]
     fn results_cross_threads() {
-        let groups = groups(64);
+        let groups = pool(64);
         for round in 0..50 {
             let (mut receiver, senders) = groups.channels();
             let thread = std::thread::spawn(move || {

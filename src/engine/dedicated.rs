@@ -1,4 +1,5 @@
-//! The dedicated mode: a thread owns the poller and never sleeps; calls hand over and wait.
+//! The dedicated mode: a background poller holds the poller and never sleeps. Calls submit commands
+//! and wait.
 
 use super::poller_lock::LockOutcome;
 use super::shared_poller::{Engine, Unusable};
@@ -7,30 +8,30 @@ use super::{Handler, Poller, WaitStrategy};
 use crate::fabric::Port;
 use crate::wire::Time;
 
-/// Wishes that come back at a time, for which there is room from the start.
-const EARLY: usize = 64;
+/// Capacity for returned commands that is allocated at the start.
+const RETURNED: usize = 64;
 
 impl<P: Port, H: Handler<P>> Engine<P, H> {
-    /// Hands a command over to the thread.
-    pub(super) fn submit_to_thread(&self, op: H::Command) -> Result<(), Unusable> {
-        let mut op = op;
+    /// Submits a command to the background poller.
+    pub(super) fn submit_to_thread(&self, command: H::Command) -> Result<(), Unusable> {
+        let mut command = command;
         let mut round = 0;
         loop {
             self.check()?;
-            match self.submissions.submit(op) {
-                // The call of a command that nobody takes any more is told by the command's end.
+            match self.submissions.submit(command) {
+                // Dropping a command ends its call: its one-shot sender goes with it.
                 Ok(()) => {
                     self.submissions.drop_if_closed();
                     return Ok(());
                 }
-                Err(back) => op = back,
+                Err(back) => command = back,
             }
             self.wait.pause(round);
             round = round.saturating_add(1);
         }
     }
 
-    /// Waits while the thread makes progress.
+    /// Waits while the background poller makes progress.
     pub(super) fn wait_for_thread(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
         let mut round = 0;
         loop {
@@ -49,27 +50,28 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// What the thread does until the engine is closed.
+    /// The loop of the background poller, until the engine is closed.
     pub(super) fn run_dedicated(&self) {
         let mut consumer = SubmissionConsumer::new();
-        let mut early = Vec::with_capacity(EARLY);
+        let mut returned = Vec::with_capacity(RETURNED);
         let mut work = |slot: &mut Option<Poller<P, H>>| {
             let Some(poller) = slot else { return };
             while !self.background.is_closing() {
                 let now = self.clock.now();
-                let waited = early.len();
-                consumer.take(&self.submissions, |op| early.extend(poller.command(op, now)));
-                // Since they came, all lanes were emptied: what they are about is there, or has ended.
-                early.drain(..waited).for_each(|op| drop(poller.command(op, now)));
+                let waited = returned.len();
+                consumer.take(&self.submissions, |command| returned.extend(poller.command(command, now)));
+                // All lanes were drained since these commands were returned. What they refer to
+                // exists by now, or has ended.
+                returned.drain(..waited).for_each(|command| drop(poller.command(command, now)));
                 if poller.step(now) == 0 && self.wait == WaitStrategy::Yield {
                     std::thread::yield_now();
                 }
             }
-            // Whoever made these submissions is told by their end.
+            // Dropping a command ends its call.
             consumer.take(&self.submissions, drop);
         };
-        // A call that began in another mode may still have the poller for a moment. Poisoned or closed: every call on
-        // the engine says so.
+        // A call that began in another mode may still hold the lock for a moment. If the poller is
+        // poisoned or closed, every call on the engine fails by itself.
         while let Ok(LockOutcome::Busy) = self.with_slot(&mut work) {
             std::thread::yield_now();
         }

@@ -1,5 +1,7 @@
-//! Threads that run the program's own code: never a poller, never the caller. One runs callbacks; one ends owners of memory outside
-//! the pool, so that a callback that waits for a buffer to be released does not wait for itself.
+//! Threads that run the program's own code, which never runs on a poller or on the caller's stack.
+//!
+//! One executor runs callbacks. Another drops owners of foreign memory, so that a callback that
+//! waits for the release of a buffer does not wait for itself.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // the queue of a thread of its own
 
 use super::pin::{allow_current_thread, cpus_before_pin};
@@ -8,38 +10,52 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-type Job = Box<dyn FnOnce() + Send>;
+type ExecutorJob = Box<dyn FnOnce() + Send>;
 
-/// Runs jobs in their order on a thread of its own, which starts with the first one and is parked while there are
-/// none. Clones share the thread. The default one is for callbacks.
+/// Runs jobs in order on a thread of its own. The thread starts with the first job and is parked
+/// while there are none.
+///
+/// Clones share the thread. The default executor is the one for callbacks.
 #[derive(Clone)]
 pub struct Executor {
-    shared: Arc<Mutex<State>>,
-    work: Work,
+    shared: Arc<Mutex<ExecutorState>>,
+    kind: ExecutorKind,
 }
 
-/// What an executor runs, for its thread's name and for the log.
+/// The name of an executor's thread, and the log message for a job that panics.
 #[derive(Clone, Copy)]
-struct Work {
+struct ExecutorKind {
     thread: &'static str,
     panicked: &'static str,
 }
 
-const CALLBACKS: Work = Work {
+const CALLBACKS: ExecutorKind = ExecutorKind {
     thread: "tw-callbacks",
     panicked: "a callback of a receive panicked; the receive itself was complete",
 };
 
-const OWNERS: Work =
-    Work { thread: "tw-owners", panicked: "the drop of an owner of memory outside the pool panicked" };
+const OWNERS: ExecutorKind = ExecutorKind {
+    thread: "tw-owners",
+    panicked: "the drop of an owner of memory outside the pool panicked",
+};
 
 #[derive(Default)]
-struct State {
-    /// Whether jobs run where they are handed in.
+struct ExecutorState {
+    /// Jobs run on the stack of the thread that submits them: see [`Executor::on_the_spot`].
+    #[cfg(any(test, feature = "sim"))]
     on_the_spot: bool,
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<ExecutorJob>>,
     thread: Option<JoinHandle<()>>,
     stopped: bool,
+}
+
+impl ExecutorState {
+    fn is_on_the_spot(&self) -> bool {
+        #[cfg(any(test, feature = "sim"))]
+        return self.on_the_spot;
+        #[cfg(not(any(test, feature = "sim")))]
+        false
+    }
 }
 
 impl Default for Executor {
@@ -49,58 +65,64 @@ impl Default for Executor {
 }
 
 impl Executor {
-    fn of(work: Work) -> Self {
-        Executor { shared: Arc::default(), work }
+    fn of(kind: ExecutorKind) -> Self {
+        Executor { shared: Arc::default(), kind }
     }
 
-    /// One that ends owners of memory outside the pool.
+    /// An executor that drops owners of foreign memory.
     pub fn of_owners() -> Self {
         Executor::of(OWNERS)
     }
 
-    /// One that runs jobs at once, on the stack of whoever hands them in: for virtual time, where a thread's pace would
-    /// change the run.
+    /// An executor that runs jobs at once, on the stack of the thread that submits them: for
+    /// virtual time, where the pace of a thread would change the run.
+    #[cfg(any(test, feature = "sim"))]
     pub fn on_the_spot() -> Self {
         let executor = Executor::default();
         executor.state().on_the_spot = true;
         executor
     }
 
-    /// Has `job` run. A panic in it ends that job alone. After [`Executor::stop`] each job has a thread of its own,
-    /// which nobody waits for, so that none is lost and none runs on a poller or on the caller's stack. If the system
-    /// gives no thread for it, the job is dropped, and an error is logged.
+    /// Queues `job`. A panic in it affects no other job.
+    ///
+    /// After [`Executor::stop`] each job runs on a thread of its own, which is not joined: no job
+    /// is lost, and none runs on a poller or on the caller's stack. If the system refuses a thread,
+    /// the job is dropped and an error is logged.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
         let Err((job, on_the_spot)) = self.enqueue(Box::new(job)) else { return };
         if on_the_spot {
-            return self.work.guarded(job);
+            return self.kind.guarded(job);
         }
-        let (thread, work) = (std::thread::Builder::new().name("tw-late-call".into()), self.work);
-        if let Err(error) = thread.spawn(move || work.guarded(job)) {
+        let (thread, kind) = (std::thread::Builder::new().name("tw-late-call".into()), self.kind);
+        if let Err(error) = thread.spawn(move || kind.guarded(job)) {
             tracing::error!("a callback was dropped, as the system gives no thread to run it on: {error}");
         }
     }
 
-    /// As [`Executor::run`], for a job that may run on the caller's stack where there is no thread: after [`Executor::stop`].
+    /// As [`Executor::run`], but a job that finds no thread, as after [`Executor::stop`], runs on
+    /// the caller's stack.
     pub fn run_or_here(&self, job: impl FnOnce() + Send + 'static) {
         if let Err((job, _)) = self.enqueue(Box::new(job)) {
-            self.work.guarded(job);
+            self.kind.guarded(job);
         }
     }
 
-    /// Queues a job for the thread. If there is none, it comes back, with whether it may run here.
-    fn enqueue(&self, job: Job) -> Result<(), (Job, bool)> {
+    /// Queues a job for the thread. If there is no thread, returns the job and whether it runs on
+    /// the caller's stack.
+    fn enqueue(&self, job: ExecutorJob) -> Result<(), (ExecutorJob, bool)> {
         let mut state = self.state();
-        if state.on_the_spot || state.stopped {
-            return Err((job, state.on_the_spot));
+        if state.is_on_the_spot() || state.stopped {
+            return Err((job, state.is_on_the_spot()));
         }
         if state.jobs.is_none() {
-            let ((sender, receiver), work) = (channel(), self.work);
-            let thread = std::thread::Builder::new().name(work.thread.into());
-            // The first job may come from a poller, which has a CPU to itself.
+            let ((sender, receiver), kind) = (channel(), self.kind);
+            let thread = std::thread::Builder::new().name(kind.thread.into());
+            // The first job may come from a pinned poller, whose CPU mask the new thread would
+            // inherit.
             let cpus = cpus_before_pin();
             let run = move || {
                 cpus.iter().for_each(|cpus| allow_current_thread(cpus));
-                work.on(&receiver);
+                kind.run_all(&receiver);
             };
             match thread.spawn(run) {
                 Ok(thread) => state.thread = Some(thread),
@@ -114,8 +136,8 @@ impl Executor {
         }
     }
 
-    /// Runs what is queued, then ends the thread. Does nothing the second time, nor waits for itself when a
-    /// callback calls it.
+    /// Runs the queued jobs, then ends the thread. Does nothing the second time. A job that calls
+    /// it does not wait for its own thread.
     pub fn stop(&self) {
         let thread = {
             let mut state = self.state();
@@ -129,20 +151,20 @@ impl Executor {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExecutorState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Work {
-    /// Runs jobs until there will be no more.
-    fn on(self, jobs: &Receiver<Job>) {
+impl ExecutorKind {
+    /// Runs jobs until the executor stops.
+    fn run_all(self, jobs: &Receiver<ExecutorJob>) {
         while let Ok(job) = jobs.recv() {
             self.guarded(job);
         }
     }
 
-    fn guarded(self, job: Job) {
+    fn guarded(self, job: ExecutorJob) {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
             tracing::error!("{}", self.panicked);
         }
@@ -198,12 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_owners_has_a_thread_of_its_own_by_name() {
+    fn owners_are_dropped_on_a_named_thread_of_their_own() {
         let (callbacks, owners) = (Executor::default(), Executor::of_owners());
         let (sender, receiver) = mpsc::channel();
         let (go, gone) = mpsc::channel();
-        // A callback that waits for what an owner's end will say.
-        callbacks.run(move || gone.recv_timeout(std::time::Duration::from_secs(20)).expect("an owner's end"));
+        // A callback that waits for a message from the drop of an owner.
+        callbacks.run(move || {
+            gone.recv_timeout(std::time::Duration::from_secs(20)).expect("the drop of an owner")
+        });
         owners.run_or_here(|| panic!("on purpose"));
         owners.run_or_here(move || {
             go.send(()).expect("open");
@@ -215,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_run_here_does_so_after_the_stop_alone() {
+    fn run_or_here_uses_the_callers_stack_only_after_the_stop() {
         let executor = Executor::default();
         let (sender, receiver) = mpsc::channel();
         for _ in 0..2 {

@@ -1,8 +1,8 @@
 //! Pollers: they drain the completions of a port and move the layer above on.
 //!
-//! A [`Poller`] owns the links of a port and a [`Handler`], which is the layer above. [`Poller::step`] moves both on. The
-//! caller hands it the time: a poller never reads a clock. An [`Engine`] shares one poller between the threads of a
-//! process, in one of three modes:
+//! A [`Poller`] owns the links of a port and a [`Handler`], which is the layer above.
+//! [`Poller::step`] moves both on. The caller hands it the time: a poller never reads a clock. An
+//! [`Engine`] shares one poller between the threads of a process, in one of three modes:
 //!
 //! | mode | progress is made by | while nothing comes |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | [`Adaptive`](PollMode::Adaptive) | the calls; a background poller while there are none | all of them spin for a moment, then sleep |
 //! | [`Dedicated`](PollMode::Dedicated) | a background poller; calls submit commands to it | the background poller spins |
 //!
-//! Code in this module may not look at what a message means. It may not hold a lock while it runs user code, and runs
-//! user code only on the [`Executor`].
+//! Code in this module may not look at what a message means. It may not hold a lock while it runs
+//! user code, and runs user code only on the [`Executor`].
 
 mod adaptive;
 mod background;

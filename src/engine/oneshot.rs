@@ -1,4 +1,5 @@
-//! OneshotPool: one side waits for a result, the other brings it, and neither allocates in steady state.
+//! One-shot channels: one side waits for a result, the other sends it. Neither allocates in steady
+//! state.
 
 use super::completion_group::CompletionGroup;
 use super::executor::Executor;
@@ -6,71 +7,73 @@ use super::result_cell::ResultCell;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
-/// A result that can stand for "nobody will bring one".
+/// A result type with a value that says that the sender is gone.
 pub trait Canceled: Send + 'static {
-    /// What the waiter gets when the bringing side goes away without a result.
+    /// The result that the receiver gets if the sender is dropped without sending.
     fn abandoned() -> Self;
 
-    /// Whether who waits for several results need not wait for the others any more.
+    /// Whether the result ends the wait for a whole [`GroupReceiver`](super::GroupReceiver).
     fn is_failure(&self) -> bool {
         false
     }
 }
 
-/// A store of calls that are used again and again.
+/// Channels that are used again and again.
 pub struct OneshotPool<R> {
     free: Arc<ArrayQueue<Arc<ResultCell<R>>>>,
 }
 
-/// The waiting side of a call.
+/// The side of a one-shot channel that waits.
 pub struct OneshotReceiver<R> {
     cell: Option<Arc<ResultCell<R>>>,
     free: Arc<ArrayQueue<Arc<ResultCell<R>>>>,
 }
 
-/// The bringing side of a call. Dropped without a result, it brings [`Canceled::canceled`].
+/// The side of a one-shot channel that sends. If it is dropped without sending, it sends
+/// [`Canceled::canceled`].
 pub struct OneshotSender<R: Canceled> {
-    to: Option<To<R>>,
+    to: Option<SendTarget<R>>,
 }
 
-enum To<R> {
-    ResultCell(Arc<ResultCell<R>>),
-    CompletionGroup(Arc<CompletionGroup<R>>, usize),
+enum SendTarget<R> {
+    Cell(Arc<ResultCell<R>>),
+    Group(Arc<CompletionGroup<R>>, usize),
     Callback(Box<dyn FnOnce(R) + Send>, Executor),
 }
 
-/// OneshotPool that are there from the start: so many must follow each other before one is used again.
-const MADE: usize = 64;
-/// How many of those that were used are looked at for one that neither side holds any more.
+/// Cells that a pool makes at the start. At least as many channels lie between two uses of a cell.
+const INITIAL: usize = 64;
+/// Used cells that are examined for one that neither side holds any more.
 const LOOKS: usize = 8;
 
 impl<R: Canceled> OneshotPool<R> {
-    /// Room for `keep` calls to be used again.
+    /// A pool that keeps at most `keep` cells for later channels.
     pub fn new(keep: usize) -> Self {
         let free = ArrayQueue::new(keep.max(1));
-        for _ in 0..keep.min(MADE) {
+        for _ in 0..keep.min(INITIAL) {
             // There is room.
             let _ = free.push(Arc::new(ResultCell::new()));
         }
         OneshotPool { free: Arc::new(free) }
     }
 
-    /// Both sides of a new call.
+    /// Both sides of a new channel.
     pub fn channel(&self) -> (OneshotReceiver<R>, OneshotSender<R>) {
         let cell = self.unused().unwrap_or_else(|| Arc::new(ResultCell::new()));
-        let sender = OneshotSender { to: Some(To::ResultCell(cell.clone())) };
+        let sender = OneshotSender { to: Some(SendTarget::Cell(cell.clone())) };
         (OneshotReceiver { cell: Some(cell), free: self.free.clone() }, sender)
     }
 
     fn unused(&self) -> Option<Arc<ResultCell<R>>> {
         for _ in 0..LOOKS {
             let mut cell = self.free.pop()?;
-            // Unique: neither side of its last use is left, so it can be made as new.
+            // Unique: both sides of its last use are gone.
             if let Some(inner) = Arc::get_mut(&mut cell) {
                 inner.reset();
                 return Some(cell);
             }
-            // Its sender is still at it, on another thread or for a waiter that has left: its turn comes again.
+            // The sender of its last use is still there: on another thread, or for a receiver that
+            // was dropped.
             let _ = self.free.push(cell);
         }
         None
@@ -78,15 +81,15 @@ impl<R: Canceled> OneshotPool<R> {
 }
 
 impl<R> OneshotReceiver<R> {
-    /// Whether the result is there.
+    /// Whether the result was sent.
     pub fn is_done(&self) -> bool {
         self.cell.as_ref().is_none_or(|cell| cell.is_done())
     }
 
-    /// The result, if it is there and was not taken before.
+    /// Takes the result, if it was sent and not taken before.
     pub fn take(&mut self) -> Option<R> {
         let cell = self.cell.as_ref()?;
-        // SAFETY: this is the only receiver of the cell and it is borrowed uniquely.
+        // SAFETY: this is the only receiver of the cell, and it is borrowed uniquely.
         #[allow(unsafe_code)]
         unsafe {
             cell.take()
@@ -96,52 +99,54 @@ impl<R> OneshotReceiver<R> {
 
 impl<R> Drop for OneshotReceiver<R> {
     fn drop(&mut self) {
-        // Only an empty cell is kept: a result that nobody took would live on in the store, with its tensor. One
-        // that is still to come goes with its sender, and takes the cell along.
+        // Only a cell whose result was sent goes back to the pool, and it goes back empty: a result
+        // that was not taken would live on in the pool, with its tensor. A cell without a result is
+        // freed by its sender.
         if !self.is_done() {
             return;
         }
         drop(self.take());
         if let Some(cell) = self.cell.take() {
-            // If the store is full the cell is simply freed.
+            // A full pool frees the cell.
             let _ = self.free.push(cell);
         }
     }
 }
 
 impl<R: Canceled> OneshotSender<R> {
-    /// A call whose result goes to `callback`, which the executor runs.
+    /// A sender whose result goes to `callback`, which the executor runs.
     pub fn callback(executor: &Executor, callback: impl FnOnce(R) + Send + 'static) -> Self {
-        OneshotSender { to: Some(To::Callback(Box::new(callback), executor.clone())) }
+        OneshotSender { to: Some(SendTarget::Callback(Box::new(callback), executor.clone())) }
     }
 
-    /// Of one of the calls of a group.
-    pub(super) fn on_board(group: Arc<CompletionGroup<R>>, at: usize) -> Self {
-        OneshotSender { to: Some(To::CompletionGroup(group, at)) }
+    /// The sender of one result of a group.
+    pub(super) fn in_group(group: Arc<CompletionGroup<R>>, at: usize) -> Self {
+        OneshotSender { to: Some(SendTarget::Group(group, at)) }
     }
 
-    /// Brings the result.
+    /// Sends the result.
     pub fn send(mut self, result: R) {
-        self.put(result);
+        self.send_to_target(result);
     }
 
-    fn put(&mut self, result: R) {
+    fn send_to_target(&mut self, result: R) {
         match self.to.take() {
-            Some(To::ResultCell(cell)) => {
-                // SAFETY: this is the only sender of the cell and `to` is empty from now on.
+            Some(SendTarget::Cell(cell)) => {
+                // SAFETY: this is the only sender of the cell, and `to` is empty from now on.
                 #[allow(unsafe_code)]
                 unsafe {
                     cell.put(result);
                 }
             }
-            Some(To::CompletionGroup(group, at)) => {
-                // SAFETY: `GroupSenders` makes one sender of each cell, and `to` is empty from now on.
+            Some(SendTarget::Group(group, at)) => {
+                // SAFETY: `GroupSenders` makes one sender for each cell, and `to` is empty from now
+                // on.
                 #[allow(unsafe_code)]
                 unsafe {
                     group.put(at, result);
                 }
             }
-            Some(To::Callback(callback, executor)) => executor.run(move || callback(result)),
+            Some(SendTarget::Callback(callback, executor)) => executor.run(move || callback(result)),
             None => {}
         }
     }
@@ -150,7 +155,7 @@ impl<R: Canceled> OneshotSender<R> {
 impl<R: Canceled> Drop for OneshotSender<R> {
     fn drop(&mut self) {
         if self.to.is_some() {
-            self.put(R::abandoned());
+            self.send_to_target(R::abandoned());
         }
     }
 }
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completer_that_is_dropped_says_so() {
+    fn a_sender_that_is_dropped_sends_canceled() {
         let (mut receiver, sender) = OneshotPool::<Answer>::new(1).channel();
         drop(sender);
         assert_eq!(receiver.take(), Some(Answer(-1)));
@@ -193,28 +198,28 @@ mod tests {
 
     #[test]
     fn a_cell_is_used_again_only_when_both_sides_are_gone() {
-        let calls = OneshotPool::<Answer>::new(4);
-        let (receiver, sender) = calls.channel();
+        let pool = OneshotPool::<Answer>::new(4);
+        let (receiver, sender) = pool.channel();
         drop(receiver);
-        let (mut second, other) = calls.channel();
+        let (mut second, other) = pool.channel();
         sender.send(Answer(1));
-        assert!(!second.is_done(), "the first call's result is not the second's");
+        assert!(!second.is_done(), "the first channel's result is not the second's");
         other.send(Answer(2));
         assert_eq!(second.take(), Some(Answer(2)));
     }
 
     #[test]
-    fn a_result_that_nobody_takes_is_dropped() {
-        struct Held(Arc<()>);
-        impl Canceled for Held {
+    fn a_result_that_is_not_taken_is_dropped() {
+        struct Counted(Arc<()>);
+        impl Canceled for Counted {
             fn abandoned() -> Self {
-                Held(Arc::new(()))
+                Counted(Arc::new(()))
             }
         }
-        let (calls, counted) = (OneshotPool::new(4), Arc::new(()));
+        let (pool, counted) = (OneshotPool::new(4), Arc::new(()));
         for taken_before in [true, false] {
-            let (receiver, sender) = calls.channel();
-            let result = Held(counted.clone());
+            let (receiver, sender) = pool.channel();
+            let result = Counted(counted.clone());
             match taken_before {
                 true => {
                     drop(receiver);
@@ -227,14 +232,14 @@ mod tests {
             }
             assert_eq!(Arc::strong_count(&counted), 1);
         }
-        drop(Held::abandoned().0);
+        drop(Counted::abandoned().0);
     }
 
     #[test]
     fn results_cross_threads() {
-        let calls = OneshotPool::<Answer>::new(4);
+        let pool = OneshotPool::<Answer>::new(4);
         for round in 0..1000 {
-            let (mut receiver, sender) = calls.channel();
+            let (mut receiver, sender) = pool.channel();
             let thread = std::thread::spawn(move || sender.send(Answer(round)));
             while !receiver.is_done() {
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Pinning threads to CPUs, with core_affinity's faults mended.
+//! Pinning threads to CPUs. Checks what core_affinity does not: the id and the resulting mask.
 
 use core_affinity::CoreId;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -9,22 +9,22 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The process may not run there.
+    /// The process may not run on that CPU.
     #[error(
         "CPU {cpu} was asked for, but this process may only run on {allowed:?}: choose one of those, or change its affinity mask"
     )]
     NotAllowed {
         /// The CPU that was asked for.
         cpu: usize,
-        /// Those that the process may use.
+        /// The CPUs that the process may use.
         allowed: Vec<usize>,
     },
-    /// The kernel did not do it.
+    /// The kernel did not change the mask.
     #[error("pinning to CPU {cpu} had no effect: the thread may still run on {now:?}")]
     NoEffect {
         /// The CPU that was asked for.
         cpu: usize,
-        /// The mask as it is.
+        /// The CPUs of the present mask.
         now: Vec<usize>,
     },
 }
@@ -33,10 +33,10 @@ thread_local! {
     static BEFORE: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
 }
 
-/// The CPUs that the process may use, as they were when this was first called.
+/// The CPUs that the process could use when this was first called.
 ///
-/// core_affinity reports the calling thread's mask, which a pin narrows and children inherit: call this
-/// before the first pin.
+/// core_affinity reports the calling thread's mask, which a pin narrows and children inherit: call
+/// this before the first pin.
 pub fn process_cpus() -> &'static [usize] {
     static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
     CPUS.get_or_init(mask)
@@ -45,8 +45,8 @@ pub fn process_cpus() -> &'static [usize] {
 /// Pins the calling thread to one CPU, and reads the mask back.
 ///
 /// # Errors
-/// If the process may not run there (ids that would abort in core_affinity are among those), or the kernel
-/// did not do it.
+/// If the process may not run on that CPU, or the kernel did not change the mask. Ids past 1023,
+/// which would abort in core_affinity, are refused as well.
 pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
     let allowed = process_cpus();
     if !allowed.contains(&cpu) {
@@ -68,7 +68,8 @@ pub fn cpus_before_pin() -> Option<Vec<usize>> {
     BEFORE.with_borrow(Clone::clone)
 }
 
-/// Has the calling thread run on these CPUs, whatever pin it was started with. Without effect where the kernel refuses it.
+/// Lets the calling thread run on these CPUs, whatever pin it inherited. Has no effect if the
+/// kernel refuses it.
 pub fn allow_current_thread(cpus: &[usize]) {
     let mut all = CpuSet::new();
     cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| all.set(*cpu));
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_that_was_inherited_can_be_shaken_off() {
+    fn an_inherited_pin_can_be_undone() {
         let cpu = process_cpus()[0];
         let pinned = move || {
             let mine = mask();
@@ -112,9 +113,9 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_is_not_ours_is_refused_by_name() {
+    fn a_cpu_that_is_not_allowed_is_refused_by_number() {
         for cpu in [1023, 1024, 5000, usize::MAX] {
-            let error = pin_current_thread(cpu).expect_err("not ours");
+            let error = pin_current_thread(cpu).expect_err("not allowed");
             assert!(error.to_string().contains(&format!("CPU {cpu}")), "{error}");
         }
     }

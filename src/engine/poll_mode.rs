@@ -8,16 +8,17 @@ use std::time::Duration;
 pub enum PollMode {
     /// The calls themselves, one at a time. There is no thread.
     Inline,
-    /// The calls themselves, and a background poller while no call is under way. A thread that finds nothing to do
-    /// sleeps.
+    /// The calls themselves, and a background poller while no call is under way. A thread that
+    /// finds nothing to do sleeps.
     Adaptive,
     /// A background poller that never sleeps. Calls submit commands to it and wait.
     Dedicated,
 }
 
 impl PollMode {
-    /// The mode for a process on a host with `cpus` CPUs, where all members of the cluster together have `spinners`
-    /// threads that would spin. With more spinners than CPUs, spinning would take the CPU from threads that have work.
+    /// The mode for a process on a host with `cpus` CPUs, where all members of the cluster together
+    /// have `spinners` threads that would spin. With more spinners than CPUs, spinning would take
+    /// the CPU from threads that have work.
     pub fn choose(spinners: usize, cpus: usize) -> PollMode {
         if spinners > cpus { PollMode::Adaptive } else { PollMode::Inline }
     }

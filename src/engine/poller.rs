@@ -1,50 +1,50 @@
-//! One poller: its links and the layer above, moved on step by step.
+//! One poller: its links and the layer above.
 
 use crate::fabric::Port;
 use crate::link::{LinkEvent, Links};
 use crate::telemetry::Counter;
 use crate::wire::Time;
 
-/// The layer above: told what happens on the links, and what its users want.
+/// The layer above: it receives the events of the links and the commands of its users.
 ///
-/// Nothing here may block.
+/// No method may block.
 pub trait Handler<P: Port>: Send + 'static {
-    /// Its name for whoever waits for a request.
+    /// The handler's name for the waiter of a request.
     type Waiter: Send + 'static;
-    /// What its users hand over to it.
+    /// What its users submit.
     type Command: Send + 'static;
 
-    /// A user's command. One about something that another thread has handed over, and that is not there yet, comes back: it
-    /// is done once more when everything that was handed over before it has been.
+    /// Runs a command. Returned if it refers to one that another thread has submitted and that is
+    /// still queued: the caller retries it after it has drained the queue.
     fn command(
         &mut self,
         links: &mut Links<P, Self::Waiter>,
-        op: Self::Command,
+        command: Self::Command,
         now: Time,
     ) -> Option<Self::Command>;
 
-    /// Something happened on a link.
+    /// Handles an event of a link.
     fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
 
-    /// Everything that has happened was told. What waited for it can go on.
+    /// Called when no event is left. Resumes work that waited for room.
     fn after_events(&mut self, links: &mut Links<P, Self::Waiter>, now: Time) {
         let _ = (links, now);
     }
 
-    /// The earliest time at which [`Handler::expire`] has something to do; [`Time::NEVER`] if there is none.
+    /// The earliest time at which [`Handler::expire`] has something to do, or [`Time::NEVER`].
     fn next_deadline(&self) -> Time;
 
-    /// Ends what has waited until now.
+    /// Ends every wait whose deadline is `now` or earlier.
     fn expire(&mut self, links: &mut Links<P, Self::Waiter>, now: Time);
 }
 
-/// One poller. Whoever has `&mut` of it is its owner.
+/// One poller. The thread that holds `&mut` of it moves it on.
 pub struct Poller<P: Port, H: Handler<P>> {
     links: Links<P, H::Waiter>,
     handler: H,
-    /// Whether anything was done since [`Poller::take_active`] was asked.
+    /// Whether anything was done since the last [`Poller::take_active`].
     active: bool,
-    /// Whether the port was armed and nothing came since.
+    /// Whether the port is armed and nothing has come since.
     armed: bool,
 }
 
@@ -54,16 +54,17 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         Poller { links, handler, active: false, armed: false }
     }
 
-    /// Does what a user wants, and what follows from it at once. What comes back is [`Handler::command`]'s.
-    pub fn command(&mut self, op: H::Command, now: Time) -> Option<H::Command> {
+    /// Runs a command and the events that it causes at once. Returns what [`Handler::command`]
+    /// returns.
+    pub fn command(&mut self, command: H::Command, now: Time) -> Option<H::Command> {
         self.active = true;
-        let back = self.handler.command(&mut self.links, op, now);
+        let returned = self.handler.command(&mut self.links, command, now);
         self.events(now);
-        back
+        returned
     }
 
-    /// Moves everything that has come, a bounded amount, and ends what has waited too long at `now`. Returns
-    /// how many completions there were.
+    /// Handles a bounded number of completions, and ends every wait whose deadline has passed at
+    /// `now`. Returns the number of completions.
     pub fn step(&mut self, now: Time) -> usize {
         let count = self.links.poll();
         self.links.counters().increment(Counter::Polls);
@@ -81,28 +82,29 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         count
     }
 
-    /// What threads sleep on while nothing comes.
+    /// The object that threads sleep on while nothing comes.
     pub fn sleeper(&self) -> P::Sleeper {
         self.links.sleeper()
     }
 
-    /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
+    /// Arms the port: what comes from now on ends sleeps. `false` if something has come already.
+    /// See [`Port::arm`].
     pub fn arm(&mut self) -> bool {
         self.armed = self.links.arm();
         self.armed
     }
 
-    /// Whether the port was armed and nothing came since.
+    /// Whether the port is armed and nothing has come since.
     pub fn is_armed(&self) -> bool {
         self.armed
     }
 
-    /// When [`Poller::step`] has something to do even if nothing comes.
+    /// The time at which [`Poller::step`] has something to do even if nothing comes.
     pub fn next_deadline(&self) -> Time {
         self.handler.next_deadline()
     }
 
-    /// Whether anything was done since this was last asked: then somebody who waits may be done.
+    /// Whether anything was done since the last call of this method: then a waiter may be done.
     pub fn take_active(&mut self) -> bool {
         std::mem::take(&mut self.active)
     }

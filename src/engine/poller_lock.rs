@@ -1,4 +1,5 @@
-//! The owner token: at most one thread moves a poller, and nothing handed over to it is forgotten.
+//! The combining lock of a poller: at most one thread moves the poller, and no submitted command is
+//! forgotten.
 
 use super::sync::{AtomicU32, Ordering, spin_loop};
 
@@ -6,25 +7,26 @@ const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 const POISONED: u32 = 2;
 
-/// Gives one thread at a time the right to move a poller.
+/// Lets one thread at a time move a poller, and has it carry out what the other threads have
+/// submitted.
 ///
-/// A thread that can't have the token leaves its work in a queue and goes on; the rule of
-/// [`PollerLock::run`] makes sure that some owner does that work: the owner looks at the queue *after* it has
-/// released the token, and the other thread tries the token *after* it has queued. Both are sequentially
-/// consistent, so at least one of them sees the other.
+/// A thread that finds the lock taken leaves its command in a queue and continues.
+/// [`PollerLock::try_run`] makes sure that a lock holder runs that command: a holder looks at the
+/// queue *after* it has released the lock, and the other thread tries the lock *after* it has
+/// queued. Both are sequentially consistent, so at least one of them sees the other.
 #[derive(Debug)]
 pub(super) struct PollerLock {
     state: AtomicU32,
 }
 
-/// How an attempt to own went.
+/// The outcome of an attempt to run under the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockOutcome {
-    /// This thread was the owner, at least once.
+    /// This thread held the lock, at least once.
     Ran,
-    /// Another thread is the owner and will see what was queued before.
+    /// Another thread holds the lock and will see what was queued before the attempt.
     Busy,
-    /// An owner panicked; nobody owns any more.
+    /// A lock holder panicked. The lock is never free again.
     Poisoned,
 }
 
@@ -33,9 +35,10 @@ impl PollerLock {
         PollerLock { state: AtomicU32::new(FREE) }
     }
 
-    /// Runs `body` as the owner, and again as long as `has_work` says that others left work behind.
-    /// `body` returns `false` if it failed for good, which poisons the token.
-    pub fn run(&self, mut body: impl FnMut() -> bool, has_work: impl Fn() -> bool) -> LockOutcome {
+    /// Runs `body` under the lock if the lock is free, and again as long as `has_work` finds work
+    /// that other threads left. `body` returns `false` if it failed for good, which poisons the
+    /// lock.
+    pub fn try_run(&self, mut body: impl FnMut() -> bool, has_work: impl Fn() -> bool) -> LockOutcome {
         let mut ran = LockOutcome::Busy;
         loop {
             match self.try_acquire() {
@@ -48,7 +51,8 @@ impl PollerLock {
                 self.state.store(POISONED, Ordering::SeqCst);
                 return LockOutcome::Poisoned;
             }
-            // A swap, not a store: it must not be reordered with the look at the queue below.
+            // A swap, not a store: it must not be reordered with `has_work` below, which reads the
+            // queue.
             self.state.swap(FREE, Ordering::SeqCst);
             if !has_work() {
                 return ran;
@@ -57,7 +61,7 @@ impl PollerLock {
         }
     }
 
-    /// Whether an owner has failed.
+    /// Whether a lock holder has failed.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         self.state.load(Ordering::Relaxed) == POISONED
@@ -79,10 +83,10 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn the_owner_runs_again_while_others_leave_work() {
-        let token = PollerLock::new();
+    fn the_holder_runs_again_while_others_leave_work() {
+        let lock = PollerLock::new();
         let (left, runs) = (Cell::new(2), Cell::new(0));
-        let owned = token.run(
+        let outcome = lock.try_run(
             || {
                 runs.set(runs.get() + 1);
                 true
@@ -92,15 +96,15 @@ mod tests {
                 left.get() > 0
             },
         );
-        assert_eq!((owned, runs.get()), (LockOutcome::Ran, 2));
+        assert_eq!((outcome, runs.get()), (LockOutcome::Ran, 2));
     }
 
     #[test]
-    fn an_owner_inside_an_owner_finds_the_token_busy() {
-        let token = PollerLock::new();
-        token.run(
+    fn a_second_attempt_by_the_holder_finds_the_lock_busy() {
+        let lock = PollerLock::new();
+        lock.try_run(
             || {
-                assert_eq!(token.run(|| unreachable!(), || false), LockOutcome::Busy);
+                assert_eq!(lock.try_run(|| unreachable!(), || false), LockOutcome::Busy);
                 true
             },
             || false,
@@ -108,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_owner_is_the_last() {
-        let token = PollerLock::new();
-        assert_eq!(token.run(|| false, || false), LockOutcome::Poisoned);
-        assert_eq!(token.run(|| unreachable!(), || false), LockOutcome::Poisoned);
+    fn a_failed_holder_is_the_last() {
+        let lock = PollerLock::new();
+        assert_eq!(lock.try_run(|| false, || false), LockOutcome::Poisoned);
+        assert_eq!(lock.try_run(|| unreachable!(), || false), LockOutcome::Poisoned);
     }
 }
 
@@ -123,19 +127,19 @@ mod loom_tests {
     use loom::sync::atomic::AtomicUsize;
 
     struct Shared {
-        token: PollerLock,
+        lock: PollerLock,
         queued: AtomicUsize,
         done: UnsafeCell<usize>,
     }
 
     fn submit(shared: &Shared) -> LockOutcome {
         shared.queued.fetch_add(1, Ordering::SeqCst);
-        shared.token.run(
+        shared.lock.try_run(
             || {
                 let work = shared.queued.swap(0, Ordering::SeqCst);
                 // loom fails the test if two threads are in here at once.
                 shared.done.with_mut(|done| {
-                    // SAFETY: only the owner of the token gets here.
+                    // SAFETY: only the holder of the lock gets here.
                     #[allow(unsafe_code)]
                     unsafe {
                         *done += work
@@ -147,9 +151,10 @@ mod loom_tests {
         )
     }
 
-    /// Every interleaving of two threads, one of which submits twice; and of three with up to two preemptions.
+    /// Every interleaving of two threads, one of which submits twice; and of three with up to two
+    /// preemptions.
     #[test]
-    fn loom_whatever_is_queued_is_done_by_some_owner() {
+    fn loom_every_queued_command_is_run_by_a_lock_holder() {
         submits(1, 2, None);
         submits(2, 1, Some(2));
     }
@@ -159,7 +164,7 @@ mod loom_tests {
         model.preemption_bound = preemptions;
         model.check(move || {
             let shared = Arc::new(Shared {
-                token: PollerLock::new(),
+                lock: PollerLock::new(),
                 queued: AtomicUsize::new(0),
                 done: UnsafeCell::new(0),
             });

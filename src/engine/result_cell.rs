@@ -1,4 +1,4 @@
-//! A result that one side brings and the other takes, without a lock.
+//! A result that one thread puts and another takes, without a lock.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,9 @@ pub(super) struct ResultCell<R> {
     result: UnsafeCell<Option<R>>,
 }
 
-// SAFETY: `result` is written once, by the only caller of `put`, before `done` is set with release ordering; it is touched
-// again only after `done` was seen with acquire ordering, by the only caller of `take`. `R: Send` moves between them.
+// SAFETY: `result` is written once, by the only caller of `put`, before `done` is set with release
+// ordering. It is touched again only after `done` was seen with acquire ordering, by the only
+// caller of `take`. `R: Send` moves between them.
 #[allow(unsafe_code)]
 unsafe impl<R: Send> Sync for ResultCell<R> {}
 
@@ -20,40 +21,42 @@ impl<R> ResultCell<R> {
         ResultCell { done: AtomicBool::new(false), result: UnsafeCell::new(None) }
     }
 
-    /// As new. Nobody else holds it.
+    /// Empties the cell for its next use. `&mut` shows that neither side holds it.
     pub(super) fn reset(&mut self) {
         *self.done.get_mut() = false;
         *self.result.get_mut() = None;
     }
 
-    /// Whether the result is there, or was taken.
+    /// Whether the result was put. Stays `true` after it was taken.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Brings the result.
+    /// Puts the result.
     ///
     /// # Safety
-    /// No other call of this on the same cell since it was new.
+    /// `put` is called at most once between two resets of the cell.
     #[allow(unsafe_code)]
     pub(super) unsafe fn put(&self, result: R) {
-        // SAFETY: as the caller says, this is the only write, and nobody looks before `done` is set.
+        // SAFETY: by the contract above this is the only write, and `take` reads only after `done`
+        // is set.
         unsafe {
             *self.result.get() = Some(result);
         }
         self.done.store(true, Ordering::Release);
     }
 
-    /// The result, if it is there and was not taken before.
+    /// Takes the result, if it was put and not taken before.
     ///
     /// # Safety
-    /// No other call of this on the same cell at the same time.
+    /// No two calls of `take` on one cell overlap.
     #[allow(unsafe_code)]
     pub(super) unsafe fn take(&self) -> Option<R> {
         if !self.is_done() {
             return None;
         }
-        // SAFETY: `done` was seen, so the result is written and will not be again; as the caller says, nobody else takes it.
+        // SAFETY: `done` was seen, so the write is over and there is no other. By the contract
+        // above no other call takes the result now.
         unsafe { (*self.result.get()).take() }
     }
 }

@@ -1,4 +1,4 @@
-//! One poller for all threads of a process.
+//! One poller, shared by all threads of a process.
 
 use super::background::BackgroundState;
 use super::poller_lock::{LockOutcome, PollerLock};
@@ -14,13 +14,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-/// A poller shared by the threads of a process. One of them owns it at a time.
+/// A poller shared by the threads of a process. One of them holds it at a time.
 ///
-/// In the inline and adaptive modes a thread that calls takes the token with one compare-and-swap, does its own command and
-/// everybody's, polls, and lets go. A thread that finds the token taken leaves its command in a queue, which the
-/// owner looks at before and after it lets go. In the dedicated mode a thread owns the poller from start to end.
+/// In the inline and adaptive modes a calling thread takes the [combining lock](PollerLock) with
+/// one compare-and-swap, runs its own command and all submitted ones, polls, and releases the lock.
+/// A thread that finds the lock taken submits its command to a queue, which the holder checks
+/// before and after the release. In the dedicated mode the background poller holds the lock from
+/// start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
-    token: CachePadded<PollerLock>,
+    lock: CachePadded<PollerLock>,
     pub(super) submissions: SubmissionQueue<H::Command>,
     poller: UnsafeCell<Option<Poller<P, H>>>,
     pub(super) clock: Arc<dyn Clock>,
@@ -32,28 +34,29 @@ pub struct Engine<P: Port, H: Handler<P>> {
     pub(super) background: BackgroundState,
 }
 
-// SAFETY: the poller inside the cell is touched only in `with_slot`, by the thread that holds the token; the token
-// orders one owner's accesses before the next one's. Everything in the poller may move between threads
-// (`Port: Send`, `Handler: Send`), which is all that owners in turn need. The other fields are `Sync`.
+// SAFETY: the poller inside the cell is touched only in `with_slot`, by the thread that holds the
+// lock; the lock orders one holder's accesses before the next one's. Everything in the poller may
+// move between threads (`Port: Send`, `Handler: Send`), which is all that successive holders need.
+// The other fields are `Sync`.
 #[allow(unsafe_code)]
 unsafe impl<P: Port, H: Handler<P>> Sync for Engine<P, H> {}
 
-/// A poller that can't be used any more.
+/// Why a poller can't be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// An owner panicked.
+    /// A thread panicked while it held the poller.
     #[error("a thread panicked while it moved the poller: every call on it fails from now on")]
     Poisoned,
-    /// It was closed.
+    /// The poller was closed.
     #[error("the poller was closed")]
     Closed,
 }
 
 impl<P: Port, H: Handler<P>> Engine<P, H> {
-    /// Shares a poller. The modes that have a thread begin with [`start`](super::start).
+    /// Shares a poller. [`start`](super::start) begins the modes that have a background poller.
     pub fn new(poller: Poller<P, H>, clock: Arc<dyn Clock>, options: &EngineOptions) -> Self {
         Engine {
-            token: CachePadded::new(PollerLock::new()),
+            lock: CachePadded::new(PollerLock::new()),
             submissions: SubmissionQueue::new(options.queue),
             sleeper: poller.sleeper(),
             poller: UnsafeCell::new(Some(poller)),
@@ -71,7 +74,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.clock.now()
     }
 
-    /// Who moves the poller on.
+    /// The present mode.
     #[inline]
     pub fn mode(&self) -> PollMode {
         const ADAPTIVE: u8 = PollMode::Adaptive as u8;
@@ -87,35 +90,36 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// Has a command done: at once by this thread if nobody else owns the poller, else soon by the owner. Wishes
-    /// of one thread are done in its order.
+    /// Runs a command: at once on this thread if it gets the lock, otherwise soon on the thread
+    /// that holds it. The commands of one thread run in its order.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
-    pub fn submit(&self, op: H::Command) -> Result<(), Unusable> {
+    pub fn submit(&self, command: H::Command) -> Result<(), Unusable> {
         match self.mode() {
-            PollMode::Dedicated => self.submit_to_thread(op),
-            PollMode::Inline | PollMode::Adaptive => self.submit_inline(op),
+            PollMode::Dedicated => self.submit_to_thread(command),
+            PollMode::Inline | PollMode::Adaptive => self.submit_inline(command),
         }
     }
 
-    fn submit_inline(&self, op: H::Command) -> Result<(), Unusable> {
+    fn submit_inline(&self, command: H::Command) -> Result<(), Unusable> {
         let now = self.clock.now();
-        let mut op = Some(op);
+        let mut command = Some(command);
         let mut round = 0;
         loop {
-            let owned = self.with_poller(|poller| {
-                if let Some(op) = op.take() {
-                    // All that was handed over before has been done: what comes back is about nothing.
-                    drop(poller.command(op, now));
+            let outcome = self.with_poller(|poller| {
+                if let Some(command) = command.take() {
+                    // The queue is empty, so a returned command refers to nothing; drop it.
+                    drop(poller.command(command, now));
                 }
             })?;
-            match (owned, op.take()) {
+            match (outcome, command.take()) {
                 (_, None) => return Ok(()),
                 (_, Some(mine)) => match self.submissions.push(mine) {
-                    // The owner may have let go before it saw the push: then this thread is the next owner.
+                    // The holder may have released the lock before it saw the push: then this
+                    // thread runs the command.
                     Ok(()) => return self.with_poller(|_| {}).map(drop),
-                    Err(mine) => op = Some(mine),
+                    Err(mine) => command = Some(mine),
                 },
             }
             self.wait.pause(round);
@@ -123,7 +127,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Makes progress once, unless another thread is at it or always is. Returns how many completions there were.
+    /// Makes progress once, unless another thread holds the lock. Returns the number of
+    /// completions.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
@@ -135,7 +140,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 self.with_poller(|poller| count += poller.step(now))?;
             }
             PollMode::Adaptive => {
-                let _waiting = self.active_waiter();
+                let _guard = self.active_waiter();
                 let now = self.clock.now();
                 self.with_poller(|poller| count += poller.step(now))?;
             }
@@ -144,9 +149,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Ok(count)
     }
 
-    /// Makes progress, or lets the poller's thread make it, until `done`, or until `deadline` has passed. Returns
-    /// whether it is done. `done` must become true by what the poller does or be followed by
-    /// [`nudge`](Engine::nudge).
+    /// Makes progress, or lets the background poller make it, until `done` returns `true` or
+    /// `deadline` has passed. Returns whether `done` was `true`. Only the poller may make `done`
+    /// true; any other thread that does so calls [`nudge`](Engine::nudge) afterwards.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
@@ -165,7 +170,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut idle = 0;
         loop {
             let now = self.clock.now();
-            if self.look(now, self.wait.polls(), done)? > 0 {
+            if self.poll_until(now, self.wait.polls(), done)? > 0 {
                 idle = 0;
             }
             if done() {
@@ -182,11 +187,16 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Steps up to `looks` times, until something is done. Returns how many completions there were.
-    pub(super) fn look(&self, now: Time, looks: u32, done: &dyn Fn() -> bool) -> Result<usize, Unusable> {
+    /// Polls up to `polls` times, until `done`. Returns the number of completions.
+    pub(super) fn poll_until(
+        &self,
+        now: Time,
+        polls: u32,
+        done: &dyn Fn() -> bool,
+    ) -> Result<usize, Unusable> {
         let mut count = 0;
         self.with_poller(|poller| {
-            for _ in 0..looks {
+            for _ in 0..polls {
                 self.run_submitted(poller, now);
                 let more = poller.step(now);
                 count += more;
@@ -198,13 +208,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Ok(count)
     }
 
-    /// Lets sleeping waiters look whether they are done, after something outside the poller has happened.
+    /// Wakes sleeping waiters, so that they check whether they are done, after a change outside the
+    /// poller.
     #[inline]
     pub fn nudge(&self) {
         self.sleepers.wake(|| self.sleeper.wake(Sleep::Waiter));
     }
 
-    /// Ends the poller: its links are closed and everybody who waits is told. Does nothing the second time.
+    /// Ends the poller: closes its links and ends every wait. Does nothing the second time.
     pub fn close(&self) {
         self.background.close();
         self.sleeper.wake(Sleep::Waiter);
@@ -220,25 +231,25 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Whether the poller can still be used.
+    /// Checks that the poller can still be used.
     ///
     /// # Errors
-    /// If it can't.
+    /// If it is poisoned or closed.
     pub(super) fn check(&self) -> Result<(), Unusable> {
         match () {
-            () if self.token.is_poisoned() => Err(Unusable::Poisoned),
+            () if self.lock.is_poisoned() => Err(Unusable::Poisoned),
             () if self.background.is_closing() => Err(Unusable::Closed),
             () => Ok(()),
         }
     }
 
-    /// Runs `body` as the owner, after everything that others wished before. Says whether it ran.
+    /// Runs `body` under the lock, after all submitted commands.
     pub(super) fn with_poller(
         &self,
         mut body: impl FnMut(&mut Poller<P, H>),
     ) -> Result<LockOutcome, Unusable> {
         let mut closed = false;
-        let owned = self.with_slot(|slot| match slot {
+        let outcome = self.with_slot(|slot| match slot {
             Some(poller) => {
                 if !self.submissions.is_empty() {
                     self.run_submitted(poller, self.clock.now());
@@ -249,12 +260,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
             }
             None => {
-                // Whoever made these submissions is told by their end.
+                // Dropping a command ends its call.
                 while self.submissions.pop().is_some() {}
                 closed = true;
             }
         })?;
-        if closed { Err(Unusable::Closed) } else { Ok(owned) }
+        if closed { Err(Unusable::Closed) } else { Ok(outcome) }
     }
 
     pub(super) fn with_slot(
@@ -262,28 +273,28 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
     ) -> Result<LockOutcome, Unusable> {
         let run = || {
-            // SAFETY: `PollerLock::run` calls this only while this thread holds the token, so there is no
-            // other reference to the poller; `body` can't come back here with this reference alive, as it
-            // finds the token taken.
+            // SAFETY: `PollerLock::try_run` calls this only while this thread holds the lock, so
+            // there is no other reference to the poller. `body` can't come back here with this
+            // reference alive, as it finds the lock taken.
             #[allow(unsafe_code)]
             let slot = unsafe { &mut *self.poller.get() };
             let ran = catch_unwind(AssertUnwindSafe(|| body(slot))).is_ok();
             if !ran {
-                // What the panic has left half done is never used again, only taken apart: links are closed, and
-                // whoever waits is told by the end of its call.
+                // The poller is in an unknown state and is only dropped: that closes its links and
+                // ends every call.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(slot.take())));
             }
             ran
         };
-        match self.token.run(run, || !self.submissions.is_empty()) {
+        match self.lock.try_run(run, || !self.submissions.is_empty()) {
             LockOutcome::Poisoned => {
-                while let Some(op) = self.submissions.pop() {
-                    let _ = catch_unwind(AssertUnwindSafe(|| drop(op)));
+                while let Some(command) = self.submissions.pop() {
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(command)));
                 }
                 self.sleeper.wake(Sleep::Waiter);
                 Err(Unusable::Poisoned)
             }
-            owned => Ok(owned),
+            outcome => Ok(outcome),
         }
     }
 
@@ -292,8 +303,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             return;
         }
         for _ in 0..self.submissions.capacity() {
-            let Some(op) = self.submissions.pop() else { return };
-            drop(poller.command(op, now));
+            let Some(command) = self.submissions.pop() else { return };
+            drop(poller.command(command, now));
         }
     }
 }
@@ -319,20 +330,25 @@ mod tests {
         }
     }
 
-    /// Keeps whoever waits, and panics when told to.
-    struct Keeper(Vec<OneshotSender<Ended>>);
+    /// Keeps senders, and panics on command.
+    struct TestHandler(Vec<OneshotSender<Ended>>);
 
     enum TestCommand {
         Keep(OneshotSender<Ended>),
         Panic,
     }
 
-    impl Handler<ShmPort> for Keeper {
+    impl Handler<ShmPort> for TestHandler {
         type Waiter = ();
         type Command = TestCommand;
 
-        fn command(&mut self, _: &mut Links<ShmPort, ()>, op: TestCommand, _: Time) -> Option<TestCommand> {
-            match op {
+        fn command(
+            &mut self,
+            _: &mut Links<ShmPort, ()>,
+            command: TestCommand,
+            _: Time,
+        ) -> Option<TestCommand> {
+            match command {
                 TestCommand::Keep(waiter) => {
                     self.0.push(waiter);
                     None
@@ -358,7 +374,7 @@ mod tests {
         }
     }
 
-    fn engine() -> (Engine<ShmPort, Keeper>, Arc<crate::telemetry::Counters>) {
+    fn engine() -> (Engine<ShmPort, TestHandler>, Arc<crate::telemetry::Counters>) {
         let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
         let region = Region::create(0, &region).expect("a region");
         let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
@@ -372,7 +388,7 @@ mod tests {
             spin: Duration::ZERO,
             queue: 64,
         };
-        (Engine::new(Poller::new(links, Keeper(Vec::new())), Arc::new(Still), &options), counters)
+        (Engine::new(Poller::new(links, TestHandler(Vec::new())), Arc::new(Still), &options), counters)
     }
 
     #[test]
@@ -385,15 +401,15 @@ mod tests {
         assert_eq!(engine.submit(TestCommand::Panic), Err(Unusable::Poisoned));
         ended
             .recv_timeout(Duration::from_secs(10))
-            .expect("the callback is called though the engine is held");
+            .expect("the callback is called though the engine still exists");
         assert_eq!(Arc::strong_count(&counters), 1, "the poller's own half is gone");
         assert_eq!(engine.progress(), Err(Unusable::Poisoned));
         engine.close();
         executor.stop();
     }
 
-    /// Of a dedicated poller, which comes to its end by `end` in the middle of what a thread with a lane hands over.
-    fn every_call_ends(end: fn(&Engine<ShmPort, Keeper>)) {
+    /// A dedicated poller ends by `end` while a thread with a lane submits to it.
+    fn every_call_ends(end: fn(&Engine<ShmPort, TestHandler>)) {
         const CALLS: usize = 2000;
         let engine = Arc::new(engine().0);
         let thread = start(&engine, PollMode::Dedicated, None, 0).expect("a thread");
@@ -406,7 +422,7 @@ mod tests {
             }
             let told = told.clone();
             let waiter = OneshotSender::callback(&executor, move |Ended| told.send(()).expect("open"));
-            // One that is refused is told by its end too.
+            // A command that is refused is dropped, which ends its call too.
             submitted += 1;
             let _ = engine.submit(TestCommand::Keep(waiter));
             if number % 64 == 0 {
@@ -425,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_dedicated_poller_ends_the_calls_in_the_lanes_too() {
-        every_call_ends(|engine| engine.submit(TestCommand::Panic).expect("it is handed over"));
+        every_call_ends(|engine| engine.submit(TestCommand::Panic).expect("it is submitted"));
     }
 
     #[test]

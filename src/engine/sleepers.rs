@@ -1,11 +1,13 @@
-//! Who sleeps in a call, so that whoever completes something knows whether to wake anybody.
+//! Counts the threads that sleep in calls, so that a thread that completes something knows whether
+//! to wake any.
 
 use super::sync::{AtomicU32, Ordering};
 
 /// Counts the waiters that sleep or are about to.
 ///
-/// A waiter counts itself, then looks once more whether it is done, then sleeps; whoever completes something does that,
-/// then looks at the count. Both are sequentially consistent, so one of them sees the other.
+/// A waiter counts itself, then checks once more whether it is done, then sleeps. A thread that
+/// completes something does so first and then reads the count. Both are sequentially consistent, so
+/// one of them sees the other.
 #[derive(Debug)]
 pub(super) struct Sleepers {
     count: AtomicU32,
@@ -16,17 +18,18 @@ impl Sleepers {
         Sleepers { count: AtomicU32::new(0) }
     }
 
-    /// Sleeps unless `done`. `sleep` must return at once if there was a wake-up since before this was called.
+    /// Sleeps unless `done`. `sleep` must return at once if a wake-up has come since before this
+    /// call.
     pub fn sleep_unless(&self, done: impl FnOnce() -> bool, sleep: impl FnOnce()) {
         self.count.fetch_add(1, Ordering::SeqCst);
-        // A read-modify-write: what follows is not read before others can see the count.
+        // A read-modify-write: `done` is not evaluated before other threads can see the count.
         if !done() {
             sleep();
         }
         self.count.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// OneshotPool `wake` if anybody sleeps, after something was completed.
+    /// Calls `wake` if a thread sleeps. Used after something was completed.
     #[inline]
     pub fn wake(&self, wake: impl FnOnce()) {
         if self.fenced_count() > 0 {
@@ -34,7 +37,7 @@ impl Sleepers {
         }
     }
 
-    /// The count, not read before what this thread has written is seen by others.
+    /// The count, read after this thread's earlier writes are visible to other threads.
     #[inline]
     fn fenced_count(&self) -> u32 {
         self.count.fetch_add(0, Ordering::SeqCst)
@@ -47,8 +50,8 @@ mod loom_tests {
     use loom::sync::atomic::AtomicBool;
     use loom::sync::{Arc, Condvar, Mutex};
 
-    /// A completion that is told with release ordering, as calls tell theirs, and a futex as a lock and a condition: a
-    /// wake-up that is lost is a deadlock, which loom finds.
+    /// The completion is stored with release ordering, as one-shot channels do. A lock and a
+    /// condition stand for the futex. A lost wake-up is a deadlock, which loom finds.
     #[test]
     fn loom_a_waiter_that_goes_to_sleep_misses_no_completion() {
         loom::model(|| {

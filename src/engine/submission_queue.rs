@@ -1,7 +1,8 @@
-//! Handing submissions over to the thread that owns the poller.
+//! Commands on their way to the thread that owns the poller.
 //!
-//! All threads share one bounded queue. A thread that submits much gets a lane of its own, a ring with one producer and
-//! one consumer, which costs it no contended line. Wishes of one thread are done in its order.
+//! All threads share one bounded queue. A thread that submits much gets a lane: a ring with one
+//! producer and one consumer, so that its submissions touch no contended cache line. The commands
+//! of one thread keep their order.
 
 use crossbeam_queue::ArrayQueue;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -10,35 +11,36 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Wishes of a thread through the shared queue before it gets a lane.
+/// Commands that a thread submits through the shared queue before it gets a lane.
 const BUSY: u32 = 64;
-/// Threads that can have a lane; more share the queue.
+/// Threads that can have a lane. Further threads use the shared queue.
 const LANES: usize = 16;
-/// Wishes that a lane holds.
+/// Capacity of a lane, in commands.
 const LANE_DEPTH: usize = 1024;
 
-/// The giving side, usable by any thread.
+/// The producers' end, usable by any thread.
 pub(super) struct SubmissionQueue<T> {
     id: u64,
     shared: ArrayQueue<T>,
-    /// Lanes that the taking side has not seen yet.
+    /// Lanes that the consumer has not seen yet.
     new_lanes: ArrayQueue<Consumer<T>>,
-    /// Lanes that threads have and the taking side has not submitted up.
+    /// Lanes that are in use by a thread or not yet given up by the consumer.
     lanes: AtomicUsize,
-    /// Nobody takes any more.
+    /// The consumer has ended.
     closed: AtomicBool,
-    /// After that, one thread at a time drops what is left.
+    /// After the close: one thread is dropping the commands that are left.
     dropping: AtomicBool,
 }
 
-/// The taking side.
+/// The consumer's end, owned by one thread.
 pub(super) struct SubmissionConsumer<T> {
     lanes: Vec<Consumer<T>>,
 }
 
-/// What a thread has of one [`SubmissionQueue`].
+/// What a thread keeps for one [`SubmissionQueue`].
 struct ThreadProducer {
-    of: u64,
+    /// The id of the queue.
+    queue: u64,
     submitted: u32,
     lane: Option<Box<dyn Any>>,
 }
@@ -48,12 +50,12 @@ thread_local! {
 }
 
 impl<T: Send + 'static> SubmissionQueue<T> {
-    /// Room for `queue` submissions in the shared queue.
-    pub fn new(queue: usize) -> Self {
+    /// An empty queue. `capacity` bounds the shared queue, in commands.
+    pub fn new(capacity: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         SubmissionQueue {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            shared: ArrayQueue::new(queue.max(1)),
+            shared: ArrayQueue::new(capacity.max(1)),
             new_lanes: ArrayQueue::new(LANES),
             lanes: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -61,35 +63,38 @@ impl<T: Send + 'static> SubmissionQueue<T> {
         }
     }
 
-    /// The taking side ends: what was handed over and not taken is dropped, and so is what still comes.
+    /// Ends the consumer. Commands that it has not taken are dropped, and so is every later one.
     pub fn close(&self, consumer: SubmissionConsumer<T>) {
-        // Before the lanes are emptied: whoever gives afterwards sees it, and empties them again.
+        // Before the lanes are emptied: a thread that submits later sees it, and empties them
+        // again.
         self.closed.store(true, Ordering::SeqCst);
         for lane in consumer.lanes {
-            // There is room: no more lanes than it holds exist.
+            // There is room: `new_lanes` holds as many lanes as can exist.
             let _ = self.new_lanes.push(lane);
         }
         self.drop_all();
     }
 
-    /// Drops what this thread has just submitted, if nobody takes any more.
+    /// Drops the command that this thread has just submitted, if the consumer has ended.
     #[inline]
     pub fn drop_if_closed(&self) {
-        // After the push, before the look: the taking side does it the other way round.
+        // The push comes before this load; `close` stores the flag before it drains. So one of the
+        // two sees the other.
         fence(Ordering::SeqCst);
         if self.closed.load(Ordering::Relaxed) {
             self.drop_all();
         }
     }
 
-    /// Drops what is there. A panic in a command's end ends that command alone.
+    /// Drops every command. A panic in the drop of one command affects no other.
     #[cold]
     fn drop_all(&self) {
         let drop_one = |command: T| drop(catch_unwind(AssertUnwindSafe(|| drop(command))));
         while let Some(command) = self.shared.pop() {
             drop_one(command);
         }
-        // One at a time: a lane in another thread's hands could be left with what was just pushed into it.
+        // One thread at a time: a lane that another thread has popped here would keep a command
+        // pushed just now.
         while self.dropping.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
@@ -106,7 +111,7 @@ impl<T: Send + 'static> SubmissionQueue<T> {
     /// Puts a command into the shared queue.
     ///
     /// # Errors
-    /// The command, if the queue is full.
+    /// Returns the command if the queue is full.
     pub fn push(&self, command: T) -> Result<(), T> {
         self.shared.push(command)
     }
@@ -117,44 +122,45 @@ impl<T: Send + 'static> SubmissionQueue<T> {
         self.shared.is_empty()
     }
 
-    /// How many submissions the shared queue holds.
+    /// Capacity of the shared queue, in commands.
     pub fn capacity(&self) -> usize {
         self.shared.capacity()
     }
 
-    /// The oldest command of the shared queue.
+    /// Takes the oldest command of the shared queue.
     pub fn pop(&self) -> Option<T> {
         self.shared.pop()
     }
 
-    /// Puts a command into this thread's lane, or into the shared queue if it has none.
+    /// Puts a command into this thread's lane, or into the shared queue if the thread has no lane.
     ///
     /// # Errors
-    /// The command, if there is no room.
+    /// Returns the command if there is no room.
     pub fn submit(&self, command: T) -> Result<(), T> {
         PRODUCERS.with_borrow_mut(|producers| {
-            let at = match producers.iter().position(|producer| producer.of == self.id) {
+            let at = match producers.iter().position(|producer| producer.queue == self.id) {
                 Some(at) => at,
                 None => {
-                    // Lanes whose consumer is gone belong to engines that have ended.
+                    // A lane without a consumer belongs to an engine that has ended.
                     producers.retain(|producer| {
                         producer.lane.as_ref().is_none_or(|lane| !is_abandoned::<T>(&**lane))
                     });
-                    producers.push(ThreadProducer { of: self.id, submitted: 0, lane: None });
+                    producers.push(ThreadProducer { queue: self.id, submitted: 0, lane: None });
                     producers.len() - 1
                 }
             };
             let producer = &mut producers[at];
             if producer.lane.is_none() {
-                // The queue was seen empty after this thread's last push: what it pushed before is done, or is being
-                // done, before the consumer looks at lanes again.
+                // A move to a lane keeps the order only if the shared queue was seen empty after
+                // this thread's last push. The consumer then has that command, and runs it before
+                // it looks at lanes again.
                 if producer.submitted < BUSY || !self.shared.is_empty() {
                     self.shared.push(command)?;
                     producer.submitted = producer.submitted.saturating_add(1);
                     return Ok(());
                 }
                 producer.lane = self.open_lane();
-                // All lanes are taken: ask again after as many submissions.
+                // Without a free lane the thread asks again after as many commands.
                 producer.submitted = 0;
             }
             let lane = producer.lane.as_mut().and_then(|lane| lane.downcast_mut::<Producer<T>>());
@@ -169,7 +175,7 @@ impl<T: Send + 'static> SubmissionQueue<T> {
         let one_more = |lanes| (lanes < LANES).then_some(lanes + 1);
         self.lanes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
         let (producer, consumer) = RingBuffer::new(LANE_DEPTH);
-        // There is room: no more lanes than it holds exist.
+        // There is room: `new_lanes` holds as many lanes as can exist.
         self.new_lanes.push(consumer).ok()?;
         Some(Box::new(producer))
     }
@@ -180,12 +186,12 @@ fn is_abandoned<T: 'static>(lane: &dyn Any) -> bool {
 }
 
 impl<T: Send + 'static> SubmissionConsumer<T> {
-    /// No lanes yet.
+    /// A consumer without lanes.
     pub fn new() -> Self {
         SubmissionConsumer { lanes: Vec::with_capacity(LANES) }
     }
 
-    /// Takes what is there now, a bounded amount, oldest first for each thread.
+    /// Takes a bounded number of commands: those of each thread oldest first.
     pub fn take(&mut self, from: &SubmissionQueue<T>, mut each: impl FnMut(T)) {
         if !from.shared.is_empty() {
             for _ in 0..from.shared.capacity() {
@@ -198,7 +204,7 @@ impl<T: Send + 'static> SubmissionConsumer<T> {
         }
         let mut ended = false;
         for lane in &mut self.lanes {
-            // Asked first: what is in the lane of a thread that has ended is all that will ever be.
+            // Read before the slots: the lane of a thread that has ended gets no further command.
             let abandoned = lane.is_abandoned();
             for _ in 0..lane.slots() {
                 let Ok(command) = lane.pop() else { break };
@@ -221,7 +227,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn wishes_of_each_thread_keep_their_order_while_it_moves_to_a_lane() {
+    fn commands_of_each_thread_keep_their_order_while_it_moves_to_a_lane() {
         const EACH: u32 = 20_000;
         let queue = Arc::new(SubmissionQueue::new(64));
         let threads: Vec<_> = (0..3u32)
@@ -250,7 +256,7 @@ mod tests {
             std::thread::yield_now();
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert!(most_lanes > 0, "nobody got a lane");
+        assert!(most_lanes > 0, "no thread got a lane");
         consumer.take(&queue, |_| unreachable!());
         assert!(consumer.lanes.is_empty(), "lanes of threads that have ended are submitted back");
     }
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_lane_gives_the_wish_back() {
+    fn a_full_lane_returns_the_command() {
         let queue = SubmissionQueue::new(BUSY as usize);
         let mut submitted = 0;
         let mut consumer = SubmissionConsumer::new();

@@ -8,8 +8,8 @@ use std::time::Duration;
 pub enum WaitStrategy {
     /// Polls again at once: for threads with a CPU of their own.
     Spin,
-    /// Gives the CPU to other threads first, and sleeps for moments if that goes on: for hosts with more waiting threads
-    /// than CPUs.
+    /// Gives the CPU to other threads first, and sleeps for moments if that goes on: for hosts with
+    /// more waiting threads than CPUs.
     Yield,
 }
 
@@ -37,8 +37,8 @@ impl WaitStrategy {
         match self {
             WaitStrategy::Spin => std::hint::spin_loop(),
             WaitStrategy::Yield if round < YIELDS => std::thread::yield_now(),
-            // A scheduler with time slices lets a thread that only yields wait for whole slices of threads that
-            // compute. A thread that slept runs at once.
+            // A scheduler with time slices lets a thread that only yields wait for whole slices of
+            // threads that compute. A thread that slept runs at once.
             WaitStrategy::Yield => std::thread::sleep(NAP),
         }
     }

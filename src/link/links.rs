@@ -10,9 +10,7 @@ use super::routes::announced::OutRoutes;
 use super::routes::received::InRoutes;
 use super::serving::answered::AnsweredSlots;
 use super::serving::serve::PeerRequests;
-use super::{
-    CancelDecision, Destination, LinkEvent, LinkLoad, PeerRequestId, ServeOutcome, TensorKey, Value,
-};
+use super::{CancelDecision, Destination, LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
@@ -393,9 +391,10 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// How much there is to do on all links.
-    pub fn load(&self) -> LinkLoad {
+    #[cfg(any(test, feature = "sim"))]
+    pub fn load(&self) -> super::LinkLoad {
         let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
-        LinkLoad {
+        super::LinkLoad {
             requests: sum(|link| link.requests.len()),
             peer_requests: sum(|link| link.peer_requests.len()),
             busy_routes: sum(|link| link.routes_out.busy()),

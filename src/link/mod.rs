@@ -73,7 +73,8 @@ pub fn side_of_mut(tensor: &TensorMut) -> Side {
     if tensor.span().is_some() { Side::POOL } else { Side::HEAP }
 }
 
-/// How much the links of a poller have to do.
+/// How much the links of a poller have to do, for tests that wait until nothing is left.
+#[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
     /// Requests of this side that the peers may still answer, those that were given up included, and standing ones that

@@ -48,6 +48,7 @@ impl<T> Fifo<T> {
         self.rest.back().or(self.first.as_ref())
     }
 
+    #[cfg(any(test, feature = "sim"))]
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.rest.len()
     }

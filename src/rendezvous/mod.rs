@@ -43,9 +43,10 @@ pub use path::{
 pub use pending::{CancelToken, Pending, Receivable};
 pub use pending_batch::PendingBatch;
 pub use receive::{ReceiveAllBuilder, ReceiveBuilder};
+#[cfg(any(test, feature = "sim"))]
+pub use remote::RemoteLoad;
 pub use remote::{
-    BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteLoad,
-    RemoteSettings,
+    BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteSettings,
 };
 pub use reuse::Reused;
 pub use standing::Standing;

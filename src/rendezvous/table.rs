@@ -200,6 +200,7 @@ impl<V, W> Table<V, W> {
     }
 
     /// How many values and waiters there are.
+    #[cfg(any(test, feature = "sim"))]
     pub fn len(&self) -> (usize, usize) {
         let (mut values, mut waiters) = (0, 0);
         for channel in self.channels.values() {

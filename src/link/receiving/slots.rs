@@ -73,6 +73,7 @@ struct BlockedRequests {
 
 impl UnresolvedKeys {
     /// Keys with such a request.
+    #[cfg(any(test, feature = "sim"))]
     pub fn len(&self) -> usize {
         self.keys.len()
     }

@@ -134,6 +134,7 @@ impl Stash {
         self.values.is_empty()
     }
 
+    #[cfg(any(test, feature = "sim"))]
     pub fn len(&self) -> usize {
         self.values.len()
     }

@@ -254,6 +254,7 @@ impl OutRoutes {
     }
 
     /// Routes with a request in flight.
+    #[cfg(any(test, feature = "sim"))]
     pub fn busy(&self) -> usize {
         self.in_use
     }

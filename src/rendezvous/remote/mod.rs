@@ -20,8 +20,7 @@ use super::waiter::{CallId, Waiter};
 use crate::engine::Handler;
 use crate::fabric::{LinkId, Port};
 use crate::link::{
-    Destination, LinkEvent, LinkLoad, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey,
-    Value,
+    Destination, LinkEvent, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey, Value,
 };
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::RequestId;
@@ -127,15 +126,17 @@ pub enum RemoteCommand<L> {
     Step(StepChange),
     /// Steps of an edge are to be asked for in advance, or not any more.
     Standing(StandingChange),
-    /// How much is there to do?
+    /// Reports how much there is to do.
+    #[cfg(any(test, feature = "sim"))]
     Load(Box<dyn FnOnce(RemoteLoad) + Send>),
 }
 
-/// How much a poller keeps for the rendezvous, to see what a program waits for.
+/// How much a poller keeps for the rendezvous, for tests that wait until nothing is left.
+#[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteLoad {
     /// Of its links.
-    pub links: LinkLoad,
+    pub links: crate::link::LinkLoad,
     /// Values that no peer has requested yet.
     pub values: usize,
     /// Requests of peers that wait for their value.
@@ -266,7 +267,8 @@ impl RemoteHandler {
         }
     }
 
-    fn load(&self, links: LinkLoad) -> RemoteLoad {
+    #[cfg(any(test, feature = "sim"))]
+    fn load(&self, links: crate::link::LinkLoad) -> RemoteLoad {
         let (values, requests) = self.outgoing.len();
         let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
         let orphans = self.orphans.values().map(VecDeque::len).sum::<usize>() + links.stashed;
@@ -331,6 +333,7 @@ impl<P: Port> Handler<P> for RemoteHandler {
             RemoteCommand::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
             RemoteCommand::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
             RemoteCommand::End { error } => self.end(links, &error),
+            #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.load(links.load())),
         }
         None
