@@ -1,87 +1,63 @@
-//! The rules that hold the source tree together, checked on the source text itself.
+//! The rules that hold the source tree together, checked on the source text.
 //!
-//! Each room under `src/` may know only some of the others (see [`layers`]); only a few may hold `unsafe`
-//! code; below `node` nobody asks the system for the time; files stay small. The compiler checks none of
-//! this, so this test does. Comments, strings and doc links don't count: only code makes an edge.
+//! Each module under `src/` may import only some of the others. Only a few may hold `unsafe` code. Below `node` no
+//! module asks the system for the time. Files stay small. The compiler checks none of this. Comments, strings and
+//! links of documentation are no imports.
 
-mod lexer;
 mod locks;
 mod rules;
 
-use rules::{ROOMS, check_file};
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-
-/// Every `.rs` file under `dir`, as paths relative to the crate's root.
-fn sources(root: &Path, dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(root.join(dir)).expect("the source tree can be read") {
-        let entry = entry.expect("the source tree can be read");
-        let path = dir.join(entry.file_name());
-        if entry.file_type().expect("the source tree can be read").is_dir() {
-            sources(root, &path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
-        }
-    }
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn tree() -> Vec<(PathBuf, String)> {
-    let mut paths = Vec::new();
-    sources(root(), Path::new("src"), &mut paths);
-    sources(root(), Path::new("cli/src"), &mut paths);
-    paths.sort();
-    paths
-        .into_iter()
-        .map(|path| {
-            let text = std::fs::read_to_string(root().join(&path)).expect("sources are UTF-8");
-            (path, text)
-        })
-        .collect()
-}
+use crate::source::{root, sources};
+use rules::{LAYERS, MUTANTS, check_file};
+use std::path::Path;
 
 #[test]
-fn every_source_file_keeps_the_rules_of_its_room() {
-    let files = tree();
-    assert!(files.len() > 10, "only {} files found under src: the walk is broken", files.len());
-    let tests: BTreeSet<PathBuf> =
-        files.iter().flat_map(|(path, text)| rules::test_files_named_in(path, text)).collect();
-    let is_test = |path: &Path| tests.iter().any(|t| path == t || path.starts_with(t.with_extension("")));
-    let broken: Vec<String> = files
-        .iter()
-        .flat_map(|(path, text)| {
-            let mut broken = check_file(path, text, is_test(path));
-            broken.extend(locks::check(path, text, is_test(path)));
-            broken
-        })
-        .collect();
+fn every_source_file_keeps_the_rules_of_its_module() {
+    let check = |source: &crate::source::Source| {
+        let mut broken = check_file(&source.path, &source.text, source.is_test);
+        broken.extend(locks::check(&source.path, &source.text, source.is_test));
+        broken
+    };
+    let broken: Vec<String> = sources().iter().flat_map(check).collect();
     assert!(broken.is_empty(), "{} rules broken:\n{}", broken.len(), broken.join("\n"));
 }
 
 #[test]
-fn every_folder_under_src_is_a_room_with_a_place_in_the_layers() {
-    for entry in std::fs::read_dir(root().join("src")).expect("src can be read") {
-        let entry = entry.expect("src can be read");
-        let name = entry.file_name().into_string().expect("names are UTF-8");
-        let room = name.trim_end_matches(".rs");
-        if name == "lib.rs" {
-            continue;
-        }
-        assert!(ROOMS.iter().any(|r| r.name == room), "src/{name} has no place in the table of layers");
+fn each_place_for_a_lock_is_a_file_or_a_module() {
+    for (place, _why) in locks::LOCKS {
+        let is_there = root().join(place).is_dir() || root().join(format!("{place}.rs")).is_file();
+        assert!(is_there, "{place} is in the list of locks, and there is no such file");
     }
 }
 
 #[test]
-fn the_table_of_layers_has_no_cycle_and_names_only_rooms() {
-    // Rooms are listed from the bottom up, so each may name only rooms above its own line.
-    for (i, room) in ROOMS.iter().enumerate() {
-        for known in room.knows {
-            let at =
-                ROOMS.iter().position(|r| r.name == *known).unwrap_or_else(|| panic!("{known} is no room"));
-            assert!(at < i, "{} knows {known}, which is not below it", room.name);
+fn every_module_under_src_has_a_place_in_the_layers() {
+    for entry in std::fs::read_dir(root().join("src")).expect("src can be read") {
+        let entry = entry.expect("src can be read");
+        let name = entry.file_name().into_string().expect("names are UTF-8");
+        let module = name.trim_end_matches(".rs");
+        if ["lib", MUTANTS].contains(&module) {
+            continue;
+        }
+        assert!(
+            LAYERS.iter().any(|layer| layer.name == module),
+            "src/{name} has no place in the table of layers"
+        );
+    }
+}
+
+#[test]
+fn the_table_of_layers_has_no_cycle_and_names_only_modules() {
+    assert!(LAYERS.len() > 5, "the table is not where it is read");
+    for (at, layer) in LAYERS.iter().enumerate() {
+        assert!(root().join("src").join(&layer.name).is_dir(), "{} is no module", layer.name);
+        for import in &layer.imports {
+            let below = LAYERS.iter().position(|layer| layer.name == *import);
+            assert!(
+                below.is_some_and(|below| below < at),
+                "{} imports {import}, which is not above it",
+                layer.name
+            );
         }
     }
 }
@@ -92,7 +68,7 @@ fn says(path: &str, text: &str) -> String {
 }
 
 #[test]
-fn an_upward_edge_is_found_however_it_is_written() {
+fn an_upward_import_is_found_however_it_is_written() {
     for text in [
         "use crate::node::Node;",
         "use crate::{wire::Grant, node::{Node, Peer}};",
@@ -104,21 +80,21 @@ fn an_upward_edge_is_found_however_it_is_written() {
         "mod inner { use super::{super::node::Node, x}; }",
         "use tensorwire::node::Node;",
         "use ::tensorwire::{node::Node};",
-        "use crate::{self as face, wire};",
-        "use crate as face;",
+        "use crate::{self as root, wire};",
+        "use crate as root;",
         "use crate::*;",
         "use crate::Node;",
         "macro_rules! m { () => { $crate::node::Node } }",
     ] {
-        let said = says("src/link/mod.rs", &format!("//! Room.\n{text}"));
-        assert!(said.contains("link may not know"), "{text} passed: {said:?}");
+        let said = says("src/link/mod.rs", &format!("//! Module.\n{text}"));
+        assert!(said.contains("link may not import"), "{text} passed: {said:?}");
     }
     let said = says("src/link/slot.rs", "use super::super::node::Node;");
-    assert!(said.contains("src/link/slot.rs:1: link may not know node"), "{said:?}");
+    assert!(said.contains("src/link/slot.rs:1: link may not import node"), "{said:?}");
 }
 
 #[test]
-fn a_downward_edge_and_a_room_s_own_names_pass() {
+fn a_downward_import_and_a_module_s_own_names_pass() {
     for text in [
         "use crate::wire::Grant;",
         "use crate::{memory::{Pool, Tensor}, wire::Grant, link::Slot};",
@@ -135,20 +111,22 @@ fn a_downward_edge_and_a_room_s_own_names_pass() {
 }
 
 #[test]
-fn rooms_side_by_side_do_not_know_each_other() {
-    assert!(says("src/protocol/x.rs", "use crate::fabric::Port;").contains("protocol may not know fabric"));
-    assert!(says("src/fabric/x.rs", "use crate::protocol::Event;").contains("fabric may not know protocol"));
+fn modules_side_by_side_do_not_import_each_other() {
+    assert!(says("src/protocol/x.rs", "use crate::fabric::Port;").contains("protocol may not import fabric"));
     assert!(
-        says("src/bootstrap/x.rs", "use crate::config::Config;").contains("bootstrap may not know config")
+        says("src/fabric/x.rs", "use crate::protocol::Event;").contains("fabric may not import protocol")
     );
     assert!(
-        says("src/memory/x.rs", "use crate::telemetry::Counter;").contains("memory may not know telemetry")
+        says("src/bootstrap/x.rs", "use crate::config::Config;").contains("bootstrap may not import config")
+    );
+    assert!(
+        says("src/memory/x.rs", "use crate::telemetry::Counter;").contains("memory may not import telemetry")
     );
     assert!(says("src/node/x.rs", "use crate::{bootstrap::B, config::C, telemetry::T};").is_empty());
 }
 
 #[test]
-fn unsafe_code_outside_its_rooms_is_found() {
+fn unsafe_code_outside_its_modules_is_found() {
     let code = "fn f() { unsafe { g() } }";
     for path in [
         "src/link/x.rs",
@@ -168,7 +146,7 @@ fn unsafe_code_outside_its_rooms_is_found() {
 }
 
 #[test]
-fn a_lock_on_the_data_path_is_found_and_so_is_leave_to_have_one() {
+fn a_lock_on_the_data_path_is_found_and_so_is_the_permission_to_have_one() {
     let said = |path: &str, text: &str| locks::check(Path::new(path), text, false).join("\n");
     for text in [
         "use std::sync::Mutex;",
@@ -195,9 +173,10 @@ fn a_lock_on_the_data_path_is_found_and_so_is_leave_to_have_one() {
 
 #[test]
 fn clippy_denies_locks_in_the_whole_library() {
-    let face = std::fs::read_to_string(root().join("src/lib.rs")).expect("the crate's face");
+    let root_file = std::fs::read_to_string(root().join("src/lib.rs")).expect("the crate root");
     assert!(
-        face.contains("#![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]")
+        root_file
+            .contains("#![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]")
     );
     let lints = std::fs::read_to_string(root().join("clippy.toml")).expect("clippy's settings");
     for denied in ["std::sync::Mutex", "std::sync::RwLock", "std::sync::Condvar", "std::sync::mpsc::channel"]
@@ -230,18 +209,6 @@ fn asking_for_the_time_below_node_is_found_outside_tests() {
 }
 
 #[test]
-fn a_file_is_a_test_file_when_its_parent_says_so() {
-    let named = |path, text| rules::test_files_named_in(Path::new(path), text);
-    assert_eq!(named("src/link/mod.rs", "#[cfg(test)] mod tests;"), [Path::new("src/link/tests.rs")]);
-    assert_eq!(
-        named("src/wire/key.rs", "#[cfg(test)]\n#[path = \"key_tests.rs\"]\nmod tests;"),
-        [Path::new("src/wire/key_tests.rs")]
-    );
-    assert_eq!(named("src/wire/key.rs", "#[cfg(test)] mod tests;"), [Path::new("src/wire/key/tests.rs")]);
-    assert!(named("src/wire/mod.rs", "mod key; #[cfg(test)] mod tests {} mod other;").is_empty());
-}
-
-#[test]
 fn an_unfinished_function_an_async_one_and_an_rpc_type_are_found() {
     assert!(says("src/link/x.rs", "fn f() { todo!() }").contains("todo!"));
     assert!(says("src/node/x.rs", "fn f() { unimplemented!(\"later\") }").contains("unimplemented!"));
@@ -257,7 +224,7 @@ fn an_unfinished_function_an_async_one_and_an_rpc_type_are_found() {
 }
 
 #[test]
-fn a_room_without_a_word_on_what_it_is_for_and_a_file_too_long_to_read_are_found() {
+fn a_module_without_documentation_and_a_file_too_long_to_read_are_found() {
     assert!(says("src/link/mod.rs", "mod slot;").contains("//!"));
     let long = "\n".repeat(rules::MAX_LINES + 1);
     assert!(says("src/link/x.rs", &long).contains("lines"));

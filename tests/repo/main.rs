@@ -1,8 +1,12 @@
-//! The rules of the repository itself: its layers, generated code, packaging and scripts.
+//! The rules of the repository: its layers, names, documents, generated code, packaging and scripts.
 
 #[cfg(feature = "abi-check")]
 mod abi_check;
 mod codegen;
+mod documents;
 mod layers;
+mod names;
 mod packaging;
+mod source;
+mod text;
 mod tuning;

@@ -1,19 +1,19 @@
-//! Where a lock may be taken. A file that moves data is not among them: the hot path waits for nobody.
+//! Where a lock may be taken. No file that moves data is on the list: the hot path waits for no other thread.
 //!
-//! Clippy denies the types (`clippy.toml`, `src/lib.rs`) except where a file allows them; these checks keep that leave,
-//! and the words themselves, to the files below.
+//! Clippy denies the types (`clippy.toml`, `src/lib.rs`) except where a file allows them. These checks keep the
+//! permission, and the words themselves, to the files of the list.
 
-use super::lexer::{Token, tokens};
-use super::rules::{Scope, is_under, lint_is_relaxed};
+use super::rules::{is_under, lint_is_relaxed};
+use crate::source::{Token, tokens};
 use std::path::Path;
 
-/// Files and rooms that may hold locks and channels, and what for.
+/// Files and modules that may hold locks and channels, and what for.
 pub const LOCKS: &[(&str, &str)] = &[
     ("src/node", "starts, stops and joins; a poller of its own never comes here"),
     ("src/bootstrap", "a thread of its own that moves no tensor"),
     ("src/engine/executor", "the queues of the threads that run callbacks and end owners"),
-    ("src/engine/keeper", "the start of a polling thread waits until it is pinned"),
-    ("src/engine/wait", "who waits in vain while others need its CPU sleeps for moments"),
+    ("src/engine/background", "the start of a polling thread waits until it is pinned"),
+    ("src/engine/wait_strategy", "a waiter sleeps for moments while other threads need its CPU"),
     ("src/fabric/shm/wakeup/doorbells", "a port takes a doorbell when it is made"),
     (
         "src/fabric/shm/loans/reclaim",
@@ -36,7 +36,7 @@ pub const LOCKS: &[(&str, &str)] = &[
     ("src/fabric/sim", "a network in one process, in virtual time"),
     ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),
     (
-        "src/memory/pool",
+        "src/memory/pool/mod",
         "the central allocator, behind the caches: where a size is new or the caches are full",
     ),
     (
@@ -46,9 +46,9 @@ pub const LOCKS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What clippy would be told.
+/// Lints that clippy denies.
 const LINTS: &[&str] = &["disallowed_types", "disallowed_methods"];
-/// What waits for other threads.
+/// Names of what waits for other threads.
 const WAITS: &[&str] = &[
     "Mutex",
     "RwLock",
@@ -62,20 +62,19 @@ const WAITS: &[&str] = &[
     "park",
 ];
 
-/// Every lock, and every leave to have one, that stands where none may.
-pub fn check(path: &Path, text: &str, whole_file_is_test: bool) -> Vec<String> {
+/// Each lock, and each permission to have one, in a file that is not on the list.
+pub fn check(path: &Path, text: &str, is_test: bool) -> Vec<String> {
     let listed: Vec<&str> = LOCKS.iter().map(|(prefix, _why)| *prefix).collect();
-    if whole_file_is_test || is_under(path, &listed) {
+    if is_test || is_under(path, &listed) {
         return Vec::new();
     }
     let code = tokens(text);
-    let scope = Scope::of(&code);
     let say = |token: &Token, what: &str| format!("{}:{}: {what}", path.display(), token.line);
     let judge = |(at, token): (usize, &Token)| match token.word()? {
         word if LINTS.contains(&word) && lint_is_relaxed(&code[..at]) => {
             Some(say(token, "locks are allowed where none may be: see tests/repo/layers/locks.rs"))
         }
-        word if WAITS.contains(&word) && !scope.in_test[at] => {
+        word if WAITS.contains(&word) && !token.in_test => {
             Some(say(token, &format!("{word} on the data path: see tests/repo/layers/locks.rs")))
         }
         _ => None,
