@@ -41,7 +41,7 @@ impl fmt::Display for Origin {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("configuration file {}: {source}: check that it exists and can be read", path.display())]
+    #[error("configuration file {} can't be read: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -49,10 +49,12 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not TOML.
-    #[error("{origin}: not valid TOML: {message}")]
+    #[error("{origin}, {entry}: not valid TOML: {message}")]
     Syntax {
         /// File and line.
         origin: Origin,
+        /// The text of that line, in quotes.
+        entry: String,
         /// What is wrong there.
         message: String,
     },

@@ -2,29 +2,74 @@
 
 use super::builder::{unknown, wrong};
 use super::error::{ConfigError, Origin};
+use super::format::TomlRefusal;
 use super::table::Key;
+use crate::wire::quote;
+use std::fs::FileType;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 
 /// The settings of the file at `path`.
 pub(super) fn read(path: &Path) -> Result<Vec<(&'static Key, String, Origin)>, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
+    let text = read_regular(path)?;
     let origin = |at: usize| Origin::File { path: path.to_path_buf(), line: line_of(&text, at) };
-    let table = DeTable::parse(&text).map_err(|error| ConfigError::Syntax {
-        origin: origin(error.span().map_or(0, |span| span.start)),
-        message: error.message().replace('\n', " "),
+    let table = DeTable::parse(&text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        let entry = text.lines().nth(line_of(&text, at) - 1).unwrap_or_default().trim();
+        let message = error.message().replace('\n', " ");
+        ConfigError::Syntax { origin: origin(at), entry: quote(entry), message }
     })?;
     let mut settings = Vec::new();
     for (name, value) in table.get_ref() {
-        let origin = origin(name.span().start);
-        let key = Key::named(name.get_ref()).ok_or_else(|| unknown(name.get_ref(), origin.clone()))?;
+        let origin_of = |span: Range<usize>| origin(span.start);
+        let Some(key) = Key::named(name.get_ref()) else {
+            return Err(unknown(&full_name(name.get_ref(), value.get_ref()), origin_of(name.span())));
+        };
         match (key.from_toml)(value.get_ref()) {
-            Some(value) => settings.push((key, value, origin)),
-            None => return Err(wrong(key, text.get(value.span()).unwrap_or_default(), origin, None)),
+            Ok(text) => settings.push((key, text, origin_of(name.span()))),
+            Err(TomlRefusal::Value) => {
+                let value = text.get(value.span()).unwrap_or_default();
+                return Err(wrong(key, value, origin_of(name.span()), None));
+            }
+            Err(TomlRefusal::Entry { span, why }) => {
+                let value = text.get(span.clone()).unwrap_or_default();
+                return Err(wrong(key, value, origin_of(span), Some(why)));
+            }
         }
     }
     Ok(settings)
+}
+
+/// The text of a file. Anything else at that path is refused without opening it: a pipe may block, and a device may
+/// have no end.
+fn read_regular(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_path_buf(), source };
+    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    if !kind.is_file() {
+        let why = format!("it is {}, and must be a regular file", named(kind));
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, why)));
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}
+
+fn named(kind: FileType) -> &'static str {
+    match () {
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    }
+}
+
+/// A name that is no key; for a table with its first entry, as tables are a likely way to group settings.
+fn full_name(name: &str, value: &DeValue<'_>) -> String {
+    match value.as_table().and_then(|table| table.keys().next()) {
+        Some(entry) => format!("{name}.{}", entry.get_ref()),
+        None => name.to_string(),
+    }
 }
 
 /// The line of the byte at `at`, counted from 1.

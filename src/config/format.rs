@@ -1,16 +1,32 @@
 //! How values are spelled: text for each kind of value, and the text that a TOML value stands for.
 
 use super::choice::Choice;
-use crate::wire::{Cluster, ClusterError, TaskId};
+use crate::wire::{Cluster, ClusterError, HostPort, TaskId};
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
+use toml::Spanned;
 use toml::de::DeValue;
 
 /// Why a text is no value: `None` where what the key allows says it all.
 pub(super) type Refusal = Option<String>;
+
+/// Why a TOML value stands for no text.
+pub(super) enum TomlRefusal {
+    /// It is of the wrong type.
+    Value,
+    /// A part of it is wrong.
+    Entry {
+        /// Where the part is in the file.
+        span: Range<usize>,
+        /// What the part must be.
+        why: String,
+    },
+}
 
 /// One kind of value: its spelling in the environment and in a file.
 pub(super) trait Format {
@@ -25,9 +41,9 @@ pub(super) trait Format {
     /// Writes a spelling that `read` takes back.
     fn write(value: &Self::Value) -> String;
 
-    /// The spelling that a value of a file stands for; `None` if it is of the wrong type.
-    fn from_toml(value: &DeValue<'_>) -> Option<String> {
-        value.as_str().map(str::to_string)
+    /// The spelling that a value of a file stands for.
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+        value.as_str().map(str::to_string).ok_or(TomlRefusal::Value)
     }
 }
 
@@ -83,7 +99,7 @@ impl<T: FromStr + Display> Format for Number<T> {
         value.to_string()
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
         text_or_integer(value)
     }
 }
@@ -103,8 +119,8 @@ impl Format for Switch {
         value.to_string()
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Option<String> {
-        value.as_bool().map(|on| on.to_string())
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+        value.as_bool().map(|on| on.to_string()).ok_or(TomlRefusal::Value)
     }
 }
 
@@ -126,7 +142,7 @@ impl Format for Bytes {
         in_largest_unit(*value, &BYTE_UNITS)
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
         text_or_integer(value)
     }
 }
@@ -148,7 +164,16 @@ impl Format for Span {
     const KIND: &'static str = "duration";
 
     fn read(text: &str) -> Result<Duration, Refusal> {
+        if digits::<u64>(text).is_some() {
+            return Err(Some(format!(
+                "a duration needs a unit: {text}s, {text}ms, {text}us, {text}m or {text}h"
+            )));
+        }
         with_unit(text, &TIME_UNITS).map(Duration::from_nanos).ok_or(None)
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+        text_or_integer(value)
     }
 
     fn write(value: &Duration) -> String {
@@ -242,12 +267,12 @@ impl Format for Cpus {
         value.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
         match value.as_array() {
             Some(cpus) => {
                 let numbers: Option<Vec<_>> =
                     cpus.iter().map(|cpu| cpu.get_ref().as_integer().map(ToString::to_string)).collect();
-                Some(numbers?.join(","))
+                Ok(numbers.ok_or(TomlRefusal::Value)?.join(","))
             }
             None => text_or_integer(value),
         }
@@ -271,28 +296,40 @@ impl Format for Cluster {
         value.to_string()
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Option<String> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
         let Some(jobs) = value.as_table() else {
-            return value.as_str().map(str::to_string);
+            return value.as_str().map(str::to_string).ok_or(TomlRefusal::Value);
         };
-        let mut entries = Vec::new();
-        for (job, tasks) in jobs {
-            let tasks = tasks.get_ref().as_array()?.iter();
-            let tasks: Option<Vec<_>> =
-                tasks.map(|task| task.get_ref().as_str().filter(|t| plain(t))).collect();
-            entries.push(format!("{}={}", Some(job.get_ref()).filter(|job| plain(job))?, tasks?.join(",")));
-        }
-        Some(entries.join(";"))
+        let entries: Result<Vec<_>, _> = jobs.iter().map(|(job, tasks)| toml_job(job, tasks)).collect();
+        Ok(entries?.join(";"))
     }
 }
 
-/// No separator of the text form is in a part of the table form.
-fn plain(part: &str) -> bool {
-    !part.contains([';', '=', ','])
+/// The text form of one entry of a cluster's table: `ps = ["HOST:PORT", "HOST:PORT"]`.
+fn toml_job(job: &Spanned<Cow<'_, str>>, tasks: &Spanned<DeValue<'_>>) -> Result<String, TomlRefusal> {
+    let refused = |span, why| TomlRefusal::Entry { span, why };
+    TaskId::new(job.get_ref().as_ref(), 0).map_err(|error| refused(job.span(), error.to_string()))?;
+    let job = job.get_ref();
+    let Some(list) = tasks.get_ref().as_array() else {
+        return Err(refused(
+            tasks.span(),
+            format!("job {job}: its tasks must be an array, each a string \"HOST:PORT\""),
+        ));
+    };
+    let address = |task: &Spanned<DeValue<'_>>| {
+        let text = task.get_ref().as_str().ok_or_else(|| {
+            refused(task.span(), format!("job {job}: a task must be a string, \"HOST:PORT\""))
+        })?;
+        let parsed = text.parse().map_err(|error| refused(task.span(), format!("job {job}: {error}")));
+        parsed.map(|address: HostPort| address.to_string())
+    };
+    let addresses: Result<Vec<_>, _> = list.iter().map(address).collect();
+    Ok(format!("{job}={}", addresses?.join(",")))
 }
 
-fn text_or_integer(value: &DeValue<'_>) -> Option<String> {
-    value.as_str().map(str::to_string).or_else(|| value.as_integer().map(ToString::to_string))
+fn text_or_integer(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+    let text = value.as_str().map(str::to_string);
+    text.or_else(|| value.as_integer().map(ToString::to_string)).ok_or(TomlRefusal::Value)
 }
 
 /// Digits only: no sign, no blanks.

@@ -42,7 +42,7 @@ impl Config {
 
 /// The key that `name` was probably meant to be.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
-    let name = name.to_ascii_lowercase().replace('-', "_");
+    let name = name.to_ascii_lowercase().replace(['-', '.'], "_");
     if name.len() > 64 {
         return None;
     }

@@ -9,7 +9,7 @@ use super::builder::{Builder, Settings};
 use super::choice::{BulkReceive, PeerLoss};
 use super::error::{ConfigError, Origin};
 use super::format::{
-    AutoOr, Bytes, Cpus, Format, Job, Nic, Number, OneOf, Refusal, SocketAddress, Span, Switch,
+    AutoOr, Bytes, Cpus, Format, Job, Nic, Number, OneOf, Refusal, SocketAddress, Span, Switch, TomlRefusal,
 };
 use crate::engine::{PollMode, WaitStrategy};
 use crate::fabric::FabricKind;
@@ -34,7 +34,7 @@ pub(super) struct Key {
     /// Whether this is a value that the key allows.
     pub check: fn(&str) -> Result<(), Refusal>,
     /// The text that a value of a file stands for.
-    pub from_toml: fn(&DeValue<'_>) -> Option<String>,
+    pub from_toml: fn(&DeValue<'_>) -> Result<String, TomlRefusal>,
 }
 
 impl Key {

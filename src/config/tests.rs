@@ -396,7 +396,7 @@ fn an_unknown_key_is_named_with_the_nearest_one() {
     let error = build_file("rdma_qps_per_peer = 1\n\nqueue_dept = 64").expect_err("refused");
     assert_names(&error, &["unknown key \"queue_dept\" (file ", " line 3): did you mean queue_depth?"]);
     let error = build_file("[pool]\nsize = 1").expect_err("refused");
-    assert_names(&error, &["unknown key \"pool\""]);
+    assert_names(&error, &["unknown key \"pool.size\""]);
     let error = base().set("zzzzzzzzzz", "1").build().expect_err("refused");
     assert_names(&error, &["unknown key \"zzzzzzzzzz\" (the builder): the keys are job, task, cluster, "]);
 }
@@ -458,11 +458,71 @@ fn the_environment_of_the_process_is_read_unless_the_builder_says_no() {
 fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
     let folder = tempfile::tempdir().expect("folder");
     let error = Config::builder().file(folder.path().join("none.toml")).build().expect_err("refused");
-    assert_names(&error, &["configuration file ", "none.toml: "]);
-    let error = build_file("rdma_qps_per_peer = 1\nrdma_qps_per_peer = 2\n").expect_err("refused");
-    assert_names(&error, &[" line 2: not valid TOML: duplicate key"]);
-    let error = build_file("rdma_qps_per_peer = 1\nqueue_depth =\n").expect_err("refused");
-    assert_names(&error, &[" line 2: not valid TOML: "]);
+    assert_names(&error, &["configuration file ", "none.toml can't be read: No such file"]);
+    let error = build_file("pollers = 1\npollers = 2\n").expect_err("refused");
+    assert_names(&error, &[" line 2, \"pollers = 2\": not valid TOML: duplicate key"]);
+    let error = build_file("pollers = 1\nqueue_depth =\n").expect_err("refused");
+    assert_names(&error, &[" line 2, \"queue_depth =\": not valid TOML: "]);
+    let error = build_file("pool_size = 64MiB\n").expect_err("refused");
+    assert_names(&error, &[" line 1, \"pool_size = 64MiB\": not valid TOML: "]);
+}
+
+#[test]
+fn a_path_that_is_no_regular_file_is_refused_without_reading_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+        .expect("a pipe");
+    for (path, kind) in
+        [(folder.path(), "a directory"), (&pipe, "a pipe"), ("/dev/zero".as_ref(), "a device")]
+    {
+        let error = base().file(path).build().expect_err("refused");
+        let why = format!(
+            "configuration file {} can't be read: it is {kind}, and must be a regular file",
+            path.display()
+        );
+        assert_eq!(error.to_string(), why);
+    }
+}
+
+#[test]
+fn a_wrong_entry_of_a_table_is_named_with_its_own_line() {
+    let refused = |entries: &str| {
+        let file = file(&format!("job = 'ps'\ntask = 0\n[cluster]\n{entries}\n"));
+        let error = Config::builder().without_environment().file(file.path()).build().expect_err(entries);
+        error.to_string().replace(&file.path().display().to_string(), "FILE")
+    };
+    assert_eq!(
+        refused("worker = ['h:1']\nps = [\n'h:2',\n'h:99999']"),
+        "cluster is \"'h:99999'\" (file FILE line 7): job ps: address \"h:99999\" has a port that is not a number from 1 \
+         to 65535: it must be HOST:PORT, 1.2.3.4:PORT or [IPV6]:PORT, the port 1 to 65535"
+    );
+    assert_eq!(
+        refused("worker = ['h:1']\nps = 'h:2'"),
+        "cluster is \"'h:2'\" (file FILE line 5): job ps: its tasks must be an array, each a string \"HOST:PORT\""
+    );
+    assert_eq!(
+        refused("ps = [4000]"),
+        "cluster is \"4000\" (file FILE line 4): job ps: a task must be a string, \"HOST:PORT\""
+    );
+    assert_eq!(
+        refused("ps = ['h:1']\n'a b' = ['h:2']"),
+        "cluster is \"'a b'\" (file FILE line 5): job \"a b\" must be 1 to 64 letters, digits, '_' and '-', a letter or \
+         digit first"
+    );
+    let error = build_file("[pool]\nsize = '64MiB'\n").expect_err("refused");
+    assert_names(&error, &["unknown key \"pool.size\" (file ", " line 1): did you mean pool_size?"]);
+}
+
+#[test]
+fn a_duration_without_a_unit_is_named_as_such() {
+    let why = "a duration needs a unit: 5s, 5ms, 5us, 5m or 5h";
+    let error = base().set("recv_timeout", "5").build().expect_err("refused");
+    assert_eq!(error.to_string(), format!("recv_timeout is \"5\" (the builder): {why}"));
+    for line in ["recv_timeout = 5", "recv_timeout = '5'"] {
+        assert_names(&build_file(line).expect_err("refused"), &["recv_timeout is \"5\" (file ", why]);
+    }
+    assert_names(&base().set("stop_timeout", "0").build().expect_err("refused"), &["needs a unit: 0s"]);
 }
 
 #[test]

@@ -270,7 +270,7 @@ impl Counters {
 }
 
 /// The values of all counters and gauges at one time. `+=` puts several pollers together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Snapshot {
     values: [u64; COUNT],
     gauges: [u64; GAUGES],
@@ -324,6 +324,17 @@ impl AddAssign<&Snapshot> for Snapshot {
         for (value, other) in self.gauges.iter_mut().zip(other.gauges) {
             *value = value.wrapping_add(other);
         }
+    }
+}
+
+/// Every name with its value, as [`Snapshot::iter`].
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("Snapshot");
+        for (name, value) in self.iter() {
+            fields.field(name, &value);
+        }
+        fields.finish()
     }
 }
 
@@ -428,6 +439,14 @@ mod tests {
         assert_eq!(after.since(&before).gauge(Gauge::QuarantinedBytes), 20, "not a difference");
         writer.lower(Gauge::QuarantinedBytes, 20);
         assert_eq!(writer.counters().gauge(Gauge::QuarantinedBytes), 0);
+    }
+
+    #[test]
+    fn a_snapshot_in_debug_output_names_its_counters() {
+        let (_writer, snapshot) = distinct();
+        let shown = format!("{snapshot:?}");
+        assert!(shown.starts_with("Snapshot { tensors_sent: 1, tensors_received: 2, "), "{shown}");
+        assert!(snapshot.iter().all(|(name, value)| shown.contains(&format!("{name}: {value}"))), "{shown}");
     }
 
     #[test]
