@@ -5,6 +5,7 @@ use crate::fabric::PostError;
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
+use crate::fabric::shm::violation::ShmViolation;
 use crate::memory::{PeerRegion, Pool, Tensor};
 use std::ptr;
 use std::sync::Arc;
@@ -26,23 +27,21 @@ impl PeerPool {
     }
 
     /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.
-    pub(super) fn region(&self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, String> {
+    pub(super) fn region(&self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, ShmViolation> {
         let Some((_, region)) = self.regions.iter().find(|(other, _)| any || *other == id) else {
-            return Err(format!("it named its region {id}, which it has not shared"));
+            return Err(ShmViolation::RegionNotShared { region: id });
         };
-        region.region().map_err(|error| format!("its region {id}: {error}"))
+        region.region().map_err(|why| ShmViolation::RegionNotMapped { region: id, why })
     }
 
     /// Copies `out.len()` bytes of a source, from byte `skip` of it on.
     ///
     /// # Errors
     /// If the source is not inside what the peer has shared; nothing is copied then.
-    pub(super) fn pull(&self, source: OrderSource, skip: u64, out: &mut [u8]) -> Result<(), String> {
+    pub(super) fn pull(&self, source: OrderSource, skip: u64, out: &mut [u8]) -> Result<(), ShmViolation> {
         let region = self.region(source.region, false)?;
         let Some(start) = region.bytes_at(source.offset, source.len) else {
-            let OrderSource { region: id, offset, len } = source;
-            let have = region.len();
-            return Err(format!("it named {len} bytes at {offset} of its region {id}, which has {have}"));
+            return Err(ShmViolation::OutsideRegion { named: source, region_len: region.len() });
         };
         let inside = skip.checked_add(out.len() as u64).is_some_and(|end| end <= source.len);
         assert!(inside, "a part of a source lies inside it");

@@ -4,11 +4,12 @@ use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
-use crate::fabric::shm::memory::ring::{BadAck, PAYLOAD_BYTES};
+use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::reads::{PendingRead, ReadAnswer};
 use crate::fabric::shm::rings::{OrderInProgress, Rings};
+use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::{Completions, Event, LinkFailure};
 use crate::memory::{LentBytes, LoanGuard};
 use crate::wire::Immediate;
@@ -21,7 +22,7 @@ const POLL_SLOTS: u32 = 16;
 pub(super) struct OrderExecutor {
     pub grants: ShmGrants,
     pub memory: PeerPool,
-    pub leases: Arc<LoanTable>,
+    pub loans: Arc<LoanTable>,
     pub peer_state: PeerWords,
     /// Bytes that one poll pulls, at most.
     poll_bytes: u64,
@@ -35,25 +36,12 @@ enum OrderProgress {
     More,
 }
 
-/// The failure for a peer that broke a rule.
-#[cold]
-pub(super) fn broke(why: String) -> LinkFailure {
-    LinkFailure::Protocol(why)
-}
-
-/// The failure for a peer that says it has taken what was never sent.
-#[cold]
-pub(super) fn bad_ack(bad: BadAck) -> LinkFailure {
-    let BadAck { said, sent } = bad;
-    broke(format!("it says it has taken {said} slots, where {sent} were sent (both modulo 2^32)"))
-}
-
 impl OrderExecutor {
     /// Nothing granted, mapped or borrowed yet.
-    pub(super) fn new(memory: PeerPool, leases: LoanTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
-        let (grants, leases) = (ShmGrants::default(), Arc::new(leases));
-        memory.add_loan_table(&leases);
-        OrderExecutor { grants, memory, leases, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
+    pub(super) fn new(memory: PeerPool, loans: LoanTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
+        let (grants, loans) = (ShmGrants::default(), Arc::new(loans));
+        memory.add_loan_table(&loans);
+        OrderExecutor { grants, memory, loans, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
     /// Takes what has come, a bounded amount. Returns whether anything had.
@@ -75,7 +63,7 @@ impl OrderExecutor {
         let mut bytes = self.poll_bytes;
         let mut told = false;
         for _ in 0..POLL_SLOTS {
-            rings.acknowledge(ack, out).map_err(bad_ack)?;
+            rings.acknowledge(ack, out)?;
             match self.carry_out(rings, &mut bytes, out)? {
                 OrderProgress::More => break,
                 OrderProgress::Done => told |= rings.inc.advance(),
@@ -88,7 +76,7 @@ impl OrderExecutor {
         if told {
             rings.ringer.ring_if_idle();
         }
-        rings.post_answers().map_err(bad_ack)
+        Ok(rings.post_answers()?)
     }
 
     #[inline]
@@ -101,7 +89,7 @@ impl OrderExecutor {
         if let Some(current) = rings.current {
             return self.carry_out_bulk(rings, current, bytes, out);
         }
-        let order = Order::from_words(rings.inc.header(), || rings.inc.words()).map_err(broke)?;
+        let order = Order::from_words(rings.inc.header(), || rings.inc.words())?;
         match order {
             Order::Send { len } => {
                 receive(rings)?;
@@ -155,7 +143,7 @@ impl OrderExecutor {
     ) -> Result<(), LinkFailure> {
         may_receive(rings, immediate)?;
         if len > 0 {
-            rings.inc.payload(self.grants.writable(target, len as u64).map_err(broke)?);
+            rings.inc.payload(self.grants.writable(target, len as u64)?);
         }
         landed(rings, len as u64, immediate, out)
     }
@@ -170,8 +158,8 @@ impl OrderExecutor {
     ) -> Result<OrderProgress, LinkFailure> {
         may_receive(rings, immediate)?;
         if source.len > 0 {
-            let room = self.grants.writable(target, source.len).map_err(broke)?;
-            if !pull(&self.memory, &mut rings.current, current, source, room, bytes).map_err(broke)? {
+            let room = self.grants.writable(target, source.len)?;
+            if !pull(&self.memory, &mut rings.current, current, source, room, bytes)? {
                 return Ok(OrderProgress::More);
             }
             self.peer_kept_its_word()?;
@@ -189,15 +177,13 @@ impl OrderExecutor {
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
         receive(rings)?;
-        let OrderSource { region: id, offset, len } = source;
-        let region = Arc::clone(self.memory.region(id, len == 0).map_err(broke)?);
-        let (have, offset) = (region.len(), if len == 0 { 0 } else { offset });
-        let place = self.leases.take(place, number, (&region, offset, len)).map_err(broke)?;
-        let lease = LoanGuard::new(Arc::clone(&self.leases) as _, place);
-        let Some(bytes) = LentBytes::new(region, offset, len, lease) else {
-            return Err(broke(format!(
-                "it lent {len} bytes at {offset} of its region {id}, which has {have}"
-            )));
+        let len = source.len;
+        let region = Arc::clone(self.memory.region(source.region, len == 0)?);
+        let (region_len, offset) = (region.len(), if len == 0 { 0 } else { source.offset });
+        let place = self.loans.take(place, number, (&region, offset, len))?;
+        let guard = LoanGuard::new(Arc::clone(&self.loans) as _, place);
+        let Some(bytes) = LentBytes::new(region, offset, len, guard) else {
+            return Err(ShmViolation::OutsideRegion { named: source, region_len }.into());
         };
         out.push(rings.link, Event::Lent { immediate, bytes });
         Ok(())
@@ -213,10 +199,10 @@ impl OrderExecutor {
         let (source, tensor) = if len == 0 {
             (OrderSource { region: 0, offset: 0, len }, None)
         } else {
-            let tensor = self.grants.readable(exposed, len).map_err(broke)?.clone();
+            let tensor = self.grants.readable(exposed, len)?.clone();
             (OrderSource { region: exposed.region, offset: exposed.offset, len }, Some(tensor))
         };
-        rings.answers.add(ReadAnswer { source, ticket, tensor }).map_err(broke)
+        Ok(rings.answers.add(ReadAnswer { source, ticket, tensor })?)
     }
 
     fn answered(
@@ -229,17 +215,14 @@ impl OrderExecutor {
         out: &mut Completions,
     ) -> Result<OrderProgress, LinkFailure> {
         let Some(read) = rings.reads.get(ticket) else {
-            let ReadTicket { index, number } = ticket;
-            return Err(broke(format!("it answered read {number} in place {index}, which is not under way")));
+            return Err(ShmViolation::UnknownRead(ticket).into());
         };
         if source.len != read.len {
-            let (asked, got) = (read.len, source.len);
-            return Err(broke(format!("it answered a read of {asked} bytes with {got}")));
+            return Err(ShmViolation::ReadLength { asked: read.len, answered: source.len }.into());
         }
         if source.len > 0 {
             let room = &mut read.target.bytes_mut()[..source.len as usize];
-            let pulled = pull(&self.memory, &mut rings.current, current, source, room, bytes);
-            if !pulled.map_err(broke)? {
+            if !pull(&self.memory, &mut rings.current, current, source, room, bytes)? {
                 return Ok(OrderProgress::More);
             }
             self.peer_kept_its_word()?;
@@ -265,7 +248,7 @@ fn pull(
     source: OrderSource,
     room: &mut [u8],
     bytes: &mut u64,
-) -> Result<bool, String> {
+) -> Result<bool, ShmViolation> {
     let left = source.len - current.pulled;
     let now = left.min(*bytes);
     *bytes -= now;

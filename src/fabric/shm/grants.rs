@@ -6,6 +6,7 @@
 
 use crate::fabric::PostError;
 use crate::fabric::shm::memory::order::OrderTarget;
+use crate::fabric::shm::violation::{GrantViolation, ShmViolation};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::Grant;
 
@@ -89,13 +90,15 @@ impl ShmGrants {
     /// # Errors
     /// What is wrong with it, for the peer's eyes.
     #[inline]
-    pub(super) fn writable(&mut self, target: OrderTarget, len: u64) -> Result<&mut [u8], String> {
+    pub(super) fn writable(&mut self, target: OrderTarget, len: u64) -> Result<&mut [u8], ShmViolation> {
         match self.find(target, len)? {
             (Some(Granted::Write(tensor)), start) => {
                 let end = start + len as usize; // inside the tensor, so it fits
-                tensor.bytes_mut().get_mut(start..end).ok_or_else(|| refusal(target, len, "outside"))
+                let (offset, granted) = (target.offset, len);
+                let outside = || refuse(target, len, GrantViolation::OutsideGrant { offset, len: granted });
+                tensor.bytes_mut().get_mut(start..end).ok_or_else(outside)
             }
-            _ => Err(refusal(target, len, "which may only be read")),
+            _ => Err(refuse(target, len, GrantViolation::ReadOnly)),
         }
     }
 
@@ -103,40 +106,40 @@ impl ShmGrants {
     ///
     /// # Errors
     /// What is wrong with it, for the peer's eyes.
-    pub(super) fn readable(&mut self, exposed: OrderTarget, len: u64) -> Result<&Tensor, String> {
+    pub(super) fn readable(&mut self, exposed: OrderTarget, len: u64) -> Result<&Tensor, ShmViolation> {
         match self.find(exposed, len)? {
             (Some(Granted::Read(tensor)), _) => Ok(tensor),
-            _ => Err(refusal(exposed, len, "which may only be written")),
+            _ => Err(refuse(exposed, len, GrantViolation::WriteOnly)),
         }
     }
 
     /// The entry for a key, and how far into it the access starts.
     #[inline]
-    fn find(&mut self, target: OrderTarget, len: u64) -> Result<(Option<&mut Granted>, usize), String> {
+    fn find(&mut self, target: OrderTarget, len: u64) -> Result<(Option<&mut Granted>, usize), ShmViolation> {
         let entry = self.entries.get_mut(target.key as usize % MAX_GRANTS);
         let Some(entry) = entry.filter(|entry| entry.held.is_some()) else {
-            return Err(refusal(target, len, "but there is no grant with that key"));
+            return Err(refuse(target, len, GrantViolation::UnknownKey));
         };
         if entry.generation != target.key >> INDEX_BITS {
-            return Err(refusal(target, len, "but that grant has been taken back"));
+            return Err(refuse(target, len, GrantViolation::Revoked));
         }
         if entry.span.region != target.region {
-            return Err(refusal(target, len, "but that key is for another region"));
+            return Err(refuse(target, len, GrantViolation::OtherRegion));
         }
         let end = target.offset.checked_add(len);
         let limit = entry.span.offset + entry.span.len; // it lies in a region, so no overflow
         if target.offset < entry.span.offset || end.is_none_or(|end| end > limit) {
             let Span { offset, len: granted, .. } = entry.span;
-            return Err(refusal(target, len, &format!("but {granted} bytes at {offset} are granted")));
+            let why = GrantViolation::OutsideGrant { offset, len: granted };
+            return Err(refuse(target, len, why));
         }
         Ok((entry.held.as_mut(), (target.offset - entry.span.offset) as usize))
     }
 }
 
 #[cold]
-fn refusal(target: OrderTarget, len: u64, why: &str) -> String {
-    let OrderTarget { region, key, offset } = target;
-    format!("it used key {key:#x} for {len} bytes at {offset} of region {region}, {why}")
+fn refuse(target: OrderTarget, len: u64, why: GrantViolation) -> ShmViolation {
+    ShmViolation::Grant { target, len, why }
 }
 
 #[cfg(test)]
@@ -158,7 +161,7 @@ mod tests {
         let tail = OrderTarget { offset: grant.offset + 60, ..whole };
         assert_eq!(grants.writable(tail, 4).expect("granted").len(), 4);
         let refused = |grants: &mut ShmGrants, target, len, text: &str| {
-            let why = grants.writable(target, len).expect_err("refused");
+            let why = grants.writable(target, len).expect_err("refused").to_string();
             assert!(why.contains(text), "{why}");
         };
         refused(&mut grants, whole, 65, "64 bytes");
@@ -186,7 +189,13 @@ mod tests {
         assert!(grants.writable(OrderTarget::from(&old), 8).is_err());
         let new = add(&mut grants);
         assert_ne!(old.key, new.key);
-        assert!(grants.writable(OrderTarget::from(&old), 8).expect_err("stale").contains("taken back"));
+        assert!(
+            grants
+                .writable(OrderTarget::from(&old), 8)
+                .expect_err("stale")
+                .to_string()
+                .contains("taken back")
+        );
         assert!(grants.revoke(&old).is_none());
         assert!(grants.writable(OrderTarget::from(&new), 8).is_ok());
     }
@@ -197,15 +206,15 @@ mod tests {
         let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[7; 16]);
         let read = grants.add(Granted::Read(source.clone()), source.span()).expect("room");
-        assert!(grants.writable(OrderTarget::from(&read), 1).expect_err("refused").contains("only be read"));
+        let target = OrderTarget::from(&read);
+        assert_eq!(grants.writable(target, 1).err(), Some(refuse(target, 1, GrantViolation::ReadOnly)));
         assert_eq!(grants.readable(OrderTarget::from(&read), 16).expect("exposed").bytes(), [7; 16]);
         assert!(grants.revoke(&read).is_none());
         let held = tensor_mut(&pool, 16);
         let span = held.span();
         let write = grants.add(Granted::Write(held), span).expect("room");
-        assert!(
-            grants.readable(OrderTarget::from(&write), 1).expect_err("refused").contains("only be written")
-        );
+        let target = OrderTarget::from(&write);
+        assert_eq!(grants.readable(target, 1).err(), Some(refuse(target, 1, GrantViolation::WriteOnly)));
         grants.withdraw(&write);
         assert!(grants.revoke(&write).is_some());
         grants.withdraw(&read);

@@ -1,7 +1,7 @@
 //! One link: what its owner posts, what one poll does, and how it ends.
 
 use crate::fabric::shm::bulk::PeerPool;
-use crate::fabric::shm::execute::{OrderExecutor, bad_ack};
+use crate::fabric::shm::execute::OrderExecutor;
 use crate::fabric::shm::grants::MAX_GRANTS;
 use crate::fabric::shm::liveness::ProcessWatch;
 use crate::fabric::shm::loans::borrowed::LoanTable;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// Polls between two looks at what a slot does not tell: the peer's lines, its state, its death.
 const LOOK_EVERY: u32 = 32;
-/// LentLoans that one poll looks at.
+/// Loans that one poll looks at.
 const LOANS_PER_POLL: usize = 4;
 
 /// A tensor that the peer may be reading where it lies.
@@ -57,7 +57,6 @@ pub(super) struct ShmLinkInner {
     pub executor: OrderExecutor,
     pub loans: LinkLoans,
     state: OwnWords,
-    ringer: Ringer,
     watch: Option<ProcessWatch>,
     pid: u32,
     orphans: Arc<OrphanedLoans>,
@@ -65,7 +64,6 @@ pub(super) struct ShmLinkInner {
     pub had_traffic: bool,
     /// Both processes take part in heavy barriers.
     pub fenced: bool,
-    is_corked: bool,
 }
 
 /// What a handshake has brought, for a link to be made of.
@@ -90,7 +88,7 @@ impl ShmLinkInner {
         let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()));
         let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()));
         let rings = Rings::new(options.depth, out, inc, ringer.clone());
-        let leases = LoanTable::new(own.words(layout.leases()), ringer.clone());
+        let borrowed = LoanTable::new(own.words(layout.leases()), ringer);
         ShmLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
@@ -105,16 +103,14 @@ impl ShmLinkInner {
             phase: ShmLinkPhase::Up,
             polls: 0,
             rings,
-            executor: OrderExecutor::new(memory, leases, peer.words(layout.state()), poll_bytes),
+            executor: OrderExecutor::new(memory, borrowed, peer.words(layout.state()), poll_bytes),
             loans: LentLoans::new(peer.words(layout.leases())),
             state: own.words(layout.state()),
-            ringer,
             watch: Some(watch),
             pid,
             orphans,
             had_traffic: true,
             fenced,
-            is_corked: false,
         }
     }
 
@@ -122,31 +118,10 @@ impl ShmLinkInner {
     /// the peer dies.
     pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
-        self.ringer.count_on(bell);
         self.rings.link = id;
         self.rings.ringer.count_on(bell);
         if let Some(watch) = &mut self.watch {
             watch.ring(Arc::clone(bell), place);
-        }
-    }
-
-    /// The peer is told of what is posted from now on by [`ShmLinkInner::uncork`]. Returns whether
-    /// that is new.
-    pub(super) fn cork(&mut self) -> bool {
-        if std::mem::replace(&mut self.is_corked, true) {
-            return false;
-        }
-        self.rings.cork();
-        true
-    }
-
-    /// Tells the peer, once, of all that was posted.
-    pub(super) fn uncork(&mut self) {
-        if !std::mem::take(&mut self.is_corked) {
-            return;
-        }
-        if self.rings.uncork() {
-            self.ringer.ring_if_idle();
         }
     }
 
@@ -255,7 +230,7 @@ impl ShmLinkInner {
         if self.rings.waits_for_peer() {
             let looked = self.rings.refresh(out).and_then(|()| self.rings.post_answers());
             if let Err(bad) = looked {
-                return self.go_down(bad_ack(bad), out);
+                return self.go_down(bad.into(), out);
             }
         }
         match &self.phase {
@@ -299,7 +274,7 @@ impl ShmLinkInner {
         // The last word on what was taken, before the peer can see that nothing more will be.
         self.rings.inc.finish();
         state::leave(&self.state, why);
-        self.ringer.ring_if_idle();
+        self.rings.ringer.ring_if_idle();
     }
 
     /// Leaves the loans that are still out to those who wait for them.

@@ -47,6 +47,7 @@ mod regions;
 mod rings;
 #[cfg(any(test, fuzzing))]
 mod testing;
+mod violation;
 mod wakeup;
 
 pub use port::{ShmLink, ShmPort};

@@ -34,11 +34,11 @@ pub struct ShmPort {
     /// Peers are told of what is posted at the end of a batch.
     is_batching: bool,
     /// The links whose peers are.
-    corked: Vec<LinkId>,
+    in_batch: Vec<LinkId>,
 }
 
 /// Links of a batch that find room before anything is allocated.
-const CORKED: usize = 64;
+const BATCH_LINKS: usize = 64;
 
 impl ShmPort {
     pub(super) fn new(shared: Arc<ShmContext>) -> Result<Self, FabricError> {
@@ -46,16 +46,16 @@ impl ShmPort {
         if !shared.fenced {
             bell.set_barriers_unsupported();
         }
-        let (links, corked) = (PortLinks::new(Arc::clone(&bell)), Vec::with_capacity(CORKED));
-        Ok(ShmPort { shared, links, bell, is_batching: false, corked })
+        let (links, in_batch) = (PortLinks::new(Arc::clone(&bell)), Vec::with_capacity(BATCH_LINKS));
+        Ok(ShmPort { shared, links, bell, is_batching: false, in_batch })
     }
 
     /// A link, on which something is about to be put.
     #[inline]
     fn link(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
         let link = self.links.get_mut(id)?;
-        if self.is_batching && link.cork() {
-            self.corked.push(id);
+        if self.is_batching && link.rings.begin_batch() {
+            self.in_batch.push(id);
         }
         Some(link)
     }
@@ -105,9 +105,9 @@ impl Port for ShmPort {
 
     fn end_batch(&mut self) {
         self.is_batching = false;
-        while let Some(id) = self.corked.pop() {
+        while let Some(id) = self.in_batch.pop() {
             if let Some(link) = self.links.get_mut(id) {
-                link.uncork();
+                link.rings.end_batch();
             }
         }
     }

@@ -2,7 +2,6 @@
 //! not a poll.
 
 use crate::fabric::shm::bulk::source;
-use crate::fabric::shm::execute::bad_ack;
 use crate::fabric::shm::grants::Granted;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget};
@@ -34,7 +33,7 @@ impl ShmLinkInner {
             Ok(true) => Ok(&mut self.rings),
             Ok(false) => Err(PostError::Full),
             Err(bad) => {
-                self.fail(bad_ack(bad));
+                self.fail(bad.into());
                 Err(PostError::Down)
             }
         }

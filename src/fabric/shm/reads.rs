@@ -1,6 +1,7 @@
 //! Reads: those that this side waits for, and those of the peer that it has yet to answer.
 
 use crate::fabric::shm::memory::order::{OrderSource, ReadTicket};
+use crate::fabric::shm::violation::ShmViolation;
 use crate::memory::{Tensor, TensorMut};
 use std::collections::VecDeque;
 
@@ -88,9 +89,9 @@ impl ReadAnswers {
     ///
     /// # Errors
     /// If the peer has asked for more than it may.
-    pub(super) fn add(&mut self, answer: ReadAnswer) -> Result<(), String> {
+    pub(super) fn add(&mut self, answer: ReadAnswer) -> Result<(), ShmViolation> {
         if self.waiting.len() == self.depth {
-            return Err(format!("it has more than {} reads under way on one link", self.depth));
+            return Err(ShmViolation::TooManyReads(self.depth));
         }
         self.waiting.push_back(answer);
         Ok(())

@@ -41,10 +41,10 @@ pub(super) struct Rings {
     /// Something was posted since something last came.
     pub replies: bool,
     pub ringer: Ringer,
-    /// The peer is told of what is posted only when the rings are uncorked.
-    is_corked: bool,
-    /// It was not told of something.
-    owes: bool,
+    /// A batch is open: the peer is rung at its end.
+    in_batch: bool,
+    /// The batch has posted something.
+    must_ring: bool,
     /// What is held, oldest first.
     pending: VecDeque<HeldSource>,
 }
@@ -67,32 +67,33 @@ impl Rings {
             answers: ReadAnswers::new(depth),
             replies: false,
             ringer,
-            is_corked: false,
-            owes: false,
+            in_batch: false,
+            must_ring: false,
             pending: VecDeque::with_capacity(depth as usize),
         }
     }
 
-    /// Tells the peer, if it does not look, that there is something; while the rings are corked,
-    /// later.
+    /// Rings for the peer if it does not poll the link; in a batch, [`Rings::end_batch`] does so.
     #[inline]
     pub(super) fn ring_if_idle(&mut self) {
-        if self.is_corked {
-            self.owes = true;
+        if self.in_batch {
+            self.must_ring = true;
         } else {
             self.ringer.ring_if_idle();
         }
     }
 
-    /// The peer hears only of the last of what is posted from now on.
-    pub(super) fn cork(&mut self) {
-        self.is_corked = true;
+    /// Begins a batch, which rings at most once. Returns whether there was none.
+    pub(super) fn begin_batch(&mut self) -> bool {
+        !std::mem::replace(&mut self.in_batch, true)
     }
 
-    /// The end of that. Returns whether the peer is still to be told.
-    pub(super) fn uncork(&mut self) -> bool {
-        self.is_corked = false;
-        std::mem::take(&mut self.owes)
+    /// Ends a batch, if there is one.
+    pub(super) fn end_batch(&mut self) {
+        self.in_batch = false;
+        if std::mem::take(&mut self.must_ring) {
+            self.ringer.ring_if_idle();
+        }
     }
 
     /// Puts an order without a body, and its payload, in the ring. The caller has seen that there

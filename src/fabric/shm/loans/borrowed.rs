@@ -3,6 +3,7 @@
 use super::lent::give_back;
 use crate::fabric::shm::memory::segment::OwnWords;
 use crate::fabric::shm::memory::words::LoadWords;
+use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::memory::{GiveBack, PeerRegion};
 use std::ptr;
@@ -44,18 +45,18 @@ impl LoanTable {
         place: u64,
         number: u64,
         (region, offset, len): (&PeerRegion, u64, u64),
-    ) -> Result<u32, String> {
+    ) -> Result<u32, ShmViolation> {
         let held = usize::try_from(place).ok().and_then(|place| self.held.get(place));
         let Some(held) = held else {
-            return Err(format!("it lent into place {place} of a table of {}", self.held.len()));
+            return Err(ShmViolation::LoanPlace { place, places: self.held.len() });
         };
         if number == 0 {
-            return Err("it gave a loan the number 0".into());
+            return Err(ShmViolation::LoanNumber);
         }
         // Acquire: the peer uses a place again only after it saw the give-back, which came after
         // the place was cleared; so an honest peer's places are clear here.
         if held.number.load(Ordering::Acquire) != 0 {
-            return Err(format!("it lent into place {place}, where another loan is still held"));
+            return Err(ShmViolation::LoanPlaceInUse { place });
         }
         held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);
         held.offset.store(offset, Ordering::Relaxed);

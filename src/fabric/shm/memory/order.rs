@@ -2,6 +2,7 @@
 //! wrote.
 
 use super::ring::{HEADER_WORDS, PAYLOAD_BYTES};
+use crate::fabric::shm::violation::ShmViolation;
 use crate::wire::{Grant, Immediate};
 
 const SEND: u8 = 1;
@@ -129,20 +130,20 @@ impl SlotHeader {
     }
 
     #[inline]
-    fn payload(&self) -> Result<usize, String> {
+    fn payload(&self) -> Result<usize, ShmViolation> {
         let len = usize::from(self.len);
         if len > PAYLOAD_BYTES {
-            return Err(format!("a slot claims {len} bytes of payload: {PAYLOAD_BYTES} is the most"));
+            return Err(ShmViolation::Payload(len));
         }
         Ok(len)
     }
 
     #[inline]
-    fn immediate(&self) -> Result<Option<Immediate>, String> {
+    fn immediate(&self) -> Result<Option<Immediate>, ShmViolation> {
         match self.flags {
             0 => Ok(None),
-            HAS_IMMEDIATE => Immediate::from_bits(self.immediate).map(Some).map_err(|e| e.to_string()),
-            flags => Err(format!("a slot has the unknown flags {flags:#04x}")),
+            HAS_IMMEDIATE => Ok(Some(Immediate::from_bits(self.immediate)?)),
+            flags => Err(ShmViolation::Flags(flags)),
         }
     }
 }
@@ -190,7 +191,7 @@ impl Order {
     pub(crate) fn from_words(
         header: [u64; HEADER_WORDS],
         body: impl FnOnce() -> [u64; BODY_WORDS],
-    ) -> Result<Order, String> {
+    ) -> Result<Order, ShmViolation> {
         let header = SlotHeader::from_words(header);
         let target = header.target();
         let source = |body: &[u64; BODY_WORDS]| OrderSource {
@@ -207,9 +208,7 @@ impl Order {
             }
             WRITE => Ok(Order::Write { source: source(&body()), target, immediate: header.immediate()? }),
             LEND => {
-                let Some(immediate) = header.immediate()? else {
-                    return Err("a loan has no immediate".into());
-                };
+                let immediate = header.immediate()?.ok_or(ShmViolation::LoanWithoutImmediate)?;
                 let body = body();
                 Ok(Order::Lend { source: source(&body), index: body[2], number: body[3], immediate })
             }
@@ -221,7 +220,7 @@ impl Order {
                 let body = body();
                 Ok(Order::Answer { source: source(&body), ticket: ticket(&body) })
             }
-            op => Err(format!("a slot has the unknown operation {op}")),
+            op => Err(ShmViolation::Operation(op)),
         }
     }
 }
@@ -268,7 +267,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
         let refused = |header: SlotHeader| {
-            Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense")
+            Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense").to_string()
         };
         assert!(refused(SlotHeader { op: 99, ..SlotHeader::default() }).contains("operation 99"));
         assert!(refused(SlotHeader { op: SEND, len: 225, ..SlotHeader::default() }).contains("225 bytes"));

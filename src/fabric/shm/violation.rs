@@ -1,0 +1,77 @@
+//! The rules that a peer can break on a link. A broken rule ends the link.
+
+use crate::fabric::LinkFailure;
+use crate::fabric::shm::memory::order::{OrderSource, OrderTarget, ReadTicket};
+use crate::fabric::shm::memory::ring::{BadAck, PAYLOAD_BYTES};
+use crate::wire::ImmediateError;
+
+/// A rule that the peer broke, with the values that it sent. The texts say "it" for the peer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ShmViolation {
+    #[error("a slot has the unknown operation {0}")]
+    Operation(u8),
+    #[error("a slot has the unknown flags {0:#04x}")]
+    Flags(u8),
+    #[error("a slot claims {0} bytes of payload: {PAYLOAD_BYTES} is the most")]
+    Payload(usize),
+    #[error(transparent)]
+    Immediate(#[from] ImmediateError),
+    #[error("a loan has no immediate")]
+    LoanWithoutImmediate,
+    #[error("it gave a loan the number 0")]
+    LoanNumber,
+    #[error("it lent into place {place} of a table of {places}")]
+    LoanPlace { place: u64, places: usize },
+    #[error("it lent into place {place}, where another loan is still held")]
+    LoanPlaceInUse { place: u64 },
+    #[error("it named its region {region}, which it has not shared")]
+    RegionNotShared { region: u16 },
+    #[error("its region {region}: {why}")]
+    RegionNotMapped { region: u16, why: String },
+    #[error(
+        "it named {} bytes at {} of its region {}, which has {region_len}", .named.len, .named.offset, .named.region
+    )]
+    OutsideRegion { named: OrderSource, region_len: u64 },
+    #[error(
+        "it used key {:#x} for {len} bytes at {} of region {}, {why}", .target.key, .target.offset, .target.region
+    )]
+    Grant { target: OrderTarget, len: u64, why: GrantViolation },
+    #[error("it has more than {0} reads under way")]
+    TooManyReads(usize),
+    #[error("it answered read {} in place {}, which is not under way", .0.number, .0.index)]
+    UnknownRead(ReadTicket),
+    #[error("it answered a read of {asked} bytes with {answered}")]
+    ReadLength { asked: u64, answered: u64 },
+}
+
+/// Why a grant does not allow an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GrantViolation {
+    #[error("but there is no grant with that key")]
+    UnknownKey,
+    #[error("but that grant has been taken back")]
+    Revoked,
+    #[error("but that key is for another region")]
+    OtherRegion,
+    #[error("but {len} bytes at {offset} are granted")]
+    OutsideGrant { offset: u64, len: u64 },
+    #[error("which may only be read")]
+    ReadOnly,
+    #[error("which may only be written")]
+    WriteOnly,
+}
+
+impl From<ShmViolation> for LinkFailure {
+    #[cold]
+    fn from(violation: ShmViolation) -> Self {
+        LinkFailure::Protocol(violation.to_string())
+    }
+}
+
+impl From<BadAck> for LinkFailure {
+    #[cold]
+    fn from(BadAck { said, sent }: BadAck) -> Self {
+        let why = format!("it says it has taken {said} slots, where {sent} were sent (both modulo 2^32)");
+        LinkFailure::Protocol(why)
+    }
+}
