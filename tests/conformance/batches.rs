@@ -1,4 +1,4 @@
-//! The rules of batches: what is posted between their begin and their end.
+//! The rules of batches: operations between `begin_batch` and `end_batch`.
 
 use crate::expect;
 use crate::harness::{
@@ -19,7 +19,8 @@ fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec
 }
 
 pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
-    /// Of each round. Two rounds have room in the queue, as what is inline is done when what comes behind it is.
+    /// Operations of each round. The queue has room for two rounds, because an inline write
+    /// completes with the request behind it.
     const EACH: u32 = 15;
     let (mut a, mut b) = pair::<H>(32);
     let grant = granted(&mut b, 8);
@@ -42,7 +43,7 @@ pub fn order_holds_in_a_batch_and_across_its_ends<H: Harness>() {
         }
         let came = numbers(&mut b, &mut a, EACH as usize);
         assert_eq!(came, (round * EACH..(round + 1) * EACH).collect::<Vec<_>>());
-        // The local completions: there is room again.
+        // The local completions free room in the queue.
         for _ in 0..EACH / 3 {
             expect!(a.next(&mut b), Got::Done => ());
         }
@@ -56,14 +57,14 @@ pub fn all_of_a_batch_arrives_once_it_has_ended<H: Harness>() {
     let source = tensor(&a.pool, &[3; 64]);
     let into = tensor_mut(&a.pool, 64);
     a.port.begin_batch();
-    // One in the other is the same.
+    // A nested batch changes nothing.
     a.port.begin_batch();
     a.port.write(a.link, &source, 64, &grant, Some(immediate(5))).expect("posted");
     a.port.read(a.link, into, &readable).expect("posted");
     a.port.send(a.link, b"end").expect("posted");
     a.port.publish_credits(a.link, 77);
     a.port.end_batch();
-    // Without one it does nothing.
+    // Without a batch the call does nothing.
     a.port.end_batch();
     expect!(b.next(&mut a), Got::Immediate(_, 64) => ());
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"end");
@@ -112,7 +113,7 @@ pub fn who_is_in_a_batch_may_poll<H: Harness>() {
         a.port.send(a.link, &asked).expect("posted");
     }
     if !is_done {
-        // What was posted before it ends in it.
+        // An operation that was posted before the batch completes during it.
         expect!(a.next(&mut b), Got::Done => ());
     }
     a.port.end_batch();
@@ -146,7 +147,7 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     assert_eq!(lent.bytes(), bytes);
     drop(lent);
     expect!(a.next(&mut b), Got::Done => ());
-    // One whose batch never ends is lent to nobody for good.
+    // A loan whose batch never ends does not stay lent.
     a.port.begin_batch();
     lend(&mut a);
     a.port.fail(a.link, LinkFailure::Local("enough".into()));

@@ -1,5 +1,5 @@
-//! The verbs fabric over the scripted libibverbs of `tests/fake_verbs`: devices as no soft-RoCE has them, and a watch over what
-//! the fabric asks of them.
+//! The verbs fabric over the scripted libibverbs of `tests/fake_verbs`: devices that soft-RoCE does
+//! not offer, and a check for misuse of the library.
 
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
@@ -22,19 +22,20 @@ fn fabric(script: &str, pool: &Pool, options: VerbsOptions) -> VerbsFabric {
     })
 }
 
-/// A second for a receive that is not there, so that a machine that is busy with other things makes no failures.
+/// The peer waits a second for a missing receive, so that a busy machine causes no failures.
 fn patient() -> VerbsOptions {
     VerbsOptions { min_rnr_timer: 28, ..VerbsOptions::default() }
 }
 
-/// Once everything is dropped: nothing is left, and nothing was misused. A rule that has no fabric was skipped.
+/// Runs after all ends are dropped: no object is left, and no call was a misuse. A rule without a
+/// fabric was skipped.
 fn verify() {
     if let Some(fake) = FAKE.take() {
         fake.assert_clean();
     }
 }
 
-/// A common NIC.
+/// An ordinary NIC.
 pub struct FakeNic;
 
 impl Harness for FakeNic {
@@ -54,8 +55,8 @@ impl Harness for FakeNic {
     }
 }
 
-/// Everything narrow: no inline bytes, requests of 512 KiB, queue pairs and completion queues that just hold a link, holes in the
-/// GID table, thread domains; and slow.
+/// A slow device with narrow limits: no inline bytes, requests of 512 KiB, queues that just hold a
+/// link, a sparse GID table, thread domains.
 pub struct FakeNarrow;
 
 const NARROW: &str = "
@@ -102,7 +103,7 @@ impl Harness for FakeStriped {
     }
 }
 
-/// InfiniBand, where a lid is the address.
+/// InfiniBand, where the address is a LID.
 pub struct FakeInfiniBand;
 
 const INFINIBAND: &str = "

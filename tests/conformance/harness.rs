@@ -1,4 +1,4 @@
-//! Two connected ports in one process, and waiting with a deadline.
+//! Two connected ports in one process, and waits with a deadline.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,24 +9,24 @@ use tensorwire::internals::memory::{LentBytes, LockPolicy, PoolOptions, Region, 
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
-/// How long anything may take before a test fails.
+/// Timeout of each wait.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A fabric to be tested.
+/// A fabric under test.
 pub trait Harness {
     type Fabric: Fabric;
-    /// Whether the target's side checks each access against the grant itself. Where not, it checks the region and its key, and
-    /// operations end without the target's polling.
+    /// Whether the target's side checks each access against the grant. Otherwise it checks region
+    /// and key, and operations complete without polls of the target.
     const CHECKS_GRANTS: bool = true;
 
-    /// Why the fabric can't be tested here.
+    /// The reason if the fabric cannot be tested here.
     fn skipped() -> Option<String> {
         None
     }
 
     fn fabric(pool: &Pool) -> Self::Fabric;
 
-    /// Looks at what a test has left behind, once all its ends are dropped.
+    /// Checks for leftovers after all ends of a test are dropped.
     fn verify() {}
 
     /// Two processes that can reach each other.
@@ -35,7 +35,7 @@ pub trait Harness {
     }
 }
 
-/// What came out of a port.
+/// An event of a port, with its data copied.
 #[derive(Debug)]
 pub enum Got {
     Done,
@@ -47,7 +47,7 @@ pub enum Got {
     Down(LinkFailure),
 }
 
-/// One end of a link, with everything that belongs to it.
+/// One end of a link, with its pool, fabric and port.
 pub struct End<F: Fabric> {
     pub pool: Pool,
     pub fabric: F,
@@ -73,7 +73,7 @@ pub fn tensor(pool: &Pool, bytes: &[u8]) -> Tensor {
     tensor.freeze()
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that depend on the position and the seed.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|k| ((k + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }
@@ -101,7 +101,7 @@ pub fn options(depth: u32) -> LinkOptions {
     LinkOptions { depth, receives: 0, generation: 1 }
 }
 
-/// Two ends, connected, with no receive posted.
+/// Two connected ends without posted receives.
 pub fn pair<H: Harness>(depth: u32) -> (End<H::Fabric>, End<H::Fabric>) {
     let pools = (pool(8 << 20), pool(8 << 20));
     let [a, b] = H::fabrics([&pools.0, &pools.1]);
@@ -136,7 +136,7 @@ impl<F: Fabric> End<F> {
         }
     }
 
-    /// The next event here, while the other end is polled too.
+    /// The next event of this end. The other end is polled too.
     pub fn next(&mut self, other: &mut End<F>) -> Got {
         let start = Instant::now();
         loop {
@@ -149,7 +149,7 @@ impl<F: Fabric> End<F> {
         }
     }
 
-    /// The next event here, with nobody else polled.
+    /// The next event of this end. Only this end is polled.
     pub fn next_alone(&mut self) -> Got {
         let start = Instant::now();
         loop {
@@ -161,7 +161,7 @@ impl<F: Fabric> End<F> {
         }
     }
 
-    /// Everything up to and with `Down`: how many operations failed, how many were done, and why it went down.
+    /// All events up to `Down`: the numbers of failed and of completed operations, and the cause.
     pub fn until_down(&mut self) -> (usize, usize, LinkFailure) {
         let (mut failed, mut done) = (0, 0);
         loop {
@@ -174,7 +174,7 @@ impl<F: Fabric> End<F> {
         }
     }
 
-    /// Polls both ends for a while and says that nothing came here.
+    /// Polls both ends for a while, and asserts that this end has no event.
     pub fn assert_quiet(&mut self, other: &mut End<F>) {
         for _ in 0..3000 {
             self.poll();
@@ -184,7 +184,7 @@ impl<F: Fabric> End<F> {
     }
 }
 
-/// A tensor of the end's, which its peer may write.
+/// A tensor of this end with a grant for writes of its peer.
 pub fn granted<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
     let target = tensor_mut(&end.pool, len);
     end.port.grant(end.link, target).expect("room")
@@ -194,7 +194,7 @@ pub fn revoked<F: Fabric>(end: &mut End<F>, grant: &Grant) -> TensorMut {
     end.port.revoke(end.link, grant).expect("granted")
 }
 
-/// A tensor of the end's, which its peer may read, and which nobody else holds.
+/// A tensor of this end with a grant for reads of its peer. The port holds its only handle.
 pub fn exposed<F: Fabric>(end: &mut End<F>, bytes: &[u8]) -> Grant {
     let source = tensor(&end.pool, bytes);
     end.port.expose(end.link, &source).expect("room")
@@ -204,14 +204,15 @@ pub fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
     end.port.post_receives(end.link, count);
 }
 
-/// What was lent, as a tensor.
+/// A borrowed tensor of the lent bytes.
 pub fn bytes_of<F: Fabric>(end: &End<F>, lent: LentBytes) -> Tensor {
     let shape = Shape::new(&[lent.len() as u64]).expect("a shape");
     let meta = TensorMeta::new(DType::U8, shape).expect("meta");
     Tensor::from_lent(&end.pool, meta, lent).map_err(|(error, _)| error).expect("as long")
 }
 
-/// Posts a write and a read of 64 bytes each, and fails the link: both fail, and nothing else does. Gives what was to be written.
+/// Posts a write and a read of 64 bytes each, and fails the link: exactly these two fail. Returns
+/// the source of the write.
 pub fn fail_a_write_and_a_read<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Tensor {
     let (target, readable) = (granted(b, 64), exposed(b, &[1; 64]));
     let source = tensor(&a.pool, &[1; 64]);
@@ -224,7 +225,7 @@ pub fn fail_a_write_and_a_read<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> Ten
     source
 }
 
-/// Asserts the kind of an event and takes it apart.
+/// Asserts the kind of an event, and returns its fields.
 #[macro_export]
 macro_rules! expect {
     ($got:expr, $pattern:pat => $value:expr) => {

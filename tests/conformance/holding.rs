@@ -1,4 +1,4 @@
-//! The rules of who holds what memory, and for how long.
+//! The rules about memory: which side holds it, and for how long.
 
 use crate::expect;
 use crate::harness::{
@@ -13,7 +13,7 @@ use tensorwire::{DType, ForeignMemory, Pool, Shape, TensorMeta, TensorMut};
 pub fn what_has_failed_holds_no_memory<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     let source = fail_a_write_and_a_read(&mut a, &mut b);
-    // At once: the peer has not looked since.
+    // At once: the peer has not polled since.
     assert!(source.try_into_mut().is_ok(), "a failed write still holds its source");
     assert!(a.pool.is_empty(), "a failed read still holds its target: {:?}", a.pool.stats());
 }
@@ -26,7 +26,7 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
         assert!(matches!(result, Err(PostError::Refused(_))), "{result:?}");
     };
     let foreign_pool = pool(1 << 20);
-    // Not the first of its pool, so that it lies where none of ours does.
+    // Not the first tensor of its pool, so that its offset differs from ours.
     let _first = tensor(&foreign_pool, &[0; 4096]);
     let foreign = tensor(&foreign_pool, &[1; 8]);
     refused(a.port.write(a.link, &foreign, 8, &grant, None));
@@ -44,10 +44,10 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"still up");
 }
 
-/// Bytes outside the pool, each of which is written by who has a tensor of it.
+/// Foreign memory that is written through its tensors.
 struct Outside([AtomicU8; 64]);
 
-/// All of them, as a tensor.
+/// A tensor of all bytes.
 #[allow(unsafe_code)]
 fn outside(pool: &Pool) -> TensorMut {
     let owner = Arc::new(Outside([const { AtomicU8::new(0) }; 64]));
@@ -88,7 +88,7 @@ pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
     assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
 }
 
-/// Reads 8 bytes through a grant of `b`'s.
+/// Reads 8 bytes through a grant of `b`.
 fn read_back<F: Fabric>(
     a: &mut End<F>,
     b: &mut End<F>,
@@ -118,9 +118,9 @@ pub fn what_comes_before_the_first_poll_waits_for_it<H: Harness>() {
     a.port.write_inline(a.link, &[5; 8], &grant, Some(immediate(1))).expect("posted");
     a.port.send(a.link, b"early").expect("posted");
     for _ in 0..100 {
-        a.poll(); // where time passes by polling, it passes
+        a.poll(); // advances virtual time
     }
-    // Only now does the peer's owner get to it.
+    // Only now does the peer poll.
     b.port.post_receives(b.link, 2);
     expect!(b.next(&mut a), Got::Immediate(_, 8) => ());
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"early");

@@ -1,8 +1,8 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
-//! `rules`, `holding`, `batches` and `sleeping` hold the tests, generic over the fabric; a fabric is added by implementing `Harness` and
-//! one line of `conformance!`. `processes` and `many` hold what only two real processes can show,
-//! `verbs` and `verbs_network` what only an RDMA device can.
+//! `rules`, `holding`, `batches` and `sleeping` have the tests, generic over the fabric. A new
+//! fabric implements `Harness` and adds one line of `conformance!`. `processes` and `many` have the
+//! tests that need two real processes, `verbs` and `verbs_network` those that need an RDMA device.
 
 mod batches;
 mod fake;
@@ -42,7 +42,7 @@ impl Harness for ShmSmallPolls {
     }
 }
 
-/// A virtual network in which time passes by polling.
+/// A virtual network whose time advances with each poll.
 fn sim(pools: [&Pool; 2], options: SimOptions) -> [SimFabric; 2] {
     let network = SimNetwork::new(7, SimOptions { auto_advance: true, ..options });
     pools.map(|pool| network.process(pool))
@@ -62,7 +62,7 @@ impl Harness for Sim {
     }
 }
 
-/// Slow, late and narrow.
+/// A network with delays, late completions and full queues.
 struct SimNarrow;
 
 impl Harness for SimNarrow {
@@ -78,7 +78,7 @@ impl Harness for SimNarrow {
     }
 }
 
-/// Without loans, and with local completions that come later than anything else.
+/// A network without loans, whose local completions come last.
 struct SimWithoutLoans;
 
 impl Harness for SimWithoutLoans {

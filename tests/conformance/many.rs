@@ -12,7 +12,7 @@ use tensorwire::internals::fabric::{
 
 const LINKS: usize = 1024;
 const OPTIONS: LinkOptions = LinkOptions { depth: 16, receives: 0, generation: 0 };
-/// Asked for what a process has used, where everything else is echoed.
+/// The message that asks a process for its resources. All others are echoed.
 const REPORT: &[u8] = b"report";
 
 /// A port with many links.
@@ -20,18 +20,18 @@ struct Many {
     port: ShmPort,
     links: Vec<LinkId>,
     completions: Completions,
-    /// The other side has left.
+    /// Whether the other side has left.
     closed: bool,
     _fabric: ShmFabric,
     _pool: Pool,
 }
 
-/// What a process has, and has used.
+/// Resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Used {
     files: u64,
     resident_kib: u64,
-    /// Of this thread.
+    /// CPU time of this thread.
     cpu: Duration,
 }
 
@@ -64,7 +64,7 @@ impl Used {
 }
 
 impl Many {
-    /// Links as many as wanted; `meet` swaps addresses with the other side.
+    /// Makes `count` links; `meet` exchanges addresses with the other side.
     fn new(links: usize, role: Role, mut meet: impl FnMut(&[u8]) -> Vec<u8>) -> Many {
         let pool = pool(8 << 20);
         let fabric = Shm::fabric(&pool);
@@ -82,7 +82,7 @@ impl Many {
         Many { port, links, completions, closed: false, _fabric: fabric, _pool: pool }
     }
 
-    /// Polls, and goes over the messages.
+    /// Polls, and handles each message.
     fn poll(&mut self, mut message: impl FnMut(&mut ShmPort, LinkId, &[u8])) -> usize {
         let count = self.port.poll(&mut self.completions);
         for (completion, bytes) in self.completions.drain() {
@@ -96,7 +96,7 @@ impl Many {
         count
     }
 
-    /// Sends on each link and takes the echo of each.
+    /// Sends on each link, and receives each echo.
     fn round(&mut self, word: &[u8]) {
         for &link in &self.links {
             self.port.send(link, word).expect("room");
@@ -109,7 +109,7 @@ impl Many {
         }
     }
 
-    /// What the other process says of itself.
+    /// The resources of the other process.
     fn ask(&mut self) -> Used {
         self.port.send(self.links[0], REPORT).expect("room");
         let (start, mut used) = (Instant::now(), None);
@@ -122,7 +122,8 @@ impl Many {
         }
     }
 
-    /// Sleeps until something comes or the time is over. Returns what the poll after it brought.
+    /// Sleeps until something arrives or the timeout is over. Returns the number of events of the
+    /// poll after it.
     fn sleep_for(&mut self, time: Duration) -> usize {
         let (sleeper, start) = (self.port.sleeper(), Instant::now());
         loop {
@@ -139,9 +140,10 @@ impl Many {
         }
     }
 
-    /// Time of a poll that brings nothing.
+    /// Duration of an empty poll.
     fn poll_time(&mut self) -> Duration {
-        // Until all that are quiet are cold; and then the best of some, as others run on this CPU too.
+        // Polls until all quiet links are idle. Then the best of several measurements, because the
+        // CPU is shared.
         (0..100_000).for_each(|_| assert_eq!(self.poll(|_, _, _| {}), 0));
         let times = (0..20).map(|_| {
             let start = Instant::now();
@@ -152,9 +154,9 @@ impl Many {
     }
 }
 
-// What runs in the children.
+// Code of the child processes.
 
-/// Makes as many links as it is told, and echoes, asleep in between.
+/// Makes the requested number of links, and echoes. Sleeps in between.
 pub fn child_sleeps(links: usize) {
     let before = Used::now();
     let mut many = Many::new(links, Role::Initiator, |address| {
@@ -182,7 +184,7 @@ pub fn child_sleeps(links: usize) {
     }
 }
 
-/// May open no more files, and says what becomes of it.
+/// Reaches the limit of open files, and reports the error.
 pub fn child_has_few_files() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let pool = pool(1 << 20);
@@ -190,7 +192,7 @@ pub fn child_has_few_files() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).expect("lowered");
     let mut rest: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
     let mut refusals = Vec::new();
-    let last = rest.pop(); // room for the socket, and not for the segment
+    let last = rest.pop(); // leaves room for the socket, and none for the segment
     drop(last);
     refusals.extend(fabric.endpoint(0, &OPTIONS).err().map(|error| error.to_string()));
     rest.extend(std::fs::File::open("/dev/null"));
@@ -199,7 +201,7 @@ pub fn child_has_few_files() {
     tell(refusals.join("\n").as_bytes());
 }
 
-// The tests.
+// Tests.
 
 fn connected(links: usize) -> (Peer, Many) {
     let mut peer = Peer::start(&format!("sleep on {links}"));
@@ -219,7 +221,7 @@ fn a_thousand_links_between_two_processes_work_go_cold_come_back_and_die_togethe
     let used = many.ask();
     println!("{LINKS} links cost the peer {} files and {} KiB", used.files, used.resident_kib);
     assert!(used.files <= 8, "files for each link: {used:?}");
-    // A segment of each side, 12 KiB, and some heap.
+    // A segment of each side, 12 KiB in all, and heap memory.
     assert!(used.resident_kib < 5 * 64 * LINKS as u64, "{used:?}");
 
     let (_other, mut one) = connected(1);
@@ -275,7 +277,7 @@ fn one_who_sleeps_costs_nothing_and_is_woken_by_a_message_and_by_a_death() {
         .collect();
     times.sort_unstable();
     println!("a sleeper answered after {:?}, {:?} at most", times[10], times[20]);
-    // A ring that is lost would cost 100 ms.
+    // A lost ring of the doorbell would cost 100 ms.
     assert!(times[10] < 5 * Duration::from_millis(10));
 
     let killer = std::thread::spawn(move || {

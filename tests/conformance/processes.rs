@@ -1,4 +1,4 @@
-//! What only real processes can show: their deaths, and what they leave behind.
+//! Tests with real processes: deaths, and leftovers.
 //!
 //! The test program runs itself again as the peer: `child` is what runs there.
 
@@ -18,7 +18,7 @@ use tensorwire::internals::wire::Grant;
 use tensorwire::{DType, Shape, TensorMeta};
 
 const SCENARIO: &str = "TENSORWIRE_TEST_CHILD";
-/// What a death may take to be told: five times what is expected.
+/// Bound for the report of a death: five times the expected time.
 const BOUND: Duration = Duration::from_secs(5);
 
 type ShmEnd = End<ShmFabric>;
@@ -27,7 +27,7 @@ fn options() -> LinkOptions {
     LinkOptions { depth: 64, receives: 0, generation: 0 }
 }
 
-/// The peer's process, seen from its parent. Killed on drop.
+/// The peer's process, as its parent sees it. Its drop kills it.
 pub struct Peer {
     pub process: Child,
     stdin: ChildStdin,
@@ -66,7 +66,7 @@ impl Peer {
         writeln!(self.stdin, "{}", hex(bytes)).expect("the peer listens");
     }
 
-    /// The next thing that the peer says; the test framework's own output is passed over.
+    /// The next line of the peer. Output of the test framework is skipped.
     pub fn hear(&mut self) -> Vec<u8> {
         loop {
             let mut line = String::new();
@@ -116,9 +116,9 @@ pub fn grant_from_bytes(bytes: &[u8]) -> Grant {
     }
 }
 
-// What runs in the child.
+// Code of the child process.
 
-/// Says something to the parent.
+/// Sends a line to the parent.
 pub fn tell(bytes: &[u8]) {
     println!("@{}", hex(bytes));
 }
@@ -156,7 +156,8 @@ fn child() {
     }
 }
 
-/// Exposes, grants, and answers each message with a write of the same bytes, until it is told to stop.
+/// Exposes and grants a tensor, and answers each message with a write of the same bytes, until it
+/// is stopped.
 fn child_echoes() {
     let mut end = child_end();
     let exposed = {
@@ -189,7 +190,7 @@ fn child_echoes() {
     }
 }
 
-/// Says that it is connected, and never polls.
+/// Reports that it is connected, and never polls.
 fn child_idles() {
     let mut end = child_end();
     let target = tensor_mut(&end.pool, 4096);
@@ -198,7 +199,7 @@ fn child_idles() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-/// Writes and takes writes as fast as it can, until it is killed.
+/// Writes and receives writes as fast as possible, until it is killed.
 fn child_floods() {
     let mut end = child_end();
     let target = tensor_mut(&end.pool, 1 << 20);
@@ -213,7 +214,7 @@ fn child_floods() {
     }
 }
 
-/// Sends, writes and lends, and dies at once.
+/// Sends, writes and lends, and ends at once.
 fn child_says_last_words() {
     let mut end = child_end();
     let target = grant_from_bytes(&expect!(end.next_alone(), Got::Message(m) => m));
@@ -227,7 +228,7 @@ fn child_says_last_words() {
     rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("killed");
 }
 
-/// Is the only test of its process, so that it can count what the process has; see
+/// The only test of its process, so that it can count the resources of the process; see
 /// `nothing_is_left_of_a_link`.
 fn child_survives() {
     let before = Footprint::now();
@@ -259,7 +260,7 @@ fn child_survives() {
     tell(b"fine");
 }
 
-/// What a process has of the kernel.
+/// Kernel resources of a process.
 #[derive(Debug, PartialEq, Eq)]
 struct Footprint {
     files: usize,
@@ -279,7 +280,7 @@ impl Footprint {
     }
 }
 
-// The tests.
+// Tests.
 
 #[test]
 fn two_processes_write_read_send_and_lend_to_each_other() {
@@ -334,7 +335,7 @@ fn the_death_of_an_idle_peer_fails_everything_outstanding_at_once() {
     assert_eq!((failed, done), (3, 0));
     assert_eq!(why, LinkFailure::PeerDied { pid: peer.process.id() });
     assert_eq!(end.port.send(end.link, b"x"), Err(PostError::Down));
-    // Nobody is left who could read it, so it is free.
+    // No process is left that could read it, so it is free.
     assert!(source.is_unique());
 }
 
@@ -383,7 +384,7 @@ fn a_death_in_the_middle_of_transfers_ends_each_operation_once() {
         println!("the death was told after {after:?}, {posted} writes out, {arrived} in");
         assert_eq!(why, LinkFailure::PeerDied { pid: peer.process.id() });
         assert_eq!(ended, posted);
-        // What had arrived whole is whole.
+        // Complete arrivals are intact.
         let target = end.port.revoke(end.link, &mine).expect("granted");
         assert!(arrived < 1 || target.bytes() == pattern(1 << 20, 7), "the bytes differ");
     }

@@ -1,4 +1,4 @@
-//! One test, or a few, for each rule of the contract.
+//! One or more tests for each rule of the contract.
 
 pub use crate::batches::*;
 use crate::expect;
@@ -133,7 +133,7 @@ pub fn a_write_lands_at_its_grant_and_is_there_when_a_later_send_is<H: Harness>(
     assert_eq!(target.bytes()[10..60], bytes[..50]);
     assert_eq!(target.bytes()[60..], [0; 40]);
     expect!(a.next(&mut b), Got::Done => ());
-    // A write without an immediate told the target nothing and consumed nothing.
+    // A write without an immediate makes no event at the target and consumes no receive.
     b.assert_quiet(&mut a);
 }
 
@@ -180,7 +180,7 @@ pub fn a_message_consumes_a_receive_and_without_one_the_link_fails<H: Harness>()
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), longest);
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
     assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive);
-    // A queued one would come now.
+    // A queued message would arrive now.
     receives(&mut b, 1);
     b.assert_quiet(&mut a);
     expect!(a.next(&mut b), Got::Down(_) => ());
@@ -220,7 +220,7 @@ pub fn a_loan_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
     let held = expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes);
     assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive);
     drop(held);
-    // The first came back or failed, depending on who was quicker; the second failed.
+    // The first read has completed or failed, depending on the order; the second has failed.
     let (failed, done, _) = a.until_down();
     assert!(failed >= 1);
     assert_eq!(failed + done, 2);
@@ -234,7 +234,7 @@ pub fn a_read_brings_the_bytes_into_the_start_of_its_target<H: Harness>() {
     let mut expected = HashMap::new();
     for (k, len) in [1, 100, 8192, 20_000u64, 5].into_iter().enumerate() {
         let part = grant.part(k as u64, len - k as u64 % len).expect("inside");
-        // Its length names the target when it comes back.
+        // The length tells the targets apart.
         let target = tensor_mut(&a.pool, 20_010 + k);
         a.port.read(a.link, target, &part).expect("posted");
         expected.insert(20_010 + k, bytes[k..k + part.len as usize].to_vec());
@@ -293,12 +293,12 @@ pub fn a_source_is_held_until_local_completion_and_free_after<H: Harness>() {
     let source = tensor(&a.pool, &pattern(1000, 1));
     a.port.write(a.link, &source, 1000, &grant, None).expect("posted");
     let source = source.try_into_mut().expect_err("the port holds it");
-    // Nobody answers: the completion must come all the same.
+    // The peer does not answer, but the completion must come.
     expect!(a.next(&mut b), Got::Done => ());
     assert!(source.try_into_mut().is_ok(), "it may be written again");
 }
 
-/// What a peer that breaks a rule sees, and the one whom it tried it on.
+/// The link failures of a peer that breaks a rule, and of its victim.
 fn assert_refused<F: Fabric>(a: &mut End<F>, b: &mut End<F>) {
     let why = expect!(b.next(a), Got::Down(why) => why);
     assert!(matches!(why, LinkFailure::Protocol(_)), "{why:?}");
@@ -316,7 +316,8 @@ pub fn a_write_outside_its_grant_fails_the_link_and_writes_nothing<H: Harness>()
         |grant| Grant { region: grant.region + 1, ..grant },
         |grant| Grant { key: grant.key ^ 0x1000_0000, ..grant },
     ];
-    // Those that stay inside the region with its key, 0 to 2, can be told only by who knows the grant.
+    // Violations 0 to 2 stay inside the region and have its key. Only a check of the grant detects
+    // them.
     let told = if H::CHECKS_GRANTS { 0 } else { 3 };
     for (k, forge) in forgeries.into_iter().enumerate().skip(told) {
         let (mut a, mut b) = pair::<H>(16);
@@ -350,7 +351,7 @@ pub fn a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing<H: Harness>(
     let (mut a, mut b) = pair::<H>(16);
     let old = granted(&mut b, 64);
     let tensor_again = revoked(&mut b, &old);
-    // The same bytes, granted anew.
+    // The same bytes with a new grant.
     let new = b.port.grant(b.link, tensor_again).expect("room");
     let source = tensor(&a.pool, &[0xFF; 64]);
     a.port.write(a.link, &source, 64, &old, None).expect("posted");
@@ -431,7 +432,7 @@ pub fn completions_are_neither_lost_nor_duplicated<H: Harness>() {
         })
         .collect();
     let sources: Vec<_> = ends.iter().map(|end| tensor(&end.pool, &pattern(64, 0))).collect();
-    // Writes and reads that have not ended.
+    // Outstanding writes and reads.
     let mut open = [[0u32; 2]; 2];
     let (mut posted, mut immediates) = ([0; 2], [0; 2]);
     let start = Instant::now();
@@ -502,12 +503,13 @@ pub fn completions_of_an_earlier_link_never_come_on_a_later_one<H: Harness>() {
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"new");
     b.assert_quiet(&mut a);
     a.assert_quiet(&mut b);
-    // The old link is gone for good, and so are its grants.
+    // The old link and its grants are gone.
     assert_eq!(a.port.send(old.0, b"x"), Err(PostError::Down));
     assert!(b.port.revoke(old.1, &grant).is_none());
 }
 
-/// Posts one write, one read and one loan, if the fabric lends, that can't end before the peer polls. Returns how many.
+/// Posts a write, a read and, if the fabric lends, a loan, which cannot complete before the peer
+/// polls. Returns their number.
 fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> usize {
     receives(b, 10);
     let (grant, readable) = (granted(b, 8), exposed(b, &[1; 8]));
@@ -530,7 +532,7 @@ pub fn a_failed_link_fails_everything_outstanding_and_refuses_everything_later<H
     let junk = Grant { region: 0, key: 0, offset: 0, len: 0 };
     let source = tensor(&a.pool, &[]);
     for _ in 0..2 {
-        // Before the poll that tells, and after.
+        // Before the poll that reports the failure, and after it.
         assert_eq!(a.port.send(a.link, b"x"), Err(PostError::Down));
         assert_eq!(a.port.write_inline(a.link, &[], &junk, None), Err(PostError::Down));
         let write = a.port.write(a.link, &source, 0, &junk, None);
@@ -637,7 +639,7 @@ pub fn lent_bytes_outlive_the_link<H: Harness>() {
     a.port.detach(a.link);
     b.port.detach(b.link);
     a.assert_quiet(&mut b);
-    // The lender's caller was told that it failed; the borrower still reads what it was lent.
+    // The loan has failed for the lender's caller; the borrower still reads it.
     assert!(!source.is_unique());
     assert_eq!(lent.bytes(), bytes);
     drop(lent);

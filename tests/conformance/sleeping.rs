@@ -1,14 +1,15 @@
-//! The rules of `Port::arm` and of sleepers.
+//! The rules of `Port::arm` and of `Sleeper`.
 
 use crate::expect;
 use crate::harness::{End, Got, Harness, PATIENCE, granted, pair, tensor};
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{Fabric, LinkFailure, Port, PostError, Sleep, Sleeper};
 
-/// A sleep that is taken again and again, so that one that is not ended is told by what is asked after it.
+/// The timeout of one sleep. Sleeps are repeated, and the assertion afterwards finds a wake-up that
+/// is missing.
 const NAP: Duration = Duration::from_millis(20);
 
-/// Polls both ends until `end` can be armed: whatever was still to come has come.
+/// Polls both ends until `end` can be armed, when nothing is outstanding.
 fn armed<F: Fabric>(end: &mut End<F>, other: &mut End<F>) {
     let start = Instant::now();
     loop {
@@ -21,7 +22,7 @@ fn armed<F: Fabric>(end: &mut End<F>, other: &mut End<F>) {
     }
 }
 
-/// Says that what `act` does ends the sleep of `end`, and that it can't be armed until it has polled.
+/// Asserts that `act` ends the sleep of `end`, and that `end` cannot be armed before it has polled.
 fn assert_ends_sleep<F: Fabric>(end: &mut End<F>, other: &mut End<F>, act: impl FnOnce(&mut End<F>)) {
     let sleeper = end.port.sleeper();
     armed(end, other);
@@ -49,7 +50,7 @@ pub fn what_comes_on_an_armed_port_ends_the_sleep<H: Harness>() {
     expect!(b.next(&mut a), Got::Down(_) => ());
 }
 
-/// What is posted may be told of as late as at the end, and no later.
+/// A batch notifies the peer at its end at the latest.
 pub fn a_batch_ends_the_sleep_of_who_waits_for_it<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     b.port.post_receives(b.link, 100);
@@ -73,7 +74,7 @@ pub fn a_local_completion_ends_the_sleep<H: Harness>() {
     a.port.write(a.link, &source, 64, &grant, None).expect("room");
     let start = Instant::now();
     while sleeper.seen() == seen {
-        // The target sees to the write, and sleeps as well.
+        // The target handles the write, and sleeps too.
         b.poll();
         b.port.arm();
         sleeper.sleep(Sleep::Background, seen, NAP);

@@ -1,5 +1,5 @@
-//! The verbs fabric: on the RDMA device that there is, as soft-RoCE in a virtual machine, or between two devices that
-//! `TENSORWIRE_TEST_DEVICES` names, as `rxe0,rxe1`.
+//! The verbs fabric on the RDMA device of this machine, such as soft-RoCE in a virtual machine, or
+//! between two devices that `TENSORWIRE_TEST_DEVICES` names, such as `rxe0,rxe1`.
 
 use crate::expect;
 use crate::harness::{
@@ -11,7 +11,7 @@ use tensorwire::internals::fabric::verbs::device::{Mtu, Wish, Wishes};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::internals::fabric::{Fabric, Port};
 
-/// Why there is no verbs fabric here; the same for all tests, looked up once.
+/// The reason if there is no verbs fabric here. It is found out once for all tests.
 pub fn skipped() -> Option<String> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let options = || VerbsOptions { wishes: wishes(0), ..VerbsOptions::default() };
@@ -19,7 +19,7 @@ pub fn skipped() -> Option<String> {
     WHY.get_or_init(why).clone()
 }
 
-/// What one of two ends asks for: the device that is named for it, if any is.
+/// The options of one end: its named device, if there is one.
 fn wishes(end: usize) -> Wishes {
     const NAMES: &str = "TENSORWIRE_TEST_DEVICES";
     let named = std::env::var(NAMES).ok().and_then(|names| names.split(',').nth(end).map(str::to_string));
@@ -31,12 +31,12 @@ fn fabric(pool: &Pool, options: VerbsOptions) -> VerbsFabric {
     VerbsFabric::new(pool, options).expect("there is a device, as `skipped` has seen")
 }
 
-/// One of two ends that are alike but for their devices.
+/// One of two ends with equal options apart from their devices.
 pub fn end(end: usize, pool: &Pool) -> VerbsFabric {
     fabric(pool, VerbsOptions { wishes: wishes(end), ..VerbsOptions::default() })
 }
 
-/// The same with small packets, small completion queues, and large writes over three queue pairs.
+/// An end with small packets, small completion queues, and large writes over three queue pairs.
 fn small_end(end: usize, pool: &Pool) -> VerbsFabric {
     let mtu = Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test"));
     let wishes = Wishes { mtu, ..wishes(end) };
@@ -82,7 +82,7 @@ impl Harness for VerbsSmall {
     }
 }
 
-/// As between devices of different kinds.
+/// Two ends with different options, as between devices of different kinds.
 #[test]
 fn a_link_is_as_deep_as_the_smaller_of_its_ends() {
     if let Some(why) = skipped() {
@@ -103,7 +103,7 @@ fn a_link_is_as_deep_as_the_smaller_of_its_ends() {
     }
 }
 
-/// Longer than one work request of soft-RoCE (8 MiB) carries. A NIC's carries up to 1 GiB.
+/// Longer than a work request of soft-RoCE (8 MiB). That of a NIC carries up to 1 GiB.
 #[test]
 fn a_write_and_a_read_of_more_than_one_work_request_are_one_operation() {
     if let Some(why) = skipped() {

@@ -1,7 +1,9 @@
-//! The verbs fabric and the network: two processes, packets that are lost, and a port that goes down and comes up again.
+//! The verbs fabric over a network: two processes, lost packets, and a port that goes down and
+//! comes up again.
 //!
-//! The tests that cut the network run alone, as root; `TENSORWIRE_TEST_CUT` and `TENSORWIRE_TEST_MEND` are the shell commands
-//! that they do it with, as `ip link set rdma0 down`. See `tests/rxe`.
+//! The tests that cut the network run alone, as root. `TENSORWIRE_TEST_CUT` and
+//! `TENSORWIRE_TEST_MEND` are the shell commands for it, such as `ip link set rdma0 down`. See
+//! `tests/rxe`.
 
 use crate::expect;
 use crate::harness::{
@@ -34,8 +36,8 @@ fn connected() -> (Peer, VerbsEnd) {
     (peer, end)
 }
 
-/// What runs in the peer: exposes, grants, and answers each message, which is a number and a grant, with a write of the number
-/// over and over, until it is told to stop.
+/// Code of the peer: it exposes and grants a tensor. It answers each message, which has a number
+/// and a grant, with a write full of the number, until it is stopped.
 pub fn child_echoes() {
     let (pool, options) = (pool(8 << 20), options(64));
     let fabric = end(1, &pool);
@@ -95,7 +97,7 @@ fn two_processes_write_read_and_send_to_each_other() {
 
 // A network that is cut.
 
-/// Runs the command that a variable holds.
+/// Runs the shell command of an environment variable.
 fn shell(variable: &str) {
     let command = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} holds a shell command"));
     let status = Command::new("sh").args(["-ec", &command]).status();

@@ -1,4 +1,4 @@
-//! The C library, as far as this is about it.
+//! The functions of the C library that the fake needs.
 
 use std::ffi::{c_int, c_void};
 
@@ -35,11 +35,11 @@ pub fn set_errno(errno: c_int) {
     unsafe { *__errno_location() = errno };
 }
 
-/// A descriptor that is readable as long as it counts more than 0: a pipe with a byte for each. Its owner may make it
-/// non-blocking.
+/// A descriptor that is readable while its count is above 0: a pipe with one byte per count. Its
+/// owner may make it non-blocking.
 pub struct Counter {
     pub fd: c_int,
-    /// The end that is written to, until it hangs up.
+    /// The write end, until it hangs up.
     writer: Option<c_int>,
 }
 
@@ -54,7 +54,7 @@ impl Counter {
         Counter { fd, writer: Some(writer) }
     }
 
-    /// Counts one more; one that has hung up counts no more.
+    /// Increments the count, unless the descriptor has hung up.
     pub fn add(&self) {
         let Some(writer) = self.writer else { return };
         // SAFETY: one byte is read.
@@ -62,7 +62,7 @@ impl Counter {
         assert_eq!(written, 1, "the pipe is full");
     }
 
-    /// From now on `poll` answers `POLLHUP`, for ever: at once, and when nothing is left to be read.
+    /// Hangs up: `poll` returns `POLLHUP` from now on, at once and after the last read.
     pub fn hang_up(&mut self) {
         if let Some(writer) = self.writer.take() {
             // SAFETY: no pointers; the descriptor is this counter's.
@@ -73,7 +73,8 @@ impl Counter {
 
 static ONE: u8 = 1;
 
-/// Takes one off a counter, waiting for it if it blocks. `false` if there is none; then `errno` says why.
+/// Decrements a count. Waits for it if the descriptor blocks. `false` if there is none; `errno` has
+/// the reason.
 pub fn take(fd: c_int) -> bool {
     let mut byte = 0u8;
     // SAFETY: one byte is written.

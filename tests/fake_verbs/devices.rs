@@ -167,7 +167,7 @@ unsafe extern "C" fn query_port(
     0
 }
 
-/// The symbol, which fills what the first version of the struct had.
+/// The exported symbol, which fills the fields of the first version of the struct.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,

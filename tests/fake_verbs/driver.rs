@@ -1,5 +1,6 @@
-//! The tests' side of the fake libibverbs: compiles it, loads a copy for each test, gives it commands and reads what it saw.
-#![allow(unsafe_code)] // calling a function of a library that was loaded
+//! The tests' side of the fake libibverbs: it compiles the library, loads a copy for each test,
+//! sends commands and reads the log.
+#![allow(unsafe_code)] // calls of a loaded library
 #![allow(dead_code)] // each test uses what it needs
 
 use libloading::os::unix as dl;
@@ -21,14 +22,14 @@ port
 gid index=0 type=1 gid=00000000000000000000ffff0a000001
 gid index=1 type=2 gid=00000000000000000000ffff0a000001";
 
-/// A libibverbs with devices of its own.
+/// A copy of the fake library with devices of its own.
 pub struct Fake {
     pub library: &'static Library,
     call: dl::Symbol<Call>,
     loaded: dl::Library,
 }
 
-/// A line of the log: what was called, and with what.
+/// A line of the log: a call and its arguments.
 #[derive(Debug)]
 pub struct Line {
     pub word: String,
@@ -57,7 +58,7 @@ fn lines(text: &str) -> Vec<Line> {
     text.lines().map(line).collect()
 }
 
-/// Why the fake can't be had here: there is no compiler.
+/// The reason if there is no fake here: no compiler.
 pub fn skipped() -> Option<String> {
     let rustc = rustc();
     match Command::new(&rustc).arg("--version").output() {
@@ -70,7 +71,7 @@ fn rustc() -> PathBuf {
     std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()).into()
 }
 
-/// The fake, compiled; anew if a source has changed.
+/// The path of the compiled fake. It is compiled again if a source has changed.
 fn compiled(cfgs: &[&str]) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
@@ -92,14 +93,14 @@ fn compiled(cfgs: &[&str]) -> PathBuf {
         return made;
     }
     std::fs::create_dir_all(folder).expect("cargo's folder for tests");
-    // Under another name until it is whole: another test program may want it too.
+    // Written under another name first, because another test program may load it.
     let half = tempfile::NamedTempFile::new_in(folder).expect("a file");
     let mut command = Command::new(rustc());
     command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "ibverbs"]);
     command.args(["-C", "opt-level=1", "-C", "panic=abort", "-C", "strip=symbols"]);
     command.args(cfgs.iter().flat_map(|cfg| ["--cfg", cfg]));
     if cfgs.contains(&"as_system") {
-        // A library that is loaded already is found by this name.
+        // A loaded library is found by this name.
         command.args(["-C", "link-arg=-Wl,-soname,libibverbs.so.1"]);
     }
     let output = command
@@ -115,17 +116,18 @@ fn compiled(cfgs: &[&str]) -> PathBuf {
 }
 
 impl Fake {
-    /// A library with the devices of the script.
+    /// A copy with the devices of the script.
     pub fn new(script: &str) -> Self {
         Fake::load(script, &[])
     }
 
-    /// As an old rdma-core: without the functions that came later.
+    /// A copy like an old rdma-core, without the newer functions.
     pub fn old(script: &str) -> Self {
         Fake::load(script, &["without_optional"])
     }
 
-    /// The library that the process finds by name from now on, as the system's: call it once, before anybody looks for that.
+    /// A copy that this process finds by name from now on, like the system's. To be called once,
+    /// before the library is looked up.
     pub fn system(script: &str) -> Self {
         let fake = Fake::load(script, &["as_system"]);
         let system = Library::system().expect("a library of that name is loaded");
@@ -141,7 +143,7 @@ impl Fake {
         let copy = folder.path().join("libibverbs.so.1");
         std::fs::copy(compiled(cfgs), &copy).expect("copied");
         let library = Library::open(&copy).expect("it has every symbol");
-        // A library stays for ever; one that nobody named any more would pass for a leak.
+        // A library is never unloaded. Without a reference it would count as a leak.
         static OPENED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
         OPENED.lock().expect("nobody panics with it").push(library);
         // SAFETY: the same library once more; its initialisers have no conditions.
@@ -154,7 +156,7 @@ impl Fake {
         fake
     }
 
-    /// Runs commands, one a line, and returns what they answer.
+    /// Runs commands, one per line, and returns the answer.
     pub fn run(&self, commands: &str) -> String {
         let mut answer = vec![0; 1 << 20];
         loop {
@@ -165,11 +167,12 @@ impl Fake {
                 answer.truncate(len);
                 return String::from_utf8(answer).expect("text");
             }
-            answer.resize(len, 0); // only what changes nothing answers so much
+            answer.resize(len, 0); // only commands without effect have long answers
         }
     }
 
-    /// Calls these, on the calling thread, around each call of the library that posts, polls or arms.
+    /// Has these functions called, on the calling thread, around each call that posts, polls or
+    /// arms.
     pub fn watch(&self, entered: extern "C" fn(), left: extern "C" fn()) {
         // SAFETY: the type is that of the fake's function.
         let watch = unsafe { self.loaded.get::<Watch>(b"fake_watch") }.expect("the fake has it");
@@ -177,28 +180,28 @@ impl Fake {
         unsafe { watch(entered, left) };
     }
 
-    /// What was called, in order.
+    /// The log of calls, in order.
     pub fn log(&self) -> Vec<Line> {
         lines(&self.run("log"))
     }
 
-    /// The calls of one name.
+    /// The log of calls with one name.
     pub fn calls(&self, word: &str) -> Vec<Line> {
         self.log().into_iter().filter(|line| line.word == word).collect()
     }
 
-    /// The queue pairs that there are, in the order in which they were made.
+    /// The existing queue pairs, oldest first.
     pub fn pairs(&self) -> Vec<Line> {
         lines(&self.run("pairs"))
     }
 
-    /// Says that nothing was done that a device might not bear.
+    /// Asserts that there was no misuse.
     pub fn assert_no_misuse(&self) {
         let misuses = self.run("misuses");
         assert!(misuses.is_empty(), "the library was misused:\n{misuses}");
     }
 
-    /// Says that, and that nothing is left of what was made.
+    /// Asserts that there was no misuse and that no object is left.
     pub fn assert_clean(&self) {
         self.assert_no_misuse();
         let left = self.run("left");

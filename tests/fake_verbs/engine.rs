@@ -1,5 +1,6 @@
-//! When requests are carried out: at once when they are posted, or on a slow device one after the other, by a thread of its
-//! own, as real devices do. One that the other side is not ready for waits, as long as the queue pair's settings say.
+//! Execution of requests: at the post or, on a slow device, one after the other by a thread, as on
+//! real devices. A request for which the target is not ready waits as long as the queue pair
+//! permits.
 
 use crate::events::tell;
 use crate::state::*;
@@ -7,10 +8,10 @@ use crate::sys::*;
 use crate::wire::*;
 use std::time::{Duration, Instant};
 
-/// Between two steps of a slow device.
+/// Pause between two steps of a slow device.
 const PACE: Duration = Duration::from_micros(20);
 
-/// Carries out what can be, but on a slow device.
+/// Carries out all ready requests, unless the device is slow.
 pub fn run_all(state: &mut State) {
     for number in waiting(state) {
         run(state, number);
@@ -21,12 +22,12 @@ fn waiting(state: &State) -> Vec<u32> {
     state.qps.iter().filter(|(_, qp)| !qp.sends.is_empty()).map(|(number, _)| *number).collect()
 }
 
-/// Carries out what can be of one queue pair, but on a slow device.
+/// Carries out the ready requests of one queue pair, unless the device is slow.
 pub fn run(state: &mut State, number: u32) {
     while !state.slow && step(state, number) {}
 }
 
-/// Starts the thread of slow devices, if there is none. It ends when no device is open.
+/// Starts the thread of slow devices, if needed. It ends when no device is open.
 pub fn start(state: &mut State) {
     if !state.slow || std::mem::replace(&mut state.working, true) {
         return;
@@ -46,7 +47,7 @@ pub fn start(state: &mut State) {
     });
 }
 
-/// Carries out the first request of a queue pair. Returns whether it did, and another may follow.
+/// Carries out the first request of a queue pair. Returns whether another one may follow.
 fn step(state: &mut State, number: u32) -> bool {
     let Some(qp) = state.qps.get(&number) else { return false };
     if state.devices[qp.device].silent {
@@ -111,8 +112,8 @@ fn done(state: &mut State, number: u32, send: &Send) -> bool {
     true
 }
 
-/// How long a stall is borne, and the status after that. 4.096 us x 2^timeout for each try, as long as the specification
-/// permits (four times that); and the time that the target asks for.
+/// The duration of a stall, and the status after it: 4.096 us x 2^timeout for each try, times four
+/// as the specification permits, or the time that the target asks for.
 fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
     match why {
         Stall::Silence if attr.timeout == 0 => None,
@@ -121,7 +122,8 @@ fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
             Some((each * (u32::from(attr.retry_cnt) + 1), IBV_WC_RETRY_EXC_ERR))
         }
         Stall::NotReady if attr.rnr_retry == 7 => None,
-        // The target's timer, which is set on both sides to the same. 22 is 20.48 ms; each two codes are twice as long.
+        // The target's RNR timer, which both sides set alike. Code 22 is 20.48 ms; two codes more
+        // double the time.
         Stall::NotReady => {
             let doubled = u32::from(attr.min_rnr_timer) / 2;
             let each = Duration::from_micros((20_480 << doubled) >> 11);
@@ -130,9 +132,9 @@ fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
     }
 }
 
-/// What the script has for this request.
+/// The fault that the script has for this request.
 fn fails(state: &mut State, number: u32, send: &Send) -> Option<Outcome> {
-    // Once for each request, not for each try.
+    // Counted once for each request, not for each try.
     if state.qps[&number].stalled.is_some() {
         return None;
     }

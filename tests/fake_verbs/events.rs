@@ -1,4 +1,4 @@
-//! Completion events and asynchronous ones.
+//! Completion events and asynchronous events.
 
 use crate::c::*;
 use crate::state::*;
@@ -13,11 +13,11 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 ) -> c_int {
     // SAFETY: a channel that was handed out.
     let fd = unsafe { (*channel).fd };
-    // Without the lock: it may wait.
+    // Outside the lock, because the read may wait.
     while take(fd) {
         let mut state = state();
         let Some(of) = state.channels.get_mut(&(channel as usize)) else { return -1 };
-        // An event of a queue that was ended is gone.
+        // The event of a destroyed queue is dropped.
         let Some(at) = of.events.pop_front() else { continue };
         if let Some(of) = state.cqs.get_mut(&at) {
             of.taken += 1;
@@ -49,11 +49,11 @@ pub unsafe extern "C" fn ibv_get_async_event(
 ) -> c_int {
     // SAFETY: an opened device.
     let fd = unsafe { (*context).async_fd };
-    // Without the lock: it may wait.
+    // Outside the lock, because the read may wait.
     while take(fd) {
         let mut state = state();
         let Some(of) = state.contexts.get_mut(&(context as usize)) else { return -1 };
-        // An event of a queue pair that was ended is gone.
+        // The event of a destroyed queue pair is dropped.
         let Some((event_type, about)) = of.events.pop_front() else { continue };
         let element = match about {
             About::Device => ibv_async_element { port_num: 0 },
@@ -105,7 +105,7 @@ fn is_of_pair(event_type: u32) -> bool {
     )
 }
 
-/// Leaves an event for one who has opened the device.
+/// Queues an event for one context of the device.
 pub fn tell(state: &mut State, context: usize, event_type: u32, about: About) {
     if let Some(context) = state.contexts.get_mut(&context) {
         context.events.push_back((event_type, about));
@@ -113,7 +113,7 @@ pub fn tell(state: &mut State, context: usize, event_type: u32, about: About) {
     }
 }
 
-/// Leaves an event for all who have opened the device.
+/// Queues an event for all contexts of the device.
 pub fn tell_contexts(state: &mut State, device: usize, event_type: u32, about: About) {
     let contexts: Vec<usize> =
         state.contexts.iter().filter(|(_, of)| of.device == device).map(|(at, _)| *at).collect();
@@ -122,7 +122,7 @@ pub fn tell_contexts(state: &mut State, device: usize, event_type: u32, about: A
     }
 }
 
-/// An event that the script asks for. One that is fatal to a queue pair puts it into error first.
+/// Makes an event of the script. A fatal event of a queue pair moves it to the error state first.
 pub fn on_demand(state: &mut State, event_type: u32, qp: Option<u32>, port: c_int) {
     match qp {
         Some(number) => {
@@ -141,8 +141,9 @@ pub fn on_demand(state: &mut State, event_type: u32, qp: Option<u32>, port: c_in
     }
 }
 
-/// The device is pulled out: its calls fail, its descriptors hang up. What was posted is flushed and an event tells, but by a
-/// device that ends `silently`: there neither is, and what is posted from now on is never heard of again.
+/// Removes the device: its calls fail, and its descriptors hang up. Posted requests are flushed and
+/// an event reports it, unless the device ends `silently`: then neither happens, and later posts
+/// never complete.
 pub fn remove(state: &mut State, device: usize, silently: bool) {
     let of = &mut state.devices[device];
     (of.removed, of.silent) = (true, silently);

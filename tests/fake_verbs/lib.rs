@@ -1,9 +1,11 @@
-//! A libibverbs of our own: the same symbols and structs, devices that a script makes up, and queue pairs that move bytes
-//! within one process. It shows what no soft-RoCE can: InfiniBand, several devices and ports, narrow limits, failures on
-//! demand. And it keeps watch: a call that a real device would not survive, or might not, is noted as a *misuse*.
+//! A fake libibverbs: the same symbols and structs, scripted devices, and queue pairs that move
+//! bytes within one process. It offers what soft-RoCE cannot: InfiniBand, several devices and
+//! ports, narrow limits, failures on demand. It also checks its caller: a call that a real device
+//! might not survive is noted as a *misuse*.
 //!
-//! The tests compile it by themselves (`driver.rs`), and each loads a copy of its own, so each has its own devices. It depends on
-//! nothing but our bindings, which it shares with the fabric: `abi-check` compares those with the header.
+//! The tests compile it (`driver.rs`), and each test loads a copy with devices of its own. It
+//! depends only on our bindings, which it shares with the fabric; `abi-check` compares these with
+//! the header.
 //!
 //! | file | |
 //! |---|---|
@@ -27,7 +29,7 @@ mod modify;
 mod objects;
 mod script;
 mod state;
-#[allow(dead_code, unused_imports)] // the fabric's half of it: jumps through a context's table
+#[allow(dead_code, unused_imports)] // the fabric's half: calls through the table of a context
 #[path = "../../src/fabric/verbs/sys/mod.rs"]
 mod sys;
 mod wire;

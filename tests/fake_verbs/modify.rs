@@ -1,5 +1,5 @@
-//! The states of a queue pair: which step may follow which, what each must and may set, and within which bounds
-//! (InfiniBand specification, 11.2.5.2; `ibv_modify_qp(3)`).
+//! The states of a queue pair: permitted transitions, required and optional attributes, and their
+//! bounds (InfiniBand specification, 11.2.5.2; `ibv_modify_qp(3)`).
 
 use crate::c::*;
 use crate::state::*;
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         (from, to) => Some(format!("from state {from} to {to}")),
     };
     if let Some(wrong) = wrong {
-        // Not a misuse: the caller may have been told to, and passes the refusal on.
+        // Not a misuse: the value may be a setting, and the caller reports the refusal.
         state.log.push(format!("refused modify_qp to={name}: {wrong}"));
         return EINVAL;
     }

@@ -1,4 +1,4 @@
-//! Domains, regions, channels, queues and queue pairs: made and ended.
+//! Creation and destruction of domains, regions, channels, queues and queue pairs.
 
 use crate::c::*;
 use crate::state::*;
@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Refuses a call that makes something.
+/// Refuses a call that creates an object.
 fn refuse<T>(errno: c_int) -> *mut T {
     set_errno(errno);
     std::ptr::null_mut()
@@ -136,7 +136,7 @@ fn register(
     if let Some(errno) = state.fault("reg_mr", device) {
         return refuse(errno);
     }
-    // Two numbers that are not the same, so that one can't pass for the other.
+    // lkey and rkey differ, so that a mix-up shows.
     let (lkey, rkey) = (state.fresh() << 8, state.fresh() << 8 | 1);
     let handle = hand_out(ibv_mr { context: context as _, pd, addr, length: len, handle: 0, lkey, rkey });
     let (start, len) = (addr as u64, len as u64);
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     register(pd, addr, len, iova, access as c_int, "reg_mr_iova2")
 }
 
-/// What a fork does to registered memory: nothing, unless the script has another answer for an errno.
+/// The answer to a query about fork: no effect, unless the script has another answer.
 #[cfg(not(without_optional))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_is_fork_initialized() -> c_int {
@@ -357,7 +357,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     handle.cast()
 }
 
-/// Whether the queue pairs that complete there could make more completions than there are places for.
+/// Whether the queue pairs of a completion queue could overrun it.
 fn check_room(state: &mut State, cqs: [usize; 2]) {
     let others = if cqs[0] == cqs[1] { &cqs[..1] } else { &cqs[..] };
     for &cq in others {
@@ -381,7 +381,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     if let Some(errno) = state.fault_of_any("destroy_qp") {
         return errno;
     }
-    // What was not fetched will not be.
+    // Events that were not read are dropped.
     let context = state.qps[&number].context;
     if let Some(context) = state.contexts.get_mut(&context) {
         context.events.retain(|(_, about)| *about != About::Qp(qp as usize));

@@ -1,5 +1,5 @@
-//! Commands, one a line: `word name=value name=value ...`. They come from the file that `FAKE_VERBS_SCRIPT` names, and from
-//! [`fake_command`]; what they answer is text.
+//! Commands, one per line: `word name=value name=value ...`. They come from the file that
+//! `FAKE_VERBS_SCRIPT` names, and from [`fake_command`]. Answers are text.
 
 use crate::events;
 use crate::state::*;
@@ -20,7 +20,8 @@ pub fn from_environment() -> State {
     state
 }
 
-/// Runs a command, and writes at most `room` bytes of its answer to `answer`. Returns the answer's length.
+/// Runs a command, and writes at most `room` bytes of its answer to `answer`. Returns the answer's
+/// length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_command(command: *const u8, len: usize, answer: *mut u8, room: usize) -> usize {
     // SAFETY: the caller says how long both are.
@@ -157,7 +158,7 @@ fn device(state: &mut State, words: &Words<'_>) {
     });
 }
 
-/// Of the device that was made last.
+/// A port of the newest device.
 fn port(state: &mut State, words: &Words<'_>) {
     let number = |name: &str, other: u64| words.or(name, other);
     state.devices.last_mut().expect("a device").ports.push(PortConfig {
@@ -173,7 +174,7 @@ fn port(state: &mut State, words: &Words<'_>) {
     });
 }
 
-/// Of the port that was made last: `gid=` has the 16 bytes in hexadecimal digits.
+/// A GID of the newest port: `gid=` has the 16 bytes in hexadecimal digits.
 fn gid(state: &mut State, words: &Words<'_>) {
     let text = words.text("gid").expect("gid=");
     let value = u128::from_str_radix(text, 16).expect("hexadecimal digits");
@@ -183,7 +184,7 @@ fn gid(state: &mut State, words: &Words<'_>) {
     port.gids.insert(index, (value.to_be_bytes(), kind));
 }
 
-/// A port gets another lid or MTU, or a GID of it another place (none, with `gid_to=0` left out).
+/// Changes the LID or MTU of a port, or moves a GID to another index (removes it without `gid_to`).
 fn move_port(port: &mut PortConfig, words: &Words<'_>) {
     port.lid = words.or("lid", port.lid.into()) as u16;
     port.active_mtu = words.or("mtu", port.active_mtu.into()) as u32;

@@ -1,4 +1,4 @@
-//! What there is: devices as the script made them, and everything that was made of them.
+//! The state of the library: the scripted devices, and all objects.
 
 use crate::c::Counter;
 use crate::sys::*;
@@ -8,12 +8,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// A port, as the script made it.
+/// A port of the script.
 pub struct PortConfig {
     pub state: u32,
     pub active_mtu: u32,
     pub gid_len: u32,
-    /// Address and type by index; what is not there is empty.
+    /// Address and type by index; missing entries are empty.
     pub gids: BTreeMap<u32, ([u8; 16], u32)>,
     pub lid: u16,
     pub link_layer: u8,
@@ -22,7 +22,7 @@ pub struct PortConfig {
     pub pkeys: u16,
 }
 
-/// A device, as the script made it.
+/// A device of the script.
 pub struct Device {
     pub handle: usize,
     pub name: String,
@@ -33,13 +33,13 @@ pub struct Device {
     pub max_sge: c_int,
     pub max_qp_rd_atom: c_int,
     pub max_qp_init_rd_atom: c_int,
-    /// What a queue pair carries inline; it is refused if it is to carry more.
+    /// Inline bytes of a queue pair. A request for more is refused.
     pub max_inline: u32,
     pub thread_domains: bool,
-    /// As an old library: the context has no extension.
+    /// Like an old library: the context has no extension.
     pub old_context: bool,
     pub removed: bool,
-    /// It was removed, and says nothing of what it had to do.
+    /// The device was removed silently.
     pub silent: bool,
     pub ports: Vec<PortConfig>,
 }
@@ -50,7 +50,7 @@ pub struct Context {
     pub events: VecDeque<(u32, About)>,
 }
 
-/// What an asynchronous event is about.
+/// The object of an asynchronous event.
 #[derive(Clone, Copy, PartialEq)]
 pub enum About {
     Device,
@@ -61,7 +61,7 @@ pub enum About {
 
 pub struct Pd {
     pub context: usize,
-    /// The domain that a parent domain stands for, else itself.
+    /// The domain behind a parent domain; otherwise the domain itself.
     pub root: usize,
     /// The thread domain, or 0.
     pub td: usize,
@@ -93,7 +93,7 @@ pub struct Cq {
     pub acknowledged: u32,
 }
 
-/// A completion, and the places that polling it gives back.
+/// A completion, and the places that it frees when it is polled.
 pub struct Cqe {
     pub wc: ibv_wc,
     pub frees_sends: u32,
@@ -139,12 +139,12 @@ pub struct Qp {
     pub attr: ibv_qp_attr,
     pub sends: VecDeque<Send>,
     pub receives: VecDeque<Recv>,
-    /// Places that are taken, until a completion that frees them is polled.
+    /// Places in use, until a completion that frees them is polled.
     pub sends_used: u32,
     pub receives_used: u32,
-    /// Requests that are done and made no completion.
+    /// Completed requests without a completion of their own.
     pub silent: u32,
-    /// What the first request waits for, since when.
+    /// The reason and the begin of a stall of the first request.
     pub stalled: Option<(Stall, Instant)>,
     pub unacknowledged: u32,
     pub counts: Counts,
@@ -152,25 +152,25 @@ pub struct Qp {
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Stall {
-    /// Nobody answers.
+    /// There is no answer from the target.
     Silence,
-    /// The target has no receive.
+    /// The target has no posted receive.
     NotReady,
 }
 
-/// A queue pair as the program has it: the public part first.
+/// A queue pair as the caller sees it: the public struct comes first.
 #[repr(C)]
 pub struct QpHandle {
     pub qp: ibv_qp,
-    /// The thread domain that it is in, or null.
+    /// Its thread domain, or null.
     pub td: *const TdHandle,
 }
 
-/// A thread domain as the program has it: the public part first.
+/// A thread domain as the caller sees it: the public struct comes first.
 #[repr(C)]
 pub struct TdHandle {
     pub td: ibv_td,
-    /// Somebody is posting on one of its queue pairs, whose driver takes no lock for that.
+    /// A thread is posting on one of its queue pairs, without a lock of the driver.
     pub busy: AtomicBool,
 }
 
@@ -178,14 +178,14 @@ pub struct Fault {
     pub call: String,
     pub device: Option<String>,
     pub errno: c_int,
-    /// As some drivers do: the call returns -1, and leaves the errno where the C library does.
+    /// Like some drivers: the call returns -1 and sets `errno`.
     pub minus_one: bool,
     pub skip: u32,
-    /// How often; `u32::MAX` for ever.
+    /// Number of failures; `u32::MAX` for ever.
     pub times: u32,
 }
 
-/// A request that is to fail.
+/// A scripted failure of a request.
 pub struct Failing {
     pub skip: u32,
     pub status: u32,
@@ -210,17 +210,17 @@ pub struct State {
     pub next: u32,
     pub faults: Vec<Fault>,
     pub failing: Vec<Failing>,
-    /// Nothing gets through.
+    /// The network is cut.
     pub cut: bool,
-    /// Requests are carried out by a thread, one after the other.
+    /// A thread carries requests out, one after the other.
     pub slow: bool,
-    /// That thread is there.
+    /// Whether that thread runs.
     pub working: bool,
-    /// Who posts stands still where a driver writes to the device.
+    /// Holds posting threads where a driver writes to the device.
     pub hold: bool,
-    /// How many do.
+    /// The number of held threads.
     pub held: u32,
-    /// Every posted request is logged.
+    /// Logs every posted request.
     pub trace: bool,
     pub log: Vec<String>,
     pub misuses: Vec<String>,
@@ -228,10 +228,10 @@ pub struct State {
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(crate::script::from_environment()));
 
-/// Told when an asynchronous event was acknowledged.
+/// Notified when an asynchronous event was acknowledged.
 pub static ACKNOWLEDGED: Condvar = Condvar::new();
 
-/// Told when nobody is held any more.
+/// Notified when the hold ends.
 pub static RELEASED: Condvar = Condvar::new();
 
 pub fn state() -> MutexGuard<'static, State> {
@@ -245,7 +245,7 @@ impl State {
         self.misuses.push(what);
     }
 
-    /// A number that was never used.
+    /// A fresh number.
     pub fn fresh(&mut self) -> u32 {
         self.next += 1;
         self.next
@@ -255,7 +255,7 @@ impl State {
         self.contexts[&context].device
     }
 
-    /// The errno that the script has for this call on a device now.
+    /// The scripted errno of this call on a device, if any.
     pub fn fault(&mut self, call: &str, device: usize) -> Option<c_int> {
         if self.devices[device].removed {
             return Some(crate::c::EIO);
@@ -264,7 +264,7 @@ impl State {
         due(&mut self.faults, |fault| fault.call == call && fault.device.as_ref().is_none_or(|d| d == name))
     }
 
-    /// The errno that the script has for a call that is about no device.
+    /// The scripted errno of a call without a device, if any.
     pub fn fault_of_any(&mut self, call: &str) -> Option<c_int> {
         due(&mut self.faults, |fault| fault.call == call)
     }
@@ -273,7 +273,7 @@ impl State {
         self.qps.iter().find(|(_, qp)| qp.handle == handle).map(|(number, _)| *number)
     }
 
-    /// What is left, by kind.
+    /// The remaining objects, by kind.
     pub fn left(&self) -> String {
         let counts = [
             ("lists", self.lists.len()),
@@ -290,7 +290,7 @@ impl State {
     }
 }
 
-/// What the call returns for the first fault that fits, if it is its turn.
+/// The return value of the first fault that fits, if its turn has come.
 fn due(faults: &mut [Fault], fits: impl Fn(&Fault) -> bool) -> Option<c_int> {
     let fault = faults.iter_mut().find(|fault| fault.times > 0 && fits(fault))?;
     if fault.skip > 0 {
@@ -305,13 +305,13 @@ fn due(faults: &mut [Fault], fits: impl Fn(&Fault) -> bool) -> Option<c_int> {
     Some(fault.errno)
 }
 
-/// A struct of the bindings with every field zero or null.
+/// A zeroed struct of the bindings.
 pub fn zeroed<T>() -> T {
     // SAFETY: all structs that this is used for are integers, pointers and optional functions.
     unsafe { std::mem::MaybeUninit::zeroed().assume_init() }
 }
 
-/// Leaks a struct to the program that called.
+/// Hands a struct to the caller.
 pub fn hand_out<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
@@ -319,7 +319,7 @@ pub fn hand_out<T>(value: T) -> *mut T {
 /// Takes a struct back.
 ///
 /// # Safety
-/// It was handed out by [`hand_out`], and nobody uses it any more.
+/// The pointer came from [`hand_out`], and the caller has no other copy in use.
 pub unsafe fn take_back<T>(pointer: *mut T) {
     // SAFETY: as the caller vouches.
     drop(unsafe { Box::from_raw(pointer) });

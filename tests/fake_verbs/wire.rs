@@ -1,14 +1,14 @@
-//! What a request does to the other side, while the lock is held.
+//! The effect of a request on the target. The lock is held.
 
 use crate::events::tell;
 use crate::state::*;
 use crate::sys::*;
 
-/// What carrying out a request came to.
+/// The result of a request.
 pub enum Outcome {
     Done,
     Wait(Stall),
-    /// The request failed; and so did the target's queue pair, if there is an event that says so.
+    /// The request failed. With an event, the target's queue pair failed too.
     Failed {
         status: u32,
         vendor: u32,
@@ -24,7 +24,7 @@ fn violation(status: u32, event: u32) -> Outcome {
     Outcome::Failed { status, vendor: 0x5A, target_event: Some(event) }
 }
 
-/// Whether packets of a queue pair reach the one that it is connected to.
+/// Whether packets of a queue pair reach its peer.
 fn reaches(state: &State, from: &Qp, to: &Qp) -> bool {
     let [port, there] = [from, to].map(|qp| {
         let device = &state.devices[qp.device];
@@ -41,7 +41,7 @@ fn reaches(state: &State, from: &Qp, to: &Qp) -> bool {
     addressed && !state.cut && from.attr.sq_psn == to.attr.rq_psn && from.attr.path_mtu == to.attr.path_mtu
 }
 
-/// Carries a request out, if the other side is ready for it.
+/// Carries a request out, if the target is ready.
 pub fn carry_out(state: &mut State, number: u32, send: &Send) -> Outcome {
     let qp = &state.qps[&number];
     let target = qp.attr.dest_qp_num;
@@ -87,7 +87,7 @@ pub fn carry_out(state: &mut State, number: u32, send: &Send) -> Outcome {
     Outcome::Done
 }
 
-/// Whether a queue pair may use a piece of its own process's memory.
+/// Whether a queue pair may use a range of local memory.
 fn may(state: &State, qp: &Qp, piece: &ibv_sge, needed: i32) -> bool {
     let Some(mr) = state.lkeys.get(&piece.lkey).map(|at| &state.mrs[at]) else { return piece.length == 0 };
     mr.pd == state.pds[&qp.pd].root
@@ -100,7 +100,7 @@ fn is_inside(mr: &Mr, addr: u64, len: u64) -> bool {
     addr >= mr.start && skip.checked_add(len).is_some_and(|end| end <= mr.len)
 }
 
-/// Whether the target has given leave to what the request names.
+/// Whether the target permits access to the range that the request names.
 fn leave(state: &State, to: &Qp, send: &Send, is_read: bool) -> bool {
     let needed = if is_read { IBV_ACCESS_REMOTE_READ } else { IBV_ACCESS_REMOTE_WRITE };
     let (addr, rkey) = send.remote;
@@ -111,7 +111,7 @@ fn leave(state: &State, to: &Qp, send: &Send, is_read: bool) -> bool {
         && is_inside(mr, addr, send.len)
 }
 
-/// Copies what a request names; `receive` is where a message goes.
+/// Copies the bytes of a request; `receive` is the destination of a message.
 fn move_bytes(send: &Send, receive: Option<&[ibv_sge]>) {
     let there = ibv_sge { addr: send.remote.0, length: send.len as u32, lkey: 0 };
     let target = receive.unwrap_or(std::slice::from_ref(&there));
@@ -140,7 +140,7 @@ fn scatter(from: impl Iterator<Item = (u64, u64)>, to: &[ibv_sge]) {
     }
 }
 
-/// A word is written whole, as devices do.
+/// Writes an aligned word at once, as devices do.
 fn copy(from: u64, to: u64, len: usize) {
     if len == 8 && to.is_multiple_of(8) {
         // SAFETY: registered memory on both sides, of the right size and aligned.
@@ -155,7 +155,7 @@ fn copy(from: u64, to: u64, len: usize) {
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) };
 }
 
-/// The target's first receive is consumed.
+/// Consumes the target's first receive.
 fn receive(state: &mut State, target: u32, send: &Send, status: u32) {
     let Some(to) = state.qps.get_mut(&target) else { return };
     let Some(receive) = to.receives.pop_front() else { return };
@@ -191,12 +191,12 @@ pub fn complete(state: &mut State, at: usize, cqe: Cqe) {
     }
 }
 
-/// The first request fails, and with it the queue pair.
+/// Fails the first request, and with it the queue pair.
 pub fn fail(state: &mut State, number: u32, status: u32, vendor_err: u32) {
     let Some(qp) = state.qps.get_mut(&number) else { return };
     if let Some(send) = qp.sends.pop_front() {
         let frees_sends = std::mem::take(&mut qp.silent) + 1;
-        // Of a failed completion nothing else counts.
+        // Other fields of a failed completion are not valid.
         let opcode = 0xBAD;
         let wc =
             ibv_wc { wr_id: send.wr_id, status, vendor_err, qp_num: number, opcode, ..ibv_wc::default() };
@@ -206,7 +206,7 @@ pub fn fail(state: &mut State, number: u32, status: u32, vendor_err: u32) {
     put_into_error(state, number);
 }
 
-/// Everything outstanding is flushed.
+/// Flushes all outstanding requests.
 pub fn put_into_error(state: &mut State, number: u32) {
     let Some(qp) = state.qps.get_mut(&number) else { return };
     qp.state = IBV_QPS_ERR;

@@ -10,10 +10,12 @@ use std::sync::MutexGuard;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Tells a test when the library is entered and left on the way of data, so that it can tell its own doings from ours.
+/// Hooks at entry and exit of the data path, so that a test can separate the library's calls from
+/// ours.
 static WATCH: [AtomicPtr<()>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
 
-/// From now on `entered` and `left` are called, on the calling thread, around each call that posts, polls or arms.
+/// Has `entered` and `left` called, on the calling thread, around each call that posts, polls or
+/// arms.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_watch(entered: extern "C" fn(), left: extern "C" fn()) {
     WATCH[0].store(entered as *mut (), Ordering::Release);
@@ -28,7 +30,7 @@ fn tell(at: usize) {
     }
 }
 
-/// A call is in the library as long as this is there: the first thing that it makes, and so the last that it ends.
+/// A guard of a call: created first and so dropped last.
 pub struct Inside;
 
 impl Inside {
@@ -44,12 +46,12 @@ impl Drop for Inside {
     }
 }
 
-/// Marks a thread domain, all of whose queue pairs one thread at a time may use, as used, as long as it is there. Other
-/// queue pairs have locks of the driver's, as `ibv_alloc_td(3)` says.
+/// A guard that marks a thread domain as in use: one thread at a time may use its queue pairs.
+/// Other queue pairs have locks of the driver; see `ibv_alloc_td(3)`.
 struct Turn(Option<*const TdHandle>);
 
 impl Turn {
-    /// Of the domain of a queue pair, with the state.
+    /// The guard for the thread domain of a queue pair.
     fn take(qp: *mut ibv_qp) -> (Self, MutexGuard<'static, State>) {
         // SAFETY: a queue pair that was handed out.
         let td = unsafe { (*qp.cast::<QpHandle>()).td };
@@ -78,7 +80,7 @@ impl Drop for Turn {
     }
 }
 
-/// The pieces of memory of a request.
+/// The scatter-gather list of a request.
 unsafe fn pieces(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
     // SAFETY: the caller's array of so many.
     (0..count.max(0) as usize).map(|k| unsafe { *list.add(k) }).collect()
@@ -172,7 +174,7 @@ unsafe fn post_one(state: &mut State, number: u32, wr: &ibv_send_wr) -> c_int {
     0
 }
 
-/// The bytes that a piece names.
+/// The bytes of a scatter-gather entry.
 pub unsafe fn bytes(piece: &ibv_sge) -> &[u8] {
     if piece.length == 0 {
         return &[];
