@@ -1,7 +1,7 @@
 //! The report for programs. What is not known is null; units are in the names or, where there is none, as libibverbs has them.
 
 use super::{DeviceReport, refused};
-use crate::CliError;
+use crate::error::CliError;
 use serde_json::{Value, json};
 use std::net::Ipv6Addr;
 use std::path::Path;

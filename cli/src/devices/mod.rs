@@ -8,7 +8,7 @@ mod json;
 mod library;
 mod text;
 
-use super::CliError;
+use crate::error::{CliError, print};
 use std::path::{Path, PathBuf};
 use tensorwire::Config;
 use tensorwire::internals::fabric::verbs;
@@ -67,7 +67,7 @@ pub fn run(args: DevicesArgs) -> Result<(), CliError> {
         found,
         class,
     };
-    super::print(&if args.json { json::render(&report)? } else { text::render(&report) })?;
+    print(&if args.json { json::render(&report)? } else { text::render(&report) })?;
     match report.obstacles() {
         none if none.is_empty() => Ok(()),
         some => Err(CliError::Failed(some.join("; and "))),

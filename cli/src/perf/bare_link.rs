@@ -1,11 +1,13 @@
-//! One side of a test of the bare fabric: a port with one link, beside idle ones, and what the peer may touch.
+//! One side of a test of the bare fabric: a port with one measured link, idle links, and the memory
+//! that the peer may access.
 
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
-use super::plan::Settings;
-use super::workload::{Abort, Facts, PeerWatch, Wait};
-use crate::CliError;
-use crate::reference::Landing;
+use super::options::BareOptions;
+use super::peer_watch::{Abort, PeerWatch, Wait};
+use super::workload::Facts;
+use crate::error::CliError;
+use crate::reference::landing::Landing;
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{
     Completions, Endpoint, Event, LinkId, LinkOptions, Port, PostError, Role,
@@ -14,18 +16,18 @@ use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
-/// How long the two sides may take to meet.
-const MEETING: Duration = Duration::from_secs(20);
+/// How long the two sides may take to connect a link.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Operations that can be outstanding on an idle link.
 const IDLE_DEPTH: u32 = 16;
-/// How long a link that is down may take to say why.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// Polls until idle links have gone cold.
-const SETTLING: u32 = 1000;
+/// How long a link that is down may take to report the reason.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Polls after which idle links count as idle.
+const IDLE_POLLS: u32 = 1000;
 
-/// One side.
+/// One side of the test.
 pub struct BareLink<F: MeasuredFabric> {
-    // The port before the fabric and the pool.
+    // Declared, and so dropped, before the fabric and the pool.
     pub port: F::Port,
     pub link: LinkId,
     /// Payload up to this many bytes is copied when it is posted.
@@ -36,55 +38,61 @@ pub struct BareLink<F: MeasuredFabric> {
     pool: Pool,
 }
 
-/// What a poll has brought, of what the tests of the bare fabric look for.
+/// Completions that polls have found, of the kinds that the tests wait for.
 #[derive(Debug, Default)]
 pub struct Received {
     /// Immediates and messages.
     pub arrived: u32,
-    /// Writes that are done.
+    /// Completed writes.
     pub done: u64,
-    /// The target of the read that is done.
+    /// The target of a completed read.
     pub read: Option<TensorMut>,
 }
 
 impl<F: MeasuredFabric> BareLink<F> {
-    /// Links with the other side, which does the same in the other role.
-    pub fn open(role: Role, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
-        let region = Region::create(0, &RegionOptions::new(settings.pool))
+    /// Links with the other side, which calls this in the other role.
+    pub fn open(
+        role: Role,
+        options: &BareOptions,
+        inline: Option<u32>,
+        idle_links: u32,
+        channel: &mut ControlChannel,
+    ) -> Result<Self, CliError> {
+        let region = Region::create(0, &RegionOptions::new(options.fabric.pool as u64))
             .map_err(|error| CliError::failed("the pool", error))?;
         let pool =
             Pool::new(region, PoolOptions::default()).map_err(|error| CliError::failed("the pool", error))?;
         let linking = |error| CliError::failed("linking the two processes", error);
-        let fabric = F::open(&pool, settings).map_err(linking)?;
+        let fabric = F::open(&pool, options).map_err(linking)?;
         let mut port = fabric.port().map_err(linking)?;
         let mut link = |depth| {
-            let options = LinkOptions { depth, receives: depth, generation: 0 };
-            let endpoint = fabric.endpoint(0, &options).map_err(linking)?;
+            let limits = LinkOptions { depth, receives: depth, generation: 0 };
+            let endpoint = fabric.endpoint(0, &limits).map_err(linking)?;
             let theirs = channel.swap(endpoint.address())?;
-            let link = endpoint.connect(role, &theirs, MEETING).map_err(linking)?;
+            let link = endpoint.connect(role, &theirs, CONNECT_TIMEOUT).map_err(linking)?;
             port.attach(link).map_err(linking)
         };
-        for _ in 0..settings.links {
+        for _ in 0..idle_links {
             link(IDLE_DEPTH)?;
         }
-        let link = link(settings.depth)?;
+        let link = link(options.fabric.depth())?;
         let limits = port.limits(link);
         let (depth, posted, most) = (limits.depth, limits.receives, limits.max_inline);
         port.post_receives(link, depth - posted);
-        let inline = settings.inline.map_or(most, |inline| inline as usize);
+        let inline = inline.map_or(most, |inline| inline as usize);
         if inline > most {
             return Err(CliError::Usage(format!(
                 "--inline: this fabric carries {most} bytes inline, not {inline}"
             )));
         }
         let mut completions = Completions::with_capacity(64);
-        for _ in 0..SETTLING {
+        for _ in 0..IDLE_POLLS {
             port.poll(&mut completions);
         }
         Ok(BareLink { port, link, inline, completions, depth, fabric, pool })
     }
 
-    /// Memory of the pool.
+    /// A tensor of `bytes` zeros.
     pub fn buffer(&self, bytes: usize) -> Result<TensorMut, CliError> {
         let tried = || format!("a buffer of {bytes} bytes");
         let shape = Shape::new(&[bytes as u64]).map_err(|error| CliError::failed(tried(), error))?;
@@ -92,7 +100,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         self.pool.zeroed(meta).map_err(|error| CliError::failed(tried(), error))
     }
 
-    /// Lets the other side write to memory, which can be looked at, and takes its leave to do the same.
+    /// Exchanges grants: each side may write `bytes` to the other. The own memory can be polled.
     pub fn swap_targets(
         &mut self,
         bytes: usize,
@@ -104,7 +112,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         Ok((decode(&channel.swap(&encode(&own))?)?, landing))
     }
 
-    /// Lets the other side read memory, and takes its leave to do the same.
+    /// Exchanges grants: each side may read the other's source.
     pub fn swap_sources(&mut self, source: &Tensor, channel: &mut ControlChannel) -> Result<Grant, CliError> {
         let own = self
             .port
@@ -113,14 +121,14 @@ impl<F: MeasuredFabric> BareLink<F> {
         decode(&channel.swap(&encode(&own))?)
     }
 
-    /// Makes the grant so many bytes long.
+    /// The first `bytes` of the grant.
     pub fn part(granted: &Grant, bytes: usize) -> Result<Grant, CliError> {
         let part = granted.part(0, bytes as u64);
         part.ok_or_else(|| CliError::failed("an operation", format!("{bytes} bytes were not granted")))
     }
 
-    /// Posts a write, and polls for room as long as there is none: inline where the bytes fit, otherwise, or where its
-    /// completion is `wanted`, from where they lie.
+    /// Posts a write, and polls while the queue is full. Writes inline if the bytes fit and no
+    /// completion is `wanted`, otherwise from the source's memory.
     #[inline(always)]
     pub fn write(
         &mut self,
@@ -147,7 +155,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         }
     }
 
-    /// Posts a message, and polls for room as long as there is none.
+    /// Posts a message, and polls while the queue is full.
     #[inline(always)]
     pub fn send(
         &mut self,
@@ -164,7 +172,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         }
     }
 
-    /// Polls until an immediate or a message has come, and allows the next one. In a ping-pong there is one at most.
+    /// Polls until an immediate or a message has come, and posts a receive for the next one.
     #[inline(always)]
     pub fn arrived(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         let (mut wait, mut received) = (watch.wait(), Received::default());
@@ -175,7 +183,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         Ok(())
     }
 
-    /// Looks once for what has come, and puts it to the rest. Says whether there was anything.
+    /// Polls once and adds the completions to `received`. Returns whether there were any.
     #[inline(always)]
     pub fn poll(&mut self, wait: &mut Wait<'_>, received: &mut Received) -> Result<bool, Abort> {
         if self.port.poll(&mut self.completions) == 0 {
@@ -200,11 +208,11 @@ impl<F: MeasuredFabric> BareLink<F> {
         }
     }
 
-    /// Why an operation was not posted: what the link has to say, if it went down.
+    /// Why an operation was not posted: the link's own reason, if it went down.
     #[cold]
     pub fn refused(&mut self, error: PostError) -> Abort {
         let since = Instant::now();
-        while error == PostError::Down && since.elapsed() < FAREWELL {
+        while error == PostError::Down && since.elapsed() < DISCONNECT_TIMEOUT {
             self.port.poll(&mut self.completions);
             let down = self.completions.drain().find_map(|(completion, _)| match completion.event {
                 Event::Down(why) => Some(format!("the link went down: {why}")),
@@ -218,7 +226,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         Abort::Failed(error.to_string())
     }
 
-    /// What the report says.
+    /// Facts for the report.
     pub fn facts(&self) -> Facts {
         Facts {
             fabric: F::KIND.to_string(),
@@ -232,7 +240,7 @@ impl<F: MeasuredFabric> BareLink<F> {
     }
 }
 
-/// The immediate that comes with a write.
+/// The immediate of a write.
 pub fn immediate() -> Result<Immediate, CliError> {
     let slot = Slot::new(0).ok_or_else(|| CliError::failed("the immediate", "slot 0 is not allowed"))?;
     Ok(Immediate { kind: ImmediateKind::Plain, generation: 0, slot })

@@ -1,6 +1,6 @@
 //! Which two cores the processes run on.
 
-use crate::CliError;
+use crate::error::CliError;
 
 /// The cores of the two processes: the measuring one's first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

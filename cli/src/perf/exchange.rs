@@ -1,36 +1,36 @@
-//! Rounds of which each is a step: one side sends and receives, the other receives and sends.
+//! Rounds that are a step each: the initiator sends and receives, the responder receives and sends.
 
 use super::control_channel::ControlChannel;
-use super::plan::Settings;
-use super::rendezvous_lat::{SMALL, name};
-use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
-use crate::CliError;
-use tensorwire::{BufferRing, Error, Node, Step, Tensor};
+use super::options::RendezvousOptions;
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use crate::error::CliError;
+use tensorwire::{BufferRing, Node, Step, Tensor};
 
-/// One side of such rounds.
+/// One side of the rounds.
 pub trait Exchange {
-    /// The node that it works with.
+    /// The node of this side.
     fn node(&self) -> &Node;
 
-    /// What was asked for.
-    fn settings(&self) -> &Settings;
+    /// The options of the test.
+    fn options(&self) -> &RendezvousOptions;
 
-    /// What the rounds are made of, for the report.
+    /// The rounds in words, for the report.
     fn how(&self) -> String;
 
-    /// Makes ready for tensors of this many bytes.
+    /// Prepares tensors of this size.
     fn resize(&mut self, bytes: usize) -> Result<(), CliError>;
 
-    /// Writes what is sent next. Not timed.
+    /// Writes the tensors that are sent next. Not timed.
     fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort>;
 
-    /// Begins the step of the next round. Both sides count them.
+    /// Begins the step of the next round. Both sides count the rounds alike.
     fn step(&mut self) -> Result<Step, Abort>;
 
-    /// Sends what was written.
+    /// Sends the written tensors.
     fn send(&mut self, step: &Step) -> Result<(), Abort>;
 
-    /// Receives as much.
+    /// Receives as many tensors.
     fn receive(&mut self, step: &Step) -> Result<(), Abort>;
 }
 
@@ -50,14 +50,14 @@ impl<T: Exchange> Initiator for T {
     }
 
     fn facts(&self) -> Facts {
-        let settings = self.settings();
+        let options = self.options();
         Facts {
-            fabric: name(settings.fabric).into(),
+            fabric: options.fabric.fabric.to_string(),
             device: None,
             pages: self.node().pool_report().pages.to_string(),
             poll_mode: format!("inline, spin; {}", self.how()),
-            inline_bytes: u64::from(settings.inline.unwrap_or(SMALL)),
-            depth: u64::from(settings.depth),
+            inline_bytes: u64::from(options.inline()),
+            depth: u64::from(options.fabric.depth()),
             mtu: None,
         }
     }
@@ -75,13 +75,13 @@ impl<T: Exchange> Responder for T {
         self.send(&step)
     }
 
-    /// What was sent last is served when this side makes progress.
+    /// The last tensors are served when this side makes progress.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
-        progress(self.node()).map(|()| KeepAlive::Again)
+        progress(self.node()).map(|()| KeepAlive::Poll)
     }
 }
 
-/// A tensor of these bytes, in a buffer that nobody reads any more.
+/// A tensor filled with `byte`, in the next free buffer of the ring.
 pub fn filled(node: &Node, ring: &mut BufferRing, watch: &PeerWatch, byte: u8) -> Result<Tensor, Abort> {
     let mut wait = watch.wait();
     loop {
@@ -94,12 +94,8 @@ pub fn filled(node: &Node, ring: &mut BufferRing, watch: &PeerWatch, byte: u8) -
     }
 }
 
-/// Has a node move on.
+/// Makes progress on a node.
 pub fn progress(node: &Node) -> Result<(), Abort> {
-    node.progress().map(drop).map_err(halt)
-}
-
-/// A run that ends with this error.
-pub fn halt(error: Error) -> Abort {
-    Abort::Failed(error.to_string())
+    node.progress()?;
+    Ok(())
 }

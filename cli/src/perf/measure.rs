@@ -1,42 +1,50 @@
-//! The turns: the test and its references one after the other, again and again, within the same minute.
+//! The turns: the test and its references one after the other, again and again, within a minute.
 
-use super::control_channel::{ControlChannel, ControlMessage};
+use super::cache_line::CacheLine;
+use super::control_channel::ControlChannel;
+use super::control_message::ControlMessage;
+use super::control_message::Subject;
+use super::layout::{RING_PAYLOAD, RING_SLOTS, Set};
 use super::options::Figure;
+use super::peer_watch::PeerWatch;
 use super::plan::{Length, Plan};
 use super::recorder::{Recorder, Summary, median};
-use super::workload::{Initiator, KeepAlive, PeerWatch, Responder, Subject};
-use crate::CliError;
-use crate::reference::{CacheLine, Memcpy, RING_PAYLOAD, RING_SLOTS, Ring64, SharedMapping, Stopwatch};
+use super::ring_64::Ring64;
+use super::workload::{Initiator, KeepAlive, Responder};
+use crate::error::CliError;
+use crate::reference::memcpy::Memcpy;
+use crate::reference::shared_mapping::SharedMapping;
+use crate::reference::stopwatch::Stopwatch;
 use std::sync::Arc;
 
-/// Payload from which a plain copy is a reference, in bytes.
+/// Smallest payload that is compared with a plain copy, in bytes.
 const COPY_FROM: usize = 4096;
 
-/// What one size came to.
+/// The results of one size.
 #[derive(Clone, Debug)]
 pub struct SizeResult {
     /// The payload.
     pub bytes: usize,
-    /// The times over all turns: one way, or of the whole operation.
+    /// The times over all turns: one way, or of whole operations.
     pub summary: Summary,
-    /// What each turn took.
+    /// The length of each turn.
     pub turns: Vec<Elapsed>,
-    /// What was measured beside it.
+    /// The references.
     pub references: Vec<Comparison>,
 }
 
 /// The test beside one reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The reference.
+    /// The name of the reference.
     pub name: &'static str,
     /// The payload of the test.
     pub bytes: usize,
-    /// The test's median time: the median of its turns' medians.
+    /// The median of the medians of the test's turns.
     pub ours_p50_ns: f64,
-    /// The reference's, likewise.
+    /// The same of the reference.
     pub p50_ns: f64,
-    /// The test's over the reference's.
+    /// The test's figure divided by the reference's.
     pub ratio: f64,
     /// The smallest ratio of one turn.
     pub ratio_min: f64,
@@ -61,17 +69,17 @@ impl Comparison {
     }
 }
 
-/// How long so many operations took.
+/// The time of a number of operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Elapsed {
     /// Operations.
     pub count: u64,
-    /// Nanoseconds of all of them, one after the other or at the same time.
+    /// Nanoseconds of all operations, which may overlap.
     pub nanos: u64,
 }
 
 impl Elapsed {
-    /// Nanoseconds for each.
+    /// Nanoseconds per operation.
     pub fn each(&self) -> f64 {
         self.nanos as f64 / self.count.max(1) as f64
     }
@@ -83,12 +91,12 @@ pub struct Measurement<'a> {
     clock: Stopwatch,
     watch: PeerWatch,
     test: Box<dyn Initiator>,
-    beside: Option<(&'static str, Box<dyn Initiator>)>,
-    bare: Option<Bare>,
+    baseline: Option<(&'static str, Box<dyn Initiator>)>,
+    references: Option<SharedReferences>,
 }
 
 /// The references in memory that both processes share.
-struct Bare {
+struct SharedReferences {
     cache_line: CacheLine,
     ring: Ring64,
 }
@@ -96,7 +104,7 @@ struct Bare {
 /// All turns of one subject at one size.
 struct Series {
     name: &'static str,
-    /// One half where round trips are recorded.
+    /// 0.5 if round trips are recorded and one-way times are shown, otherwise 1.
     scale: f64,
     all: Recorder,
     medians: Vec<f64>,
@@ -114,45 +122,45 @@ impl Series {
 }
 
 impl<'a> Measurement<'a> {
-    /// A run of the plan with this workload, and what is measured beside it. References in shared memory run
-    /// beside it where both processes have that.
+    /// A run of the plan with this workload and its baseline. References in shared memory run in
+    /// turns with them, where both processes have the mapping.
     pub fn new(
         plan: &'a Plan,
         clock: Stopwatch,
         watch: PeerWatch,
-        shared: Option<&Arc<SharedMapping>>,
+        mapping: Option<&Arc<SharedMapping>>,
         test: Box<dyn Initiator>,
-        beside: Option<(&'static str, Box<dyn Initiator>)>,
+        baseline: Option<(&'static str, Box<dyn Initiator>)>,
     ) -> Self {
-        let bare = shared.filter(|_| plan.has_references()).map(|shared| Bare {
-            cache_line: CacheLine::new(shared, Subject::CacheLine),
-            ring: Ring64::initiator(shared, Subject::Ring64, RING_SLOTS),
+        let references = mapping.filter(|_| plan.has_references()).map(|mapping| SharedReferences {
+            cache_line: CacheLine::new(mapping, Set::Reference),
+            ring: Ring64::initiator(mapping, Set::Reference, RING_SLOTS),
         });
-        Measurement { plan, clock, watch, test, beside, bare }
+        Measurement { plan, clock, watch, test, baseline, references }
     }
 
     /// Measures one size.
     pub fn size(&mut self, bytes: usize, channel: &mut ControlChannel) -> Result<SizeResult, CliError> {
-        let figure = self.plan.test.figure();
-        let (bandwidth, bare) = (figure == Figure::Bandwidth, self.bare.is_some());
+        let figure = self.plan.args.test.figure();
+        let (bandwidth, shared) = (figure == Figure::Bandwidth, self.references.is_some());
         let scale = if figure == Figure::OneWay { 0.5 } else { 1.0 };
         let mut ours = Series::new("", scale);
-        let mut beside = self.beside.as_ref().map(|(name, _)| Series::new(name, scale));
-        let mut line = (bare && !bandwidth).then(|| Series::new("cache_line", 0.5));
-        let mut ring = (bare && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
-        // A copy says nothing of what is not copied.
-        let copies = bare && bytes >= COPY_FROM && !self.plan.settings.borrow;
+        let mut baseline = self.baseline.as_ref().map(|(name, _)| Series::new(name, scale));
+        let mut line = (shared && !bandwidth).then(|| Series::new("cache_line", 0.5));
+        let mut ring = (shared && !bandwidth && bytes <= RING_PAYLOAD).then(|| Series::new("ring_64", 0.5));
+        // A borrowed tensor is not copied.
+        let copies = shared && bytes >= COPY_FROM && !self.plan.args.test.borrows();
         let least = self.plan.smallest(bytes);
         let mut smallest = least.map(|_| Series::new("smallest", scale));
         let mut copy = copies.then(|| Series::new("memcpy", 1.0));
         let mut memory = Memcpy::new(if copy.is_some() { bytes } else { 0 })?;
         let (mut turn, mut turns) = (Recorder::new(), Vec::new());
-        for _ in 0..self.plan.turns {
+        for _ in 0..self.plan.args.run.turns {
             let took = self.turn(Subject::Test, bytes, channel, &mut turn)?;
             ours.add(&turn);
             turns.push(took);
             for (subject, series) in [
-                (Subject::Baseline, &mut beside),
+                (Subject::Baseline, &mut baseline),
                 (Subject::CacheLine, &mut line),
                 (Subject::Ring64, &mut ring),
             ] {
@@ -172,7 +180,7 @@ impl<'a> Measurement<'a> {
         }
         let each: Vec<f64> = turns.iter().map(Elapsed::each).collect();
         let medians = if bandwidth { &each } else { &ours.medians };
-        let references = [beside, smallest, line, ring, copy]
+        let references = [baseline, smallest, line, ring, copy]
             .into_iter()
             .flatten()
             .map(|series| Comparison::new(series.name, bytes, medians, &series.medians))
@@ -180,7 +188,7 @@ impl<'a> Measurement<'a> {
         Ok(SizeResult { bytes, summary: ours.all.summary(ours.scale), turns, references })
     }
 
-    /// One turn of a subject that the other process answers.
+    /// One turn of a subject. The other process answers.
     fn turn(
         &mut self,
         subject: Subject,
@@ -192,11 +200,11 @@ impl<'a> Measurement<'a> {
         channel.send(&ControlMessage::Turn { subject, bytes })?;
         let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
         let (clock, watch) = (&self.clock, &self.watch);
-        let workload: &mut dyn Initiator = match (subject, &mut self.bare) {
-            (Subject::CacheLine, Some(bare)) => &mut bare.cache_line,
-            (Subject::Ring64, Some(bare)) => &mut bare.ring,
-            (Subject::Baseline, _) => match &mut self.beside {
-                Some((_, beside)) => &mut **beside,
+        let workload: &mut dyn Initiator = match (subject, &mut self.references) {
+            (Subject::CacheLine, Some(references)) => &mut references.cache_line,
+            (Subject::Ring64, Some(references)) => &mut references.ring,
+            (Subject::Baseline, _) => match &mut self.baseline {
+                Some((_, baseline)) => &mut **baseline,
                 None => &mut *self.test,
             },
             _ => &mut *self.test,
@@ -206,8 +214,8 @@ impl<'a> Measurement<'a> {
         let batch = |count, recorder: &mut Recorder| {
             channel.send(&ControlMessage::Rounds(count))?;
             channel.expect(&ControlMessage::Ready)?;
-            let nanos = workload.rounds(count, clock, watch, recorder).map_err(|halt| {
-                CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), halt)
+            let nanos = workload.rounds(count, clock, watch, recorder).map_err(|abort| {
+                CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), abort)
             })?;
             channel.expect(&ControlMessage::Done)?;
             Ok(nanos)
@@ -215,7 +223,7 @@ impl<'a> Measurement<'a> {
         warm_and_measure(length, warmup, recorder, batch)
     }
 
-    /// One turn of the reference that needs no other process.
+    /// One turn of plain copies, which need no other process.
     fn copies(&self, bytes: usize, memory: &mut Memcpy, recorder: &mut Recorder) -> Result<(), CliError> {
         let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
         let clock = &self.clock;
@@ -232,8 +240,8 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// Does something `warmup` times, and then for the length of a turn, in batches. A turn of so many seconds does half of what seems
-/// to be left again and again, so that a bad guess costs little.
+/// Runs `batch` for `warmup` operations, and then for the length of a turn. A turn with a duration
+/// runs batches of half the remaining time, so that a bad estimate costs little.
 fn warm_and_measure(
     length: Length,
     warmup: u64,
@@ -260,23 +268,23 @@ fn warm_and_measure(
     Ok(took)
 }
 
-/// The answering side: does turn after turn until it is told to quit.
+/// The responder: answers turn after turn until it is told to quit.
 pub fn answer(
     channel: &mut ControlChannel,
-    shared: Option<&Arc<SharedMapping>>,
+    mapping: Option<&Arc<SharedMapping>>,
     mut test: Box<dyn Responder>,
-    mut beside: Option<Box<dyn Responder>>,
+    mut baseline: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {
     let watch = channel.watch()?;
-    let mut bare = shared.map(|shared| {
-        (CacheLine::new(shared, Subject::CacheLine), Ring64::responder(shared, Subject::Ring64, RING_SLOTS))
+    let mut references = mapping.map(|mapping| {
+        (CacheLine::new(mapping, Set::Reference), Ring64::responder(mapping, Set::Reference, RING_SLOTS))
     });
     let mut turn = (Subject::Test, 0);
     loop {
         while !channel.is_ready() {
-            let beside = beside.iter_mut().map(|beside| beside.keep_alive());
-            let all: Result<Vec<_>, _> = beside.chain([test.keep_alive()]).collect();
-            let all = all.map_err(|halt| CliError::failed("between turns", halt))?;
+            let baseline = baseline.iter_mut().map(|baseline| baseline.keep_alive());
+            let all: Result<Vec<_>, _> = baseline.chain([test.keep_alive()]).collect();
+            let all = all.map_err(|abort| CliError::failed("between turns", abort))?;
             if all.iter().all(|next| *next == KeepAlive::Sleep) {
                 channel.wait();
             }
@@ -286,10 +294,10 @@ pub fn answer(
             turn = (subject, bytes);
         }
         let (subject, bytes) = turn;
-        let workload: &mut dyn Responder = match (subject, &mut bare) {
+        let workload: &mut dyn Responder = match (subject, &mut references) {
             (Subject::CacheLine, Some((line, _))) => line,
             (Subject::Ring64, Some((_, ring))) => ring,
-            (Subject::Baseline, _) => beside.as_deref_mut().unwrap_or(&mut *test),
+            (Subject::Baseline, _) => baseline.as_deref_mut().unwrap_or(&mut *test),
             _ => &mut *test,
         };
         match message {
@@ -300,8 +308,8 @@ pub fn answer(
             }
             ControlMessage::Rounds(count) => {
                 channel.send(&ControlMessage::Ready)?;
-                workload.answers(count, &watch).map_err(|halt| {
-                    CliError::failed(format!("answering {subject:?} with {bytes} bytes"), halt)
+                workload.answers(count, &watch).map_err(|abort| {
+                    CliError::failed(format!("answering {subject:?} with {bytes} bytes"), abort)
                 })?;
                 channel.send(&ControlMessage::Done)?;
             }
@@ -315,7 +323,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Measures something that takes so long; says what it came to, how many samples there are, and how often it was done.
+    /// Measures operations of this length. Returns the elapsed time, the number of samples, and the
+    /// number of operations.
     fn measure(length: Length, warmup: u64, each: Duration) -> (Elapsed, u64, u64) {
         let (mut recorder, mut done) = (Recorder::new(), 0);
         let nanos = each.as_nanos() as u64;
@@ -340,7 +349,7 @@ mod tests {
         let (took, samples, done) = measure(Length::Duration(Duration::from_millis(1)), 0, each);
         assert_eq!((took.count, samples, done), (1, 1, 1));
         let (took, samples, done) = measure(Length::Duration(Duration::from_millis(20)), 3, each);
-        assert_eq!((took.count, samples, done), (10, 10, 13), "naps of 2 ms in 20 ms");
+        assert_eq!((took.count, samples, done), (10, 10, 13), "operations of 2 ms in 20 ms");
     }
 
     #[test]

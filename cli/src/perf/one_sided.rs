@@ -1,24 +1,25 @@
-//! The side that read_lat and write_bw read from and write to: it has nothing to answer.
+//! The passive side of read_lat and write_bw: it has nothing to answer.
 
 use super::bare_link::{BareLink, Received};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
-use super::workload::{Abort, KeepAlive, PeerWatch, Responder};
-use crate::CliError;
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{KeepAlive, Responder};
+use crate::error::CliError;
 
-/// Polls in a row, before it is looked whether the other side is done.
+/// Polls between two checks of the channel.
 const POLLS: u32 = 256;
 
 /// The passive side.
 pub struct Passive<F: MeasuredFabric> {
     side: BareLink<F>,
     watch: PeerWatch,
-    /// Why it looks at the link no more.
+    /// Why it has stopped polling.
     failed: Option<String>,
 }
 
 impl<F: MeasuredFabric> Passive<F> {
-    /// One whose memory the other side has leave to use.
+    /// A side whose memory the other side may access.
     pub fn new(side: BareLink<F>, channel: &ControlChannel) -> Result<Self, CliError> {
         Ok(Passive { side, watch: channel.watch()?, failed: None })
     }
@@ -33,7 +34,7 @@ impl<F: MeasuredFabric> Responder for Passive<F> {
         self.failed.take().map_or(Ok(()), |why| Err(Abort::Failed(why)))
     }
 
-    /// Where the fabric needs this side for what the other one does, it polls.
+    /// Polls if the fabric needs this side for the other's operations.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
         if F::IS_ONE_SIDED || self.failed.is_some() {
             return Ok(KeepAlive::Sleep);
@@ -41,11 +42,11 @@ impl<F: MeasuredFabric> Responder for Passive<F> {
         let (mut wait, mut received) = (self.watch.wait(), Received::default());
         for _ in 0..POLLS {
             if let Err(halt) = self.side.poll(&mut wait, &mut received) {
-                // It may be no more than that the other side is done: its next word tells.
+                // Perhaps the other side has only ended its run: its next message tells.
                 self.failed = Some(halt.to_string());
                 break;
             }
         }
-        Ok(KeepAlive::Again)
+        Ok(KeepAlive::Poll)
     }
 }

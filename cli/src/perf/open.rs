@@ -1,94 +1,110 @@
-//! Which workload a test is, on which fabric.
+//! The workload of each test, on each fabric.
 
+use super::cache_line::CacheLine;
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
+use super::layout::Set;
 use super::options::{FabricName, Test};
-use super::plan::Settings;
 use super::read_lat::{self, ReadLat};
 use super::rendezvous_batch::RendezvousBatch;
 use super::rendezvous_lat::RendezvousLat;
 use super::rendezvous_standing::RendezvousStanding;
+use super::ring_64::Ring64;
 use super::send_lat::SendLat;
-use super::workload::{Initiator, Responder, Subject};
+use super::workload::{Initiator, Responder};
 use super::write_bw::{self, WriteBw};
 use super::write_lat::WriteLat;
-use crate::CliError;
-use crate::reference::{CacheLine, Ring64, SharedMapping};
+use crate::error::CliError;
+use crate::reference::shared_mapping::SharedMapping;
 use std::sync::Arc;
 use tensorwire::internals::fabric::Role;
 use tensorwire::internals::fabric::shm::ShmFabric;
 use tensorwire::internals::fabric::verbs::VerbsFabric;
 
-/// Opens the measuring side of the test that was asked for. The responder opens at the same time.
+/// Opens the measuring side of a test. The responder opens at the same time.
 pub fn initiator(
-    test: Test,
-    settings: &Settings,
-    shared: Option<&Arc<SharedMapping>>,
+    test: &Test,
+    max_bytes: usize,
+    mapping: Option<&Arc<SharedMapping>>,
     channel: &mut ControlChannel,
 ) -> Result<Box<dyn Initiator>, CliError> {
-    match (test, settings.fabric) {
-        (Test::CacheLine, _) => Ok(Box::new(CacheLine::new(bare(shared)?, Subject::Test))),
-        (Test::Ring64, _) => Ok(Box::new(Ring64::initiator(bare(shared)?, Subject::Test, settings.depth))),
-        (Test::RendezvousLat, _) if settings.batch > 0 => {
-            Ok(Box::new(RendezvousBatch::open(0, settings, channel)?))
+    Ok(match test {
+        Test::CacheLine => Box::new(CacheLine::new(shared(mapping)?, Set::Test)),
+        Test::Ring64 { depth } => Box::new(Ring64::initiator(shared(mapping)?, Set::Test, *depth)),
+        Test::RendezvousLat(options) if options.batch() > 0 => {
+            Box::new(RendezvousBatch::open(0, options, channel)?)
         }
-        (Test::RendezvousLat, _) if settings.standing > 0 => {
-            Ok(Box::new(RendezvousStanding::open(0, settings, channel)?))
+        Test::RendezvousLat(options) if options.standing() > 0 => {
+            Box::new(RendezvousStanding::open(0, options, channel)?)
         }
-        (Test::RendezvousLat, _) => Ok(Box::new(RendezvousLat::open(0, settings, channel)?)),
-        (_, FabricName::Shm) => initiator_on::<ShmFabric>(test, settings, channel),
-        (_, FabricName::Verbs) => initiator_on::<VerbsFabric>(test, settings, channel),
-    }
+        Test::RendezvousLat(options) => Box::new(RendezvousLat::open(0, options, channel)?),
+        _ if on_verbs(test) => initiator_on::<VerbsFabric>(test, max_bytes, channel)?,
+        _ => initiator_on::<ShmFabric>(test, max_bytes, channel)?,
+    })
 }
 
 fn initiator_on<F: MeasuredFabric>(
-    test: Test,
-    settings: &Settings,
+    test: &Test,
+    max_bytes: usize,
     channel: &mut ControlChannel,
 ) -> Result<Box<dyn Initiator>, CliError> {
     Ok(match test {
-        Test::WriteBw => Box::new(WriteBw::<F>::open(settings, channel)?),
-        Test::SendLat => Box::new(SendLat::<F>::open(Role::Initiator, settings, channel)?),
-        Test::ReadLat => Box::new(ReadLat::<F>::open(settings, channel)?),
-        _ => Box::new(WriteLat::<F>::open(Role::Initiator, settings, channel)?),
+        Test::WriteLat(options) => {
+            Box::new(WriteLat::<F>::open(Role::Initiator, options, max_bytes, channel)?)
+        }
+        Test::WriteBw(options) => Box::new(WriteBw::<F>::open(options, max_bytes, channel)?),
+        Test::SendLat(options) => Box::new(SendLat::<F>::open(Role::Initiator, options, channel)?),
+        Test::ReadLat(options) => Box::new(ReadLat::<F>::open(options, max_bytes, channel)?),
+        other => return Err(not_bare(other)),
     })
 }
 
-/// Opens the answering side of the test that was asked for.
+/// Opens the answering side of a test.
 pub fn responder(
-    test: Test,
-    settings: &Settings,
-    shared: Option<&Arc<SharedMapping>>,
-    channel: &mut ControlChannel,
-) -> Result<Box<dyn Responder>, CliError> {
-    match (test, settings.fabric) {
-        (Test::CacheLine, _) => Ok(Box::new(CacheLine::new(bare(shared)?, Subject::Test))),
-        (Test::Ring64, _) => Ok(Box::new(Ring64::responder(bare(shared)?, Subject::Test, settings.depth))),
-        (Test::RendezvousLat, _) if settings.batch > 0 => {
-            Ok(Box::new(RendezvousBatch::open(1, settings, channel)?))
-        }
-        (Test::RendezvousLat, _) if settings.standing > 0 => {
-            Ok(Box::new(RendezvousStanding::open(1, settings, channel)?))
-        }
-        (Test::RendezvousLat, _) => Ok(Box::new(RendezvousLat::open(1, settings, channel)?)),
-        (_, FabricName::Shm) => responder_on::<ShmFabric>(test, settings, channel),
-        (_, FabricName::Verbs) => responder_on::<VerbsFabric>(test, settings, channel),
-    }
-}
-
-fn responder_on<F: MeasuredFabric>(
-    test: Test,
-    settings: &Settings,
+    test: &Test,
+    max_bytes: usize,
+    mapping: Option<&Arc<SharedMapping>>,
     channel: &mut ControlChannel,
 ) -> Result<Box<dyn Responder>, CliError> {
     Ok(match test {
-        Test::WriteBw => Box::new(write_bw::passive::<F>(settings, channel)?),
-        Test::SendLat => Box::new(SendLat::<F>::open(Role::Acceptor, settings, channel)?),
-        Test::ReadLat => Box::new(read_lat::passive::<F>(settings, channel)?),
-        _ => Box::new(WriteLat::<F>::open(Role::Acceptor, settings, channel)?),
+        Test::CacheLine => Box::new(CacheLine::new(shared(mapping)?, Set::Test)),
+        Test::Ring64 { depth } => Box::new(Ring64::responder(shared(mapping)?, Set::Test, *depth)),
+        Test::RendezvousLat(options) if options.batch() > 0 => {
+            Box::new(RendezvousBatch::open(1, options, channel)?)
+        }
+        Test::RendezvousLat(options) if options.standing() > 0 => {
+            Box::new(RendezvousStanding::open(1, options, channel)?)
+        }
+        Test::RendezvousLat(options) => Box::new(RendezvousLat::open(1, options, channel)?),
+        _ if on_verbs(test) => responder_on::<VerbsFabric>(test, max_bytes, channel)?,
+        _ => responder_on::<ShmFabric>(test, max_bytes, channel)?,
     })
 }
 
-fn bare(shared: Option<&Arc<SharedMapping>>) -> Result<&Arc<SharedMapping>, CliError> {
-    shared.ok_or_else(|| CliError::Failed("bare memory is shared by processes of --local alone".into()))
+fn responder_on<F: MeasuredFabric>(
+    test: &Test,
+    max_bytes: usize,
+    channel: &mut ControlChannel,
+) -> Result<Box<dyn Responder>, CliError> {
+    Ok(match test {
+        Test::WriteLat(options) => {
+            Box::new(WriteLat::<F>::open(Role::Acceptor, options, max_bytes, channel)?)
+        }
+        Test::WriteBw(options) => Box::new(write_bw::passive::<F>(options, max_bytes, channel)?),
+        Test::SendLat(options) => Box::new(SendLat::<F>::open(Role::Acceptor, options, channel)?),
+        Test::ReadLat(options) => Box::new(read_lat::passive::<F>(options, max_bytes, channel)?),
+        other => return Err(not_bare(other)),
+    })
+}
+
+fn on_verbs(test: &Test) -> bool {
+    test.fabric().is_some_and(|options| options.fabric == FabricName::Verbs)
+}
+
+fn not_bare(test: &Test) -> CliError {
+    CliError::Failed(format!("{} does not run on the bare fabric", test.name()))
+}
+
+fn shared(mapping: Option<&Arc<SharedMapping>>) -> Result<&Arc<SharedMapping>, CliError> {
+    mapping.ok_or_else(|| CliError::Failed("only processes of --local share memory".into()))
 }

@@ -1,10 +1,14 @@
-//! The command line of `perf`: perftest's names where it has them.
+//! The options of `perf`: one subcommand for each test, with perftest's names where it has them.
+//!
+//! The same structs are the command line, the settings of a workload, and what the two processes
+//! agree on. An option that means nothing to a test is no option of its subcommand.
 
-use crate::reference::{MAX_RING_SLOTS, RING_PAYLOAD, RING_SLOTS};
-use clap::{Parser, ValueEnum};
+use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD};
+use crate::error::CliError;
+use clap::{Args, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
 use tensorwire::internals::fabric::MAX_MESSAGE;
 use tensorwire::internals::fabric::verbs::device::Mtu;
 use tensorwire::internals::wire::message::MAX_STANDING_STEPS;
@@ -15,134 +19,253 @@ pub const MIN_TURNS: u32 = 5;
 const MAX_BYTES: usize = 1 << 30;
 /// Operations that can be outstanding at most, on any fabric.
 const MAX_DEPTH: u32 = 65_536;
-/// Idle links at most: a poller has room for 4096 links.
+/// Idle links at most: a poller serves at most 4096 links.
 const MAX_LINKS: i64 = 4095;
 /// Tensors of a batch at most.
 const MAX_BATCH: i64 = 100_000;
-/// Steps that standing requests ask for in advance at most, and by default.
+/// Steps of a window of standing requests at most.
 const MAX_WINDOW: i64 = MAX_STANDING_STEPS as i64;
+/// Steps of such a window by default.
 const WINDOW: &str = "16";
-/// Where a server listens, as perftest's do.
+/// The port of a server, as perftest's.
 const PORT: u16 = 18_515;
-/// Bytes that a pool can be asked to have at most.
+/// Bytes of a pool by default.
+const POOL: &str = "256MiB";
+/// Bytes of a pool at most.
 const MAX_POOL: usize = 1 << 40;
+/// `small_tensor_bytes` by default.
+const SMALL: u32 = 128;
+/// `small_tensor_bytes` at most.
+const MAX_SMALL: i64 = 160;
 
-/// What `perf` is asked for.
+/// Measures latency or bandwidth between two processes.
 ///
-/// Two processes take part: one measures, the other answers. --local starts both on this host. Without it, and
-/// without HOST, this process is the server, which answers one client and ends; with HOST it is the client of the server
-/// there, which measures and says for how long. Whatever is given at the server must be the same at the client.
-#[derive(Parser, Debug)]
+/// One process measures, the other answers. With --local, `perf` starts both on this host. Without
+/// --local and without HOST, this process is the server: it answers one client and ends. With HOST
+/// it is the client of the server there, and it measures. Each option that is given to the server
+/// must have the same value at the client.
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[command(disable_help_subcommand = true, subcommand_value_name = "TEST", subcommand_help_heading = "Tests")]
 pub struct PerfArgs {
-    /// What to measure
+    /// The test with its own options.
+    #[command(subcommand)]
+    #[serde(flatten)]
     pub test: Test,
+    /// Options of every test.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub run: RunOptions,
+}
+
+/// Options of every test. They are global, so they may stand behind the test.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[command(next_help_heading = "Options of every test")]
+pub struct RunOptions {
+    /// Start both processes on this host
+    #[arg(long, global = true)]
+    #[serde(skip)]
+    pub local: bool,
+    /// Payload sizes, such as 2,8,4096,64KiB,1MiB [default: depends on the test]
+    #[arg(long, short, global = true, alias = "size", value_delimiter = ',', value_parser = bytes, conflicts_with = "all_sizes")]
+    pub sizes: Option<Vec<usize>>,
+    /// Every power of two from 2 bytes to 8 MiB that the test can carry
+    #[arg(long, short, global = true, alias = "all")]
+    #[serde(skip)]
+    pub all_sizes: bool,
+    /// Measured round trips, or operations, of each size, over all turns [default: 100000, fewer above 10 KiB]
+    #[arg(long, short = 'n', global = true, alias = "iters", conflicts_with = "duration", value_parser = value_parser!(u64).range(1..))]
+    pub iterations: Option<u64>,
+    /// Seconds to measure each size, over all turns, instead of a number of round trips
+    #[arg(long, short = 'D', global = true, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<f64>,
+    /// Unmeasured round trips before each turn [default: 1000, at most as many as measured ones]
+    #[arg(long, global = true, value_name = "N", value_parser = value_parser!(u64).range(0..=1_000_000_000))]
+    pub warmup: Option<u64>,
+    /// Turns of the test and of its references; at least 5 beside references
+    #[arg(long, global = true, value_name = "N", default_value_t = MIN_TURNS, value_parser = value_parser!(u32).range(1..=1000))]
+    pub turns: u32,
+    /// The two cores: of the process that measures, and of the one that answers
+    #[arg(long, global = true, value_parser = pair, value_name = "A,B")]
+    #[serde(skip)]
+    pub cores: Option<[usize; 2]>,
+    /// Also write the report to this file
+    #[arg(long, global = true, value_name = "FILE")]
+    #[serde(skip)]
+    pub json: Option<PathBuf>,
+}
+
+/// A test, with the options that are its own.
+#[derive(Subcommand, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[command(rename_all = "snake_case")]
+#[serde(tag = "test", rename_all = "snake_case")]
+pub enum Test {
+    /// The bare fabric: a one-sided write, answered by another, as ib_write_lat
+    ///
+    /// The receiver polls the last byte, as ib_write_lat does, or takes an immediate (--notify).
+    WriteLat(WriteLatOptions),
+    /// The bare fabric: one-sided writes, as many outstanding as the depth, as ib_write_bw
+    WriteBw(InlineOptions),
+    /// The bare fabric: a message of up to 224 bytes, answered by another, as ib_send_lat
+    SendLat(InlineOptions),
+    /// The bare fabric: a one-sided read, the whole round trip, as ib_read_lat
+    ReadLat(BareOptions),
+    /// The whole engine: a tensor sent and received by step and key, answered by another
+    RendezvousLat(RendezvousOptions),
+    /// A bare cache line; against its own reference it shows the noise
+    CacheLine,
+    /// A bare ring of 64-byte slots, sequence word and payload in one line
+    #[command(name = "ring_64")]
+    #[serde(rename = "ring_64")]
+    Ring64 {
+        /// Slots of the ring, a power of two
+        #[arg(long, short = 't', alias = "tx-depth", default_value_t = 64, value_parser = ring_slots)]
+        depth: u32,
+    },
+}
+
+/// Options of the tests that run on a fabric.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FabricOptions {
     /// The host of the server; without it, and without --local, this process is the server
     #[arg(conflicts_with = "local")]
+    #[serde(skip)]
     pub host: Option<String>,
-    /// Start both processes on this host
-    #[arg(long)]
-    pub local: bool,
-    /// TCP port where the server listens and the two agree on what to do
-    #[arg(long, short, default_value_t = PORT, conflicts_with = "local", value_parser = clap::value_parser!(u16).range(1..))]
+    /// TCP port of the server
+    #[arg(long, short, default_value_t = PORT, conflicts_with = "local", value_parser = value_parser!(u16).range(1..))]
+    #[serde(skip)]
     pub port: u16,
-    /// What carries the bytes [default: shm]
-    #[arg(long)]
-    pub fabric: Option<FabricName>,
+    /// What carries the bytes
+    #[arg(long, value_enum, default_value_t)]
+    pub fabric: FabricName,
+    /// Which device carries them: each process's own choice.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub device: DeviceOptions,
+    /// verbs: path MTU in bytes, 256 to 4096 [default: the port's]
+    #[arg(long, short, value_name = "BYTES", value_parser = mtu)]
+    pub mtu: Option<u32>,
+    /// Operations that can be outstanding, a power of two [default: 256; of write_bw: 128]
+    #[arg(long, short = 't', alias = "tx-depth", value_parser = depth)]
+    depth: Option<u32>,
+    /// Bytes of each process's pool
+    #[arg(long, default_value = POOL, value_parser = pool, value_name = "SIZE")]
+    pub pool: usize,
+}
+
+/// The device of a process.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct DeviceOptions {
     /// verbs: the device, such as mlx5_0 [default: the first with an active port]
     #[arg(long, short = 'd', value_name = "NAME")]
     pub ib_dev: Option<String>,
     /// verbs: the device's port [default: its first active one]
-    #[arg(long, short = 'i', value_name = "PORT", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, short = 'i', value_name = "PORT", value_parser = value_parser!(u8).range(1..))]
     pub ib_port: Option<u8>,
     /// verbs: index into the port's GID table [default: the best, as `tensorwire devices` shows]
     #[arg(long, short = 'x', value_name = "INDEX")]
     pub gid_index: Option<u8>,
-    /// verbs: path MTU in bytes, 256 to 4096 [default: the port's]
-    #[arg(long, short, value_name = "BYTES", value_parser = mtu)]
-    pub mtu: Option<u32>,
-    /// verbs: a work request at least of so many makes a completion; a quarter of the depth where that is less [default: 64]
-    #[arg(long, short = 'Q', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+}
+
+/// Options of the tests of the bare fabric.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BareOptions {
+    /// The fabric.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub fabric: FabricOptions,
+    /// verbs: work requests per completion; at most a quarter of the depth [default: 64]
+    #[arg(long, short = 'Q', value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub cq_mod: Option<u32>,
-    /// How write_lat's receiver learns that a write has landed [default: memory on verbs, as ib_write_lat; immediate on shm]
-    #[arg(long)]
-    pub notify: Option<Notify>,
-    /// Payload sizes, such as 2,8,4096,64KiB,1MiB [default: depends on the test]
-    #[arg(long, short, alias = "size", value_delimiter = ',', value_parser = bytes, conflicts_with = "all_sizes")]
-    pub sizes: Option<Vec<usize>>,
-    /// Every power of two from 2 bytes to 8 MiB that the test can carry
-    #[arg(long, short, alias = "all")]
-    pub all_sizes: bool,
-    /// Measured round trips, or operations, of each size, over all turns [default: 100000, fewer above 10 KiB]
-    #[arg(long, short = 'n', alias = "iters", conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
-    pub iterations: Option<u64>,
-    /// Measure each size for this many seconds, over all turns, instead of counting round trips
-    #[arg(long, short = 'D', value_parser = seconds)]
-    pub duration: Option<Duration>,
-    /// Unmeasured round trips before each turn [default: 1000, at most as many as measured ones]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
-    pub warmup: Option<u64>,
-    /// The two cores: of the process that measures, and of the one that answers
-    #[arg(long, value_parser = pair, value_name = "A,B")]
-    pub cores: Option<[usize; 2]>,
-    /// Turns that the test takes, and its references, with which there are 5 at least [default: 5]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub turns: Option<u32>,
-    /// Also write the report to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Operations that can be outstanding, a power of two [default: 256; of write_bw: 128; of ring_64: 64]
-    #[arg(long, short = 't', alias = "tx-depth", value_parser = depth)]
-    pub depth: Option<u32>,
-    /// Bytes of each process's pool [default: 256MiB]
-    #[arg(long, value_parser = pool, value_name = "SIZE")]
-    pub pool: Option<usize>,
-    /// Payload up to this many bytes travels inside a slot or work request [default: the fabric's most; of
-    /// rendezvous_lat: 128; of write_bw: 0]
+}
+
+/// Options of the tests of the bare fabric that can send inline.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InlineOptions {
+    /// The bare fabric.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub bare: BareOptions,
+    /// Payload up to this many bytes travels inside a slot or work request [default: the fabric's
+    /// most; of write_bw: 0]
     #[arg(long, short = 'I', alias = "inline_size", value_name = "BYTES")]
     pub inline: Option<u32>,
-    /// rendezvous_lat: receives borrow, and each side sends the same tensor each time. Every size is measured in turns with the
-    /// smallest
+}
+
+/// Options of `write_lat`.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WriteLatOptions {
+    /// The bare fabric.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub posting: InlineOptions,
+    /// How the receiver learns of a write [default: memory on verbs, as ib_write_lat; immediate on shm]
     #[arg(long)]
+    notify: Option<Notify>,
+    /// Idle links between the two processes, beside the measured one; it is then also measured
+    /// alone, in turns
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MAX_LINKS))]
+    links: Option<u32>,
+}
+
+/// Options of `rendezvous_lat`.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RendezvousOptions {
+    /// The fabric.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub fabric: FabricOptions,
+    /// Tensors up to this many bytes travel inside a message (small_tensor_bytes) [default: 128; with --borrow: 0]
+    #[arg(long, short = 'I', alias = "inline_size", value_name = "BYTES", value_parser = value_parser!(u32).range(0..=MAX_SMALL))]
+    inline: Option<u32>,
+    /// shm: receive by borrowing, and send the same tensor each time; every size is measured in
+    /// turns with the smallest
+    #[arg(long, conflicts_with_all = ["batch", "standing"])]
     pub borrow: bool,
-    /// Idle links between the two processes beside the one that write_lat measures; it is then also measured alone,
-    /// in turns [default: 0]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_LINKS))]
-    pub links: Option<u32>,
-    /// Tensors that rendezvous_lat sends each way in a round trip, by one call; they are then also sent one by one, and
-    /// received so once all receives are begun, in turns. Its times are those of whole batches
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_BATCH))]
-    pub batch: Option<u32>,
-    /// rendezvous_lat: each round trip is a step of its own, and both sides ask for the tensors of so many steps in advance
-    /// [16 if no number is given]; the same is then also measured with plain requests, in turns
-    #[arg(long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW, value_parser = clap::value_parser!(u32).range(1..=MAX_WINDOW))]
-    pub standing: Option<u32>,
+    /// Tensors each way in a round trip, sent and received by one call; they are then also sent
+    /// and received one by one, in turns. The times are those of whole batches
+    #[arg(long, value_name = "N", conflicts_with = "standing", value_parser = value_parser!(u32).range(1..=MAX_BATCH))]
+    batch: Option<u32>,
+    /// Each round trip is a step of its own, and both sides ask for the tensors of WINDOW steps in
+    /// advance [16 if no number is given]; then also measured with plain requests, in turns
+    #[arg(long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW, value_parser = value_parser!(u32).range(1..=MAX_WINDOW))]
+    standing: Option<u32>,
+    /// The tensors of --batch travel one by one, those of --standing are requested in their steps:
+    /// see [`Test::baseline`].
+    #[arg(skip)]
+    pub is_baseline: bool,
 }
 
-/// What can be measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[value(rename_all = "snake_case")]
+/// A fabric by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Test {
-    /// The bare fabric: a one-sided write, answered by another. Its receiver looks at the last byte as ib_write_lat's does, or takes
-    /// an immediate (--notify)
-    WriteLat,
-    /// The bare fabric: one-sided writes, as many outstanding as the depth, as ib_write_bw
-    WriteBw,
-    /// The bare fabric: a message of up to 224 bytes, answered by another, as ib_send_lat
-    SendLat,
-    /// The bare fabric: a one-sided read, the whole round trip, as ib_read_lat
-    ReadLat,
-    /// The whole engine: a tensor sent and received by step and key, answered by another
-    RendezvousLat,
-    /// The bare cache line itself; against its own reference it shows the noise
-    CacheLine,
-    /// A bare ring of 64-byte slots, sequence word and payload in one line
-    #[value(name = "ring_64")]
-    #[serde(rename = "ring_64")]
-    Ring64,
+pub enum FabricName {
+    /// Shared memory
+    #[default]
+    Shm,
+    /// RDMA devices through libibverbs
+    Verbs,
 }
 
-/// What a test's figures are.
+impl fmt::Display for FabricName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FabricName::Shm => "shm",
+            FabricName::Verbs => "verbs",
+        })
+    }
+}
+
+/// How the receiver learns of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Notify {
+    /// By the immediate of the write, as the engine does
+    Immediate,
+    /// By polling the last byte, which relies on the device writing bytes in order
+    Memory,
+}
+
+/// The unit of a test's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
     /// Half of a ping-pong.
@@ -153,87 +276,194 @@ pub enum Figure {
     Bandwidth,
 }
 
+impl PerfArgs {
+    /// Fills in the defaults that depend on the test and the fabric.
+    ///
+    /// # Errors
+    /// If a size is more than the test can carry.
+    pub fn resolve(&mut self) -> Result<(), CliError> {
+        let (name, most) = (self.test.name(), self.test.max_bytes());
+        let sizes = match self.run.sizes.take() {
+            Some(sizes) => sizes,
+            None if self.run.all_sizes => {
+                (1..=23).map(|power| 1 << power).filter(|&size| size <= most).collect()
+            }
+            None => self.test.default_sizes().to_vec(),
+        };
+        if let Some(size) = sizes.iter().find(|&&size| size > most) {
+            let why = format!("--sizes: {name} carries {most} bytes at most, not {size}");
+            return Err(CliError::Usage(why));
+        }
+        self.run.sizes = Some(sizes);
+        self.test.resolve();
+        Ok(())
+    }
+
+    /// The payloads of a resolved run, in bytes, in the order asked for.
+    pub fn sizes(&self) -> &[usize] {
+        self.run.sizes.as_deref().unwrap_or_default()
+    }
+
+    /// The largest payload.
+    pub fn max_bytes(&self) -> usize {
+        self.sizes().iter().copied().max().unwrap_or_default()
+    }
+}
+
 impl Test {
     /// The name on the command line and in the report.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
-            Test::WriteLat => "write_lat",
-            Test::WriteBw => "write_bw",
-            Test::SendLat => "send_lat",
-            Test::ReadLat => "read_lat",
-            Test::RendezvousLat => "rendezvous_lat",
+            Test::WriteLat(_) => "write_lat",
+            Test::WriteBw(_) => "write_bw",
+            Test::SendLat(_) => "send_lat",
+            Test::ReadLat(_) => "read_lat",
+            Test::RendezvousLat(_) => "rendezvous_lat",
             Test::CacheLine => "cache_line",
-            Test::Ring64 => "ring_64",
+            Test::Ring64 { .. } => "ring_64",
         }
     }
 
-    /// What its figures are.
-    pub fn figure(self) -> Figure {
+    /// The unit of its figures.
+    pub fn figure(&self) -> Figure {
         match self {
-            Test::WriteBw => Figure::Bandwidth,
-            Test::ReadLat => Figure::RoundTrip,
+            Test::WriteBw(_) => Figure::Bandwidth,
+            Test::ReadLat(_) => Figure::RoundTrip,
             _ => Figure::OneWay,
         }
     }
 
     /// Payload that it can carry at most, in bytes.
-    pub fn max_bytes(self) -> usize {
+    pub fn max_bytes(&self) -> usize {
         match self {
-            Test::WriteLat | Test::WriteBw | Test::ReadLat | Test::RendezvousLat => MAX_BYTES,
-            Test::SendLat => MAX_MESSAGE,
+            Test::WriteLat(_) | Test::WriteBw(_) | Test::ReadLat(_) | Test::RendezvousLat(_) => MAX_BYTES,
+            Test::SendLat(_) => MAX_MESSAGE,
             Test::CacheLine => 8,
-            Test::Ring64 => RING_PAYLOAD,
+            Test::Ring64 { .. } => RING_PAYLOAD,
         }
     }
 
-    /// Payloads that are measured if none are asked for.
-    pub fn default_sizes(self) -> &'static [usize] {
+    /// Payloads that are measured by default, in bytes.
+    fn default_sizes(&self) -> &'static [usize] {
         match self {
-            Test::WriteLat | Test::ReadLat | Test::RendezvousLat => &[2, 8, 64, 4 << 10, 64 << 10, 1 << 20],
-            Test::WriteBw => &[64 << 10],
-            Test::SendLat => &[2, 8, 64],
+            Test::WriteLat(_) | Test::ReadLat(_) | Test::RendezvousLat(_) => {
+                &[2, 8, 64, 4 << 10, 64 << 10, 1 << 20]
+            }
+            Test::WriteBw(_) => &[64 << 10],
+            Test::SendLat(_) => &[2, 8, 64],
             Test::CacheLine => &[8],
-            Test::Ring64 => &[8, 32, 56],
+            Test::Ring64 { .. } => &[8, 32, 56],
         }
     }
 
-    /// Whether `--depth` means anything to it, and what it is by default.
-    pub fn default_depth(self) -> Option<u32> {
+    fn resolve(&mut self) {
+        let depth = if self.figure() == Figure::Bandwidth { 128 } else { 256 };
+        if let Some(fabric) = self.fabric_mut() {
+            fabric.depth.get_or_insert(depth);
+        }
         match self {
-            Test::WriteLat | Test::SendLat | Test::ReadLat | Test::RendezvousLat => Some(256),
-            Test::WriteBw => Some(128),
-            Test::CacheLine => None,
-            Test::Ring64 => Some(RING_SLOTS),
+            Test::WriteLat(options) => {
+                options.notify.get_or_insert(match options.posting.bare.fabric.fabric {
+                    FabricName::Shm => Notify::Immediate,
+                    FabricName::Verbs => Notify::Memory,
+                });
+            }
+            Test::WriteBw(options) => drop(options.inline.get_or_insert(0)),
+            Test::RendezvousLat(options) => {
+                options.inline.get_or_insert(if options.borrow { 0 } else { SMALL });
+            }
+            _ => {}
         }
     }
 
-    /// Operations that can be outstanding at most.
-    pub fn max_depth(self) -> u32 {
-        if self == Test::Ring64 { MAX_RING_SLOTS } else { MAX_DEPTH }
+    /// The options of its fabric; `None` of the references.
+    pub fn fabric(&self) -> Option<&FabricOptions> {
+        match self {
+            Test::WriteLat(options) => Some(&options.posting.bare.fabric),
+            Test::WriteBw(options) | Test::SendLat(options) => Some(&options.bare.fabric),
+            Test::ReadLat(options) => Some(&options.fabric),
+            Test::RendezvousLat(options) => Some(&options.fabric),
+            Test::CacheLine | Test::Ring64 { .. } => None,
+        }
     }
 
-    /// Whether it runs on a fabric, with a pool.
-    pub fn is_ours(self) -> bool {
-        !matches!(self, Test::CacheLine | Test::Ring64)
+    /// The same, to be changed.
+    pub fn fabric_mut(&mut self) -> Option<&mut FabricOptions> {
+        match self {
+            Test::WriteLat(options) => Some(&mut options.posting.bare.fabric),
+            Test::WriteBw(options) | Test::SendLat(options) => Some(&mut options.bare.fabric),
+            Test::ReadLat(options) => Some(&mut options.fabric),
+            Test::RendezvousLat(options) => Some(&mut options.fabric),
+            Test::CacheLine | Test::Ring64 { .. } => None,
+        }
+    }
+
+    /// The test that runs in turns with this one, and its name in the report: the same without
+    /// idle links, with the tensors of a batch one by one, or with plain requests.
+    pub fn baseline(&self) -> Option<(&'static str, Test)> {
+        match self {
+            Test::WriteLat(options) if options.links() > 0 => {
+                Some(("alone", Test::WriteLat(WriteLatOptions { links: None, ..options.clone() })))
+            }
+            Test::RendezvousLat(options) if options.batch() > 0 || options.standing() > 0 => {
+                let name = if options.batch() > 0 { "one_by_one" } else { "plain" };
+                let options = RendezvousOptions { is_baseline: true, ..options.clone() };
+                Some((name, Test::RendezvousLat(options)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether receives borrow.
+    pub fn borrows(&self) -> bool {
+        matches!(self, Test::RendezvousLat(options) if options.borrow)
+    }
+
+    /// Idle links beside the measured one.
+    pub fn idle_links(&self) -> u32 {
+        if let Test::WriteLat(options) = self { options.links() } else { 0 }
+    }
+
+    /// Tensors that one round trip moves each way.
+    pub fn batch(&self) -> u32 {
+        if let Test::RendezvousLat(options) = self { options.batch().max(1) } else { 1 }
     }
 }
 
-/// A fabric by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-pub enum FabricName {
-    /// Shared memory
-    Shm,
-    /// RDMA devices through libibverbs
-    Verbs,
+impl FabricOptions {
+    /// Operations that can be outstanding.
+    pub fn depth(&self) -> u32 {
+        self.depth.unwrap_or(256)
+    }
 }
 
-/// How the receiver of a write learns of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-pub enum Notify {
-    /// By the immediate that comes with it, as the engine does
-    Immediate,
-    /// By looking at its last byte, which relies on the device writing bytes in order
-    Memory,
+impl WriteLatOptions {
+    /// How the receiver learns of a write.
+    pub fn notify(&self) -> Notify {
+        self.notify.unwrap_or(Notify::Immediate)
+    }
+
+    /// Idle links beside the measured one.
+    pub fn links(&self) -> u32 {
+        self.links.unwrap_or(0)
+    }
+}
+
+impl RendezvousOptions {
+    /// Bytes up to which a tensor travels inside a message.
+    pub fn inline(&self) -> u32 {
+        self.inline.unwrap_or(SMALL)
+    }
+
+    /// Tensors of a batch; 0 without batches.
+    pub fn batch(&self) -> u32 {
+        self.batch.unwrap_or(0)
+    }
+
+    /// Steps of a window of standing requests; 0 without them.
+    pub fn standing(&self) -> u32 {
+        self.standing.unwrap_or(0)
+    }
 }
 
 fn bytes(text: &str) -> Result<usize, String> {
@@ -250,7 +480,7 @@ fn pool(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A number of bytes; `None` for one that is none or too large to count.
+/// A number of bytes; `None` if it is no number or overflows.
 fn size(text: &str) -> Result<Option<usize>, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let unit = match &text[digits..] {
@@ -263,10 +493,9 @@ fn size(text: &str) -> Result<Option<usize>, String> {
     Ok(text[..digits].parse::<usize>().ok().and_then(|count| count.checked_mul(unit)))
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let duration = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let allowed = Duration::from_millis(1)..=Duration::from_secs(86_400);
-    duration.filter(|duration| allowed.contains(duration)).ok_or_else(|| "seconds are 0.001 to 86400".into())
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "seconds are 0.001 to 86400".into())
 }
 
 fn pair(text: &str) -> Result<[usize; 2], String> {
@@ -275,9 +504,17 @@ fn pair(text: &str) -> Result<[usize; 2], String> {
 }
 
 fn depth(text: &str) -> Result<u32, String> {
-    let depth =
-        text.parse().ok().filter(|depth: &u32| depth.is_power_of_two() && (16..=MAX_DEPTH).contains(depth));
-    depth.ok_or_else(|| format!("a depth is a power of two from 16 to {MAX_DEPTH}"))
+    power_of_two(text, MAX_DEPTH)
+}
+
+fn ring_slots(text: &str) -> Result<u32, String> {
+    power_of_two(text, MAX_RING_SLOTS)
+}
+
+fn power_of_two(text: &str, most: u32) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number: &u32| number.is_power_of_two());
+    let number = number.filter(|number| (16..=most).contains(number));
+    number.ok_or_else(|| format!("a depth is a power of two from 16 to {most}"))
 }
 
 fn mtu(text: &str) -> Result<u32, String> {

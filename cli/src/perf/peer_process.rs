@@ -1,9 +1,8 @@
-//! The second process: this program started again, watched, and ended with the first one.
+//! The second process of `perf --local`: this program, started again. It ends with the first one.
 
-use super::ResponderArgs;
-use super::control_channel::{ControlChannel, PATIENCE};
-use crate::CliError;
-use crate::reference::SharedMapping;
+use super::control_channel::{CHANNEL_TIMEOUT, ControlChannel};
+use crate::error::CliError;
+use crate::reference::shared_mapping::SharedMapping;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 use std::fs::File;
@@ -14,17 +13,29 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a process that was told to end may take.
-const PARTING: Duration = Duration::from_secs(10);
+/// How long the second process may take to end after it was told to.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The second process, as the first one holds it. Dropped, it is killed.
+/// How long its exit status may take to be known after the channel has hung up.
+const EXIT_STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How the second process is started.
+#[derive(clap::Parser, Debug)]
+pub struct ResponderArgs {
+    /// The file descriptor of the shared mapping, inherited
+    memfd: i32,
+    /// The process id of the first process
+    parent: i32,
+}
+
+/// The first process's handle of the second one. Dropping it kills the process.
 #[derive(Debug)]
 pub struct PeerProcess {
     child: Child,
 }
 
 impl PeerProcess {
-    /// Starts it with its end of a new channel, which hangs up when it dies, and the mapping's file inherited.
+    /// Starts it with one end of a new channel and the mapping's file.
     pub fn start(memfd: OwnedFd) -> Result<(Self, ControlChannel), CliError> {
         let tried = "starting the second process";
         let failed = |error: std::io::Error| CliError::failed(tried, error);
@@ -39,30 +50,30 @@ impl PeerProcess {
             .stdout(Stdio::null())
             .spawn()
             .map_err(failed)?;
-        Ok((PeerProcess { child }, ControlChannel::new(ours, PATIENCE)?))
+        Ok((PeerProcess { child }, ControlChannel::new(ours, CHANNEL_TIMEOUT)?))
     }
 
-    /// Waits for it to end by itself, as it does after it was told to quit.
+    /// Waits for its exit, after it was told to quit.
     pub fn finish(mut self) -> Result<(), CliError> {
-        match self.wait(PARTING)? {
+        match self.wait(EXIT_TIMEOUT)? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(CliError::Failed(format!("the second process {}", how(status)))),
-            None => Err(CliError::Failed(format!("the second process did not end within {PARTING:?}"))),
+            Some(status) => Err(CliError::Failed(format!("the second process {}", in_words(status)))),
+            None => Err(CliError::Failed(format!("the second process did not end within {EXIT_TIMEOUT:?}"))),
         }
     }
 
-    /// Says how it ended, if it has ended or is about to.
+    /// How it ended, in words; `None` if it has not ended within half a second.
     pub fn exit_status(&mut self) -> Option<String> {
-        let status = self.wait(Duration::from_millis(500)).ok()??;
-        Some(format!("the second process (pid {}) {}", self.child.id(), how(status)))
+        let status = self.wait(EXIT_STATUS_TIMEOUT).ok()??;
+        Some(format!("the second process (pid {}) {}", self.child.id(), in_words(status)))
     }
 
-    fn wait(&mut self, patience: Duration) -> Result<Option<ExitStatus>, CliError> {
+    fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>, CliError> {
         let since = Instant::now();
         loop {
             let status = self.child.try_wait();
             match status.map_err(|error| CliError::failed("waiting for the second process", error))? {
-                None if since.elapsed() < patience => std::thread::sleep(Duration::from_millis(2)),
+                None if since.elapsed() < timeout => std::thread::sleep(Duration::from_millis(2)),
                 status => return Ok(status),
             }
         }
@@ -71,25 +82,26 @@ impl PeerProcess {
 
 impl Drop for PeerProcess {
     fn drop(&mut self) {
-        // An error means that it has ended already.
+        // Fails if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn how(status: ExitStatus) -> String {
+fn in_words(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => format!("was killed by signal {signal}"),
         None => format!("ended with {status}"),
     }
 }
 
-/// In the second process: takes what the first one has left it, and makes sure not to outlive it.
+/// In the second process: opens the inherited mapping and channel. The kernel will kill it when the
+/// first process dies.
 pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedMapping>, ControlChannel), CliError> {
     let tried = "taking over from the first process";
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| CliError::failed(tried, error))?;
-    // It may have died before the line above.
+    // The parent may have died before the line above.
     let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
     if parent != args.parent {
         return Err(CliError::failed(tried, format!("its process {} is gone", args.parent)));
@@ -102,5 +114,5 @@ pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedMapping>, ControlChann
     let shared = Arc::new(SharedMapping::open(&file)?);
     let stdin =
         std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| CliError::failed(tried, error))?;
-    Ok((shared, ControlChannel::new(UnixStream::from(stdin), PATIENCE)?))
+    Ok((shared, ControlChannel::new(UnixStream::from(stdin), CHANNEL_TIMEOUT)?))
 }

@@ -4,9 +4,10 @@ use super::bare_link::{BareLink, Received};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::one_sided::Passive;
-use super::plan::Settings;
-use super::workload::{Abort, Facts, Initiator, PeerWatch};
-use crate::CliError;
+use super::options::BareOptions;
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{Facts, Initiator};
+use crate::error::CliError;
 use tensorwire::internals::fabric::{Port, PostError, Role};
 use tensorwire::internals::wire::Grant;
 use tensorwire::{Tensor, TensorMut};
@@ -15,38 +16,44 @@ use tensorwire::{Tensor, TensorMut};
 pub struct ReadLat<F: MeasuredFabric> {
     side: BareLink<F>,
     exposed: Grant,
-    /// What is read: as many bytes of `exposed` as are asked for.
+    /// Source of the next read: a part of `exposed`.
     source: Grant,
-    /// Where they go; gone if a read failed.
+    /// Target of the next read; `None` after a read failed.
     target: Option<TensorMut>,
-    /// The other side has leave to read it, as this one has there.
+    /// The memory that the other side may read.
     _own: Tensor,
 }
 
 impl<F: MeasuredFabric> ReadLat<F> {
-    /// Links with the other side, which does the same in [`passive`].
-    pub fn open(settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
-        let (side, exposed, own) = linked(Role::Initiator, settings, channel)?;
+    /// Links with the other side, which calls [`passive`].
+    pub fn open(
+        options: &BareOptions,
+        max_bytes: usize,
+        channel: &mut ControlChannel,
+    ) -> Result<Self, CliError> {
+        let (side, exposed, own) = linked(Role::Initiator, options, max_bytes, channel)?;
         Ok(ReadLat { side, exposed, source: exposed, target: None, _own: own })
     }
 }
 
 /// The side that is read.
 pub fn passive<F: MeasuredFabric>(
-    settings: &Settings,
+    options: &BareOptions,
+    max_bytes: usize,
     channel: &mut ControlChannel,
 ) -> Result<Passive<F>, CliError> {
-    let (side, ..) = linked(Role::Acceptor, settings, channel)?; // the port holds what is exposed
+    let (side, ..) = linked(Role::Acceptor, options, max_bytes, channel)?; // the port keeps the exposed memory
     Passive::new(side, channel)
 }
 
 fn linked<F: MeasuredFabric>(
     role: Role,
-    settings: &Settings,
+    options: &BareOptions,
+    max_bytes: usize,
     channel: &mut ControlChannel,
 ) -> Result<(BareLink<F>, Grant, Tensor), CliError> {
-    let mut side = BareLink::open(role, settings, channel)?;
-    let own = side.buffer(settings.max_bytes)?.freeze();
+    let mut side = BareLink::open(role, options, None, 0, channel)?;
+    let own = side.buffer(max_bytes)?.freeze();
     let exposed = side.swap_sources(&own, channel)?;
     Ok((side, exposed, own))
 }
@@ -54,7 +61,7 @@ fn linked<F: MeasuredFabric>(
 impl<F: MeasuredFabric> Initiator for ReadLat<F> {
     fn prepare(&mut self, bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
         self.source = BareLink::<F>::part(&self.exposed, bytes)?;
-        self.target = None; // back to the pool first
+        self.target = None; // returns to the pool first
         self.target = Some(self.side.buffer(bytes)?);
         Ok(())
     }

@@ -1,28 +1,28 @@
-//! The whole engine: a tensor sent and received by step and key into a given buffer, answered by another.
+//! The whole engine: a tensor sent by step and key, received into a given buffer, and answered.
 //!
-//! Each tensor is freshly written by its producer, between the round trips and not measured. Or receives borrow: then each side
-//! has one tensor of a size, which it sends each time.
+//! The sender writes each tensor freshly, between the round trips, unmeasured. Where receives
+//! borrow, each side has one tensor of a size and sends it each time.
 
 use super::control_channel::ControlChannel;
-use super::exchange::{filled, halt, progress};
-use super::options::FabricName;
-use super::plan::Settings;
-use super::workload::{Abort, Facts, Initiator, KeepAlive, PATIENCE, PeerWatch, Responder};
-use crate::CliError;
+use super::exchange::{filled, progress};
+use super::options::{FabricName, FabricOptions, RendezvousOptions};
+use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
+use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::TcpListener;
 use tensorwire::{BufferRing, DType, Edge, Node, Step, Tensor, TensorMut};
 
-/// The step that every tensor belongs to: several values under one key go through in order.
+/// The step of every tensor. Values under one key arrive in order.
 const STEP: u64 = 1;
-/// Buffers that tensors are produced into: one may still be on its way while the next is written.
+/// Buffers for the tensors to send: one may be in flight while the next is written.
 const BUFFERS: usize = 3;
 
 /// One side: a node of a cluster of two.
 pub struct RendezvousLat {
     node: Node,
-    fabric: &'static str,
+    fabric: FabricName,
     step: Step,
     to: Edge,
     from: Edge,
@@ -32,27 +32,31 @@ pub struct RendezvousLat {
     ring: BufferRing,
     /// The tensor to send next.
     produced: Option<Tensor>,
-    /// Where the next one is received; gone if a receive failed.
+    /// Target of the next receive; `None` after a receive failed.
     into: Option<TensorMut>,
     rounds: u64,
-    /// Where receives borrow: what is sent, by size.
+    /// The tensors to send by size, where receives borrow.
     sources: Option<BTreeMap<usize, Tensor>>,
 }
 
 impl RendezvousLat {
-    /// Joins the other side as task `me` of two.
-    pub fn open(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
+    /// Joins the other side as task `me` (0 or 1).
+    pub fn open(
+        me: u32,
+        options: &RendezvousOptions,
+        channel: &mut ControlChannel,
+    ) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-        let node = joined(me, settings, channel)?;
-        let inline = settings.inline.unwrap_or(SMALL);
+        let node = joined(me, options, channel)?;
+        let inline = options.inline();
         let step = node.step(STEP).map_err(|error| failed(&error))?;
         let to = node.edge_to("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let from = node.edge_from("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let ring = node.ring(DType::U8, &[1], BUFFERS).map_err(|error| failed(&error))?;
-        let depth = settings.depth;
+        let depth = options.fabric.depth();
         Ok(RendezvousLat {
             node,
-            fabric: name(settings.fabric),
+            fabric: options.fabric.fabric,
             step,
             to,
             from,
@@ -63,7 +67,7 @@ impl RendezvousLat {
             produced: None,
             into: None,
             rounds: 0,
-            sources: settings.borrow.then(BTreeMap::new),
+            sources: options.borrow.then(BTreeMap::new),
         })
     }
 
@@ -82,7 +86,7 @@ impl RendezvousLat {
             }
             return Ok(());
         }
-        // The last size's go back to the pool first.
+        // The buffers of the last size return to the pool first.
         (self.produced, self.into) = (None, None);
         let dims = [bytes as u64];
         self.ring =
@@ -92,7 +96,7 @@ impl RendezvousLat {
         Ok(())
     }
 
-    /// Writes the tensor that is sent next, in a buffer that nobody reads any more.
+    /// Writes the tensor that is sent next.
     fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         if let Some(sources) = &self.sources {
             self.produced = sources.get(&self.bytes).cloned();
@@ -107,15 +111,15 @@ impl RendezvousLat {
         let Some(tensor) = self.produced.take() else {
             return Err(Abort::Failed("nothing was produced for this round".into()));
         };
-        self.step.send(&self.to, tensor).map_err(halt)
+        Ok(self.step.send(&self.to, tensor)?)
     }
 
     fn receive(&mut self) -> Result<(), Abort> {
         if self.sources.is_some() {
-            let got = self.step.recv(&self.from, PATIENCE).map_err(halt)?;
+            let got = self.step.recv(&self.from, ROUND_TIMEOUT)?;
             return match got.tensor.is_lent() {
                 true => Ok(()),
-                false => Err(Abort::Failed("what was to be borrowed was copied".into())),
+                false => Err(Abort::Failed("the receive copied the tensor instead of borrowing it".into())),
             };
         }
         let Some(into) = self.into.take() else {
@@ -126,8 +130,8 @@ impl RendezvousLat {
             .receive(&self.from)
             .into(into)
             .begin()
-            .and_then(|pending| pending.wait_timeout(PATIENCE));
-        self.into = Some(received.map_err(halt)?.tensor);
+            .and_then(|pending| pending.wait_timeout(ROUND_TIMEOUT));
+        self.into = Some(received?.tensor);
         Ok(())
     }
 }
@@ -148,7 +152,7 @@ impl Initiator for RendezvousLat {
 
     fn facts(&self) -> Facts {
         Facts {
-            fabric: self.fabric.into(),
+            fabric: self.fabric.to_string(),
             device: None,
             pages: self.node.pool_report().pages.to_string(),
             poll_mode: "inline, spin".into(),
@@ -170,69 +174,59 @@ impl Responder for RendezvousLat {
         self.send()
     }
 
-    /// What was sent last is served when this side makes progress.
+    /// The last tensor is served when this side makes progress.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
-        progress(&self.node).map(|()| KeepAlive::Again)
+        progress(&self.node).map(|()| KeepAlive::Poll)
     }
 }
 
-/// `small_tensor_bytes` by default.
-pub const SMALL: u32 = 128;
-
-/// A node that has joined the other side, as task `me` of two.
-pub fn joined(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Node, CliError> {
+/// A node that has joined the other side as task `me` (0 or 1).
+pub fn joined(me: u32, options: &RendezvousOptions, channel: &mut ControlChannel) -> Result<Node, CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
     let mut builder = Node::builder()
         .without_environment()
         .member("perf", me)
         .set("cluster", cluster(me, channel)?)
-        .set("pool_size", settings.pool.to_string())
-        .set("queue_depth", settings.depth.to_string())
-        .set("fabric", name(settings.fabric))
+        .set("pool_size", options.fabric.pool.to_string())
+        .set("queue_depth", options.fabric.depth().to_string())
+        .set("fabric", options.fabric.fabric.to_string())
         .set("wait", "spin")
         .set("join_timeout", "20s");
-    // Who runs a server here and a client there has asked for it.
+    // Between two hosts the user has asked for a network.
     builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
-    for (key, value) in device(settings) {
+    for (key, value) in device(&options.fabric) {
         builder = builder.set(key, value);
     }
-    if settings.borrow {
-        builder = builder.set("bulk_receive", "borrow").set("max_lent_bytes", settings.pool.to_string());
+    if options.borrow {
+        builder =
+            builder.set("bulk_receive", "borrow").set("max_lent_bytes", options.fabric.pool.to_string());
     }
-    if settings.singly {
-        // Beyond these limits a receive by itself is refused, where a batch waits for room.
+    if options.is_baseline && options.batch() > 0 {
+        // Beyond these limits a single receive is refused, while a batch waits.
         for (key, usual) in [("max_requests", 4096), ("max_routes", 65_536), ("max_deferred", 4096)] {
-            builder = builder.set(key, settings.batch.max(usual).to_string());
+            builder = builder.set(key, options.batch().max(usual).to_string());
         }
     }
-    builder = builder.set("small_tensor_bytes", settings.inline.unwrap_or(SMALL).to_string());
+    builder = builder.set("small_tensor_bytes", options.inline().to_string());
     let node = builder.start().map_err(|error| failed(&error))?;
     node.join().map_err(|error| failed(&error))?;
     Ok(node)
 }
 
-/// The setting's name of a fabric.
-pub fn name(fabric: FabricName) -> &'static str {
-    match fabric {
-        FabricName::Shm => "shm",
-        FabricName::Verbs => "verbs",
-    }
-}
-
-/// The settings that name a device, as far as they were asked for.
-fn device(settings: &Settings) -> impl Iterator<Item = (&'static str, String)> {
-    let device = &settings.device;
+/// The settings for the device options that were given.
+fn device(options: &FabricOptions) -> impl Iterator<Item = (&'static str, String)> {
+    let device = &options.device;
     [
-        ("rdma_device", device.name.clone()),
-        ("rdma_device_port", device.port.map(|port| port.to_string())),
+        ("rdma_device", device.ib_dev.clone()),
+        ("rdma_device_port", device.ib_port.map(|port| port.to_string())),
         ("rdma_gid_index", device.gid_index.map(|index| index.to_string())),
-        ("rdma_qp_mtu", settings.mtu.map(|bytes| bytes.to_string())),
+        ("rdma_qp_mtu", options.mtu.map(|bytes| bytes.to_string())),
     ]
     .into_iter()
     .filter_map(|(key, value)| Some((key, value?)))
 }
 
-/// The cluster of the two: each finds a free port of its own and tells the other.
+/// The `cluster` setting of the two: each finds a free port and tells the other.
 fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
     let ip = channel.local_ip()?;
     let free = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr());

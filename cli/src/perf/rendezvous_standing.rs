@@ -1,27 +1,26 @@
-//! The whole engine with steps of their own: a tensor sent and received each step, its request made in advance or in it.
+//! The whole engine with standing requests: each round trip is a step of its own.
 //!
-//! Who asks in advance and who asks plainly do the same otherwise: each round trip is a step that both sides begin, and that ends
-//! two steps later.
+//! The baseline uses plain requests and does the same otherwise. A step ends two steps later.
 
 use super::control_channel::ControlChannel;
-use super::exchange::{Exchange, filled, halt};
-use super::plan::Settings;
+use super::exchange::{Exchange, filled};
+use super::options::RendezvousOptions;
+use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::rendezvous_lat::joined;
-use super::workload::{Abort, PATIENCE, PeerWatch};
-use crate::CliError;
+use crate::error::CliError;
 use tensorwire::{BufferRing, Counter, DType, Edge, Node, Sequence, Standing, Step, Tensor};
 
-/// Buffers that tensors are produced into: one may still be on its way while the next is written.
+/// Buffers for the tensors to send: one may be in flight while the next is written.
 const BUFFERS: usize = 3;
-/// Rounds after which it is looked whether their tensors were asked for in advance.
-const LOOK: u64 = 64;
+/// Rounds between two checks that standing requests were used.
+const CHECK_EVERY: u64 = 64;
 
 /// One side: a node of a cluster of two.
 pub struct RendezvousStanding {
-    // Before the node, which it asks.
+    // Declared, and so dropped, before the node.
     standing: Option<Standing>,
     node: Node,
-    settings: Settings,
+    options: RendezvousOptions,
     sequence: Sequence,
     to: Edge,
     from: Edge,
@@ -30,31 +29,35 @@ pub struct RendezvousStanding {
     /// The tensor to send next.
     produced: Option<Tensor>,
     rounds: u64,
-    /// Tensors that had been asked for in advance, when it was looked last.
+    /// Tensors that had a standing request, at the last check.
     claimed: u64,
 }
 
 impl RendezvousStanding {
-    /// Joins the other side as task `me` of two.
-    pub fn open(me: u32, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
+    /// Joins the other side as task `me` (0 or 1).
+    pub fn open(
+        me: u32,
+        options: &RendezvousOptions,
+        channel: &mut ControlChannel,
+    ) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-        let node = joined(me, settings, channel)?;
+        let node = joined(me, options, channel)?;
         let sequence = node.sequence(0);
         let to = node.edge_to("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let from = node.edge_from("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let ring = node.ring(DType::U8, &[1], BUFFERS).map_err(|error| failed(&error))?;
-        let standing = match settings.plain {
+        let standing = match options.is_baseline {
             true => None,
             false => {
-                let standing = node.standing(&from, sequence, settings.standing);
-                Some(standing.map_err(|error| CliError::failed("asking in advance", error))?)
+                let standing = node.standing(&from, sequence, options.standing());
+                Some(standing.map_err(|error| CliError::failed("making a standing request", error))?)
             }
         };
-        let settings = settings.clone();
+        let options = options.clone();
         Ok(RendezvousStanding {
             standing,
             node,
-            settings,
+            options,
             sequence,
             to,
             from,
@@ -66,17 +69,17 @@ impl RendezvousStanding {
         })
     }
 
-    /// What was not asked for in advance is received all the same, and would be measured as what it is not. The first ones, and
-    /// those after a change of size, are asked for in their steps.
-    fn look(&mut self) -> Result<(), Abort> {
+    /// Fails if most tensors had no standing request: then the figures would not be those of standing
+    /// requests. The first steps, and those after a change of size, have plain requests.
+    fn check(&mut self) -> Result<(), Abort> {
         let claimed = self.node.counters().get(Counter::StandingClaimed);
         let news = claimed - std::mem::replace(&mut self.claimed, claimed);
-        if self.rounds == 0 || self.standing.is_none() || news >= LOOK / 2 {
+        if self.rounds == 0 || self.standing.is_none() || news >= CHECK_EVERY / 2 {
             return Ok(());
         }
         Err(Abort::Failed(format!(
-            "of the last {LOOK} tensors {news} had been asked for in advance: a window of {} does not hold here",
-            self.settings.standing
+            "of the last {CHECK_EVERY} tensors {news} had a standing request: a window of {} does not hold here",
+            self.options.standing()
         )))
     }
 }
@@ -86,19 +89,19 @@ impl Exchange for RendezvousStanding {
         &self.node
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn options(&self) -> &RendezvousOptions {
+        &self.options
     }
 
     fn how(&self) -> String {
-        format!("standing requests, {} steps in advance", self.settings.standing)
+        format!("standing requests, {} steps in advance", self.options.standing())
     }
 
     fn resize(&mut self, bytes: usize) -> Result<(), CliError> {
         if self.bytes == bytes {
             return Ok(());
         }
-        // The last size's go back to the pool first.
+        // The tensor of the last size returns to the pool first.
         self.produced = None;
         self.ring = self
             .node
@@ -109,8 +112,8 @@ impl Exchange for RendezvousStanding {
     }
 
     fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        if self.rounds.is_multiple_of(LOOK) {
-            self.look()?;
+        if self.rounds.is_multiple_of(CHECK_EVERY) {
+            self.check()?;
         }
         self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
         Ok(())
@@ -120,20 +123,20 @@ impl Exchange for RendezvousStanding {
         let n = self.rounds;
         self.rounds += 1;
         if n >= 2 {
-            // The peer has answered the round after it.
+            // The peer has answered the round after that step.
             self.node.cleanup(self.sequence.step(n - 2));
         }
-        self.node.step(self.sequence.step(n)).map_err(halt)
+        Ok(self.node.step(self.sequence.step(n))?)
     }
 
     fn send(&mut self, step: &Step) -> Result<(), Abort> {
         let Some(tensor) = self.produced.take() else {
             return Err(Abort::Failed("nothing was produced for this round".into()));
         };
-        step.send(&self.to, tensor).map_err(halt)
+        Ok(step.send(&self.to, tensor)?)
     }
 
     fn receive(&mut self, step: &Step) -> Result<(), Abort> {
-        step.recv(&self.from, PATIENCE).map(drop).map_err(halt)
+        Ok(step.recv(&self.from, ROUND_TIMEOUT).map(drop)?)
     }
 }

@@ -1,4 +1,4 @@
-//! What a run says: a header, perftest's latency table, the references beside it, and the same as JSON.
+//! The report: a header, perftest's table, the references, and the same as JSON.
 
 use super::bandwidth::Bandwidth;
 use super::cores::siblings;
@@ -8,8 +8,8 @@ use super::options::Figure;
 use super::plan::{Part, Plan};
 use super::recorder::Summary;
 use super::workload::Facts;
-use crate::CliError;
-use crate::reference::Stopwatch;
+use crate::error::CliError;
+use crate::reference::stopwatch::Stopwatch;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -74,12 +74,11 @@ struct Reference {
 }
 
 impl PerfReport {
-    /// A report without results.
-    /// The answering side runs on this core.
+    /// A report without results. The other process runs on the core `responder`.
     pub fn new(plan: &Plan, facts: Facts, clock: &Stopwatch, responder: usize) -> Self {
         PerfReport {
-            test: plan.test.name(),
-            figure: plan.test.figure(),
+            test: plan.args.test.name(),
+            figure: plan.args.test.figure(),
             fabric: facts.fabric,
             device: facts.device,
             pages: facts.pages,
@@ -88,10 +87,10 @@ impl PerfReport {
             poll_mode: facts.poll_mode,
             inline_bytes: facts.inline_bytes,
             depth: facts.depth,
-            idle_links: plan.settings.links,
+            idle_links: plan.args.test.idle_links(),
             mtu: facts.mtu,
             mode: plan.mode(),
-            turns: plan.turns,
+            turns: plan.args.run.turns,
             clock: clock.to_string(),
             kernel: machine::kernel(),
             cpu: machine::cpu(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
@@ -103,7 +102,7 @@ impl PerfReport {
         }
     }
 
-    /// Adds what one size came to.
+    /// Adds the results of one size.
     pub fn add(&mut self, result: &SizeResult) {
         let Summary { count, min_ns, p50_ns, p90_ns, p99_ns, p999_ns, p9999_ns, max_ns, mean_ns, stdev_ns } =
             result.summary;
@@ -206,7 +205,7 @@ impl PerfReport {
         )
     }
 
-    /// The references, with both absolute figures.
+    /// The table of the references, with both absolute figures.
     pub fn reference_table(&self) -> String {
         let rule = "-".repeat(132);
         if self.references.is_empty() {
@@ -239,7 +238,7 @@ impl PerfReport {
     }
 }
 
-/// A file that is there as a whole or not at all.
+/// A file that is written as a whole or not at all.
 #[derive(Debug)]
 pub struct JsonFile {
     path: PathBuf,
@@ -247,7 +246,7 @@ pub struct JsonFile {
 }
 
 impl JsonFile {
-    /// Makes sure that the file can be written, and leaves nothing behind.
+    /// Checks that the file can be written, and leaves nothing behind.
     pub fn probe(path: &Path) -> Result<Self, CliError> {
         let refused =
             |why: String| Err(CliError::Usage(format!("--json: {} can't be written: {why}", path.display())));
@@ -272,7 +271,7 @@ impl JsonFile {
         let written =
             std::fs::write(&self.temporary, text).and_then(|()| std::fs::rename(&self.temporary, &self.path));
         written.map_err(|error| {
-            let _ = std::fs::remove_file(&self.temporary); // it may not be there
+            let _ = std::fs::remove_file(&self.temporary); // fails if it does not exist
             CliError::failed(format!("writing {}", self.path.display()), error)
         })
     }
@@ -281,12 +280,13 @@ impl JsonFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::options::PerfArgs;
-    use clap::Parser;
+    use crate::perf::options::{PerfArgs, RunOptions, Test};
+    use std::collections::BTreeSet;
 
     fn report() -> PerfReport {
-        let args = PerfArgs::try_parse_from(["perf", "cache_line", "--local"]).unwrap();
-        let plan = Plan::check(args, &[0, 1]).unwrap();
+        let run = RunOptions { local: true, turns: 5, ..RunOptions::default() };
+        let args = PerfArgs { test: Test::CacheLine, run };
+        let plan = Plan::check(args, &BTreeSet::new(), &[0, 1]).unwrap();
         let facts = Facts {
             fabric: "shm".into(),
             device: None,

@@ -3,9 +3,10 @@
 use super::bare_link::{BareLink, Received};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
-use super::plan::Settings;
-use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
-use crate::CliError;
+use super::options::InlineOptions;
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use crate::error::CliError;
 use tensorwire::internals::fabric::Role;
 
 /// One side of the ping-pong.
@@ -15,9 +16,10 @@ pub struct SendLat<F: MeasuredFabric> {
 }
 
 impl<F: MeasuredFabric> SendLat<F> {
-    /// Links with the other side, which does the same in the other role.
-    pub fn open(role: Role, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
-        Ok(SendLat { side: BareLink::open(role, settings, channel)?, message: Vec::new() })
+    /// Links with the other side, which calls this in the other role.
+    pub fn open(role: Role, options: &InlineOptions, channel: &mut ControlChannel) -> Result<Self, CliError> {
+        let side = BareLink::open(role, &options.bare, options.inline, 0, channel)?;
+        Ok(SendLat { side, message: Vec::new() })
     }
 }
 
@@ -48,8 +50,7 @@ impl<F: MeasuredFabric> Responder for SendLat<F> {
         self.side.send(&self.message, (watch, &mut Received::default()))
     }
 
-    /// What was sent last is with the other side.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
-        Ok(KeepAlive::Again)
+        Ok(KeepAlive::Poll)
     }
 }

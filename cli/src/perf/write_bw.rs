@@ -1,14 +1,15 @@
-//! The bare fabric: one-sided writes, as many outstanding as the link is deep.
+//! The bare fabric: one-sided writes, as many outstanding as the queue is deep.
 
 use super::bare_link::{BareLink, Received};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::one_sided::Passive;
-use super::plan::Settings;
+use super::options::InlineOptions;
+use super::peer_watch::{Abort, PeerWatch};
 use super::recorder::Recorder;
-use super::workload::{Abort, Facts, Initiator, PeerWatch};
-use crate::CliError;
-use crate::reference::Stopwatch;
+use super::workload::{Facts, Initiator};
+use crate::error::CliError;
+use crate::reference::stopwatch::Stopwatch;
 use tensorwire::Tensor;
 use tensorwire::internals::fabric::Role;
 use tensorwire::internals::wire::Grant;
@@ -17,25 +18,29 @@ use tensorwire::internals::wire::Grant;
 pub struct WriteBw<F: MeasuredFabric> {
     side: BareLink<F>,
     granted: Grant,
-    /// Where each write goes: as many bytes of `granted` as the source has.
+    /// Target of each write: as many bytes of `granted` as the source has.
     target: Grant,
     source: Tensor,
 }
 
 impl<F: MeasuredFabric> WriteBw<F> {
-    /// Links with the other side, which does the same in [`passive`].
-    pub fn open(settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
-        let mut side = BareLink::open(Role::Initiator, settings, channel)?;
-        let (granted, _) = side.swap_targets(settings.max_bytes, channel)?;
+    /// Links with the other side, which calls [`passive`].
+    pub fn open(
+        options: &InlineOptions,
+        max_bytes: usize,
+        channel: &mut ControlChannel,
+    ) -> Result<Self, CliError> {
+        let mut side = BareLink::open(Role::Initiator, &options.bare, options.inline, 0, channel)?;
+        let (granted, _) = side.swap_targets(max_bytes, channel)?;
         let source = side.buffer(1)?.freeze();
         Ok(WriteBw { side, granted, target: granted, source })
     }
 
-    /// Writes so many times, and waits for the last.
+    /// Writes `count` times, and waits for the last completion.
     fn stream(&mut self, count: u64, watch: &PeerWatch) -> Result<(), Abort> {
         let mut received = Received::default();
         let copied = self.source.bytes().len() <= self.side.inline;
-        // What is copied when it is posted completes without a word; the last one, behind all others, does not.
+        // Inline writes have no completion, except the last one, which completes after all others.
         let expected = if copied { count.min(1) } else { count };
         for left in (0..count).rev() {
             self.side.write(&self.source, &self.target, None, left == 0, (watch, &mut received))?;
@@ -50,11 +55,12 @@ impl<F: MeasuredFabric> WriteBw<F> {
 
 /// The side that is written to.
 pub fn passive<F: MeasuredFabric>(
-    settings: &Settings,
+    options: &InlineOptions,
+    max_bytes: usize,
     channel: &mut ControlChannel,
 ) -> Result<Passive<F>, CliError> {
-    let mut side = BareLink::open(Role::Acceptor, settings, channel)?;
-    side.swap_targets(settings.max_bytes, channel)?;
+    let mut side = BareLink::open(Role::Acceptor, &options.bare, options.inline, 0, channel)?;
+    side.swap_targets(max_bytes, channel)?;
     Passive::new(side, channel)
 }
 
@@ -71,7 +77,7 @@ impl<F: MeasuredFabric> Initiator for WriteBw<F> {
         self.stream(1, watch)
     }
 
-    /// A window's writes overlap, so none has a time of its own.
+    /// The writes overlap, so no write has a time of its own.
     fn rounds(
         &mut self,
         count: u64,

@@ -1,45 +1,52 @@
-//! The bare fabric: a one-sided write, answered by another. Its receiver takes an immediate, or looks at the last byte.
+//! The bare fabric: a one-sided write, answered by another. The receiver takes an immediate, or polls
+//! the last byte.
 
 use super::bare_link::{BareLink, Received, immediate};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
-use super::options::Notify;
-use super::plan::Settings;
-use super::workload::{Abort, Facts, Initiator, KeepAlive, PeerWatch, Responder};
-use crate::CliError;
-use crate::reference::Landing;
+use super::options::{Notify, WriteLatOptions};
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use crate::error::CliError;
+use crate::reference::landing::Landing;
 use tensorwire::Tensor;
 use tensorwire::internals::fabric::Role;
 use tensorwire::internals::wire::{Grant, Immediate};
 
-/// Looks at memory between two polls, which would tell that the link is down.
-const LOOKS: u32 = 4096;
+/// Reads of the last byte between two polls of the port, which would report that the link is down.
+const READS_PER_POLL: u32 = 4096;
 
 /// One side of the ping-pong.
 pub struct WriteLat<F: MeasuredFabric> {
     side: BareLink<F>,
     granted: Grant,
     landing: Landing,
-    /// What comes with a write; nothing if its receiver looks at memory.
+    /// The immediate of each write; `None` if the receiver polls memory.
     immediate: Option<Immediate>,
     bytes: usize,
-    /// Where the next write goes: as many bytes of `granted` as the source has.
+    /// Target of the next write: as many bytes of `granted` as the source has.
     target: Grant,
-    /// What is written, in turns: their last bytes differ, so that each write can be seen.
+    /// Written by turns. Their last bytes differ, so that each write can be seen.
     sources: [Tensor; 2],
     written: usize,
     seen: usize,
 }
 
-/// Last byte of each source. No byte of fresh memory has it.
+/// Last byte of each source. Fresh memory holds zeros.
 const MARKS: [u8; 2] = [1, 2];
 
 impl<F: MeasuredFabric> WriteLat<F> {
-    /// Links with the other side, which does the same in the other role.
-    pub fn open(role: Role, settings: &Settings, channel: &mut ControlChannel) -> Result<Self, CliError> {
-        let mut side = BareLink::open(role, settings, channel)?;
-        let (granted, landing) = side.swap_targets(settings.max_bytes, channel)?;
-        let immediate = match settings.notify {
+    /// Links with the other side, which calls this in the other role.
+    pub fn open(
+        role: Role,
+        options: &WriteLatOptions,
+        max_bytes: usize,
+        channel: &mut ControlChannel,
+    ) -> Result<Self, CliError> {
+        let mut side =
+            BareLink::open(role, &options.posting.bare, options.posting.inline, options.links(), channel)?;
+        let (granted, landing) = side.swap_targets(max_bytes, channel)?;
+        let immediate = match options.notify() {
             Notify::Immediate => Some(immediate()?),
             Notify::Memory => None,
         };
@@ -81,11 +88,11 @@ impl<F: MeasuredFabric> WriteLat<F> {
         if self.immediate.is_some() {
             return self.side.arrived(watch);
         }
-        let (mut wait, mut looks, mark) = (watch.wait(), 0u32, MARKS[self.seen]);
+        let (mut wait, mut reads, mark) = (watch.wait(), 0u32, MARKS[self.seen]);
         self.seen ^= 1;
         while self.landing.last_of(self.bytes) != mark {
-            looks += 1;
-            if looks.is_multiple_of(LOOKS) {
+            reads += 1;
+            if reads.is_multiple_of(READS_PER_POLL) {
                 self.side.poll(&mut wait, &mut Received::default())?;
             }
         }
@@ -128,8 +135,7 @@ impl<F: MeasuredFabric> Responder for WriteLat<F> {
         self.write(watch)
     }
 
-    /// The other side pulls what was written last when it polls, or has it; nothing is needed from this one.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
-        Ok(KeepAlive::Again)
+        Ok(KeepAlive::Poll)
     }
 }

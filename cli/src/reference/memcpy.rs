@@ -1,6 +1,6 @@
 //! One thread's memcpy between two mapped regions: what moving that many bytes costs with no transport at all.
 
-use crate::CliError;
+use crate::error::CliError;
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::hint::black_box;
 

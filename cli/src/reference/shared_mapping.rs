@@ -1,55 +1,54 @@
-//! The mapping that both processes share: the lines that the bare references bounce.
+//! The memory that both processes of `perf --local` share, as atomic words.
 //!
-//! A memfd sealed against shrinking, so that no access can fault. Everything in it is an atomic word.
+//! It is a memfd sealed against shrinking, so no access can fault.
 #![allow(unsafe_code)] // the view of the mapping as atomic words
 
-use crate::CliError;
+use crate::error::CliError;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
-/// The mapping, seen from one process.
+/// The mapping in one process.
 #[derive(Debug)]
 pub struct SharedMapping {
     map: MmapRaw,
 }
 
 impl SharedMapping {
-    /// Makes a mapping with `room` bytes for references, all zero, and the file that the other process maps. A
-    /// child inherits the file.
-    pub fn create(room: usize) -> Result<(Self, OwnedFd), CliError> {
+    /// Makes a mapping of `bytes`, all zero, and the file that the other process maps. A child
+    /// inherits the file.
+    pub fn create(bytes: usize) -> Result<(Self, OwnedFd), CliError> {
         let tried = "making the mapping that both processes share";
         let fd = rustix::fs::memfd_create("tensorwire-perf", MemfdFlags::ALLOW_SEALING)
             .map_err(|error| CliError::failed(tried, error))?;
-        rustix::fs::ftruncate(&fd, room as u64).map_err(|error| CliError::failed(tried, error))?;
+        rustix::fs::ftruncate(&fd, bytes as u64).map_err(|error| CliError::failed(tried, error))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|error| CliError::failed(tried, error))?;
         let file = File::from(fd);
         Ok((Self::open(&file)?, file.into()))
     }
 
-    /// Maps what the other process has created.
+    /// Maps the file that the other process has created.
     pub fn open(file: &File) -> Result<Self, CliError> {
-        let tried = "mapping what both processes share";
+        let tried = "mapping the memory that both processes share";
         let seals = rustix::fs::fcntl_get_seals(file).map_err(|error| CliError::failed(tried, error))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(CliError::failed(tried, "the file could shrink, and a look at it kill this process"));
+            return Err(CliError::failed(
+                tried,
+                "the file could shrink, and an access then kill this process",
+            ));
         }
         let map = MmapOptions::new().map_raw(file).map_err(|error| CliError::failed(tried, error))?;
         Ok(SharedMapping { map })
     }
 
-    /// `count` words of the room for references, from byte `offset` on.
+    /// `count` words from byte `offset` on.
     ///
     /// # Panics
-    /// If they do not lie in the room, or `offset` is not a multiple of 8.
-    pub fn room(&self, offset: usize, count: usize) -> &[AtomicU64] {
-        self.words(offset, count)
-    }
-
-    fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+    /// If they do not lie in the mapping, or `offset` is not a multiple of 8.
+    pub fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let end = count.checked_mul(8).and_then(|bytes| bytes.checked_add(offset));
         assert!(
             offset.is_multiple_of(8) && end.is_some_and(|end| end <= self.map.len()),
@@ -72,14 +71,14 @@ mod tests {
     fn both_views_see_the_same_words() {
         let (ours, fd) = SharedMapping::create(64).unwrap();
         let theirs = SharedMapping::open(&File::from(fd)).unwrap();
-        ours.room(8, 1)[0].store(7, Ordering::Relaxed);
-        assert_eq!(theirs.room(0, 8)[1].load(Ordering::Relaxed), 7);
+        ours.words(8, 1)[0].store(7, Ordering::Relaxed);
+        assert_eq!(theirs.words(0, 8)[1].load(Ordering::Relaxed), 7);
     }
 
     #[test]
     #[should_panic(expected = "9 words at 0 do not lie in a mapping of 64 bytes")]
     fn words_outside_the_mapping_are_refused() {
-        SharedMapping::create(64).unwrap().0.room(0, 9);
+        SharedMapping::create(64).unwrap().0.words(0, 9);
     }
 
     #[test]

@@ -1,28 +1,32 @@
-//! One atomic cache line bounced between two processes: the least that any message can cost.
+//! One atomic cache line bounced between two processes: a lower bound for any message.
 
-use super::{LINE_APART, SharedMapping, set};
-use crate::CliError;
-use crate::perf::{Abort, ControlChannel, Facts, Initiator, KeepAlive, PeerWatch, Responder, Subject};
+use super::control_channel::ControlChannel;
+use super::layout::{Set, line};
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use crate::error::CliError;
+use crate::reference::shared_mapping::SharedMapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One side of the ping-pong. The initiator writes odd numbers into the line, the responder the even ones after them.
+/// One side of the ping-pong. The initiator writes odd numbers, the responder the even ones after
+/// them.
 pub struct CacheLine {
-    shared: Arc<SharedMapping>,
+    mapping: Arc<SharedMapping>,
     offset: usize,
-    /// The newest number that this side has seen or written.
+    /// The last number that this side has read or written.
     value: u64,
 }
 
 impl CacheLine {
-    /// A side of the line that this subject uses. The line must not have been used before.
-    pub fn new(shared: &Arc<SharedMapping>, subject: Subject) -> Self {
-        CacheLine { shared: Arc::clone(shared), offset: set(subject) * LINE_APART, value: 0 }
+    /// A side of the set's line, which nobody has used before.
+    pub fn new(mapping: &Arc<SharedMapping>, set: Set) -> Self {
+        CacheLine { mapping: Arc::clone(mapping), offset: line(set), value: 0 }
     }
 
     #[inline(always)]
     fn line(&self) -> &AtomicU64 {
-        &self.shared.room(self.offset, 1)[0]
+        &self.mapping.words(self.offset, 1)[0]
     }
 
     #[inline(always)]
@@ -74,23 +78,22 @@ impl Responder for CacheLine {
         Ok(())
     }
 
-    /// What was sent lies in the mapping.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
-        Ok(KeepAlive::Again)
+        Ok(KeepAlive::Poll)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::MAPPING_BYTES;
+    use crate::perf::layout::MAPPING_BYTES;
 
     #[test]
     fn every_ping_is_answered_once() {
-        let shared = Arc::new(SharedMapping::create(MAPPING_BYTES).unwrap().0);
-        let watch = PeerWatch::without_other();
-        let mut answering = CacheLine::new(&shared, Subject::CacheLine);
-        let mut measuring = CacheLine::new(&shared, Subject::CacheLine);
+        let mapping = Arc::new(SharedMapping::create(MAPPING_BYTES).unwrap().0);
+        let watch = PeerWatch::without_peer();
+        let mut answering = CacheLine::new(&mapping, Set::Reference);
+        let mut measuring = CacheLine::new(&mapping, Set::Reference);
         std::thread::scope(|scope| {
             scope.spawn(|| (0..50).for_each(|_| answering.answer(&watch).unwrap()));
             (0..50).for_each(|_| measuring.round_trip(&watch).unwrap());

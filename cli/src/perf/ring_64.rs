@@ -1,23 +1,25 @@
-//! A bare ring of 64-byte slots, sequence word and payload in one line: the least that a *queue* of messages can cost.
+//! A bare ring of 64-byte slots, sequence word and payload in one line: a lower bound for a queue of
+//! messages.
 
-use super::{MAX_RING_SLOTS, RING_BYTES, RINGS, SharedMapping, set};
-use crate::CliError;
-use crate::perf::{Abort, ControlChannel, Facts, Initiator, KeepAlive, PeerWatch, Responder, Subject};
+use super::control_channel::ControlChannel;
+use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD, Set, ring};
+use super::peer_watch::{Abort, PeerWatch};
+use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use crate::error::CliError;
+use crate::reference::shared_mapping::SharedMapping;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that a slot carries beside its sequence word.
-pub const PAYLOAD: usize = 56;
-/// Words of a slot: the sequence word first.
+/// Words of a slot: the sequence word, then the payload.
 const WORDS: usize = 8;
 
 /// One side: it produces into one ring and consumes from the other.
 ///
-/// Message n lies in slot n modulo the number of slots, and is there when the slot's sequence word is n. A ping-pong
-/// never has more than one message in a ring, so no slot is written before it was read.
+/// Message n lies in slot n modulo the number of slots. It is complete when the slot's sequence word
+/// is n. A ping-pong never has more than one message in a ring, so no slot is overwritten unread.
 pub struct Ring64 {
-    shared: Arc<SharedMapping>,
+    mapping: Arc<SharedMapping>,
     outgoing: usize,
     incoming: usize,
     slots: u64,
@@ -28,22 +30,21 @@ pub struct Ring64 {
 
 impl Ring64 {
     /// The measuring side, with rings of `slots` slots.
-    pub fn initiator(shared: &Arc<SharedMapping>, subject: Subject, slots: u32) -> Self {
-        Self::new(shared, subject, slots, 0)
+    pub fn initiator(mapping: &Arc<SharedMapping>, set: Set, slots: u32) -> Self {
+        Self::new(mapping, set, slots, 0)
     }
 
     /// The answering side.
-    pub fn responder(shared: &Arc<SharedMapping>, subject: Subject, slots: u32) -> Self {
-        Self::new(shared, subject, slots, 1)
+    pub fn responder(mapping: &Arc<SharedMapping>, set: Set, slots: u32) -> Self {
+        Self::new(mapping, set, slots, 1)
     }
 
-    fn new(shared: &Arc<SharedMapping>, subject: Subject, slots: u32, side: usize) -> Self {
+    fn new(mapping: &Arc<SharedMapping>, set: Set, slots: u32, side: usize) -> Self {
         assert!((1..=MAX_RING_SLOTS).contains(&slots), "the options allow no ring of {slots} slots");
-        let ring = |index: usize| RINGS + (2 * set(subject) + index) * RING_BYTES;
         Ring64 {
-            shared: Arc::clone(shared),
-            outgoing: ring(side),
-            incoming: ring(1 - side),
+            mapping: Arc::clone(mapping),
+            outgoing: ring(set, side),
+            incoming: ring(set, 1 - side),
             slots: u64::from(slots),
             count: 0,
             payload_words: 1,
@@ -52,7 +53,7 @@ impl Ring64 {
 
     #[inline(always)]
     fn slot(&self, ring: usize, number: u64) -> &[AtomicU64] {
-        self.shared.room(ring + (number % self.slots) as usize * WORDS * 8, WORDS)
+        self.mapping.words(ring + (number % self.slots) as usize * WORDS * 8, WORDS)
     }
 
     #[inline(always)]
@@ -78,7 +79,7 @@ impl Ring64 {
     }
 
     fn resize(&mut self, bytes: usize) {
-        self.payload_words = bytes.div_ceil(8).clamp(1, PAYLOAD / 8);
+        self.payload_words = bytes.div_ceil(8).clamp(1, RING_PAYLOAD / 8);
     }
 }
 
@@ -100,7 +101,7 @@ impl Initiator for Ring64 {
             device: None,
             pages: "base pages".into(),
             poll_mode: "spin".into(),
-            inline_bytes: PAYLOAD as u64,
+            inline_bytes: RING_PAYLOAD as u64,
             depth: self.slots,
             mtu: None,
         }
@@ -120,25 +121,24 @@ impl Responder for Ring64 {
         Ok(())
     }
 
-    /// What was sent lies in the mapping.
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
-        Ok(KeepAlive::Again)
+        Ok(KeepAlive::Poll)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::MAPPING_BYTES;
+    use crate::perf::layout::MAPPING_BYTES;
 
     #[test]
     fn messages_go_round_a_ring_several_times_with_their_payload() {
-        let shared = Arc::new(SharedMapping::create(MAPPING_BYTES).unwrap().0);
-        let watch = PeerWatch::without_other();
-        let mut answering = Ring64::responder(&shared, Subject::Ring64, 4);
-        let mut measuring = Ring64::initiator(&shared, Subject::Ring64, 4);
-        answering.resize(PAYLOAD);
-        measuring.resize(PAYLOAD);
+        let mapping = Arc::new(SharedMapping::create(MAPPING_BYTES).unwrap().0);
+        let watch = PeerWatch::without_peer();
+        let mut answering = Ring64::responder(&mapping, Set::Reference, 4);
+        let mut measuring = Ring64::initiator(&mapping, Set::Reference, 4);
+        answering.resize(RING_PAYLOAD);
+        measuring.resize(RING_PAYLOAD);
         std::thread::scope(|scope| {
             scope.spawn(|| (0..50).for_each(|_| answering.answer(&watch).unwrap()));
             (0..50).for_each(|_| measuring.round_trip(&watch).unwrap());

@@ -1,0 +1,44 @@
+//! How the program fails and prints.
+
+use std::process::ExitCode;
+
+/// Why the program did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The command line asks for the impossible: exit status 2.
+    #[error("{0}")]
+    Usage(String),
+    /// An attempt failed: exit status 1.
+    #[error("{0}")]
+    Failed(String),
+    /// An attempt failed, and another process prints the reason: exit status 1.
+    #[error("reported by the first process")]
+    Reported,
+}
+
+impl CliError {
+    /// A failed attempt: what was tried, and the error that ended it.
+    pub fn failed(tried: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
+        CliError::Failed(format!("{tried}: {error}"))
+    }
+
+    /// The exit status of the program.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            CliError::Usage(_) => 2,
+            CliError::Failed(_) | CliError::Reported => 1,
+        })
+    }
+}
+
+/// Prints text. A reader that has closed the pipe is no error.
+pub fn print(text: &str) -> Result<(), CliError> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(CliError::failed("writing to stdout", error))
+        }
+        _ => Ok(()),
+    }
+}

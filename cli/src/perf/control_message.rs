@@ -1,0 +1,58 @@
+//! Messages between the two processes, outside of the measured turns.
+
+use super::options::PerfArgs;
+use serde::{Deserialize, Serialize};
+
+/// A message on the [`ControlChannel`](super::control_channel::ControlChannel).
+///
+/// The *initiator* measures and the *responder* answers.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum ControlMessage {
+    /// First message of the initiator: open this test.
+    Open {
+        /// The program's version: both must be the same.
+        version: String,
+        /// The initiator's options. Both sides must agree on them.
+        args: PerfArgs,
+        /// The core of the responder, where the initiator has started it.
+        core: usize,
+    },
+    /// From the responder: the test is open.
+    Opened {
+        /// The core that it runs on.
+        core: usize,
+    },
+    /// From the initiator: prepare, and answer [`ControlMessage::Ready`].
+    Turn {
+        /// What is measured.
+        subject: Subject,
+        /// Payload in bytes.
+        bytes: usize,
+    },
+    /// From the initiator: send [`ControlMessage::Ready`], answer this many round trips, and send
+    /// [`ControlMessage::Done`].
+    Rounds(u64),
+    /// From the responder: it is prepared.
+    Ready,
+    /// From the responder: it has answered.
+    Done,
+    /// From the initiator: the run is over.
+    Quit,
+    /// From either side, for the workload: opaque bytes, such as an address.
+    Bytes(Vec<u8>),
+    /// From the responder: it gives up, and why.
+    Failed(String),
+}
+
+/// What is measured in a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Subject {
+    /// The test that was asked for.
+    Test,
+    /// The same test without an option: see [`Test::baseline`](super::options::Test::baseline).
+    Baseline,
+    /// The bare cache line.
+    CacheLine,
+    /// The bare ring.
+    Ring64,
+}

@@ -1,0 +1,53 @@
+//! The entry points: `perf`, and the second process of `perf --local`.
+
+use super::control_message::ControlMessage;
+use super::layout::MAPPING_BYTES;
+use super::options::PerfArgs;
+use super::peer_process::{self, PeerProcess, ResponderArgs};
+use super::plan::{Part, Plan};
+use super::remote;
+use super::report::{JsonFile, PerfReport};
+use super::session::{answer, explain, measure};
+use crate::error::CliError;
+use crate::reference::shared_mapping::SharedMapping;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Takes the role that was asked for. The initiator prints the results and writes the report.
+/// `given` has the names of the options on the command line.
+pub fn run(args: PerfArgs, given: &BTreeSet<String>) -> Result<(), CliError> {
+    let plan = Plan::check(args, given, tensorwire::process_cpus())?;
+    let json = plan.args.run.json.as_deref().map(JsonFile::probe).transpose()?;
+    let report = match &plan.part {
+        Part::Local => local(&plan)?,
+        Part::Client(host, port) => remote::client(&plan, host, *port)?,
+        Part::Server(port) => return remote::serve(&plan, *port),
+    };
+    match json {
+        Some(file) => file.write(&report.to_json()?),
+        None => Ok(()),
+    }
+}
+
+fn local(plan: &Plan) -> Result<PerfReport, CliError> {
+    let (mapping, memfd) = SharedMapping::create(MAPPING_BYTES)?;
+    let (mut second, mut channel) = PeerProcess::start(memfd)?;
+    let report = measure(plan, Some(&Arc::new(mapping)), &mut channel)
+        .map_err(|error| explain(error, &mut channel, Some(&mut second)))?;
+    second.finish()?;
+    Ok(report)
+}
+
+/// The second process: answers until the first one tells it to quit.
+pub fn respond(args: ResponderArgs) -> Result<(), CliError> {
+    let (mapping, mut channel) = peer_process::inherit(&args)?;
+    let answered = match channel.receive()? {
+        ControlMessage::Open { args, core, .. } => answer(&args, core, Some(&mapping), &mut channel),
+        other => Err(CliError::Failed(format!("{other:?} came first"))),
+    };
+    // Sent before the exit, so that the first process finds it when it stops waiting.
+    answered.map_err(|error| match channel.send(&ControlMessage::Failed(error.to_string())) {
+        Ok(()) => CliError::Reported,
+        Err(_) => error,
+    })
+}

@@ -1,0 +1,92 @@
+//! Both sides of a run, once the channel between them is open.
+
+use super::control_channel::{ChannelError, ControlChannel};
+use super::control_message::ControlMessage;
+use super::measure::{self, Measurement};
+use super::open;
+use super::options::PerfArgs;
+use super::peer_process::PeerProcess;
+use super::plan::{Part, Plan};
+use super::report::PerfReport;
+use crate::error::{CliError, print};
+use crate::reference::shared_mapping::SharedMapping;
+use crate::reference::stopwatch::Stopwatch;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The initiator: measures every size, and prints the results as they come.
+pub fn measure(
+    plan: &Plan,
+    mapping: Option<&Arc<SharedMapping>>,
+    channel: &mut ControlChannel,
+) -> Result<PerfReport, CliError> {
+    let (version, core) = (env!("CARGO_PKG_VERSION").into(), plan.cores.responder);
+    channel.send(&ControlMessage::Open { version, args: plan.args.clone(), core })?;
+    if plan.part != Part::Local {
+        channel.expect(&ControlMessage::Ready)?; // the server agrees
+    }
+    let (test, max_bytes) = (&plan.args.test, plan.args.max_bytes());
+    let workload = open::initiator(test, max_bytes, mapping, channel)?;
+    let baseline = match test.baseline() {
+        Some((name, test)) => Some((name, open::initiator(&test, max_bytes, mapping, channel)?)),
+        None => None,
+    };
+    // Pinned last: threads that the workload has started must not share the core that measures.
+    pin(plan.cores.initiator)?;
+    let clock = Stopwatch::new();
+    let core = match channel.receive()? {
+        ControlMessage::Opened { core } => core,
+        other => return Err(CliError::Failed(format!("{other:?} came instead of Opened"))),
+    };
+    let mut report = PerfReport::new(plan, workload.facts(), &clock, core);
+    print(&report.header())?;
+    let mut run = Measurement::new(plan, clock, channel.watch()?, mapping, workload, baseline);
+    for &bytes in plan.args.sizes() {
+        report.add(&run.size(bytes, channel)?);
+        print(&report.newest_row())?;
+    }
+    channel.send(&ControlMessage::Quit)?;
+    print(&report.reference_table())?;
+    Ok(report)
+}
+
+/// The responder: opens the test, and answers turns until it is told to quit.
+pub fn answer(
+    args: &PerfArgs,
+    core: usize,
+    mapping: Option<&Arc<SharedMapping>>,
+    channel: &mut ControlChannel,
+) -> Result<(), CliError> {
+    let (test, max_bytes) = (&args.test, args.max_bytes());
+    let workload = open::responder(test, max_bytes, mapping, channel)?;
+    let baseline = match test.baseline() {
+        Some((_, test)) => Some(open::responder(&test, max_bytes, mapping, channel)?),
+        None => None,
+    };
+    pin(core)?;
+    channel.send(&ControlMessage::Opened { core })?;
+    measure::answer(channel, mapping, workload, baseline)
+}
+
+/// Why a run failed: the last message of the other process, or its exit status, or `seen`.
+pub fn explain(seen: CliError, channel: &mut ControlChannel, second: Option<&mut PeerProcess>) -> CliError {
+    if matches!(seen, CliError::Usage(_)) {
+        return seen; // the other side failed for the same reason
+    }
+    let mut received = channel.set_timeout(Duration::from_millis(500)).and_then(|()| channel.receive());
+    while received.is_ok() {
+        received = channel.receive();
+    }
+    let name = if second.is_some() { "second process" } else { "server" };
+    if let Err(ChannelError::Failed(why)) = received {
+        return CliError::Failed(format!("the {name} failed: {why}"));
+    }
+    match second.and_then(PeerProcess::exit_status) {
+        Some(status) => CliError::Failed(format!("{status}; this one saw: {seen}")),
+        None => seen,
+    }
+}
+
+fn pin(core: usize) -> Result<(), CliError> {
+    tensorwire::pin_current_thread(core).map_err(|error| CliError::Failed(error.to_string()))
+}
