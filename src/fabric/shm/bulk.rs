@@ -1,4 +1,4 @@
-//! Bulk: where a tensor of ours lies for the peer, and how the peer's bytes are pulled in.
+//! Bulk: naming a tensor of this pool for the peer, and copying bytes out of the peer's pool.
 #![allow(unsafe_code)]
 
 use crate::fabric::PostError;
@@ -10,7 +10,7 @@ use crate::memory::{PeerRegion, Pool, Tensor};
 use std::ptr;
 use std::sync::Arc;
 
-/// The peer's pool, as far as this process may see it.
+/// The regions of the peer's pool that it has shared.
 pub(super) struct PeerPool {
     regions: Vec<(u16, Arc<LazyRegion>)>,
 }
@@ -21,12 +21,12 @@ impl PeerPool {
         PeerPool { regions }
     }
 
-    /// What is borrowed of it from now on may have its places in this table.
+    /// Records a loan table that may hold loans of these regions from now on.
     pub(super) fn add_loan_table(&self, table: &Arc<LoanTable>) {
         self.regions.iter().for_each(|(_, region)| region.add_loan_table(table));
     }
 
-    /// A region by number. `any` takes the first one, for what has no bytes and so lies nowhere.
+    /// A region by number. `any` takes the first one, for a source without bytes.
     pub(super) fn region(&self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, ShmViolation> {
         let Some((_, region)) = self.regions.iter().find(|(other, _)| any || *other == id) else {
             return Err(ShmViolation::RegionNotShared { region: id });
@@ -34,10 +34,10 @@ impl PeerPool {
         region.region().map_err(|why| ShmViolation::RegionNotMapped { region: id, why })
     }
 
-    /// Copies `out.len()` bytes of a source, from byte `skip` of it on.
+    /// Copies `out.len()` bytes of a source, from byte `skip` on.
     ///
     /// # Errors
-    /// If the source is not inside what the peer has shared; nothing is copied then.
+    /// The violation, if the source is not inside the shared regions; nothing is copied then.
     pub(super) fn pull(&self, source: OrderSource, skip: u64, out: &mut [u8]) -> Result<(), ShmViolation> {
         let region = self.region(source.region, false)?;
         let Some(start) = region.bytes_at(source.offset, source.len) else {
@@ -46,16 +46,16 @@ impl PeerPool {
         let inside = skip.checked_add(out.len() as u64).is_some_and(|end| end <= source.len);
         assert!(inside, "a part of a source lies inside it");
         // SAFETY: `source.len` bytes from `start` on are mapped for as long as `region` lives, so
-        // those behind `skip` are; they can't fault, since the file can't shrink. `out` is memory
+        // those behind `skip` are. They can't fault, since the file can't shrink. `out` is memory
         // that only this thread has. The peer may change its bytes meanwhile: any bytes are valid,
-        // nothing is decided by them, and the caller asks afterwards whether the peer has kept its
-        // word.
+        // nothing is decided by them, and the caller checks afterwards that the peer still took
+        // part in the link.
         unsafe { ptr::copy_nonoverlapping(start.add(skip as usize), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 }
 
-/// Where the first `len` bytes of a tensor lie for the peer.
+/// Names the first `len` bytes of a tensor for the peer.
 ///
 /// # Errors
 /// [`PostError::Refused`] if they are not inside the tensor, or it is not in this fabric's pool.

@@ -1,15 +1,15 @@
-//! What is mapped once for all links to a process: its doorbells and the regions of its pool.
-#![allow(clippy::disallowed_types)] // making a link
+//! A cache of objects made from files that peers send, so that all links to a process share them.
+#![allow(clippy::disallowed_types)] // used when a link is made
 
 use crate::fabric::{FabricError, FabricKind};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Which file: two descriptors of the same memory have the same.
+/// Device and inode: equal for two descriptors of the same memory.
 type File = (u64, u64);
 
-/// Things made of files that peers have sent, as long as somebody has them.
+/// Objects made from files, as long as somebody holds them.
 pub(super) struct FileCache<T> {
     things: Mutex<HashMap<(File, u64), Weak<T>>>,
 }
@@ -21,7 +21,7 @@ impl<T> Default for FileCache<T> {
 }
 
 impl<T> FileCache<T> {
-    /// What was made of the same file and length before, or now by `make`.
+    /// Returns the object that was made from the same file and length, or makes it.
     ///
     /// # Errors
     /// Those of `make`.

@@ -1,8 +1,9 @@
-//! What the peer may write to and read from, checked here on each use (specification 3.1a).
+//! The grants of a link: the memory that the peer may write or read, checked on each use
+//! (specification 3.1a).
 //!
 //! The table owns what it grants, so a granted tensor can be neither freed nor used meanwhile. A
-//! key is an index of the table and a generation, which grows with each use of the entry: a key
-//! that was taken back stays invalid until its entry has been used 2^18 times more.
+//! key is an index of the table and a generation, which grows with each use of the entry. A revoked
+//! key stays invalid until its entry has been used 2^18 times more.
 
 use crate::fabric::PostError;
 use crate::fabric::shm::memory::order::OrderTarget;
@@ -14,12 +15,12 @@ const INDEX_BITS: u32 = 14;
 /// Grants that a link can have at a time.
 pub(super) const MAX_GRANTS: usize = 1 << INDEX_BITS;
 
-/// What is granted.
+/// A granted tensor.
 #[derive(Debug)]
 pub(super) enum Granted {
-    /// For writing.
+    /// Granted for writing.
     Write(TensorMut),
-    /// For reading.
+    /// Granted for reading.
     Read(Tensor),
 }
 
@@ -38,11 +39,10 @@ pub(super) struct ShmGrants {
 }
 
 impl ShmGrants {
-    /// Adds a grant of the whole of `held`, which lies at `span`; `None` means that it has no
-    /// bytes.
+    /// Grants all of `held`, which lies at `span`; `None` means that it has no bytes.
     ///
     /// # Errors
-    /// [`PostError::Full`], with what was to be granted.
+    /// [`PostError::Full`], with `held`.
     pub(super) fn add(&mut self, held: Granted, span: Option<Span>) -> Result<Grant, (PostError, Granted)> {
         let span = span.unwrap_or(Span { region: 0, offset: 0, len: 0 });
         let index = match self.free.pop() {
@@ -61,7 +61,7 @@ impl ShmGrants {
         Ok(Grant { region: span.region, key, offset: span.offset, len: span.len })
     }
 
-    /// Takes a grant for writing back.
+    /// Revokes a grant for writing.
     pub(super) fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
         match self.take(grant.key, |held| matches!(held, Granted::Write(_)))? {
             Granted::Write(tensor) => Some(tensor),
@@ -69,7 +69,7 @@ impl ShmGrants {
         }
     }
 
-    /// Takes a grant for reading back.
+    /// Revokes a grant for reading.
     pub(super) fn withdraw(&mut self, grant: &Grant) {
         self.take(grant.key, |held| matches!(held, Granted::Read(_)));
     }
@@ -88,7 +88,7 @@ impl ShmGrants {
     /// The bytes that a write of `len` bytes may change.
     ///
     /// # Errors
-    /// What is wrong with it, for the peer's eyes.
+    /// The violation, if the grant does not allow the write.
     #[inline]
     pub(super) fn writable(&mut self, target: OrderTarget, len: u64) -> Result<&mut [u8], ShmViolation> {
         match self.find(target, len)? {
@@ -105,7 +105,7 @@ impl ShmGrants {
     /// The tensor that a read of `len` bytes is from.
     ///
     /// # Errors
-    /// What is wrong with it, for the peer's eyes.
+    /// The violation, if the grant does not allow the read.
     pub(super) fn readable(&mut self, exposed: OrderTarget, len: u64) -> Result<&Tensor, ShmViolation> {
         match self.find(exposed, len)? {
             (Some(Granted::Read(tensor)), _) => Ok(tensor),
@@ -113,7 +113,7 @@ impl ShmGrants {
         }
     }
 
-    /// The entry for a key, and how far into it the access starts.
+    /// The entry for a key, and the offset of the access in it.
     #[inline]
     fn find(&mut self, target: OrderTarget, len: u64) -> Result<(Option<&mut Granted>, usize), ShmViolation> {
         let entry = self.entries.get_mut(target.key as usize % MAX_GRANTS);
@@ -127,7 +127,7 @@ impl ShmGrants {
             return Err(refuse(target, len, GrantViolation::OtherRegion));
         }
         let end = target.offset.checked_add(len);
-        let limit = entry.span.offset + entry.span.len; // it lies in a region, so no overflow
+        let limit = entry.span.offset + entry.span.len; // no overflow: it lies in a region
         if target.offset < entry.span.offset || end.is_none_or(|end| end > limit) {
             let Span { offset, len: granted, .. } = entry.span;
             let why = GrantViolation::OutsideGrant { offset, len: granted };

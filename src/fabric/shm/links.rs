@@ -1,9 +1,11 @@
-//! The links of a port: where each is, and which of them every poll polled at.
+//! The links of a port. Each is active or idle.
 //!
-//! A busy link is looked at in each poll. One that has been quiet is marked cold (`cold`) and
-//! looked at when its peer rings, and, since peers can't be relied on, now and then in next_check.
-//! Marking needs a heavy barrier, so links go cold many at a time, or when their poller is about to
-//! sleep; a port with a few links never makes a system call on its own.
+//! Each poll looks at the active links. A link without traffic becomes idle (see `wakeup::idle`):
+//! its peer then rings the port's doorbell. Peers can't be relied on, so polls also check the idle
+//! links one after the other, now and then.
+//!
+//! To mark links idle takes a heavy barrier. Links therefore become idle many at a time, or when
+//! their poller is about to sleep. A port with a few links makes no system call on its own.
 
 use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
@@ -13,16 +15,17 @@ use crate::fabric::{Completions, FabricError, FabricKind, LinkId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Looks at busy links between two rounds in which quiet ones may go cold: some 300 us of polling.
+/// Polls of active links between two searches for links without traffic: some 300 us of polling.
 const ROUND: usize = 1 << 16;
-/// Links that go cold at once while the poller is awake, at least.
+/// The smallest number of links that become idle at once while the poller is awake.
 const MIN_IDLE_BATCH: usize = 8;
-/// Polls between two polled at a cold link.
+/// Polls between two checks of an idle link.
 const CHECK_EVERY: u32 = 64;
-/// Places that an idle poll polled at while the port is armed: then polls are rare.
+/// Idle links that one poll checks while the port is armed, since polls are rare then.
 const CHECKS_WHEN_ARMED: usize = 16;
 
-/// A link's number: its place in the low bits, and above how many links have had the place before.
+/// A [`LinkId`] has the link's place in its low bits, and above them the number of earlier links of
+/// the place.
 const PLACE_BITS: u32 = PLACES.trailing_zeros();
 
 #[derive(Default)]
@@ -36,19 +39,19 @@ struct LinkPlace {
 /// The links of a port.
 pub(super) struct PortLinks {
     places: Vec<LinkPlace>,
-    /// Places that are free again, the one that is so longest first.
+    /// Free places, oldest first.
     free: VecDeque<u16>,
-    /// Places of the links that each poll polled at.
+    /// Places of the active links.
     active: Vec<u16>,
-    /// Looks at busy links since quiet ones were last looked for.
+    /// Active links polled since the last search for links without traffic.
     polled: usize,
     polls: u32,
-    /// The place whose next_check it is to be looked at, active or not.
+    /// Place of the link that is checked next, active or not.
     next_check: usize,
-    /// Every link was cold and without news, and nothing came since.
+    /// Every link is idle, and nothing has arrived since.
     armed: bool,
     bell: Arc<OwnDoorbell>,
-    /// Heavy barriers made so far.
+    /// Heavy barriers so far.
     barriers: u64,
 }
 
@@ -57,7 +60,7 @@ fn place_of(id: LinkId) -> usize {
 }
 
 impl PortLinks {
-    /// None yet.
+    /// A port without links.
     pub(super) fn new(bell: Arc<OwnDoorbell>) -> Self {
         PortLinks {
             places: Vec::new(),
@@ -72,7 +75,7 @@ impl PortLinks {
         }
     }
 
-    /// Takes a link in, active. Its number is never another's.
+    /// Adds a link, active. No other link ever has the same id.
     ///
     /// # Errors
     /// If every place is taken.
@@ -92,7 +95,7 @@ impl PortLinks {
         }
         self.places[place].link = Some(link);
         self.activate(place);
-        // Nobody rings for what comes on it.
+        // The peer does not ring for an active link, so a sleeping poller must be woken.
         self.disarm(true);
         Ok(id)
     }
@@ -108,14 +111,14 @@ impl PortLinks {
         Some(self.places.len() - 1)
     }
 
-    /// Takes a link out.
+    /// Removes a link.
     pub(super) fn remove(&mut self, id: LinkId) -> Option<Box<ShmLinkInner>> {
         self.get(id)?;
         let index = place_of(id);
         let place = &mut self.places[index];
         let link = place.link.take();
         place.before += 1;
-        // A place whose numbers are used up is left empty for good.
+        // A place whose ids are used up stays empty.
         if place.before < 1 << (u32::BITS - PLACE_BITS) {
             self.free.push_back(index as u16);
         }
@@ -125,12 +128,12 @@ impl PortLinks {
         link
     }
 
-    /// A link.
+    /// The link with this id, if it is here.
     pub(super) fn get(&self, id: LinkId) -> Option<&ShmLinkInner> {
         self.places.get(place_of(id))?.link.as_deref().filter(|link| link.id == id)
     }
 
-    /// A link.
+    /// The link with this id, if it is here.
     #[inline]
     pub(super) fn get_mut(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
         self.places.get_mut(place_of(id))?.link.as_deref_mut().filter(|link| link.id == id)
@@ -141,7 +144,7 @@ impl PortLinks {
         self.polls
     }
 
-    /// Looks at the busy links, and at those for which the doorbell was rung.
+    /// Polls the active links, and the idle links whose peers have rung.
     #[inline]
     pub(super) fn poll(&mut self, out: &mut Completions) {
         let before = out.len();
@@ -160,7 +163,7 @@ impl PortLinks {
         }
     }
 
-    /// Looks at links that have rung; those that have something are active from now on.
+    /// Polls the idle links whose peers have rung. Those with traffic become active.
     #[cold]
     fn drain_doorbell(&mut self, out: &mut Completions) {
         let bell = Arc::clone(&self.bell);
@@ -173,26 +176,26 @@ impl PortLinks {
             let posted = std::mem::take(&mut link.had_traffic);
             let before = out.len();
             if link.poll_once(out) {
-                // Whoever armed the port and hears of no completion would sleep, though there is
-                // more to do.
+                // Without a completion, the thread that armed the port would sleep although there
+                // is more to do.
                 self.disarm(out.len() == before);
                 self.activate(index);
             } else if posted && !self.armed {
-                // Traffic of this side alone: its peer should not have to ring each time that it
-                // took something.
+                // Only this side has posted. The link becomes active so that the peer need not ring
+                // for each slot that it takes.
                 self.activate(index);
             }
         });
     }
 
-    /// What a poll does now and then, or while the port is armed. `came`: the poll has brought
-    /// something.
+    /// The rare part of a poll, or each poll of an armed port. `came`: the poll has returned
+    /// completions.
     #[cold]
     fn check_idle_links(&mut self, came: bool) {
         self.armed &= !came;
         if self.polled >= ROUND {
             self.polled = 0;
-            self.idle_quiet_links();
+            self.mark_quiet_links_idle();
         }
         let turns = if self.armed { CHECKS_WHEN_ARMED } else { 1 };
         for _ in 0..turns.min(self.places.len()) {
@@ -205,14 +208,14 @@ impl PortLinks {
         }
     }
 
-    /// The port is not armed any more. `unheard`: and nobody would notice.
+    /// Ends the armed state. `unheard`: no completion tells the caller, so it is woken.
     fn disarm(&mut self, unheard: bool) {
         if std::mem::take(&mut self.armed) && unheard {
             self.bell.bell.rouse();
         }
     }
 
-    /// Has each poll look at a link from now on.
+    /// Makes a link active: each poll looks at it from now on.
     fn activate(&mut self, index: usize) {
         let place = &mut self.places[index];
         if place.is_active {
@@ -225,8 +228,8 @@ impl PortLinks {
         }
     }
 
-    /// Has the next poll look at a link, and ends the sleep of whoever would make it: something
-    /// happened to the link on this side.
+    /// Makes a link active if it has something for a poll, and wakes its poller: something happened
+    /// to the link on this side.
     #[cold]
     pub(super) fn activate_if_news(&mut self, id: LinkId) {
         if self.get(id).is_some_and(ShmLinkInner::has_news) {
@@ -235,8 +238,8 @@ impl PortLinks {
         }
     }
 
-    /// Lets the links go cold that were quiet for a round, if that is worth a barrier.
-    fn idle_quiet_links(&mut self) {
+    /// Marks the links idle that had no traffic for a round, if they are enough for a barrier.
+    fn mark_quiet_links_idle(&mut self) {
         let places = &mut self.places;
         let mut quiet = 0;
         for &place in &self.active {
@@ -244,7 +247,7 @@ impl PortLinks {
                 usize::from(places[usize::from(place)].link.as_ref().is_some_and(|link| !link.had_traffic));
         }
         if quiet >= MIN_IDLE_BATCH {
-            self.idle_links_if(|link| !link.had_traffic);
+            self.mark_idle_if(|link| !link.had_traffic);
         }
         for &place in &self.active {
             if let Some(link) = &mut self.places[usize::from(place)].link {
@@ -253,8 +256,8 @@ impl PortLinks {
         }
     }
 
-    /// Lets links go cold, but for those that have news.
-    fn idle_links_if(&mut self, which: impl Fn(&ShmLinkInner) -> bool) {
+    /// Marks the links idle that `which` selects, except those that have something for a poll.
+    fn mark_idle_if(&mut self, which: impl Fn(&ShmLinkInner) -> bool) {
         let PortLinks { places, active, bell, barriers, .. } = self;
         for &index in active.iter() {
             if let Some(link) = places[usize::from(index)].link.as_deref_mut().filter(|link| which(link)) {
@@ -282,7 +285,7 @@ impl PortLinks {
     /// See [`Port::arm`](crate::fabric::Port::arm).
     pub(super) fn arm(&mut self) -> bool {
         if !self.active.is_empty() {
-            self.idle_links_if(|_| true);
+            self.mark_idle_if(|_| true);
         }
         self.armed = self.active.is_empty();
         self.armed && !self.bell.bell.is_rung()

@@ -1,4 +1,4 @@
-//! The links that one poller owns.
+//! The port: the links that one poller owns.
 
 use super::ShmContext;
 use crate::fabric::shm::link::ShmLinkInner;
@@ -10,34 +10,34 @@ use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
 
-/// Polls between two polled at loans that outlived their links.
+/// Polls between two sweeps of orphaned loans.
 const SWEEP_EVERY: u32 = 1024;
 
-/// What a link that is not there can do.
+/// The limits of a link that is not here.
 static NOTHING: LinkLimits =
     LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
-/// A connected link that no port has yet. Dropping it closes it.
+/// A connected link that no port has yet. The drop closes it.
 pub struct ShmLink(pub(super) Box<ShmLinkInner>);
 
 /// The links that one poller owns, 4096 at most. See [`Port`].
 ///
-/// A poll costs as much as there are busy links. One that was quiet while 65,536 polled were taken
-/// at links (some 300 us) goes cold, if at least 7 others do: its peer rings then, and the poll
-/// polled at one line for all of them.
+/// A poll costs as much as there are active links. A link becomes idle if it had no traffic during
+/// 65,536 polls of links (some 300 us) and at least 7 others become idle too. The peer of an idle
+/// link rings the port's doorbell, and a poll reads one cache line for all idle links.
 ///
-/// A link that was detached, or never was this port's, is treated as one that is down.
+/// A link that was detached, or never was this port's, behaves as one that is down.
 pub struct ShmPort {
     shared: Arc<ShmContext>,
     pub(super) links: PortLinks,
     bell: Arc<OwnDoorbell>,
-    /// Peers are told of what is posted at the end of a batch.
+    /// Whether a batch is open: peers are rung at its end.
     is_batching: bool,
-    /// The links whose peers are.
+    /// The links that have a batch open.
     in_batch: Vec<LinkId>,
 }
 
-/// Links of a batch that find room before anything is allocated.
+/// Links of a batch for which no memory is allocated.
 const BATCH_LINKS: usize = 64;
 
 impl ShmPort {
@@ -50,7 +50,7 @@ impl ShmPort {
         Ok(ShmPort { shared, links, bell, is_batching: false, in_batch })
     }
 
-    /// A link, on which something is about to be put.
+    /// The link with this id. Opens its batch if the port has one open.
     #[inline]
     fn link(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
         let link = self.links.get_mut(id)?;
@@ -60,7 +60,7 @@ impl ShmPort {
         Some(link)
     }
 
-    /// Posts on a link; one that fails for it is told of by the next poll.
+    /// Posts on a link. If the link fails, the next poll reports it.
     #[inline]
     fn post<T>(
         &mut self,
@@ -76,7 +76,7 @@ impl ShmPort {
 }
 
 impl Drop for ShmPort {
-    /// The watcher ends with the links that need it; a later port's links start another.
+    /// Lets the watcher end with the links that need it. Links of a later port start another.
     fn drop(&mut self) {
         self.shared.watcher.release();
     }

@@ -1,5 +1,4 @@
-//! What the owner of a link asks of it: every operation of [`Port`](crate::fabric::Port) that is
-//! not a poll.
+//! Posting on a link: every operation of [`Port`](crate::fabric::Port) but polls.
 
 use crate::fabric::shm::bulk::source;
 use crate::fabric::shm::grants::Granted;
@@ -12,7 +11,7 @@ use crate::fabric::{Allowance, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
-/// What an access of `len` bytes to a grant means on the wire.
+/// The target of an access of `len` bytes to a grant, as a slot carries it.
 #[inline]
 fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
     if len > grant.len {
@@ -22,7 +21,7 @@ fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
 }
 
 impl ShmLinkInner {
-    /// The rings to post on, if they have room.
+    /// The rings, if the link is up and they have room for a slot.
     #[inline]
     fn room(&mut self) -> Result<&mut Rings, PostError> {
         if !self.is_up() {
@@ -96,7 +95,7 @@ impl ShmLinkInner {
         Ok(())
     }
 
-    /// Keeps the allowance as long as the tensor is lent; gives it back if it is not.
+    /// Lends a tensor. The link holds the allowance as long as the tensor is lent.
     pub(super) fn lend(
         &mut self,
         tensor: &Tensor,
@@ -114,7 +113,8 @@ impl ShmLinkInner {
         Ok(())
     }
 
-    /// Where a tensor lies that can be lent now, and the position of the slot that will say so.
+    /// Checks that a tensor can be lent now. Returns its place in the pool, and the position of the
+    /// slot that will lend it.
     fn lendable(&mut self, tensor: &Tensor) -> Result<(OrderSource, u64), PostError> {
         let source = source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let position = self.room()?.out.next();
@@ -138,8 +138,8 @@ impl ShmLinkInner {
         if !self.is_up() {
             return Err((PostError::Down, target));
         }
-        // Memory outside the pool has a region to itself: this side alone writes to it, and looks
-        // at nothing but the key.
+        // Memory outside the pool gets a span of its own: only this side writes to it, and checks
+        // the key alone.
         let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
         let span = target.span().unwrap_or_else(own);
         match self.executor.grants.add(Granted::Write(target), Some(span)) {

@@ -1,4 +1,4 @@
-//! Reads: those that this side waits for, and those of the peer that it has yet to answer.
+//! Reads: those of this side that wait for an answer, and those of the peer that wait for one.
 
 use crate::fabric::shm::memory::order::{OrderSource, ReadTicket};
 use crate::fabric::shm::violation::ShmViolation;
@@ -11,7 +11,7 @@ pub(super) struct PendingRead {
     pub len: u64,
 }
 
-/// The reads of a link that wait for their answers: a table as large as the link is deep.
+/// The reads of a link that wait for their answers. The table is as large as the link is deep.
 pub(super) struct PendingReads {
     places: Vec<Option<(u32, PendingRead)>>,
     free: Vec<u32>,
@@ -19,17 +19,17 @@ pub(super) struct PendingReads {
 }
 
 impl PendingReads {
-    /// No reads yet.
+    /// An empty table.
     pub(super) fn new(depth: u32) -> Self {
         PendingReads { places: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect(), last: 0 }
     }
 
-    /// Whether another read can wait.
+    /// Whether the table has room for another read.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Takes down a read; `None`, with the read dropped, if the table is full: see
+    /// Adds a read; `None`, with the read dropped, if the table is full: see
     /// [`PendingReads::has_room`].
     pub(super) fn add(&mut self, read: PendingRead) -> Option<ReadTicket> {
         let index = self.free.pop()?;
@@ -38,7 +38,7 @@ impl PendingReads {
         Some(ReadTicket { index, number: self.last })
     }
 
-    /// The read that a ticket of the peer's is for.
+    /// The read that a peer's ticket stands for.
     pub(super) fn get(&mut self, ticket: ReadTicket) -> Option<&mut PendingRead> {
         match self.places.get_mut(ticket.index as usize)? {
             Some((number, read)) if *number == ticket.number => Some(read),
@@ -46,14 +46,14 @@ impl PendingReads {
         }
     }
 
-    /// Ends the read that a ticket is for.
+    /// Removes the read that a peer's ticket stands for.
     pub(super) fn take(&mut self, ticket: ReadTicket) -> Option<PendingRead> {
         self.get(ticket)?;
         self.free.push(ticket.index);
         self.places[ticket.index as usize].take().map(|(_, read)| read)
     }
 
-    /// Ends all reads.
+    /// Removes all reads.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = PendingRead> {
         let PendingReads { places, free, .. } = self;
         places.iter_mut().enumerate().filter_map(|(index, place)| {
@@ -72,23 +72,23 @@ pub(super) struct ReadAnswer {
     pub tensor: Option<Tensor>,
 }
 
-/// The answers of a link that wait for room in its ring. A peer has at most as many reads under way as the
-/// link is deep, so neither side ever has to stop taking slots in order to answer.
+/// The answers of a link that wait for room in its ring. A peer has at most as many reads under way
+/// as the link is deep, so neither side must stop taking slots in order to answer.
 pub(super) struct ReadAnswers {
     waiting: VecDeque<ReadAnswer>,
     depth: usize,
 }
 
 impl ReadAnswers {
-    /// None yet.
+    /// No answers.
     pub(super) fn new(depth: u32) -> Self {
         ReadAnswers { waiting: VecDeque::with_capacity(depth as usize), depth: depth as usize }
     }
 
-    /// Adds one.
+    /// Adds an answer.
     ///
     /// # Errors
-    /// If the peer has asked for more than it may.
+    /// The violation, if the peer has asked for more than it may.
     pub(super) fn add(&mut self, answer: ReadAnswer) -> Result<(), ShmViolation> {
         if self.waiting.len() == self.depth {
             return Err(ShmViolation::TooManyReads(self.depth));
@@ -97,17 +97,17 @@ impl ReadAnswers {
         Ok(())
     }
 
-    /// Whether there are none.
+    /// Whether no answer waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Takes the oldest.
+    /// Removes the oldest answer.
     pub(super) fn pop(&mut self) -> Option<ReadAnswer> {
         self.waiting.pop_front()
     }
 
-    /// Drops them all.
+    /// Drops all answers.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
     }

@@ -1,5 +1,5 @@
 //! A peer's region, mapped when it is first used.
-#![allow(clippy::disallowed_types)] // the file until the first use; later uses only load a pointer
+#![allow(clippy::disallowed_types)] // holds the file until the first use; later uses only load a pointer
 
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::loans::reclaim::{PeerProcess, ReclaimCandidate, Reclaimer};
@@ -7,21 +7,20 @@ use crate::memory::PeerRegion;
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// A region of a peer's pool, mapped when it is first used. The links to one process have it in
-/// common.
+/// A region of a peer's pool, mapped when it is first used. All links to one process share it.
 pub(super) struct LazyRegion {
     len: u64,
-    /// Until it is mapped.
+    /// The file, until it is mapped.
     file: Mutex<Option<OwnedFd>>,
     mapped: OnceLock<Result<Arc<PeerRegion>, String>>,
-    /// Those of all links that have ever led to it, as long as they are there.
+    /// The loan tables of all links that have led to the region and still exist.
     tables: Mutex<Vec<Weak<LoanTable>>>,
     process: PeerProcess,
     reclaimer: Arc<Reclaimer>,
 }
 
 impl LazyRegion {
-    /// A region of this process, whose file has so many bytes.
+    /// A region of `process`, whose file has `len` bytes.
     pub(super) fn new(file: OwnedFd, len: u64, process: PeerProcess, reclaimer: Arc<Reclaimer>) -> Self {
         LazyRegion {
             len,
@@ -33,7 +32,7 @@ impl LazyRegion {
         }
     }
 
-    /// The region, which the first call maps.
+    /// The region. The first call maps it.
     ///
     /// # Errors
     /// Why it can't be mapped.
@@ -46,7 +45,7 @@ impl LazyRegion {
         mapped.as_ref().map_err(Clone::clone)
     }
 
-    /// Parts of the region that are borrowed from now on may have their places in this table.
+    /// Records a loan table that may hold loans of the region from now on.
     pub(super) fn add_loan_table(&self, table: &Arc<LoanTable>) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.retain(|table| table.strong_count() > 0);
@@ -55,8 +54,8 @@ impl LazyRegion {
 }
 
 impl Drop for LazyRegion {
-    /// No link leads to the region any more. Whatever is still borrowed of it must not keep all of
-    /// it for ever.
+    /// The last link to the region is gone. If something is still borrowed, the reclaimer takes the
+    /// region over, so that a loan does not keep all of the memory.
     fn drop(&mut self) {
         let Some(Ok(region)) = self.mapped.take() else { return };
         if Arc::strong_count(&region) > 1 {

@@ -1,4 +1,4 @@
-//! The two rings of a link, and what is held until the peer has taken it.
+//! The two rings of a link, and the tensors that are held until the peer has taken them.
 
 use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
 use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
@@ -9,21 +9,21 @@ use crate::fabric::{Completions, Event, LinkId};
 use crate::memory::Tensor;
 use std::collections::VecDeque;
 
-/// Something of ours that the peer may still pull from.
+/// A tensor of this side that the peer may still pull from.
 struct HeldSource {
     /// Position of its slot in the outgoing ring.
     position: u64,
-    /// A write of ours, which completes; else an answer to a read of the peer's.
+    /// Whether it is a write, which completes; else it answers a read of the peer.
     is_write: bool,
-    /// Only held; nothing for a read of no bytes.
+    /// Held for its drop; `None` for a read of no bytes.
     _source: Option<Tensor>,
 }
 
-/// A peer's order that is under way.
+/// An order of the peer that takes several polls.
 #[derive(Clone, Copy)]
 pub(super) struct OrderInProgress {
     pub order: Order,
-    /// Bytes that have been pulled so far.
+    /// Bytes pulled so far.
     pub pulled: u64,
 }
 
@@ -34,23 +34,23 @@ pub(super) struct Rings {
     pub inc: Consumer<PeerWords, OwnWords>,
     /// Receives that the peer may still consume.
     pub posted: u32,
-    /// Bulk that was begun and did not fit in one poll.
+    /// The order whose bytes did not fit in one poll.
     pub current: Option<OrderInProgress>,
     pub reads: PendingReads,
     pub answers: ReadAnswers,
-    /// Something was posted since something last came.
+    /// Whether something was posted since the last slot arrived.
     pub replies: bool,
     pub ringer: Ringer,
-    /// A batch is open: the peer is rung at its end.
+    /// Whether a batch is open: the peer is rung at its end.
     in_batch: bool,
-    /// The batch has posted something.
+    /// Whether the batch has posted something.
     must_ring: bool,
-    /// What is held, oldest first.
+    /// Held tensors, oldest first.
     pending: VecDeque<HeldSource>,
 }
 
 impl Rings {
-    /// Fresh rings.
+    /// Unused rings.
     pub(super) fn new(
         depth: u32,
         out: Producer<OwnWords, PeerWords>,
@@ -58,7 +58,7 @@ impl Rings {
         ringer: Ringer,
     ) -> Self {
         Rings {
-            link: LinkId(0), // the port names it
+            link: LinkId(0), // set by the port
             out,
             inc,
             posted: 0,
@@ -83,12 +83,12 @@ impl Rings {
         }
     }
 
-    /// Begins a batch, which rings at most once. Returns whether there was none.
+    /// Begins a batch, which rings at most once. Returns whether none was open.
     pub(super) fn begin_batch(&mut self) -> bool {
         !std::mem::replace(&mut self.in_batch, true)
     }
 
-    /// Ends a batch, if there is one.
+    /// Ends the batch, if one is open.
     pub(super) fn end_batch(&mut self) {
         self.in_batch = false;
         if std::mem::take(&mut self.must_ring) {
@@ -96,8 +96,7 @@ impl Rings {
         }
     }
 
-    /// Puts an order without a body, and its payload, in the ring. The caller has seen that there
-    /// is room.
+    /// Posts an order without a body, and its payload. The caller has checked that there is room.
     #[inline]
     pub(super) fn post_inline(&mut self, order: Order, payload: &[u8]) {
         let (header, _) = order.to_words();
@@ -107,7 +106,7 @@ impl Rings {
         self.ring_if_idle();
     }
 
-    /// Puts an order with a body in the ring. The caller has seen that there is room.
+    /// Posts an order with a body. The caller has checked that there is room.
     pub(super) fn post(&mut self, order: Order) {
         let (header, body) = order.to_words();
         let mut payload = [0; size_of::<[u64; BODY_WORDS]>()];
@@ -120,13 +119,13 @@ impl Rings {
         self.ring_if_idle();
     }
 
-    /// As [`Rings::post`], and holds the source until the peer has taken it; then the write, if it is one, is done.
+    /// As [`Rings::post`], and holds the source until the peer has taken it. A write is done then.
     pub(super) fn post_held(&mut self, order: Order, is_write: bool, source: Option<Tensor>) {
         self.pending.push_back(HeldSource { position: self.out.next(), is_write, _source: source });
         self.post(order);
     }
 
-    /// Takes note of how far the peer has come on the outgoing ring.
+    /// Records how many slots the peer has taken from the outgoing ring.
     #[inline]
     pub(super) fn acknowledge(&mut self, ack: u32, out: &mut Completions) -> Result<(), BadAck> {
         self.out.acknowledge(ack)?;
@@ -134,7 +133,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Tells the peer, if it does not know yet, how many slots have been consumed.
+    /// Publishes the number of consumed slots, unless the peer knows it.
     #[inline]
     pub(super) fn tell(&mut self) {
         if self.inc.tell() {
@@ -147,19 +146,19 @@ impl Rings {
         self.inc.peek().is_some() || (self.waits_for_peer() && self.out.has_news())
     }
 
-    /// Whether something waits for the peer's line.
+    /// Whether something waits for the peer's consumer line.
     pub(super) fn waits_for_peer(&self) -> bool {
         !self.pending.is_empty() || !self.answers.is_empty()
     }
 
-    /// Reads the peer's line.
+    /// Reads the peer's consumer line.
     pub(super) fn refresh(&mut self, out: &mut Completions) -> Result<(), BadAck> {
         self.out.refresh()?;
         self.complete(out);
         Ok(())
     }
 
-    /// Completes what the peer has taken.
+    /// Completes the writes that the peer has taken.
     #[inline]
     fn complete(&mut self, out: &mut Completions) {
         let acked = self.out.acked();
@@ -181,7 +180,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Gives up everything that is held; what has an operation ends in a failure.
+    /// Drops everything that is held. Its operations fail.
     pub(super) fn fail_all(&mut self, out: &mut Completions) {
         for pending in self.pending.drain(..) {
             if pending.is_write {
