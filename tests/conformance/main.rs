@@ -94,14 +94,82 @@ impl Harness for SimWithoutLoans {
     }
 }
 
-conformance!(verbs_on_a_device, verbs::VerbsDevice);
-conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
-conformance!(verbs_on_a_fake_nic, fake::FakeNic);
-conformance!(verbs_on_a_narrow_fake, fake::FakeNarrow);
-conformance!(verbs_on_a_striped_fake, fake::FakeStriped);
-conformance!(verbs_on_fake_infiniband, fake::FakeInfiniBand);
+conformance!(shm, Shm);
+conformance!(shm_in_small_polls, ShmSmallPolls);
 conformance!(sim, Sim);
 conformance!(sim_slow_and_narrow, SimNarrow);
 conformance!(sim_without_loans, SimWithoutLoans);
-conformance!(shm, Shm);
-conformance!(shm_in_small_polls, ShmSmallPolls);
+conformance!(verbs_on_a_device, verbs::VerbsDevice);
+conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
+conformance!(verbs_on_a_fake_nic, fake::FakeNic);
+
+// The other made-up devices: the rules that their narrowness, their stripes or their kind of network can break.
+conformance! { verbs_on_a_narrow_fake, fake::FakeNarrow,
+    order_holds_within_a_link
+    a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
+    an_inline_write_lands_and_makes_no_completion_for_its_sender
+    a_large_write_lands_whole
+    a_message_consumes_a_receive_and_without_one_the_link_fails
+    an_immediate_consumes_a_receive_and_without_one_nothing_is_written
+    a_read_brings_the_bytes_into_the_start_of_its_target
+    nothing_needs_no_key
+    a_source_is_held_until_local_completion_and_free_after
+    a_write_outside_its_grant_fails_the_link_and_writes_nothing
+    a_read_outside_its_grant_fails_the_link
+    a_full_queue_is_a_value_and_loses_nothing
+    completions_are_neither_lost_nor_duplicated
+    completions_of_an_earlier_link_never_come_on_a_later_one
+    a_failed_link_fails_everything_outstanding_and_refuses_everything_later
+    a_detached_link_releases_everything_and_the_peer_goes_down
+    what_was_sent_before_a_link_was_closed_still_arrives
+    credits_are_cumulative_and_consume_nothing
+    operands_that_make_no_sense_are_refused_and_cost_nothing
+    a_local_completion_ends_the_sleep
+    room_ends_the_sleep_of_one_who_found_the_queue_full
+    arming_while_something_comes_loses_nothing
+    memory_outside_the_pool_is_written_as_granted_or_refused
+    order_holds_in_a_batch_and_across_its_ends
+    all_of_a_batch_arrives_once_it_has_ended
+    a_link_that_fails_in_a_batch_ends_all_of_it
+}
+conformance! { verbs_on_a_striped_fake, fake::FakeStriped,
+    order_holds_within_a_link
+    a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
+    a_large_write_lands_whole
+    an_immediate_consumes_a_receive_and_without_one_nothing_is_written
+    a_read_brings_the_bytes_into_the_start_of_its_target
+    a_source_is_held_until_local_completion_and_free_after
+    a_write_outside_its_grant_fails_the_link_and_writes_nothing
+    a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
+    a_full_queue_is_a_value_and_loses_nothing
+    completions_are_neither_lost_nor_duplicated
+    completions_of_an_earlier_link_never_come_on_a_later_one
+    a_failed_link_fails_everything_outstanding_and_refuses_everything_later
+    the_peer_of_a_failed_link_goes_down_too
+    a_detached_link_releases_everything_and_the_peer_goes_down
+    what_was_sent_before_a_link_was_closed_still_arrives
+    a_revoked_tensor_comes_back_with_what_was_written
+    a_local_completion_ends_the_sleep
+    what_has_failed_holds_no_memory
+    memory_outside_the_pool_is_written_as_granted_or_refused
+    order_holds_in_a_batch_and_across_its_ends
+    all_of_a_batch_arrives_once_it_has_ended
+    a_link_that_fails_in_a_batch_ends_all_of_it
+}
+conformance! { verbs_on_fake_infiniband, fake::FakeInfiniBand,
+    order_holds_within_a_link
+    a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
+    a_large_write_lands_whole
+    a_message_consumes_a_receive_and_without_one_the_link_fails
+    a_read_brings_the_bytes_into_the_start_of_its_target
+    nothing_needs_no_key
+    a_write_outside_its_grant_fails_the_link_and_writes_nothing
+    a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
+    a_read_outside_its_grant_fails_the_link
+    leave_to_write_is_no_leave_to_read
+    completions_of_an_earlier_link_never_come_on_a_later_one
+    the_peer_of_a_failed_link_goes_down_too
+    a_revoked_tensor_comes_back_with_what_was_written
+    only_the_fabric_s_own_pool_can_be_reached_by_peers
+    memory_outside_the_pool_is_written_as_granted_or_refused
+}

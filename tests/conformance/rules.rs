@@ -13,72 +13,72 @@ use std::time::Instant;
 use tensorwire::internals::fabric::{Allowance, Fabric, LinkFailure, MAX_MESSAGE, Port, PostError};
 use tensorwire::internals::wire::Grant;
 
-/// Instantiates every rule for one fabric.
+/// Instantiates rules for one fabric: all of them, or those that are named.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $harness:ty) => {
-        mod $name {
-            use super::*;
-            $crate::conformance! { @tests $harness,
-                order_holds_within_a_link
-                a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
-                an_inline_write_lands_and_makes_no_completion_for_its_sender
-                a_large_write_lands_whole
-                a_message_consumes_a_receive_and_without_one_the_link_fails
-                an_immediate_consumes_a_receive_and_without_one_nothing_is_written
-                a_loan_consumes_a_receive_and_without_one_the_link_fails
-                a_read_brings_the_bytes_into_the_start_of_its_target
-                nothing_needs_no_key
-                a_source_is_held_until_local_completion_and_free_after
-                a_write_outside_its_grant_fails_the_link_and_writes_nothing
-                a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
-                a_read_outside_its_grant_fails_the_link
-                leave_to_write_is_no_leave_to_read
-                a_full_queue_is_a_value_and_loses_nothing
-                completions_are_neither_lost_nor_duplicated
-                completions_of_an_earlier_link_never_come_on_a_later_one
-                a_failed_link_fails_everything_outstanding_and_refuses_everything_later
-                the_peer_of_a_failed_link_goes_down_too
-                a_detached_link_releases_everything_and_the_peer_goes_down
-                what_was_sent_before_a_link_was_closed_still_arrives
-                lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread
-                lent_bytes_outlive_the_link
-                credits_are_cumulative_and_consume_nothing
-                operands_that_make_no_sense_are_refused_and_cost_nothing
-                a_revoked_tensor_comes_back_with_what_was_written
-                what_comes_on_an_armed_port_ends_the_sleep
-                a_local_completion_ends_the_sleep
-                credits_end_the_sleep_of_one_who_waits_for_them
-                credits_that_have_come_keep_nobody_awake
-                room_ends_the_sleep_of_one_who_found_the_queue_full
-                arming_while_something_comes_loses_nothing
-                a_thread_wakes_the_sleepers_of_its_process
-                what_has_failed_holds_no_memory
-                only_the_fabric_s_own_pool_can_be_reached_by_peers
-                memory_outside_the_pool_is_written_as_granted_or_refused
-                a_grant_of_one_kind_can_t_be_taken_back_as_the_other
-                what_comes_before_the_first_poll_waits_for_it
-                order_holds_in_a_batch_and_across_its_ends
-                all_of_a_batch_arrives_once_it_has_ended
-                a_link_that_fails_in_a_batch_ends_all_of_it
-                who_is_in_a_batch_may_poll
-                a_loan_in_a_batch_is_lent_as_ever
-                a_batch_ends_the_sleep_of_who_waits_for_it
-            }
+        $crate::conformance! { $name, $harness,
+            order_holds_within_a_link
+            a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
+            an_inline_write_lands_and_makes_no_completion_for_its_sender
+            a_large_write_lands_whole
+            a_message_consumes_a_receive_and_without_one_the_link_fails
+            an_immediate_consumes_a_receive_and_without_one_nothing_is_written
+            a_loan_consumes_a_receive_and_without_one_the_link_fails
+            a_read_brings_the_bytes_into_the_start_of_its_target
+            nothing_needs_no_key
+            a_source_is_held_until_local_completion_and_free_after
+            a_write_outside_its_grant_fails_the_link_and_writes_nothing
+            a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
+            a_read_outside_its_grant_fails_the_link
+            leave_to_write_is_no_leave_to_read
+            a_full_queue_is_a_value_and_loses_nothing
+            completions_are_neither_lost_nor_duplicated
+            completions_of_an_earlier_link_never_come_on_a_later_one
+            a_failed_link_fails_everything_outstanding_and_refuses_everything_later
+            the_peer_of_a_failed_link_goes_down_too
+            a_detached_link_releases_everything_and_the_peer_goes_down
+            what_was_sent_before_a_link_was_closed_still_arrives
+            lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread
+            lent_bytes_outlive_the_link
+            credits_are_cumulative_and_consume_nothing
+            operands_that_make_no_sense_are_refused_and_cost_nothing
+            a_revoked_tensor_comes_back_with_what_was_written
+            what_comes_on_an_armed_port_ends_the_sleep
+            a_local_completion_ends_the_sleep
+            credits_end_the_sleep_of_one_who_waits_for_them
+            credits_that_have_come_keep_nobody_awake
+            room_ends_the_sleep_of_one_who_found_the_queue_full
+            arming_while_something_comes_loses_nothing
+            a_thread_wakes_the_sleepers_of_its_process
+            what_has_failed_holds_no_memory
+            only_the_fabric_s_own_pool_can_be_reached_by_peers
+            memory_outside_the_pool_is_written_as_granted_or_refused
+            a_grant_of_one_kind_can_t_be_taken_back_as_the_other
+            what_comes_before_the_first_poll_waits_for_it
+            order_holds_in_a_batch_and_across_its_ends
+            all_of_a_batch_arrives_once_it_has_ended
+            a_link_that_fails_in_a_batch_ends_all_of_it
+            who_is_in_a_batch_may_poll
+            a_loan_in_a_batch_is_lent_as_ever
+            a_batch_ends_the_sleep_of_who_waits_for_it
         }
     };
-    (@tests $harness:ty, $($test:ident)*) => {
-        $(
-            #[test]
-            fn $test() {
-                if let Some(why) = <$harness as $crate::harness::Harness>::skipped() {
-                    println!("skipped: {why}");
-                    return;
+    ($name:ident, $harness:ty, $($test:ident)*) => {
+        mod $name {
+            use super::*;
+            $(
+                #[test]
+                fn $test() {
+                    if let Some(why) = <$harness as $crate::harness::Harness>::skipped() {
+                        println!("skipped: {why}");
+                        return;
+                    }
+                    $crate::rules::$test::<$harness>();
+                    <$harness as $crate::harness::Harness>::verify();
                 }
-                $crate::rules::$test::<$harness>();
-                <$harness as $crate::harness::Harness>::verify();
-            }
-        )*
+            )*
+        }
     };
 }
 
