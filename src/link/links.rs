@@ -331,6 +331,12 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
+    /// Whether a request is there and was made as a standing one.
+    pub fn is_standing(&mut self, link: LinkId, request: RequestId) -> bool {
+        let request = self.with(link).and_then(|(found, _)| found.requests.get(request));
+        request.is_some_and(|request| request.machine.is_standing())
+    }
+
     /// Looks at the waiter of one request, if the request is still there.
     pub fn cancel_request(
         &mut self,

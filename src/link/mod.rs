@@ -172,8 +172,6 @@ pub enum RequestError {
     Remote(Status),
     /// The waiter gave up, and the value, if there is one, is still with the sender.
     Cancelled,
-    /// It was given up after its sender had announced a value, which the sender keeps.
-    LeftWithSender,
     /// There was no room for it here; the value is in line again.
     NoRoom(PoolError),
     /// No more can be granted on this link; the value is in line again.

@@ -166,7 +166,7 @@ impl Told {
 impl Telling {
     fn tell(self) {
         match self {
-            Telling::GaveUp { key, waiter } => waiter.given_up(&key, false),
+            Telling::GaveUp { key, waiter } => waiter.given_up(&key),
             Telling::Failed { waiter, error } => waiter.complete(Err(error)),
             Telling::Value { waiter, value } => deliver(waiter, value),
         }

@@ -409,6 +409,11 @@ impl Shared {
         self.nudge();
     }
 
+    /// Whether any edge has a [`Standing`](super::Standing).
+    pub(super) fn has_standing(&self) -> bool {
+        !self.tables().standing.is_empty()
+    }
+
     pub(super) fn cancel_local(&self, key: &TensorKey, cancel: &Cancel) {
         let told = self.tables().local.cancel(key, cancel);
         self.tell(told);

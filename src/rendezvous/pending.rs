@@ -160,15 +160,15 @@ impl<T: Receivable> Pending<T> {
         if !shared.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
             // calls of the local table, which no poller watches.
-            return self.end(CancelReason::Deadline(given))?.result?.cast();
+            return self.end(CancelReason::Deadline(given))?.0?.cast();
         }
-        self.take()?.result?.cast()
+        self.take()?.0?.cast()
     }
 
     /// Cancels the receive, and waits for its end.
-    pub(super) fn give_up(mut self) -> Result<Outcome, Error> {
+    pub(super) fn cancel_and_wait(mut self) -> Result<Delivery<T>, Error> {
         self.token.shared.check_home()?;
-        self.end(CancelReason::Cancelled)
+        self.end(CancelReason::Cancelled)?.0?.cast()
     }
 
     fn end(&mut self, why: CancelReason) -> Result<Outcome, Error> {

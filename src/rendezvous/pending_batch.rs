@@ -124,7 +124,7 @@ impl PendingBatch {
     fn why(&mut self) -> Error {
         let mut derived = None;
         for at in 0..self.len() {
-            let Some(Err(error)) = self.receiver.take(at).map(|outcome| outcome.result) else { continue };
+            let Some(Err(error)) = self.receiver.take(at).map(|outcome| outcome.0) else { continue };
             if !error.is_derived() {
                 return error;
             }
@@ -200,7 +200,7 @@ impl PendingBatch {
 }
 
 fn delivered(outcome: Outcome) -> Result<Delivery<Tensor>, Error> {
-    outcome.result?.cast()
+    outcome.0?.cast()
 }
 
 impl Drop for PendingBatch {

@@ -28,26 +28,33 @@ impl Step {
     /// Receives a tensor if its sender has one now; `None` if not. No value is lost: one that is sent
     /// later is for the next receive.
     ///
-    /// Within the process this is one look. A peer is asked, and the request is taken back at once: that
-    /// takes one round trip, and a second one for the first tensor of a new shape. A peer that makes no
-    /// progress counts as one without a value after `cancel_grace`. Earlier receives of the same edge and
-    /// step come first. On an edge with a [`Standing`](super::Standing) a tensor that has landed is had
-    /// without a round trip; a call that finds none ends the standing request of this step.
+    /// Within the process this is one look. A peer is asked, which takes one round trip, or two for a
+    /// tensor of a new shape. A peer that makes no progress counts as one without a value after
+    /// `cancel_grace`. Earlier receives of the same edge and step come first. On an edge with a
+    /// [`Standing`](super::Standing) a tensor that has landed is had without a round trip; a call that
+    /// finds none ends the standing request of this step.
     ///
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
-        let grace = self.shared.settings.cancel_grace;
-        let end = self.shared.now() + grace;
-        loop {
-            let Outcome { result, has_value } = self.receive(edge).within(grace).begin()?.give_up()?;
-            match result {
-                Ok(delivery) => return delivery.cast().map(Some),
-                // The next request has a destination of the right shape.
-                Err(Error::Cancelled { .. }) if has_value && self.shared.now() < end => {}
-                Err(Error::Cancelled { .. } | Error::DeadlineExceeded { .. }) => return Ok(None),
-                Err(error) => return Err(error),
-            }
+        let tried = match self.try_once(edge) {
+            // That may have been the standing request, which was taken back; this is a plain one.
+            Ok(None) if edge.source != End::Here && self.shared.has_standing() => self.try_once(edge),
+            tried => tried,
+        };
+        tried
+    }
+
+    fn try_once(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
+        let pending = ReceiveBuilder { is_try: true, ..self.receive(edge) }.begin()?;
+        let tried = match edge.source {
+            End::Here => pending.cancel_and_wait(),
+            End::Peer(_) => pending.wait(),
+        };
+        match tried {
+            Ok(delivery) => Ok(Some(delivery)),
+            Err(Error::Cancelled { .. } | Error::DeadlineExceeded { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -56,7 +63,7 @@ impl Step {
     /// [`begin`](ReceiveBuilder::begin) and wait later, or have it passed to a callback with
     /// [`then`](ReceiveBuilder::then).
     pub fn receive<'a>(&'a self, edge: &'a Edge) -> ReceiveBuilder<'a> {
-        ReceiveBuilder { step: self, edge, timeout: None, into: None, receives: PhantomData }
+        ReceiveBuilder { step: self, edge, timeout: None, into: None, is_try: false, receives: PhantomData }
     }
 
     /// Waits for the values of all these edges, for `timeout` at most. They come in the order of the
@@ -106,6 +113,8 @@ pub struct ReceiveBuilder<'a, T = Tensor> {
     edge: &'a Edge,
     timeout: Option<Duration>,
     into: Option<TensorMut>,
+    /// The sender says at once whether it has a value.
+    is_try: bool,
     receives: PhantomData<fn() -> T>,
 }
 
@@ -114,8 +123,8 @@ impl<'a> ReceiveBuilder<'a, Tensor> {
     /// element type and shape. On an edge with a [`Standing`](super::Standing) the tensor is copied from
     /// where it has landed. If the receive can't begin, the tensor goes back to its pool.
     pub fn into(self, tensor: TensorMut) -> ReceiveBuilder<'a, TensorMut> {
-        let ReceiveBuilder { step, edge, timeout, .. } = self;
-        ReceiveBuilder { step, edge, timeout, into: Some(tensor), receives: PhantomData }
+        let ReceiveBuilder { step, edge, timeout, is_try, .. } = self;
+        ReceiveBuilder { step, edge, timeout, is_try, into: Some(tensor), receives: PhantomData }
     }
 }
 
@@ -157,8 +166,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         self.check()?;
-        let sender = OneshotSender::callback(&self.step.shared.executor, move |outcome: Outcome| {
-            done(outcome.result.and_then(Delivery::cast));
+        let sender = OneshotSender::callback(&self.step.shared.executor, move |Outcome(result)| {
+            done(result.and_then(Delivery::cast));
         });
         self.submit(sender).map(|(token, _)| token)
     }
@@ -171,8 +180,12 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     fn submit(self, sender: OneshotSender<Outcome>) -> Result<(CancelToken, Time), Error> {
         let shared = &self.step.shared;
         let id = CallId(shared.next_call.fetch_add(1, Ordering::Relaxed));
-        let timeout = self.timeout.unwrap_or(shared.settings.recv_timeout);
-        let deadline = shared.now() + timeout;
+        let (timeout, wait) = match self.is_try {
+            // The wait is for the sender's answer.
+            true => (Duration::ZERO, shared.settings.cancel_grace),
+            false => [self.timeout.unwrap_or(shared.settings.recv_timeout); 2].into(),
+        };
+        let deadline = shared.now() + wait;
         let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {

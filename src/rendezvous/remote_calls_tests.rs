@@ -1,7 +1,7 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables alone, and wait for each path.
 
 use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
-use super::waiter::{Delivery, Payload, Waiter};
+use super::waiter::{Delivery, Outcome, Payload, Waiter};
 use super::{
     Batch, BatchReceive, BatchSend, Edge, Error, Losses, ReceiveAll, Rendezvous, RendezvousSettings, Reused,
     Step,
@@ -38,7 +38,7 @@ struct Scripted {
 impl Scripted {
     fn bring(&self, end: impl Fn() -> Result<Delivery<Payload>, Error>) {
         let held = std::mem::take(&mut *self.held.lock().expect("no panic"));
-        held.into_iter().for_each(|one| one.sender.send(end().into()));
+        held.into_iter().for_each(|one| one.sender.send(Outcome(end())));
     }
 }
 

@@ -31,25 +31,15 @@ pub(super) enum Payload {
 
 /// How a receive ended.
 #[derive(Debug)]
-pub(super) struct Outcome {
-    pub result: Result<Delivery<Payload>, Error>,
-    /// A receive that was given up: whether its sender has a value, which needs another request.
-    pub has_value: bool,
-}
-
-impl From<Result<Delivery<Payload>, Error>> for Outcome {
-    fn from(result: Result<Delivery<Payload>, Error>) -> Self {
-        Outcome { result, has_value: false }
-    }
-}
+pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
 
 impl Canceled for Outcome {
     fn abandoned() -> Self {
-        Outcome::from(Err(Error::Stopped))
+        Outcome(Err(Error::Stopped))
     }
 
     fn is_failure(&self) -> bool {
-        self.result.is_err()
+        self.0.is_err()
     }
 }
 
@@ -84,11 +74,11 @@ pub struct Waiter {
 impl Waiter {
     /// Brings a result.
     pub(super) fn complete(self, result: Result<Delivery<Payload>, Error>) {
-        self.sender.send(Outcome::from(result));
+        self.sender.send(Outcome(result));
     }
 
-    /// Ends a waiter that gave up. `has_value`: whether the sender has said that it has a value.
-    pub(super) fn given_up(self, key: &TensorKey, has_value: bool) {
+    /// Ends a waiter that gave up, with the error of its reason.
+    pub(super) fn given_up(self, key: &TensorKey) {
         let error = match &self.cancel_reason {
             Some(CancelReason::Deadline(after)) => {
                 Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.timeout) }
@@ -97,6 +87,6 @@ impl Waiter {
                 Error::Cancelled { key: key.to_string() }
             }
         };
-        self.sender.send(Outcome { result: Err(error), has_value });
+        self.complete(Err(error));
     }
 }

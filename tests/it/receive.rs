@@ -5,6 +5,9 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tensorwire::{Code, DType, Edge, Error, Node, Status, Step, TensorMut};
 
+/// A sender that is slow to answer counts as one without a value; on a busy machine any may be slow.
+const PATIENT: (&str, &str) = ("cancel_grace", "20s");
+
 fn here(node: &Node) -> Edge {
     node.edge_from("w", 0, "x").expect("an edge")
 }
@@ -54,7 +57,7 @@ fn a_try_at_a_peer_finds_values_of_any_size_and_of_new_shapes() {
     // In a response, by a write, by a loan; and by a write once more, with a shape that is new.
     const SIZES: [usize; 5] = [1, 2000, 300_000, 2001, 7];
     for bulk in ["borrow", "copy"] {
-        run(2, &[("bulk_receive", bulk)], |node, task| {
+        run(2, &[PATIENT, ("bulk_receive", bulk)], |node, task| {
             let step = node.step(1).expect("a step");
             for (round, size) in (0..).zip(SIZES) {
                 if task == 0 {
@@ -106,7 +109,7 @@ fn tries_that_race_with_their_sender_bring_every_value_once_and_in_order() {
 
 #[test]
 fn a_try_takes_what_has_landed_for_a_standing_request_and_leaves_what_comes_later() {
-    run(2, &[], |node, task| {
+    run(2, &[PATIENT], |node, task| {
         let sequence = node.sequence(1 << 40);
         let _standing = (task == 1).then(|| node.standing(&here(node), sequence, 8).expect("stands"));
         for n in 0..40 {
@@ -142,9 +145,8 @@ fn a_try_fails_as_a_receive_does() {
         until(node, "the loss", || node.peers()[0].state.error().is_some());
         let error = step.try_recv(&edge).expect_err("its peer is lost");
         assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.to_string() == "w/0"), "{error}");
-        let error =
-            step.try_recv(&node.edge("a", "b", "x").map_or(there(node), |edge| edge)).expect_err("elsewhere");
-        assert!(matches!(error, Error::WrongEnd { .. } | Error::PeerLost { .. }), "{error}");
+        let away = node.edge_to("w", 3 - task, "x").expect("an edge");
+        assert!(matches!(step.try_recv(&away), Err(Error::WrongEnd { .. })));
         step.abort(Status::new(Code::Aborted, "enough")).expect("aborted");
         assert!(matches!(step.try_recv(&edge), Err(Error::Aborted { .. })));
     });

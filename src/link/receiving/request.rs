@@ -195,7 +195,7 @@ impl<C> Link<C> {
             Follows::Write => Arrival::MetaBeforeWrite { bytes: meta.meta.bytes() },
         };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
-        (request.meta, request.is_announced) = (Some(meta.clone()), true);
+        request.meta = Some(meta.clone());
         let key = request.key.clone();
         self.routes_out.learn(&key.edge, &meta);
         if action == ReceiverAction::Allocate {
@@ -413,9 +413,7 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::CancelAck).map_err(|v| v.to_string())?;
-        let given_up =
-            if request.is_announced { RequestError::LeftWithSender } else { RequestError::Cancelled };
-        let error = request.failure.take().unwrap_or(given_up);
+        let error = request.failure.take().unwrap_or(RequestError::Cancelled);
         self.end(cx, id, action, error);
         Ok(())
     }

@@ -28,8 +28,6 @@ pub(in crate::link) struct Request<C> {
     pub into: bool,
     /// The meta-data that the answer may refer to.
     pub meta: Option<VersionedMeta>,
-    /// Whether the sender has sent meta-data for this request.
-    pub is_announced: bool,
     /// Why it was given up from this side, if it was not the waiter's wish.
     pub failure: Option<crate::link::RequestError>,
     /// The number of its edge's route.
@@ -134,7 +132,6 @@ impl<C> Request<C> {
             given: None,
             into: false,
             meta: None,
-            is_announced: false,
             failure: None,
             route,
             asked,

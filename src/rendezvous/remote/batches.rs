@@ -226,7 +226,7 @@ impl RemoteHandler {
             |held| held.waiter.deadline <= now,
             |key, mut waiter| {
                 waiter.cancel_reason.get_or_insert(CancelReason::Deadline(None));
-                waiter.given_up(&key, false);
+                waiter.given_up(&key);
             },
         );
     }
@@ -237,7 +237,7 @@ impl RemoteHandler {
             |held| of(held.waiter.id),
             |key, mut waiter| {
                 waiter.cancel_reason = Some(why.clone());
-                waiter.given_up(&key, false);
+                waiter.given_up(&key);
             },
         );
     }

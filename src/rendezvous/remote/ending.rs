@@ -130,7 +130,7 @@ impl RemoteHandler {
                 } else if let Some(waiter) = slot.take() {
                     // The peer has not even said that it lets go: it is told later, the waiter now.
                     calls.remove(&waiter.id);
-                    waiter.given_up(key, false);
+                    waiter.given_up(key);
                 }
                 CancelDecision::Cancel
             });

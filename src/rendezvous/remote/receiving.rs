@@ -8,11 +8,11 @@ use crate::link::{
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::local::check_live;
-use crate::rendezvous::path::PeerIndex;
-use crate::rendezvous::waiter::{Delivery, Payload, Waiter};
+use crate::rendezvous::path::{Cancel, PeerIndex};
+use crate::rendezvous::waiter::{CancelReason, Delivery, Payload, Waiter};
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::Time;
 use crate::wire::message::Side;
+use crate::wire::{Code, Time};
 use std::sync::Arc;
 
 /// A receive that is to begin.
@@ -58,13 +58,20 @@ impl RemoteHandler {
             return waiter.complete(Err(self.why_unusable(peer)));
         };
         let timeout_ms = match waiter.deadline {
+            _ if waiter.timeout.is_zero() => 0,
             Time::NEVER => u32::MAX,
             deadline => u32::try_from(deadline.since(now).as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
         };
         self.next_deadline = self.next_deadline.min(waiter.deadline);
-        let id = waiter.id;
+        let (id, waits) = (waiter.id, !waiter.timeout.is_zero());
         match links.request(link, key.clone(), destination, timeout_ms, waiter) {
-            Ok(request) => _ = self.calls.insert(id, (link, request)),
+            Ok(request) => {
+                self.calls.insert(id, (link, request));
+                // Its sender was asked before, for a value at any time.
+                if !waits && links.is_standing(link, request) {
+                    self.cancel(links, &Cancel { id, why: CancelReason::Deadline(None) }, now);
+                }
+            }
             Err((refused, waiter)) => waiter.complete(Err(self.refused(refused, &key, peer))),
         }
     }
@@ -127,8 +134,13 @@ impl RemoteHandler {
     ) {
         let name = key.to_string();
         let error = match error {
-            RequestError::Cancelled => return waiter.given_up(key, false),
-            RequestError::LeftWithSender => return waiter.given_up(key, true),
+            RequestError::Cancelled => return waiter.given_up(key),
+            // The sender has no value now, and the waiter does not wait for one.
+            RequestError::Remote(status)
+                if waiter.timeout.is_zero() && status.code == Code::DeadlineExceeded && !status.derived =>
+            {
+                Error::DeadlineExceeded { key: name, after: waiter.timeout }
+            }
             RequestError::Remote(status) => {
                 let peer = key.edge.source_task().clone();
                 Error::Remote { peer, key: name, status }

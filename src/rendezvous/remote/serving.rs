@@ -127,7 +127,9 @@ impl RemoteHandler {
                 }
             },
         };
-        if deferred && self.peer(peer).deferred >= self.settings.max_deferred {
+        // The peer wants a value that is there now.
+        let waits = timeout_ms > 0;
+        if deferred && waits && self.peer(peer).deferred >= self.settings.max_deferred {
             let message = format!(
                 "{} requests wait at {} for steps that have not begun there (this one for step {}), which is the limit: raise max_deferred",
                 self.settings.max_deferred, self.me, key.step
@@ -142,6 +144,11 @@ impl RemoteHandler {
         match self.outgoing.ask(key, WaitingRequest { peer_request, peer, deadline, deferred }) {
             Asked::Matched(asking, matched) => {
                 self.match_up(links, key, Offered::Matched(asking, matched));
+            }
+            Asked::Kept if !waits => {
+                self.outgoing.remove_waiter(key, |asking| asking.peer_request == peer_request);
+                let message = format!("{} has no value for {key} now", self.me);
+                links.refuse(peer_request, Status::new(Code::DeadlineExceeded, message));
             }
             Asked::Kept => {
                 self.next_deadline = self.next_deadline.min(deadline);

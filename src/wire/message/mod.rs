@@ -114,7 +114,8 @@ pub struct TensorRequest {
     pub iteration: u64,
     /// Version of the meta-data that the receiver has cached for the route; 0 for none.
     pub meta_version: u32,
-    /// How long the receiver will wait, in ms; `u32::MAX` for ever.
+    /// How long the receiver will wait, in ms; `u32::MAX` for ever. With 0 the sender answers at once: with the
+    /// value, or with DEADLINE_EXCEEDED.
     pub timeout_ms: u32,
     /// Whether the receiver would borrow the tensor where it lies.
     pub borrow: bool,

@@ -166,7 +166,7 @@ impl<P: Port> Run<'_, P> {
             let Some(receiver) = running.call.receiver.as_mut().filter(|receiver| receiver.is_done()) else {
                 continue;
             };
-            let Some(Outcome { result, .. }) = receiver.take() else { panic!("taken twice") };
+            let Some(Outcome(result)) = receiver.take() else { panic!("taken twice") };
             running.call.receiver = None;
             running.end = Some(match result {
                 Err(error) => match self.pair.corrupted(&error, self.case.bytes()) {
@@ -454,7 +454,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
     let mut call = pair.receive(&key, Destination::Alloc, ENDLESS);
     pair.run();
     let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
-    assert!(outcome.is_some_and(|outcome| outcome.result.is_ok()));
+    assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
     for side in [SENDER, RECEIVER] {
         pair.change(side, StepChange::CleanedUp { step: *steps });
     }

@@ -23,7 +23,7 @@ fn key(source: &str, destination: &str, name: &str) -> TensorKey {
 /// What the sender's side said to a receive that has ended with that.
 fn told(call: &mut Call) -> Status {
     match call.receiver.as_mut().and_then(|receiver| receiver.take()) {
-        Some(Outcome { result: Err(Error::Remote { status, .. }), .. }) => status,
+        Some(Outcome(Err(Error::Remote { status, .. }))) => status,
         other => panic!("{other:?}"),
     }
 }
@@ -51,7 +51,7 @@ fn refused<P: Port>(pair: &mut Pair<P>, bad: &TensorKey, code: Code, part: &str)
         pair.send(key, Value::Tensor(value));
         pair.run();
         let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
-        assert!(matches!(outcome, Some(Outcome { result: Ok(_), .. })), "{outcome:?}");
+        assert!(matches!(outcome, Some(Outcome(Ok(_)))), "{outcome:?}");
     }
 }
 

@@ -208,7 +208,7 @@ impl<P: Port> Run<'_, P> {
             let Some(receiver) = receive.call.receiver.as_mut().filter(|receiver| receiver.is_done()) else {
                 continue;
             };
-            let Some(Outcome { result, .. }) = receiver.take() else { panic!("taken twice") };
+            let Some(Outcome(result)) = receiver.take() else { panic!("taken twice") };
             receive.call.receiver = None;
             let sent = self.case.sent[receive.step];
             let corrupted =
@@ -359,7 +359,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> 
     let mut call = pair.receive(&key, Destination::Alloc, ENDLESS);
     pair.run();
     let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
-    assert!(outcome.is_some_and(|outcome| outcome.result.is_ok()));
+    assert!(outcome.is_some_and(|Outcome(result)| result.is_ok()));
     for side in [SENDER, RECEIVER] {
         pair.change(side, StepChange::CleanedUp { step: key.step });
     }
@@ -445,7 +445,7 @@ fn count<P: Port>(pair: &mut Pair<P>, over: &str) {
         let mut call = pair.receive(&key(step), Destination::Alloc, ENDLESS);
         pair.run();
         let got = call.receiver.as_mut().and_then(|receiver| receiver.take());
-        assert!(got.is_some_and(|outcome| outcome.result.is_ok()), "step {n}");
+        assert!(got.is_some_and(|Outcome(result)| result.is_ok()), "step {n}");
         [RECEIVER, SENDER].into_iter().for_each(|side| pair.change(side, StepChange::CleanedUp { step }));
     }
     let sum = |counter| {
