@@ -103,7 +103,8 @@ conformance!(verbs_on_a_device, verbs::VerbsDevice);
 conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
 conformance!(verbs_on_a_fake_nic, fake::FakeNic);
 
-// The other made-up devices: the rules that their narrowness, their stripes or their kind of network can break.
+// The other made-up devices: the rules that their narrowness, their stripes or their kind of
+// network can break.
 conformance! { verbs_on_a_narrow_fake, fake::FakeNarrow,
     order_holds_within_a_link
     a_write_lands_at_its_grant_and_is_there_when_a_later_send_is

@@ -1,7 +1,8 @@
-//! Our declarations of libibverbs are those of its header: each struct, field, value and prototype is compared with what
-//! rdma-sys makes of the header, and with what a C compiler makes of it.
+//! Our declarations of libibverbs are those of its header: each struct, field, value and prototype
+//! is compared with what rdma-sys makes of the header, and with what a C compiler makes of it.
 //!
-//! Needs libibverbs-dev, librdmacm-dev, libclang and a C compiler; so it hangs on the feature `abi-check`.
+//! Needs libibverbs-dev, librdmacm-dev, libclang and a C compiler; so it hangs on the feature
+//! `abi-check`.
 
 #![allow(unsafe_code)] // offsets and sizes of fields, in closures that are never called
 

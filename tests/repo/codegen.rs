@@ -1,7 +1,7 @@
 //! The checked-in generated code is what `proto/` says.
 //!
-//! After a change of the .proto, `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` writes the code anew. Nothing
-//! here needs protoc, and building the crate needs no code generation.
+//! After a change of the .proto, `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` writes
+//! the code anew. Nothing here needs protoc, and building the crate needs no code generation.
 
 use std::path::Path;
 use tonic_prost_build::{Builder, configure};

@@ -153,7 +153,8 @@ fn every_file_that_a_page_or_a_comment_names_is_there() {
     assert!(broken.is_empty(), "{} files are not there:\n{}", broken.len(), broken.join("\n"));
 }
 
-/// Whether a file has a test of this name. A rule of the conformance suite is a test where it is listed.
+/// Whether a file has a test of this name. A rule of the conformance suite is a test where it is
+/// listed.
 fn has_test(text: &str, name: &str) -> bool {
     let attributed = |at: usize| text[..at].trim_end().ends_with("#[test]");
     let plain = text.match_indices(&format!("fn {name}()")).any(|(at, _)| attributed(at));

@@ -1,4 +1,5 @@
-//! The rules of the repository: its layers, names, documents, generated code, packaging and scripts.
+//! The rules of the repository: its layers, names, documents, generated code, packaging and
+//! scripts.
 
 #[cfg(feature = "abi-check")]
 mod abi_check;

@@ -1,12 +1,14 @@
-//! What `Cargo.toml` and the top level of the project promise: a toolchain and a C linker are enough, the
-//! minimum Rust version is true, the licence texts are there, and no folder is an empty promise.
+//! What `Cargo.toml` and the top level of the project promise: a toolchain and a C linker are
+//! enough, the minimum Rust version is true, the licence texts are there, and no folder is an empty
+//! promise.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// Build-time helpers that need more than a Rust toolchain: protoc, clang, cmake, a C compiler, C headers.
+/// Build-time helpers that need more than a Rust toolchain: protoc, clang, cmake, a C compiler, C
+/// headers.
 const NEED_MORE_THAN_RUST: &[&str] = &[
     "prost-build",
     "protobuf-src",
@@ -79,7 +81,8 @@ fn built_for<'a>(metadata: &'a Value, mut waiting: Vec<&'a str>) -> Vec<&'a Valu
         if !reached.insert(id) {
             continue;
         }
-        // Cargo lists dependencies of `cfg(tensorwire_loom)` for every platform; only the loom tests set that.
+        // Cargo lists dependencies of `cfg(tensorwire_loom)` for every platform; only the loom
+        // tests set that.
         let counts = |k: &Value| k["kind"] != "dev" && k["target"] != "cfg(tensorwire_loom)";
         let is_built = |d: &&Value| list(d, "dep_kinds").iter().any(counts);
         waiting.extend(list(nodes[id], "deps").iter().filter(is_built).map(|d| text(d, "pkg")));
@@ -193,7 +196,8 @@ fn every_dependency_of_a_build_may_be_used_under_a_permissive_licence() {
     let metadata = metadata();
     for package in built(&metadata) {
         let licence = text(package, "license");
-        // A choice needs one permissive part, a conjunction (`AND`) has to be permissive in every part.
+        // A choice needs one permissive part, a conjunction (`AND`) has to be permissive in every
+        // part.
         let all = |choice: &str| {
             choice.split(" AND ").all(|one| PERMISSIVE.contains(&one.trim_matches(['(', ')', ' '])))
         };

@@ -73,7 +73,8 @@ impl Token {
     }
 }
 
-/// The tokens of Rust source. Comments are no tokens; a doc comment is the attribute that the compiler makes of it.
+/// The tokens of Rust source. Comments are no tokens; a doc comment is the attribute that the
+/// compiler makes of it.
 pub fn tokens(text: &str) -> Vec<Token> {
     let stream = text.parse().unwrap_or_else(|error| panic!("not Rust: {error}: {text}"));
     let mut found = Vec::new();

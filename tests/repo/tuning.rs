@@ -1,5 +1,5 @@
-//! The files under `tuning/`: the scripts run anywhere and change nothing that they don't say, and the example
-//! configuration is one that this version accepts.
+//! The files under `tuning/`: the scripts run anywhere and change nothing that they don't say, and
+//! the example configuration is one that this version accepts.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -34,8 +34,8 @@ struct Program {
 const PLAIN: Program =
     Program { settings: &[], window: 16, elements: LARGE, what: |_| What::Tensor, order: |n| n, holds: 0 };
 
-/// Both sides' counts of the second half of so many steps; in the first half everything becomes known. Each side counts what
-/// it posts.
+/// Both sides' counts of the second half of so many steps; in the first half everything becomes
+/// known. Each side counts what it posts.
 fn run(program: Program, steps: u64) -> Snapshot {
     let cluster = cluster(2);
     let (tell, told) = channel();
@@ -91,7 +91,8 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     }
                 }
                 tell.send(node.counters().since(&before)).expect("somebody counts");
-                // What has come and was not taken is nobody's request any more when its sender leaves.
+                // What has come and was not taken is nobody's request any more when its sender
+                // leaves.
                 is_received.fetch_or(task == 1, Ordering::Relaxed);
                 until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
                 node.stop().expect("stopped");
@@ -104,8 +105,9 @@ fn run(program: Program, steps: u64) -> Snapshot {
     sum
 }
 
-/// Of N steps, each value is one data operation, and all windows together take 2 N / W messages at most. A step that is aborted
-/// costs its error, and one that is skipped a cancel and its acknowledgement, or the word that it is gone if its sender is first.
+/// Of N steps, each value is one data operation, and all windows together take 2 N / W messages at
+/// most. A step that is aborted costs its error, and one that is skipped a cancel and its
+/// acknowledgement, or the word that it is gone if its sender is first.
 fn check(program: Program, steps: u64) {
     let counts = run(program, steps);
     let of = |what| (steps..2 * steps).filter(|n| (program.what)(*n) == what).count() as u64;
@@ -139,9 +141,10 @@ fn a_step_with_a_small_tensor_is_one_message_and_a_window_two_more() {
     }
 }
 
-/// Loans are not given back at once, and when half of the queue is full of them the next tensor is copied, for which the peer
-/// must be asked again: a loan may be held for long, and one that waited for its turn would hold up all that comes behind it. So
-/// the queue must be twice as long as what is lent at a time.
+/// Loans are not given back at once, and when half of the queue is full of them the next tensor is
+/// copied, for which the peer must be asked again: a loan may be held for long, and one that waited
+/// for its turn would hold up all that comes behind it. So the queue must be twice as long as what
+/// is lent at a time.
 #[test]
 fn a_step_is_one_loan_where_tensors_are_borrowed() {
     if !lends_nothing() {
@@ -181,7 +184,8 @@ fn steps_out_of_order_cost_no_more() {
     }
 }
 
-/// It may be heard that the first step has begun when its answer is there already, and then the window begins with it.
+/// It may be heard that the first step has begun when its answer is there already, and then the
+/// window begins with it.
 #[test]
 fn one_step_is_asked_for_until_its_answer_has_told_what_they_are_like() {
     let is_asked = Arc::new(AtomicBool::new(false));
@@ -217,9 +221,11 @@ fn a_window_that_changes_is_asked_for_at_once() {
                 until(node, "a window", || node.counters().get(Counter::StandingRequests) >= count);
                 assert_eq!(node.counters().get(Counter::StandingRequests), count);
             };
-            // A poller may take a receive before it hears that its step has begun, and then asks plainly.
+            // A poller may take a receive before it hears that its step has begun, and then asks
+            // plainly.
             let begin = |n| drop(node.step(sequence.step(n)).expect("usable"));
-            // Received first, so that it is known what they are like whenever the poller hears of the rest.
+            // Received first, so that it is known what they are like whenever the poller hears of
+            // the rest.
             receive(node, sequence, 0, LARGE);
             let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             // Steps 1 to 3, and half a window later 4 and 5.

@@ -1,4 +1,5 @@
-//! What `src/fabric/verbs/sys` declares, read from its text: so nothing can be added there and not be compared.
+//! What `src/fabric/verbs/sys` declares, read from its text: so nothing can be added there and not
+//! be compared.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,7 +22,8 @@ const OTHER: &[&str] = &[
 
 /// Names as the tables have them: `ibv_qp`, `ibv_qp.state`, `IBV_QPS_RTS`.
 ///
-/// A field that isn't `pub` holds the place of some that we don't use; size and neighbours give it away.
+/// A field that isn't `pub` holds the place of some that we don't use; size and neighbours give it
+/// away.
 pub fn declared(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut owner = None;

@@ -74,7 +74,8 @@ macro_rules! their_name {
     };
 }
 
-/// Each struct as `NAME = NAME IN RDMA-SYS: TYPE IN C, EXTENT { FIELDS }`, a field as `NAME` or `NAME = NAME IN RDMA-SYS`.
+/// Each struct as `NAME = NAME IN RDMA-SYS: TYPE IN C, EXTENT { FIELDS }`, a field as `NAME` or
+/// `NAME = NAME IN RDMA-SYS`.
 macro_rules! layouts {
     ($($name:ident = $theirs:ident: $c:literal, $extent:ident { $($field:ident $(= $their_field:ident)?),* })*) => {
         vec![$(Layout {
@@ -202,7 +203,8 @@ values! {
     theirs::ibv_wc_flags: v => v.0;
 }
 
-/// Values by where rdma-sys has them; `nowhere` for those of enumerations without a name, which it leaves out.
+/// Values by where rdma-sys has them; `nowhere` for those of enumerations without a name, which it
+/// leaves out.
 macro_rules! constants {
     ($($place:tt { $($name:ident),* })*) => {
         vec![$($(Constant {

@@ -1,5 +1,5 @@
-//! A C program that says what the header of this machine says: the compiler's own word, also for what rdma-sys leaves out
-//! (enumerations without a name) or writes by hand (unions).
+//! A C program that says what the header of this machine says: the compiler's own word, also for
+//! what rdma-sys leaves out (enumerations without a name) or writes by hand (unions).
 
 use crate::scan::Function;
 use crate::table::{Constant, Layout, Place, Size};
@@ -20,11 +20,13 @@ int main(void) {
     }
 "#;
 
-/// What C says, by the names of the tables: for types size and alignment, for fields offset and size, for values the value.
+/// What C says, by the names of the tables: for types size and alignment, for fields offset and
+/// size, for values the value.
 pub struct Witness(BTreeMap<String, (i64, i64)>);
 
 impl Witness {
-    /// Asks about everything in the tables, and whether the functions have the prototypes that we call them by.
+    /// Asks about everything in the tables, and whether the functions have the prototypes that we
+    /// call them by.
     pub fn of(layouts: &[Layout], constants: &[Constant], functions: &[Function]) -> Self {
         let mut program = HEAD.to_owned();
         for layout in layouts {
@@ -44,7 +46,8 @@ impl Witness {
             let symbol = &function.symbol;
             let same =
                 format!("__builtin_types_compatible_p(__typeof__(({symbol})), {})", prototype(function));
-            // The linker gives a program the default version of a symbol, of which libibverbs has several.
+            // The linker gives a program the default version of a symbol, of which libibverbs has
+            // several.
             let version = format!("(void *)({symbol}) == dlsym(library, \"{symbol}\")");
             say(&mut program, symbol, &same, &version);
         }
@@ -70,8 +73,8 @@ impl Witness {
         self.of_name(name).0
     }
 
-    /// Whether a function has the prototype that we call it by, and whether looking it up by name finds the version that a
-    /// program is linked with.
+    /// Whether a function has the prototype that we call it by, and whether looking it up by name
+    /// finds the version that a program is linked with.
     pub fn prototype_and_version(&self, symbol: &str) -> (bool, bool) {
         let (prototype, version) = self.of_name(symbol);
         (prototype == 1, version == 1)
@@ -111,9 +114,11 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Parts of prototypes where C has a type that ours only stands for: symbol, our type, the type in C.
+/// Parts of prototypes where C has a type that ours only stands for: symbol, our type, the type in
+/// C.
 const STAND_INS: &[(&str, &str, &str)] = &[
-    // The declared type is one that keeps programs from calling it without the header's inline function.
+    // The declared type is one that keeps programs from calling it without the header's inline
+    // function.
     ("ibv_query_port", "*mut ibv_port_attr", "struct _compat_ibv_port_attr *"),
     ("ibv_get_device_guid", "u64", "__be64"),
     ("ibv_query_pkey", "*mut u16", "__be16 *"),

@@ -1,7 +1,8 @@
-//! Where a lock may be taken. No file that moves data is on the list: the hot path waits for no other thread.
+//! Where a lock may be taken. No file that moves data is on the list: the hot path waits for no
+//! other thread.
 //!
-//! Clippy denies the types (`clippy.toml`, `src/lib.rs`) except where a file allows them. These checks keep the
-//! permission, and the words themselves, to the files of the list.
+//! Clippy denies the types (`clippy.toml`, `src/lib.rs`) except where a file allows them. These
+//! checks keep the permission, and the words themselves, to the files of the list.
 
 use super::rules::{is_under, lint_is_relaxed};
 use crate::source::{Token, tokens};

@@ -30,7 +30,8 @@ pub static LAYERS: LazyLock<Vec<Layer>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Planted bugs. `is_on` is a constant `false` in an ordinary build, so that each module may have some.
+/// Planted bugs. `is_on` is a constant `false` in an ordinary build, so that each module may have
+/// some.
 pub const MUTANTS: &str = "mutants";
 
 /// Modules that may ask the system for the time. Any other takes the time as an argument.
@@ -66,7 +67,8 @@ pub fn is_under(path: &Path, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|prefix| path.starts_with(prefix) || path == Path::new(&format!("{prefix}.rs")))
 }
 
-/// The module that a file belongs to. `None` for `lib.rs` and for the program, which may import all.
+/// The module that a file belongs to. `None` for `lib.rs` and for the program, which may import
+/// all.
 fn module_of(path: &Path) -> Option<String> {
     let first = path.strip_prefix("src").ok()?.components().next()?;
     let name = first.as_os_str().to_str()?.trim_end_matches(".rs").to_owned();
@@ -166,14 +168,16 @@ fn is_path_mark(code: &[Token], at: usize) -> bool {
     matches!(code.get(at..), Some([first, second, ..]) if first.is_mark(':') && second.is_mark(':'))
 }
 
-/// Whether the word begins a path (`tokio::net`) or is imported (`use tokio;`), and is no field and no method.
+/// Whether the word begins a path (`tokio::net`) or is imported (`use tokio;`), and is no field and
+/// no method.
 fn begins_path(code: &[Token], at: usize) -> bool {
     let after_use = at > 0 && code[at - 1].is_word("use");
     let continues_path = at > 1 && code[at - 1].is_mark(':') && code[at - 2].word().is_some();
     after_use || (!continues_path && is_path_mark(code, at + 1))
 }
 
-/// Each mention of a module or of the crate root through `crate`, `$crate`, `tensorwire` or `super`, with its line.
+/// Each mention of a module or of the crate root through `crate`, `$crate`, `tensorwire` or
+/// `super`, with its line.
 fn imports(code: &[Token], file_depth: usize) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (at, token) in code.iter().enumerate() {
@@ -206,7 +210,8 @@ fn follows_super(code: &[Token], at: usize) -> bool {
     at >= 3 && is_path_mark(code, at - 2) && code[at - 3].is_word("super")
 }
 
-/// Follows `super::super::...` from a module `depth` below the root. At the root a module's name follows.
+/// Follows `super::super::...` from a module `depth` below the root. At the root a module's name
+/// follows.
 fn supers(code: &[Token], mut at: usize, mut depth: usize, found: &mut Vec<(usize, String)>) {
     while code.get(at).is_some_and(|token| token.is_word("super")) {
         depth = depth.saturating_sub(1);
