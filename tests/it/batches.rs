@@ -1,4 +1,4 @@
-//! What trainers may expect of batches, with every member in this process and real shared memory.
+//! Batches, with every member in this process and real shared memory.
 
 mod failures;
 mod limits;
@@ -9,7 +9,7 @@ use crate::common::{SOON, counting, run, values};
 use std::time::Duration;
 use tensorwire::{Counter, Delivery, Edge, Node, Step, Tensor, Value};
 
-/// Names of this many edges.
+/// The names of `count` edges.
 fn names(count: usize) -> impl Iterator<Item = String> + Clone {
     (0..count).map(|at| format!("g/{at}"))
 }
@@ -26,7 +26,7 @@ fn borrowed(edges: &[Edge]) -> Vec<&Edge> {
     edges.iter().collect()
 }
 
-/// As many tensors of two elements, the first of which says which step and which edge it is of.
+/// `count` tensors with two elements. The first element names the step and the edge.
 fn tensors(node: &Node, step: u64, count: usize) -> Vec<Tensor> {
     (0..count).map(|at| counting(node, first_of(step, at), 2)).collect()
 }
@@ -46,7 +46,7 @@ fn begin(node: &Node, n: u64) -> Step {
     node.step(n).expect("usable")
 }
 
-/// Control slots that a node has posted, of all its messages.
+/// The control slots that a node has posted.
 fn slots(node: &Node) -> u64 {
     let counted = node.counters();
     let [sent, packed, packs] =
@@ -198,7 +198,7 @@ fn batches_of_edges_that_are_asked_for_in_advance_claim_what_came() {
             let go = node.edge_from("w", 1, "go");
             if task == 0 {
                 out.send(&step, tensors(node, n, 6)).expect("sent");
-                // The receiver is never a window behind.
+                // The receiver is less than a window behind.
                 step.recv(&go.expect("an edge"), SOON).expect("received");
             } else {
                 check(&step.recv_all(&borrowed(&from), SOON).expect("received"), n);

@@ -1,8 +1,8 @@
 //! The errors of specification 3.5 as whole nodes see them: the right waiter gets them, with code,
 //! message and details, whole.
 //!
-//! What no whole node brings about (a key that is none of the peer's, an earlier life of it) is in
-//! `src/rendezvous/remote/explore/errors.rs`.
+//! Errors that a whole node cannot cause (a key that is not the peer's, an earlier life of it) are
+//! tested in `src/rendezvous/remote/explore/errors.rs`.
 
 use crate::common::{SOON, counting, run, run_each, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,12 +20,12 @@ fn here(node: &Node, name: &str) -> Edge {
     node.edge_from("w", 0, name).expect("an edge")
 }
 
-/// Bytes of every value, in no order.
+/// Bytes of every value, in no particular order.
 fn noise(len: usize) -> Vec<u8> {
     (0..len as u64).map(|n| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }
 
-/// Of every code one, with texts and details from none at all to long ones.
+/// One status of each code, with texts and details from empty to long.
 fn statuses() -> Vec<Status> {
     let codes = (1..=16).map(|number| Code::from_number(number).expect("a code"));
     let mut all: Vec<_> = codes
@@ -40,7 +40,7 @@ fn statuses() -> Vec<Status> {
     all
 }
 
-/// How a receive from task 0 failed there.
+/// The error of a receive from task 0.
 fn remote(error: &Error, name: &str) -> Status {
     match error {
         Error::Remote { peer, key, status } => {
@@ -51,7 +51,7 @@ fn remote(error: &Error, name: &str) -> Status {
     }
 }
 
-/// Says how far one side is, and waits for how far the other is.
+/// A barrier between the two sides.
 struct Turns([AtomicU64; 2]);
 
 impl Turns {
@@ -80,7 +80,7 @@ fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_de
             let (first, second) = (node.step(2 * n).expect("usable"), node.step(2 * n + 1).expect("usable"));
             if task == 0 {
                 TURNS.wait(node, 2 * n + 1);
-                // The request is here, or on its way.
+                // The request has arrived or is on its way.
                 let came = node.counters().get(Counter::MessagesReceived);
                 (0..100).for_each(|_| drop(node.progress()));
                 assert!(node.counters().get(Counter::MessagesReceived) >= came);

@@ -51,7 +51,7 @@ fn thousands_of_values_flow_through_the_smallest_queue() {
         let edge = node.edge_from("w", 0, "x").expect("edge");
         let mut number = 0;
         while number < VALUES {
-            // More at a time than the queue holds.
+            // More values at a time than the queue holds.
             let pending: Vec<_> = (0..100).map(|_| step.receive(&edge).begin().expect("begun")).collect();
             for pending in pending {
                 let got = pending.wait().expect("received").tensor;
@@ -81,7 +81,7 @@ fn a_callback_that_blocks_stops_nobody() {
             let edge = node.edge_from("w", 0, "called").expect("edge");
             let wait = move |_| {
                 began.store(true, Ordering::SeqCst);
-                // Ends when the other end is dropped.
+                // The callback ends when the sender is dropped.
                 let _ = blocked.recv();
                 ended.store(true, Ordering::SeqCst);
             };
@@ -99,7 +99,7 @@ fn a_callback_that_blocks_stops_nobody() {
     });
 }
 
-/// Exchanges a value with a peer.
+/// Exchanges one value with a peer.
 fn exchange(node: &Node, peer: u32, id: u64) {
     let step = node.step(id).expect("new");
     let (out, back) =
@@ -131,9 +131,10 @@ fn a_link_that_fails_in_transfers_ends_its_own_calls_and_no_others() {
         let step = node.step(1).expect("new");
         let (out, back) =
             (node.edge_to("w", 2, "bulk").expect("edge"), node.edge_from("w", 2, "x").expect("edge"));
-        // All three are there.
+        // All three members are joined.
         exchange(&node, 1, 100);
-        // Asked for by a peer that takes the first and then fails, perhaps before the last is sent.
+        // Values for a peer that takes the first one and then fails, perhaps before the last one is
+        // sent.
         let sent = (0..20).try_for_each(|_| step.send(&out, counting(&node, 1.0, 50_000)));
         assert!(matches!(sent, Ok(()) | Err(Error::PeerLost { .. })), "{sent:?}");
         let error = step.recv(&back, SOON).expect_err("it fails");
@@ -185,14 +186,14 @@ fn a_peer_that_restarts_is_met_again_while_the_others_go_on() {
         exchange(&node, 2, 1);
         let end = Instant::now() + SOON;
         let mut id = 1000;
-        // With the second member all the time: through the end of the third and its return.
+        // Exchanges with the second member go on through the death of the third and its return.
         while life(&node).is_none_or(|life| life == before) {
             assert!(Instant::now() < end, "the third member did not come back: {:?}", node.peers());
             exchange(&node, 1, id);
             id += 1;
         }
         exchange(&node, 2, 2);
-        // The second member's last.
+        // The last value of the second member.
         let step = node.step(u64::MAX).expect("new");
         step.send_dead(&node.edge_to("w", 1, "end").expect("edge")).expect("sent");
         serve_until(&node, &first_done);
@@ -270,7 +271,7 @@ fn a_stop_ends_while_the_peers_traffic_does_not() {
     peer.join().expect("the peer sees the end");
 }
 
-/// Whatever this host lacks, the error says what it is; there is no node on another fabric.
+/// The error says what this host lacks, and no node starts on another fabric.
 #[test]
 fn a_node_that_is_asked_for_rdma_and_can_t_have_it_does_not_start() {
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
@@ -289,7 +290,7 @@ fn a_node_that_is_asked_for_rdma_and_can_t_have_it_does_not_start() {
 
 #[test]
 fn set_up_that_failed_is_never_logged_as_a_success() {
-    // The process has one subscriber, which keeps every event.
+    // The process has one subscriber, which records every event.
     Other::run_alone("known_faults::role_logs_its_set_up", "", &[]);
 }
 
@@ -297,7 +298,7 @@ fn set_up_that_failed_is_never_logged_as_a_success() {
 #[ignore = "a role, not a test"]
 fn role_logs_its_set_up() {
     log::log();
-    // Two that agree and two that don't, told apart by the names of their jobs.
+    // Two members that agree and two that do not, with different job names.
     for (job, depths, connects) in [("agree", ["64", "64"], true), ("differ", ["64", "128"], false)] {
         let cluster = cluster(2).replace("w=", &format!("{job}="));
         let members = [0u32, 1].map(|task| {

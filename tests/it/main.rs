@@ -1,5 +1,5 @@
-//! Whole nodes in one process. What needs a process, an allocator or a system call filter of its
-//! own is in `processes`, `memory`, `hot_path` and `poll_modes`.
+//! Whole nodes in one process. Tests that need a process, an allocator or a system call filter of
+//! their own are in `processes`, `memory`, `hot_path` and `poll_modes`.
 
 mod batches;
 #[path = "../common/mod.rs"]

@@ -1,11 +1,12 @@
-//! The receive calls beside `recv`: one that does not wait, and the builders.
+//! The receive calls beside `recv`: `try_recv`, and the builders.
 
 use crate::common::{SOON, counting, over_verbs, run, until, values};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tensorwire::{Code, DType, Edge, Error, Node, Status, Step, TensorMut};
 
-/// A sender that is slow to answer counts as one without a value; on a busy machine any may be slow.
+/// `try_recv` treats a slow sender as one without a value. On a busy machine each sender may be
+/// slow.
 const PATIENT: (&str, &str) = ("cancel_grace", "20s");
 
 fn here(node: &Node) -> Edge {
@@ -16,7 +17,7 @@ fn there(node: &Node) -> Edge {
     node.edge_to("w", 1, "x").expect("an edge")
 }
 
-/// Tells the other member something, by a step that only such words are of.
+/// Sends a signal to the other member, in a step of its own.
 fn tell(node: &Node, to: u32, word: u64) {
     let step = node.step(1 << 20).expect("a step");
     let edge = node.edge_to("w", to, &format!("word {word}")).expect("an edge");
@@ -29,7 +30,7 @@ fn hear(node: &Node, from: u32, word: u64) {
     step.recv(&edge, SOON).expect("the word");
 }
 
-/// The value that a try brings, which must have one.
+/// The value of a `try_recv` that must succeed.
 fn tried(step: &Step, edge: &Edge) -> Vec<f32> {
     let got = step.try_recv(edge).expect("usable").expect("a value");
     values(&got.tensor).to_vec()
@@ -54,7 +55,7 @@ fn a_try_within_the_process_finds_what_is_there_and_loses_nothing() {
 
 #[test]
 fn a_try_at_a_peer_finds_values_of_any_size_and_of_new_shapes() {
-    // In a response, by a write, by a loan; and by a write once more, with a shape that is new.
+    // In a response, by a write, by a loan, and by a write with a new shape.
     const SIZES: [usize; 5] = [1, 2000, 300_000, 2001, 7];
     for bulk in ["borrow", "copy"] {
         run(2, &[PATIENT, ("bulk_receive", bulk)], |node, task| {
@@ -96,7 +97,7 @@ fn tries_that_race_with_their_sender_bring_every_value_once_and_in_order() {
         while got < VALUES {
             assert!(Instant::now() < end, "{got} of {VALUES} came");
             let brought = match got % 4 {
-                // What a try has left is for the receives after it.
+                // A value that `try_recv` has left is for later receives.
                 3 => Some(step.recv(&here(node), SOON).expect("received")),
                 _ => step.try_recv(&here(node)).expect("usable"),
             };
@@ -160,7 +161,7 @@ fn a_try_at_a_peer_that_makes_no_progress_ends_all_the_same() {
         if task == 0 {
             step.send(&there(node), counting(node, 4.0, 2000)).expect("sent");
             tell(node, 1, 0);
-            // Makes none until it has been tried.
+            // Sends nothing before the other member has tried.
             std::thread::sleep(Duration::from_millis(if over_verbs() { 2000 } else { 800 }));
             return hear(node, 1, 1);
         }

@@ -9,7 +9,7 @@ use tensorwire::{Code, Counter, DType, Error, Shape, Status, Tensor};
 
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Small enough for the response, and too large for it.
+/// Elements that fit into a small response, and that do not.
 const SIZES: [usize; 3] = [2, 1000, 100_000];
 
 #[test]
@@ -602,7 +602,7 @@ fn a_link_has_a_limit_of_requests_and_says_so() {
 
 #[test]
 fn who_waits_for_room_in_the_pool_gets_it_when_peers_have_taken_what_was_sent() {
-    // The pool of 8 MiB holds three or four of them.
+    // The pool of 8 MiB holds three or four of these tensors.
     run(2, &[], |node, task| {
         let step = node.step(1).expect("new");
         let dims = [1 << 19];
@@ -648,7 +648,7 @@ fn sends_that_nobody_asks_for_are_limited() {
         node.cleanup(1);
         until(node, "the end of the values with their step", || node.pool().is_empty());
         node.step(2).expect("new").send(&edge, counting(node, 0.0, 1)).expect("room again");
-        // Or the stop would wait for somebody to ask.
+        // Otherwise the stop would wait for a receive.
         node.cleanup(2);
     });
 }
@@ -707,7 +707,7 @@ fn a_stopped_node_fails_every_call_and_stops_again_without_effect() {
 fn a_stop_that_waits_in_vain_leaves_the_cpu_to_others() {
     run(2, &[("stop_timeout", "1s")], |node, task| {
         if task == 1 {
-            // Connected, and never asks.
+            // Connected, and never receives.
             return until(node, "the stop of the sender", || node.peers()[0].state.error().is_some());
         }
         let step = node.step(1).expect("new");

@@ -25,7 +25,7 @@ fn shape(dims: &[u64]) -> Shape {
     Shape::new(dims).expect("shape")
 }
 
-/// A tensor of this type and shape whose serialised form are these bytes.
+/// A tensor of this type and shape with these bytes as its serialised form.
 fn tensor_of(pool: &Pool, dtype: DType, dims: &[u64], bytes: &[u8]) -> Tensor {
     let meta = TensorMeta::serialized(dtype, shape(dims), bytes.len() as u64).expect("meta");
     let mut tensor = pool.tensor(meta).expect("room");
@@ -38,7 +38,7 @@ fn strings(dims: &[u64], values: Vec<Vec<u8>>) -> StringTensor {
 }
 
 mod witness {
-    //! The same tensors as messages of the .proto, made by hand.
+    //! The same tensors as handwritten messages of the .proto: the witness.
     use super::*;
 
     fn head(dtype: DType, shape: &Shape) -> TensorProto {
@@ -149,12 +149,12 @@ fn there_are_as_many_values_as_the_shape_has_elements() {
     let count = |given, expected| Err(SerializeError::Count { given, expected });
     assert_eq!(StringTensor::new(shape(&[2, 2]), ["a"]).map(|_| ()), count(1, 4));
     assert_eq!(VariantTensor::new(shape(&[2]), vec![]).map(|_| ()), count(0, 2));
-    // A shape whose elements can't be counted has never enough.
+    // A shape with too many elements to count never has enough values.
     let endless = shape(&[u64::MAX >> 1, 4]);
     assert_eq!(StringTensor::new(endless, ["a"]).map(|_| ()), count(1, u64::MAX));
 }
 
-/// Variants so deep inside each other.
+/// Variants nested `depth` deep.
 fn nest(depth: usize) -> Result<VariantTensor, SerializeError> {
     (1..depth).try_fold(VariantTensor::new(shape(&[0]), vec![])?, |inner, _| {
         let variant = Variant { tensors: vec![NestedTensor::Variants(inner)], ..Variant::default() };
@@ -162,7 +162,7 @@ fn nest(depth: usize) -> Result<VariantTensor, SerializeError> {
     })
 }
 
-/// The bytes of variants so deep inside each other.
+/// The bytes of variants nested `depth` deep.
 fn nested_bytes(depth: usize) -> Vec<u8> {
     wrapped(
         depth - 1,
@@ -174,7 +174,7 @@ fn nested_bytes(depth: usize) -> Vec<u8> {
     )
 }
 
-/// The bytes of a tensor that lies in so many tensors of variants.
+/// The bytes of a tensor inside `depth` tensors of variants.
 fn wrapped(depth: usize, innermost: TensorProto) -> Vec<u8> {
     let wrap = |inner: TensorProto, _| TensorProto {
         dtype: 21,
@@ -196,7 +196,7 @@ fn variants_nest_as_deep_as_the_bound_and_no_deeper() {
     let read =
         |depth| VariantTensor::from_tensor(&tensor_of(&pool, DType::Variant, &[], &nested_bytes(depth)));
     assert!(read(MAX_DEPTH).is_ok());
-    // A peer's nesting is no deep recursion of ours.
+    // Nesting in a peer's bytes causes no deep recursion.
     for depth in (MAX_DEPTH + 1..2 * MAX_DEPTH).chain([1000]) {
         assert_eq!(read(depth), Err(DecodeError::Depth { max: MAX_DEPTH }), "{depth}");
     }
@@ -214,7 +214,7 @@ fn what_is_broken_as_deep_as_may_be_is_not_what_lies_too_deep() {
     let broken = TensorProto { dtype: 99, ..TensorProto::default() };
     assert!(matches!(read(MAX_DEPTH, broken), Err(DecodeError::Malformed { .. })));
 
-    // The innermost tensor's type, which comes first in it, has no end.
+    // The innermost tensor's type, its first field, is truncated.
     let mut bytes = wrapped(MAX_DEPTH, TensorProto { dtype: 4, ..TensorProto::default() });
     *bytes.last_mut().expect("a type") = 0x84;
     let refused = VariantTensor::from_tensor(&tensor_of(&pool, DType::Variant, &[], &bytes));
@@ -224,7 +224,7 @@ fn what_is_broken_as_deep_as_may_be_is_not_what_lies_too_deep() {
 #[test]
 fn what_is_skipped_is_no_deep_recursion_either() {
     let pool = pool(1 << 16);
-    // Groups, in a field that is not known.
+    // Groups in an unknown field.
     let read = |depth: usize| {
         let groups = [[0xa3, 1].repeat(depth), [0xa4, 1].repeat(depth)].concat();
         let bytes = [&[8, 7, 0x12, 2, 0x12, 0][..], &groups].concat();
@@ -253,7 +253,7 @@ fn many_variants_inside_each_other_are_written_and_read_in_little_time() {
     let start = Instant::now();
     let tensor = deep.to_tensor(&pool).expect("room");
     assert_eq!(VariantTensor::from_tensor(&tensor), Ok(deep));
-    // Twice the work for each level would be some days.
+    // Doubling the work at each level would take days.
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
@@ -407,7 +407,7 @@ proptest! {
         prop_assert_eq!(VariantTensor::from_tensor(&encoded), Ok(tensor));
     }
 
-    /// Of bytes with a mistake in them nothing is read that the witness does not read too.
+    /// From bytes with an error nothing is read that the witness does not read too.
     #[test]
     fn broken_variants_are_refused_or_read_as_the_witness_reads_them(
         tensor in any_variants(), place in any::<prop::sample::Index>(), value in any::<u8>(), cut in any::<bool>(),
@@ -428,7 +428,7 @@ proptest! {
     }
 }
 
-/// Leaves out what a reader of such a tensor has no use for.
+/// Removes the fields that a reader of such a tensor ignores.
 fn plain(proto: &mut TensorProto) {
     let dtype = DType::from_code(proto.dtype as u8).expect("read");
     proto.version_number = 0;

@@ -1,11 +1,11 @@
-//! Ten thousand steps of whatever may come, after which nothing is left.
+//! Ten thousand random steps, after which nothing is left.
 
 use crate::common::{run, until};
 use tensorwire::{Counter, DType, Edge, Node, Pending, Step, Tensor, TensorMut};
 
 const STEPS: u64 = 10_000;
 
-/// splitmix64: the same numbers on both sides from the same seed.
+/// splitmix64: both sides draw the same numbers from the same seed.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// One tensor that one side sends the other in a step.
+/// One transfer between the two sides in a step.
 #[derive(Clone)]
 struct Transfer {
     from: u32,

@@ -27,24 +27,24 @@ fn begin(node: &Node, sequence: Sequence, n: u64) -> Step {
     node.step(sequence.step(n)).expect("usable")
 }
 
-/// Sends a tensor of so many elements, all counted on from `n`.
+/// Sends a tensor of `elements` elements that count up from `n`.
 fn send(node: &Node, sequence: Sequence, n: u64, elements: usize) {
     let step = begin(node, sequence, n);
     step.send(&there(node, 1), counting(node, n as f32, elements)).expect("sent");
 }
 
-/// Sends it, and waits until it is on its way.
+/// Sends a tensor, and waits until it has left.
 fn send_and_wait(node: &Node, sequence: Sequence, n: u64, elements: usize) {
     send(node, sequence, n, elements);
     until(node, "the tensor leaves", || node.counters().get(Counter::TensorsSent) > n);
 }
 
-/// Receives it and checks it.
+/// Receives a tensor and checks it.
 fn receive(node: &Node, sequence: Sequence, n: u64, elements: usize) {
     drop(received(node, sequence, n, elements));
 }
 
-/// The same, for who holds it.
+/// Receives a tensor, checks it and returns it.
 fn received(node: &Node, sequence: Sequence, n: u64, elements: usize) -> Tensor {
     let got = begin(node, sequence, n).recv(&here(node, 0), SOON);
     let tensor = got.unwrap_or_else(|e| panic!("step {n}: {e}")).tensor;
@@ -53,7 +53,7 @@ fn received(node: &Node, sequence: Sequence, n: u64, elements: usize) -> Tensor 
     tensor
 }
 
-/// Two members, the first of which sends and the second of which has a `Standing`.
+/// Two members: the first sends, and the second has a `Standing`.
 fn pair(
     settings: &[(&str, &str)],
     sender: impl Fn(&Node, Sequence) + Send + Sync + 'static,
@@ -162,7 +162,7 @@ fn a_sender_far_ahead_and_a_receiver_far_ahead_both_outrun_the_window() {
         |node, sequence| {
             let _standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             (0..100).for_each(|n| receive(node, sequence, n, 300));
-            // All receives are there before the first of these tensors is.
+            // All receives have begun before the first of these tensors is sent.
             let steps: Vec<_> = (100..200).map(|n| begin(node, sequence, n)).collect();
             let pending: Vec<_> =
                 steps.iter().map(|step| step.receive(&here(node, 0)).begin().expect("begun")).collect();
@@ -219,7 +219,7 @@ fn who_stops_asking_in_advance_loses_nothing() {
         |node, sequence| {
             let standing = node.standing(&here(node, 0), sequence, 8).expect("new");
             (0..10).for_each(|n| receive(node, sequence, n, LARGE));
-            // Some of the next ones have come, and some are on their way.
+            // Some of the next tensors have arrived, others are on their way.
             drop(standing);
             (10..20).for_each(|n| receive(node, sequence, n, LARGE));
             let standing = node.standing(&here(node, 0), sequence, 3).expect("again");
@@ -301,7 +301,7 @@ fn a_sender_that_cleans_up_early_is_named_to_whoever_receives() {
 
 #[test]
 fn steps_may_begin_late_at_the_sender_as_many_as_there_are() {
-    // More than the requests that may wait for their steps.
+    // More steps than `max_deferred`.
     pair(
         &[("max_deferred", "2")],
         |node, sequence| {
@@ -335,7 +335,7 @@ fn a_window_begins_once_it_is_known_what_the_tensors_are_like() {
             let go = node.edge_from("w", 1, "go").expect("edge");
             begin(node, sequence, 0).recv(&go, SOON).expect("three steps have begun");
             (1..30).for_each(|n| send_and_wait(node, sequence, n, LARGE));
-            // Steps 0 to 3 and, as none of them had come when it began, step 4.
+            // Steps 0 to 3 and step 4, because none of them had arrived when it began.
             assert!(node.counters().get(Counter::ReRequests) <= 4, "{}", node.counters());
         },
         |node, sequence| {
@@ -356,7 +356,7 @@ fn a_window_begins_once_it_is_known_what_the_tensors_are_like() {
 
 #[test]
 fn sequences_of_one_edge_stand_beside_each_other() {
-    // Training, and evaluation now and then.
+    // Training steps, and now and then evaluation.
     const LATER: u64 = 1 << 41;
     let order = || (0..64_u64).map(|n| if n % 8 == 7 { (1, n / 8) } else { (0, n - n / 8) });
     pair(
@@ -380,7 +380,8 @@ fn sequences_of_one_edge_stand_beside_each_other() {
 
 #[test]
 fn threads_may_make_change_and_drop_what_others_made() {
-    // In this mode each thread has a lane of its own to the poller, which hears them in any order.
+    // In the dedicated mode each thread has a submission queue of its own, and the poller reads
+    // them in any order.
     pair(
         &[("poll", "dedicated")],
         |node, sequence| (0..40).for_each(|n| send(node, sequence, n, 200)),
@@ -396,7 +397,7 @@ fn threads_may_make_change_and_drop_what_others_made() {
                     }
                 });
                 for _ in 0..300 {
-                    // The other thread may not have dropped the last one yet.
+                    // The other thread may still hold the previous `Standing`.
                     let standing = loop {
                         match node.standing(&here(node, 0), sequence, 2) {
                             Ok(standing) => break standing,
@@ -450,7 +451,7 @@ fn an_edge_within_the_process_can_stand_as_well() {
 
 #[test]
 fn edges_that_would_take_the_whole_pool_leave_room_for_the_rest() {
-    // 8 MiB of pool, tensors of 400 KiB.
+    // A pool of 8 MiB, and tensors of 400 KiB.
     const BIG: usize = 100_000;
     pair(
         &[],

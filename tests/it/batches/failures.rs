@@ -1,4 +1,4 @@
-//! What goes wrong in a batch, and what becomes of the rest.
+//! Failures in a batch, and their effect on its other edges.
 
 use super::*;
 use std::time::Instant;
@@ -11,7 +11,7 @@ fn one_bad_edge_and_nothing_is_sent() {
         if task == 0 {
             let mut edges = edges_to(node, 1, 4);
             let own = node.edge_to("w", 0, "own").expect("an edge");
-            // Of the peer: it does not start here.
+            // An edge of the peer, which does not start here.
             edges.insert(2, node.edge_from("w", 1, "theirs").expect("an edge"));
             edges.insert(0, own.clone());
             let error = step.send_all(edges.iter().zip(tensors(node, 9, 6))).expect_err("refused");
@@ -64,7 +64,7 @@ fn the_deadline_is_told_of_the_first_edge_and_what_comes_later_is_for_the_next()
     });
 }
 
-/// One peer aborts the step, another does not, and sends later.
+/// One peer aborts the step. Another one sends later.
 #[test]
 fn a_failure_ends_the_wait_at_once_and_the_others_values_are_for_the_next() {
     run(3, &[], |node, task| {
@@ -132,7 +132,7 @@ fn who_waits_for_each_hears_of_each() {
     });
 }
 
-/// What has come by itself, or has failed, and was taken is nobody else's.
+/// A value or an error that was taken is not returned again.
 #[test]
 fn what_was_taken_is_left_out_of_what_is_waited_for() {
     run(2, &[], |node, task| {
@@ -151,7 +151,7 @@ fn what_was_taken_is_left_out_of_what_is_waited_for() {
         let last = node.edge_from("w", 0, "last").expect("an edge");
         let begin_and_take_first = || {
             let mut pending = step.receive_all(&borrowed(&edges)).within(SOON).begin().expect("begun");
-            // It comes behind the others.
+            // It arrives behind the others.
             step.recv(&last, SOON).expect("received");
             let first = pending.take(0).expect("it has come").expect("a value");
             assert_eq!(values(&first.tensor)[0], first_of(1, 0));

@@ -1,4 +1,4 @@
-//! More than may be outstanding at a time.
+//! Batches beyond the limits of outstanding receives and sends.
 
 use super::*;
 use std::time::Instant;
@@ -23,7 +23,7 @@ fn sends_beyond_the_limit_are_refused_as_a_whole_with_the_numbers() {
     });
 }
 
-/// Steps with `count` edges where there is room for fewer, by any limit.
+/// Runs steps with `count` edges, beyond one of the limits.
 fn with_little_room(settings: &[(&str, &str)], count: usize, steps: u64) {
     run(2, settings, move |node, task| {
         let (to, from) = (edges_to(node, 1 - task, count), edges_from(node, 1 - task, count));

@@ -1,4 +1,4 @@
-//! Ten thousand small tensors a step, and what they cost in slots and doorbells.
+//! Ten thousand small tensors per step, and their cost in slots and doorbells.
 
 use super::*;
 use crate::common::until;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const MANY: usize = 10_000;
 
-/// With default settings, but for a pool that holds some steps of them.
+/// Default settings, with a pool that holds the tensors of a few steps.
 #[test]
 fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
     const STEPS: u64 = 12;
@@ -25,7 +25,7 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
                 node.cleanup(n - 1);
             }
             let allocated = node.pool().stats().allocated;
-            // What both sides have of two steps, in blocks of 64 bytes and more.
+            // The tensors of both sides in two steps, in blocks of 64 bytes and more.
             most = most.max(allocated);
         }
         received.clear();
@@ -38,7 +38,7 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
     });
 }
 
-/// Bytes of a control slot's message, of a small answer in a pack, and of a request there.
+/// Bytes of the message of a control slot, of a packed small response, and of a packed request.
 const SLOT: u64 = 224 - 1;
 const ANSWER: u64 = 1 + 6 + 4 + 8;
 const REQUEST: u64 = 1 + 42;
@@ -62,7 +62,8 @@ fn when_asked(
                 let step = begin(node, n);
                 let ready = node.edge_from("w", 1, "ready").expect("an edge");
                 step.recv(&ready, SOON).expect("received");
-                // It was sent behind them, and came in an answer to a request of this side.
+                // It was sent behind the requests, and arrived as the answer to a request of this
+                // side.
                 body(node, &step, &edges);
                 until(node, "all leave", || counter(Counter::TensorsSent) >= n * count as u64);
             }
@@ -105,7 +106,7 @@ fn a_peer_that_sleeps_is_woken_once_for_a_batch() {
     let sum = woken.clone();
     when_asked(&settings, STEPS, COUNT, move |node, step, edges| {
         let values = tensors(node, step.id(), COUNT);
-        // Long enough to fall asleep, and less than the 100 ms that a sleep is long.
+        // Long enough to fall asleep, and less than the 100 ms of a sleep.
         std::thread::sleep(Duration::from_millis(40));
         let before = node.counters().get(Counter::Doorbells);
         step.send_all(edges.iter().zip(values)).expect("sent");
@@ -113,7 +114,7 @@ fn a_peer_that_sleeps_is_woken_once_for_a_batch() {
         assert!(rung <= 1, "a batch has rung {rung} times");
         sum.fetch_add(rung, Ordering::Relaxed);
     });
-    // A sleeper may just be looking around, or not have come to sleep.
+    // A sleeper may be polling, or not asleep yet.
     let woken = woken.load(Ordering::Relaxed);
     println!("it slept {woken} times of {STEPS}");
     assert!(woken > 0, "it never slept");

@@ -12,10 +12,10 @@ use std::time::Instant;
 use tensorwire::{Code, Error, Status};
 
 const MEMBERS: u32 = 3;
-/// Edges between each two tasks.
+/// Number of edges between two tasks.
 const EACH: usize = 5;
 
-/// The same with pollers that sleep and with those that spin.
+/// Runs `body` with pollers that sleep, and with pollers that spin.
 fn on_two_pollers(body: impl Fn(&Node, u32) + Clone + Send + Sync + 'static) {
     for mode in ["adaptive", "dedicated"] {
         println!("{mode}");
@@ -36,7 +36,7 @@ impl Meeting {
     }
 }
 
-/// An edge of each task to the first one.
+/// An edge from each task to task 0.
 fn to_first(node: &Node, me: u32) -> Edge {
     node.edge_to("w", 0, &format!("x/{me}")).expect("an edge")
 }
@@ -45,7 +45,7 @@ fn from_each(node: &Node) -> Vec<Edge> {
     (0..MEMBERS).map(|from| node.edge_from("w", from, &format!("x/{from}")).expect("an edge")).collect()
 }
 
-/// Edges of this task, one of each other end after the other.
+/// The edges of this task, in turns over the other ends.
 fn interleaved(edge: impl Fn(u32, &str) -> Result<Edge, Error>) -> Vec<Edge> {
     let ends = |name: String| (0..MEMBERS).map(move |task| (task, name.clone()));
     names(EACH).flat_map(ends).map(|(task, name)| edge(task, &name).expect("an edge")).collect()
@@ -59,7 +59,7 @@ fn edges_from_all(node: &Node) -> Vec<Edge> {
     interleaved(|task, name| node.edge_from("w", task, name))
 }
 
-/// What the first element says of step, sender, and place among the edges.
+/// The first element of a tensor: step, sender, and index among the edges.
 fn first(step: u64, from: u32, at: usize) -> f32 {
     (step * 10_000 + u64::from(from) * 1000 + at as u64) as f32
 }
@@ -68,7 +68,7 @@ fn values_of(node: &Node, step: u64, from: u32) -> Vec<Tensor> {
     (0..EACH * MEMBERS as usize).map(|at| counting(node, first(step, from, at), 2)).collect()
 }
 
-/// Each peer's edges have its values, in their order.
+/// Asserts that each peer's edges have its values, in order.
 fn check_all(received: &[Delivery<Tensor>], step: u64, me: u32) {
     assert_eq!(received.len(), EACH * MEMBERS as usize);
     for (at, delivery) in received.iter().enumerate() {
@@ -120,7 +120,7 @@ fn edges_that_are_asked_for_in_advance_come_over_both_pollers() {
                 node.cleanup(sequence.step(n - 2));
             }
         }
-        // Those of the process itself are nobody's requests.
+        // Edges within the process make no requests.
         let of_peers = STEPS * (EACH as u64) * u64::from(MEMBERS - 1);
         let claimed = node.counters().get(Counter::StandingClaimed);
         assert!(claimed > of_peers / 2, "{claimed} of {of_peers}");
@@ -138,7 +138,7 @@ fn who_waits_for_each_hears_which_edges_were_late_wherever_they_are() {
         let mut came = [0; MEMBERS as usize];
         for round in 0..ROUNDS {
             let step = begin(node, round);
-            // One of them is late, or two, or all of them, in turn.
+            // In turns one, two or all of them are late.
             let is_late = |task: u32| (round % 7 + 1) & (1 << task) != 0;
             if !is_late(me) {
                 step.send(&to_first, counting(node, first(round, me, 0), 2)).expect("sent");
@@ -158,7 +158,7 @@ fn who_waits_for_each_hears_which_edges_were_late_wherever_they_are() {
                             assert_eq!(values(&got.tensor)[0], first(round, task, 0));
                             came[task as usize] += 1;
                         }
-                        // On a busy machine what was sent may be late too.
+                        // On a busy machine a sent value may be late too.
                         Err(Error::DeadlineExceeded { key, .. }) => assert!(key.contains(&named), "{key}"),
                         Err(error) => panic!("round {round}, task {task}: {error}"),
                     }
@@ -172,7 +172,8 @@ fn who_waits_for_each_hears_which_edges_were_late_wherever_they_are() {
 
 #[test]
 fn a_failure_on_one_poller_ends_the_wait_while_the_others_values_are_still_to_come() {
-    // Who fails, and whose values come later: the second poller's, then the first one's.
+    // The task that fails, and the task that sends later: first the second poller's fails, then the
+    // first one's.
     for (bad, good) in [(1, 2), (2, 1)] {
         let meeting = Meeting::default();
         on_two_pollers(move |node, me| {
@@ -215,11 +216,11 @@ fn dropping_a_batch_cancels_its_receives_on_both_pollers() {
         if me == 0 {
             let from = edges_from_all(node);
             let pending = step.receive_all(&borrowed(&from)).within(SOON).begin().expect("begun");
-            // The peers have been asked.
+            // The requests have reached the peers.
             meeting.meet(node);
             assert!(!pending.is_done());
             drop(pending);
-            // And have heard that it was given up.
+            // The cancels have reached the peers.
             meeting.meet(node);
             let cancels = EACH as u64 * u64::from(MEMBERS - 1);
             assert_eq!(counted(Counter::CancelsSent), cancels);

@@ -8,7 +8,7 @@ use tensorwire::DType;
 
 const GIB: u64 = 1 << 30;
 
-/// Whether so much memory can be had, with as much again for whatever else runs here.
+/// Whether twice as much memory is available.
 fn has_memory(needed: u64) -> bool {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -20,7 +20,7 @@ fn has_memory(needed: u64) -> bool {
     available >= 2 * needed
 }
 
-/// Moves one tensor whose length does not fit in 32 bits; only a few bytes of it are looked at.
+/// Moves one tensor whose length does not fit in 32 bits. Only a few of its bytes are compared.
 fn moves_more_than_4_gib(bulk: &'static str, receiver_pool: u64) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! What the library logs in this process, kept to be looked at.
+//! Records the log events of the library in this process.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Keeps what is logged.
+/// A subscriber that records events.
 pub struct Log(Mutex<Vec<String>>);
 
 struct Text(String);
@@ -37,7 +37,7 @@ impl tracing::Subscriber for &'static Log {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// What was logged of a task of this job.
+/// The recorded events of a task of this job.
 pub fn logged_of(job: &str) -> Vec<String> {
     let lines = log().0.lock().unwrap_or_else(PoisonError::into_inner);
     lines.iter().filter(|line| line.contains(&format!("{job}/"))).cloned().collect()

@@ -1,4 +1,4 @@
-//! What standing requests cost, in messages.
+//! The cost of standing requests, in messages.
 
 use super::{LARGE, begin, here, pair, receive, received, send, there};
 use crate::common::{SOON, cluster, lends_nothing, member, pollers, until};
@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use tensorwire::{Code, Counter, Snapshot, Status};
 
-/// What becomes of a step.
+/// How a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     Tensor,
     Dead,
-    /// Nobody sends or receives, and both clean it up.
+    /// Neither side sends or receives, and both clean it up.
     Skipped,
     /// Its sender aborts it.
     Aborted,
 }
 
-/// A run of steps that is counted.
+/// A counted series of steps.
 #[derive(Clone, Copy)]
 struct Program {
     settings: &'static [(&'static str, &'static str)],
@@ -27,7 +27,7 @@ struct Program {
     elements: usize,
     what: fn(u64) -> What,
     order: fn(u64) -> u64,
-    /// How many of the tensors that came last the receiver holds.
+    /// How many of the newest tensors the receiver holds.
     holds: usize,
 }
 
@@ -85,7 +85,8 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     if task == 0 {
                         until(&node, "it leaves", || node.counters().get(Counter::TensorsSent) >= sent);
                     }
-                    // A block of eight later: the steps of a block come in any order.
+                    // Cleaned up a block of eight steps later: the steps of a block end in any
+                    // order.
                     if nth % 8 == 7 && nth > 8 {
                         (nth - 15..nth - 7).for_each(|n| node.cleanup(sequence.step(n)));
                     }
@@ -127,7 +128,7 @@ fn check(program: Program, steps: u64) {
 
 #[test]
 fn a_step_is_one_write_and_a_window_two_control_messages() {
-    // As many as there is room for in a poller's part of a quarter of the pool.
+    // The most that fit in a poller's share of a quarter of the pool.
     let longest = 256 / pollers() as u32;
     for (window, steps) in [(1, 40), (2, 80), (16, 160), (64, 256), (longest, 512)] {
         check(Program { window, ..PLAIN }, steps);
@@ -156,7 +157,7 @@ fn a_step_is_one_loan_where_tensors_are_borrowed() {
 #[test]
 fn what_would_be_borrowed_and_is_not_lent_is_written_for_as_few_messages() {
     check(Program { settings: &[("bulk_receive", "borrow"), ("max_lent_bytes", "0")], ..PLAIN }, 160);
-    // Room for four, as long as ten are held: some are lent, and others are not.
+    // Places for four loans while ten are held: some tensors are lent, others are not.
     let settings = &[("bulk_receive", "borrow"), ("max_lent_bytes", "32000")];
     check(Program { settings, holds: 10, ..PLAIN }, 160);
 }
@@ -228,7 +229,7 @@ fn a_window_that_changes_is_asked_for_at_once() {
             // the rest.
             receive(node, sequence, 0, LARGE);
             let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
-            // Steps 1 to 3, and half a window later 4 and 5.
+            // Requests for steps 1 to 3, and half a window later for 4 and 5.
             armed(node, 3);
             receive(node, sequence, 1, LARGE);
             armed(node, 3);
@@ -248,7 +249,7 @@ fn a_window_that_changes_is_asked_for_at_once() {
             (14..20).for_each(|n| receive(node, sequence, n, LARGE));
             armed(node, 14);
             standing.set_window(8).expect("again");
-            // Steps 20 to 26: the last one that has begun is not asked for any more.
+            // Requests for steps 20 to 26. The newest step that has begun gets none.
             armed(node, 21);
             (20..30).for_each(|n| receive(node, sequence, n, LARGE));
         },

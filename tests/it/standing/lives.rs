@@ -1,4 +1,4 @@
-//! A receiver that dies with requests armed, and comes back, while its sender goes on.
+//! A receiver with standing requests that dies and comes back while its sender goes on.
 
 use super::{BASE, LARGE, begin, here, receive, send, there};
 use crate::common::other::{Other, wait_to_be_told};
