@@ -1,5 +1,5 @@
-//! The errors of specification 3.5 as whole nodes see them: the right waiter gets them, with code,
-//! message and details, whole.
+//! The errors of specification 3.5 between whole nodes: the right waiter gets the code, the message
+//! and the details, complete.
 //!
 //! Errors that a whole node cannot cause (a key that is not the peer's, an earlier life of it) are
 //! tested in `src/rendezvous/remote/explore/errors.rs`.
@@ -270,8 +270,8 @@ fn a_text_beyond_what_travels_is_cut_and_the_text_says_so() {
 fn many_waiters_get_a_long_error_each() {
     static TURNS: Turns = Turns::new();
     const WAITERS: u64 = 40;
-    // More fragments than may wait to leave: each error counts once there. The queue of the link
-    // holds a fraction of one.
+    // More fragments than the send queue permits: each error counts once there. The ring of the
+    // link holds a part of one error.
     run(2, &[("queue_depth", "64")], |node, task| {
         let step = node.step(1).expect("usable");
         let status = Status::new(Code::Internal, "y".repeat(LONG)).with_details(noise(LONG));

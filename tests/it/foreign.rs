@@ -1,6 +1,5 @@
-//! What trainers may expect of memory outside the pool, by shared memory or by the fabric that
-//! `TENSORWIRE_TEST_FABRIC` names. `tests/verbs/nodes.rs` has the same cases on the scripted
-//! libibverbs.
+//! Foreign memory, over shared memory or the fabric that `TENSORWIRE_TEST_FABRIC` names.
+//! `tests/verbs/nodes.rs` has the same cases on the scripted libibverbs.
 
 use crate::foreign_cases as cases;
 

@@ -1,5 +1,5 @@
-//! Known faults of the systems that this one follows (specification 3.11): tests that no other file
-//! has a place for. `docs/testing.md` names the tests of each fault.
+//! Known faults of the originals (specification 3.11): tests that belong to no other file.
+//! `docs/testing.md` names the tests of each fault.
 
 mod bulk;
 mod log;
@@ -262,8 +262,7 @@ fn a_stop_ends_while_the_peers_traffic_does_not() {
         node.progress().expect("the node goes on");
     }
     let began = Instant::now();
-    // That the bootstrap service was late, on a machine that has other things to do, is not the
-    // question.
+    // A late stop of the bootstrap service, on a busy machine, is not the subject of this test.
     let stopped = node.stop();
     let took = began.elapsed();
     println!("the stop took {took:?}, of which 300 ms may go to what was sent: {stopped:?}");

@@ -1,5 +1,4 @@
-//! What trainers may expect of the rendezvous, with every member in this process and real shared
-//! memory.
+//! The rendezvous, with every member in this process and real shared memory.
 
 use crate::common::{SOON, counting, run, until, values};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,5 @@
-//! Strings and variants in their serialised form: TensorFlow's bytes, the same values, and nothing
-//! of what is broken.
+//! Strings and variants in their serialised form: TensorFlow's bytes, equal values, and no value of
+//! broken bytes.
 
 #[rustfmt::skip]
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]

@@ -32,8 +32,8 @@ struct Transfer {
     fill: u8,
 }
 
-/// Both sides draw the same plan. Each direction has at least one transfer, so that whoever has
-/// finished step n + 1 knows that the other has finished step n.
+/// The plan of a step, which both sides draw alike. Each direction has at least one transfer, so a
+/// side that has finished step n + 1 knows that the other has finished step n.
 fn plan(step: u64) -> Vec<Transfer> {
     let mut random = Random(step ^ 0xD1CE);
     let count = 2 + random.below(4);

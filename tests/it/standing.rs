@@ -1,5 +1,4 @@
-//! What trainers may expect of standing requests, with every member in this process and real shared
-//! memory.
+//! Standing requests, with every member in this process and real shared memory.
 
 mod counts;
 mod lives;
@@ -476,8 +475,7 @@ fn edges_that_would_take_the_whole_pool_leave_room_for_the_rest() {
     );
 }
 
-/// Sends ten steps from the one that the environment says, and goes on to serve until it is told to
-/// stop.
+/// Sends ten steps, from the step in the environment on, and serves until it is stopped.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_sender() {

@@ -43,8 +43,8 @@ const SLOT: u64 = 224 - 1;
 const ANSWER: u64 = 1 + 6 + 4 + 8;
 const REQUEST: u64 = 1 + 42;
 
-/// Runs `body` in so many steps, each time when `count` receives of task 1 wait at task 0, whose
-/// tensors are known.
+/// Runs `body` in `steps` steps, each time when `count` receives of task 1, with known shapes, wait
+/// at task 0.
 fn when_asked(
     settings: &[(&str, &str)],
     steps: u64,

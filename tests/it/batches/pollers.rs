@@ -1,8 +1,8 @@
-//! Batches whose edges are dealt out to two pollers and to the process's own table: whoever waits,
-//! cancels or fails has to do with all of them.
+//! Batches whose edges belong to two pollers and to the local table. Waits, cancels and failures
+//! involve all of them.
 //!
-//! Of the three members of each test task 0 has a peer on each of its pollers: task 2 on the first,
-//! task 1 on the second.
+//! Each test has three members. Task 0 serves task 2 with its first poller and task 1 with its
+//! second.
 
 use super::*;
 use crate::common::until;
@@ -23,8 +23,7 @@ fn on_two_pollers(body: impl Fn(&Node, u32) + Clone + Send + Sync + 'static) {
     }
 }
 
-/// Where the members meet, again and again. One that fails holds up the others no longer than any
-/// wait here.
+/// A barrier for the members. A member that fails delays the others only for a timeout.
 #[derive(Clone, Default)]
 struct Meeting(Arc<AtomicUsize>);
 
@@ -95,8 +94,8 @@ fn a_batch_over_two_pollers_and_the_process_itself_comes_whole_step_after_step()
                 node.cleanup(n - 2);
             }
         }
-        // Those of task 1 are on one poller; the others' are on two, each of which gets a part of
-        // what is sent and received.
+        // All edges of task 1 belong to one poller. Those of the others belong to two, each with a
+        // part of the batch.
         let parts = if me == 1 { 2 } else { 4 };
         until(node, "each part", || node.counters().since(&before).get(Counter::Batches) == parts * STEPS);
     });
@@ -127,8 +126,8 @@ fn edges_that_are_asked_for_in_advance_come_over_both_pollers() {
     });
 }
 
-/// The deadline comes to both pollers, and to the local table, at the same time: each edge has its
-/// own end.
+/// The deadline reaches both pollers and the local table at the same time. Each edge has its own
+/// result.
 #[test]
 fn who_waits_for_each_hears_which_edges_were_late_wherever_they_are() {
     const ROUNDS: u64 = 24;

@@ -34,8 +34,8 @@ struct Program {
 const PLAIN: Program =
     Program { settings: &[], window: 16, elements: LARGE, what: |_| What::Tensor, order: |n| n, holds: 0 };
 
-/// Both sides' counts of the second half of so many steps; in the first half everything becomes
-/// known. Each side counts what it posts.
+/// The counters of both sides in the second half of the steps. In the first half all shapes become
+/// known. Each side counts its own posts.
 fn run(program: Program, steps: u64) -> Snapshot {
     let cluster = cluster(2);
     let (tell, told) = channel();
@@ -92,8 +92,7 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     }
                 }
                 tell.send(node.counters().since(&before)).expect("somebody counts");
-                // What has come and was not taken is nobody's request any more when its sender
-                // leaves.
+                // A value that has arrived and was not taken is an orphan once its sender leaves.
                 is_received.fetch_or(task == 1, Ordering::Relaxed);
                 until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
                 node.stop().expect("stopped");
@@ -106,9 +105,9 @@ fn run(program: Program, steps: u64) -> Snapshot {
     sum
 }
 
-/// Of N steps, each value is one data operation, and all windows together take 2 N / W messages at
-/// most. A step that is aborted costs its error, and one that is skipped a cancel and its
-/// acknowledgement, or the word that it is gone if its sender is first.
+/// In N steps each value is one data operation, and all windows together take at most 2 N / W
+/// messages. An aborted step costs its error. A skipped step costs a cancel and its
+/// acknowledgement, or an error if its sender cleans it up first.
 fn check(program: Program, steps: u64) {
     let counts = run(program, steps);
     let of = |what| (steps..2 * steps).filter(|n| (program.what)(*n) == what).count() as u64;
@@ -142,10 +141,9 @@ fn a_step_with_a_small_tensor_is_one_message_and_a_window_two_more() {
     }
 }
 
-/// Loans are not given back at once, and when half of the queue is full of them the next tensor is
-/// copied, for which the peer must be asked again: a loan may be held for long, and one that waited
-/// for its turn would hold up all that comes behind it. So the queue must be twice as long as what
-/// is lent at a time.
+/// Loans take at most half of the queue. The next tensor is written instead, which takes a
+/// re-request: a loan may be held for long, and a tensor that waited for a place would delay all
+/// behind it. So the queue must be twice as long as the number of loans.
 #[test]
 fn a_step_is_one_loan_where_tensors_are_borrowed() {
     if !lends_nothing() {
@@ -185,8 +183,8 @@ fn steps_out_of_order_cost_no_more() {
     }
 }
 
-/// It may be heard that the first step has begun when its answer is there already, and then the
-/// window begins with it.
+/// The begin of the first step may reach the poller after its answer. Then the window begins with
+/// this step.
 #[test]
 fn one_step_is_asked_for_until_its_answer_has_told_what_they_are_like() {
     let is_asked = Arc::new(AtomicBool::new(false));
@@ -222,11 +220,10 @@ fn a_window_that_changes_is_asked_for_at_once() {
                 until(node, "a window", || node.counters().get(Counter::StandingRequests) >= count);
                 assert_eq!(node.counters().get(Counter::StandingRequests), count);
             };
-            // A poller may take a receive before it hears that its step has begun, and then asks
-            // plainly.
+            // A poller may see a receive before the begin of its step. Then it sends a plain
+            // request.
             let begin = |n| drop(node.step(sequence.step(n)).expect("usable"));
-            // Received first, so that it is known what they are like whenever the poller hears of
-            // the rest.
+            // Received first, so that the shape is known when the poller sees the other steps.
             receive(node, sequence, 0, LARGE);
             let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             // Requests for steps 1 to 3, and half a window later for 4 and 5.
