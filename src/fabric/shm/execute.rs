@@ -1,4 +1,4 @@
-//! Doing what the peer's slots ask for, after checking that it may be asked.
+//! Executes the orders in the peer's slots, after checking that they are allowed.
 
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Slots that one poll takes from a ring, at most.
 const POLL_SLOTS: u32 = 16;
 
-/// What is needed to carry out the peer's orders.
+/// Executes the orders of one peer.
 pub(super) struct OrderExecutor {
     pub grants: ShmGrants,
     pub memory: PeerPool,
@@ -29,22 +29,22 @@ pub(super) struct OrderExecutor {
     message: [u8; PAYLOAD_BYTES],
 }
 
-/// How an order went.
+/// State of an order after one step.
 enum OrderProgress {
     Done,
-    /// Its bulk needs another poll.
+    /// The rest of its bytes needs another poll.
     More,
 }
 
 impl OrderExecutor {
-    /// Nothing granted, mapped or borrowed yet.
+    /// Starts without grants and loans.
     pub(super) fn new(memory: PeerPool, loans: LoanTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
         let (grants, loans) = (ShmGrants::default(), Arc::new(loans));
         memory.add_loan_table(&loans);
         OrderExecutor { grants, memory, loans, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
-    /// Takes what has come, a bounded amount. Returns whether anything had.
+    /// Takes a bounded number of slots. Returns whether there was any.
     #[inline]
     pub(super) fn poll(&mut self, rings: &mut Rings, out: &mut Completions) -> Result<bool, LinkFailure> {
         let Some(ack) = rings.inc.peek() else {
@@ -57,14 +57,14 @@ impl OrderExecutor {
 
     fn take(&mut self, rings: &mut Rings, mut ack: u32, out: &mut Completions) -> Result<(), LinkFailure> {
         if std::mem::take(&mut rings.replies) {
-            // What comes in turns will be replied to: the line for the reply is fetched meanwhile.
+            // A peer that takes turns expects a reply: its slot's cache line is fetched meanwhile.
             rings.out.prefetch();
         }
         let mut bytes = self.poll_bytes;
         let mut told = false;
         for _ in 0..POLL_SLOTS {
             rings.acknowledge(ack, out)?;
-            match self.carry_out(rings, &mut bytes, out)? {
+            match self.execute(rings, &mut bytes, out)? {
                 OrderProgress::More => break,
                 OrderProgress::Done => told |= rings.inc.advance(),
             }
@@ -80,14 +80,14 @@ impl OrderExecutor {
     }
 
     #[inline]
-    fn carry_out(
+    fn execute(
         &mut self,
         rings: &mut Rings,
         bytes: &mut u64,
         out: &mut Completions,
     ) -> Result<OrderProgress, LinkFailure> {
         if let Some(current) = rings.current {
-            return self.carry_out_bulk(rings, current, bytes, out);
+            return self.execute_bulk(rings, current, bytes, out);
         }
         let order = Order::from_words(rings.inc.header(), || rings.inc.words())?;
         match order {
@@ -102,13 +102,13 @@ impl OrderExecutor {
                 self.write_inline(rings, len, target, immediate, out)?;
                 Ok(OrderProgress::Done)
             }
-            order => self.carry_out_bulk(rings, OrderInProgress { order, pulled: 0 }, bytes, out),
+            order => self.execute_bulk(rings, OrderInProgress { order, pulled: 0 }, bytes, out),
         }
     }
 
-    /// As [`OrderExecutor::carry_out`], for what is not in the slot itself.
-    #[inline(never)] // keeps the way of the small orders short
-    fn carry_out_bulk(
+    /// As [`OrderExecutor::execute`], for orders whose bytes are not in the slot.
+    #[inline(never)] // keeps the path of small orders short
+    fn execute_bulk(
         &mut self,
         rings: &mut Rings,
         current: OrderInProgress,
@@ -162,7 +162,7 @@ impl OrderExecutor {
             if !pull(&self.memory, &mut rings.current, current, source, room, bytes)? {
                 return Ok(OrderProgress::More);
             }
-            self.peer_kept_its_word()?;
+            self.check_peer_took_part()?;
         }
         landed(rings, source.len, immediate, out)?;
         Ok(OrderProgress::Done)
@@ -225,7 +225,7 @@ impl OrderExecutor {
             if !pull(&self.memory, &mut rings.current, current, source, room, bytes)? {
                 return Ok(OrderProgress::More);
             }
-            self.peer_kept_its_word()?;
+            self.check_peer_took_part()?;
         }
         if let Some(PendingRead { target, .. }) = rings.reads.take(ticket) {
             out.push(rings.link, Event::ReadDone { target });
@@ -233,14 +233,15 @@ impl OrderExecutor {
         Ok(OrderProgress::Done)
     }
 
-    /// Whether the peer still took part after its memory was read: only then were the bytes good.
-    fn peer_kept_its_word(&self) -> Result<(), LinkFailure> {
+    /// Checks that the peer still took part after its memory was read: only then were the bytes
+    /// valid.
+    fn check_peer_took_part(&self) -> Result<(), LinkFailure> {
         state::after_pulling(&self.peer_state).map_or(Ok(()), Err)
     }
 }
 
-/// Pulls what is left of bulk into `room`, which is for the whole of it, at most `bytes` bytes.
-/// Returns whether that was the rest; if not, it goes on where `waiting` says.
+/// Pulls at most `bytes` of the bytes that are left into `room`, which is for all of them. Returns
+/// whether that was the rest; if not, `waiting` continues the order.
 fn pull(
     memory: &PeerPool,
     waiting: &mut Option<OrderInProgress>,
@@ -272,7 +273,7 @@ fn receive(rings: &mut Rings) -> Result<(), LinkFailure> {
     }
 }
 
-/// Whether there is a receive for an immediate; asked before anything is written.
+/// Checks that there is a receive for an immediate, before anything is written.
 #[inline]
 fn may_receive(rings: &Rings, immediate: Option<Immediate>) -> Result<(), LinkFailure> {
     if immediate.is_some() && rings.posted == 0 {
@@ -281,7 +282,7 @@ fn may_receive(rings: &Rings, immediate: Option<Immediate>) -> Result<(), LinkFa
     Ok(())
 }
 
-/// A write is there in whole: tells it if it has an immediate.
+/// Completes a write, if it has an immediate.
 #[inline]
 fn landed(
     rings: &mut Rings,

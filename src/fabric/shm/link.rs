@@ -126,9 +126,9 @@ impl ShmLinkInner {
     }
 
     /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at [`ShmLinkInner::has_news`].
-    pub(super) fn mark_idle(&mut self, pull: DoorbellRef) {
+    pub(super) fn mark_idle(&mut self, to: DoorbellRef) {
         self.rings.tell();
-        idle::mark_idle(&self.state, pull);
+        idle::mark_idle(&self.state, to);
     }
 
     /// The peer need not ring any more: the port looks at the link in each poll.

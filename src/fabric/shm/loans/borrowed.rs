@@ -1,4 +1,4 @@
-//! The borrower's side of loans: places in this process's own lease table.
+//! The borrower's side of loans: this process's own loan table.
 
 use super::lent::give_back;
 use crate::fabric::shm::memory::segment::OwnWords;
@@ -9,19 +9,19 @@ use crate::memory::{GiveBack, PeerRegion};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A place for a loan, and what is borrowed there.
+/// A place of the table, and the bytes that are borrowed there.
 #[derive(Default)]
 struct BorrowPlace {
-    /// The number of the loan that holds it; 0 if none does.
+    /// Number of the loan that holds the place; 0 if it is free.
     number: AtomicU64,
-    /// Which region of the peer's: the address of its mapping's owner.
+    /// Address of the [`PeerRegion`] that the bytes lie in.
     region: AtomicUsize,
     offset: AtomicU64,
     len: AtomicU64,
 }
 
-/// This process's table of loans that it holds of the peer's. It outlives the link while one is
-/// held.
+/// This process's loan table: the loans that it holds of the peer. It outlives the link while a
+/// loan is held.
 pub(crate) struct LoanTable {
     words: OwnWords,
     held: Box<[BorrowPlace]>,
@@ -35,11 +35,11 @@ impl LoanTable {
         LoanTable { words, held, ringer }
     }
 
-    /// Takes a place for a loan of the peer's, as the peer has numbered both: `len` bytes at
-    /// `offset` of a region.
+    /// Takes a place for a loan of `len` bytes at `offset` of a region. The peer has chosen the
+    /// place and the number.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The violation, if the place or the number is not allowed.
     pub(crate) fn take(
         &self,
         place: u64,
@@ -54,20 +54,20 @@ impl LoanTable {
             return Err(ShmViolation::LoanNumber);
         }
         // Acquire: the peer uses a place again only after it saw the give-back, which came after
-        // the place was cleared; so an honest peer's places are clear here.
+        // the place was cleared. The places of an honest peer are therefore clear here.
         if held.number.load(Ordering::Acquire) != 0 {
             return Err(ShmViolation::LoanPlaceInUse { place });
         }
         held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);
         held.offset.store(offset, Ordering::Relaxed);
         held.len.store(len, Ordering::Relaxed);
-        // Release: pairs with `held_in`, which looks at the rest then.
+        // Release: pairs with `held_in`, which then reads the other fields.
         held.number.store(number, Ordering::Release);
         Ok(place as u32)
     }
 
-    /// Adds what is borrowed of a region, as offset and length. No link may lead to the region any
-    /// more: then places are only given back.
+    /// Adds the borrowed parts of a region, as offset and length. Only for a region without a link:
+    /// its loans are only given back then.
     pub(crate) fn held_in(&self, region: &PeerRegion, spans: &mut Vec<(u64, u64)>) {
         for place in &self.held {
             let is_held = place.number.load(Ordering::Acquire) != 0;
@@ -81,8 +81,8 @@ impl LoanTable {
 impl GiveBack for LoanTable {
     fn give_back(&self, index: u32) {
         let index = index as usize;
-        // Each lease was taken and is given back once. Relaxed: whoever hands a lease to another
-        // thread synchronises with it.
+        // Each loan was taken once and is given back once. The drop of its guard on another thread
+        // is ordered by the transfer of the guard; AcqRel also orders the place's next use.
         let number = self.held[index].number.swap(0, Ordering::AcqRel);
         give_back(&self.words, index, number);
         self.ringer.ring_if_idle();

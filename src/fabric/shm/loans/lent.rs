@@ -1,29 +1,30 @@
-//! LentLoans: what a process has lent its peer, and how it learns that a loan has come back.
+//! The lender's side of loans: what this process has lent to a peer, and how it learns of the
+//! give-back.
 //!
-//! Each process owns a table with one word for each loan that it can hold *of the peer's*. Giving
-//! back is one store, of the loan's number, into that table: it can't fail or wait, so it can be
-//! done by a drop. The lender looks at the words of its outstanding loans. Numbers grow for ever in
-//! 64 bits, so a word says by itself for which loan it was stored.
+//! Each process owns a loan table with one word for each loan that it can hold *of the peer*. A
+//! give-back is one store of the loan's number into that table. It can't fail or wait, so a drop
+//! can do it. The lender reads the words of its outstanding loans. Numbers grow for ever in 64
+//! bits, so a word identifies the loan for which it was stored.
 
 use crate::fabric::shm::memory::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Gives loan `number` in place `index` of the borrower's own table back.
+/// Gives back loan `number` in place `index` of the borrower's own table.
 pub(crate) fn give_back(table: &impl StoreWords, index: usize, number: u64) {
-    // Release: the borrower's last look at the memory comes before.
+    // Release: the borrower's last read of the memory comes before.
     table.store(index, number, Release);
 }
 
-/// A loan that is out.
+/// An outstanding loan.
 struct LentLoan<T> {
     index: u32,
     number: u64,
     held: T,
 }
 
-/// The loans that this process has given, and whatever it holds for each.
+/// The outstanding loans of a link, and what the lender holds for each.
 pub(crate) struct LentLoans<W, T> {
-    /// The peer's table.
+    /// The peer's loan table.
     table: W,
     free: Vec<u32>,
     out: Vec<LentLoan<T>>,
@@ -32,7 +33,7 @@ pub(crate) struct LentLoans<W, T> {
 }
 
 impl<W: LoadWords, T> LentLoans<W, T> {
-    /// No loans yet; as many can be out as the peer's table has words.
+    /// No loans. As many can be outstanding as the peer's table has words.
     pub(crate) fn new(table: W) -> Self {
         let places = table.len() as u32;
         LentLoans {
@@ -44,7 +45,7 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         }
     }
 
-    /// Takes down a loan: its place in the peer's table and its number. `None` if the table is
+    /// Adds a loan. Returns its place in the peer's table and its number; `None` if the table is
     /// full.
     pub(crate) fn lend(&mut self, held: T) -> Option<(u32, u64)> {
         let index = self.free.pop()?;
@@ -53,18 +54,17 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         Some((index, self.last))
     }
 
-    /// Whether one more loan can be taken down.
+    /// Whether one more loan can be added.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Whether no loan is out.
+    /// Whether no loan is outstanding.
     pub(crate) fn is_empty(&self) -> bool {
         self.out.is_empty()
     }
 
-    /// Looks at up to `count` loans, each in its turn, and hands out what was held for those that
-    /// are back.
+    /// Checks up to `count` loans in turn, and passes what was held for returned ones to `done`.
     pub(crate) fn returned(&mut self, count: usize, mut done: impl FnMut(T)) {
         for _ in 0..count.min(self.out.len()) {
             if self.out.is_empty() {
@@ -85,12 +85,12 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         }
     }
 
-    /// Whether one that is out has come back.
+    /// Whether an outstanding loan has been returned.
     pub(crate) fn has_news(&self) -> bool {
         self.out.iter().any(|loan| self.table.load(loan.index as usize, Acquire) == loan.number)
     }
 
-    /// Gives up every loan that is out for which `keep` is false, whether it is back or not.
+    /// Removes each outstanding loan for which `keep` is false, returned or not.
     pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         let free = &mut self.free;
         self.out.retain(|loan| {
@@ -102,7 +102,7 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         });
     }
 
-    /// Takes the loans that are out elsewhere, to be waited for there. No more can be given here.
+    /// Moves the outstanding loans into a new value. No more can be added here.
     pub(crate) fn take_out(&mut self) -> Self
     where
         W: Clone,
@@ -116,12 +116,12 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         }
     }
 
-    /// Takes out what is held for every loan that is out.
+    /// Removes all outstanding loans, and returns what was held for them.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> {
         self.out.drain(..).map(|loan| loan.held)
     }
 
-    /// Every loan that is out, as what was held for it.
+    /// What is held for each outstanding loan.
     pub(crate) fn held(&self) -> impl Iterator<Item = &T> {
         self.out.iter().map(|loan| &loan.held)
     }

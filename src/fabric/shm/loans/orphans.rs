@@ -1,15 +1,14 @@
-//! Loans that outlive their link.
+//! Orphaned loans: loans that outlive their link.
 //!
-//! A link can end while the peer's process lives on and still reads what it was lent. To the
-//! lender's caller the loan has failed, but the bytes must not change under the borrower. So the
-//! tensor is kept here until the borrower gives it back, or has left the link without ever taking
-//! the loan, or its process ends.
+//! A link can end while the peer's process lives on and still reads a borrowed tensor. The loan has
+//! failed for the lender's caller, but the bytes must not change under the borrower.
+//! [`OrphanedLoans`] holds the tensor until the borrower gives it back, has left the link without
+//! taking the loan, or has died.
 //!
-//! When the lender's fabric goes first, the tensor is surrendered: its bytes are not used again as
-//! long as its pool is there, and the pool goes when the program lets go of it. The borrower has
-//! mapped the memory by itself, and nobody else can write to it then: the mapping that could is
-//! gone, and the seals of the file let nobody make another.
-#![allow(clippy::disallowed_types)] // tried, never waited for
+//! If the lender's fabric ends first, the tensor is leaked: the pool does not reuse its bytes, and
+//! ends when the program drops it. The borrower has a mapping of its own. Nobody can write to the
+//! memory then: the writable mapping is gone, and the seals of the file forbid another.
+#![allow(clippy::disallowed_types)] // only tried, never waited for
 
 use crate::fabric::shm::link::LinkLoans;
 use crate::fabric::shm::liveness::ProcessWatch;
@@ -20,7 +19,7 @@ use crate::fabric::shm::memory::words::LoadWords;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-/// What is left of one link.
+/// The outstanding loans of a link that has ended.
 pub(crate) struct OrphanedLink {
     pub loans: LinkLoans,
     /// The peer's consumer line.
@@ -29,7 +28,7 @@ pub(crate) struct OrphanedLink {
     pub watch: ProcessWatch,
 }
 
-/// What is left of all links of a fabric.
+/// The orphaned loans of a fabric.
 #[derive(Default)]
 pub(crate) struct OrphanedLoans {
     links: Mutex<Vec<OrphanedLink>>,
@@ -37,7 +36,7 @@ pub(crate) struct OrphanedLoans {
 }
 
 impl OrphanedLoans {
-    /// Takes what is left of a link, if anything is.
+    /// Adds the loans of a link, if any is still held.
     pub(crate) fn add(&self, mut link: OrphanedLink) {
         if !link.is_held() {
             return;
@@ -47,7 +46,7 @@ impl OrphanedLoans {
         self.count.store(links.len(), Ordering::Relaxed);
     }
 
-    /// Lets go of what the peers no longer read. Without links it is one load; it waits for nobody.
+    /// Drops tensors that no peer reads any more. Without loans it is one load; it never waits.
     pub(crate) fn sweep(&self) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -63,18 +62,19 @@ impl OrphanedLoans {
 }
 
 impl OrphanedLink {
-    /// Lets go of what the peer no longer reads; whether anything is left.
+    /// Drops tensors that the peer no longer reads. Returns whether any is left.
     fn is_held(&mut self) -> bool {
         if self.watch.is_dead() {
             return false;
         }
         self.loans.returned(usize::MAX, drop);
-        // In this order: a peer that has left has said before how many slots it took.
+        // The state before the tail: a peer that has left has first published how many slots it
+        // took.
         if state::of_peer(&self.peer_state).is_some() {
             let line = &self.line;
             self.loans.retain(|loan| {
                 let tail = line.load(TAIL, Ordering::Acquire) as u32;
-                // Kept if it was taken: its position is before the tail.
+                // Still lent if the peer took its slot, whose position is before the tail.
                 (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2
             });
         }
@@ -83,9 +83,9 @@ impl OrphanedLink {
 }
 
 impl Drop for OrphanedLoans {
-    /// The fabric is gone, and nobody will learn what peers give back. But the pool may stay, with
-    /// the program's own tensors and handles: what a living peer still reads is not used again in
-    /// it. That does not keep the pool.
+    /// The fabric ends, so give-backs can't be seen any more. The pool may live on with tensors and
+    /// handles of the program, and must not reuse bytes that a living peer still reads. Leaked
+    /// bytes do not keep the pool.
     fn drop(&mut self) {
         self.sweep();
         let links = self.links.get_mut().unwrap_or_else(PoisonError::into_inner);

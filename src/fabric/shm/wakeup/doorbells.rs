@@ -1,8 +1,8 @@
 //! The doorbells of a process: one file with room for all its ports, which each peer maps.
 //!
-//! It goes along with each handshake, before it is known which port will take the link; the mark of
-//! a cold link (`cold`) says which of the doorbells it is.
-#![allow(clippy::disallowed_types)] // making and giving back a port
+//! The file is sent in each handshake, before a port takes the link. The idle mark of a link
+//! (`idle`) names the doorbell in it.
+#![allow(clippy::disallowed_types)] // making and dropping a port
 
 use super::doorbell::{Doorbell, PLACES, WORDS};
 use super::idle::DoorbellRef;
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ports that a fabric has at a time, at most.
+/// Ports that a fabric can have at a time.
 pub(crate) const PORTS: usize = 64;
 /// Bytes of the file.
 pub(crate) const BYTES: usize = PORTS * WORDS * 8;
@@ -26,12 +26,12 @@ fn words(bell: usize) -> Range<usize> {
 pub(crate) struct Doorbells {
     segment: SharedSegment,
     file: OwnedFd,
-    /// One bit for each that is in use.
+    /// One bit for each doorbell in use.
     taken: Mutex<u64>,
 }
 
 impl Doorbells {
-    /// Doorbells for [`PORTS`] ports: 64 KiB.
+    /// Makes doorbells for [`PORTS`] ports: 64 KiB.
     ///
     /// # Errors
     /// If the memory can't be had.
@@ -50,7 +50,7 @@ impl Doorbells {
         self.file.as_fd()
     }
 
-    /// A doorbell for a new port.
+    /// Takes a doorbell for a new port.
     ///
     /// # Errors
     /// If all are taken.
@@ -73,7 +73,7 @@ impl Doorbells {
             bell,
             number,
             barriers_supported: AtomicBool::new(true),
-            rang: AtomicU64::new(0),
+            rings: AtomicU64::new(0),
             all: Arc::clone(self),
         }))
     }
@@ -83,36 +83,36 @@ impl Doorbells {
 pub(crate) struct OwnDoorbell {
     pub bell: Doorbell<SharedWords>,
     number: usize,
-    /// Every peer takes part in heavy barriers.
+    /// Whether every peer takes part in heavy barriers, and all of them were made.
     barriers_supported: AtomicBool,
-    /// How often its port has rung those of peers.
-    rang: AtomicU64,
+    /// How often the port has rung doorbells of peers.
+    rings: AtomicU64,
     all: Arc<Doorbells>,
 }
 
 impl OwnDoorbell {
-    /// Where to ring for a link of the port.
+    /// The reference that a peer needs to ring for a link of the port.
     pub(crate) fn doorbell_ref(&self, place: usize) -> DoorbellRef {
         debug_assert!(place < PLACES);
         DoorbellRef { bell: self.number, place }
     }
 
-    /// Whether a ring comes for certain: every barrier was made.
+    /// Whether no ring can be missed: every heavy barrier was made, in every peer.
     pub(crate) fn barriers_supported(&self) -> bool {
         self.barriers_supported.load(Ordering::Relaxed)
     }
 
-    /// Its port has rung a peer's.
+    /// Counts that the port has rung a peer's doorbell.
     pub(crate) fn count_ring(&self) {
-        self.rang.fetch_add(1, Ordering::Relaxed);
+        self.rings.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often its port has.
+    /// How often the port has rung doorbells of peers.
     pub(crate) fn rings(&self) -> u64 {
-        self.rang.load(Ordering::Relaxed)
+        self.rings.load(Ordering::Relaxed)
     }
 
-    /// A barrier was not made, or a peer does not take part in them.
+    /// Records that a barrier was not made, or that a peer does not take part in barriers.
     pub(crate) fn set_barriers_unsupported(&self) {
         self.barriers_supported.store(false, Ordering::Relaxed);
     }
@@ -130,10 +130,10 @@ pub(crate) struct PeerDoorbells {
 }
 
 impl PeerDoorbells {
-    /// Maps what a peer has sent.
+    /// Maps the doorbells that a peer has sent. The caller has checked the file.
     ///
     /// # Errors
-    /// If it can't be mapped. The caller has checked it.
+    /// If it can't be mapped.
     pub(crate) fn map(file: BorrowedFd<'_>) -> Result<Self, FabricError> {
         let segment = SharedSegment::map(file, BYTES).map_err(|error| FabricError::Os {
             fabric: FabricKind::Shm,
@@ -146,10 +146,10 @@ impl PeerDoorbells {
         })
     }
 
-    /// Rings where the peer has said; a doorbell that it does not have is silent.
-    pub(crate) fn ring(&self, pull: DoorbellRef) {
-        if let Some(bell) = self.bells.get(pull.bell) {
-            bell.ring(pull.place);
+    /// Rings the doorbell that a peer's idle mark names. Ignores a number that is out of range.
+    pub(crate) fn ring(&self, to: DoorbellRef) {
+        if let Some(bell) = self.bells.get(to.bell) {
+            bell.ring(to.place);
         }
     }
 }

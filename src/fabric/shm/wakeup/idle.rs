@@ -1,40 +1,40 @@
-//! The mark_idle of a cold link: the poller does not look at it and wants to hear the doorbell.
+//! The idle mark of a link: its poller does not look at it, and wants the doorbell to be rung.
 //!
-//! It is a word in the poller's own segment. A sender looks at it after it has put something where
-//! the poller would find it; while the link is busy the word does not change, and the look costs a
-//! load of a line that is at hand.
+//! The mark is a word in the poller's own segment. A sender reads it after it has put something
+//! where the poller would find it. While the link is active the word does not change, so the read
+//! hits the sender's cache.
 
 use super::doorbell::PLACES;
 use crate::fabric::shm::memory::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The word of the state line with the mark_idle.
+/// The word of the state line with the mark.
 pub(crate) const IDLE_MARK: usize = 1;
 
-/// What is written there while the link is busy.
+/// Value of the mark while the link is active.
 const ACTIVE: u64 = 0;
 const IDLE: u64 = 1 << 63;
 
-/// Where to ring for a link: the number of its poller's doorbell, and its place there.
+/// What to ring for a link: the number of its poller's doorbell, and the link's place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoorbellRef {
     pub bell: usize,
     pub place: usize,
 }
 
-/// The poller's side: marks a link cold. A heavy barrier has to come before the last look at what
-/// is on it.
-pub(crate) fn mark_idle(line: &impl StoreWords, pull: DoorbellRef) {
-    line.store(IDLE_MARK, IDLE | (pull.bell as u64) << 16 | pull.place as u64, Relaxed);
+/// The poller marks a link idle. A heavy barrier must come between the mark and its last look at
+/// the link.
+pub(crate) fn mark_idle(line: &impl StoreWords, to: DoorbellRef) {
+    line.store(IDLE_MARK, IDLE | (to.bell as u64) << 16 | to.place as u64, Relaxed);
 }
 
-/// The poller's side: takes the mark_idle away.
+/// The poller removes the mark.
 pub(crate) fn mark_active(line: &impl StoreWords) {
     line.store(IDLE_MARK, ACTIVE, Relaxed);
 }
 
-/// The sender's side, after it has put something there: where to ring, if the link is cold. `light`
-/// is the barrier that goes with the poller's heavy one.
+/// The doorbell to ring if the link is idle. The sender calls this after it has put something
+/// there. `light` is the barrier that goes with the poller's heavy one.
 #[inline]
 pub(crate) fn idle_doorbell(line: &impl LoadWords, light: impl FnOnce()) -> Option<DoorbellRef> {
     light();
@@ -46,7 +46,8 @@ pub(crate) fn idle_doorbell(line: &impl LoadWords, light: impl FnOnce()) -> Opti
 
 #[cold]
 fn parse(word: u64) -> DoorbellRef {
-    // Whatever the peer has written: its own doorbell, and at most a wrong place in it.
+    // Whatever the peer has written, the sender rings one of the peer's own doorbells, at a place
+    // in range.
     DoorbellRef { bell: (word >> 16) as u16 as usize, place: word as u16 as usize % PLACES }
 }
 
@@ -60,17 +61,16 @@ mod tests {
     use std::sync::atomic::Ordering::{Acquire, Release};
     use std::time::Duration;
 
-    const PULL: DoorbellRef = DoorbellRef { bell: 3, place: 77 };
+    const REF: DoorbellRef = DoorbellRef { bell: 3, place: 77 };
 
     fn fence() {
         loom::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// The race between a poller that marks a link and looks a last time, and a sender that puts
-    /// something there and looks for the mark_idle. Fences stand for the membarrier, which makes
-    /// one in the sender as well.
+    /// A poller marks a link idle and looks a last time, while a sender puts something there and
+    /// reads the mark. Fences stand for the membarrier, which makes one in the sender as well.
     #[test]
-    fn loom_what_is_sent_while_a_link_goes_cold_is_found_or_rung_for() {
+    fn loom_a_slot_sent_while_a_link_becomes_idle_is_found_or_rung_for() {
         loom::model(|| {
             let (slot, line, bell) = (LoomWords::new(1), LoomWords::new(2), LoomShared::new(WORDS));
             let sender = {
@@ -78,29 +78,29 @@ mod tests {
                 loom::thread::spawn(move || {
                     slot.store(0, 1, Release);
                     if let Some(pull) = idle_doorbell(&line, fence) {
-                        assert_eq!(pull, PULL);
+                        assert_eq!(pull, REF);
                         Doorbell::new(bell).ring(pull.place);
                     }
                 })
             };
             let bell = Doorbell::new(bell);
             let seen = bell.seen();
-            mark_idle(&line, PULL);
+            mark_idle(&line, REF);
             fence();
             if slot.load(0, Acquire) == 0 {
-                // Deadlocks if the sender has neither been seen nor rings.
+                // Deadlocks if the poller has not seen the slot and the sender does not ring.
                 while !bell.is_rung() {
                     bell.sleep(Sleep::Waiter, seen, Duration::MAX);
                     loom::thread::yield_now();
                 }
-                bell.drain(|place| assert_eq!(place, PULL.place));
+                bell.drain(|place| assert_eq!(place, REF.place));
                 assert_eq!(slot.load(0, Acquire), 1, "who rings has sent before");
             }
             sender.join().expect("the sender");
         });
     }
 
-    /// The same without the barrier on one side must be caught, or the model shows nothing.
+    /// Without the barrier on one side the model must fail, or it proves nothing.
     #[test]
     #[should_panic(expected = "neither found nor rung for")]
     fn loom_the_barrier_is_needed() {
@@ -115,7 +115,7 @@ mod tests {
                     }
                 })
             };
-            mark_idle(&line, PULL);
+            mark_idle(&line, REF);
             let found = slot.load(0, Acquire) == 1;
             sender.join().expect("the sender");
             assert!(found || rung.load(0, Acquire) == 1, "neither found nor rung for");
@@ -123,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_says_where_to_ring_and_a_wrong_one_stays_inside() {
+    fn a_mark_names_the_doorbell_and_a_wrong_one_stays_in_range() {
         let line = HeapWords::new(2);
         assert_eq!(idle_doorbell(&line, || {}), None);
-        mark_idle(&line, PULL);
-        assert_eq!(idle_doorbell(&line, || {}), Some(PULL));
+        mark_idle(&line, REF);
+        assert_eq!(idle_doorbell(&line, || {}), Some(REF));
         mark_active(&line);
         assert_eq!(idle_doorbell(&line, || {}), None);
         line.store(IDLE_MARK, u64::MAX, Release);
-        assert!(idle_doorbell(&line, || {}).is_some_and(|pull| pull.place < PLACES));
+        assert!(idle_doorbell(&line, || {}).is_some_and(|to| to.place < PLACES));
     }
 }

@@ -1,5 +1,4 @@
-//! How a process wakes a peer whose poller does not look at a link: idle marks, doorbells and
-//! sleeps.
+//! Waking a peer whose poller does not look at a link: idle marks, doorbells and sleeps.
 
 pub(crate) mod doorbell;
 pub(crate) mod doorbells;

@@ -1,4 +1,4 @@
-//! The sending side of doorbells: rings the peer's if it does not look at the link.
+//! The sender's side of doorbells: rings for a peer that does not poll the link.
 
 use super::doorbells::{OwnDoorbell, PeerDoorbells};
 use super::fence;
@@ -6,42 +6,43 @@ use super::idle::{self, DoorbellRef};
 use crate::fabric::shm::memory::segment::PeerWords;
 use std::sync::Arc;
 
-/// What rings for one link. Clones are the same.
+/// Rings for one link. Clones are the same.
 #[derive(Clone)]
 pub(crate) struct Ringer {
     /// The peer's state line.
     line: PeerWords,
     bells: Arc<PeerDoorbells>,
-    /// Of the port that posts: where it is counted how often it rang.
-    by: Option<Arc<OwnDoorbell>>,
+    /// The port that counts the rings.
+    port: Option<Arc<OwnDoorbell>>,
 }
 
 impl Ringer {
-    /// For the link whose peer has this state line and these doorbells.
+    /// A ringer for the link whose peer has this state line and these doorbells.
     pub(crate) fn new(line: PeerWords, bells: Arc<PeerDoorbells>) -> Self {
-        Ringer { line, bells, by: None }
+        Ringer { line, bells, port: None }
     }
 
-    /// Has a port count how often this rings.
+    /// Lets a port count the rings.
     pub(crate) fn count_on(&mut self, port: &Arc<OwnDoorbell>) {
-        self.by = Some(Arc::clone(port));
+        self.port = Some(Arc::clone(port));
     }
 
-    /// Called after anything was put where the peer's poll finds it, or where it lets go on what
-    /// waits there: slots, how far they were taken, credits, loans given back, this side's leaving.
+    /// Rings if the peer has marked the link idle. To be called after each change that the peer's
+    /// poll must see: slots, the number of consumed slots, credits, returned loans, the end of this
+    /// side.
     #[inline]
     pub(crate) fn ring_if_idle(&self) {
-        if let Some(pull) = idle::idle_doorbell(&self.line, fence::light) {
-            self.ring(pull);
+        if let Some(to) = idle::idle_doorbell(&self.line, fence::light) {
+            self.ring(to);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ring(&self, pull: DoorbellRef) {
-        self.bells.ring(pull);
-        if let Some(by) = &self.by {
-            by.count_ring();
+    fn ring(&self, to: DoorbellRef) {
+        self.bells.ring(to);
+        if let Some(port) = &self.port {
+            port.count_ring();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What threads block on while nothing comes on a port's links.
+//! Sleeping while nothing arrives on a port's links.
 
 use super::doorbells::OwnDoorbell;
 use crate::fabric::{Sleep, Sleeper};
@@ -6,19 +6,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest sleep. A peer that breaks the rules can hold back a ring; then what came is found
-/// after some sleeps, when its link is looked at in turn.
-const LIMIT: Duration = Duration::from_millis(100);
+/// The longest sleep. A hostile peer can hold back a ring; the port then finds the slot after some
+/// sleeps, when it checks the idle links one after the other.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// The longest sleep where the kernel makes no barrier in other processes: a ring can be missed by
-/// chance.
-const UNCERTAIN: Duration = Duration::from_millis(1);
+/// The longest sleep where the kernel makes no barrier in other processes, because a ring can be
+/// missed.
+const MAX_SLEEP_WITHOUT_BARRIERS: Duration = Duration::from_millis(1);
 
-/// What threads block on while nothing comes on a port's links: a futex in the port's doorbell. See
+/// Blocks threads while nothing arrives on a port's links, on a futex in the port's doorbell. See
 /// [`Sleeper`].
 ///
-/// A sleep ends after 100 ms at the latest; after 1 ms where the kernel, here or at a peer, refuses
-/// `membarrier(2)`.
+/// A sleep ends after 100 ms at the latest, or after 1 ms where the kernel, here or at a peer,
+/// refuses `membarrier(2)`.
 #[derive(Clone)]
 pub struct ShmSleeper {
     bell: Arc<OwnDoorbell>,
@@ -36,7 +36,7 @@ impl Sleeper for ShmSleeper {
     }
 
     fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
-        let limit = if self.bell.barriers_supported() { LIMIT } else { UNCERTAIN };
+        let limit = if self.bell.barriers_supported() { MAX_SLEEP } else { MAX_SLEEP_WITHOUT_BARRIERS };
         self.bell.bell.sleep(who, seen, timeout.min(limit));
     }
 
