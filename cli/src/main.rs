@@ -25,8 +25,12 @@ enum Command {
     Perf(perf::PerfArgs),
     /// Shows the RDMA devices of this machine, and which device, port and GID tensorwire chooses.
     Devices(devices::DevicesArgs),
-    /// Prints every setting: key, environment variable, default, allowed values.
-    Config,
+    /// Prints every setting: meaning, default, allowed values, environment variables.
+    Config {
+        /// Prints the page `docs/reference/settings.md`.
+        #[arg(long)]
+        markdown: bool,
+    },
     /// The second process of `perf --local`, which starts it.
     #[command(hide = true)]
     PerfResponder(perf::ResponderArgs),
@@ -56,7 +60,8 @@ fn run(command: Command, matches: &clap::ArgMatches) -> Result<(), CliError> {
             perf::run(args, &given.unwrap_or_default())
         }
         Command::Devices(args) => devices::run(args),
-        Command::Config => print(&tensorwire::internals::config::reference()),
+        Command::Config { markdown: true } => print(&tensorwire::internals::config::reference()),
+        Command::Config { markdown: false } => print(&tensorwire::internals::config::listing()),
         Command::PerfResponder(args) => perf::respond(args),
     }
 }

@@ -42,6 +42,7 @@ mod tests;
 
 pub use error::{BootstrapError, MissingPeer};
 pub use names::Incarnation;
-pub use options::BootstrapOptions;
+pub use options::{BootstrapOptions, LINK_TIMEOUT};
 pub use peering::{PeerInfo, Peering, Prepared};
 pub use service::{Bootstrap, State};
+pub use shared::MAX_REASON;

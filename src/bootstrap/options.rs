@@ -7,6 +7,9 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
+/// How long making one link may take before the attempt is given up.
+pub const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Bytes of the longest host id.
 pub const MAX_HOST_ID: usize = 128;
 
@@ -27,7 +30,7 @@ pub struct BootstrapOptions {
     pub heartbeat: Duration,
     /// After how long without a sign of life a peer counts as dead; Default 5 s.
     pub silence: Duration,
-    /// How long making one link may take before it is given up and tried again. Default 5 s.
+    /// How long making one link may take before the attempt is given up. Default [`LINK_TIMEOUT`].
     pub link_timeout: Duration,
     /// The same for all members on this host, different on different hosts. At most [`MAX_HOST_ID`] bytes.
     pub host_id: String,
@@ -46,7 +49,7 @@ impl BootstrapOptions {
             allow_non_loopback: false,
             heartbeat: Duration::from_secs(1),
             silence: Duration::from_secs(5),
-            link_timeout: Duration::from_secs(5),
+            link_timeout: LINK_TIMEOUT,
             host_id: host_id.into(),
             spinners: 0,
         }

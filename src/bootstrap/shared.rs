@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 /// Bytes of the longest reason that travels; what a peer sends is cut to it.
-pub(super) const MAX_REASON: usize = 1024;
+pub const MAX_REASON: usize = 1024;
 
 /// Bytes of a cluster's text that an error shows.
 const SHOWN_CLUSTER: usize = 500;

@@ -4,7 +4,7 @@ use super::check;
 use super::error::{ConfigError, Origin};
 use super::file;
 use super::format::Refusal;
-use super::reference::nearest;
+use super::nearest::nearest;
 use super::table::{Config, ConfigValues, KEYS, Key, Origins, PREFIX, variable};
 use crate::wire::quote;
 use std::collections::BTreeMap;

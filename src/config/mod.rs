@@ -27,16 +27,19 @@ mod choice;
 mod error;
 mod file;
 mod format;
+mod nearest;
 mod reference;
 mod table;
 
 pub use builder::Builder;
 pub use choice::{BulkReceive, PeerLoss};
 pub use error::{ConfigError, Origin};
-pub use reference::reference;
+pub use reference::{listing, reference};
 pub use table::{Config, ConfigValues};
 
 #[cfg(test)]
 mod rdma_tests;
+#[cfg(test)]
+mod source_tests;
 #[cfg(test)]
 mod tests;

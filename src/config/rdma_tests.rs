@@ -1,6 +1,6 @@
 //! The settings of RDMA devices: the names that operators know, and what each is by default.
 
-use super::tests::{NO_NUMBER, NO_STRING, Sample, environment, sample};
+use super::tests::{NO_NUMBER, NO_STRING, Sample, environment, sample, section};
 use super::*;
 
 /// Every variable besides those of this crate, with its key.
@@ -108,8 +108,8 @@ fn each_name_that_operators_know_sets_its_key_and_is_named_as_its_origin() {
 fn no_other_variable_is_looked_up_than_those_of_the_reference() {
     let reference = reference();
     for (variable, key) in KNOWN {
-        let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).expect(key);
-        assert!(row.contains(&format!("`{variable}`")), "{row}");
+        let section = section(&reference, key);
+        assert!(section.contains(&format!("`{variable}`")), "{section}");
     }
     let named = reference.matches("`RDMA_").count();
     assert_eq!(named, KNOWN.len(), "a name that this test does not know is in the reference");

@@ -220,6 +220,18 @@ pub struct Config {
     pub(super) origins: Origins,
 }
 
+impl Config {
+    /// The origin of a key's value. [`Origin::Default`] also for a key that is not set, and for a name that is no key.
+    pub fn origin(&self, key: &str) -> Origin {
+        self.origins.0.get(key).cloned().unwrap_or(Origin::Default)
+    }
+
+    /// The member of the cluster that this process is.
+    pub fn task_id(&self) -> &TaskId {
+        &self.task_id
+    }
+}
+
 impl Deref for Config {
     type Target = ConfigValues;
 

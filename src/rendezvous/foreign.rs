@@ -10,7 +10,7 @@ use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes from which a tensor is registered: to copy fewer costs less than to register them, and not more than to find out.
-pub(super) const REGISTERED_FROM: u64 = 4096;
+pub const REGISTERED_FROM: u64 = 4096;
 
 /// How tensors outside the pool are sent.
 #[derive(Default)]

@@ -36,6 +36,7 @@ mod waiter;
 pub use batch::Batch;
 pub use edge::Edge;
 pub use error::Error;
+pub(crate) use foreign::REGISTERED_FROM;
 pub use manager::{Losses, PeerStatus, Rendezvous, RendezvousSettings, Sequence};
 pub use path::{
     Cancel, CancelAll, LinkTag, Members, OnPath, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
@@ -51,4 +52,5 @@ pub use remote::{
 pub use reuse::Reused;
 pub use standing::Standing;
 pub use step::Step;
+pub(crate) use steps::MAX_RETIRED_STEPS;
 pub use waiter::{Delivery, Waiter};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 /// Live steps that find room before anything is allocated.
 const LIVE: usize = 64;
-/// How many cleaned steps are remembered one by one.
-const TOMBSTONES: usize = 4096;
+/// Steps that have ended and are remembered one by one.
+pub const MAX_RETIRED_STEPS: usize = 4096;
 
 /// The life of every step. Its tables are made as large as they get at once, as each step passes through them.
 #[derive(Debug)]
@@ -58,8 +58,8 @@ pub(super) enum BeginError {
 impl Default for Steps {
     fn default() -> Self {
         // Twice the room: a hash table that is more than half full is made anew now and then, not swept in place.
-        let buried = HashSet::with_capacity_and_hasher(2 * TOMBSTONES + 2, RandomState::default());
-        let order = VecDeque::with_capacity(TOMBSTONES);
+        let buried = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
+        let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
         let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
         Steps { live, sequences: Vec::new(), buried, order }
     }
@@ -164,7 +164,7 @@ impl Steps {
     }
 
     fn bury(&mut self, step: u64) {
-        if self.order.len() == TOMBSTONES
+        if self.order.len() == MAX_RETIRED_STEPS
             && let Some(oldest) = self.order.pop_front()
         {
             self.buried.remove(&oldest);

@@ -8,30 +8,39 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-macro_rules! counters {
-    ($($(#[$doc:meta])+ $counter:ident = $name:literal,)+) => {
-        /// What is counted. Each only grows.
+macro_rules! figures {
+    ($(#[$type_doc:meta])+ $type:ident { $($(#[doc = $doc:literal])+ $figure:ident = $name:literal,)+ }) => {
+        $(#[$type_doc])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
-        pub enum Counter {
-            $($(#[$doc])+ $counter,)+
+        pub enum $type {
+            $($(#[doc = $doc])+ $figure,)+
         }
 
-        impl Counter {
-            /// Every counter, in the order of the table.
-            pub const ALL: &[Counter] = &[$(Counter::$counter),+];
+        impl $type {
+            /// Every one, in the order of the reference.
+            pub const ALL: &[$type] = &[$($type::$figure),+];
 
             /// Its name in tables and metrics.
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Counter::$counter => $name,)+
+                    $($type::$figure => $name,)+
+                }
+            }
+
+            /// What it counts.
+            fn meaning(self) -> &'static str {
+                match self {
+                    $($type::$figure => concat!($($doc),+),)+
                 }
             }
         }
     };
 }
 
-counters! {
+figures! {
+    /// What is counted. Each counter only grows.
+    Counter {
     /// Tensors given to a peer, dead ones included.
     TensorsSent = "tensors_sent",
     /// Tensors that came from a peer, dead ones included.
@@ -127,38 +136,23 @@ counters! {
     Polls = "polls",
     /// Rounds of the poll loop that found nothing to do.
     IdlePolls = "idle_polls",
+    }
 }
 
 const COUNT: usize = Counter::ALL.len();
 
-/// What there is of something now. It grows and shrinks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Gauge {
-    /// Bytes that were granted to peers for requests that were given up since, and that the peers may still write
-    /// to: they stay allocated until the write has landed, the peer has acknowledged, or the link has ended (specification 3.4b).
-    QuarantinedBytes,
-    /// Tensors that peers borrow, those on links that have ended included.
-    LoansOut,
-    /// Bytes of those tensors; one that is lent twice counts twice.
-    LentBytes,
-    /// Bytes of memory outside the pool that are registered with the device, and so can't be swapped out.
-    RegisteredBytes,
-}
-
-impl Gauge {
-    /// Every gauge, in the order of the table.
-    pub const ALL: &[Gauge] =
-        &[Gauge::QuarantinedBytes, Gauge::LoansOut, Gauge::LentBytes, Gauge::RegisteredBytes];
-
-    /// Its name in tables and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Gauge::QuarantinedBytes => "quarantined_bytes",
-            Gauge::LoansOut => "loans_out",
-            Gauge::LentBytes => "lent_bytes",
-            Gauge::RegisteredBytes => "registered_bytes",
-        }
+figures! {
+    /// What there is of something now. It grows and shrinks.
+    Gauge {
+        /// Bytes that were granted to peers for requests that were given up since, and that the peers may still write
+        /// to. They stay allocated until the write has landed, the peer has acknowledged, or the link has ended.
+        QuarantinedBytes = "quarantined_bytes",
+        /// Tensors that peers borrow, those on links that have ended included.
+        LoansOut = "loans_out",
+        /// Bytes of those tensors. A tensor that is lent twice counts twice.
+        LentBytes = "lent_bytes",
+        /// Bytes of memory outside the pool that are registered with the device, and so can't be swapped out.
+        RegisteredBytes = "registered_bytes",
     }
 }
 
@@ -314,6 +308,23 @@ impl Snapshot {
         let values = std::array::from_fn(|i| self.values[i].wrapping_sub(earlier.values[i]));
         Snapshot { values, gauges: self.gauges }
     }
+}
+
+/// Every counter and gauge with its meaning, as a Markdown page.
+pub fn reference() -> String {
+    let mut page = String::from(
+        "# Counters\n\nGenerated from the code. `Node::counters()` returns all of them as a `Snapshot`. \
+         A counter only grows.\nA gauge shows what there is now.\n",
+    );
+    let counters = Counter::ALL.iter().map(|counter| (counter.name(), counter.meaning()));
+    table(&mut page, "counter", counters);
+    table(&mut page, "gauge", Gauge::ALL.iter().map(|gauge| (gauge.name(), gauge.meaning())));
+    page
+}
+
+fn table<'a>(page: &mut String, kind: &str, rows: impl Iterator<Item = (&'a str, &'a str)>) {
+    *page += &format!("\n| {kind} | meaning |\n|---|---|\n");
+    rows.for_each(|(name, meaning)| *page += &format!("| `{name}` | {} |\n", meaning.trim()));
 }
 
 impl AddAssign<&Snapshot> for Snapshot {

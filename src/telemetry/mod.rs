@@ -6,5 +6,5 @@
 mod counters;
 mod shared;
 
-pub use counters::{Counter, Counters, CountersWriter, Gauge, Snapshot};
+pub use counters::{Counter, Counters, CountersWriter, Gauge, Snapshot, reference};
 pub use shared::SharedCounters;

@@ -1,7 +1,7 @@
-//! The checked-in generated code is what `proto/` says.
+//! Generated files are up to date: code from `proto/`, reference pages from the tables in the code.
 //!
-//! After a change of the .proto, `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` writes
-//! the code anew. Nothing here needs protoc, and building the crate needs no code generation.
+//! After a change, `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` writes the files anew.
+//! Nothing here needs protoc, and building the crate needs no code generation.
 
 use std::path::Path;
 use tonic_prost_build::{Builder, configure};
@@ -17,6 +17,12 @@ fn the_checked_in_messages_of_serialised_tensors_are_what_the_proto_file_says() 
     check("tensor", "src/memory/serialized/generated.rs", configure().bytes("."));
 }
 
+#[test]
+fn the_checked_in_reference_is_what_the_program_says() {
+    compare("docs/reference/settings.md", &tensorwire::internals::config::reference());
+    compare("docs/reference/counters.md", &tensorwire::internals::telemetry::reference());
+}
+
 fn check(proto: &str, generated: &str, builder: Builder) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let proto = format!("tensorwire/v1/{proto}.proto");
@@ -30,15 +36,20 @@ fn check(proto: &str, generated: &str, builder: Builder) {
         .expect("code is generated");
     let fresh = std::fs::read_to_string(out.path().join("tensorwire.v1.rs")).expect("the generated file");
 
-    let target = root.join(generated);
+    compare(generated, &fresh);
+}
+
+/// Compares a checked-in file with what it must be, or writes it.
+fn compare(path: &str, fresh: &str) {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("TENSORWIRE_TEST_BLESS").is_some_and(|value| value == "1") {
-        std::fs::write(&target, &fresh).expect("the checked-in file can be written");
+        std::fs::write(&target, fresh).expect("the checked-in file can be written");
     }
     let kept = std::fs::read_to_string(&target).unwrap_or_default();
-    if let Some(line) = first_difference(&kept, &fresh) {
+    if let Some(line) = first_difference(&kept, fresh) {
         panic!(
-            "{generated} differs from what {proto} generates, first in line {line}; \
-             run `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` and commit the result"
+            "{path} differs from what is generated, first in line {line}; run \
+             `TENSORWIRE_TEST_BLESS=1 cargo test --test repo codegen` and commit the result"
         );
     }
 }

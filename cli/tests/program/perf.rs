@@ -574,7 +574,8 @@ fn one_core_is_refused_with_the_reason() {
 fn version_and_settings_are_told() {
     let version = run("--version");
     assert_eq!(text(&version.stdout).trim(), format!("tensorwire {}", env!("CARGO_PKG_VERSION")));
-    assert_eq!(text(&run("config").stdout), tensorwire::internals::config::reference());
+    assert_eq!(text(&run("config").stdout), tensorwire::internals::config::listing());
+    assert_eq!(text(&run("config --markdown").stdout), tensorwire::internals::config::reference());
 }
 
 #[test]
