@@ -1,4 +1,4 @@
-//! One number for everything that has happened.
+//! A digest of a history.
 
 use super::load::Load;
 use crate::wire::Grant;
@@ -15,7 +15,7 @@ impl Digest {
         self.0 = (self.0 ^ word).wrapping_mul(0x100_0000_01B3);
     }
 
-    /// Bytes, and how many they are.
+    /// Mixes in bytes and their number.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
         let (words, rest) = bytes.as_chunks::<8>();
@@ -28,7 +28,7 @@ impl Digest {
         [region.into(), key.into(), offset, len].into_iter().for_each(|word| self.word(word));
     }
 
-    /// What a packet carries.
+    /// Mixes in the payload of a packet.
     pub fn load(&mut self, load: &Load) {
         match load {
             Load::Message(bytes) => self.bytes(bytes),

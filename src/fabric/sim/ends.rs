@@ -10,7 +10,7 @@ impl State {
         self.processes[self.sides[side].process.0 as usize].is_dead
     }
 
-    /// The side ends the link by itself.
+    /// The side closes the link.
     pub fn fail(&mut self, side: usize, why: LinkFailure) {
         if self.sides[side].is_up {
             self.go_down(side, why);
@@ -18,11 +18,11 @@ impl State {
         }
     }
 
-    /// The peer hears of the link's end behind everything that was sent before.
+    /// The peer is told of the end behind everything that was sent before.
     fn tell_peer(&mut self, side: usize) {
         let Some(peer) = self.sides[side].peer() else { return };
         if self.is_dead(side) || self.sides[side].is_cut {
-            return; // the peer hears of that, and nothing else gets there
+            return; // the peer is told of the death instead
         }
         let sent = self.sides[side].last_arrival;
         let news = self.after_a_delay().max(sent);
@@ -42,7 +42,7 @@ impl State {
         self.sides[side].bring(Arrived::Down(failure));
     }
 
-    /// Ends all operations of a side and lets go of their memory, but for loans that are out.
+    /// Ends all operations of a side and releases their memory, apart from loans that are out.
     fn release_all(&mut self, side: usize) -> Vec<Held> {
         self.sides[side].corked.clear();
         for happening in self.happenings.values_mut() {
@@ -61,7 +61,8 @@ impl State {
         operations
     }
 
-    /// The side is given up. Returns what it held, to be dropped when the network is not at work.
+    /// The owner has dropped the side. Returns the held memory, to be dropped outside the network's
+    /// lock.
     pub fn close(&mut self, side: usize) -> (Side, Vec<Held>) {
         let was_up = std::mem::replace(&mut self.sides[side].is_up, false);
         self.note("close", side, 0);
@@ -71,7 +72,7 @@ impl State {
             self.tell_peer(side);
         }
         let empty = self.sides[side].closed();
-        // Its number stays taken, so that late packets find nobody.
+        // Its number is not used again, so that late packets find no side.
         (std::mem::replace(&mut self.sides[side], empty), operations)
     }
 
@@ -82,7 +83,7 @@ impl State {
             let this = &self.sides[side];
             let (Some(peer), true) = (this.peer(), this.process == process && this.is_up) else { continue };
             self.forget_early(side);
-            // Not behind what is on its way: the seed says how much of that still arrives.
+            // Not behind packets in flight: the seed decides how many of these still arrive.
             let news = self.after_a_delay();
             let failure = LinkFailure::PeerDied { pid: process.0 };
             self.foresee(news, Happening::News { side: peer, failure });

@@ -1,4 +1,4 @@
-//! Bits that are flipped on their way: what no fabric tells of, and only data validation finds.
+//! Bits that flip on their way. No fabric reports them; data validation finds them.
 
 use super::network::State;
 use crate::memory::{
@@ -8,11 +8,11 @@ use crate::wire::message::Message;
 use crate::wire::{DType, Shape, TensorMeta};
 use std::sync::Arc;
 
-/// The least that a region can have.
+/// The smallest size of a region.
 const PAGE: u64 = 4096;
 
 impl State {
-    /// Flips one bit of some bytes that have reached a side, if chance will have it.
+    /// Flips one bit of bytes that have reached a side, with the configured probability.
     pub fn flip(&mut self, to: usize, bytes: &mut [u8]) -> bool {
         let per_mille = self.processes[self.sides[to].process.0 as usize].flip_per_mille;
         if bytes.is_empty() || !self.random.chance(per_mille) {
@@ -24,14 +24,14 @@ impl State {
         true
     }
 
-    /// The same for the tensor in a response; other messages are left alone.
+    /// Flips a bit of the tensor in a small response. Other messages stay as they are.
     pub(super) fn flip_response(&mut self, to: usize, message: &mut [u8]) {
         let Ok(Message::Response { data, .. }) = Message::decode(message) else { return };
         let start = message.len() - data.len();
         self.flip(to, &mut message[start..]);
     }
 
-    /// The same for what is lent: the borrower then sees bytes that are not the lender's.
+    /// Flips a bit of a loan: the borrower then sees a changed copy.
     pub(super) fn flip_loan(
         &mut self,
         to: usize,
@@ -48,7 +48,7 @@ impl State {
     }
 }
 
-/// A region with these bytes in it, and where in it they are.
+/// A region with a copy of these bytes, and their offset in it.
 fn elsewhere(bytes: &[u8]) -> (Arc<PeerRegion>, u64) {
     let len = (bytes.len() as u64 + PAGE).next_multiple_of(PAGE).max(4 * PAGE);
     let options = RegionOptions { pages: PagePolicy::Plain, lock: LockPolicy::No, ..RegionOptions::new(len) };

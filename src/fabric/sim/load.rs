@@ -1,12 +1,12 @@
-//! What a packet carries.
+//! The payload of a packet.
 
 use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate};
 
-/// What a packet carries.
+/// The payload of a packet.
 pub(super) enum Load {
     Message(Vec<u8>),
-    /// To the start of `target`, as many bytes as that has.
+    /// A write to the start of `target`, of as many bytes as it has.
     Write {
         from: Bytes,
         target: Grant,
@@ -21,15 +21,15 @@ pub(super) enum Load {
     },
 }
 
-/// The bytes of a write.
+/// The source of a write.
 pub(super) enum Bytes {
     Copied(Vec<u8>),
-    /// The first bytes of a tensor that the sender holds. The network reads them when the packet arrives.
+    /// The first bytes of a tensor that the sender holds. The network reads them at arrival.
     Source(Tensor),
 }
 
 impl Load {
-    /// The bytes that it brings.
+    /// The bytes that arrive.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Load::Message(bytes) | Load::Write { from: Bytes::Copied(bytes), .. } => bytes,
@@ -38,7 +38,7 @@ impl Load {
         }
     }
 
-    /// Lets go of the sender's memory: what has left has left.
+    /// Copies the bytes of a packet in flight, and releases the sender's memory.
     pub fn leave_memory(&mut self) {
         let bytes = self.bytes().to_vec();
         if let Load::Write { from, .. } = self {

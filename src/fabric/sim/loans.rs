@@ -1,4 +1,4 @@
-//! Memory that is lent where it lies.
+//! Loans of tensors in place.
 
 use super::network::{Happening, State};
 use super::side::{Arrived, Held};
@@ -8,7 +8,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::wire::Immediate;
 use std::sync::{Mutex, PoisonError};
 
-/// Loans that borrowers have let go of; they may do that anywhere, also while the network is at work.
+/// Loans that borrowers have dropped. A drop may happen anywhere, also under the network's lock.
 #[derive(Default)]
 pub(super) struct Returned(Mutex<Vec<u32>>);
 
@@ -24,19 +24,19 @@ impl GiveBack for Returned {
     }
 }
 
-/// A loan, until it has come back.
+/// A loan that is out.
 pub(super) struct Loan {
     tensor: Tensor,
-    /// Counts it as lent for as long.
+    /// Counts the bytes as lent while the loan is out.
     _allowance: Allowance,
-    /// Whose operation it is, until that has ended.
+    /// The lender's side and operation, until the operation has ended.
     operation: Option<(usize, u64)>,
-    /// The side that holds it, if one does.
+    /// The borrower's side, if it holds the loan.
     borrower: Option<usize>,
 }
 
 impl State {
-    /// Leave of the process that has this side.
+    /// A loan permit of the process of this side.
     pub fn allow_loan(&mut self, side: usize, bytes: u64) -> Option<Allowance> {
         if !self.options.lends {
             return None;
@@ -68,9 +68,9 @@ impl State {
         Ok(())
     }
 
-    /// A loan reaches its borrower.
+    /// A loan arrives at its borrower.
     pub(super) fn borrow(&mut self, to: usize, loan: u32, immediate: Immediate) -> Result<(), LinkFailure> {
-        // The lender has given up meanwhile: nothing was lent.
+        // The lender has ended meanwhile: nothing is lent.
         let Some(entry) = self.loans.get_mut(&loan) else { return Ok(()) };
         let Some((from, _)) = entry.operation else { return Ok(()) };
         let (offset, len) = entry.tensor.span().map_or((0, 0), |span| (span.offset, span.len));
@@ -87,12 +87,12 @@ impl State {
         Ok(())
     }
 
-    /// A borrower has let go.
+    /// A borrower has dropped a loan.
     pub(super) fn give_back(&mut self, loan: u32) {
         let Some(entry) = self.loans.get_mut(&loan) else { return };
         let Some(borrower) = entry.borrower.take() else { return };
         if entry.operation.is_none() {
-            self.loans.remove(&loan); // nobody waits for the word
+            self.loans.remove(&loan); // no operation waits for it
         } else if !self.is_dead(borrower) && !self.sides[borrower].is_cut {
             self.note("give back", borrower, loan.into());
             let word = self.after_a_delay();
@@ -100,14 +100,15 @@ impl State {
         }
     }
 
-    /// The borrower's word has come.
+    /// The give-back has reached the lender.
     pub(super) fn loan_ended(&mut self, loan: u32) {
         if let Some(Loan { operation: Some((side, operation)), .. }) = self.loans.remove(&loan) {
             self.done(side, operation, None);
         }
     }
 
-    /// The operation has ended without the borrower's word: a loan that is out stays until nobody holds it.
+    /// The operation has ended without a give-back. A loan that is out stays until the borrower
+    /// drops it.
     pub(super) fn release_loan(&mut self, loan: u32) {
         match self.loans.get_mut(&loan) {
             Some(entry) if entry.borrower.is_some() && !is_on(Mutant::LoanEndsWithLink) => {

@@ -1,9 +1,11 @@
-//! A virtual network inside one process and in virtual time, for tests of whatever stands on a fabric.
+//! A virtual network inside one process and in virtual time, for tests of all modules above the
+//! fabric.
 //!
-//! Everything that a real network may do it does by a seed: delays, links that overtake each other, queues that are full,
-//! local completions that come late, readers that stall, links that are cut, processes that die, bits that flip. The same seed
-//! and the same calls give the same history, whose digest is [`SimNetwork::digest`]. Time passes only by
-//! [`SimNetwork::advance_to`], or, with [`SimOptions::auto_advance`], by polling.
+//! A seed decides what a real network leaves to chance: delays, links that overtake each other,
+//! full queues, late local completions, stalled readers, cut links, dying processes, flipped bits.
+//! The same seed and the same calls give the same history, whose digest is [`SimNetwork::digest`].
+//! Time advances only by [`SimNetwork::advance_to`] or, with [`SimOptions::auto_advance`], by
+//! polls.
 //!
 //! | file | |
 //! |---|---|
@@ -16,7 +18,7 @@
 //! | `port` | the port's calls |
 //! | `random`, `digest` | the seeded generator; one number for a history |
 //!
-//! This room may lock and allocate: it is for tests. It has no unsafe code.
+//! This module may lock and allocate, because it is for tests. It has no unsafe code.
 #![allow(clippy::disallowed_types)] // one lock around the whole network
 
 mod digest;
@@ -42,28 +44,28 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A process of the network.
+/// The number of a process in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SimProcess(pub u32);
 
 /// How the network behaves.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// How long a packet travels, one way.
+    /// One-way delay of a packet.
     pub delay: RangeInclusive<Duration>,
-    /// How long after its arrival an operation completes at its sender.
+    /// Delay between the arrival of an operation and its local completion.
     pub completion_delay: RangeInclusive<Duration>,
-    /// Completions that one poll brings at most.
+    /// Largest number of completions of one poll.
     pub poll_batch: usize,
-    /// How many times in a thousand a post finds the queue full though it is not.
+    /// How often a post is refused as full without need, per thousand.
     pub full_per_mille: u32,
     /// Whether links lend.
     pub lends: bool,
-    /// Bytes that a process lends at a time, at most.
+    /// Most bytes that a process lends at a time.
     pub max_lent_bytes: u64,
-    /// Whether a poll that finds nothing due moves the time on to the next event.
+    /// Whether an empty poll advances the time to the next event.
     pub auto_advance: bool,
-    /// Whether [`SimNetwork::trace`] is kept.
+    /// Whether [`SimNetwork::trace`] is recorded.
     pub trace: bool,
 }
 
@@ -91,7 +93,7 @@ pub struct SimFabric {
 }
 
 impl SimFabric {
-    /// Which process it is.
+    /// The number of the process.
     pub fn process(&self) -> SimProcess {
         self.process
     }
@@ -138,7 +140,7 @@ impl Endpoint for SimEndpoint {
         &self.address
     }
 
-    /// Does not wait for the other side: what is sent to it waits for its port's first poll.
+    /// Does not wait for the other side. Packets for it wait for the first poll of its port.
     fn connect(mut self, _role: Role, peer: &[u8], _timeout: Duration) -> Result<SimLink, FabricError> {
         let refused = |why: String| FabricError::Peer { fabric: FabricKind::Sim, why };
         let peer = <[u8; 8]>::try_from(peer).map_err(|_| refused(format!("{peer:?} is no address")))?;

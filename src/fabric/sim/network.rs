@@ -1,4 +1,4 @@
-//! The clock, what is on its way, and what happens when it arrives.
+//! The clock, packets in flight, and their arrival.
 
 use super::digest::Digest;
 use super::load::Load;
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A virtual network. Clones are the same one.
+/// A virtual network. Clones share it.
 #[derive(Clone)]
 pub struct SimNetwork {
     state: Arc<Mutex<State>>,
@@ -24,43 +24,43 @@ pub struct SimNetwork {
 pub(super) struct Process {
     pub is_dead: bool,
     stalled_until: Time,
-    /// How many times in a thousand a bit of what lands there is flipped.
+    /// How often a bit of a landing tensor flips, per thousand.
     pub flip_per_mille: u32,
     pub region: Arc<PeerRegion>,
     pub books: Arc<LoanBooks>,
 }
 
 impl Process {
-    /// Whether its polls bring nothing now.
+    /// Whether the process is stalled: its polls bring nothing.
     pub fn is_deaf(&self, now: Time) -> bool {
         self.is_dead || now < self.stalled_until
     }
 }
 
-/// Something that will happen.
+/// A scheduled event.
 pub(super) enum Happening {
-    /// A packet of this side's operation reaches its peer.
+    /// A packet of this side's operation arrives at its peer.
     Packet { from: usize, operation: u64, load: Load },
-    /// A side's operation is done.
+    /// An operation of a side completes locally.
     Done { side: usize, operation: u64, read: Option<Vec<u8>> },
-    /// The side's newest credits reach its peer.
+    /// The newest credits of a side arrive at its peer.
     Credits { from: usize, number: u64, returned: u32 },
-    /// A side hears that its link is gone.
+    /// A side is told that its link is gone.
     News { side: usize, failure: LinkFailure },
-    /// A borrower's word that it has let go reaches the lender.
+    /// A give-back arrives at the lender.
     GiveBack { loan: u32 },
-    /// A process reads again.
+    /// The stall of a process ends.
     Awake { process: SimProcess },
 }
 
-/// All of the network.
+/// The state of the network.
 pub(super) struct State {
     pub now: Time,
     pub options: SimOptions,
     pub processes: Vec<Process>,
     pub sides: Vec<Side>,
     pub(super) random: Random,
-    /// By time, then by the order in which they were foreseen.
+    /// Scheduled events by time, then in the order of scheduling.
     foreseen: BinaryHeap<Reverse<(Time, u64)>>,
     pub happenings: BTreeMap<u64, Happening>,
     next_happening: u64,
@@ -100,7 +100,7 @@ impl SimNetwork {
         SimNetwork { state: Arc::new(Mutex::new(state)), returned }
     }
 
-    /// A new process, whose tensors are of `pool`.
+    /// A new process with `pool`.
     ///
     /// # Panics
     /// If the pool's region can't be mapped a second time.
@@ -122,32 +122,34 @@ impl SimNetwork {
         SimFabric { network: self.clone(), process, pool: pool.clone(), books }
     }
 
-    /// The time.
+    /// The virtual time.
     pub fn now(&self) -> Time {
         self.lock().now
     }
 
-    /// When the next thing happens by itself.
+    /// The time of the next scheduled event.
     pub fn next_event(&self) -> Option<Time> {
         self.with(|state| state.next_event())
     }
 
-    /// Lets the time pass; everything that is due until then happens. Does nothing if it is later already.
+    /// Advances the time, and carries out all events until then. Does nothing if the time is
+    /// already later.
     pub fn advance_to(&self, time: Time) {
         self.with(|state| state.advance_to(time));
     }
 
-    /// The process dies: nothing more leaves it. What was on its way arrives, or does not; its peers hear of it.
+    /// Kills a process: nothing more leaves it. The seed decides which packets in flight arrive.
+    /// Its peers are told.
     pub fn kill(&self, process: SimProcess) {
         self.with(|state| state.kill(process));
     }
 
-    /// Every link between the two fails, and both hear of it.
+    /// Cuts every link between two processes. Both are told.
     pub fn cut(&self, a: SimProcess, b: SimProcess) {
         self.with(|state| state.cut(a, b));
     }
 
-    /// The process does not read what comes until then. What is written to its memory lands all the same.
+    /// Stalls a process until `until`: its polls bring nothing. Writes to its memory still land.
     pub fn stall(&self, process: SimProcess, until: Time) {
         self.with(|state| {
             state.note("stall", process.0 as usize, until.as_nanos());
@@ -158,18 +160,18 @@ impl SimNetwork {
         });
     }
 
-    /// From now on one bit is flipped in so many of a thousand tensors that land at a process: by a write, a loan, or a
-    /// response.
+    /// Flips one bit in `per_mille` of a thousand tensors that land at a process from now on, by a
+    /// write, a loan or a response.
     pub fn flip_bits(&self, process: SimProcess, per_mille: u32) {
         self.with(|state| state.processes[process.0 as usize].flip_per_mille = per_mille);
     }
 
-    /// A number that stands for everything that has happened, in its order.
+    /// A digest of all events so far, in order.
     pub fn digest(&self) -> u64 {
         self.with(|state| state.digest.value())
     }
 
-    /// What has happened, a line each, if [`SimOptions::trace`] is set.
+    /// The events so far, one line each, if [`SimOptions::trace`] is set.
     pub fn trace(&self) -> Vec<String> {
         self.lock().trace.clone()
     }
@@ -186,7 +188,8 @@ impl SimNetwork {
         body(&mut state)
     }
 
-    /// Does what a poll does; if that brought nothing and time passes by polling, lets it pass and does it again.
+    /// Runs `poll`. If it brought nothing and polls advance the time, advances the time and runs it
+    /// again.
     pub(super) fn polled(&self, mut body: impl FnMut(&mut State) -> usize) -> usize {
         self.with(|state| match body(state) {
             0 if state.options.auto_advance => match state.next_event() {
@@ -203,7 +206,7 @@ impl SimNetwork {
     pub(super) fn open(&self, process: SimProcess, options: &LinkOptions) -> usize {
         let mut state = self.lock();
         let number = state.sides.len();
-        // Keys of their own for each side: a grant of one link is none of another.
+        // Each side has keys of its own, so that a grant of one link is invalid on another.
         let first_key = (number as u32).wrapping_mul(0x9E37_79B1);
         state.sides.push(Side::new(process, options.clone(), first_key));
         number
@@ -235,10 +238,10 @@ impl SimNetwork {
         })
     }
 
-    /// The side is given up: what it holds is released without a word to it, and its peer hears of that.
+    /// The owner has dropped the side. Its memory is released without events, and its peer is told.
     pub(super) fn close(&self, side: usize) {
         let garbage = self.with(|state| state.close(side));
-        // Outside the lock.
+        // Drops happen outside the lock.
         drop(garbage);
     }
 }
@@ -280,7 +283,8 @@ impl State {
         self.now = self.now.max(time);
     }
 
-    /// The side whose first poll this waits for: before that, its owner can't have posted a receive.
+    /// The side whose first poll an event waits for: before it, the owner cannot have posted a
+    /// receive.
     fn waits_for(&self, happening: &Happening) -> Option<usize> {
         let side = match happening {
             Happening::Packet { from, .. } => self.sides[*from].connected_to?,
@@ -291,7 +295,7 @@ impl State {
         waits.then_some(side)
     }
 
-    /// The side's port polls: what came before that comes now.
+    /// The first poll of a side: earlier arrivals happen now.
     pub fn listen(&mut self, side: usize) {
         if !std::mem::replace(&mut self.sides[side].listens, true) {
             self.foreseen.extend(self.sides[side].early.drain(..).map(Reverse));
@@ -299,7 +303,7 @@ impl State {
         }
     }
 
-    /// Forgets what came before the side's first poll, which will not be.
+    /// Drops arrivals that wait for the first poll of a side that will not poll.
     pub fn forget_early(&mut self, side: usize) {
         for (_, number) in std::mem::take(&mut self.sides[side].early) {
             self.happenings.remove(&number);
@@ -310,7 +314,7 @@ impl State {
         self.now + self.random.within(&self.options.delay)
     }
 
-    /// Sends an operation on its way, or has it wait for the end of its port's batch.
+    /// Sends an operation, or delays it to the end of the batch.
     pub fn depart(&mut self, side: usize, operation: u64, load: Load) {
         if self.sides[side].is_corked {
             self.sides[side].corked.push(Departure::Packet { operation, load });
@@ -327,7 +331,7 @@ impl State {
         self.foresee(arrival, Happening::Packet { from: side, operation, load });
     }
 
-    /// Posts an operation. What is held for it comes back if it can't be posted.
+    /// Posts an operation. Returns the held memory if it cannot be posted.
     pub fn post(&mut self, side: usize, held: Held, load: Load) -> Result<(), (PostError, Held)> {
         if let Err(error) = self.has_room(side) {
             return Err((error, held));
@@ -337,7 +341,7 @@ impl State {
         Ok(())
     }
 
-    /// The side's port is in no batch any more: what has waited for that leaves. Not if the process is dead.
+    /// Ends the batch of a side: delayed operations leave, unless the process is dead.
     pub fn uncork(&mut self, side: usize) {
         self.sides[side].is_corked = false;
         let waiting = std::mem::take(&mut self.sides[side].corked);
@@ -361,7 +365,7 @@ impl State {
         let is_full = side.operations.len() >= side.options.depth as usize;
         side.wants_room |= is_full;
         if is_full || by_chance {
-            // What is full by chance only has room again at once.
+            // A queue that was refused by chance has room again at once.
             side.has_changed |= !is_full;
             return Err(PostError::Full);
         }
@@ -379,7 +383,7 @@ impl State {
         self.note("publish", side, returned.into());
         self.sides[side].published += 1;
         let number = self.sides[side].published;
-        // It may overtake and be overtaken: only the newest counts.
+        // Credits may overtake each other: only the newest count is valid.
         let arrival = self.after_a_delay();
         self.foresee(arrival, Happening::Credits { from: side, number, returned });
     }
@@ -407,15 +411,15 @@ impl State {
 
     fn arrive(&mut self, from: usize, operation: u64, load: Load) {
         let to = self.sides[from].connected_to.filter(|to| self.sides[*to].is_up && !self.is_dead(*to));
-        // A link of which the other side is gone swallows what comes; its sender hears of that.
+        // A link without its other side drops packets; the sender is told of the end.
         let Some(to) = to else { return };
         self.note("arrive", to, operation);
         match self.land(to, load) {
             Err(failure) => self.fail(to, failure),
-            Ok(_) if self.sides[from].is_cut => {} // the word of it does not come back
+            Ok(_) if self.sides[from].is_cut => {} // the completion does not come back
             Ok(Landed::Lent) => {}
             Ok(Landed::Done(read)) => {
-                // The answer to a read takes as long as the question.
+                // The answer to a read has the delay of a packet, too.
                 let back = if read.is_some() { self.after_a_delay() } else { self.now };
                 let done = back + self.random.within(&self.options.completion_delay);
                 self.foresee(done, Happening::Done { side: from, operation, read });
@@ -461,7 +465,7 @@ impl State {
         immediate: Option<Immediate>,
     ) -> Result<(), LinkFailure> {
         if !bytes.is_empty() {
-            // Checked before the receive is consumed and written after, as a NIC does.
+            // Checked before the receive is consumed, and written after it, as a NIC does.
             self.sides[to].writable(target).map_err(LinkFailure::Protocol)?;
         }
         if immediate.is_some() {
@@ -496,10 +500,10 @@ impl State {
     }
 }
 
-/// What became of a packet.
+/// The result of a packet.
 enum Landed {
-    /// Its operation is done, with what was read.
+    /// Its operation is done, with the bytes of a read.
     Done(Option<Vec<u8>>),
-    /// It was lent: done when it comes back.
+    /// A loan: its operation is done when it is given back.
     Lent,
 }

@@ -1,4 +1,4 @@
-//! The port's calls.
+//! The calls of a port.
 
 use super::SimLink;
 use super::load::{Bytes, Load};
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Bytes that an inline write carries.
+/// Largest number of bytes of an inline write.
 const MAX_INLINE: usize = 128;
 
-/// What a link that is not there can do.
+/// The limits of a link that does not exist.
 static NOTHING: LinkLimits =
     LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
@@ -33,9 +33,9 @@ pub struct SimPort {
     pool: Pool,
     links: Vec<Attached>,
     next: u32,
-    /// The link that the next poll begins with.
+    /// The link with which the next poll begins.
     turn: usize,
-    /// What is posted leaves at the end of the batch, as late as the contract allows.
+    /// In a batch: operations leave at its end, as late as the contract permits.
     is_batching: bool,
     sleeper: SimSleeper,
 }
@@ -54,12 +54,12 @@ impl SimPort {
         Some(self.find(link)?.side)
     }
 
-    /// The side to post on.
+    /// The side of a link, for a post.
     fn post(&self, link: LinkId) -> Result<usize, PostError> {
         self.side(link).ok_or(PostError::Down)
     }
 
-    /// Refuses what peers could not reach: only the pool is registered.
+    /// Refuses memory that peers cannot reach: only the pool is registered.
     fn check_source(&self, source: &Tensor) -> Result<(), PostError> {
         if source.bytes().is_empty() {
             return Ok(());
@@ -69,7 +69,7 @@ impl SimPort {
                 "the source has no memory of its own here: copy a lent tensor first",
             ));
         };
-        // By address, since two pools can have regions of the same number.
+        // Compared by address, since two pools can have regions with the same number.
         let region = self.pool.region();
         let offset = (source.as_ptr() as usize).wrapping_sub(region.base().as_ptr() as usize);
         if (span.region, span.offset) != (region.id(), offset as u64) {
@@ -91,7 +91,7 @@ impl Port for SimPort {
         self.network.with(|state| {
             self.links.iter().all(|link| {
                 let side = &state.sides[link.side];
-                // A poll of who is deaf brings nothing; the end of that ends the sleep.
+                // A stalled process finds nothing; the end of the stall ends its sleep.
                 !side.has_news() || state.processes[side.process.0 as usize].is_deaf(state.now)
             })
         })
@@ -137,7 +137,7 @@ impl Port for SimPort {
     }
 
     fn poll(&mut self, completions: &mut Completions) -> usize {
-        // Also without a link: a loan may come back.
+        // Runs without links too, because a loan may come back.
         self.turn = (self.turn + 1) % self.links.len().max(1);
         let (turn, count) = (self.turn, self.links.len());
         let links = &self.links;
@@ -340,7 +340,7 @@ fn complete(completions: &mut Completions, link: LinkId, arrived: Arrived) {
     completions.push(link, event);
 }
 
-/// Sleeping in virtual time: it ends at once, and where time passes by polling it passes by sleeping too.
+/// A sleeper in virtual time: it returns at once. If polls advance the time, a sleep does too.
 #[derive(Clone)]
 pub struct SimSleeper {
     network: SimNetwork,

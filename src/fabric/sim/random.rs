@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one addition and a mix for each number; any seed is good.
+/// SplitMix64 (Steele, Lea and Flood 2014): one addition and a mix for each number; any seed is
+/// good.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -19,14 +20,14 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A time from this range.
+    /// A random duration of this range.
     pub fn within(&mut self, range: &RangeInclusive<Duration>) -> Duration {
         let (start, end) = (range.start().as_nanos() as u64, range.end().as_nanos() as u64);
         let width = end.saturating_sub(start).saturating_add(1);
         Duration::from_nanos(start + self.next() % width)
     }
 
-    /// Whether something happens that happens so many times in a thousand.
+    /// True with a probability of `per_mille` in a thousand.
     pub fn chance(&mut self, per_mille: u32) -> bool {
         per_mille > 0 && self.next() % 1000 < u64::from(per_mille)
     }

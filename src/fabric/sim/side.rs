@@ -1,4 +1,4 @@
-//! One side of a link: what it has posted, granted and been brought.
+//! One side of a link: its operations, grants and arrivals.
 
 use super::SimProcess;
 use super::load::Load;
@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Grants that a link can have at a time.
+/// Largest number of grants of a link.
 pub(super) const MAX_GRANTS: usize = 1 << 14;
 
-/// What waits for the port's poll.
+/// An arrival that waits for a poll.
 #[derive(Debug)]
 pub(super) enum Arrived {
     Done,
@@ -24,20 +24,20 @@ pub(super) enum Arrived {
     Down(LinkFailure),
 }
 
-/// What is held for an operation that was posted, until it is done.
+/// The memory that is held for a posted operation until it is done.
 #[derive(Debug)]
 pub(super) enum Held {
-    /// Its bytes were copied, and it makes no completion.
+    /// None: the bytes were copied, and there is no completion.
     Nothing,
-    /// A source: kept, not looked at.
+    /// A source, which is only kept alive.
     Source(#[expect(dead_code)] Tensor),
-    /// Where a read goes.
+    /// The target of a read.
     Target(TensorMut),
-    /// A loan, by its number in the network.
+    /// The number of a loan in the network.
     Loan(u32),
 }
 
-/// What was posted in a batch, until that ends.
+/// Operations of a batch, until it ends.
 pub(super) enum Departure {
     Packet { operation: u64, load: Load },
     Credits { returned: u32 },
@@ -65,31 +65,31 @@ pub(super) struct Side {
     /// The side that has connected to this one.
     pub reached_by: Option<usize>,
     pub is_up: bool,
-    /// Nothing passes any more, in either direction; the sides hear of it later.
+    /// Nothing passes any more in either direction. The sides are told later.
     pub is_cut: bool,
-    /// Whether its port has polled it.
+    /// Whether its port has polled the side.
     pub listens: bool,
-    /// What came before that: when, and its number in the network.
+    /// Arrivals before the first poll: time, and number of the event.
     pub early: Vec<(Time, u64)>,
-    /// Receives that are posted.
+    /// Number of posted receives.
     pub receives: u64,
-    /// When the last packet of this side arrives at the other: the next one comes later.
+    /// Arrival time of this side's newest packet. The next packet arrives later.
     pub last_arrival: Time,
-    /// The peer's newest credits, and how many it had published before.
+    /// The peer's newest credits, and the number of its earlier publications.
     pub credits: (u64, u32),
-    /// How often this side has published credits.
+    /// Number of publications of credits by this side.
     pub published: u64,
     pub inbox: VecDeque<Arrived>,
-    /// Whether credits or room have come since the last poll.
+    /// Whether credits or room have arrived since the last poll.
     pub has_changed: bool,
-    /// A post found the queue full since there last was room.
+    /// Whether a post has found the queue full since there last was room.
     pub wants_room: bool,
-    /// Its port is in a batch: nothing leaves.
+    /// Whether its port is in a batch, so that nothing leaves.
     pub is_corked: bool,
-    /// What leaves when that ends, in the order of posting.
+    /// Operations of the batch, in the order of posting.
     pub corked: Vec<Departure>,
     ring: Option<Arc<AtomicU32>>,
-    /// Operations that are not done, in the order of posting.
+    /// Outstanding operations, in the order of posting.
     pub operations: BTreeMap<u64, Held>,
     next_operation: u64,
     grants: BTreeMap<u32, GrantEntry>,
@@ -124,19 +124,19 @@ impl Side {
         }
     }
 
-    /// What stays of it when its owner has given it up.
+    /// The rest of a side after its owner has dropped it.
     pub fn closed(&self) -> Side {
         let closed = Side::new(self.process, self.options.clone(), 0);
         let (connected_to, reached_by, is_cut) = (self.connected_to, self.reached_by, self.is_cut);
         Side { is_up: false, connected_to, reached_by, is_cut, ..closed }
     }
 
-    /// The other side, as soon as one of the two has connected to the other.
+    /// The other side, once one of the two has connected.
     pub fn peer(&self) -> Option<usize> {
         self.connected_to.or(self.reached_by)
     }
 
-    /// What comes from now on moves this number.
+    /// Changes with each arrival.
     pub fn rung_by(&mut self, ring: Arc<AtomicU32>) {
         self.ring = Some(ring);
         self.ring();
@@ -148,13 +148,13 @@ impl Side {
         }
     }
 
-    /// Brings the port something.
+    /// Queues an arrival for the port.
     pub fn bring(&mut self, arrived: Arrived) {
         self.inbox.push_back(arrived);
         self.ring();
     }
 
-    /// Credits or room have come.
+    /// Notes that credits or room have arrived.
     pub fn change(&mut self) {
         self.has_changed = true;
         self.ring();
@@ -165,7 +165,7 @@ impl Side {
         self.has_changed || !self.inbox.is_empty() || !self.early.is_empty()
     }
 
-    /// Puts an operation into the queue. Returns its number.
+    /// Queues an operation. Returns its number.
     pub fn post(&mut self, held: Held) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
@@ -173,7 +173,7 @@ impl Side {
         number
     }
 
-    /// Takes an operation out of the queue: it is done.
+    /// Removes a completed operation from the queue.
     pub fn end(&mut self, number: u64) -> Option<Held> {
         let held = self.operations.remove(&number)?;
         if std::mem::take(&mut self.wants_room) {
@@ -186,7 +186,7 @@ impl Side {
         if self.grants.len() >= MAX_GRANTS {
             return Err(target);
         }
-        // Memory outside the pool has a region to itself.
+        // Foreign memory has a region of its own.
         let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
         let span = target.span().unwrap_or_else(own);
         Ok(self.add(Some(span), Granted::Write(target)))
@@ -199,7 +199,7 @@ impl Side {
     fn add(&mut self, span: Option<Span>, granted: Granted) -> Grant {
         let (region, offset, len) = span.map_or((0, 0, 0), |span| (span.region, span.offset, span.len));
         let key = self.next_key;
-        // A key is not used again before 2^32 others were.
+        // A key is used again after 2^32 others.
         self.next_key = key.wrapping_add(1);
         self.grants.insert(key, GrantEntry { region, offset, granted });
         Grant { region, key, offset, len }
@@ -221,10 +221,10 @@ impl Side {
         }
     }
 
-    /// The bytes that the peer may write with this grant.
+    /// The bytes that this grant lets the peer write.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the grant is not valid.
     pub fn writable(&mut self, grant: &Grant) -> Result<&mut [u8], String> {
         let entry = self.grants.get_mut(&grant.key).ok_or("it wrote with a key that is not granted")?;
         let Granted::Write(target) = &mut entry.granted else {
@@ -235,10 +235,10 @@ impl Side {
         Ok(&mut bytes[range])
     }
 
-    /// The bytes that the peer may read with this grant.
+    /// The bytes that this grant lets the peer read.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the grant is not valid.
     pub fn readable(&self, grant: &Grant) -> Result<&[u8], String> {
         let entry = self.grants.get(&grant.key).ok_or("it read with a key that is not granted")?;
         let Granted::Read(source) = &entry.granted else {
@@ -250,7 +250,7 @@ impl Side {
     }
 }
 
-/// Where in a block the bytes of a grant lie.
+/// The range of a grant's bytes in a block.
 fn inside(region: u16, start: u64, len: usize, grant: &Grant) -> Result<std::ops::Range<usize>, String> {
     let skip = grant.offset.checked_sub(start);
     let end = skip.and_then(|skip| skip.checked_add(grant.len));

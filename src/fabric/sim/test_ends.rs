@@ -1,4 +1,4 @@
-//! How links end: deaths, cuts, stalls and returns, with something under way.
+//! Ends of links: deaths, cuts, stalls and returns, with operations outstanding.
 
 use super::tests::{World, pool, tensor, tensor_mut, world};
 use super::*;
@@ -9,7 +9,7 @@ fn immediate() -> Immediate {
     Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("20 bits") }
 }
 
-/// What a port has been told, in words, oldest first.
+/// The events of a port as text, oldest first.
 fn told(world: &mut World, who: usize) -> Vec<String> {
     let mut completions = Completions::default();
     while world.ports[who].poll(&mut completions) > 0 {}
@@ -46,7 +46,8 @@ fn post_one_of_each(world: &mut World) -> Grant {
     target
 }
 
-/// Each of the three ends once, then the link goes down, and that is the end. Returns how many had failed.
+/// Asserts that each of the three operations ends once, and the link goes down last. Returns the
+/// number of failures.
 fn assert_each_ends_once_before(world: &mut World, down: &str) -> usize {
     let words = told(world, 0);
     assert_eq!(words.last().map(String::as_str), Some(down), "{words:?}");
@@ -65,7 +66,7 @@ fn everything_that_is_under_way_to_one_who_dies_ends_once() {
     let mut failures = [0; 4];
     for seed in 0..40 {
         let mut world = world(seed, SimOptions { poll_batch: 2, ..SimOptions::default() });
-        told(&mut world, 1); // from its first poll on, what comes lands at once
+        told(&mut world, 1); // packets arrive at once from its first poll on
         post_one_of_each(&mut world);
         world.network.advance_to(Time::from_nanos(seed * 200));
         world.network.kill(world.processes[1]);
@@ -96,7 +97,7 @@ fn nothing_that_is_posted_after_a_cut_arrives() {
         let mut world = world(seed, SimOptions::default());
         told(&mut world, 1);
         world.network.cut(world.processes[0], world.processes[1]);
-        world.send_twenty(); // nobody has told it yet
+        world.send_twenty(); // it was not told yet
         let link = world.links[0];
         world.ports[0].publish_credits(link, 5);
         world.rest();
@@ -133,7 +134,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     borrowed.clear();
     assert!(world.network.next_event().is_some());
     world.rest();
-    // No word of it left the dead.
+    // The dead process has sent nothing about it.
     assert_eq!(told(&mut world, 0), ["failed", "down: died 1"]);
     assert!(source.is_unique());
 }
@@ -171,7 +172,8 @@ fn endpoints(network: &SimNetwork) -> ([SimFabric; 2], [SimEndpoint; 2]) {
     (fabrics, endpoints)
 }
 
-/// One side has connected, then something becomes of the other, which has not. What is the first told?
+/// One side has connected. Then `end` happens to the other, which has not. Returns the failure that
+/// the first is told.
 fn told_when_the_other_never_connects(end: impl FnOnce(&SimNetwork, &SimFabric, SimEndpoint)) -> LinkFailure {
     let network = SimNetwork::new(1, SimOptions::default());
     let (fabrics, [a, b]) = endpoints(&network);
@@ -227,7 +229,7 @@ fn what_was_meant_for_an_earlier_life_never_comes_to_a_later_one() {
         world.come_back(1);
         world.rest();
         assert_eq!(told(&mut world, 1), [""; 0], "seed {seed}");
-        // A grant of the earlier life is none of the later one.
+        // A grant of the earlier life is invalid in the later one.
         let target = tensor_mut(&world.pools[1], 8);
         world.ports[1].grant(world.links[1], target).expect("room");
         let link = world.links[0];

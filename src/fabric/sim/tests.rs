@@ -1,4 +1,4 @@
-//! What only this fabric has.
+//! Properties that only this fabric has.
 
 use super::*;
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
@@ -22,7 +22,7 @@ pub(super) fn tensor(pool: &Pool, bytes: &[u8]) -> Tensor {
     tensor.freeze()
 }
 
-/// Two processes with one link. Process 1 has receives posted.
+/// Two processes with one link. Process 1 has posted receives.
 pub(super) struct World {
     pub network: SimNetwork,
     pub pools: [Pool; 2],
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// What one poll of a port brings: messages' first bytes, and failures.
+    /// The events of one poll: the first bytes of messages, and failures.
     pub fn poll(&mut self, who: usize) -> (Vec<u8>, Vec<LinkFailure>) {
         let mut completions = Completions::default();
         self.ports[who].poll(&mut completions);
