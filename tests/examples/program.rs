@@ -1,4 +1,4 @@
-//! Runs the example `train`.
+//! Runs the examples.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -53,7 +53,7 @@ impl Train {
 
     /// Starts the example outside the source folder, which it must not need.
     pub fn start(&self) -> Running {
-        let mut command = Command::new(program());
+        let mut command = Command::new(example("train"));
         command.args(&self.args).current_dir(self.folder.path());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
         let stderr = BufReader::new(child.stderr.take().expect("stderr"));
@@ -62,26 +62,31 @@ impl Train {
     }
 }
 
-/// The built example, up to date. Cargo builds examples for `cargo test` but not for `cargo test
-/// --test ...`, and only Cargo knows their paths.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
+/// The built example of this name, up to date. Cargo builds examples for `cargo test` but not for
+/// `cargo test --test ...`, and only Cargo knows their paths.
+pub fn example(name: &str) -> &'static Path {
+    static EXAMPLES: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
+    let built = EXAMPLES.get_or_init(|| {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--example", "train", "--message-format=json"]);
+        cargo.args(["build", "--quiet", "--examples", "--message-format=json"]);
         if !cfg!(debug_assertions) {
             cargo.arg("--release");
         }
         let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let messages = String::from_utf8(output.stdout).expect("text");
-        let mut messages = messages.lines().map(|line| serde_json::from_str(line).expect("json"));
-        let built = messages.find_map(|message: Value| {
-            let is_ours = message["target"]["name"] == "train" && message["target"]["kind"][0] == "example";
-            is_ours.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
-        });
-        built.expect("cargo built the example")
-    })
+        let messages = messages.lines().map(|line| serde_json::from_str(line).expect("json"));
+        let built = |message: Value| {
+            let is_example = message["target"]["kind"][0] == "example";
+            let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
+            is_example.then(|| (name.to_owned(), PathBuf::from(path)))
+        };
+        messages.filter_map(built).collect()
+    });
+    let found = built.iter().find(|(built, _)| built == name);
+    found
+        .map(|(_, path)| path.as_path())
+        .unwrap_or_else(|| panic!("cargo built no example {name}: {built:?}"))
 }
 
 /// A run in progress.

@@ -1,0 +1,59 @@
+//! A ring of ranks, each a process: every rank learns the sum of all gradients.
+//!
+//! ```text
+//! cargo run --release --example ring
+//! cargo run --release --example ring -- 8
+//! ```
+
+use std::error::Error;
+use std::net::TcpListener;
+use std::process::{Child, Command};
+use std::time::Duration;
+use tensorwire::{DType, Node, Tensor};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.as_slice() {
+        [rank, ranks, cluster] => run(rank.parse()?, ranks.parse()?, cluster),
+        [] => start(4),
+        [ranks] => start(ranks.parse()?),
+        _ => Err("usage: ring [RANKS]".into()),
+    }
+}
+
+/// Starts this program once for each rank, and waits for all of them.
+fn start(ranks: u32) -> Result<(), Box<dyn Error>> {
+    let free = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    let addresses = free.iter().map(|socket| Ok(socket.local_addr()?.to_string()));
+    let cluster = format!("rank={}", addresses.collect::<Result<Vec<_>, Box<dyn Error>>>()?.join(","));
+    drop(free);
+    let spawn = |rank: u32| {
+        Command::new(std::env::current_exe()?).args([&rank.to_string(), &ranks.to_string(), &cluster]).spawn()
+    };
+    let mut children = (0..ranks).map(spawn).collect::<Result<Vec<Child>, _>>()?;
+    let ended = children.iter_mut().map(Child::wait).collect::<Result<Vec<_>, _>>()?;
+    if ended.iter().all(|status| status.success()) { Ok(()) } else { Err("a rank has failed".into()) }
+}
+
+/// One rank: passes tensors to the next rank, and adds what comes from the rank before.
+fn run(rank: u32, ranks: u32, cluster: &str) -> Result<(), Box<dyn Error>> {
+    let node = Node::builder().member("rank", rank).set("cluster", cluster).start()?;
+    node.join()?;
+    let next = node.edge_to("rank", (rank + 1) % ranks, "gradient")?;
+    let previous = node.edge_from("rank", (rank + ranks - 1) % ranks, "gradient")?;
+
+    let mut own = node.tensor(DType::F32, &[1000])?;
+    own.as_mut_slice::<f32>()?.fill((rank + 1) as f32); // in a trainer: the gradient
+    let mut passing: Tensor = own.freeze();
+    let mut sum = passing.as_slice::<f32>()?.to_vec();
+    for round in 1..ranks {
+        let step = node.step(u64::from(round))?;
+        step.send(&next, passing)?; // never blocks, so the ring can't lock up
+        passing = step.recv(&previous, TIMEOUT)?.tensor; // and is sent on in the next round
+        sum.iter_mut().zip(passing.as_slice::<f32>()?).for_each(|(sum, value)| *sum += value);
+    }
+    println!("rank {rank} of {ranks}: the sum is {}", sum[0]);
+    Ok(node.stop()?)
+}

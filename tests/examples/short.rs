@@ -1,0 +1,65 @@
+//! The examples that show one thing each.
+
+use crate::program::example;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+/// Lines of such an example at most.
+const MAX_LINES: usize = 60;
+
+/// The lines that the example prints, which must succeed. The processes of one example print in
+/// any order.
+fn lines_of(name: &str, args: &[&str]) -> Vec<String> {
+    let mut command = Command::new(example(name));
+    // A node reads these variables, and the one who runs the tests may have set some.
+    for (variable, _) in std::env::vars_os() {
+        if ["TENSORWIRE_", "RDMA_"].iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(variable);
+        }
+    }
+    let output = command.args(args).output().expect("the example starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {}: {errors}", output.status);
+    String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn hello_moves_a_tensor_there_and_an_answer_back() {
+    let expected = ["task 1 received [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]", "task 0 received the sum 21"];
+    assert_eq!(lines_of("hello", &[]), expected);
+}
+
+#[test]
+fn each_rank_of_a_ring_learns_the_sum() {
+    for ranks in [2, 4] {
+        let lines: BTreeSet<String> = lines_of("ring", &[&ranks.to_string()]).into_iter().collect();
+        let sum = ranks * (ranks + 1) / 2;
+        let expected = (0..ranks).map(|rank| format!("rank {rank} of {ranks}: the sum is {sum}"));
+        assert_eq!(lines, expected.collect());
+    }
+}
+
+#[test]
+fn a_ring_of_something_else_than_a_number_is_refused() {
+    let output = Command::new(example("ring")).arg("many").output().expect("the example starts");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn training_goes_on_after_a_worker_died() {
+    let lines = lines_of("recovery", &[]);
+    let (deaths, steps): (Vec<&String>, Vec<&String>) = lines.iter().partition(|line| line.contains("died"));
+    assert_eq!(steps, [1, 2, 3, 4, 5].map(|n| format!("step {n}: the gradient is {n}0")).each_ref());
+    assert_eq!(deaths, ["step 3: task/1 died, starting it"]);
+}
+
+#[test]
+fn an_example_of_one_thing_is_short_and_uses_no_internals() {
+    for name in ["hello", "ring", "recovery"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name).with_extension("rs");
+        let text = std::fs::read_to_string(path).expect("the example");
+        assert!(text.lines().count() <= MAX_LINES, "{name} has {} lines", text.lines().count());
+        assert!(!text.contains("internals"), "{name}");
+    }
+}
