@@ -1,4 +1,5 @@
-//! The address of an endpoint: what the other endpoint needs to reach it, opaque to everybody else.
+//! The address of an endpoint, as the other endpoint needs it. Other modules treat it as opaque
+//! bytes.
 
 use super::data_queue::Remote;
 use super::device::{Gid, GidKind};
@@ -31,7 +32,7 @@ pub(super) struct RemoteRegion {
     pub rkey: u32,
 }
 
-/// Where the peer writes what it was told here, to show that its queue pairs work.
+/// The words into which the peer writes this side's token: the ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub addr: u64,
@@ -54,13 +55,14 @@ pub(super) struct End {
     pub generation: u8,
     pub region: RemoteRegion,
     pub hello: Hello,
-    /// Number and first packet's number of each queue pair: the control queue pair, the main data queue, each stripe.
+    /// Number and first packet's number of each queue pair: the control queue pair, the main data
+    /// queue, each stripe.
     pub pairs: Vec<(u32, u32)>,
 }
 
 impl End {
-    /// Where the peer looks for the length of a write that takes more than one request: the first of as many words as
-    /// the link is deep, behind those for pings.
+    /// The first of the words for lengths of writes that take several requests. There is one per
+    /// place of the queue, behind those for pings.
     pub fn totals(&self) -> Remote {
         let addr = self.hello.addr.wrapping_add(8 * self.first_total() as u64);
         Remote { addr, rkey: self.hello.rkey }
@@ -180,7 +182,7 @@ impl Reader<'_> {
         self.u32().filter(|number| *number < 1 << 24)
     }
 
-    /// What is behind the version of an address of so many bytes.
+    /// The bytes behind the version.
     fn end(&mut self, have: usize) -> Result<End, FabricError> {
         let head = self
             .head()
@@ -205,7 +207,7 @@ impl Reader<'_> {
         Ok(end)
     }
 
-    /// What is before the queue pairs, and the number of stripes.
+    /// The bytes before the queue pairs, and the number of stripes.
     fn head(&mut self) -> Option<(End, u8)> {
         let [kind, global] = self.take()?;
         let lid = u16::from_le_bytes(self.take()?);

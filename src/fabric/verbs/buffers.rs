@@ -1,5 +1,5 @@
-//! The memory of a link that is not the pool's: where messages are received, what is copied before it is sent, and the words
-//! that the peer may write to. Only those words can be reached by the peer.
+//! The memory of a link outside the pool: received messages, copied sends, and words that the peer
+//! may write. The peer can reach only these words.
 
 use super::context::{Domain, MemoryRegion};
 use super::failure::os;
@@ -19,11 +19,12 @@ pub(super) struct Buffer {
     region: MemoryRegion,
     base: NonNull<u8>,
     len: usize,
-    /// Not in forked children: what they or this process write after a fork would be copied away from under the device.
+    /// Excluded from forked children: copy-on-write after a fork would move pages away from the
+    /// device.
     map: Option<MmapMut>,
 }
 
-// SAFETY: the memory is plain bytes; who may touch which of them is up to the link that owns it.
+// SAFETY: the memory is plain bytes, and the link that owns it decides about access to them.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
@@ -35,7 +36,8 @@ impl Buffer {
         map.advise(Advice::DontFork).map_err(failed)?;
         let base = NonNull::from(&mut map[..]).cast::<u8>();
         let access = IBV_ACCESS_LOCAL_WRITE | if remote { IBV_ACCESS_REMOTE_WRITE } else { 0 };
-        // SAFETY: the memory is unmapped after the registration's end; nobody makes references to it, see the methods below.
+        // SAFETY: the registration has ended, and no references to the memory exist, see the
+        // methods below.
         let region = unsafe { MemoryRegion::new(domain, base, size, access) }?;
         Ok(Buffer { region, base, len: size, map: Some(map) })
     }
@@ -62,8 +64,8 @@ impl Buffer {
     /// If they don't fit.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.len));
-        // SAFETY: inside, as was just checked; `&mut self`, and the link writes only to places that the device does not
-        // have at the time.
+        // SAFETY: inside, as was just checked; `&mut self`, and the link writes only to places that
+        // the device does not have at the time.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) };
     }
 
@@ -73,11 +75,12 @@ impl Buffer {
     /// If they are not inside.
     ///
     /// # Safety
-    /// The device does not have them: their receive is complete, and they are not posted again as long as the slice
-    /// is there.
+    /// The device does not have them: their receive is complete, and they are not posted again as
+    /// long as the slice is there.
     pub unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len));
-        // SAFETY: inside, initialised (zeroed at first), and not written meanwhile, as the caller vouches.
+        // SAFETY: inside, initialised (zeroed at first), and not written meanwhile, as the caller
+        // vouches.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
 
@@ -87,17 +90,18 @@ impl Buffer {
     /// If it is not inside.
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!((index + 1) * 8 <= self.len);
-        // SAFETY: inside and aligned; words are only ever looked at as atomics, and a device writes them whole.
+        // SAFETY: inside and aligned; words are only ever looked at as atomics, and a device writes
+        // them whole.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
     }
 
-    /// What the peer has left in a word; 0 if nothing. Words travel in little-endian order.
+    /// The value that the peer has written to a word; 0 if none. Words are little-endian.
     #[inline]
     pub fn look(&self, index: usize) -> u64 {
         u64::from_le(self.word(index).load(Ordering::Acquire))
     }
 
-    /// Takes what the peer has left in a word; 0 if nothing.
+    /// Takes the value that the peer has written to a word; 0 if none.
     #[inline]
     pub fn take_word(&self, index: usize) -> u64 {
         let found = self.look(index);

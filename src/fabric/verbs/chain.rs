@@ -79,16 +79,16 @@ impl Chain {
         self.requests.push(request);
     }
 
-    /// Forgets what waits.
+    /// Drops the waiting requests.
     pub fn clear(&mut self) {
         self.requests.clear();
     }
 
-    /// Posts what waits, in its order. `false` if the device refuses any of it.
+    /// Posts the waiting requests, in order. `false` if the device refuses one.
     ///
     /// # Safety
-    /// The requests' pieces of memory stay as they are until the requests are complete or the queue pair is destroyed; inline,
-    /// until this returns.
+    /// The requests' pieces of memory stay as they are until the requests are complete or the queue
+    /// pair is destroyed; inline, until this returns.
     pub unsafe fn post(&mut self, pair: &mut QueuePair) -> bool {
         let count = self.requests.len();
         if count == 0 {
@@ -104,8 +104,8 @@ impl Chain {
             if at + 1 < count {
                 posted.next = first.wrapping_add(at + 1);
             }
-            // SAFETY: `at` is below `count`, which is at most `LONGEST`: inside both arrays, which are not touched otherwise until
-            // the list is posted.
+            // SAFETY: `at` is below `count`, which is at most `LONGEST`: inside both arrays, which
+            // are not touched otherwise until the list is posted.
             unsafe {
                 if request.piece.length > 0 {
                     first_piece.add(at).write(request.piece);
@@ -115,7 +115,8 @@ impl Chain {
                 first.add(at).write(posted);
             }
         }
-        // SAFETY: a list of `count` requests, each written above, in an array that lives, whose pieces are as the caller vouches.
+        // SAFETY: a list of `count` requests, each initialised above, in a live array. The caller
+        // guarantees their memory.
         unsafe { pair.post_send(&mut *first) }
     }
 }

@@ -10,7 +10,7 @@ use super::sys::*;
 use crate::fabric::FabricError;
 use std::sync::Arc;
 
-/// What a port's address is at the moment.
+/// The present address of a port.
 pub(super) struct PortAddress {
     pub lid: u16,
     pub gid: ibv_gid,
@@ -34,7 +34,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Opens what the wishes name, or what there is.
+    /// Opens the named device, or the default one.
     ///
     /// # Errors
     /// If there is nothing that is as wished, or that can be opened.
@@ -54,7 +54,7 @@ impl Chosen {
         }
         let choice = match choose(&devices, wishes) {
             Ok(choice) => choice,
-            // The only devices are ones that can't be opened: that is what is wrong.
+            // All devices failed to open, so the error names that cause.
             Err(Refusal::NoDevice) if !closed.is_empty() => return Err(closed.swap_remove(0)),
             Err(refusal) => {
                 let closed = closed.iter().map(|error| format!("; {error}")).collect::<String>();
@@ -67,7 +67,8 @@ impl Chosen {
         Chosen::of(contexts.swap_remove(at), choice)
     }
 
-    /// The port's address as it is now: a port that was down may have another lid, and its GIDs at other places.
+    /// The port's address as it is now: a port that was down may have another lid, and its GIDs at
+    /// other places.
     ///
     /// # Errors
     /// If the GID that was chosen is gone.
@@ -90,7 +91,7 @@ impl Chosen {
                 entry.gid, entry.kind, self.port, self.context.name, entry.index
             )));
         };
-        // What can be chosen is at most 255, see `GidEntry::is_usable`.
+        // A chosen index is at most 255, see `GidEntry::is_usable`.
         Ok(PortAddress { lid, gid: ibv_gid { raw: gid.0 }, gid_index: index as u8, mtu })
     }
 

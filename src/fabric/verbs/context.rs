@@ -1,4 +1,5 @@
-//! An opened device, its protection domain and registered memory, each closed when its last user is gone.
+//! An opened device, its protection domain and registered memory, each closed when its last user is
+//! gone.
 
 use super::failure::{memory_remedy, os};
 use super::library::{Library, returned};
@@ -30,7 +31,8 @@ impl DeviceList {
 
     /// The devices' names, in the library's order.
     pub fn names(&self) -> Vec<String> {
-        // SAFETY: the library's list, not freed yet, has `count` devices, whose names end with a zero byte.
+        // SAFETY: the library's list, not freed yet, has `count` devices, whose names end with a
+        // zero byte.
         (0..self.count).map(|k| unsafe { name(*self.list.as_ptr().add(k)) }).collect()
     }
 
@@ -99,8 +101,8 @@ pub(super) struct Context {
     attr: Option<ibv_device_attr>,
 }
 
-// SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is thread safe); the struct
-// itself is not changed after it is made.
+// SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is
+// thread safe); the struct itself is not changed after it is made.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -110,7 +112,7 @@ impl Context {
         self.handle.as_ptr()
     }
 
-    /// What the device can do.
+    /// The limits of the device.
     pub fn attr(&self) -> &ibv_device_attr {
         match &self.attr {
             Some(attr) => attr,
@@ -118,7 +120,7 @@ impl Context {
         }
     }
 
-    /// What a port is and does.
+    /// The attributes of a port.
     pub fn port(&self, port: u8) -> Result<ibv_port_attr, FabricError> {
         // SAFETY: an opened device of this library.
         unsafe { self.library.port(self.as_ptr(), port) }.map_err(|error| {
@@ -135,16 +137,16 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: what was made of the device holds it, so nothing of it is left. A failure leaves it open.
+        // SAFETY: all objects of the device hold it, so none is left. A failure leaves it open.
         unsafe { (self.library.close_device)(self.as_ptr()) };
     }
 }
 
-/// A protection domain: what of a device belongs together.
+/// A protection domain of a device.
 pub(super) struct Domain {
     pub context: Arc<Context>,
     handle: NonNull<ibv_pd>,
-    /// For a parent domain: what it stands for, and its thread domain.
+    /// For a parent domain: its protection domain and its thread domain.
     parent: Option<(Arc<Domain>, NonNull<ibv_td>)>,
 }
 
@@ -165,8 +167,8 @@ impl Domain {
         Ok(Arc::new(Domain { context: Arc::clone(context), handle, parent: None }))
     }
 
-    /// A stand-in for `domain` whose queue pairs one thread at a time uses, which spares the driver their locks; `domain` itself
-    /// where the driver has no such thing.
+    /// A parent domain of `domain` whose queue pairs one thread at a time uses, so that the driver
+    /// needs no locks; `domain` itself if the driver has no thread domains.
     pub fn for_one_thread(domain: &Arc<Domain>) -> Arc<Domain> {
         let context = &domain.context;
         // SAFETY: an opened device.
@@ -196,7 +198,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: what was made in the domain holds it, so nothing of it is left.
+        // SAFETY: all objects of the domain hold it, so none is left.
         unsafe { (self.context.library.dealloc_pd)(self.as_ptr()) };
         if let Some((_domain, thread)) = &self.parent {
             // SAFETY: its parent domain is gone.
@@ -222,8 +224,9 @@ impl MemoryRegion {
     /// Registers memory with these rights (`IBV_ACCESS_*`).
     ///
     /// # Safety
-    /// The memory is mapped, and stays so as long as the rights or a posted request permit anybody to use it by this
-    /// registration; and what they permit is no data race: nobody has a reference to what a peer or the device may write.
+    /// The memory is mapped, and stays so as long as the rights or a posted request permit anybody
+    /// to use it by this registration; and what they permit is no data race: nobody has a reference
+    /// to what a peer or the device may write.
     pub unsafe fn new(
         domain: &Arc<Domain>,
         base: NonNull<u8>,
@@ -256,7 +259,8 @@ impl MemoryRegion {
         std::mem::forget(Arc::clone(&self.domain));
     }
 
-    /// Ends the registration. Returns whether the device touches the memory no more: else it must stay mapped for ever.
+    /// Ends the registration. Returns whether the device touches the memory no more: else it must
+    /// stay mapped for ever.
     pub fn end(&mut self) -> bool {
         let Some(handle) = self.handle.take() else { return true };
         let context = &self.domain.context;

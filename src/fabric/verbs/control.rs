@@ -1,9 +1,11 @@
-//! The control queue pair of a link: small messages between the two fabrics themselves, on a queue pair of their own, so that they
-//! consume none of the owners' receives and still come through when a data queue has failed.
+//! The control queue pair of a link: small messages between the two fabrics themselves, on a queue
+//! pair of their own, so that they consume none of the owners' receives and still come through when
+//! a data queue has failed.
 //!
-//! A side sends at most [`WINDOW`] messages more than the other has said to have consumed. The other says so with each of its own
-//! messages, and with an acknowledgement after each half window; acknowledgements and the farewell are outside of the window, and
-//! the receive queue has room for those that there can be.
+//! A side sends at most [`WINDOW`] messages more than the other has acknowledged. Each message of
+//! the other side acknowledges, and so does a pure acknowledgement after each half window.
+//! Acknowledgements and the disconnect are outside of the window; the receive queue has extra room
+//! for them.
 
 use super::buffers::Buffer;
 use super::data_queue::name;
@@ -14,9 +16,10 @@ use crate::fabric::{LinkFailure, LinkId};
 /// Messages that are sent and not acknowledged, at most.
 pub(super) const WINDOW: u32 = 32;
 
-/// Requests that the receive queue holds: a window, the acknowledgements of one, the two messages of a farewell, and some more.
+/// Requests that the receive queue holds: a window, the acknowledgements of one, the two messages
+/// of a farewell, and some more.
 const RECEIVES: u32 = WINDOW + 17;
-/// Requests that the send queue holds: as many, the ping of the link's making, and some more.
+/// Requests that the send queue holds: a window, the ping, and a few more.
 const SENDS: u32 = RECEIVES + 8;
 /// Requests that the send and the receive queue hold.
 pub(super) const ROOM: [u32; 2] = [SENDS, RECEIVES];
@@ -39,12 +42,12 @@ const CLOSED: u8 = 0;
 const NO_RECEIVE: u8 = 1;
 const PROTOCOL: u8 = 2;
 
-/// What a peer has said.
+/// A message of the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// The newest number of receives that it has returned.
     Credits { returned: u32 },
-    /// So many receives are consumed once everything has come that it sent.
+    /// Number of consumed receives once all of the peer's sends have arrived.
     Last { count: u32 },
     /// It takes no part any more.
     Farewell(LinkFailure),
@@ -52,7 +55,7 @@ pub(super) enum Said {
     Nothing,
 }
 
-/// The place after this one, of so many that are used in turn.
+/// The place after this one, of `places` that are used in turn.
 fn next(place: u32, places: u32) -> u32 {
     if place + 1 < places { place + 1 } else { 0 }
 }
@@ -65,7 +68,7 @@ pub(super) struct Window {
     pub acknowledged: u32,
     /// Of the peer's, consumed here.
     consumed: u32,
-    /// Of those, the peer was told of.
+    /// The number of these that the peer was told.
     told: u32,
 }
 
@@ -109,7 +112,7 @@ impl Window {
         }
     }
 
-    /// Whether the peer must be told of what was consumed.
+    /// Whether an acknowledgement is due.
     fn owes(&self) -> bool {
         self.consumed.wrapping_sub(self.told) >= WINDOW / 2
     }
@@ -129,7 +132,8 @@ pub(super) struct Control {
     /// A farewell was posted, and is not known to have arrived.
     pub parting: bool,
     pub has_parted: bool,
-    /// The queue pair carries nothing any more. It is kept for the asynchronous event that may tell why.
+    /// The queue pair carries nothing any more. It is kept for the asynchronous event that may tell
+    /// why.
     flushed: bool,
 }
 
@@ -174,7 +178,8 @@ impl Control {
         self.pair.as_mut()
     }
 
-    /// Posts all receives, before the peer can reach the queue pair. `false` if the device refuses them.
+    /// Posts all receives, before the peer can reach the queue pair. `false` if the device refuses
+    /// them.
     pub fn post_receives(&mut self, buffer: &Buffer) -> bool {
         (0..RECEIVES).all(|place| self.post_receive(buffer, place))
     }
@@ -207,8 +212,8 @@ impl Control {
         true
     }
 
-    /// Tells the peer, once, that this side takes no part any more; and before that how many receives (`last`) will have been
-    /// consumed when all has come that was posted.
+    /// Tells the peer, once, that this side takes no part any more; and before that how many
+    /// receives (`last`) will have been consumed when all has come that was posted.
     pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure, last: Option<u32>) {
         if self.parting || self.has_parted {
             return;
@@ -284,7 +289,7 @@ impl Control {
         let mut bytes = [0; BYTES];
         // SAFETY: this receive is complete, and is posted again below.
         bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
-        // If the queue pair is broken, what is outstanding on it tells.
+        // A broken queue pair is reported by its outstanding requests.
         self.post_receive(buffer, place);
         let said = self.window.hear(bytes)?;
         if matches!(said, Said::Credits { .. }) && self.window.owes() {

@@ -1,9 +1,9 @@
 //! Completion queues that can't overrun.
 //!
-//! A queue pair takes as many places of a completion queue as it has work requests in both its queues, before it is made. A
-//! work request holds its place until its completion has been polled, and only then is another posted for it, so the
-//! completions that wait in a queue are never more than its places. What a queue pair leaves behind when it is
-//! destroyed holds its places until the queue has been found empty after that.
+//! Before it is created, a queue pair reserves a place of the completion queue for each work
+//! request of both its queues. A work request holds its place until its completion has been polled;
+//! only then is another one posted. So a completion queue cannot overrun. Completions of a
+//! destroyed queue pair hold their places until the queue has been found empty.
 
 use super::context::Context;
 use super::failure::{memory_remedy, os, unavailable};
@@ -16,13 +16,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What tells that completion queues have something.
+/// The completion channel of completion queues.
 pub(super) struct Channel {
     context: Arc<Context>,
     handle: NonNull<ibv_comp_channel>,
 }
 
-// SAFETY: libibverbs' calls may be made from any thread; the struct is not changed after it is made.
+// SAFETY: libibverbs' calls may be made from any thread; the struct is not changed after it is
+// made.
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
@@ -56,7 +57,8 @@ impl Channel {
         if unsafe { (library.get_cq_event)(self.handle.as_ptr(), &mut cq, &mut context) } != 0 {
             return false;
         }
-        // SAFETY: the queue of the event just taken; it is not destroyed before its events are acknowledged.
+        // SAFETY: the queue of the event just taken; it is not destroyed before its events are
+        // acknowledged.
         unsafe { (library.ack_cq_events)(cq, 1) };
         true
     }
@@ -75,19 +77,20 @@ pub(super) struct CompletionQueue {
     handle: NonNull<ibv_cq>,
     places: u32,
     used: AtomicU32,
-    /// Places of queue pairs that are destroyed, whose completions may still be there.
+    /// Places of destroyed queue pairs, whose completions may still be queued.
     stale: AtomicU32,
     /// Calls that posted on its queue pairs, so far.
     posts: AtomicU64,
 }
 
-// SAFETY: libibverbs' calls may be made from any thread; what is changed after it is made is atomic.
+// SAFETY: the calls of libibverbs are thread-safe, and fields that change are atomic.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Counts a call that posts on one of its queue pairs. Only the port's owner does: no locked instruction is needed.
+    /// Counts a call that posts on one of its queue pairs. Only the port's owner does: no locked
+    /// instruction is needed.
     #[inline]
     pub fn count_post(&self) {
         self.posts.store(self.posts() + 1, Ordering::Relaxed);
@@ -135,7 +138,7 @@ impl CompletionQueue {
         self.handle.as_ptr()
     }
 
-    /// Takes places, if there are so many.
+    /// Reserves `count` places, if they are free.
     pub fn reserve(self: &Arc<Self>, places: u32) -> Option<Places> {
         let more = |used: u32| used.checked_add(places).filter(|sum| *sum <= self.places);
         self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
@@ -147,7 +150,7 @@ impl CompletionQueue {
         self.used.load(Ordering::Acquire) == self.stale.load(Ordering::Acquire)
     }
 
-    /// Takes completions out. The caller is the only one that polls the queue.
+    /// Polls completions. Only one caller polls the queue.
     ///
     /// # Errors
     /// If the device is broken.
@@ -166,15 +169,16 @@ impl CompletionQueue {
 
     /// Asks for an event with the next completion.
     pub fn arm(&self) {
-        // SAFETY: a completion queue of the library, made with a channel. The call fails on broken devices alone, of which
-        // an asynchronous event tells.
+        // SAFETY: a completion queue of the library, made with a channel. The call fails on broken
+        // devices alone, of which an asynchronous event tells.
         unsafe { ibv_req_notify_cq(self.as_ptr(), false) };
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs hold it, so none is left, and events are acknowledged as they are taken.
+        // SAFETY: its queue pairs hold it, so none is left, and events are acknowledged as they are
+        // taken.
         unsafe { (self.channel.context.library.destroy_cq)(self.as_ptr()) };
     }
 }

@@ -1,13 +1,13 @@
-//! A queue pair for data: what is outstanding on it, and its receives.
+//! A data queue pair: its outstanding requests, and its receives.
 //!
-//! Work requests that are posted and not known to be done are never more than the queue is deep, plus the ping of the
-//! link's making and one flush, for which the send queue has room of its own: so posting never fails for want of room. Not every
-//! request makes a completion: the first of those that hold a tensor does, then each of every few requests or MiB. Where
-//! held tensors are left behind the last of these, a request of no bytes follows that does (a *flush*), so a queue that goes
-//! quiet holds nothing.
+//! Outstanding work requests are at most the depth of the queue, plus a ping and one flush, for
+//! which the send queue has extra room. So a post never fails for lack of room. Not every request
+//! is signalled: the first one that holds a tensor is, then one per several requests or MiB. If
+//! held tensors remain behind the last signalled request, a signalled request of no bytes follows
+//! (a *flush*), so a quiet queue holds nothing.
 //!
-//! While a queue is corked its requests wait, in their order, and some go by one call. They count as posted: what the device
-//! refuses of them fails with the link.
+//! While a queue is corked its requests wait, in their order, and some go by one call. They count
+//! as posted: what the device refuses of them fails with the link.
 
 use super::address::RemoteRegion;
 use super::buffers::{Buffer, PLACE};
@@ -20,7 +20,8 @@ use crate::memory::{Tensor, TensorMut};
 use crate::wire::Immediate;
 use std::collections::VecDeque;
 
-/// Requests that the send queue holds besides the queue's depth: the ping, a flush, and two that are never used.
+/// Requests that the send queue holds besides the queue's depth: the ping, a flush, and two that
+/// are never used.
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -29,7 +30,7 @@ const OPCODE_SHIFT: u32 = 16;
 /// Receives that are posted by one call.
 const REFILL: usize = 32;
 
-/// What an outstanding entry holds.
+/// The memory of an outstanding request.
 pub(super) enum Op {
     /// Nothing: its bytes were copied.
     Copied,
@@ -49,26 +50,28 @@ struct Entry {
     op: Op,
 }
 
-/// Where a request goes, for those that name memory of the peer's.
+/// The remote memory of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Remote {
     pub addr: u64,
     pub rkey: u32,
 }
 
-/// What the peer is told of a write's length before its immediate comes.
+/// The announcement of a write's length, before its immediate arrives.
 #[derive(Clone, Copy)]
 pub(super) enum Total {
     /// Nothing.
     None,
-    /// The length, if the write takes more than one request. The first of the words that it may look at.
+    /// The length, if the write takes more than one request. The first of the words that it may
+    /// look at.
     IfSplit(Remote),
     /// The length of the whole of which the write is the last part.
     Striped { place: Remote, whole: u64 },
 }
 
 impl Total {
-    /// Where the words are and what is written there, for a write of so many bytes in so many requests.
+    /// The words that a write of `len` bytes in `requests` requests announces, and their remote
+    /// place.
     fn word(&self, len: u64, chunks: u64) -> Option<(Remote, u64)> {
         match *self {
             Total::IfSplit(place) if chunks > 1 => Some((place, len)),
@@ -82,11 +85,11 @@ impl Total {
 pub(super) struct DataQueue {
     // First: once it is gone the device touches nothing of the rest.
     pair: Option<QueuePair>,
-    /// The queue pair could not be stopped: what is outstanding is never let go.
+    /// The queue pair could not be stopped, so outstanding memory is leaked.
     pub is_lost: bool,
     depth: u32,
     max_inline: usize,
-    /// A request of so many in a row makes a completion.
+    /// One request in this many is signalled.
     signal_every: u32,
     outstanding: VecDeque<Entry>,
     in_use: u32,
@@ -98,7 +101,7 @@ pub(super) struct DataQueue {
     flushing: bool,
     /// Next place for bytes that are copied and can't be inline.
     copy_at: u32,
-    /// What the low half of a request's name says.
+    /// The low half of a request's `wr_id`.
     name: u64,
     /// Receives that may be consumed, posted or not yet posted.
     allowed: u32,
@@ -109,9 +112,9 @@ pub(super) struct DataQueue {
     /// Receive-consuming requests of this side, for the place of a split write's length.
     pub consuming: u32,
     pub consumed: u32,
-    /// What the peer will have sent of those, if it has said so.
+    /// The number of requests that the peer will have sent, once it has said so.
     pub expected: Option<u32>,
-    /// What the peer has told of its receives.
+    /// The peer's receives, as it has reported them.
     pub returned: u32,
     /// Start of the queue's places in the link's buffer.
     places: usize,
@@ -124,19 +127,20 @@ pub(super) fn bytes_of_places(depth: u32) -> usize {
     2 * depth as usize * PLACE
 }
 
-/// Requests that an operation of so many bytes takes, if one carries `longest`.
+/// Number of requests for an operation of `len` bytes, if one carries `longest`.
 #[inline]
 fn requests_for(len: u64, longest: u32) -> u64 {
     // Without the division, which costs more than all the rest of posting a short write.
     if len <= u64::from(longest) { 1 } else { len.div_ceil(u64::from(longest)) }
 }
 
-/// Names a link's requests: the link, the opcode of what is sent, the queue pair's number, and whether it is a receive.
+/// Names a link's requests: the link, the opcode, the queue pair's number, and whether it is a
+/// receive.
 pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
     u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
 }
 
-/// What a request of this name is, for messages.
+/// The text for a request with this name, for messages.
 pub(super) fn operation(name: u64) -> &'static str {
     match (name & 1, (name >> OPCODE_SHIFT) as u8 as u32) {
         (1, _) => "receive",
@@ -147,8 +151,8 @@ pub(super) fn operation(name: u64) -> &'static str {
 }
 
 impl DataQueue {
-    /// The data queue of this number: 0 is the main one, and the stripes follow. `places` is where its places in the
-    /// link's buffer begin.
+    /// The data queue of this number: 0 is the main one, and the stripes follow. `places` is where
+    /// its places in the link's buffer begin.
     pub fn new(
         pair: QueuePair,
         link: LinkId,
@@ -189,12 +193,13 @@ impl DataQueue {
         self.pair.as_mut()
     }
 
-    /// Whether asynchronous events have told of the queue pair.
+    /// Whether asynchronous events have reported the queue pair.
     pub fn failure(&self, device: &str) -> Option<crate::fabric::LinkFailure> {
         self.pair.as_ref()?.news.failure(device)
     }
 
-    /// Ends the queue pair: from now on the device touches no memory for it, unless it [is lost](DataQueue::is_lost).
+    /// Ends the queue pair: from now on the device touches no memory for it, unless it [is
+    /// lost](DataQueue::is_lost).
     pub fn destroy(&mut self) {
         self.chain.clear();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
@@ -210,7 +215,7 @@ impl DataQueue {
         self.outstanding.is_empty()
     }
 
-    /// What a number is and-ed with to be a place of the queue: its depth is a power of two.
+    /// The mask that turns a number into a place of the queue, whose depth is a power of two.
     #[inline]
     fn mask(&self) -> u32 {
         self.depth - 1
@@ -229,7 +234,7 @@ impl DataQueue {
         if self.in_use + requests > self.depth { Err(PostError::Full) } else { Ok(()) }
     }
 
-    /// Whether a request of so many bytes must make a completion.
+    /// Whether a request of `len` bytes must be signalled.
     #[inline]
     fn must_signal(&self, holds: bool, bytes: u64) -> bool {
         holds && self.signaled == 0
@@ -270,14 +275,15 @@ impl DataQueue {
             request.num_sge = 1;
         }
         let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
-        // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the queue pair is there, or of a
-        // tensor that holds a registration of its own and its memory's owner; the entry that the caller adds holds the tensor
-        // until it is done; inline bytes are copied in the call.
+        // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the
+        // queue pair is there, or of a tensor that holds a registration of its own and its memory's
+        // owner; the entry that the caller adds holds the tensor until it is done; inline bytes are
+        // copied in the call.
         if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.broke() }
     }
 
-    /// A request was refused though there is room, so the queue pair is broken. The driver may have taken it all the same: it must
-    /// read nothing any more once its source is let go.
+    /// A request was refused though there is room, so the queue pair is broken. The driver may have
+    /// taken it all the same: it must read nothing any more once its source is let go.
     #[cold]
     fn broke(&mut self) -> Result<(), PostError> {
         self.destroy();
@@ -304,11 +310,12 @@ impl DataQueue {
         }
         let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
         pair.count_post();
-        // SAFETY: as for one request; and the bytes that would be inline lie in the link's buffer, see `copy`.
+        // SAFETY: as for one request; and the bytes that would be inline lie in the link's buffer,
+        // see `copy`.
         if unsafe { self.chain.post(pair) } { Ok(()) } else { self.broke() }
     }
 
-    /// Posts a write that nobody is told of, unless it fails.
+    /// Posts an unsignalled write.
     pub fn post_ping(&mut self, piece: ibv_sge, remote: Remote) -> Result<(), PostError> {
         let name = self.name | u64::from(IBV_WR_RDMA_WRITE) << OPCODE_SHIFT;
         let (opcode, remote) = (IBV_WR_RDMA_WRITE, Some(remote));
@@ -316,7 +323,7 @@ impl DataQueue {
         self.post_now(&Request { name, opcode, piece, remote, immediate: None, flags: 0 })
     }
 
-    /// Notes what was posted.
+    /// Records a posted request.
     #[inline]
     fn note(&mut self, requests: u32, signaled: bool, bytes: u64, op: Op) {
         if signaled {
@@ -331,8 +338,8 @@ impl DataQueue {
         self.outstanding.push_back(Entry { requests, signaled, is_flush: false, op });
     }
 
-    /// Where a request finds bytes that need not stay after this call, and the flag that says how: the bytes themselves where
-    /// they are read before that, else a copy.
+    /// Where a request finds bytes that need not stay after this call, and the flag that says how:
+    /// the bytes themselves where they are read before that, else a copy.
     #[inline]
     fn copy(&mut self, buffer: &mut Buffer, bytes: &[u8]) -> (ibv_sge, u32) {
         let is_inline = bytes.len() <= self.max_inline;
@@ -342,7 +349,7 @@ impl DataQueue {
                 IBV_SEND_INLINE,
             );
         }
-        // There are as many places as requests that can be outstanding, used in turn, so this one is free.
+        // There is a place for each outstanding request, used in turn, so this one is free.
         let at = self.places + (self.depth + self.copy_at) as usize * PLACE;
         buffer.write(at, bytes);
         self.copy_at = (self.copy_at + 1) & self.mask();
@@ -374,7 +381,7 @@ impl DataQueue {
         Ok(())
     }
 
-    /// Whether a write with immediate of so many bytes has room now.
+    /// Whether the queue has room for a write with immediate of `len` bytes.
     ///
     /// # Errors
     /// If not, why.
@@ -384,7 +391,8 @@ impl DataQueue {
         self.room(u32::try_from(requests).unwrap_or(u32::MAX))
     }
 
-    /// A write of bytes that `op` holds: address, length and key. One request carries `longest` bytes.
+    /// A write of bytes that `op` holds: address, length and key. One request carries `longest`
+    /// bytes.
     #[allow(clippy::too_many_arguments)] // the verb has these operands
     pub fn post_write(
         &mut self,
@@ -429,14 +437,15 @@ impl DataQueue {
         Ok(())
     }
 
-    /// Drops what a request held that was not posted, unless the device may still have it.
+    /// Drops the memory of a request that was not posted, unless the device may still have it.
     fn let_go(&self, op: Op) {
         if self.is_lost {
             std::mem::forget(op);
         }
     }
 
-    /// A read into the target that comes along. Where the queue pair is gone afterwards, it fails with the link.
+    /// A read into the target that comes along. Where the queue pair is gone afterwards, it fails
+    /// with the link.
     pub fn post_read(
         &mut self,
         mut target: TensorMut,
@@ -461,7 +470,7 @@ impl DataQueue {
                 if !self.is_lost {
                     return Err((error, target));
                 }
-                // The device may still write there: the read goes the way of those that are outstanding.
+                // The device may still write there, so the read is treated as outstanding.
                 break;
             }
         }
@@ -469,7 +478,8 @@ impl DataQueue {
         Ok(())
     }
 
-    /// Asks for a completion behind everything that is outstanding, if none is under way. `all`: also behind what holds no tensor.
+    /// Posts a flush behind all outstanding requests, unless one is outstanding. `all`: even behind
+    /// requests that hold no tensor.
     pub fn flush(&mut self, region: &RemoteRegion, all: bool) {
         let left = self.holds_unsignaled || all && self.unsignaled > 0;
         if !left || self.signaled > 0 || self.flushing || self.pair.is_none() {
@@ -485,7 +495,7 @@ impl DataQueue {
         }
     }
 
-    /// A request with a completion is done, and so is what was posted before it.
+    /// A signalled request is done, and so are all earlier ones.
     #[inline]
     pub fn done(&mut self, link: LinkId, out: &mut Completions) {
         while let Some(entry) = self.outstanding.pop_front() {
@@ -506,7 +516,7 @@ impl DataQueue {
         }
     }
 
-    /// What is outstanding has failed. The queue pair is gone already.
+    /// Fails all outstanding requests. The queue pair is destroyed already.
     pub fn fail_all(&mut self, link: LinkId, out: &mut Completions) {
         debug_assert!(self.pair.is_none());
         for entry in self.outstanding.drain(..) {
@@ -520,13 +530,13 @@ impl DataQueue {
         self.in_use = 0;
     }
 
-    /// The peer may consume so many more receives.
+    /// Grants the peer `count` more receives.
     pub fn allow_receives(&mut self, count: u32) {
         self.allowed = self.allowed.saturating_add(count);
     }
 
-    /// Posts receives that may be posted: at once where `all` or few are left, else when there are enough for a batch. `false` if
-    /// the device refuses them: completions or an event tell why.
+    /// Posts receives that may be posted: at once where `all` or few are left, else when there are
+    /// enough for a batch. `false` if the device refuses them: completions or an event tell why.
     #[inline]
     pub fn refill(&mut self, buffer: &Buffer, all: bool) -> bool {
         let mut missing = (self.depth - self.posted).min(self.allowed);
@@ -569,12 +579,13 @@ impl DataQueue {
             }
         }
         let Some(pair) = &mut self.pair else { return false };
-        // SAFETY: a list of `count` requests in an array that lives; the places are used in turn and this many are not
-        // posted, so nobody touches them before they are complete.
+        // SAFETY: a list of `count` requests in a live array. Places are used in turn and this many
+        // are free, so nothing touches them before they complete.
         unsafe { pair.post_receives(&mut *first) }
     }
 
-    /// A receive is complete: returns where its bytes are, and how many receive-consuming requests came before it.
+    /// A receive is complete: returns where its bytes are, and how many receive-consuming requests
+    /// came before it.
     #[inline]
     pub fn received(&mut self) -> Option<(usize, u32)> {
         self.posted = self.posted.checked_sub(1)?;

@@ -1,7 +1,9 @@
-//! How a link is made: queue pairs up to INIT, addresses swapped by others, receives, then RTR and RTS, and a ping in both
-//! directions on each queue pair that carries data. A ping is a write of eight bytes that the other side told in its address, into a word
-//! that it looks at: no completion is needed for it, and it shows that the queue pair carries writes to this very endpoint. The acceptor
-//! pings when it was pinged: from then on the initiator's queue pairs are known to take something.
+//! How a link is made: queue pairs up to INIT, addresses swapped by others, receives, then RTR and
+//! RTS, and a ping in both directions on each queue pair that carries data. A ping is a write of
+//! eight bytes that the other side told in its address, into a word that it looks at: no completion
+//! is needed for it, and it shows that the queue pair carries writes to this very endpoint. The
+//! acceptor pings when it was pinged: from then on the initiator's queue pairs are known to take
+//! something.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
 use super::Shared;
@@ -24,16 +26,18 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a queue pair for data lets the peer do.
+/// The rights of the peer on a data queue pair.
 const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-/// The control queue pair waits for receives as long as it takes: what is sent on it is counted.
+/// The control queue pair waits for receives without limit: its messages are bounded by their
+/// count.
 const RNR_FOR_EVER: u8 = 7;
 /// Between two looks for a ping.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// One side of a link that is not connected yet.
 pub struct VerbsEndpoint {
-    // Queue pairs first, then what they name, then their places in the completion queue.
+    // Dropped in this order: queue pairs, the memory that they name, their places in the completion
+    // queue.
     pairs: Vec<QueuePair>,
     local: Buffer,
     words: Buffer,
@@ -65,7 +69,8 @@ fn not_posted(what: &str) -> FabricError {
     os(format!("posting {what}"), error, "see the kernel's log (`dmesg`)")
 }
 
-/// Where the pieces of a link's buffer are: the control queue pair's, then each data queue's, last the ping to be sent.
+/// Where the pieces of a link's buffer are: the control queue pair's, then each data queue's, last
+/// the ping to be sent.
 fn places_of(queue: usize, depth: u32) -> usize {
     control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
@@ -165,7 +170,7 @@ impl VerbsEndpoint {
         Ok(())
     }
 
-    /// Waits until the peer has written this side's token on so many queue pairs.
+    /// Waits until the peer has written this side's token on `count` queue pairs.
     fn wait(&self, pairs: usize, start: Instant, timeout: Duration) -> Result<(), FabricError> {
         let token = self.own.hello.token;
         let missing = || (0..pairs).filter(|at| self.words.look(*at) != token);
@@ -195,7 +200,7 @@ impl VerbsEndpoint {
 }
 
 impl VerbsEndpoint {
-    /// What the queue pairs become: the link's control, and its data queues, of which the main one is the first.
+    /// Turns the queue pairs into the link's control queue and its data queues, the main one first.
     fn queues(&mut self) -> (Control, Vec<DataQueue>) {
         let (options, link) = (&self.options, self.awaited.link);
         let mut pairs = self.pairs.drain(..);
@@ -207,7 +212,7 @@ impl VerbsEndpoint {
         (Control::new(first, link, 0), queues.collect())
     }
 
-    /// Posts what the peer finds as soon as it can reach this side. `false` if the device refuses it.
+    /// Posts the receives that the peer may consume at once. `false` if the device refuses them.
     fn post_receives(&self, control: &mut Control, queues: &mut [DataQueue]) -> bool {
         let LinkOptions { depth, receives, .. } = self.options;
         for (at, queue) in queues.iter_mut().enumerate() {
@@ -228,7 +233,7 @@ impl Endpoint for VerbsEndpoint {
         let start = Instant::now();
         let mut peer = End::from_bytes(peer)?;
         peer.check_fits(&self.own)?;
-        // Both sides come to the same: what the smaller of the two devices has room for.
+        // Both sides compute the same value: the limit of the smaller device.
         self.options.depth = self.own.depth.min(peer.depth);
         peer.depth = self.options.depth;
         let stripes = self.own.stripes().min(peer.stripes());

@@ -1,5 +1,5 @@
-//! Asynchronous events of a device (`ibv_get_async_event(3)`): a thread of its own waits for them, so that no poller asks the
-//! kernel, and leaves what they mean where pollers look.
+//! Asynchronous events of a device (`ibv_get_async_event(3)`): a thread waits for them, so that no
+//! poller enters the kernel, and publishes their meaning for pollers.
 #![allow(clippy::disallowed_types)] // the table of queue pairs: links made and ended, and events
 
 use super::context::Context;
@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// How long a port may be down before its links are; a cable that is plugged back is found within the retries.
+/// How long a port may be down before its links are; a cable that is plugged back is found within
+/// the retries.
 const GRACE: u32 = 20;
 /// How long the thread waits at a time, which is also the measure of time for links that end.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What a queue pair's link is told.
+/// The meaning of events for the link of a queue pair.
 const FINE: u32 = 0;
 const CQ_ERR: u32 = 1;
 const QP_FATAL: u32 = 2;
@@ -29,7 +30,7 @@ const QP_ACCESS_ERR: u32 = 4;
 const DEVICE_FATAL: u32 = 5;
 const PORT_DOWN: u32 = 6;
 
-/// What the thread and the pollers share.
+/// The state that the thread and the pollers share.
 #[derive(Default)]
 struct Board {
     /// By address of the queue pair.
@@ -199,12 +200,13 @@ impl<'a> Taken<'a> {
     fn next(context: &'a Context) -> Option<Self> {
         let mut event =
             ibv_async_event { element: ibv_async_element { cq: std::ptr::null_mut() }, event_type: u32::MAX };
-        // SAFETY: an opened device whose events don't block, and a struct for the answer.
+        // SAFETY: an open device whose event descriptor does not block, and a struct for the
+        // answer.
         let result = unsafe { (context.library.get_async_event)(context.as_ptr(), &mut event) };
         (result == 0).then_some(Taken { context, event })
     }
 
-    /// Leaves on the board what it means. Returns whether that is news.
+    /// Publishes the meaning of an event. Returns whether it is new.
     fn tell(&self, port: u8, board: &Board, down_since: &mut Option<u32>, ticks: u32) -> bool {
         // SAFETY: the pointer is of this event type; it is compared, not followed.
         let pair = || unsafe { self.event.element.qp } as usize;

@@ -1,4 +1,4 @@
-//! What went wrong, said so that somebody can act on it.
+//! Failures, with messages that name the remedy.
 
 use super::sys::*;
 use crate::fabric::{FabricError, FabricKind};
@@ -9,7 +9,7 @@ pub(super) fn os(tried: impl Into<String>, source: io::Error, remedy: &'static s
     FabricError::Os { fabric: FabricKind::Verbs, tried: tried.into(), remedy, source }
 }
 
-/// The device can't do what is asked.
+/// The device cannot carry out the request.
 pub(super) fn unavailable(why: impl Into<String>) -> FabricError {
     FabricError::Unavailable { fabric: FabricKind::Verbs, why: why.into() }
 }
@@ -19,7 +19,7 @@ pub(super) fn peer(why: impl Into<String>) -> FabricError {
     FabricError::Peer { fabric: FabricKind::Verbs, why: why.into() }
 }
 
-/// What a memory registration or queue that the kernel refuses usually lacks.
+/// The usual cause if the kernel refuses a registration or a queue.
 pub(super) fn memory_remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {

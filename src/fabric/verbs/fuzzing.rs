@@ -1,4 +1,5 @@
-//! The door for fuzz targets to what reads a peer's bytes here: each function checks what must be true of any input.
+//! Entry points of fuzz targets for code that reads a peer's bytes. Each function checks properties
+//! that hold for any input.
 
 use super::address::End;
 use super::control::{BYTES, Said, WINDOW, Window};
@@ -10,7 +11,7 @@ fn is_short(why: &dyn std::fmt::Display) {
     assert!(why.to_string().len() <= MAX_ERROR, "{why}");
 }
 
-/// An address: what is read is written as it was, and says where each word is without leaving its tables.
+/// An address: reading and writing it gives the same bytes, and each word lies inside its tables.
 pub fn address(bytes: &[u8]) {
     let mut end = match End::from_bytes(bytes) {
         Ok(end) => end,
@@ -27,13 +28,14 @@ pub fn address(bytes: &[u8]) {
     end.keep_stripes(fewer);
     assert_eq!((end.stripes(), end.pairs.len()), (fewer, 2 + usize::from(fewer)));
     assert_eq!(End::from_bytes(&end.to_bytes()).expect("with fewer stripes"), end);
-    // The number of stripes may differ; whatever else does is said.
+    // The number of stripes may differ. All other differences are reported.
     assert!(own.check_fits(&end).is_ok());
     end.generation ^= 1;
     is_short(&own.check_fits(&end).expect_err("another generation"));
 }
 
-/// Control messages one after the other; before each the first of its bytes says how many this side sends.
+/// Control messages one after the other; before each the first of its bytes says how many this side
+/// sends.
 pub fn control(bytes: &[u8]) {
     let (mut window, mut outstanding) = (Window::default(), 0);
     for message in bytes.as_chunks::<{ BYTES + 1 }>().0 {

@@ -1,4 +1,5 @@
-//! libibverbs, loaded when it is first needed: a program starts without it, and says so only if it is asked for verbs.
+//! libibverbs, loaded when it is first needed: a program starts without it, and says so only if it
+//! is asked for verbs.
 
 use super::sys::*;
 use libloading::os::unix as dl;
@@ -6,7 +7,8 @@ use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The library's name: version 1 of its interface, which has not changed since 2006 but by additions.
+/// The library's name: version 1 of its interface, which has not changed since 2006 but by
+/// additions.
 pub const NAME: &str = "libibverbs.so.1";
 
 /// Why the library can't be used.
@@ -22,7 +24,7 @@ pub enum LibraryError {
     Load {
         /// Name or path that was tried.
         path: PathBuf,
-        /// What the dynamic linker said.
+        /// The message of the dynamic linker.
         why: String,
     },
     /// It lacks a function.
@@ -32,7 +34,7 @@ pub enum LibraryError {
         path: PathBuf,
         /// The function.
         symbol: &'static str,
-        /// What the dynamic linker said.
+        /// The message of the dynamic linker.
         why: String,
     },
 }
@@ -42,10 +44,11 @@ macro_rules! library {
         required { $($(#[$doc:meta])* $name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
         optional { $($(#[$odoc:meta])* $oname:ident = $osymbol:literal: fn($($oarg:ty),*) $(-> $oret:ty)?;)* }
     ) => {
-        /// The functions of libibverbs that are symbols. Each is as its manual page says; those that are inline
-        /// functions of the header are in [`sys`](super::sys).
+        /// The functions of libibverbs that are symbols, as their manual pages describe them. The
+        /// inline functions of the header are in [`sys`](super::sys).
         ///
-        /// Calling one is unsafe as any call of C is: handles must be of this library and not gone yet.
+        /// Calling one is unsafe as any call of C is: handles must be of this library and not gone
+        /// yet.
         #[derive(Debug)]
         pub struct Library {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
@@ -58,7 +61,8 @@ macro_rules! library {
                 Ok(Library {
                     $($name: {
                         let symbol = concat!("ibv_", stringify!($name));
-                        // SAFETY: the type is that of the C prototype of this name; the library is never unloaded.
+                        // SAFETY: the type is that of the C prototype of this name; the library is
+                        // never unloaded.
                         match unsafe { loaded.get(symbol.as_bytes()) } {
                             Ok(found) => *found,
                             Err(error) => {
@@ -85,7 +89,7 @@ library! {
         open_device: fn(*mut ibv_device) -> *mut ibv_context;
         /// Closes a device of which nothing is left.
         close_device: fn(*mut ibv_context) -> c_int;
-        /// What a device can do.
+        /// Queries a device.
         query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
         /// Fills only the fields up to `flags`: call [`Library::port`] instead.
         query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
@@ -115,7 +119,7 @@ library! {
         ack_cq_events: fn(*mut ibv_cq, u32);
         /// Makes a queue pair.
         create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
-        /// Changes what a queue pair is set to.
+        /// Changes attributes of a queue pair.
         modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         /// Ends a queue pair; waits until its asynchronous events are acknowledged.
         destroy_qp: fn(*mut ibv_qp) -> c_int;
@@ -125,13 +129,14 @@ library! {
         ack_async_event: fn(*mut ibv_async_event);
     }
     optional {
-        /// An entry of a port's GID table with its type: device, port, index, entry, 0, size of the entry; since
-        /// rdma-core 32.
+        /// An entry of a port's GID table with its type: device, port, index, entry, 0, size of the
+        /// entry; since rdma-core 32.
         query_gid_ex = "_ibv_query_gid_ex": fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
-        /// Registers memory with flags that a device may not know, as relaxed ordering: domain, first byte, length, the
-        /// address that work requests name it by, flags; since rdma-core 28.
+        /// Registers memory with flags that a device may not know, as relaxed ordering: domain,
+        /// first byte, length, the address that work requests name it by, flags; since rdma-core
+        /// 28.
         reg_mr_iova2 = "ibv_reg_mr_iova2": fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
-        /// What a fork does to registered memory: 2 if nothing; since rdma-core 35.
+        /// The effect of a fork on registered memory: 2 for none. Since rdma-core 35.
         is_fork_initialized = "ibv_is_fork_initialized": fn() -> u32;
     }
 }
@@ -153,7 +158,8 @@ impl Library {
     /// # Errors
     /// [`LibraryError`].
     pub fn open(path: &Path) -> Result<&'static Library, LibraryError> {
-        // SAFETY: running a library's initialisers is what the caller asks for; libibverbs' have no conditions.
+        // SAFETY: loading runs the library's initialisers; those of libibverbs have no
+        // preconditions.
         let loaded = unsafe { dl::Library::open(Some(path), dl::RTLD_NOW | dl::RTLD_LOCAL) }
             .map_err(|error| LibraryError::Load { path: path.into(), why: error.to_string() })?;
         let library = Library::of(&loaded, path)?;
@@ -161,7 +167,7 @@ impl Library {
         Ok(Box::leak(Box::new(library)))
     }
 
-    /// What a port is and does (`ibv_query_port(3)`), whichever way this library tells it.
+    /// Queries a port (`ibv_query_port(3)`), in the way that this library offers.
     ///
     /// # Errors
     /// The system's error.
@@ -178,8 +184,8 @@ impl Library {
     }
 }
 
-/// The error of a call that returned other than 0: an errno (`ibv_modify_qp(3)`), with either sign, or from some drivers -1,
-/// with the errno where C keeps it. To be asked right after the call.
+/// The error of a call that returned other than 0: an errno (`ibv_modify_qp(3)`), with either sign,
+/// or from some drivers -1, with the errno where C keeps it. To be asked right after the call.
 pub(super) fn returned(result: c_int) -> std::io::Error {
     match result {
         -1 => std::io::Error::last_os_error(),

@@ -1,4 +1,4 @@
-//! One link: what its completions mean, and how it ends.
+//! One link: the meaning of its completions, and its end.
 
 use super::Shared;
 use super::address::End;
@@ -16,14 +16,16 @@ use crate::wire::Immediate;
 use std::iter;
 use std::sync::Arc;
 
-/// How long, in ticks of 100 ms, a queue pair that was flushed without a reason is given for the reason to come.
+/// How long, in ticks of 100 ms, a queue pair that was flushed without a reason is given for the
+/// reason to come.
 const PATIENCE: u32 = 3;
-/// How long, in ticks of 100 ms, a link that was detached may take to send what was posted, and its farewell.
+/// The time, in ticks of 100 ms, that a detached link has to send its posted requests and its
+/// disconnect.
 const LINGER: u32 = 20;
 
 enum Phase {
     Up,
-    /// The peer takes no part any more, since this tick: what it had sent is still taken.
+    /// The tick in which the peer has disconnected. Its earlier sends are still delivered.
     Draining(LinkFailure, u32),
     /// This side has ended it; the next poll tells.
     Failing(LinkFailure),
@@ -35,7 +37,8 @@ pub(super) struct Link {
     pub limits: LinkLimits,
     pub id: LinkId,
     phase: Phase,
-    // Queue pairs, then what they name, then their places in the completion queue.
+    // Dropped in this order: queue pairs, the memory that they name, their places in the completion
+    // queue.
     pub main: DataQueue,
     pub stripes: Stripes,
     pub control: Control,
@@ -45,7 +48,7 @@ pub(super) struct Link {
     pub peer: End,
     /// The number of returned receives that the peer is still to be told.
     untold: Option<u32>,
-    /// A queue pair was flushed: why it will have been if nobody says otherwise, and since when.
+    /// A queue pair was flushed: the cause unless a better one is found, and the tick.
     suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
     pub left: Option<u32>,
@@ -56,7 +59,7 @@ pub(super) struct Link {
     pub shared: Arc<Shared>,
 }
 
-/// What an endpoint and a handshake make a link of.
+/// The parts from which an endpoint makes a link.
 pub(super) struct Parts {
     pub main: DataQueue,
     pub stripes: Vec<DataQueue>,
@@ -133,7 +136,8 @@ impl Link {
         !self.is_up() || self.untold.is_some() || self.suspect.is_some() || self.left.is_some()
     }
 
-    /// Ends the link from this side; the next poll tells. From now on the device touches nothing for it.
+    /// Ends the link from this side; the next poll tells. From now on the device touches nothing
+    /// for it.
     #[cold]
     pub fn fail(&mut self, why: LinkFailure) {
         if matches!(self.phase, Phase::Up | Phase::Draining(..)) {
@@ -145,7 +149,8 @@ impl Link {
         }
     }
 
-    /// A request could not be posted though there was room: its queue pair is broken. The reason comes by a completion.
+    /// A request could not be posted though there was room: its queue pair is broken. The reason
+    /// comes by a completion.
     #[cold]
     pub fn refused(&mut self, queue: u8) {
         if self.is_up() && self.suspect.is_none() {
@@ -174,7 +179,7 @@ impl Link {
         }
     }
 
-    /// Something needs more room than there is: what is done must be known to be.
+    /// A post lacks room: asks for completions of finished requests.
     pub fn make_room(&mut self) {
         let region = self.peer.region;
         self.queues().for_each(|queue| queue.flush(&region, true));
@@ -225,7 +230,8 @@ impl Link {
             if len > MAX_MESSAGE {
                 return self.fail(LinkFailure::Protocol(format!("a message has {len} bytes")));
             }
-            // SAFETY: this receive is complete, and its place is posted again only by a later refill.
+            // SAFETY: this receive is complete, and its place is posted again only by a later
+            // refill.
             let bytes = unsafe { self.local.bytes(place, len) };
             self.stripes.message(id, bytes, out);
         }
@@ -286,8 +292,8 @@ impl Link {
         }
     }
 
-    /// Looks at what no completion tells. `emptied`: there was nothing more to poll. `events`: asynchronous events have come.
-    /// Returns whether the link can be forgotten.
+    /// Handles changes without completions. `emptied`: the queues are empty. `events`: asynchronous
+    /// events have arrived. Returns whether the link can be dropped.
     pub fn look(&mut self, emptied: bool, events: bool, out: &mut Completions) -> bool {
         self.catch_up();
         if events && self.is_up() {
@@ -338,7 +344,8 @@ impl Link {
         out.push(self.id, Event::Down(why));
     }
 
-    /// Where a queue pair could not be stopped, the peer may write as long as this process lives: nobody else may get that.
+    /// If a queue pair could not be stopped, the peer may write as long as this process lives, so
+    /// the memory is leaked.
     fn keep_what_is_lost(&mut self) {
         if self.queues().any(|queue| queue.is_lost) {
             std::mem::forget((std::mem::take(&mut self.grants), Arc::clone(&self.shared)));
@@ -347,10 +354,10 @@ impl Link {
         }
     }
 
-    /// What a link that was detached still has to do. Returns whether it is over.
+    /// Continues a detached link. Returns whether it has ended.
     fn take_leave(&mut self, ticks: u32) -> bool {
         if self.is_up() {
-            // At once: it may be that nobody polls for a while.
+            // At once, because the port may not be polled for a while.
             let last = Some(self.main.consuming);
             self.control.part(&mut self.local, &LinkFailure::Closed, last);
             self.make_room();
@@ -363,7 +370,7 @@ impl Link {
 
     /// Lets the peer know of returned receives, now or as soon as there is room.
     pub fn publish_credits(&mut self, returned: u32) {
-        // Whoever is told of receives must find them.
+        // Receives are posted before the peer is told of them.
         self.main.refill(&self.local, true);
         for stripe in &mut self.stripes.queues {
             stripe.refill(&self.local, true);

@@ -1,15 +1,19 @@
 //! RDMA NICs through libibverbs: InfiniBand and RoCE, reliable connections.
 //!
-//! The pool is registered once, and each tensor's bytes go straight from one process's pool to the other's. Memory outside the pool
-//! is registered when it is first sent, for reading alone; nothing is received there. A link has one queue
-//! pair for data or several (stripes), and one for control messages between the two fabrics: returned receives, and the farewell of a side that
-//! takes no part any more. Completions of all links of a port come by one completion queue, or a few, which can't overrun.
+//! The pool is registered once, and each tensor's bytes go straight from one process's pool to the
+//! other's. Memory outside the pool is registered when it is first sent, for reading alone; nothing
+//! is received there. A link has one queue pair for data or several (stripes), and one for control
+//! messages between the two fabrics: returned receives, and the farewell of a side that takes no
+//! part any more. Completions of all links of a port come by one completion queue, or a few, which
+//! can't overrun.
 //!
-//! What the device checks is that an access has the key of the pool and lies inside it. It can't check which part was
-//! granted, or that a grant was taken back: peers are trusted with the pool, as they are with the step they compute.
+//! The device checks that an access has the key of the pool and lies inside it. It cannot check
+//! which part was granted, or that a grant was revoked: peers are trusted with the pool, as they
+//! are with the step that they compute.
 //!
-//! libibverbs is loaded when a fabric is made. In steady state there is no system call of ours, lock, allocation or log on the
-//! way of a byte; a device without kernel bypass, as soft-RoCE, enters the kernel with each post.
+//! libibverbs is loaded when a fabric is made. In steady state there is no system call of ours,
+//! lock, allocation or log on the way of a byte; a device without kernel bypass, as soft-RoCE,
+//! enters the kernel with each post.
 //!
 //! | file | |
 //! |---|---|
@@ -75,14 +79,14 @@ use sys::*;
 
 /// A process's access to its peers through one port of an RDMA device.
 ///
-/// All tensors that go through it are of one pool, which is registered as a whole. Its thread waits for the device's
-/// asynchronous events, and ends with the last port, endpoint and link.
+/// All tensors that go through it are of one pool, which is registered as a whole. Its thread waits
+/// for the device's asynchronous events, and ends with the last port, endpoint and link.
 pub struct VerbsFabric {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    // In this order: the thread that wakes the slots, what is registered, the device.
+    // Dropped in this order: the thread that wakes the slots, the registrations, the device.
     watcher: Arc<Watcher>,
     slots: Arc<Slots>,
     region: MemoryRegion,
@@ -116,11 +120,12 @@ impl Shared {
 }
 
 impl VerbsFabric {
-    /// A fabric for the tensors of `pool`, which is registered: that takes about 0.06 ms for each MiB, and its pages can't be
-    /// swapped out from then on.
+    /// A fabric for the tensors of `pool`, which is registered: that takes about 0.06 ms for each
+    /// MiB, and its pages can't be swapped out from then on.
     ///
     /// # Errors
-    /// If libibverbs or a usable device is missing, an option is out of range, or the memory can't be registered.
+    /// If libibverbs or a usable device is missing, an option is out of range, or the memory can't
+    /// be registered.
     pub fn new(pool: &Pool, options: VerbsOptions) -> Result<Self, FabricError> {
         let library = Library::system().map_err(|error| unavailable(error.to_string()))?;
         VerbsFabric::with_library(library, pool, options)
@@ -148,8 +153,9 @@ impl VerbsFabric {
         if options.relaxed_ordering {
             access |= IBV_ACCESS_RELAXED_ORDERING;
         }
-        // SAFETY: the pool, which is held longer, keeps the region mapped. Who owns a tensor of the pool makes references to
-        // its bytes alone, and what peers were granted is owned by a link until it is taken back.
+        // SAFETY: the pool, which is held longer, keeps the region mapped. The owner of a tensor
+        // makes references to its bytes only, and a link owns a granted tensor until the grant is
+        // revoked.
         let registered = unsafe { MemoryRegion::new(&domain, region.base(), len, access) }?;
         let limits = Limits {
             count: options.registrations as usize,
@@ -200,8 +206,8 @@ impl VerbsFabric {
         &self.shared.chosen.choice
     }
 
-    /// Operations that a link can have outstanding, by the wished length of queues: the power of two that has
-    /// room in it, at least 2.
+    /// Operations that a link can have outstanding, by the wished length of queues: the power of
+    /// two that has room in it, at least 2.
     pub fn queue_depth(&self) -> u32 {
         depth_within(&self.shared.chosen)
     }

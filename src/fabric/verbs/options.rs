@@ -1,39 +1,46 @@
-//! What the fabric is made with.
+//! Options of the fabric.
 
 use super::device::Wishes;
 use super::stripes::MAX_STRIPES;
 use crate::fabric::{FabricError, FabricKind};
 
-/// What a verbs fabric is made with: which device, and how its queue pairs are set (specification 4.3).
+/// Options of a verbs fabric: the device, and the attributes of queue pairs (specification 4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
     /// Which device, port, GID, partition key and MTU.
     pub wishes: Wishes,
     /// Service level, 0 to 7.
     pub service_level: u8,
-    /// What the network makes priorities of, on routed addresses.
+    /// The traffic class, from which the network derives priorities, on routed addresses.
     pub traffic_class: u8,
-    /// How long an acknowledgement is waited for: 4.096 us times two to the power of this, 0 to 31, 0 for ever.
+    /// How long an acknowledgement is waited for: 4.096 us times two to the power of this, 0 to 31,
+    /// 0 for ever.
     pub timeout: u8,
-    /// How often a request without acknowledgement is sent again, 0 to 7. On soft-RoCE 7 means for ever.
+    /// How often a request without acknowledgement is sent again, 0 to 7. On soft-RoCE 7 means for
+    /// ever.
     pub retry_count: u8,
-    /// How often a request that found no receive is sent again, 0 to 7. 7 means for ever, and hides errors of credits.
+    /// How often a request that found no receive is sent again, 0 to 7. 7 means for ever, and hides
+    /// errors of credits.
     pub rnr_retry: u8,
-    /// How long a peer waits before it does that, as a code of 0 to 31 (InfiniBand specification, 9.7.5.2.8); 22 is
-    /// 20.48 ms. It counts only between the making of a link and the first look at it, and for errors of credits.
+    /// How long a peer waits before it does that, as a code of 0 to 31 (InfiniBand specification,
+    /// 9.7.5.2.8); 22 is 20.48 ms. It counts only between the making of a link and the first look
+    /// at it, and for errors of credits.
     pub min_rnr_timer: u8,
-    /// Whether the bus may reorder the writes of bulk. Speeds up large tensors on some hosts; ignored by devices and
-    /// libraries that don't know it. Links tell what has come by completions, so it is safe unless a program looks at granted memory itself.
+    /// Whether the bus may reorder bulk writes. It speeds up large tensors on some hosts. Devices
+    /// and libraries that do not know it ignore it. Links detect arrivals by completions, so it is
+    /// safe unless a program reads granted memory itself.
     pub relaxed_ordering: bool,
-    /// Queue pairs to each peer that large writes are striped over, 1 to 16; between two ends the smaller number counts. One queue
-    /// pair is enough for most NICs; several help where one can't fill the network, as over several paths of a fabric.
+    /// Queue pairs to each peer that large writes are striped over, 1 to 16; between two ends the
+    /// smaller number counts. One queue pair is enough for most NICs; several help where one can't
+    /// fill the network, as over several paths of a fabric.
     pub qps_per_peer: u8,
-    /// Completions that each completion queue holds, at most what the device permits. A port makes a further queue
-    /// when its links need more, so that none can overrun.
+    /// Completions that each completion queue holds, at most what the device permits. A port
+    /// creates another queue when its links need more, so that no queue can overrun.
     pub cq_entries: u32,
-    /// A request at least of so many makes a completion; a quarter of the link's depth, where that is less.
+    /// One request in this many is signalled; at most a quarter of the link's depth.
     pub signal_every: u32,
-    /// Ranges of memory outside the pool that are kept registered; 0 for none: such memory is then copied through the pool.
+    /// Ranges of memory outside the pool that are kept registered; 0 for none: such memory is then
+    /// copied through the pool.
     pub registrations: u32,
     /// Bytes of all of them together.
     pub registered_bytes: u64,
@@ -65,7 +72,7 @@ pub(super) fn refuse(option: &'static str, value: u64, allowed: &'static str) ->
 }
 
 impl VerbsOptions {
-    /// Refuses what no device permits.
+    /// Refuses values that no device permits.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let at_most = |option, value: u8, most: u8, allowed| {
             if value <= most { Ok(()) } else { Err(refuse(option, u64::from(value), allowed)) }

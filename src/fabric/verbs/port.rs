@@ -17,22 +17,25 @@ use std::sync::Arc;
 
 /// Completions that one poll takes out of a queue.
 const BATCH: usize = 64;
-/// How often one poll of an armed port arms it again for what a poll does not bring: a peer may send that without end.
+/// How often one poll of an armed port arms it again after completions that bring no event. A peer
+/// may cause such completions without end.
 const ROUNDS: usize = 4;
 /// How long, in ticks of 100 ms, a port that ends gives its links to say so.
 const FAREWELLS: u32 = 10;
 
-/// What a link that is not there can do.
+/// The limits of a link that does not exist.
 static NOTHING: LinkLimits =
     LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
-/// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next operation.
+/// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next
+/// operation.
 pub struct VerbsLink(pub(super) Box<Link>);
 
 /// The links that one poller owns. See [`Port`].
 ///
-/// A poll takes completions out of the port's queue, of which there is one unless its links need more places than one has.
-/// A link that was detached lives on for up to two seconds, until what was posted on it has arrived and the peer knows.
+/// A poll reads completions of the port's queue. There are several queues if the links need more
+/// places than one has. A detached link lives for up to two seconds, until its posted requests have
+/// arrived and the peer knows of the end.
 pub struct VerbsPort {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
@@ -40,18 +43,18 @@ pub struct VerbsPort {
     #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
     links: Vec<Box<Link>>,
     queues: Vec<Arc<CompletionQueue>>,
-    /// What arming has found, for the next poll.
+    /// Completions that arming has found, for the next poll.
     stash: Vec<ibv_wc>,
     /// Where a poll puts completions: kept, as clearing it costs more than an empty poll.
     batch: Box<[ibv_wc]>,
-    /// What detached links complete, for nobody.
+    /// Completions of detached links, which make no events.
     unheard: Completions,
     armed: bool,
     /// Some link may want a look.
     is_restless: bool,
     /// The number of asynchronous news that were looked at.
     news: u32,
-    /// What is posted may wait for the end of a batch.
+    /// Whether posts may wait for the end of a batch.
     is_batching: bool,
     /// Links of which something may.
     corked: Vec<LinkId>,
@@ -116,7 +119,8 @@ impl VerbsPort {
         self.is_restless |= link.wants_look();
     }
 
-    /// Takes out what is there, a bounded amount. Returns whether anything came, and whether that was all.
+    /// Reads a bounded number of completions. Returns whether there were any, and whether the
+    /// queues are empty.
     #[inline]
     fn drain(&mut self, out: &mut Completions) -> (bool, bool) {
         let (mut came, mut emptied) = (false, true);
@@ -142,7 +146,7 @@ impl VerbsPort {
         (came, emptied)
     }
 
-    /// Takes out what was taken out of the queues before.
+    /// Handles completions that were read before.
     fn unpack(&mut self, out: &mut Completions) {
         let mut stash = std::mem::take(&mut self.stash);
         for wc in stash.drain(..) {
@@ -165,7 +169,7 @@ impl VerbsPort {
         }
     }
 
-    /// Looks at what completions don't tell, of the links that want it.
+    /// Services links that need more than completions.
     #[inline]
     fn look_around(&mut self, emptied: bool, out: &mut Completions) {
         let news = self.shared.watcher.news();
@@ -203,7 +207,8 @@ impl VerbsPort {
         }
     }
 
-    /// Where the bytes of a source lie and by which key, if they are registered: in the pool, or by themselves.
+    /// Where the bytes of a source lie and by which key, if they are registered: in the pool, or by
+    /// themselves.
     #[inline]
     fn source(shared: &Shared, source: &Tensor, len: u64) -> Result<(u64, u64, u32), PostError> {
         let bytes = source.bytes();
@@ -225,8 +230,8 @@ impl VerbsPort {
         }
     }
 
-    /// What an access of `len` bytes to a grant means to the device. One that the peer can't have granted is named so that
-    /// its device refuses it.
+    /// The remote address and rkey of `len` bytes of a grant. An access that the peer cannot have
+    /// granted gets values that the peer's device refuses.
     #[inline]
     fn remote(link: &Link, grant: &Grant, len: u64) -> Remote {
         let region = &link.peer.region;
@@ -273,7 +278,7 @@ impl Port for VerbsPort {
             queue.arm();
         }
         self.armed = true;
-        // What came before the arming makes no event.
+        // Completions from before the arming make no event.
         if self.stash.is_empty() {
             for queue in &self.queues {
                 let count = queue.poll(&mut self.batch[..BATCH - self.stash.len()]).unwrap_or(0);
@@ -296,7 +301,7 @@ impl Port for VerbsPort {
         }
         self.slot.adopt(&mut self.queues);
         let id = link.id;
-        // The next poll tells what came for it before, and looks at events from before.
+        // The next poll delivers earlier completions of the link, and handles earlier events.
         self.stash.splice(0..0, link.awaited.came());
         self.news = self.shared.watcher.news().wrapping_sub(1);
         let place = self.links.partition_point(|other| other.id < id);
@@ -366,7 +371,7 @@ impl Port for VerbsPort {
             if !(came && self.armed) {
                 break;
             }
-            // What came was nothing that a poll brings, and it has used up the arming.
+            // The completion makes no event for a poll, and has used up the arming.
             self.queues.iter().for_each(|queue| queue.arm());
         }
         out.len() - before

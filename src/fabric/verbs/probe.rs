@@ -1,4 +1,4 @@
-//! What the library tells of devices, as the plain values of [`device`](super::device).
+//! Queries of the library about devices, as the plain values of [`device`](super::device).
 
 use super::context::{Context, DeviceList};
 use super::device::{
@@ -18,7 +18,7 @@ pub(super) struct Probed {
     pub opened: Result<(Device, Arc<Context>), FabricError>,
 }
 
-/// Opens every device and asks it what it is.
+/// Opens and queries every device.
 ///
 /// # Errors
 /// If the devices can't be listed.
@@ -31,8 +31,9 @@ pub(super) fn probe(library: &'static Library) -> Result<Vec<Probed>, FabricErro
     Ok(list.names().into_iter().enumerate().map(|(at, name)| Probed { name, opened: open(at) }).collect())
 }
 
-/// Completes devices that were read from sysfs by what only the library tells: limits, and for each port its MTU, its longest
-/// message and whether it asks for global headers. Returns the devices that it could not ask, each with why.
+/// Adds to devices from sysfs the values that only the library has: limits, and for each port its
+/// MTU, its longest message and whether it needs global headers. Returns the devices that could not
+/// be queried, each with the reason.
 ///
 /// # Errors
 /// If the devices can't be listed.
@@ -203,7 +204,7 @@ fn old_gid(context: &Context, port: u8, index: u32, link: LinkLayer) -> Option<G
 /// The name of a network interface; 0 is none.
 fn interface(index: u32) -> Option<String> {
     let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: room for the longest name and its zero byte.
+    // SAFETY: the buffer holds the longest name and its zero byte.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
     if found.is_null() {
         return None;
@@ -215,7 +216,7 @@ fn interface(index: u32) -> Option<String> {
 /// An entry of the partition key table; `None` for one without a key.
 fn pkey(context: &Context, port: u8, index: u16) -> Option<Pkey> {
     let mut key = 0u16;
-    // SAFETY: an opened device, and room for the answer, which comes in network order.
+    // SAFETY: an open device, and a buffer for the answer, which is in network order.
     let result = unsafe { (context.library.query_pkey)(context.as_ptr(), port, index.into(), &mut key) };
     let key = u16::from_be(key);
     (result == 0 && key & 0x7fff != 0).then_some(Pkey { index, key })

@@ -1,4 +1,5 @@
-//! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3; `ibv_modify_qp(3)`).
+//! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3;
+//! `ibv_modify_qp(3)`).
 
 use super::address::End;
 use super::chosen::{Chosen, PortAddress};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 /// Routers that a packet may pass (specification 4.2).
 const HOP_LIMIT: u8 = 64;
-/// What is tried for inline bytes, from the best on.
+/// The inline sizes that are tried, largest first.
 const INLINE: [u32; 4] = [256, 128, 64, 0];
 
 /// A queue pair.
@@ -34,12 +35,14 @@ pub(super) struct QueuePair {
     is_ended: bool,
 }
 
-// SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread (`Domain::for_one_thread`) posting may not be
-// concurrent: all queue pairs of such a domain are of one endpoint or link, which has one owner at a time and posts through `&mut`.
+// SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread
+// (`Domain::for_one_thread`) posting may not be concurrent: all queue pairs of such a domain are of
+// one endpoint or link, which has one owner at a time and posts through `&mut`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair in the state INIT: it can take receives. `rights` (`IBV_ACCESS_*`) is what the peer may do through it.
+    /// Creates a queue pair in the state INIT, which accepts receives. `rights` (`IBV_ACCESS_*`)
+    /// are those of the peer.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
@@ -119,7 +122,7 @@ impl QueuePair {
     }
 
     fn modify(&mut self, attr: &mut ibv_qp_attr, mask: c_int, state: &str) -> Result<(), FabricError> {
-        // SAFETY: a queue pair of the library and attributes of which the mask says what counts.
+        // SAFETY: a live queue pair, and attributes whose valid fields the mask names.
         let result = unsafe { (self.domain.context.library.modify_qp)(self.handle.as_ptr(), attr, mask) };
         if result == 0 {
             return Ok(());
@@ -142,7 +145,7 @@ impl QueuePair {
         ))
     }
 
-    /// Connects it, whose port is at `place`, to the peer's queue pair: RTR, then RTS.
+    /// Connects a queue pair, whose port has the address `place`, to the peer's: RTR, then RTS.
     #[allow(clippy::too_many_arguments)] // so many things go into the attributes
     pub fn connect(
         &mut self,
@@ -216,19 +219,21 @@ impl QueuePair {
     /// Posts a request, or a list of them, on the send queue. `false` if the device refuses any.
     ///
     /// # Safety
-    /// Their pieces of memory stay as they are until the requests are complete or the queue pair destroyed; inline, until this
-    /// returns.
+    /// Their pieces of memory stay as they are until the requests are complete or the queue pair
+    /// destroyed; inline, until this returns.
     #[inline]
     pub unsafe fn post_send(&mut self, request: &mut ibv_send_wr) -> bool {
         let mut bad = std::ptr::null_mut();
-        // SAFETY: a queue pair of the library, to which `&mut self` is the only way; the rest as the caller vouches.
+        // SAFETY: a queue pair of the library, to which `&mut self` is the only way; the rest as
+        // the caller vouches.
         unsafe { ibv_post_send(self.handle.as_ptr(), request, &mut bad) == 0 }
     }
 
     /// Posts a list of receives. `false` if the device refuses any.
     ///
     /// # Safety
-    /// Nobody else touches their pieces of memory until they are complete or the queue pair is destroyed.
+    /// Nobody else touches their pieces of memory until they are complete or the queue pair is
+    /// destroyed.
     #[inline]
     pub unsafe fn post_receives(&mut self, list: &mut ibv_recv_wr) -> bool {
         let mut bad = std::ptr::null_mut();
@@ -247,8 +252,8 @@ fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &End) -> bool {
 }
 
 impl QueuePair {
-    /// Destroys the queue pair. Returns whether the device touches no memory for it from now on. A driver that can't even stop it
-    /// leaves no more to do than never to use again what the queue pair may touch.
+    /// Destroys the queue pair. Returns whether the device will not touch memory for it any more.
+    /// If the driver cannot even stop the queue pair, its memory must never be used again.
     pub fn end(mut self) -> bool {
         self.destroy()
     }
@@ -256,12 +261,13 @@ impl QueuePair {
     fn destroy(&mut self) -> bool {
         self.is_ended = true;
         self.news.forget();
-        // SAFETY: this queue pair, once; its asynchronous events are acknowledged as they are taken.
+        // SAFETY: this queue pair, once; its asynchronous events are acknowledged as they are
+        // taken.
         let result = unsafe { (self.domain.context.library.destroy_qp)(self.handle.as_ptr()) };
         if result == 0 {
             return true;
         }
-        // It is there still, and so is what it was made of.
+        // The queue pair still exists, and so must its resources.
         std::mem::forget((Arc::clone(&self.queue), Arc::clone(&self.domain)));
         let (device, pair, error) = (self.domain.context.name.clone(), self.number, returned(result));
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };

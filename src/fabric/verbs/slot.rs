@@ -1,5 +1,5 @@
-//! What belongs to one port: its completion queues, their channel, its bell. There before the port is, since a link's queue
-//! pairs are bound to a completion queue when they are made.
+//! The resources of one port: completion queues, their channel, the bell. They exist before the
+//! port, because a link's queue pairs are bound to a completion queue when they are created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
 use super::bell::Bell;
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What belongs to one port.
+/// The resources of one port.
 pub(super) struct Slot {
     pub number: usize,
     pub bell: Arc<Bell>,
@@ -23,25 +23,25 @@ pub(super) struct Slot {
     cq_entries: u32,
     /// The number of the next link.
     next: AtomicU32,
-    /// Links that the port has not taken yet, and what has completed for them.
+    /// Links that are not attached yet, with their completions.
     awaited: Mutex<HashMap<LinkId, Vec<ibv_wc>>>,
 }
 
-/// A link that is being made. What completes for it is kept until its port takes it.
+/// Registers a link that is being made. Its completions are kept until it is attached.
 pub(super) struct Awaited {
     pub link: LinkId,
     slot: Arc<Slot>,
 }
 
 impl Awaited {
-    /// The port takes the link. Returns what has completed for it so far.
+    /// Attaches a link. Returns its completions so far.
     pub fn came(&self) -> Vec<ibv_wc> {
         self.slot.awaited().remove(&self.link).unwrap_or_default()
     }
 }
 
 impl Awaited {
-    /// What has failed for the link so far.
+    /// The failed completions of the link so far.
     pub fn failed(&self) -> Option<ibv_wc> {
         let awaited = self.slot.awaited();
         let failed = |wc: &&ibv_wc| ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status);
@@ -82,8 +82,9 @@ impl Slot {
         Awaited { link, slot: Arc::clone(self) }
     }
 
-    /// Something completed for a link that the port does not have. It is kept if it is one that is being made, whose queue pairs
-    /// complete no more than their receives; else its queue pairs are destroyed.
+    /// Handles a completion of a link that the port does not have. If the link is being made, the
+    /// completion is kept: there are at most as many as receives. Otherwise the queue pairs are
+    /// destroyed already.
     #[cold]
     pub fn keep(&self, link: LinkId, wc: &ibv_wc) {
         if let Some(kept) = self.awaited().get_mut(&link) {
@@ -91,8 +92,8 @@ impl Slot {
         }
     }
 
-    /// Adds the queues that the port does not know yet to those that it polls: all of them, also where no link has come of an endpoint, as what
-    /// such an endpoint leaves behind is given back when its queue has been polled.
+    /// Adds new completion queues to those that the port polls. That includes queues of endpoints
+    /// that became no link, because their places are freed only when the queue is polled.
     #[inline]
     pub fn adopt(&self, known: &mut Vec<Arc<CompletionQueue>>) {
         if self.count.load(Ordering::Acquire) != known.len() {
@@ -115,7 +116,8 @@ impl Slot {
         if let Some(reserved) = queues.iter().find_map(|queue| queue.reserve(places)) {
             return Ok(reserved);
         }
-        // Nobody may have polled for long while links came to nothing: what the port does not know yet it need never know.
+        // The port may not have polled for long while endpoints failed: completions of those need
+        // no poll.
         if queues.last().is_some_and(|queue| Arc::strong_count(queue) == 1 && queue.is_deserted()) {
             queues.pop();
             self.count.store(queues.len(), Ordering::Release);

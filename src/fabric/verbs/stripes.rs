@@ -1,9 +1,10 @@
 //! Large writes over several queue pairs at a time (`qps_per_peer`).
 //!
-//! A striped write is cut into as many parts as a link has queue pairs for data. Each part ends with an immediate on its own
-//! queue pair. The part on the main queue comes with a word that says so, and its event waits until the other queue pairs' parts have landed
-//! too; whatever comes behind it there waits with it. So the order within the link holds as if there were one queue
-//! pair, and nobody above has to know of stripes: a message that was sent behind a write still arrives behind all of it.
+//! A striped write has one part for each data queue pair of the link. Each part ends with an
+//! immediate on its own queue pair. The part on the main queue pair is announced by a word, and its
+//! event waits until the parts of the other queue pairs have landed; later events of the main queue
+//! pair wait behind it. So the order within the link is that of one queue pair, and the modules
+//! above need not know of stripes: a message that was sent behind a write arrives behind all of it.
 
 use super::data_queue::{DataQueue, Op, Remote, Total};
 use super::link::Link;
@@ -21,13 +22,13 @@ const SMALLEST: u64 = 64 << 10;
 /// Parts begin on multiples of this, which is one of every MTU.
 const ALIGN: u64 = 4096;
 
-/// The queue pairs for data besides the main one, and what waits for their parts.
+/// The data queue pairs besides the main one, and events that wait for their parts.
 #[derive(Default)]
 pub(super) struct Stripes {
     pub queues: Vec<DataQueue>,
     /// Of each, the parts that have landed, modulo 2^32.
     landed: Vec<u32>,
-    /// Striped writes whose part on the main queue has landed, modulo 2^32.
+    /// Number of striped writes whose part on the main queue pair has landed, modulo 2^32.
     begun: u32,
     held: VecDeque<Held>,
 }
@@ -47,12 +48,12 @@ enum Came {
 
 impl Stripes {
     pub fn new(queues: Vec<DataQueue>, depth: u32) -> Self {
-        // What is held has a receive of its own each, so there is never more.
+        // Each held event has consumed a receive, so their number is bounded.
         let held = if queues.is_empty() { VecDeque::new() } else { VecDeque::with_capacity(depth as usize) };
         Stripes { landed: vec![0; queues.len()], queues, begun: 0, held }
     }
 
-    /// Whether a write with immediate of so many bytes is striped.
+    /// Whether a write with immediate of `len` bytes is striped.
     #[inline]
     pub fn takes(&self, len: u64) -> bool {
         let parts = self.queues.len() as u64 + 1;
@@ -115,8 +116,8 @@ impl Stripes {
 }
 
 impl Link {
-    /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on the main queue. All or nothing is posted,
-    /// unless a queue pair is broken, and then the link ends.
+    /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on the
+    /// main queue. All or nothing is posted, unless a queue pair is broken, and then the link ends.
     pub fn write_striped(
         &mut self,
         source: &Tensor,
@@ -127,7 +128,7 @@ impl Link {
         op: Op,
     ) -> Result<(), PostError> {
         let part = len.div_ceil(self.stripes.queues.len() as u64 + 1).next_multiple_of(ALIGN);
-        // Parts are so large that what is rounded up leaves the last one some bytes.
+        // Parts are large enough that rounding up leaves bytes for the last one.
         let last = len - part * self.stripes.queues.len() as u64;
         let totals = Total::Striped { place: self.peer.totals(), whole: len };
         for stripe in &self.stripes.queues {

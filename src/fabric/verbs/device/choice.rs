@@ -1,4 +1,4 @@
-//! What was chosen, and why.
+//! The choice of device, port and GID, and its reasons.
 
 use super::gid::GidEntry;
 use super::model::{LinkLayer, Mtu};
@@ -32,7 +32,7 @@ pub enum PortReason {
 pub enum GidReason {
     /// The configuration names it, there.
     Asked(String),
-    /// The first entry of an InfiniBand port, whose own address it is.
+    /// The first entry of an InfiniBand port, which is the port's own address.
     InfiniBand,
     /// The first RoCE v2 one with an IPv4 address.
     RoceV2Ipv4,
@@ -80,7 +80,7 @@ impl fmt::Display for GidReason {
     }
 }
 
-/// The device, port and GID that a process uses, with what its queue pairs are made with.
+/// The device, port and GID of a process, and the attributes of its queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The device's name.
@@ -91,24 +91,25 @@ pub struct Choice {
     pub port: u8,
     /// Why it.
     pub port_reason: PortReason,
-    /// What links the port.
+    /// The link layer of the port.
     pub link: LinkLayer,
     /// The port's address in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// The entry of the port's GID table; `None` on an InfiniBand port whose first entry is empty and that needs none.
+    /// The entry of the port's GID table; `None` on an InfiniBand port that needs none and whose
+    /// first entry is empty.
     pub gid: Option<GidEntry>,
     /// Why it.
     pub gid_reason: GidReason,
-    /// Whether packets carry a global header: on Ethernet always; on InfiniBand where the port asks for it, or the
-    /// configuration for a GID. (A peer of another subnet needs one too.)
+    /// Whether packets carry a global header: on Ethernet always; on InfiniBand where the port asks
+    /// for it, or the configuration for a GID. (A peer of another subnet needs one too.)
     pub global: bool,
     /// The place in the port's partition key table.
     pub pkey_index: u16,
-    /// What is there; `None` if the table could not be seen.
+    /// The GID in that entry; `None` if the table could not be read.
     pub pkey: Option<u16>,
     /// Work requests of each queue of a queue pair.
     pub queue_depth: u32,
-    /// The largest packets; `None` if nobody asked for a size and the port's active MTU is not known.
+    /// The path MTU; `None` without a setting if the port's active MTU is unknown.
     pub mtu: Option<Mtu>,
 }
 

@@ -6,11 +6,12 @@ use super::model::{Device, LinkLayer, Port};
 use super::refusal::{self, Refusal};
 use super::wishes::{Wish, Wishes};
 
-/// Chooses device, port and GID, and checks what else is wished against what they offer.
+/// Chooses device, port and GID, and checks the other settings against their limits.
 ///
-/// A device that nobody named is the only one with an active port; a port the first active one; a GID the first of
-/// the best kind: RoCE v2 with an IPv4 address, v2 with a global IPv6 address, v2 link-local, v1; on InfiniBand entry
-/// 0. What is not known of a device (see [`Device`]) is not checked.
+/// The default device is the only one with an active port. The default port is the first active
+/// one. The default GID is the first of the best kind: RoCE v2 with an IPv4 address, v2 with a
+/// global IPv6 address, v2 link-local, v1; on InfiniBand entry 0. Unknown values of a device (see
+/// [`Device`]) are not checked.
 ///
 /// # Errors
 /// The first thing that can't be as wished, or that is not clear without a wish.
@@ -110,7 +111,8 @@ fn choose_port<'a>(
     }
 }
 
-/// Whether the port's address is a lid. A port of unknown kind that has one is of InfiniBand, as Ethernet gives none.
+/// Whether the port's address is a lid. A port of unknown kind that has one is of InfiniBand, as
+/// Ethernet gives none.
 fn uses_lid(port: &Port) -> bool {
     match port.link {
         LinkLayer::InfiniBand => true,
@@ -141,7 +143,8 @@ fn first_gid<'a>(device: &Device, port: &'a Port, needed: bool) -> Result<Option
     Ok(first)
 }
 
-/// How good an entry is on Ethernet: less is better. `None` for one that is not chosen unless it is asked for.
+/// The rank of an entry on Ethernet: less is better. `None` for an entry that is used only if it is
+/// named.
 fn rank(entry: &GidEntry) -> Option<(u8, GidReason)> {
     match entry.kind {
         _ if !entry.is_usable() => None,

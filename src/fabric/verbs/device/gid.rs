@@ -3,13 +3,14 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A global identifier: 128 bits that are read as an IPv6 address (InfiniBand Architecture Specification, chapter 4.1.1).
+/// A global identifier: 128 bits that are read as an IPv6 address (InfiniBand Architecture
+/// Specification, chapter 4.1.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether an entry of a GID table with this value holds nothing: all zero, or a link-local prefix with nothing behind
-    /// it, as virtual functions of some NICs have.
+    /// Whether an entry of a GID table with this value holds nothing: all zero, or a link-local
+    /// prefix with nothing behind it, as virtual functions of some NICs have.
     pub fn is_empty(self) -> bool {
         let bits = u128::from_be_bytes(self.0);
         bits == 0 || bits == 0xfe80 << 112
@@ -47,7 +48,7 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// What packets that carry a GID look like on the wire.
+/// The packet format that belongs to a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -79,15 +80,15 @@ pub struct GidEntry {
     pub index: u32,
     /// The address.
     pub gid: Gid,
-    /// What its packets look like.
+    /// The format of its packets.
     pub kind: GidKind,
     /// The network interface that it belongs to, on Ethernet.
     pub interface: Option<String>,
 }
 
 impl GidEntry {
-    /// The highest index that a queue pair can be told to use: `sgid_index` of `ibv_modify_qp(3)` is a byte. Tables may be
-    /// longer.
+    /// The highest index that a queue pair can be told to use: `sgid_index` of `ibv_modify_qp(3)`
+    /// is a byte. Tables may be longer.
     pub const LAST_USABLE: u32 = u8::MAX as u32;
 
     /// Whether a queue pair can use it.

@@ -1,16 +1,18 @@
 //! Which RDMA devices there are, and which device, port and GID a process uses.
 //!
-//! [`Device`] says what a device is: its ports with state, speed and MTU, their GID and partition key tables,
-//! what it can hold. [`read`] fills it from sysfs, where the kernel shows nearly all of that without any
-//! library; what only `ibv_query_device(3)` and `ibv_query_port(3)` tell is `None` until somebody who has asked
-//! fills it in. `choose` takes the devices and the [`Wishes`] of the configuration, and answers with a
-//! [`Choice`], each part with its reason, or with a [`Refusal`] that lists what there is to choose from.
+//! [`Device`] describes a device: its ports with state, speed and MTU, their GID and partition key
+//! tables, and its limits. [`read`] fills it from sysfs, where the kernel shows nearly all of it
+//! without a library. Values that only `ibv_query_device(3)` and `ibv_query_port(3)` report are
+//! `None` until they are queried. `choose` takes the devices and the [`Wishes`] of the
+//! configuration. It returns a [`Choice`], each part with its reason, or a [`Refusal`] that lists
+//! the choices.
 //!
-//! Nothing here opens a device, loads a library or holds `unsafe` code: the choice is a function of plain values,
-//! so that tables which no machine at hand has can be written down and tried.
+//! Nothing here opens a device, loads a library or holds `unsafe` code: the choice is a function of
+//! plain values, so that tables which no machine at hand has can be written down and tried.
 //!
-//! Sources: InfiniBand Architecture Specification volume 1, chapters 4 (GIDs), 10.9 (partition keys) and 14.2.5 (PortInfo),
-//! and its annexes A16 and A17 (RoCE); `Documentation/ABI/stable/sysfs-class-infiniband` of Linux.
+//! Sources: InfiniBand Architecture Specification volume 1, chapters 4 (GIDs), 10.9 (partition
+//! keys) and 14.2.5 (PortInfo), and its annexes A16 and A17 (RoCE);
+//! `Documentation/ABI/stable/sysfs-class-infiniband` of Linux.
 
 mod choice;
 mod choose;

@@ -3,11 +3,11 @@
 use super::gid::GidEntry;
 use std::fmt;
 
-/// What a device is to a fabric.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeType {
-    /// A channel adapter, of InfiniBand or RoCE: what reliable connections need.
+    /// A channel adapter of InfiniBand or RoCE, which reliable connections need.
     ChannelAdapter,
     /// An iWARP NIC: its connections are made by a connection manager only.
     Rnic,
@@ -25,7 +25,8 @@ impl fmt::Display for NodeType {
     }
 }
 
-/// The logical state of a port (InfiniBand Architecture Specification, chapter 14.2.5.6: PortState).
+/// The logical state of a port (InfiniBand Architecture Specification, chapter 14.2.5.6:
+/// PortState).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortState {
@@ -109,7 +110,7 @@ impl fmt::Display for PhysicalState {
     }
 }
 
-/// What a port is linked by.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkLayer {
@@ -236,7 +237,7 @@ pub struct Port {
     pub state: PortState,
     /// Whether it has a link.
     pub physical: PhysicalState,
-    /// What links it.
+    /// Its link layer.
     pub link: LinkLayer,
     /// How fast; `None` if the kernel did not say.
     pub speed: Option<Speed>,
@@ -250,13 +251,13 @@ pub struct Port {
     pub max_message: Option<u32>,
     /// Whether an InfiniBand port asks for a global header in every packet; only libibverbs tells.
     pub grh_required: Option<bool>,
-    /// Entries that the GID table has room for.
+    /// Number of entries of the GID table.
     pub gid_table: u32,
-    /// Those that are not empty, by index.
+    /// The non-empty entries, by index.
     pub gids: Vec<GidEntry>,
-    /// Entries that the partition key table has room for.
+    /// Number of entries of the partition key table.
     pub pkey_table: u32,
-    /// Those that are not empty, by index.
+    /// The non-empty entries, by index.
     pub pkeys: Vec<Pkey>,
     /// The network interfaces of its GIDs.
     pub interfaces: Vec<Interface>,
@@ -269,7 +270,7 @@ impl Port {
     }
 }
 
-/// What a device can hold, of what matters here (`ibv_query_device(3)`).
+/// The limits of a device that matter here (`ibv_query_device(3)`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs.
@@ -299,24 +300,25 @@ pub struct Limits {
 pub struct Device {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub node_type: NodeType,
     /// The version of its firmware; empty if it has none.
     pub firmware: String,
-    /// The number in `/dev/infiniband/uverbsN`, through which programs use it; `None` if they can't.
+    /// The number in `/dev/infiniband/uverbsN`, through which programs use it; `None` if they
+    /// can't.
     pub uverbs: Option<u32>,
-    /// Where it is on its bus, as a PCI address; `None` for one that is made of software.
+    /// Its PCI address; `None` for a software device.
     pub bus: Option<String>,
     /// The NUMA node that it is next to.
     pub numa_node: Option<u32>,
     /// Its ports, by number.
     pub ports: Vec<Port>,
-    /// What it can hold; only libibverbs tells.
+    /// Its limits, which only libibverbs reports.
     pub limits: Option<Limits>,
 }
 
 impl Device {
-    /// Why reliable connections can't be made with it, whatever its ports; `None` if they can.
+    /// The reason why the device has no reliable connections; `None` if it has.
     pub fn unfit(&self) -> Option<&'static str> {
         match self.node_type {
             NodeType::ChannelAdapter => None,

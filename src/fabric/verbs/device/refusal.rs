@@ -1,4 +1,5 @@
-//! Why no device, port or GID could be chosen. Each message is one line, and lists what there is to choose from.
+//! The reason why no device, port or GID was chosen. Each message has one line and lists the
+//! choices.
 
 use super::gid::GidEntry;
 use super::model::{Device, Mtu, Pkey, Port};
@@ -44,7 +45,7 @@ pub enum Refusal {
     UnfitDevice {
         /// Key, value and origin.
         wish: String,
-        /// What it is.
+        /// Its kind.
         why: &'static str,
         /// Every device with its ports.
         devices: String,
@@ -109,10 +110,11 @@ pub enum Refusal {
         device: String,
         /// The port's number.
         port: u8,
-        /// What the table holds.
+        /// The entries of the table.
         gids: String,
     },
-    /// The InfiniBand port asks for a global header, and its GID table has nothing at its first place.
+    /// The InfiniBand port asks for a global header, and its GID table has nothing at its first
+    /// place.
     #[error(
         "port {port} of {device} asks for a global header, and entry 0 of its GID table is empty: name one with \
          rdma_gid_index (RDMA_GID_INDEX); there is {gids}"
@@ -122,7 +124,7 @@ pub enum Refusal {
         device: String,
         /// The port's number.
         port: u8,
-        /// What the table holds.
+        /// The entries of the table.
         gids: String,
     },
     /// A setting that this port or device can't do.
@@ -130,14 +132,14 @@ pub enum Refusal {
     Setting {
         /// Key, value and origin.
         wish: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
-        /// What the device offers.
+        /// The offer of the device.
         offers: String,
     },
 }
 
-/// Entries of one list that a message has room for.
+/// Largest number of entries of a list in a message.
 const LISTED: usize = 24;
 
 fn list<T>(items: &[T], none: &str, show: impl Fn(&T) -> String) -> String {

@@ -9,7 +9,7 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What there is.
+/// The devices of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Whether the kernel has the RDMA subsystem at all.
@@ -20,8 +20,8 @@ pub struct Found {
 
 /// Reads every device under `sysfs`, which is `/sys` but in tests.
 ///
-/// A device or port that goes away meanwhile is left out; of a file that can't be read or understood, the value
-/// counts as not known.
+/// A device or port that goes away meanwhile is left out; of a file that can't be read or
+/// understood, the value counts as not known.
 ///
 /// # Errors
 /// The folder of devices is there and can't be read.
@@ -57,7 +57,8 @@ pub enum UserAccess {
     },
 }
 
-/// Looks whether this process may use `device`, by its file under `dev`, which is `/dev` but in tests. Opens nothing.
+/// Looks whether this process may use `device`, by its file under `dev`, which is `/dev` but in
+/// tests. Opens nothing.
 pub fn user_access(dev: &Path, device: &Device) -> UserAccess {
     let Some(path) = device_file(dev, device) else { return UserAccess::NoDriver };
     match access(&path, Access::READ_OK | Access::WRITE_OK) {
@@ -66,7 +67,8 @@ pub fn user_access(dev: &Path, device: &Device) -> UserAccess {
     }
 }
 
-/// The file of `device` under `dev`, through which programs use it; `None` if `ib_uverbs` offers none.
+/// The file of `device` under `dev`, through which programs use it; `None` if `ib_uverbs` offers
+/// none.
 pub fn device_file(dev: &Path, device: &Device) -> Option<PathBuf> {
     device.uverbs.map(|number| dev.join(format!("infiniband/uverbs{number}")))
 }
@@ -98,7 +100,7 @@ fn hex(file: &Path) -> Option<u16> {
     u16::from_str_radix(text(file)?.strip_prefix("0x")?, 16).ok()
 }
 
-/// A name as its parts: what is no digit, and the numbers, so that `mlx5_10` comes after `mlx5_9`.
+/// A name split into text and numbers, so that `mlx5_10` sorts behind `mlx5_9`.
 fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts: Vec<(String, u64)> = vec![(String::new(), 0)];
     let mut in_number = false;
@@ -191,8 +193,8 @@ fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<Port> {
     })
 }
 
-/// An entry of the GID table; `None` for an empty one. Its type and interface are files of their own, which an entry that
-/// has none refuses to be read.
+/// An entry of the GID table; `None` for an empty one. Its type and interface are files of their
+/// own, which an entry that has none refuses to be read.
 fn gid(port: &Path, index: u32, link: LinkLayer) -> Option<GidEntry> {
     let gid = Gid::from(text(&port.join(format!("gids/{index}")))?.parse::<Ipv6Addr>().ok()?);
     if gid.is_empty() {
@@ -210,7 +212,8 @@ fn gid(port: &Path, index: u32, link: LinkLayer) -> Option<GidEntry> {
     Some(GidEntry { index, gid, kind, interface })
 }
 
-/// An entry of the partition key table; `None` for one without a key: 0 in the bits below membership.
+/// An entry of the partition key table; `None` for one without a key: 0 in the bits below
+/// membership.
 fn pkey(port: &Path, index: u16) -> Option<Pkey> {
     let key = hex(&port.join(format!("pkeys/{index}")))?;
     (key & 0x7fff != 0).then_some(Pkey { index, key })

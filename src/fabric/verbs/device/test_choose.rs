@@ -1,4 +1,4 @@
-//! What is chosen, and why.
+//! Choices, and their reasons.
 
 use super::testing::{device, down, entry, ethernet, infiniband, limits, roce};
 use super::*;
@@ -179,7 +179,7 @@ fn infiniband_uses_the_lid_and_no_global_header_unless_it_must() {
     let port = Port { grh_required: Some(false), ..infiniband(1, 7) };
     assert!(!free(&[device("mlx5_0", vec![port])]).global);
 
-    // So does who names a GID.
+    // A named GID behaves in the same way.
     let mut port = infiniband(1, 7);
     port.gids.push(entry(5, "fec0::1", GidKind::InfiniBand));
     let wishes = Wishes { gid_index: wish("rdma_gid_index", 5), ..Wishes::default() };
@@ -203,7 +203,7 @@ fn the_partition_key_is_the_one_at_the_index() {
     let wishes = Wishes { pkey_index: Wish::asked("rdma_qp_pkey_index", 5, "a test"), ..Wishes::default() };
     let choice = chosen(&[device("a", vec![port])], &wishes);
     assert_eq!((choice.pkey_index, choice.pkey), (5, Some(0x8001)));
-    // A table that nobody has seen is not judged.
+    // An unknown table is not checked.
     let port = Port { pkey_table: 0, pkeys: Vec::new(), ..infiniband(1, 3) };
     let choice = chosen(&[device("a", vec![port])], &wishes);
     assert_eq!((choice.pkey_index, choice.pkey), (5, None));

@@ -1,4 +1,4 @@
-//! What is refused: each message whole, one line, with what there is to choose from.
+//! Refusals: each message is complete, has one line, and lists the choices.
 
 use super::testing::{device, down, entry, ethernet, infiniband, limits, roce};
 use super::*;
@@ -23,7 +23,7 @@ fn named(name: &str) -> Wishes {
     Wishes { device: wish("rdma_device", name.into()), ..Wishes::default() }
 }
 
-/// One device that is up, one that is down, and one that is no channel adapter.
+/// One active device, one that is down, and one that is not a channel adapter.
 fn some() -> Vec<Device> {
     let mut iwarp = device("iw0", vec![roce(1)]);
     iwarp.node_type = NodeType::Rnic;

@@ -75,7 +75,7 @@ pub fn device(name: &str, ports: Vec<Port>) -> Device {
     }
 }
 
-/// Limits of a device whose queues have room for `max_qp_wr` work requests.
+/// Limits of a device whose queues hold `max_qp_wr` work requests.
 pub fn limits(max_qp_wr: u32) -> Limits {
     Limits {
         max_qp: 1 << 17,

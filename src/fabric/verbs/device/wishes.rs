@@ -1,21 +1,21 @@
-//! What the configuration asks of a device.
+//! The device settings of the configuration.
 
 use super::model::Mtu;
 use std::fmt;
 
-/// A value that is wanted, and whose it is.
+/// A wanted value and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish<T> {
     /// The setting's key.
     pub key: &'static str,
     /// The value.
     pub value: T,
-    /// Where it was set, for people: `environment variable RDMA_GID_INDEX`. `None` for a default, which nobody asked for.
+    /// The origin as text, such as `environment variable RDMA_GID_INDEX`. `None` for a default.
     pub origin: Option<String>,
 }
 
 impl<T> Wish<T> {
-    /// A value that nobody asked for.
+    /// A default value.
     pub fn default_of(key: &'static str, value: T) -> Self {
         Wish { key, value, origin: None }
     }
@@ -38,7 +38,7 @@ impl<T: fmt::Display> fmt::Display for Wish<T> {
     }
 }
 
-/// What the configuration asks of a device: the settings that depend on which devices there are and what they offer.
+/// The settings of the configuration that depend on the devices of this machine and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wishes {
     /// The device's name; otherwise the only one with an active port.

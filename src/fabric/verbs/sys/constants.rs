@@ -1,8 +1,8 @@
 //! The values of libibverbs' enumerations that we use.
 //!
-//! They are plain integers and not Rust enums: what the library or a device hands back may be newer than this file,
-//! and a Rust enum with a value that it does not know is undefined behaviour. Source: `infiniband/verbs.h` of rdma-core,
-//! whose values are frozen (the kernel's interface is made of them).
+//! They are plain integers and not Rust enums: the library or a device may return a newer value,
+//! and a Rust enum with an unknown value is undefined behaviour. Source: `infiniband/verbs.h` of
+//! rdma-core, whose values are frozen (they are part of the kernel's interface).
 
 use std::ffi::c_int;
 
@@ -32,7 +32,8 @@ pub const IBV_PORT_ACTIVE: u32 = 4;
 /// `ibv_port_state`: usable, with a link error that has not been counted as down yet.
 pub const IBV_PORT_ACTIVE_DEFER: u32 = 5;
 
-/// `ibv_port_attr::flags` (`IBV_QPF_GRH_REQUIRED`): every address needs a global route header, also on InfiniBand.
+/// `ibv_port_attr::flags` (`IBV_QPF_GRH_REQUIRED`): every address needs a global route header, also
+/// on InfiniBand.
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
 /// `ibv_mtu`: 256 bytes.
@@ -66,8 +67,8 @@ pub const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
 pub const IBV_ACCESS_REMOTE_ATOMIC: c_int = 1 << 3;
 /// `ibv_access_flags`: memory windows may be bound to it.
 pub const IBV_ACCESS_MW_BIND: c_int = 1 << 4;
-/// `ibv_access_flags`: the bus may reorder writes. The first of the optional flags, which a device that does not know
-/// them ignores; needs `ibv_reg_mr_iova2`.
+/// `ibv_access_flags`: the bus may reorder writes. The first of the optional flags, which a device
+/// that does not know them ignores; needs `ibv_reg_mr_iova2`.
 pub const IBV_ACCESS_RELAXED_ORDERING: c_int = 1 << 20;
 
 /// `ibv_qp_type`: reliable connection.
@@ -184,7 +185,7 @@ pub const IBV_EVENT_CQ_ERR: u32 = 0;
 pub const IBV_EVENT_QP_FATAL: u32 = 1;
 /// `ibv_event_type`: a request that came was invalid.
 pub const IBV_EVENT_QP_REQ_ERR: u32 = 2;
-/// `ibv_event_type`: a request that came had no right to what it named.
+/// `ibv_event_type`: an arriving request had no right to the memory that it names.
 pub const IBV_EVENT_QP_ACCESS_ERR: u32 = 3;
 /// `ibv_event_type`: the first packet came before the queue pair was ready to send. Harmless.
 pub const IBV_EVENT_COMM_EST: u32 = 4;

@@ -45,7 +45,7 @@ pub struct ibv_device {
     pub ibdev_path: [c_char; 256],
 }
 
-/// What `ibv_query_device(3)` tells.
+/// The result of `ibv_query_device(3)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // the names are those of the manual page
@@ -95,8 +95,8 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// What `ibv_query_port(3)` tells. The library is told how much of it there is: newer ones know more fields, and what an
-/// older one doesn't know stays 0.
+/// The result of `ibv_query_port(3)`. The call passes its size: newer libraries know more fields,
+/// and fields that an older one does not know stay 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)] // the names are those of the manual page
@@ -130,17 +130,17 @@ pub struct ibv_port_attr {
     pub port_cap_flags2: u16,
 }
 
-/// What `ibv_get_async_event(3)` tells.
+/// The result of `ibv_get_async_event(3)`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_async_event {
-    /// What it is about.
+    /// The object of the event.
     pub element: ibv_async_element,
     /// One of `IBV_EVENT_*`; says which field of `element` is there.
     pub event_type: u32,
 }
 
-/// What an asynchronous event is about.
+/// The object of an asynchronous event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_element {
@@ -181,11 +181,11 @@ pub struct ibv_context_ops {
 pub struct ibv_context {
     /// The device.
     pub device: *mut ibv_device,
-    /// What the inline functions call.
+    /// The functions that the inline functions of the header call.
     pub ops: ibv_context_ops,
     /// The character device.
     pub cmd_fd: c_int,
-    /// What `ibv_get_async_event(3)` reads.
+    /// The descriptor that `ibv_get_async_event(3)` reads.
     pub async_fd: c_int,
     /// How many completion vectors there are.
     pub num_comp_vectors: c_int,
@@ -194,7 +194,7 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// What a thread domain is asked for with; no extension is defined.
+/// The input of `ibv_alloc_td(3)`; no extension is defined.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_td_init_attr {
@@ -202,19 +202,19 @@ pub struct ibv_td_init_attr {
     pub comp_mask: u32,
 }
 
-/// A thread domain: a promise that what is made in it is used by one thread at a time.
+/// A thread domain: a promise that one thread at a time uses its objects.
 #[repr(C)]
 pub struct ibv_td {
     /// The device.
     pub context: *mut ibv_context,
 }
 
-/// What a parent domain is asked for with.
+/// The input of `ibv_alloc_parent_domain(3)`.
 #[repr(C)]
 pub struct ibv_parent_domain_init_attr {
     /// The protection domain that it stands for.
     pub pd: *mut ibv_pd,
-    /// The thread domain of what is made in it, or null.
+    /// The thread domain of its objects, or null.
     pub td: *mut ibv_td,
     /// 0: none of the fields below.
     pub comp_mask: u32,
@@ -226,9 +226,9 @@ pub struct ibv_parent_domain_init_attr {
     pub pd_context: *mut c_void,
 }
 
-/// What lies around an [`ibv_context`] whose `abi_compat` is all ones: later calls, each found by its distance from the
-/// *end*. New ones are put in front, so this begins with the first that we call and what is before it is
-/// left out; `sz` says how many of them there are.
+/// The struct around an [`ibv_context`] whose `abi_compat` is all ones: later calls, each found by
+/// its distance from the *end*. New calls are added in front, so this begins with the first one
+/// that we use; `sz` says how large the library's struct is.
 #[repr(C)]
 #[allow(missing_docs)] // the names are those of the calls; of the others only the places count
 pub struct verbs_context {

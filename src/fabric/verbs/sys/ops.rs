@@ -1,5 +1,5 @@
-//! The calls that are inline functions of libibverbs' header: no symbol of the library, but a jump through the opened
-//! device's table into its driver. They are the whole data path.
+//! The calls that are inline functions of libibverbs' header: no symbol of the library, but a jump
+//! through the opened device's table into its driver. They are the whole data path.
 
 use super::device::{
     ibv_context, ibv_parent_domain_init_attr, ibv_port_attr, ibv_td, ibv_td_init_attr, verbs_context,
@@ -8,15 +8,16 @@ use super::queue::{ibv_cq, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_wc};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
-/// Posts a list of requests on the send queue (`ibv_post_send(3)`). Returns 0 or an errno; then `bad` is the first request
-/// that was not posted.
+/// Posts a list of requests on the send queue (`ibv_post_send(3)`). Returns 0 or an errno; then
+/// `bad` is the first request that was not posted.
 ///
 /// # Safety
-/// `qp` is a queue pair of the library that no other thread posts on meanwhile, `wr` a list of requests whose pieces of
-/// memory stay as they are until their completion (or, inline, until this returns).
+/// `qp` is a queue pair of the library that no other thread posts on meanwhile, `wr` a list of
+/// requests whose pieces of memory stay as they are until their completion (or, inline, until this
+/// returns).
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller vouches for the queue pair, whose context the library keeps as long as it is there.
+    // SAFETY: the caller guarantees a live queue pair, whose context the library keeps alive.
     match unsafe { (*(*qp).context).ops.post_send } {
         // SAFETY: as the caller vouches.
         Some(post) => unsafe { post(qp, wr, bad) },
@@ -24,8 +25,8 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut *mu
     }
 }
 
-/// Posts a list of requests on the receive queue (`ibv_post_recv(3)`). Returns 0 or an errno; then `bad` is the first request
-/// that was not posted.
+/// Posts a list of requests on the receive queue (`ibv_post_recv(3)`). Returns 0 or an errno; then
+/// `bad` is the first request that was not posted.
 ///
 /// # Safety
 /// As [`ibv_post_send`]; nobody reads or writes the pieces of memory until their completion.
@@ -39,22 +40,24 @@ pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: &mut *mu
     }
 }
 
-/// Takes completions out, as many as `wc` has room for (`ibv_poll_cq(3)`). Returns how many, or a negative number.
+/// Polls at most `wc.len()` completions (`ibv_poll_cq(3)`). Returns their number, or a negative
+/// number.
 ///
 /// # Safety
 /// `cq` is a completion queue of the library that no other thread polls meanwhile.
 #[inline]
 pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, wc: &mut [ibv_wc]) -> c_int {
     let room = c_int::try_from(wc.len()).unwrap_or(c_int::MAX);
-    // SAFETY: the caller vouches for the queue, whose context the library keeps as long as it is there.
+    // SAFETY: the caller guarantees a live queue, whose context the library keeps alive.
     match unsafe { (*(*cq).context).ops.poll_cq } {
-        // SAFETY: as the caller vouches; `room` is at most what the slice has.
+        // SAFETY: the caller guarantees a live queue; `room` is at most the length of the slice.
         Some(poll) => unsafe { poll(cq, room, wc.as_mut_ptr()) },
         None => -libc::EOPNOTSUPP,
     }
 }
 
-/// Asks for an event on the queue's channel with the next completion (`ibv_req_notify_cq(3)`). Returns 0 or an errno.
+/// Asks for an event on the queue's channel with the next completion (`ibv_req_notify_cq(3)`).
+/// Returns 0 or an errno.
 ///
 /// # Safety
 /// `cq` is a completion queue of the library, made with a channel.
@@ -68,7 +71,8 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: bool) -> c_int 
     }
 }
 
-/// What lies around a context, if the call that is `from_start` bytes into our [`verbs_context`] is there.
+/// The extended struct around a context, if the library has the call at offset `from_start` of our
+/// [`verbs_context`].
 ///
 /// # Safety
 /// `context` is an opened device of the library.
@@ -79,14 +83,14 @@ unsafe fn extension(context: *mut ibv_context, from_start: usize) -> Option<*mut
     }
     // A pointer to the part that we know: our struct ends where the library's does.
     let around = context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
-    // SAFETY: all ones in `abi_compat` is the library's word that the context is the last field of its
-    // `verbs_context`, and `sz` is the field before it in each version.
+    // SAFETY: all ones in `abi_compat` is the library's word that the context is the last field of
+    // its `verbs_context`, and `sz` is the field before it in each version.
     let size = unsafe { (&raw const (*around).sz).read() };
     (size >= size_of::<verbs_context>() - from_start).then_some(around)
 }
 
-/// What a port is and does (`ibv_query_port(3)`). Returns 0 or an errno, or `None` if the library is so old that only
-/// its symbol of that name does it.
+/// Queries a port (`ibv_query_port(3)`). Returns 0 or an errno, or `None` if an old library has
+/// only the symbol of that name.
 ///
 /// # Safety
 /// `context` is an opened device of the library.
@@ -133,8 +137,9 @@ pub unsafe fn ibv_dealloc_td(domain: *mut ibv_td) -> c_int {
     }
 }
 
-/// Makes a parent domain: a stand-in for a protection domain, in which a thread domain spares the driver its
-/// locks (`ibv_alloc_parent_domain(3)`); `None` if the device has none. It ends by `ibv_dealloc_pd`.
+/// Makes a parent domain: a stand-in for a protection domain, in which a thread domain spares the
+/// driver its locks (`ibv_alloc_parent_domain(3)`); `None` if the device has none. It ends by
+/// `ibv_dealloc_pd`.
 ///
 /// # Safety
 /// Both domains are of this device, and outlive what is made.

@@ -1,4 +1,5 @@
-//! Protection domains, memory regions, completion queues, queue pairs and work requests as libibverbs lays them out.
+//! Protection domains, memory regions, completion queues, queue pairs and work requests as
+//! libibverbs lays them out.
 
 use super::device::{ibv_context, ibv_gid};
 use std::ffi::{c_int, c_uint, c_void};
@@ -25,13 +26,13 @@ pub struct ibv_mr {
     pub length: usize,
     /// The kernel's name of it.
     pub handle: u32,
-    /// What work requests of this process name it by.
+    /// The lkey: names the region in work requests of this process.
     pub lkey: u32,
-    /// What peers name it by.
+    /// The rkey: names the region in work requests of peers.
     pub rkey: u32,
 }
 
-/// What blocks until a completion queue has something. Made by the library alone.
+/// A completion channel. Only the library makes it.
 #[repr(C)]
 pub struct ibv_comp_channel {
     /// The device.
@@ -49,11 +50,11 @@ pub struct ibv_cq {
     pub context: *mut ibv_context,
     /// Its channel, or null.
     pub channel: *mut ibv_comp_channel,
-    /// What its maker gave.
+    /// The context value that its creator passed.
     pub cq_context: *mut c_void,
     /// The kernel's name of it.
     pub handle: u32,
-    /// How many completions it holds, at least as many as were asked for.
+    /// Number of completions that it holds; at least the requested number.
     pub cqe: c_int,
     mutex: libc::pthread_mutex_t,
     cond: libc::pthread_cond_t,
@@ -66,7 +67,7 @@ pub struct ibv_cq {
 pub struct ibv_qp {
     /// The device.
     pub context: *mut ibv_context,
-    /// What its maker gave.
+    /// The context value that its creator passed.
     pub qp_context: *mut c_void,
     /// Its protection domain.
     pub pd: *mut ibv_pd,
@@ -78,7 +79,7 @@ pub struct ibv_qp {
     pub srq: *mut c_void,
     /// The kernel's name of it.
     pub handle: u32,
-    /// What peers reach it by, 24 bits.
+    /// The queue pair number, 24 bits.
     pub qp_num: u32,
     /// One of `IBV_QPS_*`, as of the last call that changed it.
     pub state: u32,
@@ -105,7 +106,7 @@ pub struct ibv_qp_cap {
     pub max_inline_data: u32,
 }
 
-/// What `ibv_create_qp(3)` makes a queue pair with; `cap` comes back with what was granted.
+/// The input of `ibv_create_qp(3)`; `cap` returns the granted limits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_qp_init_attr {
@@ -161,7 +162,7 @@ pub struct ibv_ah_attr {
     pub port_num: u8,
 }
 
-/// What `ibv_modify_qp(3)` changes; a mask says which of the fields count.
+/// The attributes of `ibv_modify_qp(3)`. A mask says which fields are valid.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)] // the names are those of the manual page
@@ -187,7 +188,8 @@ pub struct ibv_qp_attr {
     pub sq_draining: u8,
     pub max_rd_atomic: u8,
     pub max_dest_rd_atomic: u8,
-    /// How long a peer that found no receive waits: the code of the InfiniBand specification, 9.7.5.2.8.
+    /// How long a peer that found no receive waits: the code of the InfiniBand specification,
+    /// 9.7.5.2.8.
     pub min_rnr_timer: u8,
     pub port_num: u8,
     /// 4.096 us times two to the power of this; 0 for ever.
@@ -211,7 +213,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// What a write or read names at the target.
+/// The remote memory of a write or read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_wr_rdma {
@@ -221,7 +223,8 @@ pub struct ibv_wr_rdma {
     pub rkey: u32,
 }
 
-/// As large as what an atomic names, which is the largest of the union; only [`ibv_wr_rdma`] is used.
+/// Padding to the size of the atomic variant, the largest of the union. Only [`ibv_wr_rdma`] is
+/// used.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_wr_target {
@@ -248,7 +251,7 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     /// Immediate data, in network order.
     pub imm_data: u32,
-    /// What is named at the target.
+    /// The remote memory.
     pub wr: ibv_wr_target,
     _qp_type: u32,
     _bind_mw_or_tso: [u64; 6],
@@ -286,7 +289,8 @@ pub struct ibv_recv_wr {
     pub num_sge: c_int,
 }
 
-/// A completion. Of one that failed only `wr_id`, `status`, `qp_num` and `vendor_err` count (`ibv_poll_cq(3)`).
+/// A work completion. In a failed one only `wr_id`, `status`, `qp_num` and `vendor_err` are valid
+/// (`ibv_poll_cq(3)`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)] // the names are those of the manual page
