@@ -125,7 +125,8 @@ impl ShmLinkInner {
         }
     }
 
-    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at [`ShmLinkInner::has_news`].
+    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at
+    /// [`ShmLinkInner::has_news`].
     pub(super) fn mark_idle(&mut self, to: DoorbellRef) {
         self.rings.tell();
         idle::mark_idle(&self.state, to);
@@ -183,7 +184,8 @@ impl ShmLinkInner {
         out.len() > before
     }
 
-    /// Looks at the peer's ring. Returns whether anything had come; an error if the link went down for it.
+    /// Looks at the peer's ring. Returns whether anything had come; an error if the link went down
+    /// for it.
     #[inline(always)] // who spins does nothing else
     fn poll_ring(&mut self, out: &mut Completions) -> Result<bool, ()> {
         match self.executor.poll(&mut self.rings, out) {
@@ -257,7 +259,8 @@ impl ShmLinkInner {
         if !matches!(self.phase, ShmLinkPhase::Failing(_)) {
             self.leave(&why); // else the peer knows already
         }
-        // What the peer has taken is done, not failed. A wrong number on its line changes nothing now.
+        // What the peer has taken is done, not failed. A wrong number on its line changes nothing
+        // now.
         let _ = self.rings.refresh(out);
         self.returned(usize::MAX, out);
         self.rings.fail_all(out);

@@ -25,9 +25,9 @@
 //! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
 //! What a link costs: no file descriptor once it is connected; two mappings; on each side two
-//! segments of 4 KiB and 256 bytes for each slot of its ring, its own and the peer's. What a
-//! peer's process costs, however many links there are to it: its pidfd, its pool's descriptor until
-//! that is mapped, and 64 KiB for its doorbells. While two endpoints shake hands, each has about eight
+//! segments of 4 KiB and 256 bytes for each slot of its ring, its own and the peer's. What a peer's
+//! process costs, however many links there are to it: its pidfd, its pool's descriptor until that
+//! is mapped, and 64 KiB for its doorbells. While two endpoints shake hands, each has about eight
 //! descriptors. A port takes 4096 links, a fabric has 64 ports.
 
 mod bulk;
@@ -166,8 +166,8 @@ impl ShmFabric {
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
 
-    /// Whether the endpoint with this address can be reached from this process: same host, same network
-    /// namespace, same user.
+    /// Whether the endpoint with this address can be reached from this process: same host, same
+    /// network namespace, same user.
     ///
     /// # Errors
     /// [`FabricError::Peer`] with the reason why not.

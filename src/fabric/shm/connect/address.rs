@@ -1,4 +1,4 @@
-//! The address of an endpoint: opaque to everyone but the other endpoint.
+//! The address of an endpoint. Only the endpoint that it connects to reads it.
 
 use crate::fabric::{FabricError, FabricKind};
 use rustix::net::SocketAddrUnix;
@@ -11,19 +11,19 @@ pub(crate) const VERSION: u16 = 3;
 const MAGIC: [u8; 8] = *b"twshmadr";
 const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;
 
-/// A random name that nobody can guess: proof of having been told the address.
+/// A random number that proves that a peer was told the address.
 pub(crate) type EndpointToken = [u8; 16];
 
-/// Which host, seen from a process: two processes with the same can reach each other.
+/// Identifies a host. Two processes with equal values can reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostId {
-    /// The kernel draws a new one at each boot.
+    /// The boot id, which the kernel draws at each boot.
     boot: [u8; 16],
-    /// The network namespace, within which abstract socket names are known.
+    /// The network namespace, which bounds abstract socket names.
     network: u64,
 }
 
-/// Where an endpoint can be reached, and whose it is.
+/// The host, user, process and socket of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
     pub host: HostId,
@@ -36,7 +36,7 @@ impl HostId {
     /// The host of this process.
     ///
     /// # Errors
-    /// If `/proc` is not there.
+    /// If `/proc` is not mounted.
     pub(crate) fn here() -> Result<Self, FabricError> {
         let os = |path: &'static str| {
             move |source| FabricError::Os {
@@ -57,7 +57,7 @@ impl HostId {
     }
 }
 
-/// A fresh token.
+/// Draws a token.
 ///
 /// # Errors
 /// If the kernel has no random numbers.
@@ -75,7 +75,7 @@ pub(crate) fn draw_token() -> Result<EndpointToken, FabricError> {
 }
 
 impl ShmAddress {
-    /// The bytes that travel.
+    /// Encodes the address.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(BYTES);
         bytes.extend(MAGIC);
@@ -88,10 +88,10 @@ impl ShmAddress {
         bytes
     }
 
-    /// Reads an address that a peer has sent.
+    /// Decodes an address that a peer has sent.
     ///
     /// # Errors
-    /// If it is none of this version.
+    /// If it is no address of this version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
         let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
         let mut reader = ByteReader(bytes);
@@ -112,11 +112,10 @@ impl ShmAddress {
         })
     }
 
-    /// Whether the process behind this address can be reached from `here`, by a process of user
-    /// `uid`.
+    /// Checks that a process of user `uid` on the host `here` can reach the endpoint.
     ///
     /// # Errors
-    /// Why not.
+    /// [`FabricError::Peer`] with the reason.
     pub(crate) fn check_reachable(&self, here: HostId, uid: u32) -> Result<(), FabricError> {
         let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
         if self.host.boot != here.boot {
@@ -131,7 +130,7 @@ impl ShmAddress {
         check_uid(self.uid, uid).or_else(refuse)
     }
 
-    /// The name of the endpoint's socket. It is abstract: it vanishes with the process.
+    /// The name of the endpoint's socket. An abstract name ends with the process.
     pub(crate) fn socket_name(&self) -> Result<SocketAddrUnix, rustix::io::Errno> {
         let mut name = String::from("tensorwire-shm-");
         for byte in self.token {
@@ -141,10 +140,10 @@ impl ShmAddress {
     }
 }
 
-/// Whether a process of user `theirs` may share memory with one of user `ours`.
+/// Checks that processes of these two users may share memory.
 ///
 /// # Errors
-/// If not, with both users.
+/// If the users differ, with both.
 pub(crate) fn check_uid(theirs: u32, ours: u32) -> Result<(), String> {
     if theirs == ours {
         return Ok(());
@@ -163,7 +162,7 @@ impl ByteReader<'_> {
         Some(*head)
     }
 
-    /// An address behind magic and version, which must end the bytes.
+    /// Decodes an address behind magic and version, to the end of the bytes.
     fn address(&mut self) -> Option<ShmAddress> {
         let host = HostId { boot: self.take()?, network: u64::from_le_bytes(self.take()?) };
         let uid = u32::from_le_bytes(self.take()?);

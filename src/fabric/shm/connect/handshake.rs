@@ -1,10 +1,10 @@
-//! How two endpoints become a link: they check each other, then swap hellos and the files of their
-//! memory.
+//! The handshake of two endpoints: they check each other, then exchange hellos and the files of
+//! their memory.
 //!
-//! Initiator: hello. Acceptor: its own hello, or a refusal. Initiator: ready, or a refusal. What an
-//! honest peer could have got wrong (depth, generation) ends the handshake on both sides at
-//! once, with both values; whoever else comes to an acceptor is turned away, and the acceptor waits
-//! on.
+//! The initiator sends its hello. The acceptor answers with its own hello, or refuses. The
+//! initiator sends "ready", or refuses. A mistake that an honest peer can make (depth, generation)
+//! ends the handshake on both sides at once, and the error has both values. The acceptor rejects
+//! any other process that connects, and waits on.
 
 use super::address::{EndpointToken, ShmAddress, check_uid};
 use super::hello::{HandshakeMessage, ShmHello};
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Peers that may be between knocking and their last message, at most.
+/// Connections that an acceptor may have open at a time.
 const MAX_CANDIDATES: usize = 8;
 
 /// This side, as the peer will see it.
@@ -36,7 +36,7 @@ pub(crate) struct LocalSide<'a> {
     pub regions: Vec<(u16, u64, BorrowedFd<'a>)>,
 }
 
-/// The other side, checked. Nothing is mapped yet.
+/// The peer, checked. Nothing is mapped yet.
 pub(crate) struct ShmPeer {
     pub pid: u32,
     /// A pidfd.
@@ -44,15 +44,15 @@ pub(crate) struct ShmPeer {
     pub segment: OwnedFd,
     pub doorbells: OwnedFd,
     pub fenced: bool,
-    /// Number, bytes and file of each region of its pool.
+    /// Number, bytes and file of each region of the peer's pool.
     pub regions: Vec<(u16, u64, OwnedFd)>,
 }
 
-/// Why a candidate is turned away.
+/// Why a connection is rejected.
 enum Rejection {
-    /// It is the expected peer, and the two can't agree.
+    /// The expected peer and this side can't agree.
     Final(String),
-    /// It may be anybody.
+    /// The process is not proven to be the expected peer.
     Candidate(String),
 }
 
@@ -73,10 +73,10 @@ fn timeout(tried: &str, deadline: Deadline) -> FabricError {
     FabricError::Timeout { fabric: FabricKind::Shm, tried: tried.into(), after: deadline.after }
 }
 
-/// Reaches out to the endpoint at `address`.
+/// Connects to the endpoint at `address`.
 ///
 /// # Errors
-/// If it is not there, not in time, or either side refuses the other.
+/// If it is not there, the deadline passes, or either side refuses the other.
 pub(crate) fn initiate(
     side: &LocalSide<'_>,
     address: &ShmAddress,
@@ -111,17 +111,17 @@ pub(crate) fn initiate(
             Ok(peer)
         }
         Err(Rejection::Final(why) | Rejection::Candidate(why)) => {
-            // The peer learns it from the end of the connection if not from this.
+            // If this fails, the peer learns of it from the end of the connection.
             let _ = socket::send(&socket, &HandshakeMessage::Refused(why.clone()), &[]);
             Err(refused(why))
         }
     }
 }
 
-/// Waits for the endpoint at `address` to reach out to `listener`.
+/// Waits for the endpoint at `address` to connect to `listener`.
 ///
 /// # Errors
-/// If it does not come in time, or either side refuses the other.
+/// If the deadline passes, or either side refuses the other.
 pub(crate) fn accept(
     side: &LocalSide<'_>,
     listener: &OwnedFd,
@@ -141,7 +141,7 @@ pub(crate) fn accept(
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let has_died = process.is_some() && ready.last() == Some(&true);
-        // Backwards, so that those still to be looked at stay in their places.
+        // Backwards, so that candidates that are still to be checked keep their places.
         for k in (0..candidates.len()).rev().filter(|k| ready[k + 1]) {
             match candidates.swap_remove(k).receive_message(side, address) {
                 Ok(CandidateProgress::Waits(candidate)) => candidates.push(candidate),
@@ -166,8 +166,7 @@ pub(crate) fn accept(
     }
 }
 
-/// The process that is to come, if it can be seen from here: seen from another PID namespace it
-/// can't.
+/// The expected peer's process, if it is visible from this PID namespace.
 fn process_of(address: &ShmAddress) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(address.pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
@@ -180,16 +179,16 @@ fn no_peer_came(last_rejection: Option<String>, deadline: Deadline) -> FabricErr
     }
 }
 
-/// One who has knocked.
+/// A process that has connected.
 struct Candidate {
     socket: OwnedFd,
     state: CandidateState,
 }
 
 enum CandidateState {
-    /// No hello has come yet.
+    /// No hello has arrived yet.
     New { pid: u32, process: OwnedFd },
-    /// Its hello was good, and ours is on its way to it.
+    /// Its hello was accepted, and ours was sent.
     Known(ShmPeer),
 }
 
@@ -207,9 +206,9 @@ impl Candidate {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
-            // It is gone already, or a signal came: there is nothing to let in now.
+            // The connection is gone already, or a signal arrived: there is nothing to accept now.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
-            // This process lacks something, and would lack it again at once.
+            // This process lacks a resource, and would lack it again at once.
             Err(error) => {
                 let why =
                     format!("its connection could not be accepted ({error}): raise the limit of open files");
@@ -251,7 +250,7 @@ impl Candidate {
     }
 }
 
-/// Whose process is at the other end; refused if it is another user's.
+/// Identifies the process at the other end. Refuses a process of another user.
 fn identify_peer(
     socket: BorrowedFd<'_>,
     side: &LocalSide<'_>,
@@ -283,7 +282,7 @@ impl LocalSide<'_> {
         [self.segment, self.doorbells].into_iter().chain(regions).collect()
     }
 
-    /// Checks a hello and its files, term by term.
+    /// Checks a hello and its files.
     fn check_hello(
         &self,
         hello: ShmHello,

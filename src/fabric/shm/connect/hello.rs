@@ -1,4 +1,4 @@
-//! What two endpoints tell each other on their socket, with the files that go with it.
+//! The messages of the handshake, and the files that go with them.
 
 use super::address::{ByteReader, EndpointToken, VERSION};
 use crate::fabric::LinkOptions;
@@ -9,28 +9,28 @@ const HELLO: u8 = 1;
 const REFUSED: u8 = 2;
 const READY: u8 = 3;
 
-/// Pool regions that a process may share, at most.
+/// Pool regions that a process may share.
 pub(crate) const MAX_REGIONS: usize = 32;
-/// Bytes of the longest message of the handshake.
+/// Bytes of the longest message.
 pub(crate) const MAX_BYTES: usize = 1024;
-/// Bytes of a reason, at most.
+/// Bytes of the longest reason.
 const MAX_REASON: usize = 512;
 
-/// What an endpoint says of itself. The files of its segment, its doorbells and its regions go with it,
-/// in this order.
+/// An endpoint's description of itself. The files of its segment, its doorbells and its regions go
+/// with it, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShmHello {
-    /// The sender's own token.
+    /// Token of the sender.
     pub from: EndpointToken,
-    /// The token of the endpoint that it wants.
+    /// Token of the endpoint that the sender expects.
     pub to: EndpointToken,
     pub depth: u32,
     pub generation: u8,
-    /// Its process takes part in heavy barriers.
+    /// Whether the sender's process takes part in heavy barriers.
     pub fenced: bool,
-    /// Bytes of its segment.
+    /// Bytes of the sender's segment.
     pub segment: u64,
-    /// Its pool's regions: number and bytes.
+    /// Number and bytes of each region of the sender's pool.
     pub regions: Vec<(u16, u64)>,
 }
 
@@ -38,14 +38,14 @@ pub(crate) struct ShmHello {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeMessage {
     Hello(ShmHello),
-    /// The other side does not go on, and why.
+    /// The other side refuses, with the reason.
     Refused(String),
-    /// The other side has taken the hello, and the link is up for it.
+    /// The other side has accepted the hello, and the link is up for it.
     Ready,
 }
 
 impl HandshakeMessage {
-    /// The bytes that travel.
+    /// Encodes the message.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(MAX_BYTES);
         bytes.extend(MAGIC);
@@ -65,10 +65,10 @@ impl HandshakeMessage {
         bytes
     }
 
-    /// Reads what a peer has sent.
+    /// Decodes a message of a peer.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake, for the peer.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = ByteReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
@@ -104,7 +104,7 @@ impl ShmHello {
         }
     }
 
-    /// Reads a hello to the end of the bytes.
+    /// Decodes a hello, to the end of the bytes.
     fn read(reader: &mut ByteReader<'_>) -> Option<ShmHello> {
         let [generation, fenced] = reader.take()?;
         if fenced > 1 {
@@ -127,10 +127,10 @@ impl ShmHello {
         reader.0.is_empty().then_some(hello)
     }
 
-    /// Whether a peer's hello goes with what this side wants.
+    /// Checks that a peer's hello agrees with this side.
     ///
     /// # Errors
-    /// What does not, with both values.
+    /// The first difference, with both values.
     pub(crate) fn check(&self, options: &LinkOptions, layout: &SegmentLayout) -> Result<(), String> {
         let agree = |what: &str, theirs: u64, ours: u64| {
             if theirs == ours {

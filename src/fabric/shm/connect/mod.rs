@@ -1,4 +1,4 @@
-//! How two unconnected endpoints become a link: addresses, hello messages, sockets and the handshake.
+//! Connecting two endpoints: addresses, hello messages, sockets and the handshake.
 
 pub(crate) mod address;
 pub(crate) mod handshake;

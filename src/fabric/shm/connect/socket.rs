@@ -1,6 +1,7 @@
-//! The Unix socket of an endpoint: messages that carry files, and who is at the other end.
+//! The Unix socket of an endpoint: messages with files, and the identity of the peer's process.
 //!
-//! The sockets keep message boundaries (`SOCK_SEQPACKET`), so a message comes whole or not at all.
+//! The sockets keep message boundaries (`SOCK_SEQPACKET`), so a message arrives whole or not at
+//! all.
 #![allow(unsafe_code)]
 
 use super::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
@@ -15,30 +16,31 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-/// Files that one message carries, at most: more than an honest one has, so that one too many is
-/// seen.
+/// Files that one message can carry: more than an honest message has, so that an extra file is
+/// noticed.
 const MAX_FILES: usize = MAX_REGIONS + 3;
 
-/// Until when something may take.
+/// The end of a wait.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     at: Option<Instant>,
-    /// How long it was, from the start.
+    /// The timeout from which the deadline was made, for errors.
     pub after: Duration,
 }
 
 impl Deadline {
-    /// `after` from now. So far away that it can't be told means never.
+    /// The deadline after a timeout. A timeout that is too long for the clock never ends.
     pub(crate) fn after(after: Duration) -> Self {
         Deadline { at: Instant::now().checked_add(after), after }
     }
 
-    /// What is left of it; zero when it has passed, `None` if it never will.
+    /// The time that is left: zero after the deadline, `None` if it never comes.
     fn left(self) -> Option<Duration> {
         self.at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Sleeps until something can be read from one of these, or it has passed. `false` if it has.
+    /// Sleeps until one of `fds` is readable, or until the deadline. Returns `false` at the
+    /// deadline.
     pub(crate) fn wait(self, fds: &mut [PollFd<'_>]) -> rustix::io::Result<bool> {
         loop {
             let left = self.left().and_then(|left| Timespec::try_from(left).ok());
@@ -51,7 +53,7 @@ impl Deadline {
     }
 }
 
-/// A socket on which peers can connect.
+/// A socket that accepts connections of peers.
 pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, name)?;
@@ -59,11 +61,11 @@ pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Knocks. Waits for room in the listener's queue, until the deadline: `AGAIN` then.
+/// Connects. Waits for room in the listener's queue until the deadline, then returns `AGAIN`.
 pub(crate) fn connect(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC)?;
     loop {
-        // A time-out of zero would mean none.
+        // A timeout of zero would mean none.
         let left = deadline.left().map(|left| left.max(Duration::from_millis(1)));
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, left)?;
         match rustix::net::connect(&socket, name) {
@@ -107,10 +109,10 @@ pub(crate) fn send_bytes(
     }
 }
 
-/// Takes the message that is there, with its files.
+/// Receives the message that is there, with its files.
 ///
 /// # Errors
-/// What is wrong with it, or that there is none.
+/// The mistake of the peer, or that there is no message.
 pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedFd>), String> {
     let mut bytes = [0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
@@ -122,7 +124,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedF
             other => break other.map_err(|error| format!("its message can't be received: {error}"))?,
         }
     };
-    // Taken out at once, so that they are closed whatever else is wrong.
+    // Taken out at once, so that the files are closed after every error.
     let mut files = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(more) = message {
@@ -141,14 +143,14 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedF
     Ok((HandshakeMessage::from_bytes(&bytes[..got.bytes])?, files))
 }
 
-/// The process at the other end, as it was when it connected or began to listen.
+/// The process at the other end, when it connected or began to listen.
 pub(crate) struct Credentials {
     pub uid: u32,
-    /// 0 if it is in a process namespace that this process can't see into.
+    /// 0 if the process is in a PID namespace that this process can't see into.
     pub pid: u32,
 }
 
-/// Who is at the other end, as the kernel says.
+/// The kernel's record of the process at the other end.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> rustix::io::Result<Credentials> {
     // Not through rustix, whose process ids can't be 0.
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -164,8 +166,8 @@ pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<Ow
     match unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut fd) } {
         // SAFETY: the kernel has just made this descriptor for this call.
         Ok(()) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        // Before Linux 6.5. The process is at the other end of the handshake, so its id is not
-        // another's yet.
+        // Before Linux 6.5. The process is at the other end of the handshake, so no other process
+        // has its id yet.
         Err(Errno::NOPROTOOPT) => {
             let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?;
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())

@@ -1,4 +1,4 @@
-//! Handshakes with those who should not get in, and with those who come too late or not at all.
+//! Handshakes with processes that must be rejected, that are late, or that never come.
 
 use super::address::{ShmAddress, VERSION};
 use super::hello::{HandshakeMessage, ShmHello};
@@ -48,8 +48,8 @@ fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     ShmHello { from: from.token, to: token, depth: 8, generation: 0, fenced: true, segment, regions }
 }
 
-/// Sends a message and files to an acceptor, which must turn them away with `text`, and then still
-/// let the right peer in.
+/// Sends a message and files to an acceptor. It must reject them with `text`, and still accept the
+/// right peer.
 fn assert_turned_away(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<OwnedFd>), text: &str) {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
@@ -60,7 +60,7 @@ fn assert_turned_away(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec
     send_bytes(&candidate, &bytes, &files).expect("sent");
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
-        // Told why, or hung up on.
+        // The acceptor sends a reason, or closes the connection.
         let mut fds = [rustix::event::PollFd::new(&candidate, rustix::event::PollFlags::IN)];
         assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not turned away");
         match receive(&candidate) {
@@ -201,7 +201,7 @@ fn a_peer_that_does_not_come_is_waited_for_until_the_deadline() {
     let text = why(acceptor.connect(Role::Acceptor, other.address(), SHORT_TIMEOUT));
     assert!(text.contains("100ms"), "{text}");
     assert!(start.elapsed() >= SHORT_TIMEOUT && start.elapsed() < TIMEOUT);
-    // And the other way round: it is there, but does not answer.
+    // The other way round: the peer exists, but does not answer.
     let initiator = endpoint(&OPTIONS);
     let text = why(initiator.connect(Role::Initiator, other.address(), SHORT_TIMEOUT));
     assert!(text.contains("100ms"), "{text}");

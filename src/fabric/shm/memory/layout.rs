@@ -1,24 +1,24 @@
-//! Where things are in a segment.
+//! The layout of a segment.
 //!
 //! Each process makes one segment per link, which only it can write and which the peer maps
-//! read-only. It holds what this process has to say: its rings, how far it has consumed the peer's,
-//! which loans it has given back, and whether it still takes part. Pieces that are written at
-//! different times are 128 bytes apart, since the hardware fetches cache lines in pairs.
+//! read-only. The segment holds this process's ring, the number of slots that it has consumed, the
+//! loans that it has given back, and the state of its side. Parts that are written at different
+//! times are 128 bytes apart, since the hardware fetches cache lines in pairs.
 
 use super::ring::SLOT_WORDS;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
 use std::ops::Range;
 
-/// Words between pieces: 128 bytes.
+/// Words between parts: 128 bytes.
 const SPACING: usize = 16;
-/// Word of the state line.
+/// First word of the state line.
 const STATE: usize = SPACING;
-/// Where the consumer line starts.
+/// First word of the consumer line.
 const LINE: usize = 2 * SPACING;
 /// Words of a page.
 const PAGE: usize = 4096 / 8;
 
-/// Slots of a ring, at most.
+/// The largest number of slots of a ring.
 pub(crate) const MAX_DEPTH: u32 = 1 << 16;
 
 /// The layout of both segments of a link: ranges of 64-bit words.
@@ -42,18 +42,17 @@ impl SegmentLayout {
         Ok(SegmentLayout { depth: options.depth as usize })
     }
 
-    /// The line that says whether the segment's owner still takes part, and whether it wants to be
-    /// rung for.
+    /// The owner's state line: whether it still takes part, and its idle mark.
     pub(crate) fn state(&self) -> Range<usize> {
         STATE..STATE + 2
     }
 
-    /// The line on which the owner says what it has consumed of the peer's ring.
+    /// The owner's consumer line: the slots that it has consumed of the peer's ring.
     pub(crate) fn line(&self) -> Range<usize> {
         LINE..LINE + 2
     }
 
-    /// The owner's table of loans that it holds of the peer's.
+    /// The owner's loan table: the loans that it holds of the peer.
     pub(crate) fn leases(&self) -> Range<usize> {
         let start = LINE + SPACING;
         start..start + self.depth

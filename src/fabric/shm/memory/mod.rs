@@ -1,4 +1,5 @@
-//! The memory that two processes share for a link: words, segments, and what the words mean.
+//! The memory that two processes share for a link: words, segments and their layout, rings, orders,
+//! state.
 
 pub(crate) mod layout;
 pub(crate) mod order;

@@ -1,4 +1,4 @@
-//! What a slot says: the operations of the fabric as they travel, and the judgement of what a peer
+//! Orders: the operations of the fabric as a slot carries them, and the check of slots that a peer
 //! wrote.
 
 use super::ring::{HEADER_WORDS, PAYLOAD_BYTES};
@@ -14,10 +14,10 @@ const ANSWER: u8 = 6;
 
 const HAS_IMMEDIATE: u8 = 1;
 
-/// Words of the payload that describe bulk.
+/// Words of the payload that describe the source of an order.
 pub(crate) const BODY_WORDS: usize = 4;
 
-/// A slot's header, term by term.
+/// The fields of a slot's header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlotHeader {
     op: u8,
@@ -31,7 +31,7 @@ pub(crate) struct SlotHeader {
     target_offset: u64,
 }
 
-/// Where bulk lies in the pool of the process that names it.
+/// The place of bytes in the pool of the process that names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OrderSource {
     pub region: u16,
@@ -39,25 +39,25 @@ pub(crate) struct OrderSource {
     pub len: u64,
 }
 
-/// What a slot asks for. Lengths of payload are in range and immediates are known ones; regions,
+/// The content of a slot. Payload lengths are in range and immediates have known kinds. Regions,
 /// keys and bounds are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Deliver the payload as a message.
+    /// Delivers the payload as a message.
     Send { len: usize },
-    /// Write the payload to a grant.
+    /// Writes the payload to a grant.
     WriteInline { len: usize, target: OrderTarget, immediate: Option<Immediate> },
-    /// Copy bulk to a grant.
+    /// Copies bytes of the sender's pool to a grant.
     Write { source: OrderSource, target: OrderTarget, immediate: Option<Immediate> },
-    /// Borrow bulk.
+    /// Lends bytes of the sender's pool.
     Lend { source: OrderSource, index: u64, number: u64, immediate: Immediate },
-    /// Say where the bytes of a grant are.
+    /// Asks for the place of a grant's bytes.
     Read { exposed: OrderTarget, len: u64, ticket: ReadTicket },
-    /// Here are the bytes that were asked for.
+    /// Answers a read with the place of the bytes.
     Answer { source: OrderSource, ticket: ReadTicket },
 }
 
-/// Where a grant is meant: its length comes with the operation.
+/// A part of a grant. The operation has the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OrderTarget {
     pub region: u16,
@@ -71,15 +71,15 @@ impl From<&Grant> for OrderTarget {
     }
 }
 
-/// Which read an answer is for.
+/// Identifies a read, for its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadTicket {
     pub index: u32,
     pub number: u32,
 }
 
-/// The words of an order's header and body. A send and an inline write have no body: their payload
-/// is the caller's.
+/// The words of an order's header and body. A send and an inline write have no body: the caller has
+/// their payload.
 pub(crate) type OrderWords = ([u64; HEADER_WORDS], [u64; BODY_WORDS]);
 
 impl SlotHeader {
@@ -149,7 +149,7 @@ impl SlotHeader {
 }
 
 impl Order {
-    /// The words that travel.
+    /// Encodes the order.
     #[inline]
     pub(crate) fn to_words(self) -> OrderWords {
         let none = [0; BODY_WORDS];
@@ -183,10 +183,11 @@ impl Order {
         }
     }
 
-    /// Judges a slot that a peer wrote. `body` is called only if the header says that there is one.
+    /// Decodes and checks a slot of a peer. `body` is called only if the header says that there is
+    /// one.
     ///
     /// # Errors
-    /// What is wrong with it, with the values.
+    /// The violation.
     #[inline]
     pub(crate) fn from_words(
         header: [u64; HEADER_WORDS],
@@ -234,8 +235,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_words_are_refused_or_come_back(mut header: [u64; HEADER_WORDS], body: [u64; 4], op in 0u8..9) {
-            // Most random operations, flags and lengths are refused: bring them near what is
-            // allowed.
+            // Most random operations, flags and lengths are refused, so bring them near the allowed
+            // ones.
             header[0] = header[0] & !0xFE_FEFF | u64::from(op);
             if let Ok(order) = Order::from_words(header, || body) {
                 let (again, words) = order.to_words();

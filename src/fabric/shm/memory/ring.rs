@@ -1,13 +1,15 @@
 //! A ring of slots with one producer and one consumer.
 //!
-//! The producer's process owns the slots, the consumer's process owns the line on which it says how
-//! far it has come; neither writes what the other owns. A slot is 32 words (four cache lines):
+//! The producer's process owns the slots. The consumer's process owns the consumer line, on which
+//! it publishes how many slots it has consumed. Neither writes what the other owns. A slot is 32
+//! words (four cache lines):
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | low endpoint: sequence number, stored last; high endpoint: how far the *other* ring of the link has been consumed |
+//! | 0, low half | sequence number, stored last |
+//! | 0, high half | how many slots of the *other* ring of the link have been consumed |
 //! | 1..4 | header |
-//! | 4..32 | payload; the first four words of it share the header's cache line |
+//! | 4..32 | payload; its first four words share the header's cache line |
 //!
 //! The slot for position `p` is full when its sequence number is `p + 1` (modulo 2^32), so a slot
 //! never has to be reset. Positions count up for ever in 64 bits here and modulo 2^32 in shared
@@ -21,7 +23,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 pub(crate) const SLOT_WORDS: usize = 32;
 /// Words of a slot's header, not counting word 0.
 pub(crate) const HEADER_WORDS: usize = 3;
-/// Where a slot's payload starts.
+/// First word of a slot's payload.
 const PAYLOAD: usize = 1 + HEADER_WORDS;
 /// Bytes of a slot's payload.
 pub(crate) const PAYLOAD_BYTES: usize = (SLOT_WORDS - PAYLOAD) * 8;
@@ -33,12 +35,12 @@ pub(crate) const CREDITS: usize = 1;
 /// The first position of every ring: 300 slots before the 32 bits wrap.
 pub(crate) const FIRST: u64 = (1 << 32) - 300;
 
-/// A peer that says it has consumed more than was sent.
+/// The peer says that it has consumed more slots than were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadAck {
-    /// What it says, modulo 2^32.
+    /// The number that the peer says, modulo 2^32.
     pub said: u32,
-    /// What was sent, modulo 2^32.
+    /// The number of sent slots, modulo 2^32.
     pub sent: u32,
 }
 
@@ -47,21 +49,21 @@ fn sequence(position: u64) -> u32 {
     (position as u32).wrapping_add(1)
 }
 
-/// Makes a ring and a line of this process's ready, before the peer can see them.
+/// Initialises a ring and a line of this process, before the peer can see them.
 ///
 /// # Panics
 /// If the number of slots is not a power of two.
 pub(crate) fn prepare(slots: &impl StoreWords, line: &impl StoreWords) {
     let depth = depth(slots);
     for position in FIRST..FIRST + depth {
-        // What a full slot of the lap before would hold.
+        // The sequence number that a full slot of the lap before would hold.
         let empty = sequence(position.wrapping_sub(depth));
         slots.store(slot_at(position, depth - 1), u64::from(empty), Relaxed);
     }
     line.store(TAIL, u64::from(FIRST as u32), Release);
 }
 
-/// The end that fills slots.
+/// The end of a ring that fills slots.
 pub(crate) struct Producer<R, L> {
     slots: R,
     /// The peer's consumer line.
@@ -69,12 +71,12 @@ pub(crate) struct Producer<R, L> {
     mask: u64,
     /// Position of the next slot to fill.
     next: u64,
-    /// All slots before this position have been consumed, as far as is known.
+    /// All slots before this position are known to be consumed.
     acked: u64,
 }
 
 impl<R: StoreWords, L: LoadWords> Producer<R, L> {
-    /// The producer of a ring that [`prepare`] has seen.
+    /// The producer of a ring that [`prepare`] has initialised.
     ///
     /// # Panics
     /// If the number of slots is not a power of two.
@@ -87,12 +89,12 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         self.next
     }
 
-    /// Every slot before this position has been consumed.
+    /// All slots before this position have been consumed.
     pub(crate) fn acked(&self) -> u64 {
         self.acked
     }
 
-    /// Whether a slot is free. Looks at the peer's line only if none seems to be.
+    /// Whether a slot is free. Reads the peer's line only if none seems to be.
     #[inline]
     pub(crate) fn has_room(&mut self) -> Result<bool, BadAck> {
         if self.next - self.acked <= self.mask {
@@ -102,10 +104,11 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         Ok(self.next - self.acked <= self.mask)
     }
 
-    /// Fills the next slot. `ack` is how far the other ring of the link has been consumed.
+    /// Fills the next slot. `ack` is the number of consumed slots of the link's other ring.
     ///
     /// # Panics
-    /// If the payload is longer than [`PAYLOAD_BYTES`]. The caller has seen [`Producer::has_room`].
+    /// If the payload is longer than [`PAYLOAD_BYTES`]. The caller has called
+    /// [`Producer::has_room`].
     #[inline]
     pub(crate) fn post(&mut self, ack: u32, header: [u64; HEADER_WORDS], payload: &[u8]) {
         debug_assert!(self.next - self.acked <= self.mask, "posted to a full ring");
@@ -129,13 +132,13 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         self.next += 1;
     }
 
-    /// Asks for the cache line of the next slot, which is about to be filled.
+    /// Fetches the cache line of the next slot, which is about to be filled.
     #[inline]
     pub(crate) fn prefetch(&self) {
         self.slots.prefetch(slot_at(self.next, self.mask));
     }
 
-    /// Takes note of how far the peer says it has come. Older news than is known is ignored.
+    /// Records how many slots the peer has consumed. Ignores an older number.
     #[inline]
     pub(crate) fn acknowledge(&mut self, ack: u32) -> Result<(), BadAck> {
         let step = ack.wrapping_sub(self.acked as u32);
@@ -157,7 +160,7 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         self.acknowledge(tail as u32)
     }
 
-    /// Whether the peer's line says more than is known.
+    /// Whether the peer's line has a newer number than is known.
     pub(crate) fn has_news(&self) -> bool {
         let step = (self.line.load(TAIL, Acquire) as u32).wrapping_sub(self.acked as u32);
         step != 0 && step <= u32::MAX / 2
@@ -174,10 +177,10 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
     }
 }
 
-/// The end that empties slots.
+/// The end of a ring that empties slots.
 ///
-/// The slots are the peer's memory and can change while they are read. So each word is read once,
-/// into memory of this process, and judged there.
+/// The slots are the peer's memory and can change while they are read. Each word is therefore read
+/// once, into memory of this process, and checked there.
 pub(crate) struct Consumer<R, L> {
     slots: R,
     /// This process's consumer line.
@@ -185,12 +188,12 @@ pub(crate) struct Consumer<R, L> {
     mask: u64,
     /// Position of the next slot to empty.
     position: u64,
-    /// How far the peer has been told.
+    /// The position that was last published to the peer.
     told: u64,
 }
 
 impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
-    /// The consumer of a ring, on a line that [`prepare`] has seen.
+    /// The consumer of a ring, on a line that [`prepare`] has initialised.
     ///
     /// # Panics
     /// If the number of slots is not a power of two.
@@ -198,29 +201,30 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         Consumer { mask: depth(&slots) - 1, slots, line, position: FIRST, told: FIRST }
     }
 
-    /// Whether the next slot is full; if so, what its sender says it has consumed.
+    /// Whether the next slot is full. Returns the number that its sender has consumed of the other
+    /// ring.
     #[inline]
     pub(crate) fn peek(&self) -> Option<u32> {
-        // Acquire: with the sequence number comes what was written before it.
+        // Acquire: the words that were written before the sequence number are visible.
         let first = self.slots.load(slot_at(self.position, self.mask), Acquire);
         (first as u32 == sequence(self.position)).then_some((first >> 32) as u32)
     }
 
-    /// The header of the slot that [`Consumer::peek`] saw.
+    /// The header of the slot that [`Consumer::peek`] found.
     #[inline]
     pub(crate) fn header(&self) -> [u64; HEADER_WORDS] {
         let slot = slot_at(self.position, self.mask);
         std::array::from_fn(|k| self.slots.load(slot + 1 + k, Relaxed))
     }
 
-    /// The first words of its payload.
+    /// The first words of the slot's payload.
     #[inline]
     pub(crate) fn words<const N: usize>(&self) -> [u64; N] {
         let slot = slot_at(self.position, self.mask);
         std::array::from_fn(|k| self.slots.load(slot + PAYLOAD + k, Relaxed))
     }
 
-    /// Copies the start of its payload out, as many bytes as `out` has.
+    /// Copies the start of the slot's payload, as many bytes as `out` has.
     ///
     /// # Panics
     /// If `out` is longer than [`PAYLOAD_BYTES`].
@@ -238,24 +242,23 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         }
     }
 
-    /// Leaves the slot behind: its words, and the memory that it names, will not be read again.
-    /// Returns whether the peer was told on the line, as it is now and then.
+    /// Consumes the slot: its words, and the memory that it names, are not read again. Publishes
+    /// the position now and then; returns whether it did.
     #[inline]
     pub(crate) fn advance(&mut self) -> bool {
         self.position += 1;
         self.position - self.told > self.mask / 4 && self.tell()
     }
 
-    /// How many slots have been consumed, for a slot of the other ring to carry: the peer counts as
-    /// told.
+    /// The number of consumed slots, for the next slot of the other ring. Counts as published.
     #[inline]
     pub(crate) fn ack(&mut self) -> u32 {
         self.told = self.position;
         self.position as u32
     }
 
-    /// Tells the peer on the line, if it does not know yet, how many slots have been consumed.
-    /// Returns whether it did not.
+    /// Publishes the number of consumed slots on the line, unless the peer knows it. Returns
+    /// whether it did.
     #[inline]
     pub(crate) fn tell(&mut self) -> bool {
         if self.told == self.position {
@@ -265,15 +268,14 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         true
     }
 
-    /// Says on the line how far this side has come, whether the peer knows or not: the last word.
+    /// Publishes the number of consumed slots on the line in any case.
     pub(crate) fn finish(&mut self) {
         self.told = self.position;
-        // Release: what was read from the slots, and from the memory that they name, was read
-        // before.
+        // Release: this side's reads of the slots, and of the memory that they name, come before.
         self.line.store(TAIL, u64::from(self.position as u32), Release);
     }
 
-    /// Puts the credits of the layer above on the line.
+    /// Publishes the credits of the layer above on the line.
     pub(crate) fn publish_credits(&self, credits: u32) {
         self.line.store(CREDITS, u64::from(credits), Release);
     }
@@ -350,8 +352,8 @@ mod tests {
         });
     }
 
-    /// A source is pulled on one thread and, once the slot that named it was consumed, written on
-    /// the other.
+    /// A source is pulled on one thread. The other thread writes it again once the slot that named
+    /// it was consumed.
     #[allow(unsafe_code)] // loom checks accesses to plain memory only through its raw cell
     fn pull_and_reuse(reply: bool) {
         loom::model(move || {
@@ -414,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_ring_is_empty_before_anything_was_sent_even_where_the_sequence_wraps() {
-        // With 512 slots the very first lap passes the position whose sequence number is 0.
+        // With 512 slots the first lap passes the position whose sequence number is 0.
         let (mut producer, mut consumer) = heap_ring(512);
         for word in 0..512 {
             assert_eq!(take(&mut consumer), None);

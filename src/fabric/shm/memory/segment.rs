@@ -1,4 +1,4 @@
-//! Segments as files and mappings: the only place that turns mapped memory into words.
+//! Segments as files and mappings: the only code that turns mapped memory into words.
 #![allow(unsafe_code)]
 
 use super::layout::SegmentLayout;
@@ -19,7 +19,7 @@ use std::time::Duration;
 struct SegmentMapping {
     base: NonNull<u64>,
     words: usize,
-    /// Keeps a forked child from what it could write to.
+    /// Keeps a forked child from writing to the mapping.
     unforked: Option<SharedMapping>,
 }
 
@@ -35,14 +35,14 @@ impl SegmentMapping {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, flags, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        // The file need not stay open for as long as the mapping, so a child sees zeros: it has no
-        // use for a link.
+        // The file may be closed before the mapping ends, so a child sees zeros: it has no use for
+        // a link.
         let writable = access.contains(ProtFlags::WRITE);
         let unforked = writable.then(|| SharedMapping::register(base.cast(), bytes, None));
         Ok(SegmentMapping { base, words: bytes / 8, unforked })
     }
 
-    /// The address of the first word of a range, once that is known to be inside.
+    /// Address of the first word of a range, which must be inside.
     fn part(&self, range: &Range<usize>) -> NonNull<u64> {
         assert!(range.start <= range.end && range.end <= self.words, "{range:?} of {} words", self.words);
         // SAFETY: just checked to stay inside the mapping.
@@ -53,15 +53,14 @@ impl SegmentMapping {
 impl Drop for SegmentMapping {
     fn drop(&mut self) {
         self.unforked = None;
-        // SAFETY: mapped in `new` with this length, and whoever has a pointer into it holds it by
-        // `Arc`. It can only fail for an address that is not a mapping's; then there is nothing to
-        // give back.
+        // SAFETY: mapped in `new` with this length. Code with a pointer into it holds it by `Arc`.
+        // The call can fail only for an address that is not mapped; then there is nothing to unmap.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * 8) };
     }
 }
 
-/// A range of words in a peer's segment, which stays mapped for as long as this or a clone lives:
-/// readable, and changing under us at any time.
+/// Words of a peer's segment. They stay mapped as long as this or a clone lives, are read-only, and
+/// change at any time.
 #[derive(Clone)]
 pub(crate) struct PeerWords {
     base: NonNull<u64>,
@@ -69,14 +68,14 @@ pub(crate) struct PeerWords {
     _mapping: Arc<SegmentMapping>,
 }
 
-/// A range of words in this process's own segment.
+/// Words of this process's own segment.
 pub(crate) struct OwnWords {
     base: NonNull<u64>,
     len: usize,
     _mapping: Arc<SegmentMapping>,
 }
 
-/// A range of words that several processes write.
+/// Words that several processes write.
 pub(crate) struct SharedWords {
     base: NonNull<u64>,
     len: usize,
@@ -104,11 +103,11 @@ unsafe impl Sync for OwnWords {}
 #[inline]
 unsafe fn load(base: NonNull<u64>, len: usize, index: usize, order: Ordering) -> u64 {
     assert!(index < len);
-    // SAFETY: mapped, says the caller, and inside, says the assertion; mappings and words are
-    // aligned. The reference lives for one access. It is to an atomic, so that others may write the
-    // word meanwhile. In a read-only mapping a load is allowed where it is a plain instruction
-    // (`std::sync::atomic`, "Atomic accesses to read-only memory"), as one of 8 bytes is on the
-    // 64-bit targets that this crate is for.
+    // SAFETY: mapped, as the caller promises, and inside, as the assertion checks; mappings and
+    // words are aligned. The reference lives for one access. It is to an atomic, so that others may
+    // write the word meanwhile. In a read-only mapping a load is allowed where it is a plain
+    // instruction (`std::sync::atomic`, "Atomic accesses to read-only memory"), as one of 8 bytes
+    // is on the 64-bit targets that this crate is for.
     unsafe { &*base.as_ptr().add(index).cast::<AtomicU64>() }.load(order)
 }
 
@@ -140,15 +139,15 @@ impl StoreWords for OwnWords {
     #[inline]
     fn store(&self, index: usize, value: u64, order: Ordering) {
         assert!(index < self.len);
-        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the
-        // assertion.
+        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, as the
+        // assertion checks.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }.store(value, order);
     }
 
     #[inline]
     fn prefetch(&self, index: usize) {
         let word = self.base.as_ptr().wrapping_add(index);
-        // Not the intrinsic: without a target feature that one fetches the line for reading only.
+        // Not the intrinsic, which without a target feature fetches the line for reading only.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a prefetch reads and writes nothing and does not fault, whatever the address.
         unsafe {
@@ -174,16 +173,16 @@ impl LoadWords for SharedWords {
 impl SharedWords {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len);
-        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, says the
-        // assertion.
+        // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, as the
+        // assertion checks.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }
     }
 
     /// The low half of a word, for the kernel.
-    fn low_endpoint(&self, index: usize) -> &AtomicU32 {
-        let endpoints = ptr::from_ref(self.word(index)).cast::<AtomicU32>();
-        // SAFETY: half of a word that is mapped, and aligned. Only the kernel looks at it.
-        unsafe { &*endpoints.add(usize::from(cfg!(target_endian = "big"))) }
+    fn low_half(&self, index: usize) -> &AtomicU32 {
+        let halves = ptr::from_ref(self.word(index)).cast::<AtomicU32>();
+        // SAFETY: half of a mapped word, and aligned. Only the kernel reads it.
+        unsafe { &*halves.add(usize::from(cfg!(target_endian = "big"))) }
     }
 }
 
@@ -205,15 +204,15 @@ impl ShareWords for SharedWords {
     }
 
     fn wait(&self, index: usize, seen: u32, timeout: Duration) {
-        // A time that does not fit is for ever. An error is a changed word, a signal, or the end of
-        // the time.
+        // A timeout that does not fit is endless. An error means that the word has changed, a
+        // signal arrived, or the timeout passed.
         let timeout = futex::Timespec::try_from(timeout).ok();
-        let _ = futex::wait(self.low_endpoint(index), futex::Flags::empty(), seen, timeout.as_ref());
+        let _ = futex::wait(self.low_half(index), futex::Flags::empty(), seen, timeout.as_ref());
     }
 
     fn wake(&self, index: usize) {
-        // The word is ours and aligned, so there is no error.
-        let _ = futex::wake(self.low_endpoint(index), futex::Flags::empty(), i32::MAX as u32);
+        // The word is mapped and aligned, so there is no error.
+        let _ = futex::wake(self.low_half(index), futex::Flags::empty(), i32::MAX as u32);
     }
 }
 
@@ -223,15 +222,15 @@ pub(crate) struct OwnSegment {
     file: OwnedFd,
 }
 
-/// The seals of a segment: its size is fixed, and only mappings that exist already can write.
+/// The seals of a segment: its size is fixed, and only existing mappings can write.
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
 impl OwnSegment {
-    /// A new segment, zeroed and sealed. It vanishes with the last process that has it.
+    /// Makes a segment, zeroed and sealed. It ends with the last process that maps it.
     ///
     /// # Errors
-    /// If the memory can't be had.
+    /// If there is no memory for it.
     pub(crate) fn new(layout: &SegmentLayout) -> Result<Self, FabricError> {
         let bytes = layout.bytes();
         Self::make(bytes).map_err(|error| FabricError::Os {
@@ -256,7 +255,7 @@ impl OwnSegment {
         self.file.as_fd()
     }
 
-    /// A part of it.
+    /// The words of a range.
     ///
     /// # Panics
     /// If the range is not inside.
@@ -272,11 +271,10 @@ pub(crate) struct PeerSegment {
 }
 
 impl PeerSegment {
-    /// Maps a segment that a peer has sent.
+    /// Maps a segment that a peer has sent. The caller has checked its seals and its size.
     ///
     /// # Errors
-    /// If it can't be mapped. The caller has seen to its seals and its size: it has at least the
-    /// layout's bytes, and can't become shorter.
+    /// If it can't be mapped.
     pub(crate) fn map(file: BorrowedFd<'_>, layout: &SegmentLayout) -> Result<Self, FabricError> {
         let bytes = layout.bytes();
         let mapping = SegmentMapping::new(file, bytes, ProtFlags::READ).map_err(|error| FabricError::Os {
@@ -288,7 +286,7 @@ impl PeerSegment {
         Ok(PeerSegment { mapping: Arc::new(mapping) })
     }
 
-    /// A part of it.
+    /// The words of a range.
     ///
     /// # Panics
     /// If the range is not inside.
@@ -303,15 +301,15 @@ pub(crate) struct SharedSegment {
     mapping: Arc<SegmentMapping>,
 }
 
-/// The seals of shared memory: whoever maps it can rely on its size.
+/// The seals of shared memory: its size is fixed.
 const SHARED_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl SharedSegment {
-    /// So many bytes, zeroed and sealed, and the file to give to others. They vanish with the last
-    /// process that has them.
+    /// Makes a segment of `bytes` bytes, zeroed and sealed, and returns the file for the peers. It
+    /// ends with the last process that maps it.
     ///
     /// # Errors
-    /// If the memory can't be had.
+    /// If there is no memory for it.
     pub(crate) fn new(bytes: usize) -> rustix::io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tensorwire-bells", flags)?;
@@ -320,10 +318,10 @@ impl SharedSegment {
         Ok((Self::map(file.as_fd(), bytes)?, file))
     }
 
-    /// Whether a file is fit to be mapped.
+    /// Checks that a file can be mapped safely.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason.
     pub(crate) fn check(file: &OwnedFd, bytes: usize) -> Result<(), String> {
         let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
         if !seals.contains(SHARED_SEALS) {
@@ -336,7 +334,7 @@ impl SharedSegment {
         Ok(())
     }
 
-    /// Maps the first bytes of a file that [`SharedSegment::check`] has seen.
+    /// Maps the first bytes of a file that [`SharedSegment::check`] has accepted.
     ///
     /// # Errors
     /// If it can't be mapped.
@@ -345,7 +343,7 @@ impl SharedSegment {
         Ok(SharedSegment { mapping: Arc::new(mapping) })
     }
 
-    /// A part of it.
+    /// The words of a range.
     ///
     /// # Panics
     /// If the range is not inside.

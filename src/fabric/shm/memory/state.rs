@@ -10,8 +10,8 @@ const CLOSED: u64 = 1;
 const PROTOCOL: u64 = 2;
 const NO_RECEIVE: u64 = 3;
 
-/// Says on this process's line that it no longer takes part. What it does to its memory after this,
-/// a peer that has pulled some of it in the meantime can tell.
+/// Publishes that this process no longer takes part. It may change its memory after this; a peer
+/// that pulled bytes meanwhile can detect that.
 pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
     let word = match why {
         LinkFailure::Protocol(_) => PROTOCOL,
@@ -24,8 +24,8 @@ pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
         | LinkFailure::Local(_) => CLOSED,
     };
     line.store(0, word, Ordering::Release);
-    // Orders the store before every later write to memory that was lent or named to the peer: one
-    // that pulled such a byte and then looks at the line (`after_pulling`) sees it.
+    // Orders the store before every later write to memory that was lent or named to the peer. A
+    // peer that pulled such a byte and then reads the line (`after_pulling`) sees the store.
     fence(Ordering::SeqCst);
 }
 
@@ -38,10 +38,10 @@ pub(crate) fn of_peer(line: &PeerWords) -> Option<LinkFailure> {
     }
 }
 
-/// As [`of_peer`], asked after bytes were pulled out of the peer's memory: while the peer takes
-/// part it keeps what it has named as it was, so the bytes were good if this is `None`.
+/// As [`of_peer`], called after bytes were pulled out of the peer's memory. A peer that takes part
+/// does not change what it has named, so the bytes are valid if this is `None`.
 pub(crate) fn after_pulling(line: &PeerWords) -> Option<LinkFailure> {
-    // Orders the reads of the bytes before the look at the line.
+    // Orders the reads of the bytes before the read of the line.
     fence(Ordering::Acquire);
     of_peer(line)
 }

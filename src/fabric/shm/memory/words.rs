@@ -1,66 +1,64 @@
-//! Shared memory as numbered 64-bit words, behind two small traits.
+//! Shared memory as numbered 64-bit words, behind three small traits.
 //!
-//! The ring and the lease table are written over these traits, so that the same code runs on a
-//! mapped segment and, in the loom tests, on loom's atomics. What a peer owns is only
-//! [`LoadWords`]: there is no way to write to it, in the types as in the page tables. What several
-//! processes write is [`ShareWords`]d.
+//! Rings and loan tables are generic over these traits. The same code runs on a mapped segment and,
+//! in the loom tests, on loom's atomics. A peer's words are only [`LoadWords`]: neither the types
+//! nor the page tables allow a write. [`ShareWords`] are written by several processes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Words that this process may read.
 pub(crate) trait LoadWords {
-    /// How many there are.
+    /// Number of words.
     fn len(&self) -> usize;
 
-    /// Reads one.
+    /// Reads a word.
     ///
     /// # Panics
     /// If there is no word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
 }
 
-/// Words that this process, and nobody else, may write.
+/// Words that only this process may write.
 pub(crate) trait StoreWords: LoadWords {
-    /// Writes one.
+    /// Writes a word.
     ///
     /// # Panics
     /// If there is no word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
-    /// Asks for the cache line of one, which is about to be written. A hint: it may do nothing.
+    /// Fetches the cache line of a word that is about to be written. A hint, which may do nothing.
     fn prefetch(&self, index: usize);
 }
 
 /// Words that this process and others write. Each change is sequentially consistent.
 pub(crate) trait ShareWords: LoadWords {
-    /// Adds to one, modulo 2^64. Returns what it was.
+    /// Adds to a word, modulo 2^64. Returns the old value.
     ///
     /// # Panics
     /// If there is no word `index`; so do the others.
     fn fetch_add(&self, index: usize, value: u64) -> u64;
 
-    /// Sets bits of one. Returns what it was.
+    /// Sets bits of a word. Returns the old value.
     fn fetch_or(&self, index: usize, bits: u64) -> u64;
 
-    /// Puts a value into one. Returns what it was.
+    /// Replaces a word. Returns the old value.
     fn swap(&self, index: usize, value: u64) -> u64;
 
-    /// Orders what this thread did before against what it does after, as threads see it that do the
-    /// same.
+    /// A sequentially consistent fence.
     fn fence(&self);
 
-    /// Sleeps until a [`ShareWords::wake`] of the word, or for `timeout`; not at all if its low
-    /// endpoint is not `seen`. May return early.
+    /// Sleeps until a [`ShareWords::wake`] of the word, or for `timeout`. Does not sleep if the
+    /// word's low half is not `seen`. May return early.
     fn wait(&self, index: usize, seen: u32, timeout: Duration);
 
-    /// Wakes all who sleep on a word.
+    /// Wakes all threads that sleep on a word.
     fn wake(&self, index: usize);
 }
 
 #[cfg(test)]
 pub(crate) mod test {
-    //! Words that are not in a segment.
+    //! Words outside of segments.
 
     use super::{LoadWords, ShareWords, StoreWords};
     use loom::sync::{Condvar, Mutex};
@@ -110,7 +108,7 @@ pub(crate) mod test {
         LoomWords, loom::sync::atomic::AtomicU64
     }
 
-    /// For loom's threads: words that all of them write, and a kernel in which they sleep on these.
+    /// For loom's threads: words that all of them write, and a model of the kernel's futex.
     #[derive(Clone)]
     pub(crate) struct LoomShared(Arc<(Vec<loom::sync::atomic::AtomicU64>, Mutex<()>, Condvar)>);
 
@@ -149,11 +147,11 @@ pub(crate) mod test {
             loom::sync::atomic::fence(SeqCst);
         }
 
-        /// The kernel looks at the word and puts the thread to sleep under one lock. It never ends
-        /// early here, so a wake-up that is lost ends in a deadlock, which loom reports.
+        /// The kernel checks the word and puts the thread to sleep under one lock. The model never
+        /// returns early, so a lost wake-up ends in a deadlock, which loom reports.
         fn wait(&self, index: usize, seen: u32, _timeout: Duration) {
             let mut lock = self.0.1.lock().expect("not poisoned");
-            // By a change, as that sees the newest value, and the kernel does.
+            // A read-modify-write sees the newest value, as the kernel does.
             while self.0.0[index].fetch_add(0, SeqCst) as u32 == seen {
                 lock = self.0.2.wait(lock).expect("not poisoned");
             }

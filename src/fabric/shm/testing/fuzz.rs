@@ -1,5 +1,5 @@
-//! The door for fuzz targets to what reads a peer's bytes here: each function checks what must be
-//! true of any input.
+//! Entry points for fuzz targets: the decoders of a peer's bytes. Each function checks properties
+//! that hold for any input.
 
 use super::hostile_peer::OPTIONS;
 use crate::fabric::shm::connect::address::{HostId, ShmAddress};
@@ -10,14 +10,14 @@ use crate::fabric::shm::memory::ring::HEADER_WORDS;
 
 pub use super::hostile_program::hostile_peer;
 
-/// An error's text may quote what a peer said, shortened.
+/// Bytes of the longest error: it may quote a peer, shortened.
 const MAX_ERROR: usize = 1024;
 
 fn is_short(why: &dyn std::fmt::Display) {
     assert!(why.to_string().len() <= MAX_ERROR, "{why}");
 }
 
-/// An address: what is read is written as it was.
+/// An address that is accepted encodes to the same bytes.
 pub fn address(bytes: &[u8]) {
     match ShmAddress::from_bytes(bytes) {
         Ok(address) => {
@@ -32,8 +32,7 @@ pub fn address(bytes: &[u8]) {
     }
 }
 
-/// A message of the handshake: what is read is written as it was, but for reasons, which are shown
-/// only.
+/// A message of the handshake that is accepted encodes to the same bytes. Reasons are shown only.
 pub fn handshake(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MAX_BYTES)];
     let message = match HandshakeMessage::from_bytes(bytes) {
@@ -61,7 +60,7 @@ pub fn handshake(bytes: &[u8]) {
     assert_eq!(again, bytes);
 }
 
-/// The words of a slot: what is read is written to the same order.
+/// The words of a slot that are accepted encode to an equal order.
 pub fn slot(words: [u64; HEADER_WORDS + BODY_WORDS]) {
     let [a, b, c, body @ ..] = words;
     match Order::from_words([a, b, c], || body) {

@@ -1,5 +1,5 @@
-//! A peer that shook hands like an honest one, and then can write what it likes into its segment.
-//! For tests and fuzzing.
+//! A hostile peer for tests and fuzzing: it shakes hands like an honest one, and then writes
+//! anything into its segment.
 
 use super::pool;
 use crate::fabric::shm::connect::address;
@@ -21,7 +21,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, generation: 0 };
 
-/// The peer.
+/// The hostile side of a link.
 pub(crate) struct HostilePeer {
     pub out: Producer<OwnWords, PeerWords>,
     pub inc: Consumer<PeerWords, OwnWords>,
@@ -29,18 +29,18 @@ pub(crate) struct HostilePeer {
     pub line: OwnWords,
     pub state: OwnWords,
     pub leases: OwnWords,
-    /// The honest's doorbells.
+    /// Doorbells of the honest side.
     pub bells: PeerDoorbells,
 }
 
-/// The honest side.
+/// The honest side of a link.
 pub(crate) struct HonestPeer {
     pub pool: Pool,
     pub port: ShmPort,
     pub link: LinkId,
 }
 
-/// Who shares what, link after link.
+/// The fabric and the pools that several links share.
 pub(crate) struct HostileSetup {
     fabric: ShmFabric,
     pub pool: Pool,
@@ -55,9 +55,9 @@ impl HostileSetup {
     }
 }
 
-/// A new link.
-pub(crate) fn connect_hostile_peer(siege: &HostileSetup) -> (HonestPeer, HostilePeer) {
-    let HostileSetup { fabric, pool, hostile_pool } = siege;
+/// Makes a link.
+pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, HostilePeer) {
+    let HostileSetup { fabric, pool, hostile_pool } = setup;
     let layout = SegmentLayout::new(&OPTIONS).expect("in range");
     let endpoint = fabric.endpoint(0, &OPTIONS).expect("an endpoint");
     let segment = OwnSegment::new(&layout).expect("a segment");

@@ -1,5 +1,4 @@
-//! What a peer that shook hands like an honest one can do by writing what it likes into its
-//! segment.
+//! Damage that a hostile peer can do by writing anything into its segment.
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile_peer};
 use super::{pool, tensor, tensor_mut};
@@ -29,8 +28,8 @@ impl HonestPeer {
         self.port.grant(self.link, target).expect("room")
     }
 
-    /// Polls until the link is down, or a few times; the events but for `Down`, and why it went
-    /// down.
+    /// Polls until the link is down, or 200 times. Returns the events except `Down`, and the reason
+    /// of `Down`.
     fn poll(&mut self) -> (Vec<Event>, Option<LinkFailure>) {
         let mut completions = Completions::default();
         let mut events = Vec::new();
@@ -46,7 +45,7 @@ impl HonestPeer {
         (events, None)
     }
 
-    /// The link must go down for a broken rule, and the reason must say `text`.
+    /// The link must go down for a violation whose text contains `text`.
     fn assert_broken(&mut self, text: &str) {
         match self.poll() {
             (events, Some(LinkFailure::Protocol(why))) => {
@@ -162,7 +161,7 @@ fn answers_that_nobody_asked_for_end_the_link() {
 #[test]
 fn a_flood_of_reads_is_bounded() {
     let (mut honest, mut hostile) = hostile_link();
-    // The hostile never takes an answer: 8 fit in the ring, 8 may wait, and one is too many.
+    // The hostile peer never takes an answer: 8 fit in the ring, 8 may wait, and one is too many.
     for number in 0..17 {
         let ticket = ReadTicket { index: 0, number };
         while hostile.out.has_room() != Ok(true) {
@@ -252,7 +251,7 @@ fn a_mark_that_means_nothing_rings_nowhere_that_matters() {
 #[test]
 fn rings_without_end_and_for_links_that_are_not_there_cost_only_time() {
     let (mut honest, mut hostile) = hostile_link();
-    // The hostile has sent the honest's own doorbells as its own; so it has them.
+    // The hostile peer's hello had the honest side's own doorbells, so it can ring them.
     for place in 0..crate::fabric::shm::wakeup::doorbell::PLACES {
         hostile.bells.ring(idle::DoorbellRef { bell: 0, place });
     }
@@ -282,7 +281,7 @@ proptest! {
         for (op, mut header, mut body, near, len) in slots {
             header[0] = header[0] & !0xFEFF | op;
             if near {
-                // Close enough to be carried out sometimes.
+                // Near enough to be executed sometimes.
                 header[0] = header[0] & 0x0FFF_FFFF_0000_01FF | len << 16;
                 header[1] = u64::from(grant.key) | u64::from(grant.region) << 32;
                 header[2] = grant.offset.wrapping_add(header[2] % 3).wrapping_sub(1);

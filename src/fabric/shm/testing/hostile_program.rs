@@ -1,8 +1,8 @@
-//! A link under hostile_peer: its peer writes what it likes into all that it shares, while the
-//! owner goes on. For tests and fuzzing.
+//! A link to a hostile peer that writes anything into everything that it shares, while the honest
+//! side goes on. For tests and fuzzing.
 //!
-//! The input is a program. Whatever it does: no panic, no endless poll, no byte changed outside
-//! what was granted, each operation completes once, and no memory is lost.
+//! The input is a program of commands for both sides. For any program: no panic, no endless poll,
+//! no changed byte outside of grants, each operation completes once, and no memory is lost.
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer};
 use super::{tensor, tensor_mut};
@@ -18,9 +18,9 @@ use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use std::sync::atomic::Ordering::Release;
 
 const MAX_COMMANDS: usize = 200;
-/// Polls after which nothing more can come of what the peer has written so far.
+/// Polls after which the peer's writes so far can cause nothing more.
 const POLLS: usize = 64;
-/// What lies beside each grant.
+/// Bytes beside each grant, which must not change.
 const GUARD: [u8; 64] = [0x55; 64];
 
 thread_local! {
@@ -28,7 +28,7 @@ thread_local! {
     static SETUP: HostileSetup = HostileSetup::new();
 }
 
-/// The bytes of a program. Where they end, there are zeros.
+/// The bytes of a program, followed by zeros.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -46,7 +46,7 @@ impl Input<'_> {
         u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
     }
 
-    /// A number that is small, near an end of its range, or anything.
+    /// A number that is small, near an end of its range, or arbitrary.
     fn number(&mut self) -> u64 {
         match self.u8() {
             small @ 0..=180 => u64::from(small),
@@ -57,30 +57,29 @@ impl Input<'_> {
     }
 }
 
-/// What is true of the owner's side.
+/// The honest side and its invariants.
 struct Owner {
     honest: HonestPeer,
-    /// Operations that have not completed.
     /// Operations that have not completed.
     open: usize,
     grants: Vec<Grant>,
     exposed: Vec<Grant>,
     guards: Vec<Tensor>,
-    /// What was lent to this side.
+    /// Tensors that were lent to this side.
     borrowed: Vec<Event>,
     is_down: bool,
 }
 
 /// Runs a program.
 pub fn hostile_peer(bytes: &[u8]) {
-    SETUP.with(|hostile_peer| {
-        run(hostile_peer, &mut Input(bytes));
-        assert!(hostile_peer.pool.is_empty(), "tensors were left behind");
+    SETUP.with(|setup| {
+        run(setup, &mut Input(bytes));
+        assert!(setup.pool.is_empty(), "tensors were left behind");
     });
 }
 
-fn run(siege: &HostileSetup, input: &mut Input<'_>) {
-    let (honest, mut hostile) = connect_hostile_peer(siege);
+fn run(setup: &HostileSetup, input: &mut Input<'_>) {
+    let (honest, mut hostile) = connect_hostile_peer(setup);
     let mut owner = Owner {
         honest,
         open: 0,
@@ -137,7 +136,7 @@ impl HostilePeer {
         }
     }
 
-    /// A slot that may be carried out, or not.
+    /// Posts a slot that may be allowed or not.
     fn slot(&mut self, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
         if self.out.has_room() != Ok(true) {
             return;
@@ -212,7 +211,7 @@ impl Owner {
         let target = self.honest.port.revoke(self.honest.link, &grant);
         let target = target.expect("it was granted");
         assert_eq!(target.bytes().len() as u64, grant.len);
-        // It is this side's now, so nobody may write to it.
+        // The memory belongs to this side now, so the peer may not write to it.
         let bytes = target.bytes().to_vec();
         self.poll();
         assert_eq!(target.bytes(), bytes);
@@ -284,8 +283,8 @@ impl Owner {
         }
         self.borrowed.clear();
         self.guards.clear();
-        // A peer that leaves and has taken nothing holds no loan; with one that does, the pool
-        // keeps what it lent.
+        // A peer that leaves without taking a slot holds no loan. With a peer that does, the pool
+        // keeps the lent bytes.
         hostile.line.store(TAIL, u64::from(FIRST as u32), Release);
         state::leave(&hostile.state, &LinkFailure::Closed);
         self.honest.port.detach(self.honest.link);
