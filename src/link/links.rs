@@ -362,9 +362,9 @@ impl<P: Port, C> Links<P, C> {
 
     /// Answers a peer's request with the word that the next value in line is one that the peer holds itself, by the name
     /// that [`LinkEvent::Returned`] brought. Returns whether the request was there.
-    pub fn serve_stashed(&mut self, peer_request: PeerRequestId, held: u32, number: u64) -> bool {
+    pub fn serve_stashed(&mut self, peer_request: PeerRequestId, stash_id: u32, number: u64) -> bool {
         let Some((link, mut cx)) = self.with(peer_request.link) else { return false };
-        let served = link.serve_stashed(&mut cx, peer_request.request, held, number);
+        let served = link.serve_stashed(&mut cx, peer_request.request, stash_id, number);
         self.links.note_backlog(peer_request.link);
         served
     }
@@ -525,9 +525,9 @@ impl<C> Link<C> {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::SendComplete));
         }
         self.unlist_all(cx);
-        for held in self.stash.drain() {
+        for entry in self.stash.drain() {
             let incarnation = self.identity.peer_incarnation;
-            cx.events.push_back(LinkEvent::Orphaned { key: held.key, value: held.value, incarnation });
+            cx.events.push_back(LinkEvent::Orphaned { key: entry.key, value: entry.value, incarnation });
         }
         let quarantined = self.requests.iter().map(|request| request.quarantined).sum();
         cx.counters.lower(Gauge::QuarantinedBytes, quarantined);

@@ -162,7 +162,7 @@ pub struct Corruption {
     /// The sender's sum of them.
     pub sent: u64,
     /// The sum of what came.
-    pub came: u64,
+    pub actual: u64,
 }
 
 /// Why a request ended without a value.
@@ -249,7 +249,7 @@ pub enum LinkEvent<C> {
         /// The value's name.
         key: TensorKey,
         /// The peer's name for the value.
-        held: u32,
+        stash_id: u32,
         /// Its place.
         number: u64,
     },

@@ -60,10 +60,10 @@ fn scene_with(settings: LinkSettings) -> Scene {
     let options = LinkOptions { depth: DEPTH, receives: 0, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].endpoint(0, &options).expect("an endpoint"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
-    let patience = Duration::from_secs(5);
+    let timeout = Duration::from_secs(5);
     let thread =
-        std::thread::spawn(move || second.connect(Role::Acceptor, &own, patience).expect("connected"));
-    let first = first.connect(Role::Initiator, &address, patience).expect("connected");
+        std::thread::spawn(move || second.connect(Role::Acceptor, &own, timeout).expect("connected"));
+    let first = first.connect(Role::Initiator, &address, timeout).expect("connected");
     let second = thread.join().expect("no panic");
     let [port, mut by_hand] = [0, 1].map(|side: usize| fabrics[side].port().expect("a port"));
     let mut links = Links::new(port, ours, CountersWriter::new(), 1);

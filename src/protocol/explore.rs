@@ -37,17 +37,17 @@ enum Ask {
     /// It would be borrowed.
     Borrow,
     /// A standing request with the right meta-data and a destination for it.
-    Armed,
+    Standing,
     /// One with a destination that is larger than what comes, and with other meta-data.
-    ArmedRoomy,
+    StandingRoomy,
     /// One with a larger destination and the right meta-data.
-    ArmedSpacious,
+    StandingSpacious,
     /// One with a destination that is too small for large values.
-    ArmedTight,
+    StandingTight,
     /// One without a destination.
-    ArmedBare,
+    StandingBare,
     /// One that would borrow.
-    ArmedBorrow,
+    StandingBorrow,
 }
 
 impl Ask {
@@ -56,17 +56,20 @@ impl Ask {
         Ask::Granted,
         Ask::GrantedOther,
         Ask::Borrow,
-        Ask::Armed,
-        Ask::ArmedRoomy,
-        Ask::ArmedSpacious,
-        Ask::ArmedTight,
-        Ask::ArmedBare,
-        Ask::ArmedBorrow,
+        Ask::Standing,
+        Ask::StandingRoomy,
+        Ask::StandingSpacious,
+        Ask::StandingTight,
+        Ask::StandingBare,
+        Ask::StandingBorrow,
     ];
 
-    fn is_armed(self) -> bool {
-        use Ask::{Armed, ArmedBare, ArmedBorrow, ArmedRoomy, ArmedSpacious, ArmedTight};
-        matches!(self, Armed | ArmedRoomy | ArmedSpacious | ArmedTight | ArmedBare | ArmedBorrow)
+    fn is_standing(self) -> bool {
+        use Ask::{Standing, StandingBare, StandingBorrow, StandingRoomy, StandingSpacious, StandingTight};
+        matches!(
+            self,
+            Standing | StandingRoomy | StandingSpacious | StandingTight | StandingBare | StandingBorrow
+        )
     }
 }
 
@@ -128,8 +131,8 @@ struct World {
     in_use: bool,
     granted: Option<u64>,
     no_room: bool,
-    held: bool,
-    parked: bool,
+    stashed: bool,
+    early: bool,
     unverified: bool,
     sender: Option<Sender>,
     kept: bool,
@@ -156,10 +159,10 @@ impl Kind {
 impl World {
     fn new(case: Case) -> Self {
         let granted = Self::grant_of(case);
-        let standing = case.asked.is_armed();
+        let standing = case.asked.is_standing();
         let receiver = match case.asked {
-            Ask::ArmedSpacious => Receiver::standing(granted).expecting(case.value.bytes()),
-            Ask::ArmedRoomy => Receiver::standing(granted).expecting(OTHER),
+            Ask::StandingSpacious => Receiver::standing(granted).expecting(case.value.bytes()),
+            Ask::StandingRoomy => Receiver::standing(granted).expecting(OTHER),
             _ if standing => Receiver::standing(granted),
             _ => Receiver::new(granted),
         };
@@ -170,8 +173,8 @@ impl World {
             in_use: true,
             granted,
             no_room: false,
-            held: false,
-            parked: false,
+            stashed: false,
+            early: false,
             unverified: false,
             sender: None,
             kept: false,
@@ -185,17 +188,17 @@ impl World {
 
     fn grant_of(case: Case) -> Option<u64> {
         match case.asked {
-            Ask::Granted | Ask::Armed => Some(case.value.bytes()),
-            Ask::GrantedOther | Ask::ArmedTight => Some(OTHER),
-            Ask::ArmedRoomy | Ask::ArmedSpacious => Some(ROOMY),
-            Ask::First | Ask::Borrow | Ask::ArmedBare | Ask::ArmedBorrow => None,
+            Ask::Granted | Ask::Standing => Some(case.value.bytes()),
+            Ask::GrantedOther | Ask::StandingTight => Some(OTHER),
+            Ask::StandingRoomy | Ask::StandingSpacious => Some(ROOMY),
+            Ask::First | Ask::Borrow | Ask::StandingBare | Ask::StandingBorrow => None,
         }
     }
 
     /// The same, once everything has ended: the next receive, which does not give up.
     fn next_receive(&self) -> World {
-        let (sent, line, held) = (self.sent, self.line, self.held);
-        World { sent, line, held, may_give_up: false, ..World::new(Case { room: true, ..self.case }) }
+        let (sent, line, stashed) = (self.sent, self.line, self.stashed);
+        World { sent, line, stashed, may_give_up: false, ..World::new(Case { room: true, ..self.case }) }
     }
 
     fn steps(&self) -> Vec<Step> {
@@ -239,14 +242,14 @@ impl World {
                     // It had to be given up before: its receive asks by itself, and is told what that one would be.
                     self.waiter = Waiter::ToldNoRoom;
                 } else if self.receiver.claim() == ReceiverAction::Deliver {
-                    assert!(std::mem::take(&mut self.parked), "it is here");
+                    assert!(std::mem::take(&mut self.early), "it is here");
                     (self.waiter, self.in_use) = (Waiter::Got, false);
                 }
             }
             Step::Disarm => {
                 self.waiter = Waiter::Dropped;
-                if std::mem::take(&mut self.parked) {
-                    self.held = true;
+                if std::mem::take(&mut self.early) {
+                    self.stashed = true;
                     self.to_sender.push_back(ToSender::Return);
                 }
                 self.cancel();
@@ -322,12 +325,12 @@ impl World {
             ToSender::Request => {
                 let granted = Self::grant_of(self.case);
                 let meta_version = match self.case.asked {
-                    Ask::First | Ask::Borrow | Ask::ArmedBare | Ask::ArmedBorrow => 0,
-                    Ask::Granted | Ask::Armed | Ask::ArmedSpacious => 5,
-                    Ask::GrantedOther | Ask::ArmedRoomy | Ask::ArmedTight => 4,
+                    Ask::First | Ask::Borrow | Ask::StandingBare | Ask::StandingBorrow => 0,
+                    Ask::Granted | Ask::Standing | Ask::StandingSpacious => 5,
+                    Ask::GrantedOther | Ask::StandingRoomy | Ask::StandingTight => 4,
                 };
-                let borrow = matches!(self.case.asked, Ask::Borrow | Ask::ArmedBorrow);
-                let standing = self.case.asked.is_armed();
+                let borrow = matches!(self.case.asked, Ask::Borrow | Ask::StandingBorrow);
+                let standing = self.case.asked.is_standing();
                 self.sender = Some(Sender::new(SenderRequest { granted, meta_version, borrow, standing }));
                 self.serve();
             }
@@ -357,8 +360,8 @@ impl World {
     }
 
     fn receiver_step(&mut self) -> Result<(), Violation> {
-        let came = self.to_receiver.pop_front().expect("a step that is there");
-        let arrival = match came {
+        let arrived = self.to_receiver.pop_front().expect("a step that is there");
+        let arrival = match arrived {
             ToReceiver::Write => {
                 let (granted, bytes) = (self.granted.take(), self.case.value.bytes());
                 assert!(granted.expect("a write lands where it was granted") >= bytes);
@@ -374,7 +377,7 @@ impl World {
             ToReceiver::Meta { loan_follows: true } => Arrival::MetaBeforeLoan,
             ToReceiver::Meta { loan_follows: false } => Arrival::Meta,
             ToReceiver::Stashed => {
-                assert!(std::mem::take(&mut self.held), "it is held here");
+                assert!(std::mem::take(&mut self.stashed), "it is stashed here");
                 Arrival::Stashed
             }
             ToReceiver::Checksum => {
@@ -402,7 +405,7 @@ impl World {
                 if self.waiter == Waiter::Waits {
                     self.waiter = Waiter::Got;
                 } else {
-                    self.held = true;
+                    self.stashed = true;
                     self.to_sender.push_back(ToSender::Return);
                 }
             }
@@ -413,7 +416,7 @@ impl World {
                 }
             }
             ReceiverAction::Free => self.in_use = false,
-            ReceiverAction::StoreEarly => (self.parked, self.granted) = (true, None),
+            ReceiverAction::StoreEarly => (self.early, self.granted) = (true, None),
             ReceiverAction::SendCancel | ReceiverAction::AskOnceMore => panic!("{action:?} for {arrival:?}"),
         }
         if !self.in_use {
@@ -437,16 +440,16 @@ impl World {
         let on_its_way = self.to_receiver.iter().filter(|message| on_its_way(message)).count();
         // A value that the receiver holds has a place in line, or the word that gives it one is under way.
         let returning = self.to_sender.contains(&ToSender::Return);
-        let held_in_line = self.line == Line::HeldByReceiver || returning;
-        let held_on_its_way = self.to_receiver.contains(&ToReceiver::Stashed);
-        assert_eq!(self.held, held_in_line || held_on_its_way, "{self:?}");
+        let stashed_in_line = self.line == Line::HeldByReceiver || returning;
+        let stashed_on_its_way = self.to_receiver.contains(&ToReceiver::Stashed);
+        assert_eq!(self.stashed, stashed_in_line || stashed_on_its_way, "{self:?}");
         let places = on_its_way
             + usize::from(self.waiter == Waiter::Got)
             + usize::from(self.line == Line::Value)
             + usize::from(self.kept)
-            + usize::from(self.parked)
+            + usize::from(self.early)
             + usize::from(self.unverified)
-            + usize::from(held_in_line);
+            + usize::from(stashed_in_line);
         assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
         let sums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Checksum).count();
         let bytes = |message: &&ToReceiver| {

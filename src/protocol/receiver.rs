@@ -66,8 +66,8 @@ pub enum ReceiverAction {
 /// One request, from the side that asked.
 #[derive(Clone, Debug)]
 pub struct Receiver {
-    state: State,
-    claim: Claim,
+    state: ReceiverState,
+    claim: StandingClaim,
     /// Whether a value counts only once its sum has come.
     validates: bool,
     /// Bytes of the tensor that a standing request names, whose destination may be longer.
@@ -75,7 +75,7 @@ pub struct Receiver {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Claim {
+enum StandingClaim {
     /// A plain request: it was made for its waiter.
     Plain,
     /// A standing request that nobody waits for yet.
@@ -85,7 +85,7 @@ enum Claim {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ReceiverState {
     /// Not sent yet.
     Unsent,
     /// Sent, with a destination of this many bytes granted, or none.
@@ -113,18 +113,18 @@ enum State {
     Done,
 }
 
-impl State {
+impl ReceiverState {
     fn name(self) -> &'static str {
         match self {
-            State::Unsent => "that was not sent yet",
-            State::Requested { .. } => "that waits for its first answer",
-            State::Allocating => "that is being allocated for",
-            State::ReRequested { .. } => "that waits for its write",
-            State::Cancelling { .. } => "that was given up",
-            State::Unverified { .. } => "whose value waits for its sum",
-            State::Overtaken => "whose value had come",
-            State::Early => "whose answer had come",
-            State::Done => "that was done",
+            ReceiverState::Unsent => "that was not sent yet",
+            ReceiverState::Requested { .. } => "that waits for its first answer",
+            ReceiverState::Allocating => "that is being allocated for",
+            ReceiverState::ReRequested { .. } => "that waits for its write",
+            ReceiverState::Cancelling { .. } => "that was given up",
+            ReceiverState::Unverified { .. } => "whose value waits for its sum",
+            ReceiverState::Overtaken => "whose value had come",
+            ReceiverState::Early => "whose answer had come",
+            ReceiverState::Done => "that was done",
         }
     }
 }
@@ -133,8 +133,8 @@ impl Receiver {
     /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
     pub fn new(granted: Option<u64>) -> Self {
         Receiver {
-            state: State::Requested { granted },
-            claim: Claim::Plain,
+            state: ReceiverState::Requested { granted },
+            claim: StandingClaim::Plain,
             validates: false,
             expected: None,
         }
@@ -143,8 +143,8 @@ impl Receiver {
     /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
     pub fn standing(granted: Option<u64>) -> Self {
         Receiver {
-            state: State::Requested { granted },
-            claim: Claim::Unclaimed,
+            state: ReceiverState::Requested { granted },
+            claim: StandingClaim::Unclaimed,
             validates: false,
             expected: None,
         }
@@ -169,38 +169,43 @@ impl Receiver {
 
     /// Whether nobody has claimed the standing request, and nobody has given it up.
     pub fn is_unclaimed(&self) -> bool {
-        self.claim == Claim::Unclaimed
+        self.claim == StandingClaim::Unclaimed
     }
 
     /// Whether it was made as a standing request.
     pub fn is_standing(&self) -> bool {
-        self.claim != Claim::Plain
+        self.claim != StandingClaim::Plain
     }
 
     /// A waiter takes the standing request. [`ReceiverAction::Deliver`] if what it asked for has come.
     pub fn claim(&mut self) -> ReceiverAction {
         debug_assert!(self.is_unclaimed());
-        self.claim = Claim::Claimed;
+        self.claim = StandingClaim::Claimed;
         match self.state {
-            State::Early => self.done(),
+            ReceiverState::Early => self.done(),
             _ => ReceiverAction::None,
         }
     }
 
     /// A request that is not sent yet: [`Receiver::asked`] says when it is.
     pub fn unsent() -> Self {
-        Receiver { state: State::Unsent, claim: Claim::Plain, validates: false, expected: None }
+        Receiver {
+            state: ReceiverState::Unsent,
+            claim: StandingClaim::Plain,
+            validates: false,
+            expected: None,
+        }
     }
 
     /// Whether the request is not sent yet.
     pub fn is_unsent(&self) -> bool {
-        self.state == State::Unsent
+        self.state == ReceiverState::Unsent
     }
 
     /// The request that was held back was sent, with `granted` bytes of destination if it carried a grant.
     pub fn asked(&mut self, granted: Option<u64>) {
-        debug_assert_eq!(self.state, State::Unsent);
-        self.state = State::Requested { granted };
+        debug_assert_eq!(self.state, ReceiverState::Unsent);
+        self.state = ReceiverState::Requested { granted };
     }
 
     /// Something came for the request.
@@ -209,36 +214,38 @@ impl Receiver {
     /// If it may not come now.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match self.state {
-            State::Requested { granted } => self.first_answer(granted, arrival),
-            State::ReRequested { granted } => self.second_answer(granted, arrival),
-            State::Cancelling { granted } => self.while_cancelling(granted, arrival),
-            State::Unverified { cancelled } if arrival == Arrival::Checksum => Ok(self.verified(cancelled)),
-            State::Overtaken if arrival == Arrival::CancelAck => {
-                self.state = State::Done;
+            ReceiverState::Requested { granted } => self.first_answer(granted, arrival),
+            ReceiverState::ReRequested { granted } => self.second_answer(granted, arrival),
+            ReceiverState::Cancelling { granted } => self.while_cancelling(granted, arrival),
+            ReceiverState::Unverified { cancelled } if arrival == Arrival::Checksum => {
+                Ok(self.verified(cancelled))
+            }
+            ReceiverState::Overtaken if arrival == Arrival::CancelAck => {
+                self.state = ReceiverState::Done;
                 Ok(ReceiverAction::Free)
             }
-            State::Unsent
-            | State::Allocating
-            | State::Unverified { .. }
-            | State::Overtaken
-            | State::Early
-            | State::Done => Err(self.violation(arrival)),
+            ReceiverState::Unsent
+            | ReceiverState::Allocating
+            | ReceiverState::Unverified { .. }
+            | ReceiverState::Overtaken
+            | ReceiverState::Early
+            | ReceiverState::Done => Err(self.violation(arrival)),
         }
     }
 
     fn first_answer(&mut self, granted: Option<u64>, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if self.lands(granted, bytes) => Ok(self.came(false)),
-            Arrival::Response | Arrival::Loan => Ok(self.came(false)),
+            Arrival::Landed { bytes } if self.lands(granted, bytes) => Ok(self.value_arrived(false)),
+            Arrival::Response | Arrival::Loan => Ok(self.value_arrived(false)),
             Arrival::Dead | Arrival::Stashed | Arrival::Error => Ok(self.done()),
             Arrival::NotStashed => Ok(ReceiverAction::AskOnceMore),
             Arrival::Meta => {
-                self.state = State::Allocating;
+                self.state = ReceiverState::Allocating;
                 Ok(ReceiverAction::Allocate)
             }
             Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                (self.state, self.expected) = (State::Requested { granted: Some(bytes) }, None);
+                (self.state, self.expected) = (ReceiverState::Requested { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
             Arrival::Landed { .. }
@@ -250,7 +257,7 @@ impl Receiver {
 
     fn second_answer(&mut self, granted: u64, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match arrival {
-            Arrival::Landed { bytes } if granted == bytes => Ok(self.came(false)),
+            Arrival::Landed { bytes } if granted == bytes => Ok(self.value_arrived(false)),
             Arrival::Error => Ok(self.done()),
             _ => Err(self.violation(arrival)),
         }
@@ -264,19 +271,19 @@ impl Receiver {
         match arrival {
             Arrival::Landed { bytes } if !self.lands(granted, bytes) => Err(self.violation(arrival)),
             // The sender had answered before the cancel reached it: the value goes to the waiter.
-            Arrival::Landed { .. } | Arrival::Response | Arrival::Loan => Ok(self.came(true)),
+            Arrival::Landed { .. } | Arrival::Response | Arrival::Loan => Ok(self.value_arrived(true)),
             Arrival::Dead | Arrival::Stashed | Arrival::Error => Ok(self.overtaken()),
             // There was no value in that answer, and the cancel is on its way.
             Arrival::NotStashed => Ok(ReceiverAction::None),
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
             Arrival::MetaBeforeWrite { bytes } if self.fits(granted, bytes) => {
-                (self.state, self.expected) = (State::Cancelling { granted: Some(bytes) }, None);
+                (self.state, self.expected) = (ReceiverState::Cancelling { granted: Some(bytes) }, None);
                 Ok(ReceiverAction::None)
             }
             Arrival::MetaBeforeWrite { .. } | Arrival::Checksum => Err(self.violation(arrival)),
             Arrival::CancelAck => {
-                self.state = State::Done;
+                self.state = ReceiverState::Done;
                 Ok(ReceiverAction::FinishCancelled)
             }
         }
@@ -284,44 +291,44 @@ impl Receiver {
 
     /// Room for the meta-data was made: `TENSOR_RE_REQUEST` is sent with a grant of this many bytes.
     pub fn allocated(&mut self, bytes: u64) {
-        debug_assert_eq!(self.state, State::Allocating);
-        (self.state, self.expected) = (State::ReRequested { granted: bytes }, None);
+        debug_assert_eq!(self.state, ReceiverState::Allocating);
+        (self.state, self.expected) = (ReceiverState::ReRequested { granted: bytes }, None);
     }
 
     /// No room could be made for the meta-data, or the destination that was given has another one: the
     /// value must stay with the sender.
     pub fn no_room(&mut self) -> ReceiverAction {
-        debug_assert_eq!(self.state, State::Allocating);
-        self.state = State::Cancelling { granted: None };
+        debug_assert_eq!(self.state, ReceiverState::Allocating);
+        self.state = ReceiverState::Cancelling { granted: None };
         ReceiverAction::SendCancel
     }
 
     /// The waiter gives up, or a standing request is given up by who made it.
     pub fn cancel(&mut self) -> ReceiverAction {
-        if self.claim == Claim::Unclaimed {
-            self.claim = Claim::Claimed;
+        if self.claim == StandingClaim::Unclaimed {
+            self.claim = StandingClaim::Claimed;
         }
         let granted = match self.state {
-            State::Early => {
-                self.state = State::Done;
+            ReceiverState::Early => {
+                self.state = ReceiverState::Done;
                 return ReceiverAction::Free;
             }
-            State::Unsent => {
-                self.state = State::Done;
+            ReceiverState::Unsent => {
+                self.state = ReceiverState::Done;
                 return ReceiverAction::FinishCancelled;
             }
-            State::Requested { granted } => granted,
-            State::ReRequested { granted } => Some(granted),
+            ReceiverState::Requested { granted } => granted,
+            ReceiverState::ReRequested { granted } => Some(granted),
             // Nothing was asked for any more; the acknowledgement shows that the sum is not missing.
-            State::Unverified { cancelled: false } => {
-                self.state = State::Unverified { cancelled: true };
+            ReceiverState::Unverified { cancelled: false } => {
+                self.state = ReceiverState::Unverified { cancelled: true };
                 return ReceiverAction::SendCancel;
             }
             // No room was made for it.
-            State::Allocating => None,
+            ReceiverState::Allocating => None,
             _ => return ReceiverAction::None,
         };
-        self.state = State::Cancelling { granted };
+        self.state = ReceiverState::Cancelling { granted };
         ReceiverAction::SendCancel
     }
 
@@ -332,13 +339,13 @@ impl Receiver {
 
     /// Whether a tensor may come that has fewer bytes than were granted for it.
     fn fits(&self, granted: Option<u64>, bytes: u64) -> bool {
-        self.claim != Claim::Plain && granted.is_some_and(|granted| bytes <= granted)
+        self.claim != StandingClaim::Plain && granted.is_some_and(|granted| bytes <= granted)
     }
 
     /// A value with bytes has come.
-    fn came(&mut self, cancelled: bool) -> ReceiverAction {
+    fn value_arrived(&mut self, cancelled: bool) -> ReceiverAction {
         if self.validates && !is_on(Mutant::DeliveredBeforeSum) {
-            self.state = State::Unverified { cancelled };
+            self.state = ReceiverState::Unverified { cancelled };
             return ReceiverAction::AwaitChecksum;
         }
         self.verified(cancelled)
@@ -349,16 +356,16 @@ impl Receiver {
     }
 
     fn overtaken(&mut self) -> ReceiverAction {
-        self.state = State::Overtaken;
+        self.state = ReceiverState::Overtaken;
         ReceiverAction::DeliverAndKeep
     }
 
     fn done(&mut self) -> ReceiverAction {
-        if self.claim == Claim::Unclaimed {
-            self.state = State::Early;
+        if self.claim == StandingClaim::Unclaimed {
+            self.state = ReceiverState::Early;
             return ReceiverAction::StoreEarly;
         }
-        self.state = State::Done;
+        self.state = ReceiverState::Done;
         ReceiverAction::Deliver
     }
 

@@ -71,11 +71,11 @@ pub enum CancelAction {
 #[derive(Clone, Debug)]
 pub struct Sender {
     asked: SenderRequest,
-    state: State,
+    state: SenderState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SenderState {
     /// Waits for the value.
     Matching,
     /// Meta-data sent; keeps a value of this many bytes.
@@ -85,7 +85,7 @@ enum State {
 impl Sender {
     /// A request that just came.
     pub fn new(asked: SenderRequest) -> Self {
-        Sender { asked, state: State::Matching }
+        Sender { asked, state: SenderState::Matching }
     }
 
     /// Whether the receiver would borrow.
@@ -95,7 +95,7 @@ impl Sender {
 
     /// The value is there. Every answer but [`SenderAnswer::Meta`] ends the request.
     pub fn matched(&mut self, value: SenderValue) -> SenderAnswer {
-        debug_assert_eq!(self.state, State::Matching);
+        debug_assert_eq!(self.state, SenderState::Matching);
         if value.dead {
             return SenderAnswer::Dead;
         }
@@ -116,7 +116,7 @@ impl Sender {
         if self.asked.standing && fits {
             return SenderAnswer::MetaThenWrite;
         }
-        self.state = State::Pinned { bytes: value.bytes };
+        self.state = SenderState::Pinned { bytes: value.bytes };
         SenderAnswer::Meta
     }
 
@@ -126,20 +126,22 @@ impl Sender {
     /// If no value is kept for the request, or the grant has not its length.
     pub fn re_requested(&mut self, granted: u64) -> Result<(), Violation> {
         match self.state {
-            State::Pinned { bytes } if bytes == granted => Ok(()),
-            State::Pinned { .. } => Err(Violation {
+            SenderState::Pinned { bytes } if bytes == granted => Ok(()),
+            SenderState::Pinned { .. } => Err(Violation {
                 what: "a re-request with a grant of another length",
                 state: "that keeps a value",
             }),
-            State::Matching => Err(Violation { what: "a re-request", state: "that has no meta-data yet" }),
+            SenderState::Matching => {
+                Err(Violation { what: "a re-request", state: "that has no meta-data yet" })
+            }
         }
     }
 
     /// The receiver gave up.
     pub fn cancelled(&self) -> CancelAction {
         match self.state {
-            State::Matching => CancelAction::Withdraw,
-            State::Pinned { .. } => CancelAction::PutBack,
+            SenderState::Matching => CancelAction::Withdraw,
+            SenderState::Pinned { .. } => CancelAction::PutBack,
         }
     }
 }

@@ -79,7 +79,7 @@ pub enum Error {
     /// What came is not what was sent: in data validation mode (`validate`) each tensor is compared with its sender's sum. The
     /// value is lost; nobody gets it.
     #[error(
-        "{key} came from {peer} with {bytes} bytes whose sum is {came:016x}, and was sent with {sent:016x}: something between \
+        "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with {sent:016x}: something between \
          the two memories changes bytes. Have the sender send it again; if it comes back, look at memory errors (EDAC, mcelog) \
          and at the NIC's and its bus's error counters on both hosts"
     )]
@@ -93,7 +93,7 @@ pub enum Error {
         /// The sender's sum of them (XXH3, 64 bits).
         sent: u64,
         /// The sum of what came.
-        came: u64,
+        actual: u64,
     },
     /// A value came that does not fit the tensor that was given. It is kept for the next receive.
     #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
@@ -270,7 +270,7 @@ mod tests {
     fn a_corrupted_tensor_is_told_with_key_step_and_both_sums() {
         let (peer, key) =
             (TaskId::new("ps", 3).expect("a job name"), "a -> b 'w1' 0:0 of step 41".to_owned());
-        let error = Error::Corrupted { peer, key, bytes: 4096, sent: 0xABC, came: 0xDEF };
+        let error = Error::Corrupted { peer, key, bytes: 4096, sent: 0xABC, actual: 0xDEF };
         let text = error.to_string();
         for part in
             ["'w1' 0:0 of step 41", "ps/3", "4096 bytes", "0000000000000abc", "0000000000000def", "EDAC"]

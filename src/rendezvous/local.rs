@@ -1,7 +1,7 @@
 //! The table for tensors whose source and destination are this process: no fabric is touched (specification 2.6).
 
 use super::steps::{StepState, Steps};
-use super::table::{Asked, Numbered, Offered, Table};
+use super::table::{AskOutcome, Numbered, OfferOutcome, Table};
 use super::waiter::{CancelReason, Delivery, Payload, Waiter};
 use super::{Error, path::Cancel, path::CancelAll};
 use crate::link::{TensorKey, Value, side_of, side_of_mut};
@@ -47,7 +47,7 @@ impl Local {
     pub fn send(&mut self, key: &TensorKey, value: Value) -> Told {
         let mut told = Told::default();
         let mut offered = self.table.offer(key, value);
-        while let Offered::Matched(waiter, matched) = offered {
+        while let OfferOutcome::Matched(waiter, matched) = offered {
             let Some(back) = told.hand_over(key, waiter, matched) else { break };
             offered = self.table.put_back(key, back);
         }
@@ -59,13 +59,13 @@ impl Local {
         let mut told = Told::default();
         let deadline = waiter.waiter.deadline;
         match self.table.ask(key, waiter) {
-            Asked::Matched(waiter, matched) => {
+            AskOutcome::Matched(waiter, matched) => {
                 if let Some(back) = told.hand_over(key, waiter, matched) {
                     // There was a value, so nobody waits: it is kept.
                     let _ = self.table.put_back(key, back);
                 }
             }
-            Asked::Kept => self.next_deadline = self.next_deadline.min(deadline),
+            AskOutcome::Queued => self.next_deadline = self.next_deadline.min(deadline),
         }
         told
     }

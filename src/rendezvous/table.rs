@@ -14,7 +14,7 @@ const CHANNELS: usize = 256;
 /// by that number. So the values in the table are always in the order in which they were sent, whoever brings them back when.
 #[derive(Debug)]
 pub(super) struct Table<V, W> {
-    channels: HashMap<TensorKey, Channel<V, W>>,
+    channels: HashMap<TensorKey, KeyQueue<V, W>>,
     next_number: u64,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Numbered<V> {
 }
 
 #[derive(Debug)]
-enum Channel<V, W> {
+enum KeyQueue<V, W> {
     Values(Fifo<Numbered<V>>),
     Waiters(Fifo<W>),
 }
@@ -42,57 +42,57 @@ impl<V, W> Default for Table<V, W> {
 
 /// What became of a value.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Offered<V, W> {
+pub(super) enum OfferOutcome<V, W> {
     /// Somebody waited for it.
     Matched(W, Numbered<V>),
     /// It is kept.
-    Kept,
+    Queued,
 }
 
 /// What became of a waiter.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked<V, W> {
+pub(super) enum AskOutcome<V, W> {
     /// The value was there.
     Matched(W, Numbered<V>),
     /// The waiter is kept.
-    Kept,
+    Queued,
 }
 
 impl<V, W> Table<V, W> {
     /// Hands a value to the first waiter, or keeps it behind the others.
-    pub fn offer(&mut self, key: &TensorKey, value: V) -> Offered<V, W> {
+    pub fn offer(&mut self, key: &TensorKey, value: V) -> OfferOutcome<V, W> {
         let number = self.next_number;
         self.next_number += 1;
         self.put(key, Numbered { number, value })
     }
 
     /// Does the same with a value that had been handed out: it takes its old place.
-    pub fn put_back(&mut self, key: &TensorKey, value: Numbered<V>) -> Offered<V, W> {
+    pub fn put_back(&mut self, key: &TensorKey, value: Numbered<V>) -> OfferOutcome<V, W> {
         self.put(key, value)
     }
 
-    fn put(&mut self, key: &TensorKey, value: Numbered<V>) -> Offered<V, W> {
+    fn put(&mut self, key: &TensorKey, value: Numbered<V>) -> OfferOutcome<V, W> {
         match self.channels.get_mut(key) {
             None => {
-                self.channels.insert(key.clone(), Channel::Values(Fifo::one(value)));
-                Offered::Kept
+                self.channels.insert(key.clone(), KeyQueue::Values(Fifo::one(value)));
+                OfferOutcome::Queued
             }
-            Some(Channel::Values(values)) => {
+            Some(KeyQueue::Values(values)) => {
                 let number = value.number;
                 if values.last().is_none_or(|last| last.number < number) {
                     values.push(value);
                 } else {
                     values.insert_before(value, |other| other.number > number);
                 }
-                Offered::Kept
+                OfferOutcome::Queued
             }
-            Some(Channel::Waiters(waiters)) => {
+            Some(KeyQueue::Waiters(waiters)) => {
                 let waiter = waiters.pop();
                 if waiters.is_empty() {
                     self.channels.remove(key);
                 }
                 match waiter {
-                    Some(waiter) => Offered::Matched(waiter, value),
+                    Some(waiter) => OfferOutcome::Matched(waiter, value),
                     // An empty channel is never left in the table.
                     None => self.put(key, value),
                 }
@@ -101,23 +101,23 @@ impl<V, W> Table<V, W> {
     }
 
     /// Gives a waiter the first value, or keeps it behind the others.
-    pub fn ask(&mut self, key: &TensorKey, waiter: W) -> Asked<V, W> {
+    pub fn ask(&mut self, key: &TensorKey, waiter: W) -> AskOutcome<V, W> {
         match self.channels.get_mut(key) {
             None => {
-                self.channels.insert(key.clone(), Channel::Waiters(Fifo::one(waiter)));
-                Asked::Kept
+                self.channels.insert(key.clone(), KeyQueue::Waiters(Fifo::one(waiter)));
+                AskOutcome::Queued
             }
-            Some(Channel::Waiters(waiters)) => {
+            Some(KeyQueue::Waiters(waiters)) => {
                 waiters.push(waiter);
-                Asked::Kept
+                AskOutcome::Queued
             }
-            Some(Channel::Values(values)) => {
+            Some(KeyQueue::Values(values)) => {
                 let value = values.pop();
                 if values.is_empty() {
                     self.channels.remove(key);
                 }
                 match value {
-                    Some(value) => Asked::Matched(waiter, value),
+                    Some(value) => AskOutcome::Matched(waiter, value),
                     // An empty channel is never left in the table.
                     None => self.ask(key, waiter),
                 }
@@ -127,7 +127,7 @@ impl<V, W> Table<V, W> {
 
     /// Takes out one waiter of a key.
     pub fn remove_waiter(&mut self, key: &TensorKey, fits: impl FnMut(&W) -> bool) -> Option<W> {
-        let Some(Channel::Waiters(waiters)) = self.channels.get_mut(key) else { return None };
+        let Some(KeyQueue::Waiters(waiters)) = self.channels.get_mut(key) else { return None };
         let waiter = waiters.remove(fits);
         if waiters.is_empty() {
             self.channels.remove(key);
@@ -139,7 +139,7 @@ impl<V, W> Table<V, W> {
     pub fn remove_waiters(&mut self, mut fits: impl FnMut(&TensorKey, &W) -> bool) -> Vec<(TensorKey, W)> {
         let mut removed = Vec::new();
         self.channels.retain(|key, channel| {
-            let Channel::Waiters(waiters) = channel else { return true };
+            let KeyQueue::Waiters(waiters) = channel else { return true };
             while let Some(waiter) = waiters.remove(|waiter| fits(key, waiter)) {
                 removed.push((key.clone(), waiter));
             }
@@ -152,7 +152,7 @@ impl<V, W> Table<V, W> {
     /// Drops every value that fits.
     pub fn remove_values(&mut self, mut fits: impl FnMut(&V) -> bool) {
         self.channels.retain(|_, channel| {
-            let Channel::Values(values) = channel else { return true };
+            let KeyQueue::Values(values) = channel else { return true };
             while values.remove(|kept| fits(&kept.value)).is_some() {}
             !values.is_empty()
         });
@@ -166,10 +166,10 @@ impl<V, W> Table<V, W> {
         let (mut values, mut waiters) = (Vec::new(), Vec::new());
         for (key, channel) in channels {
             match channel {
-                Channel::Values(mut kept) => {
+                KeyQueue::Values(mut kept) => {
                     values.extend(std::iter::from_fn(|| kept.pop()).map(|kept| kept.value));
                 }
-                Channel::Waiters(mut kept) => {
+                KeyQueue::Waiters(mut kept) => {
                     waiters.extend(std::iter::from_fn(|| kept.pop()).map(|waiter| (key.clone(), waiter)));
                 }
             }
@@ -181,8 +181,8 @@ impl<V, W> Table<V, W> {
     pub fn waiters(&self) -> impl Iterator<Item = (&TensorKey, &W)> {
         self.channels.iter().flat_map(|(key, channel)| {
             let waiters = match channel {
-                Channel::Waiters(waiters) => Some(waiters.iter()),
-                Channel::Values(_) => None,
+                KeyQueue::Waiters(waiters) => Some(waiters.iter()),
+                KeyQueue::Values(_) => None,
             };
             waiters.into_iter().flatten().map(move |waiter| (key, waiter))
         })
@@ -192,8 +192,8 @@ impl<V, W> Table<V, W> {
     pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
         self.channels.iter_mut().flat_map(|(key, channel)| {
             let waiters = match channel {
-                Channel::Waiters(waiters) => Some(waiters.iter_mut()),
-                Channel::Values(_) => None,
+                KeyQueue::Waiters(waiters) => Some(waiters.iter_mut()),
+                KeyQueue::Values(_) => None,
             };
             waiters.into_iter().flatten().map(move |waiter| (key, waiter))
         })
@@ -205,8 +205,8 @@ impl<V, W> Table<V, W> {
         let (mut values, mut waiters) = (0, 0);
         for channel in self.channels.values() {
             match channel {
-                Channel::Values(kept) => values += kept.len(),
-                Channel::Waiters(kept) => waiters += kept.len(),
+                KeyQueue::Values(kept) => values += kept.len(),
+                KeyQueue::Waiters(kept) => waiters += kept.len(),
             }
         }
         (values, waiters)
@@ -232,22 +232,22 @@ mod tests {
         TensorKey { edge, step, frame: 0, iteration: 0 }
     }
 
-    fn given<W>(waiter: W, number: u64, value: i32) -> Asked<i32, W> {
-        Asked::Matched(waiter, Numbered { number, value })
+    fn given<W>(waiter: W, number: u64, value: i32) -> AskOutcome<i32, W> {
+        AskOutcome::Matched(waiter, Numbered { number, value })
     }
 
     #[test]
     fn values_and_waiters_meet_in_order() {
         let mut table = Table::default();
         let key = key("a", 1);
-        assert_eq!(table.offer(&key, 1), Offered::Kept);
-        assert_eq!(table.offer(&key, 2), Offered::Kept);
+        assert_eq!(table.offer(&key, 1), OfferOutcome::Queued);
+        assert_eq!(table.offer(&key, 2), OfferOutcome::Queued);
         assert_eq!(table.ask(&key, 'a'), given('a', 0, 1));
         assert_eq!(table.ask(&key, 'b'), given('b', 1, 2));
-        assert_eq!(table.ask(&key, 'c'), Asked::Kept);
-        assert_eq!(table.ask(&key, 'd'), Asked::Kept);
-        assert_eq!(table.offer(&key, 3), Offered::Matched('c', Numbered { number: 2, value: 3 }));
-        assert_eq!(table.offer(&key, 4), Offered::Matched('d', Numbered { number: 3, value: 4 }));
+        assert_eq!(table.ask(&key, 'c'), AskOutcome::Queued);
+        assert_eq!(table.ask(&key, 'd'), AskOutcome::Queued);
+        assert_eq!(table.offer(&key, 3), OfferOutcome::Matched('c', Numbered { number: 2, value: 3 }));
+        assert_eq!(table.offer(&key, 4), OfferOutcome::Matched('d', Numbered { number: 3, value: 4 }));
         assert!(table.is_empty());
     }
 
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(table.ask(&key, 'a'), given('a', 0, 5));
         table.ask(&key, 'b');
         let back = Numbered { number: 0, value: 5 };
-        assert_eq!(table.put_back(&key, back), Offered::Matched('b', back));
+        assert_eq!(table.put_back(&key, back), OfferOutcome::Matched('b', back));
         assert!(table.is_empty());
     }
 
@@ -320,7 +320,7 @@ mod tests {
         ];
         table.offer(&base, 1);
         for other in &others {
-            assert_eq!(table.ask(other, 'x'), Asked::Kept);
+            assert_eq!(table.ask(other, 'x'), AskOutcome::Queued);
         }
         assert_eq!(table.ask(&key("a", 1), 'y'), given('y', 0, 1), "equal, not the same");
     }
@@ -336,9 +336,9 @@ mod tests {
         let (one, other) = (colliding("a"), colliding("b"));
         let hasher = RandomState::default();
         assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "they do collide");
-        assert_eq!(table.offer(&one, 1), Offered::Kept);
-        assert_eq!(table.ask(&other, 'x'), Asked::Kept, "the value is not its own");
-        assert_eq!(table.offer(&other, 2), Offered::Matched('x', Numbered { number: 1, value: 2 }));
+        assert_eq!(table.offer(&one, 1), OfferOutcome::Queued);
+        assert_eq!(table.ask(&other, 'x'), AskOutcome::Queued, "the value is not its own");
+        assert_eq!(table.offer(&other, 2), OfferOutcome::Matched('x', Numbered { number: 1, value: 2 }));
         assert_eq!(table.ask(&colliding("a"), 'y'), given('y', 0, 1));
         assert!(table.is_empty());
     }

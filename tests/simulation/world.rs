@@ -404,8 +404,8 @@ impl World {
             for (call, outcome) in process.ended() {
                 (call, now.as_nanos(), brief(&outcome)).hash(&mut self.digest);
                 match outcome {
-                    Err(Error::Corrupted { bytes, sent, came, .. }) => {
-                        self.model.corrupted(call, now, bytes, sent, came)?;
+                    Err(Error::Corrupted { bytes, sent, actual, .. }) => {
+                        self.model.corrupted(call, now, bytes, sent, actual)?;
                     }
                     Err(error) => self.model.failed(call, now, &error)?,
                     Ok((tensor, is_dead)) => {

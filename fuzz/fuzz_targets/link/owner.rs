@@ -150,8 +150,8 @@ impl Owner {
                 .links
                 .refuse(peer_request, Status::new(Code::Internal, "x".repeat(input.bytes().len() * 64))),
             1 => {
-                if let Some((held, number)) = self.returned.pop() {
-                    self.links.serve_stashed(peer_request, held, number);
+                if let Some((stash_id, number)) = self.returned.pop() {
+                    self.links.serve_stashed(peer_request, stash_id, number);
                 }
             }
             2 => self.serve(peer_request, Value::Dead, number),
@@ -209,7 +209,7 @@ impl Owner {
                 self.posted = self.posted.checked_sub(1).expect("a value was on its way")
             }
             LinkEvent::PutBack { .. } => self.pinned = self.pinned.checked_sub(1).expect("a value was pinned"),
-            LinkEvent::Returned { held, number, .. } => self.returned.push((held, number)),
+            LinkEvent::Returned { stash_id, number, .. } => self.returned.push((stash_id, number)),
             LinkEvent::Orphaned { value, incarnation, .. } => {
                 assert_eq!(incarnation, 2);
                 if let StashedValue::Tensor { tensor, .. } = value {

@@ -249,7 +249,7 @@ impl Peer {
         let message = match input.below(7) {
             0 => Message::CancelAck { request: known },
             1 => Message::Cancel { request: any },
-            2 => Message::Stashed { request: known, held: input.number() as u32 },
+            2 => Message::Stashed { request: known, stash_id: input.number() as u32 },
             3 => Message::Ping { version: VERSION, nonce: input.number() },
             4 => Message::RouteDrop { number: input.number() as u32 },
             5 if input.flag() => Message::Checksum { request: known, sum: self.sum },
@@ -266,7 +266,7 @@ impl Peer {
             step: input.number(),
             frame: input.number() % 2,
             iteration: 0,
-            held: input.number() as u32,
+            stash_id: input.number() as u32,
         };
         self.say(&message);
     }

@@ -68,10 +68,10 @@ impl<C> Link<C> {
             Message::Response { request, meta, data } => self.on_response(cx, request, meta, data),
             Message::CancelAck { request } => self.on_cancel_ack(cx, request),
             Message::Error { request, status } => self.on_error(cx, request, status),
-            Message::Return { request, route, step, frame, iteration, held } => {
-                self.on_return(cx, request, WireKey { route, step, frame, iteration }, held)
+            Message::Return { request, route, step, frame, iteration, stash_id } => {
+                self.on_return(cx, request, WireKey { route, step, frame, iteration }, stash_id)
             }
-            Message::Stashed { request, held } => self.on_stashed(cx, request, held),
+            Message::Stashed { request, stash_id } => self.on_stashed(cx, request, stash_id),
             Message::Checksum { request, sum } => self.on_checksum(cx, request, sum),
         }
     }

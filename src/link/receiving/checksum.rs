@@ -86,8 +86,8 @@ impl<C> Link<C> {
         let Some(unverified) = request.unverified.take() else { return Ok(()) };
         let is_late = request.waiter.is_none();
         cx.counters.increment(Counter::SumsChecked);
-        let came = sum(unverified.bytes());
-        let is_right = came == sent || is_on(Mutant::SumNotCompared);
+        let actual = sum(unverified.bytes());
+        let is_right = actual == sent || is_on(Mutant::SumNotCompared);
         if is_right || is_on(Mutant::CorruptedHandedOn) && is_late {
             match unverified {
                 Unverified::Placed(received, sender) => self.deliver(cx, id, action, received, sender),
@@ -96,7 +96,7 @@ impl<C> Link<C> {
             return Ok(());
         }
         cx.counters.increment(Counter::SumMismatches);
-        let corruption = Corruption { bytes: unverified.bytes().len() as u64, sent, came };
+        let corruption = Corruption { bytes: unverified.bytes().len() as u64, sent, actual };
         // What came goes back to its pool, or to its lender.
         drop(unverified);
         let (value, error) = (StashedValue::Corrupted(corruption), RequestError::Corrupted(corruption));

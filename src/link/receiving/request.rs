@@ -322,8 +322,8 @@ impl<C> Link<C> {
         let is_held = self.stash.has(name, &request.key);
         let arrival = if is_held { Arrival::Stashed } else { Arrival::NotStashed };
         let action = request.machine.arrive(arrival).map_err(|v| v.to_string())?;
-        if let Some(held) = self.stash.take(name, &request.key) {
-            self.place(cx, id, action, None, held);
+        if let Some(entry) = self.stash.take(name, &request.key) {
+            self.place(cx, id, action, None, entry);
         } else if action == ReceiverAction::AskOnceMore {
             self.send_request(cx, id);
         }
@@ -338,11 +338,11 @@ impl<C> Link<C> {
         id: RequestId,
         action: ReceiverAction,
         name: Option<u32>,
-        held: StashEntry,
+        entry: StashEntry,
     ) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
-        let StashEntry { key, value, asked } = held;
+        let StashEntry { key, value, asked } = entry;
         if action == ReceiverAction::StoreEarly {
             drop(take_back(request, cx.port, cx.counters, link));
             return self.store_early(id, EarlyArrival::Value(value));
@@ -398,9 +398,9 @@ impl<C> Link<C> {
         let is_over = status.derived || status.code == Code::NotFound;
         let key = (is_over && request.waiter.is_some()).then(|| request.key.clone());
         if !self.stash.is_empty()
-            && let Some((name, held)) = key.and_then(|key| self.stash.take_any(&key))
+            && let Some((name, entry)) = key.and_then(|key| self.stash.take_any(&key))
         {
-            return self.place(cx, id, action, Some(name), held);
+            return self.place(cx, id, action, Some(name), entry);
         }
         self.end(cx, id, action, RequestError::Remote(status));
     }
@@ -515,11 +515,11 @@ impl<C> Link<C> {
         let Some(request) = self.requests.get(id) else { return };
         let (key, route, asked) = (request.key.clone(), request.route, request.asked);
         let TensorKey { step, frame, iteration, .. } = key;
-        let held = self.stash.keep(StashEntry { key, value, asked });
+        let stash_id = self.stash.keep(StashEntry { key, value, asked });
         if is_on(Mutant::ReturnNotSent) {
             return;
         }
-        self.send(cx, &Message::Return { request: id, route, step, frame, iteration, held });
+        self.send(cx, &Message::Return { request: id, route, step, frame, iteration, stash_id });
     }
 
     pub(in crate::link) fn end<P: Port>(

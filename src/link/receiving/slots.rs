@@ -96,7 +96,7 @@ impl UnresolvedKeys {
     /// A request that was held back has ended.
     pub fn unblock(&mut self, key: &TensorKey, request: RequestId) {
         if let Some(waiting) = self.keys.get_mut(key) {
-            waiting.blocked.retain(|held| *held != request);
+            waiting.blocked.retain(|blocked| *blocked != request);
         }
     }
 
@@ -293,15 +293,15 @@ mod tests {
     #[test]
     fn generations_wrap_after_256_uses_and_never_onto_one_in_use() {
         let mut requests = Requests::new(2);
-        let held = requests.insert(request(0)).expect("room");
+        let first = requests.insert(request(0)).expect("room");
         for round in 0..300 {
             let id = requests.insert(request(round)).expect("room");
-            assert_ne!(id.slot, held.slot);
+            assert_ne!(id.slot, first.slot);
             requests.remove(id).expect("there");
         }
         assert_eq!(requests.len(), 1);
         let ids: Vec<_> = (0..requests.slots()).filter_map(|slot| Some(requests.in_slot(slot)?.0)).collect();
-        assert_eq!(ids, [held]);
+        assert_eq!(ids, [first]);
     }
 
     #[test]

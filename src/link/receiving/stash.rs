@@ -113,7 +113,7 @@ impl RejectedValue {
     }
 }
 
-/// A value that is held.
+/// A stashed value.
 #[derive(Debug)]
 pub(in crate::link) struct StashEntry {
     pub key: TensorKey,
@@ -140,48 +140,48 @@ impl Stash {
     }
 
     /// Keeps a value, under a name that no other has.
-    pub fn keep(&mut self, held: StashEntry) -> u32 {
+    pub fn keep(&mut self, entry: StashEntry) -> u32 {
         while self.values.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
         let name = self.next;
         self.next = name.wrapping_add(1);
-        self.values.insert(name, held);
+        self.values.insert(name, entry);
         name
     }
 
     /// The value with this name, if it is one of that key.
     pub fn take(&mut self, name: u32, key: &TensorKey) -> Option<StashEntry> {
-        self.values.get(&name).filter(|held| held.key == *key)?;
+        self.values.get(&name).filter(|entry| entry.key == *key)?;
         self.values.remove(&name)
     }
 
     /// Whether there is a value with this name for that key.
     pub fn has(&self, name: u32, key: &TensorKey) -> bool {
-        self.values.get(&name).is_some_and(|held| held.key == *key)
+        self.values.get(&name).is_some_and(|entry| entry.key == *key)
     }
 
     /// The value of that key that was asked for first, with its name.
     pub fn take_any(&mut self, key: &TensorKey) -> Option<(u32, StashEntry)> {
-        let of_key = self.values.iter().filter(|(_, held)| held.key == *key);
-        let name = of_key.min_by_key(|(_, held)| held.asked).map(|(name, _)| *name)?;
-        self.values.remove(&name).map(|held| (name, held))
+        let of_key = self.values.iter().filter(|(_, entry)| entry.key == *key);
+        let name = of_key.min_by_key(|(_, entry)| entry.asked).map(|(name, _)| *name)?;
+        self.values.remove(&name).map(|entry| (name, entry))
     }
 
     /// Keeps a value under the name that it had.
-    pub fn put_back(&mut self, name: u32, held: StashEntry) {
-        self.values.insert(name, held);
+    pub fn put_back(&mut self, name: u32, entry: StashEntry) {
+        self.values.insert(name, entry);
     }
 
     /// Drops what belongs to a step.
     pub fn end_step(&mut self, step: u64) {
-        self.values.retain(|_, held| held.key.step != step);
+        self.values.retain(|_, entry| entry.key.step != step);
     }
 
     /// Takes everything out, what was asked for first first.
     pub fn drain(&mut self) -> Vec<StashEntry> {
         let mut all: Vec<_> = std::mem::take(&mut self.values).into_values().collect();
-        all.sort_by_key(|held| held.asked);
+        all.sort_by_key(|entry| entry.asked);
         all
     }
 }
@@ -192,7 +192,7 @@ mod tests {
     use crate::wire::EdgeName;
     use std::sync::Arc;
 
-    fn held(step: u64, asked: u64) -> StashEntry {
+    fn entry(step: u64, asked: u64) -> StashEntry {
         let device = "/job:a/replica:0/task:0/device:CPU:0";
         let edge = Arc::new(EdgeName::new(device, device, "e").expect("edge"));
         StashEntry { key: TensorKey { edge, step, frame: 0, iteration: 0 }, value: StashedValue::Dead, asked }
@@ -201,33 +201,33 @@ mod tests {
     #[test]
     fn a_value_is_taken_by_its_name_and_for_its_key_alone() {
         let mut table = Stash::default();
-        let (first, second) = (table.keep(held(1, 7)), table.keep(held(1, 3)));
-        assert!(table.take(first, &held(2, 0).key).is_none(), "another key");
-        assert!(table.has(first, &held(1, 0).key) && !table.has(first, &held(2, 0).key));
-        assert!(table.take(first + 10, &held(1, 0).key).is_none());
-        assert_eq!(table.take(first, &held(1, 0).key).map(|held| held.asked), Some(7));
-        assert!(table.take(first, &held(1, 0).key).is_none(), "twice");
-        assert!(table.take(second, &held(1, 0).key).is_some() && table.is_empty());
+        let (first, second) = (table.keep(entry(1, 7)), table.keep(entry(1, 3)));
+        assert!(table.take(first, &entry(2, 0).key).is_none(), "another key");
+        assert!(table.has(first, &entry(1, 0).key) && !table.has(first, &entry(2, 0).key));
+        assert!(table.take(first + 10, &entry(1, 0).key).is_none());
+        assert_eq!(table.take(first, &entry(1, 0).key).map(|entry| entry.asked), Some(7));
+        assert!(table.take(first, &entry(1, 0).key).is_none(), "twice");
+        assert!(table.take(second, &entry(1, 0).key).is_some() && table.is_empty());
     }
 
     #[test]
     fn what_was_asked_for_first_leaves_first() {
         let mut table = Stash::default();
         for asked in [5, 2, 9, 1] {
-            table.keep(held(1, asked));
+            table.keep(entry(1, asked));
         }
-        table.keep(held(2, 0));
-        assert_eq!(table.take_any(&held(1, 0).key).map(|(_, held)| held.asked), Some(1));
+        table.keep(entry(2, 0));
+        assert_eq!(table.take_any(&entry(1, 0).key).map(|(_, entry)| entry.asked), Some(1));
         table.end_step(2);
-        assert_eq!(table.drain().iter().map(|held| held.asked).collect::<Vec<_>>(), [2, 5, 9]);
+        assert_eq!(table.drain().iter().map(|entry| entry.asked).collect::<Vec<_>>(), [2, 5, 9]);
     }
 
     #[test]
     fn a_name_in_use_is_not_given_again() {
         let mut table = Stash { values: BTreeMap::new(), next: u32::MAX };
-        assert_eq!(table.keep(held(1, 1)), u32::MAX);
-        assert_eq!(table.keep(held(1, 2)), 0);
+        assert_eq!(table.keep(entry(1, 1)), u32::MAX);
+        assert_eq!(table.keep(entry(1, 2)), 0);
         table.next = u32::MAX;
-        assert_eq!(table.keep(held(1, 3)), 1);
+        assert_eq!(table.keep(entry(1, 3)), 1);
     }
 }

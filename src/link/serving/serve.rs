@@ -213,7 +213,7 @@ impl<C> Link<C> {
         cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
         of: WireKey,
-        held: u32,
+        stash_id: u32,
     ) -> Result<(), String> {
         cx.counters.increment(Counter::ValuesReturned);
         let Some(number) = self.answered.take(request, of) else {
@@ -227,21 +227,21 @@ impl<C> Link<C> {
             _ => return Err(format!("a value came back on route {}, which has none", of.route)),
         };
         let key = TensorKey { edge, step: of.step, frame: of.frame, iteration: of.iteration };
-        cx.events.push_back(LinkEvent::Returned { link: self.id, key, held, number });
+        cx.events.push_back(LinkEvent::Returned { link: self.id, key, stash_id, number });
         Ok(())
     }
 
-    /// Answers a request with the word that its value is held by the peer itself.
+    /// Answers a request with the word that its value is in the stash of the peer itself.
     pub(in crate::link) fn serve_stashed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
-        held: u32,
+        stash_id: u32,
         number: u64,
     ) -> bool {
         let Some(served) = self.take_peer_request(request) else { return false };
         self.answered.note(request, number, served.wire_key());
-        self.send(cx, &Message::Stashed { request, held });
+        self.send(cx, &Message::Stashed { request, stash_id });
         true
     }
 

@@ -14,7 +14,7 @@ fn validating() -> Scene {
 
 /// What came to the peer.
 #[derive(Debug, PartialEq)]
-enum Came {
+enum Seen {
     Message(Vec<u8>),
     Immediate(ImmediateKind, u64),
     Lent(u64),
@@ -68,7 +68,7 @@ impl ByHand {
     }
 
     /// The next things that come, in their order.
-    fn came(&mut self, count: usize) -> Vec<Came> {
+    fn seen(&mut self, count: usize) -> Vec<Seen> {
         let end = Instant::now() + Duration::from_secs(5);
         let mut all = Vec::new();
         while all.len() < count {
@@ -76,9 +76,9 @@ impl ByHand {
             self.port.poll(&mut self.completions);
             for (completion, bytes) in self.completions.drain() {
                 match completion.event {
-                    Event::Message(_) => all.extend(messages_in(bytes).into_iter().map(Came::Message)),
-                    Event::Immediate { immediate, bytes } => all.push(Came::Immediate(immediate.kind, bytes)),
-                    Event::Lent { bytes, .. } => all.push(Came::Lent(bytes.len() as u64)),
+                    Event::Message(_) => all.extend(messages_in(bytes).into_iter().map(Seen::Message)),
+                    Event::Immediate { immediate, bytes } => all.push(Seen::Immediate(immediate.kind, bytes)),
+                    Event::Lent { bytes, .. } => all.push(Seen::Lent(bytes.len() as u64)),
                     _ => {}
                 }
             }
@@ -117,7 +117,7 @@ impl Scene {
     }
 
     /// Asks in advance for two steps from 5 on. Nothing is known of them.
-    fn arm_two(&mut self) -> [RequestId; 2] {
+    fn post_two(&mut self) -> [RequestId; 2] {
         assert_eq!(self.post_standing(5, 2), 2);
         loop {
             if let Message::StandingRequest(arm) = Message::decode(&self.peer.next()).expect("a message") {
@@ -164,7 +164,7 @@ fn a_value_with_another_sum_is_an_error_with_both_and_goes_to_nobody() {
     let request = scene.request();
     scene.peer.response(request, &BYTES);
     scene.peer.sum(request, 7);
-    let corruption = Corruption { bytes: 4, sent: 7, came: sum_of(&BYTES) };
+    let corruption = Corruption { bytes: 4, sent: 7, actual: sum_of(&BYTES) };
     assert_eq!(scene.corruption(), (77, corruption));
     assert_eq!((scene.count(Counter::SumsChecked), scene.count(Counter::SumMismatches)), (1, 1));
     let load = scene.links.load();
@@ -360,13 +360,13 @@ fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() 
     scene.peer.response(request, &BYTES);
     scene.nothing();
     scene.drop_waiter(request);
-    scene.links.request(scene.link, key(1), Destination::Alloc, u32::MAX, 78).expect("held back");
+    scene.links.request(scene.link, key(1), Destination::Alloc, u32::MAX, 78).expect("blocked");
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     scene.peer.sum(request, 1);
     scene.nothing();
     assert!(scene.links.pool().is_empty(), "the bytes are gone");
-    let held = match Message::decode(&scene.peer.next()).expect("a message") {
-        Message::Return { held, step: 1, .. } => held,
+    let stash_id = match Message::decode(&scene.peer.next()).expect("a message") {
+        Message::Return { stash_id, step: 1, .. } => stash_id,
         other => panic!("{other:?}"),
     };
     scene.peer.say(&Message::CancelAck { request });
@@ -375,8 +375,8 @@ fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() 
         Message::Request(request) => request.request,
         other => panic!("{other:?}"),
     };
-    scene.peer.say(&Message::Stashed { request, held });
-    assert_eq!(scene.corruption(), (78, Corruption { bytes: 4, sent: 1, came: sum_of(&BYTES) }));
+    scene.peer.say(&Message::Stashed { request, stash_id });
+    assert_eq!(scene.corruption(), (78, Corruption { bytes: 4, sent: 1, actual: sum_of(&BYTES) }));
     let load = scene.links.load();
     assert_eq!((load.requests, load.stashed, load.unresolved), (0, 0, 0), "told once");
 }
@@ -384,7 +384,7 @@ fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() 
 #[test]
 fn a_value_that_is_wrong_and_whose_link_ends_is_told_to_whoever_asks_next() {
     let mut scene = validating();
-    let [first, _] = scene.arm_two();
+    let [first, _] = scene.post_two();
     scene.peer.response(first, &BYTES);
     scene.peer.sum(first, 1);
     scene.nothing();
@@ -399,7 +399,7 @@ fn a_value_that_is_wrong_and_whose_link_ends_is_told_to_whoever_asks_next() {
 #[test]
 fn standing_requests_are_checked_claimed_or_not() {
     let mut scene = validating();
-    let [first, second] = scene.arm_two();
+    let [first, second] = scene.post_two();
     scene.peer.response(first, &BYTES);
     scene.nothing();
     scene.claim_step(5);
@@ -418,7 +418,7 @@ fn standing_requests_are_checked_claimed_or_not() {
 #[test]
 fn a_standing_request_that_is_made_again_is_checked_like_any_other() {
     let mut scene = validating();
-    let [first, _] = scene.arm_two();
+    let [first, _] = scene.post_two();
     scene.claim_step(5);
     let status = Status::new(Code::Unavailable, "as many as it takes");
     scene.peer.say(&Message::Error { request: first, status });
@@ -438,7 +438,7 @@ fn a_standing_request_that_is_made_again_is_checked_like_any_other() {
 #[test]
 fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() {
     let mut scene = validating();
-    let [first, second] = scene.arm_two();
+    let [first, second] = scene.post_two();
     scene.peer.response(first, &BYTES);
     scene.nothing();
     scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
@@ -454,16 +454,16 @@ fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() 
     assert_eq!((load.requests, load.stashed, load.unresolved, load.standing), (0, 1, 0, 0));
 }
 
-fn checksum(slot: u32, sum: u64) -> Came {
+fn checksum(slot: u32, sum: u64) -> Seen {
     let request = RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
     let mut bytes = Vec::new();
     Message::Checksum { request, sum }.encode(&mut bytes);
-    Came::Message(bytes)
+    Seen::Message(bytes)
 }
 
-fn kind(came: &Came) -> u8 {
-    match came {
-        Came::Message(bytes) => bytes[0],
+fn kind(seen: &Seen) -> u8 {
+    match seen {
+        Seen::Message(bytes) => bytes[0],
         _ => 0,
     }
 }
@@ -489,24 +489,24 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     // In the response.
     scene.peer.ask_validated(0, false, None);
     serve(&mut scene, Some(9));
-    let came = scene.peer.came(2);
-    assert_eq!((kind(&came[0]), &came[1]), (8, &checksum(0, sum_of(&[9; 9]))));
+    let seen = scene.peer.seen(2);
+    assert_eq!((kind(&seen[0]), &seen[1]), (8, &checksum(0, sum_of(&[9; 9]))));
     // Meta-data first, and the write once it was asked for again.
     scene.peer.ask_validated(1, false, None);
     serve(&mut scene, Some(1000));
-    assert_eq!(kind(&scene.peer.came(1)[0]), 6);
+    assert_eq!(kind(&scene.peer.seen(1)[0]), 6);
     let grant = scene.peer.grant(1000);
     let request = RequestId { slot: Slot::new(1).expect("20 bits"), generation: 0 };
     scene.peer.say(&Message::ReRequest { request, grant });
     scene.events();
     let sum = sum_of(&[1000_u32 as u8; 1000]);
-    assert_eq!(scene.peer.came(2), [Came::Immediate(ImmediateKind::Plain, 1000), checksum(1, sum)]);
+    assert_eq!(scene.peer.seen(2), [Seen::Immediate(ImmediateKind::Plain, 1000), checksum(1, sum)]);
     // A loan behind its meta-data.
     scene.peer.ask_validated(2, true, None);
     serve(&mut scene, Some(2000));
-    let came = scene.peer.came(3);
+    let seen = scene.peer.seen(3);
     let sum = sum_of(&[2000_u32 as u8; 2000]);
-    assert_eq!((kind(&came[0]), &came[1..]), (6, &[Came::Lent(2000), checksum(2, sum)][..]));
+    assert_eq!((kind(&seen[0]), &seen[1..]), (6, &[Seen::Lent(2000), checksum(2, sum)][..]));
     // A standing request: META, the write, the sum.
     let grant = scene.peer.grant(4000);
     let mut steps = Vec::new();
@@ -524,10 +524,10 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
         steps: StandingSteps::new(&steps, true),
     }));
     serve(&mut scene, Some(3000));
-    let came = scene.peer.came(3);
+    let seen = scene.peer.seen(3);
     let sum = sum_of(&[3000_u32 as u8; 3000]);
-    assert_eq!(kind(&came[0]), 6);
-    assert_eq!(came[1..], [Came::Immediate(ImmediateKind::Plain, 3000), checksum(3, sum)]);
+    assert_eq!(kind(&seen[0]), 6);
+    assert_eq!(seen[1..], [Seen::Immediate(ImmediateKind::Plain, 3000), checksum(3, sum)]);
     // Dead values and errors have no bytes, and who does not ask for a sum gets none.
     scene.peer.ask_validated(4, false, None);
     serve(&mut scene, None);
@@ -539,7 +539,7 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     scene.peer.ask(7, 1);
     let peer_request = scene.asked();
     assert!(scene.links.serve_stashed(peer_request, 1, 1));
-    let came = scene.peer.came(4);
-    assert_eq!(came[0], Came::Immediate(ImmediateKind::Dead, 0));
-    assert_eq!(came[1..].iter().map(kind).collect::<Vec<_>>(), [11, 8, 14]);
+    let seen = scene.peer.seen(4);
+    assert_eq!(seen[0], Seen::Immediate(ImmediateKind::Dead, 0));
+    assert_eq!(seen[1..].iter().map(kind).collect::<Vec<_>>(), [11, 8, 14]);
 }

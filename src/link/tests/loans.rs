@@ -36,7 +36,7 @@ fn a_loan_that_was_not_asked_for_ends_the_link_and_tells_the_waiter() {
 #[test]
 fn a_loan_that_was_not_asked_for_in_advance_ends_the_link() {
     let mut scene = warm();
-    let request = scene.arm(5, 1).steps[0].0;
+    let request = scene.post(5, 1).steps[0].0;
     scene.peer.loan(request, 1000, 3);
     scene.expect_violation("did not ask to borrow");
 }
@@ -79,7 +79,7 @@ fn meta_data_of_a_loan_that_was_not_asked_for_end_the_link_and_tell_the_waiter()
 /// A scene in which a tensor of the edge was asked for to be borrowed, and was written.
 fn unlent() -> Scene {
     let mut scene = warm();
-    let (request, grant) = scene.arm_to_borrow(5);
+    let (request, grant) = scene.post_to_borrow(5);
     assert_eq!(grant, None, "what is lent has no destination");
     scene.claim(5, Destination::Borrow);
     scene.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta: meta(DType::U8, &[1000]) });
@@ -99,7 +99,7 @@ impl Scene {
         Destination::Into(self.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room"))
     }
 
-    fn arm_to_borrow(&mut self, step: u64) -> (RequestId, Option<Grant>) {
+    fn post_to_borrow(&mut self, step: u64) -> (RequestId, Option<Grant>) {
         assert_eq!(self.links.post_standing(self.link, &key(step), 1, true, OWNER).steps, 1);
         self.peer.standing().steps[0]
     }
@@ -108,24 +108,24 @@ impl Scene {
 #[test]
 fn what_a_sender_does_not_lend_has_a_destination_in_advance_and_may_be_lent_all_the_same() {
     let mut scene = unlent();
-    let (request, grant) = scene.arm_to_borrow(6);
+    let (request, grant) = scene.post_to_borrow(6);
     scene.peer.write(request, grant.expect("one is written at once"), 1000, 6);
     scene.claim(6, Destination::Borrow);
     assert_eq!(scene.arrived(6).bytes(), [6; 1000]);
-    let (request, grant) = scene.arm_to_borrow(7);
+    let (request, grant) = scene.post_to_borrow(7);
     assert!(grant.is_some());
     scene.peer.loan(request, 1000, 7);
     scene.claim(7, Destination::Borrow);
     assert_eq!(scene.arrived(7).bytes(), [7; 1000]);
     assert!(scene.links.pool().is_empty(), "the destination went back");
-    assert!(scene.arm_to_borrow(8).1.is_some(), "one loan is not yet many");
+    assert!(scene.post_to_borrow(8).1.is_some(), "one loan is not yet many");
 }
 
 #[test]
 fn meta_data_of_a_loan_that_was_given_up_are_remembered() {
     let mut scene = warm();
-    let (request, _) = scene.arm_to_borrow(5);
-    let (next, _) = scene.arm_to_borrow(6);
+    let (request, _) = scene.post_to_borrow(5);
+    let (next, _) = scene.post_to_borrow(6);
     scene.links.withdraw_standing(scene.link, &key(5), 6, OWNER);
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     let other = VersionedMeta { version: 2, ..meta(DType::U8, &[60, 5]) };
@@ -141,7 +141,7 @@ fn meta_data_of_a_loan_that_was_given_up_are_remembered() {
 fn a_write_that_is_not_as_long_as_the_tensor_that_was_told_ends_the_link() {
     for dims in [500, 1016] {
         let mut scene = unlent();
-        let (request, grant) = scene.arm_to_borrow(6);
+        let (request, grant) = scene.post_to_borrow(6);
         let other = VersionedMeta { version: 2, ..meta(DType::U8, &[dims]) };
         scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
         scene.peer.write(request, grant.expect("granted"), 1000, 6);

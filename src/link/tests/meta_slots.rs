@@ -40,7 +40,7 @@ impl Scene {
 #[test]
 fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
     let mut scene = warm();
-    let seen = scene.arm(5, 6);
+    let seen = scene.post(5, 6);
     let kept = scene.keep(seen.steps[0].0, version(2, &[2000]));
     for (newer, at) in (3..=6).zip(1..) {
         let (request, grant) = seen.steps[at];
@@ -59,14 +59,14 @@ fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(scene.arm(20, 1).meta_version, 6);
+    assert_eq!(scene.post(20, 1).meta_version, 6);
 }
 
 #[test]
 fn meta_data_for_a_request_that_was_given_up_are_remembered() {
     for follows in [Follows::ReRequest, Follows::Write] {
         let mut scene = warm();
-        let seen = scene.arm(5, 2);
+        let seen = scene.post(5, 2);
         let request = seen.steps[0].0;
         scene.links.withdraw_standing(scene.link, &key(5), 6, OWNER);
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
@@ -80,7 +80,7 @@ fn meta_data_for_a_request_that_was_given_up_are_remembered() {
 #[test]
 fn meta_data_of_a_tensor_for_which_there_is_no_room_are_remembered() {
     let mut scene = warm();
-    let seen = scene.arm(5, 2);
+    let seen = scene.post(5, 2);
     let request = seen.steps[0].0;
     // A quarter of the pool is less than this, and all of it less than the next.
     for (request, newer, bytes) in [(request, 2, 500_000), (scene.request(), 3, 2_000_000)] {
@@ -131,7 +131,7 @@ fn meta_data_count_as_told_only_once_they_were_told() {
     assert!(matches!(serve(&mut scene, gone, 900), ServeOutcome::Gone(_)));
     // Told with the first that is sent, by its place from then on.
     for (slot, told) in [(1, true), (2, false)] {
-        scene.peer.arm(1, 40, &[slot], Some(grant));
+        scene.peer.post(1, 40, &[slot], Some(grant));
         let peer_request = asked(&mut scene);
         assert!(matches!(serve(&mut scene, peer_request, 900), ServeOutcome::Posted));
         let (mut metas, mut kinds) = (0, Vec::new());

@@ -18,7 +18,7 @@ pub(super) struct Seen {
 
 impl ByHand {
     /// Says `STANDING_REQUEST` for these slots, from `first_step` on.
-    pub(super) fn arm(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
+    pub(super) fn post(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
         let mut bytes = Vec::new();
         for slot in slots {
             let request = RequestId { slot: Slot::new(*slot).expect("20 bits"), generation: 0 };
@@ -95,7 +95,7 @@ impl Scene {
         self.links.post_standing(self.link, &key(first), count, false, OWNER).steps
     }
 
-    pub(super) fn arm(&mut self, first: u64, count: u32) -> Seen {
+    pub(super) fn post(&mut self, first: u64, count: u32) -> Seen {
         assert_eq!(self.post_standing(first, count), count);
         self.peer.standing()
     }
@@ -123,7 +123,7 @@ impl Scene {
 #[test]
 fn what_is_written_for_a_step_goes_to_whoever_claims_it_before_or_after() {
     let mut scene = warm();
-    let seen = scene.arm(5, 3);
+    let seen = scene.post(5, 3);
     assert_eq!((seen.first_step, seen.meta_version, seen.steps.len()), (5, 1, 3));
     scene.claim(6, Destination::Alloc);
     // Out of order, and one that is not claimed yet.
@@ -144,7 +144,7 @@ fn what_is_written_for_a_step_goes_to_whoever_claims_it_before_or_after() {
 #[test]
 fn a_second_receive_of_a_claimed_step_asks_by_itself() {
     let mut scene = warm();
-    scene.arm(5, 1);
+    scene.post(5, 1);
     scene.claim(5, Destination::Alloc);
     scene.links.request(scene.link, key(5), Destination::Alloc, u32::MAX, 50).expect("sent");
     assert!(
@@ -155,7 +155,7 @@ fn a_second_receive_of_a_claimed_step_asks_by_itself() {
 #[test]
 fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
     let mut scene = warm();
-    let seen = scene.arm(5, 3);
+    let seen = scene.post(5, 3);
     let given =
         |scene: &Scene, bytes| scene.links.pool().zeroed(meta(DType::U8, &[bytes]).meta).expect("room");
     let into = given(&scene, 1000);
@@ -187,7 +187,7 @@ fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
 #[test]
 fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     let mut scene = warm();
-    let seen = scene.arm(5, 1);
+    let seen = scene.post(5, 1);
     let (request, grant) = seen.steps[0];
     let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
     scene.peer.say(&Message::Meta { request, follows: Follows::Write, meta: smaller });
@@ -198,7 +198,7 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     assert!(tensor.bytes().len() == 300 && tensor.bytes().iter().all(|byte| *byte == 9));
     drop(tensor);
     // What is standing later expects the new kind, and has room for both.
-    let seen = scene.arm(6, 1);
+    let seen = scene.post(6, 1);
     assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(1000)));
     let (request, grant) = seen.steps[0];
     scene.peer.write(request, grant.expect("granted"), 300, 8);
@@ -209,7 +209,7 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
 #[test]
 fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
     let mut scene = warm();
-    let seen = scene.arm(5, 3);
+    let seen = scene.post(5, 3);
     let smaller = VersionedMeta { version: 2, ..meta(DType::U8, &[30, 10]) };
     let (request, grant) = seen.steps[0];
     scene.peer.say(&Message::Meta { request, follows: Follows::Write, meta: smaller });
@@ -227,18 +227,18 @@ fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
         assert_eq!(tensor.shape().dims(), dims);
         assert!(tensor.bytes().iter().all(|byte| u64::from(*byte) == step));
     }
-    assert_eq!(scene.arm(8, 1).meta_version, 2, "that of the last one that came");
+    assert_eq!(scene.post(8, 1).meta_version, 2, "that of the last one that came");
     assert_eq!(scene.count(Counter::ReRequests), 0);
 }
 
 #[test]
 fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
     let mut unknown = warm();
-    let (request, grant) = unknown.arm(5, 1).steps[0];
+    let (request, grant) = unknown.post(5, 1).steps[0];
     unknown.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(2)), request, grant.expect("granted"), 300, 7);
     unknown.expect_violation("at place 2, was never told");
     let mut short = warm();
-    let (request, grant) = short.arm(5, 1).steps[0];
+    let (request, grant) = short.post(5, 1).steps[0];
     short.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant.expect("granted"), 300, 7);
     short.expect_violation("of another length than was granted");
     let mut plain = warm();
@@ -250,7 +250,7 @@ fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
     plain.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant, 1000, 7);
     plain.expect_violation("before a write that was not granted");
     let mut nothing = warm();
-    let request = nothing.arm(5, 1).steps[0].0;
+    let request = nothing.post(5, 1).steps[0].0;
     nothing.peer.immediate(ImmediateKind::LendAs(MetaPlace::of(1)), request);
     nothing.expect_violation("without a loan");
 }
@@ -262,7 +262,7 @@ fn meta_data_before_a_write_that_nobody_granted_ends_the_link() {
     plain.peer.say(&Message::Meta { request, follows: Follows::Write, meta: meta(DType::U8, &[1]) });
     plain.expect_violation("before a write that was not granted");
     let mut large = warm();
-    let seen = large.arm(5, 1);
+    let seen = large.post(5, 1);
     let larger = VersionedMeta { version: 2, ..meta(DType::U8, &[1001]) };
     large.peer.say(&Message::Meta { request: seen.steps[0].0, follows: Follows::Write, meta: larger });
     large.expect_violation("before a write that was not granted");
@@ -271,7 +271,7 @@ fn meta_data_before_a_write_that_nobody_granted_ends_the_link() {
 #[test]
 fn an_error_waits_for_whoever_claims_the_step() {
     let mut scene = warm();
-    let seen = scene.arm(5, 2);
+    let seen = scene.post(5, 2);
     let status = Status::new(Code::NotFound, "gone there");
     scene.peer.say(&Message::Error { request: seen.steps[0].0, status: status.clone() });
     assert!(scene.events().is_empty());
@@ -285,12 +285,12 @@ fn an_error_waits_for_whoever_claims_the_step() {
 #[test]
 fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
     let mut scene = warm();
-    let seen = scene.arm(5, 1);
+    let seen = scene.post(5, 1);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
     scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, .. })));
-    let seen = scene.arm(5, 1);
+    let seen = scene.post(5, 1);
     scene.peer.say(&Message::Error { request: seen.steps[0].0, status: Status::new(Code::NotFound, "over") });
     assert!(scene.events().is_empty());
     let into = scene.links.pool().zeroed(meta(DType::U8, &[7]).meta).expect("room");
@@ -304,11 +304,11 @@ fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
 #[test]
 fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
     let mut scene = warm();
-    let seen = scene.arm(5, 2);
+    let seen = scene.post(5, 2);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
     scene.links.withdraw_standing(scene.link, &key(5), 7, OWNER);
-    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, held: 0, .. })));
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 5, stash_id: 0, .. })));
     let cancelled = scene.peer.next();
     assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
     let load = scene.links.load();
@@ -316,7 +316,7 @@ fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
     // One that overtakes the cancel goes back as well.
     scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 6);
     assert!(scene.events().is_empty());
-    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, held: 1, .. })));
+    assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, stash_id: 1, .. })));
     scene.peer.say(&Message::CancelAck { request: seen.steps[1].0 });
     assert!(scene.events().is_empty());
     assert_eq!((scene.links.load().requests, scene.links.load().unresolved), (0, 0));
@@ -325,7 +325,7 @@ fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
 #[test]
 fn with_a_step_that_ends_goes_what_was_asked_for_in_advance() {
     let mut scene = warm();
-    let seen = scene.arm(5, 3);
+    let seen = scene.post(5, 3);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
     scene.links.cancel_requests(scene.link, &mut |key, _| {
@@ -342,7 +342,7 @@ fn with_a_step_that_ends_goes_what_was_asked_for_in_advance() {
 #[test]
 fn what_had_come_when_the_link_ended_is_for_whoever_asks_next() {
     let mut scene = warm();
-    let seen = scene.arm(5, 2);
+    let seen = scene.post(5, 2);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
     assert!(scene.events().is_empty());
     scene.peer.say_bytes(&[99]);
@@ -380,7 +380,7 @@ fn standing_requests_leave_room_for_others() {
 #[test]
 fn what_one_owner_gives_up_leaves_what_is_anothers() {
     let mut scene = warm();
-    scene.arm(5, 2);
+    scene.post(5, 2);
     let standing = scene.links.post_standing(scene.link, &key(7), 2, false, OWNER + 1);
     assert_eq!(standing, StandingPosted { steps: 2, no_room: false });
     // As a range that is searched step by step, and as one that is longer than what there is.
@@ -395,7 +395,7 @@ fn what_one_owner_gives_up_leaves_what_is_anothers() {
 #[test]
 fn a_step_is_asked_for_in_advance_once() {
     let mut scene = warm();
-    scene.arm(5, 2);
+    scene.post(5, 2);
     assert_eq!(scene.post_standing(6, 2), 0);
     assert_eq!(scene.post_standing(4, 2), 1, "up to the one that is standing");
 }
@@ -404,7 +404,7 @@ fn a_step_is_asked_for_in_advance_once() {
 fn a_window_is_as_many_requests_at_its_sender() {
     let mut scene = roomy();
     scene.peer.route(1, 1, HERE, THERE);
-    scene.peer.arm(1, 40, &[3, 5], Some(Grant { region: 0, key: 1, offset: 64, len: 1000 }));
+    scene.peer.post(1, 40, &[3, 5], Some(Grant { region: 0, key: 1, offset: 64, len: 1000 }));
     let events = scene.events();
     let asked: Vec<_> = events
         .iter()
@@ -422,16 +422,16 @@ fn a_window_is_as_many_requests_at_its_sender() {
 #[test]
 fn windows_that_make_no_sense_end_the_link() {
     let mut unknown = roomy();
-    unknown.peer.arm(5, 0, &[0], None);
+    unknown.peer.post(5, 0, &[0], None);
     unknown.expect_violation("names route 5");
     let mut twice = roomy();
     twice.peer.route(1, 1, HERE, THERE);
-    twice.peer.arm(1, 0, &[2, 2], None);
+    twice.peer.post(1, 0, &[2, 2], None);
     twice.expect_violation("request slot 2 (generation 0) is in use");
     let mut used = roomy();
     used.peer.route(1, 1, HERE, THERE);
     used.peer.ask(2, 1);
-    used.peer.arm(1, 0, &[2], None);
+    used.peer.post(1, 0, &[2], None);
     used.expect_violation("request slot 2 (generation 0) is in use");
     let mut endless = roomy();
     endless.peer.route(1, 1, HERE, THERE);
@@ -446,7 +446,7 @@ fn windows_that_make_no_sense_end_the_link() {
 fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others() {
     let mut scene = scene();
     scene.peer.route(1, 1, HERE, THERE);
-    scene.peer.arm(1, 0, &[0, 1, 2, 3, 4], None);
+    scene.peer.post(1, 0, &[0, 1, 2, 3, 4], None);
     assert_eq!(scene.events().len(), 3, "three of four");
     for slot in [3, 4] {
         match Message::decode(&scene.peer.next()).expect("a message") {
@@ -468,7 +468,7 @@ fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others(
     // One that is over makes room for another.
     let request = RequestId { slot: Slot::new(0).expect("20 bits"), generation: 0 };
     scene.peer.say(&Message::Cancel { request });
-    scene.peer.arm(1, 9, &[5], None);
+    scene.peer.post(1, 9, &[5], None);
     assert!(matches!(&scene.events()[..], [LinkEvent::Withdrawn { .. }, LinkEvent::Requested { .. }]));
 }
 
@@ -476,7 +476,7 @@ fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others(
 fn a_grant_that_the_receiver_never_gave_is_found_out_by_its_side() {
     let mut scene = roomy();
     scene.peer.route(1, 1, HERE, THERE);
-    scene.peer.arm(1, 0, &[0], Some(Grant { region: 7, key: 9, offset: u64::MAX, len: 1000 }));
+    scene.peer.post(1, 0, &[0], Some(Grant { region: 7, key: 9, offset: u64::MAX, len: 1000 }));
     let LinkEvent::Requested { peer_request, .. } = scene.event() else { panic!("not asked") };
     let tensor = scene.links.pool().zeroed(meta(DType::U8, &[900]).meta).expect("room").freeze();
     assert!(matches!(scene.links.serve(peer_request, Value::Tensor(tensor), 1), ServeOutcome::Posted));

@@ -21,7 +21,7 @@ fn fill(scene: &Scene) -> Vec<Tensor> {
 #[test]
 fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
     let mut scene = warm();
-    let seen = scene.arm(5, 3);
+    let seen = scene.post(5, 3);
     // A quarter of the pool of 1 MiB has room for one of these.
     let large = |version| VersionedMeta { version, ..meta(DType::U8, &[200_000]) };
     let says = |request| Message::Meta { request, follows: Follows::ReRequest, meta: large(2) };
@@ -89,7 +89,7 @@ fn a_claim_with_memory_of_its_own_takes_no_other() {
 #[test]
 fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
     let mut scene = warm();
-    let seen = scene.arm(5, 4);
+    let seen = scene.post(5, 4);
     scene.claim(5, Destination::Alloc);
     let into = scene.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room");
     scene.claim(6, Destination::Into(into));
@@ -122,7 +122,7 @@ fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
 #[test]
 fn a_refusal_meets_a_cancel_quietly() {
     let mut scene = warm();
-    let request = scene.arm(5, 1).steps[0].0;
+    let request = scene.post(5, 1).steps[0].0;
     scene.links.withdraw_standing(scene.link, &key(0), 100, OWNER);
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     scene.peer.say(&Message::Error { request, status: too_many() });
@@ -134,7 +134,7 @@ fn a_refusal_meets_a_cancel_quietly() {
 #[test]
 fn an_error_of_another_kind_is_for_whoever_claims_the_step() {
     let mut scene = warm();
-    let seen = scene.arm(5, 2);
+    let seen = scene.post(5, 2);
     for (at, status) in
         [Status::new(Code::ResourceExhausted, "too long"), too_many().into_derived()].into_iter().enumerate()
     {

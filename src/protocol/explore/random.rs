@@ -36,13 +36,13 @@ proptest! {
         let receiver = if standing { Receiver::standing(granted) } else { Receiver::new(granted) };
         let mut receiver = receiver.validated(validates);
         let (mut told, mut freed, mut cancels) = (0, false, 0);
-        let (mut parked, mut unverified) = (false, false);
-        for (arrival, wish) in said {
-            if wish == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
-                prop_assert!(parked, "nothing had come");
+        let (mut early, mut unverified) = (false, false);
+        for (arrival, choice) in said {
+            if choice == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
+                prop_assert!(early, "nothing had come");
                 (told, freed) = (told + 1, true);
             }
-            if wish == 0 && !freed {
+            if choice == 0 && !freed {
                 match receiver.cancel() {
                     ReceiverAction::SendCancel => cancels += 1,
                     ReceiverAction::Free => freed = true,
@@ -68,8 +68,8 @@ proptest! {
                 }
                 ReceiverAction::Deliver => (told, freed) = (told + 1, true),
                 ReceiverAction::StoreEarly => {
-                    prop_assert!(standing && !parked);
-                    parked = true;
+                    prop_assert!(standing && !early);
+                    early = true;
                 }
                 ReceiverAction::DeliverAndKeep => told += 1,
                 ReceiverAction::FinishCancelled => {

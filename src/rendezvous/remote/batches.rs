@@ -129,12 +129,12 @@ impl QueuedReceives {
         for peer in 0..self.peers.len() {
             // Once round, so that those that stay are in their order again.
             for _ in 0..self.peers[peer].len() {
-                let Some(held) = self.peers[peer].pop_front() else { break };
-                if fits(&held) {
-                    self.forget(&held.key);
-                    each(held.key, held.waiter);
+                let Some(receive) = self.peers[peer].pop_front() else { break };
+                if fits(&receive) {
+                    self.forget(&receive.key);
+                    each(receive.key, receive.waiter);
                 } else {
-                    self.peers[peer].push_back(held);
+                    self.peers[peer].push_back(receive);
                 }
             }
         }
@@ -142,7 +142,7 @@ impl QueuedReceives {
 
     /// The earliest deadline of all.
     pub fn next_deadline(&self) -> Time {
-        let deadlines = self.peers.iter().flatten().map(|held| held.waiter.deadline);
+        let deadlines = self.peers.iter().flatten().map(|receive| receive.waiter.deadline);
         if self.count == 0 { Time::NEVER } else { deadlines.min().unwrap_or(Time::NEVER) }
     }
 }
@@ -216,14 +216,14 @@ impl RemoteHandler {
     /// Ends the receives that are held up and fit, with this error.
     pub(super) fn fail_queued(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
         let mut failed = Vec::new();
-        self.queued.remove(|held| fits(held.peer, &held.key), |_, waiter| failed.push(waiter));
+        self.queued.remove(|receive| fits(receive.peer, &receive.key), |_, waiter| failed.push(waiter));
         failed.into_iter().for_each(|waiter| waiter.complete(Err(error.clone())));
     }
 
     /// Ends the receives that are held up and whose time is over.
     pub(super) fn expire_queued(&mut self, now: Time) {
         self.queued.remove(
-            |held| held.waiter.deadline <= now,
+            |receive| receive.waiter.deadline <= now,
             |key, mut waiter| {
                 waiter.cancel_reason.get_or_insert(CancelReason::Deadline(None));
                 waiter.given_up(&key);
@@ -234,7 +234,7 @@ impl RemoteHandler {
     /// Gives up those that are held up of these calls.
     pub(super) fn cancel_queued(&mut self, why: &CancelReason, of: impl Fn(CallId) -> bool) {
         self.queued.remove(
-            |held| of(held.waiter.id),
+            |receive| of(receive.waiter.id),
             |key, mut waiter| {
                 waiter.cancel_reason = Some(why.clone());
                 waiter.given_up(&key);

@@ -1,6 +1,6 @@
 //! Links as they come and go.
 
-use super::{Connection, ConnectionStage, Outgoing, ProbeCallback, RemoteHandler};
+use super::{ConnectionStage, Outgoing, PeerConnection, ProbeCallback, RemoteHandler};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{CancelDecision, LinkIdentity, Links};
 use crate::mutants::{Mutant, is_on};
@@ -33,7 +33,7 @@ impl RemoteHandler {
         match links.attach(link, identity, self.settings.link.clone()) {
             Ok(link) => {
                 let stage = ConnectionStage::Probing(done);
-                self.peer(index).connection = Some(Connection { link, tag, stage, close_reason: None });
+                self.peer(index).connection = Some(PeerConnection { link, tag, stage, close_reason: None });
             }
             Err(error) => done(Err(error.to_string())),
         }

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 impl RemoteHandler {
     pub(super) fn cancel<P: Port>(&mut self, links: &mut Links<P, Waiter>, cancel: &Cancel, now: Time) {
         let Some((link, request)) = self.calls.get(&cancel.id).copied() else { return };
-        let grace = now + self.settings.cancel_grace;
+        let cancel_deadline = now + self.settings.cancel_grace;
         let mut next = self.next_deadline;
         let calls = &mut self.calls;
         links.cancel_request(link, request, &mut |_, slot| {
@@ -26,8 +26,8 @@ impl RemoteHandler {
                 *slot = None;
             } else if waiter.cancel_reason.is_none() {
                 waiter.cancel_reason = Some(cancel.why.clone());
-                waiter.deadline = grace;
-                next = next.min(grace);
+                waiter.deadline = cancel_deadline;
+                next = next.min(cancel_deadline);
             }
             CancelDecision::Cancel
         });
@@ -114,7 +114,7 @@ impl RemoteHandler {
         links.begin_batch();
         self.expire_queued(now);
         let mut next = self.queued.next_deadline();
-        let grace = now + self.settings.cancel_grace;
+        let cancel_deadline = now + self.settings.cancel_grace;
         let calls = &mut self.calls;
         for link in links.ids() {
             links.cancel_requests(link, &mut |key, slot| {
@@ -125,8 +125,8 @@ impl RemoteHandler {
                 }
                 if waiter.cancel_reason.is_none() {
                     waiter.cancel_reason = Some(CancelReason::Deadline(None));
-                    waiter.deadline = grace;
-                    next = next.min(grace);
+                    waiter.deadline = cancel_deadline;
+                    next = next.min(cancel_deadline);
                 } else if let Some(waiter) = slot.take() {
                     // The peer has not even said that it lets go: it is told later, the waiter now.
                     calls.remove(&waiter.id);

@@ -165,7 +165,7 @@ pub struct RemoteHandler {
     incarnation: u64,
     members: Members,
     settings: RemoteSettings,
-    peers: Vec<PeerState>,
+    peers: Vec<PeerEntry>,
     /// Whose each link is, or was in an earlier life.
     by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
@@ -183,15 +183,15 @@ pub struct RemoteHandler {
 }
 
 #[derive(Default)]
-struct PeerState {
+struct PeerEntry {
     /// The present link, or the attempt at one.
-    connection: Option<Connection>,
+    connection: Option<PeerConnection>,
     /// How the last link that was up has ended, or the life that was to be linked, until another one is up.
     lost: Option<(LinkTag, LossCause)>,
     deferred: u32,
 }
 
-struct Connection {
+struct PeerConnection {
     link: LinkId,
     tag: LinkTag,
     stage: ConnectionStage,
@@ -206,7 +206,7 @@ enum ConnectionStage {
     Up,
 }
 
-impl PeerState {
+impl PeerEntry {
     /// The link that calls may use now.
     fn usable(&self) -> Option<LinkId> {
         self.connection
@@ -222,7 +222,7 @@ enum Outgoing {
     /// A value. It counts as outstanding.
     Value(Value),
     /// The place of a value that the peer holds itself, by its name on that link.
-    Stashed { link: LinkId, held: u32 },
+    Stashed { link: LinkId, stash_id: u32 },
 }
 
 /// A peer's request that waits for its value.
@@ -245,7 +245,7 @@ impl RemoteHandler {
         outstanding: Arc<AtomicUsize>,
         observer: Arc<dyn PeerObserver>,
     ) -> Self {
-        let peers: Vec<_> = members.all().iter().map(|_| PeerState::default()).collect();
+        let peers: Vec<_> = members.all().iter().map(|_| PeerEntry::default()).collect();
         let queued = batches::QueuedReceives::new(peers.len());
         RemoteHandler {
             me,
@@ -281,7 +281,7 @@ impl RemoteHandler {
         self.steps.is_live(step) || matches!(self.steps.state(step), StepState::NotBegun)
     }
 
-    fn peer(&mut self, index: PeerIndex) -> &mut PeerState {
+    fn peer(&mut self, index: PeerIndex) -> &mut PeerEntry {
         &mut self.peers[index.0 as usize]
     }
 
@@ -379,9 +379,13 @@ impl<P: Port> Handler<P> for RemoteHandler {
                     self.finished();
                 }
             }
-            LinkEvent::Returned { link, key, held, number } => {
+            LinkEvent::Returned { link, key, stash_id, number } => {
                 if self.may_hold(key.step) {
-                    self.put_back(links, &key, Numbered { number, value: Outgoing::Stashed { link, held } });
+                    self.put_back(
+                        links,
+                        &key,
+                        Numbered { number, value: Outgoing::Stashed { link, stash_id } },
+                    );
                 }
             }
             LinkEvent::Resumed { bytes } => serving::sent(links, bytes),

@@ -46,8 +46,8 @@ impl RemoteHandler {
         };
         match orphan.place(links.pool(), given, into) {
             Ok((received, sender)) => Self::arrived(links, waiter, received, sender),
-            Err(unfit) => {
-                let (remaining, error) = unfit.into_remaining();
+            Err(rejected) => {
+                let (remaining, error) = rejected.into_remaining();
                 self.failed(links.counters(), waiter, &key, error);
                 if let Some(value) = remaining {
                     self.orphans.entry(key).or_default().push_front(value);

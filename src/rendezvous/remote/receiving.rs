@@ -154,9 +154,9 @@ impl RemoteHandler {
                 limit: limit.into(),
                 remedy: "wait for some receives from that peer first",
             },
-            RequestError::Corrupted(Corruption { bytes, sent, came }) => {
+            RequestError::Corrupted(Corruption { bytes, sent, actual }) => {
                 let peer = key.edge.source_task().clone();
-                Error::Corrupted { peer, key: name, bytes, sent, came }
+                Error::Corrupted { peer, key: name, bytes, sent, actual }
             }
             RequestError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
         };

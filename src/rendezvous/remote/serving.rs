@@ -5,7 +5,7 @@ use crate::fabric::Port;
 use crate::link::{Links, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::steps::StepState;
-use crate::rendezvous::table::{Asked, Numbered, Offered};
+use crate::rendezvous::table::{AskOutcome, Numbered, OfferOutcome};
 use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use crate::wire::{Code, Status, Time};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// How much longer than its peer a request waits. The peer says itself when it gives up; this end is for
 /// requests of peers that can't any more, and must not come before theirs.
-const SLACK: Duration = Duration::from_millis(50);
+const DEADLINE_MARGIN: Duration = Duration::from_millis(50);
 
 impl RemoteHandler {
     /// Gives a value to whoever waits for it, or keeps it.
@@ -43,9 +43,9 @@ impl RemoteHandler {
         &mut self,
         links: &mut Links<P, Waiter>,
         key: &TensorKey,
-        mut offered: Offered<Outgoing, WaitingRequest>,
+        mut offered: OfferOutcome<Outgoing, WaitingRequest>,
     ) {
-        while let Offered::Matched(asking, matched) = offered {
+        while let OfferOutcome::Matched(asking, matched) = offered {
             offered = self.serve(links, key, asking, matched);
         }
     }
@@ -58,7 +58,7 @@ impl RemoteHandler {
         key: &TensorKey,
         asking: WaitingRequest,
         matched: Numbered<Outgoing>,
-    ) -> Offered<Outgoing, WaitingRequest> {
+    ) -> OfferOutcome<Outgoing, WaitingRequest> {
         let (peer_request, number) = (asking.peer_request, matched.number);
         let value = match matched.value {
             Outgoing::Value(value) => value,
@@ -66,14 +66,14 @@ impl RemoteHandler {
                 // It was held by the peer of a link that is gone. The request goes on with what is next in line.
                 self.next_deadline = self.next_deadline.min(asking.deadline);
                 return match self.outgoing.ask(key, asking) {
-                    Asked::Matched(asking, next) => Offered::Matched(asking, next),
-                    Asked::Kept => Offered::Kept,
+                    AskOutcome::Matched(asking, next) => OfferOutcome::Matched(asking, next),
+                    AskOutcome::Queued => OfferOutcome::Queued,
                 };
             }
-            Outgoing::Stashed { held, .. } => {
+            Outgoing::Stashed { stash_id, .. } => {
                 self.leave(&asking);
-                return match links.serve_stashed(peer_request, held, number) {
-                    true => Offered::Kept,
+                return match links.serve_stashed(peer_request, stash_id, number) {
+                    true => OfferOutcome::Queued,
                     false => self.outgoing.put_back(key, matched),
                 };
             }
@@ -95,7 +95,7 @@ impl RemoteHandler {
                 return self.outgoing.put_back(key, Numbered { number, value: Outgoing::Value(back) });
             }
         }
-        Offered::Kept
+        OfferOutcome::Queued
     }
 
     /// A value has left this side for good.
@@ -139,18 +139,18 @@ impl RemoteHandler {
         let deadline = match timeout_ms {
             u32::MAX => Time::NEVER,
             ms if is_on(Mutant::DeadlineTooEarly) => now + Duration::from_millis(u64::from(ms) / 2),
-            ms => now + Duration::from_millis(ms.into()) + SLACK,
+            ms => now + Duration::from_millis(ms.into()) + DEADLINE_MARGIN,
         };
         match self.outgoing.ask(key, WaitingRequest { peer_request, peer, deadline, deferred }) {
-            Asked::Matched(asking, matched) => {
-                self.match_up(links, key, Offered::Matched(asking, matched));
+            AskOutcome::Matched(asking, matched) => {
+                self.match_up(links, key, OfferOutcome::Matched(asking, matched));
             }
-            Asked::Kept if !waits => {
+            AskOutcome::Queued if !waits => {
                 self.outgoing.remove_waiter(key, |asking| asking.peer_request == peer_request);
                 let message = format!("{} has no value for {key} now", self.me);
                 links.refuse(peer_request, Status::new(Code::DeadlineExceeded, message));
             }
-            Asked::Kept => {
+            AskOutcome::Queued => {
                 self.next_deadline = self.next_deadline.min(deadline);
                 if deferred {
                     self.peer(peer).deferred += 1;

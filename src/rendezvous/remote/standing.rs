@@ -264,12 +264,12 @@ impl RemoteHandler {
         while from < until && !no_room {
             let count = (from..until).take_while(goes_on).count() as u32;
             let first = TensorKey { step: from, ..standing.key.clone() };
-            let armed = match count {
+            let posted = match count {
                 0 => StandingPosted { steps: 0, no_room: false },
                 _ => links.post_standing(link, &first, count, standing.borrow, standing.id),
             };
-            from += u64::from(armed.steps);
-            no_room = armed.no_room;
+            from += u64::from(posted.steps);
+            no_room = posted.no_room;
             if !no_room {
                 // The one behind them is over or was asked for, or there is none.
                 from = until.min(from + 1);

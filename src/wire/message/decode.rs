@@ -127,9 +127,11 @@ impl<'a> Reader<'a> {
                 step: self.u64("step")?,
                 frame: self.u64("frame")?,
                 iteration: self.u64("iteration")?,
-                held: self.u32("held value")?,
+                stash_id: self.u32("stash id")?,
             },
-            STASHED_RESPONSE => Message::Stashed { request: self.request()?, held: self.u32("held value")? },
+            STASHED_RESPONSE => {
+                Message::Stashed { request: self.request()?, stash_id: self.u32("stash id")? }
+            }
             STANDING_REQUEST => Message::StandingRequest(self.arm()?),
             CHECKSUM => Message::Checksum { request: self.request()?, sum: self.u64("sum")? },
             kind => return Err(MessageError::Kind { kind }),

@@ -70,19 +70,19 @@ impl Message<'_> {
                 put_long(out, message.as_bytes());
                 put_long(out, details);
             }
-            Message::Return { request, route, step, frame, iteration, held } => {
+            Message::Return { request, route, step, frame, iteration, stash_id } => {
                 out.push(RETURN);
                 put_request(out, *request);
                 out.extend_from_slice(&route.to_le_bytes());
                 for number in [step, frame, iteration] {
                     out.extend_from_slice(&number.to_le_bytes());
                 }
-                out.extend_from_slice(&held.to_le_bytes());
+                out.extend_from_slice(&stash_id.to_le_bytes());
             }
-            Message::Stashed { request, held } => {
+            Message::Stashed { request, stash_id } => {
                 out.push(STASHED_RESPONSE);
                 put_request(out, *request);
-                out.extend_from_slice(&held.to_le_bytes());
+                out.extend_from_slice(&stash_id.to_le_bytes());
             }
             Message::StandingRequest(arm) => arm.put(out),
             Message::Checksum { request, sum } => {

@@ -17,8 +17,8 @@
 //! | 9 | `CANCEL` | request u32 |
 //! | 10 | `CANCEL_ACK` | request u32 |
 //! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u32 length + UTF-8), details (u32 length + bytes) |
-//! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, held u32 |
-//! | 14 | `STASHED_RESPONSE` | request u32, held u32 |
+//! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, stash id u32 |
+//! | 14 | `STASHED_RESPONSE` | request u32, stash id u32 |
 //! | 15 | `STANDING_REQUEST` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
 //! | 16 | `CHECKSUM` | request u32, sum u64 |
 //! | 17 | `PACKED` | other messages, each behind its length as u8: see [`pack`] |
@@ -235,14 +235,14 @@ pub enum Message<'a> {
         /// The iteration of its edge.
         iteration: u64,
         /// The receiver's name for the value.
-        held: u32,
+        stash_id: u32,
     },
     /// The next value in line is one that the receiver holds itself.
     Stashed {
         /// The request that it answers.
         request: RequestId,
         /// The receiver's name for the value.
-        held: u32,
+        stash_id: u32,
     },
     /// Asks for the tensors of several steps in advance: standing requests.
     StandingRequest(StandingRequest<'a>),

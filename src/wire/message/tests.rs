@@ -155,9 +155,9 @@ proptest! {
     }
 
     #[test]
-    fn a_return_and_its_answer_come_back(request in request_id(), route: u32, step: u64, iteration: u64, held: u32) {
-        comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, held })?;
-        comes_back(&Message::Stashed { request, held })?;
+    fn a_return_and_its_answer_come_back(request in request_id(), route: u32, step: u64, iteration: u64, stash_id: u32) {
+        comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, stash_id })?;
+        comes_back(&Message::Stashed { request, stash_id })?;
         comes_back(&Message::Checksum { request, sum: step })?;
     }
 

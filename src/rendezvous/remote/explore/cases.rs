@@ -1,6 +1,8 @@
 //! What is explored, and what must be true of every run.
 
-use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, meta, over_shm, over_sim, over_sim_validating};
+use super::pair::{
+    CANCEL_TIMEOUT, Call, Pair, RECEIVER, SENDER, meta, over_shm, over_sim, over_sim_validating,
+};
 use super::{Choices, traced};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
@@ -230,7 +232,7 @@ impl<P: Port> Run<'_, P> {
             Act::CancelReason(at) => self.give_up(at),
             Act::GraceIsOver => {
                 self.grace_is_over = true;
-                self.pair.pass(RECEIVER, GRACE);
+                self.pair.pass(RECEIVER, CANCEL_TIMEOUT);
             }
             Act::ReceiveNext => self.next = Some(self.receive(Wanted::Fresh, ENDLESS)),
         }
@@ -442,7 +444,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
     *steps += 1;
     let edge = pair.edge();
     let key = TensorKey { edge: edge.clone(), step: *steps, frame: 0, iteration: 0 };
-    pair.is_warm(false);
+    pair.set_flipping(false);
     for side in [SENDER, RECEIVER] {
         pair.begin(side, *steps);
     }
@@ -458,7 +460,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, sent: Sent, steps: &mut u64) -> Arc<Edge
     for side in [SENDER, RECEIVER] {
         pair.change(side, StepChange::CleanedUp { step: *steps });
     }
-    pair.is_warm(true);
+    pair.set_flipping(true);
     edge
 }
 

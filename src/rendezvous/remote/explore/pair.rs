@@ -28,7 +28,7 @@ const LIFE: u64 = 1;
 const QUIET_ROUNDS: usize = 64;
 
 /// How long a call that gave up waits for its peer.
-pub const GRACE: Duration = Duration::from_secs(1);
+pub const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/replica:0/task:0/device:CPU:0"];
 
@@ -148,7 +148,7 @@ fn pair<F: Fabric>(
         let settings = RemoteSettings {
             link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16, validate },
             max_deferred: 16,
-            cancel_grace: GRACE,
+            cancel_grace: CANCEL_TIMEOUT,
             peer_loss_is_fatal: false,
         };
         let me = tasks.task(PeerIndex(side as u32)).clone();
@@ -261,15 +261,15 @@ impl<P: Port> Pair<P> {
     }
 
     /// From now on bits are flipped, if they are to be.
-    pub fn is_warm(&self, warm: bool) {
+    pub fn set_flipping(&self, warm: bool) {
         (self.flip)(warm && self.flips);
     }
 
     /// The number of the value that an error says came corrupted, if it is one of this size and it may be.
     pub fn corrupted(&self, error: &Error, bytes: u64) -> Option<u8> {
-        let Error::Corrupted { bytes: of, sent, came, .. } = error else { return None };
+        let Error::Corrupted { bytes: of, sent, actual, .. } = error else { return None };
         let is_its = |number: &u8| sum_of(&vec![*number; bytes as usize]) == *sent;
-        (self.flips && *of == bytes && sent != came).then(|| (0..=19).find(is_its)).flatten()
+        (self.flips && *of == bytes && sent != actual).then(|| (0..=19).find(is_its)).flatten()
     }
 
     /// An edge that was never used.
@@ -287,7 +287,7 @@ impl<P: Port> Pair<P> {
         self.command(side, RemoteCommand::Step(change));
     }
 
-    pub fn wish(&mut self, side: usize, change: StandingChange) {
+    pub fn change_standing(&mut self, side: usize, change: StandingChange) {
         self.command(side, RemoteCommand::Standing(change));
     }
 

@@ -1,6 +1,6 @@
 //! Two steps of an edge that is asked for in advance, through the interleavings of what may happen to them.
 
-use super::pair::{Call, GRACE, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
+use super::pair::{CANCEL_TIMEOUT, Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
 use super::{Choices, traced};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
@@ -85,7 +85,7 @@ struct Run<'a, P: Port> {
     sent: [usize; 2],
     receives: Vec<Receive>,
     mishap: bool,
-    grace: bool,
+    timed_out: bool,
 }
 
 impl<P: Port> Run<'_, P> {
@@ -129,7 +129,9 @@ impl<P: Port> Run<'_, P> {
         if !self.mishap && self.case.mishap != Mishap::None && can {
             acts.push(Act::Mishap);
         }
-        if !self.grace && self.receives.iter().any(|receive| receive.cancel_reason && receive.end.is_none()) {
+        if !self.timed_out
+            && self.receives.iter().any(|receive| receive.cancel_reason && receive.end.is_none())
+        {
             acts.push(Act::GraceIsOver);
         }
         acts
@@ -156,8 +158,8 @@ impl<P: Port> Run<'_, P> {
             Act::Poll(side) => self.pair.poll(side),
             Act::Mishap => self.go_wrong(),
             Act::GraceIsOver => {
-                self.grace = true;
-                self.pair.pass(RECEIVER, GRACE);
+                self.timed_out = true;
+                self.pair.pass(RECEIVER, CANCEL_TIMEOUT);
             }
         }
         self.harvest();
@@ -293,7 +295,7 @@ impl<P: Port> Run<'_, P> {
 
 impl<P: Port> Pair<P> {
     fn standing(&mut self, change: StandingChange) {
-        self.wish(RECEIVER, change);
+        self.change_standing(RECEIVER, change);
     }
 }
 
@@ -323,7 +325,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, r
             sent: [0; 2],
             receives: Vec::new(),
             mishap: false,
-            grace: false,
+            timed_out: false,
         };
         traced(&case, |trace| {
             loop {
@@ -348,7 +350,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, r
 
 /// An edge on which one tensor of so many bytes has travelled, or a dead one.
 fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> Arc<EdgeName> {
-    pair.is_warm(false);
+    pair.set_flipping(false);
     let edge = pair.edge();
     let key = TensorKey { edge: edge.clone(), step: *first, frame: 0, iteration: 0 };
     for side in [SENDER, RECEIVER] {
@@ -364,7 +366,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> 
         pair.change(side, StepChange::CleanedUp { step: key.step });
     }
     *first += 1;
-    pair.is_warm(true);
+    pair.set_flipping(true);
     edge
 }
 
