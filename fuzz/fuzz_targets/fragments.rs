@@ -1,4 +1,5 @@
-//! Fragments of long messages, in any order and with any header, against a reference; and messages cut and put together.
+//! Fragments of long messages, in any order and with any header, against a reference; and messages
+//! cut and put together.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -17,7 +18,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// The next fragment of the input: its length, then as many bytes. A length of 255 stands for a long one.
+/// The next fragment of the input: its length, then its bytes. A length of 255 stands for a long
+/// one.
 fn next<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (len, tail) = rest.split_first()?;
     let len = if *len == u8::MAX { 4096 } else { usize::from(*len) };
@@ -26,10 +28,10 @@ fn next<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(fragment)
 }
 
-/// What has come of a message, and how long it will be.
+/// The received part of a message, and its full length.
 type Begun = Option<(Vec<u8>, usize)>;
 
-/// What the assembler must say: `None` for an error.
+/// The expected result of the assembler; `None` for an error.
 fn reference(begun: &mut Begun, fragment: &[u8]) -> Option<Option<Vec<u8>>> {
     if fragment.len() <= HEADER {
         return None;

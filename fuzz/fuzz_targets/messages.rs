@@ -1,4 +1,5 @@
-//! Messages between the two ends of a link, and the immediate. What decodes encodes to the bytes that it was.
+//! Messages between the two ends of a link, and the immediate. A decoded message encodes to the
+//! same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let again = encoded(&message);
     if is_cut_by_its_sender(&message) {
-        // Only this library's own sender keeps to the bound; what is longer is read all the same.
+        // Only this library's sender keeps to the bound. A longer text is read, too.
         let cut = Message::decode(&again).expect("what was encoded");
         assert!(!is_cut_by_its_sender(&cut));
         assert_eq!(encoded(&cut), again);
@@ -71,7 +72,8 @@ fn parts_of(grant: &Grant) {
     }
 }
 
-/// The byte count is the product of the dimensions, in arithmetic that can't overflow, but for a serialised tensor, which says it.
+/// The byte count is the product of the dimensions, in arithmetic that can't overflow, but for a
+/// serialised tensor, which says it.
 fn shape_of(versioned: &VersionedMeta) {
     let meta: &TensorMeta = &versioned.meta;
     let dims = meta.shape().dims();

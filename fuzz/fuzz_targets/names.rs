@@ -1,4 +1,5 @@
-//! Names that a peer sends: devices, edges and rendezvous keys. Each has one spelling: what parses prints as it was.
+//! Names that a peer sends: devices, edges and rendezvous keys. Each has one spelling: a parsed
+//! name prints as the same text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

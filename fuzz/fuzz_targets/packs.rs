@@ -1,4 +1,5 @@
-//! Several messages in one slot: any bytes, against a reference; and messages packed and taken apart.
+//! Several messages in one slot: any bytes, against a reference; and messages packed and taken
+//! apart.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -22,7 +23,7 @@ fn reference(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     while at < bytes.len() {
         let len = usize::from(bytes[at]);
         let message = bytes.get(at + 1..at + 1 + len)?;
-        // Neither nothing, nor what may hold others.
+        // A packed message is neither empty nor a pack.
         if [None, Some(&0), Some(&PACKED), Some(&FRAGMENT)].contains(&message.first()) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! A shared-memory link whose peer writes what it likes into its rings, lines, lease table, state
+//! A shared-memory link whose peer writes arbitrary values into its rings, lines, loan table, state
 //! and doorbells.
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! What the endpoints of a shared-memory link tell each other: addresses, the handshake, the words of slots.
+//! Messages between the endpoints of a shared-memory link: addresses, the handshake, the words of
+//! slots.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,8 @@
-//! The serialised form of strings and variants: what is read can be written, and is then read as the same.
+//! The serialised form of strings and variants: values that are read can be written, and are then
+//! read as the same values.
 //!
-//! The first byte says which of the two and the rank, up to seven; then a byte for each dimension; the rest is the form.
+//! The first byte says which of the two and the rank, up to seven; then a byte for each dimension;
+//! the rest is the form.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -43,7 +45,7 @@ fn strings(pool: &Pool, tensor: &Tensor) {
             let total: usize = read.values().iter().map(|value| value.len()).sum();
             assert!(total < tensor.bytes().len());
             let again = read.to_tensor(pool).expect("room");
-            // What is skipped is not written again; what takes more bytes than it must takes fewer.
+            // Ignored fields are not written again, and long encodings get shorter.
             assert!(again.bytes().len() <= tensor.bytes().len() + 2);
             assert_eq!(StringTensor::from_tensor(&again).as_ref(), Ok(&read));
         }

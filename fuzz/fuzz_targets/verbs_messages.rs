@@ -1,4 +1,4 @@
-//! What the ends of a link over RDMA tell each other: addresses, and control messages under their window.
+//! Messages between the ends of a verbs link: addresses, and control messages within their window.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -17,7 +17,8 @@ pub const MAX_CLUSTER_TEXT: usize = 64 * 1024;
 #[error("job {0} must be 1 to {MAX_JOB} letters, digits, '_' and '-', a letter or digit first")]
 pub struct JobError(String);
 
-/// The one rule for job names: 1 to [`MAX_JOB`] ASCII letters, digits, `_` and `-`; a letter or digit first.
+/// The one rule for job names: 1 to [`MAX_JOB`] ASCII letters, digits, `_` and `-`; a letter or
+/// digit first.
 pub(crate) fn check_job(job: &str) -> Result<(), JobError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     let fits = job.len() <= MAX_JOB && job.bytes().all(allowed);
@@ -89,7 +90,7 @@ enum Host {
 pub struct HostPortError {
     /// The text in quotes, escaped, and shortened if it is long.
     pub address: String,
-    /// What is wrong with it.
+    /// The violated rule.
     pub why: &'static str,
 }
 
@@ -173,8 +174,8 @@ fn parse_host(host: &str) -> Result<Host, &'static str> {
     }
 }
 
-/// Letters, digits, dashes and underscores in labels of 1 to 63 bytes; 253 bytes in all. A name of digits
-/// and dots only is a mistyped IPv4 address.
+/// Letters, digits, dashes and underscores in labels of 1 to 63 bytes; 253 bytes in all. A name of
+/// digits and dots only is a mistyped IPv4 address.
 fn is_host_name(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -185,7 +186,8 @@ fn is_host_name(host: &str) -> bool {
         && !host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
 }
 
-/// All members of a cluster: for each job the addresses of its tasks, in the order of their numbers.
+/// All members of a cluster: for each job the addresses of its tasks, in the order of their
+/// numbers.
 ///
 /// The same on every member: members with different clusters refuse each other. The text form is
 /// `job=host:port,host:port;job=host:port`. `Display` writes it with the jobs in ascending order.
@@ -211,8 +213,8 @@ impl Cluster {
     /// The cluster with these jobs, each with the addresses of its tasks in order.
     ///
     /// # Errors
-    /// If there is no job, a job's name breaks the rule, a job is listed twice or has no task, an address is
-    /// used twice, or the text form is longer than 64 KiB.
+    /// If there is no job, a job's name breaks the rule, a job is listed twice or has no task, an
+    /// address is used twice, or the text form is longer than 64 KiB.
     pub fn new(jobs: impl IntoIterator<Item = (String, Vec<HostPort>)>) -> Result<Self, ClusterError> {
         let refused = |why: String| Err(ClusterError(why));
         let mut cluster = Cluster { jobs: BTreeMap::new() };

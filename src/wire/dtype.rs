@@ -4,7 +4,8 @@ use half::{bf16, f16};
 use num_complex::Complex;
 use std::fmt;
 
-/// The element type of a tensor. The codes are TensorFlow's (`tensorflow/core/framework/types.proto`).
+/// The element type of a tensor. The codes are TensorFlow's
+/// (`tensorflow/core/framework/types.proto`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -106,8 +107,8 @@ mod sealed {
 
 /// A Rust type that is the element of a tensor of type [`Element::DTYPE`].
 ///
-/// Sealed: `bool` is checked byte by byte when it is viewed; for every other implementor each bit pattern
-/// is a value, which is what makes a typed view of received bytes sound.
+/// Sealed: `bool` is checked byte by byte when it is viewed. For every other implementor each bit
+/// pattern is a valid value, so a typed view of received bytes is sound.
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The element type that this Rust type stands for.
     const DTYPE: DType;

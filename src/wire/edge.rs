@@ -1,4 +1,4 @@
-//! An edge's name without the parts that change: who sends, who receives, what it is called.
+//! An edge's name without the parts that change: source, destination, and name.
 
 use super::cluster::{JobError, TaskId};
 use super::key::{DeviceName, DeviceNameError, KeyError, RendezvousKey};
@@ -31,8 +31,8 @@ pub enum EdgeNameError {
 
 /// Source device, destination device and name of an edge, checked, with a hash computed once.
 ///
-/// The hash is keyed by a secret of the process, so a peer can't choose names that collide; equality still
-/// compares every byte.
+/// The hash is keyed by a secret of the process, so a peer can't choose names that collide;
+/// equality still compares every byte.
 #[derive(Clone)]
 pub struct EdgeName {
     source: String,
@@ -47,8 +47,8 @@ impl EdgeName {
     /// An edge from one device to another.
     ///
     /// # Errors
-    /// If a device name or the edge's name is not well-formed (specification 2.2), or a device has a replica other
-    /// than 0, which no cluster has.
+    /// If a device name or the edge's name is not well-formed (specification 2.2), or a device has
+    /// a replica other than 0, which no cluster has.
     pub fn new(source: &str, destination: &str, name: &str) -> Result<Self, EdgeNameError> {
         let (from, to) = (DeviceName::parse(source)?, DeviceName::parse(destination)?);
         let key = RendezvousKey {
@@ -76,7 +76,7 @@ impl EdgeName {
         &self.destination
     }
 
-    /// What the edge is called.
+    /// The name of the edge.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,9 +1,9 @@
-//! What a peer may write to or read from.
+//! The memory that a peer may write or read.
 
 /// Leave to access `len` bytes at `offset` of a region of the granting process.
 ///
-/// No raw address is in it: a region is known by number since the link was made, and the side that resolves
-/// a grant checks region, key and bounds term by term (specification 3.1a).
+/// No raw address is in it: a region is known by number since the link was made, and the side that
+/// resolves a grant checks region, key and bounds term by term (specification 3.1a).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Which of the granter's regions.

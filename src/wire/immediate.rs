@@ -19,8 +19,8 @@ impl Slot {
     }
 }
 
-/// Which of the meta-data that both ends of a route remember: the newest of those whose versions are the same modulo
-/// [`MetaPlace::COUNT`].
+/// The cache position of one meta-data that both ends of a route remember. Of several versions with
+/// the same position, modulo [`MetaPlace::COUNT`], the newest is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetaPlace(u8);
 
@@ -39,7 +39,7 @@ impl MetaPlace {
     }
 }
 
-/// What an immediate announces.
+/// The kind of an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImmediateKind {
     /// The tensor of a request has landed whole.
@@ -50,8 +50,8 @@ pub enum ImmediateKind {
     Stripe,
     /// A tensor that the receiver may borrow where it lies.
     Lend,
-    /// As [`ImmediateKind::Plain`], for a tensor with other meta-data than its request named: these, of which the receiver was
-    /// told before.
+    /// As [`ImmediateKind::Plain`], for a tensor with other meta-data than its request named:
+    /// these, of which the receiver was told before.
     PlainAs(MetaPlace),
     /// As [`ImmediateKind::Lend`], for such a tensor.
     LendAs(MetaPlace),
@@ -85,11 +85,11 @@ impl ImmediateKind {
 
 /// Immediate data of one write.
 ///
-/// The generation is that of the slot: it grows by one (modulo 256) each time the slot is used again, so
-/// that what was meant for an earlier use is told apart and dropped.
+/// The generation is that of the slot. It grows by one (modulo 256) with each use of the slot, so
+/// that an immediate for an earlier use is recognised and dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
-    /// What it announces.
+    /// The kind of the write.
     pub kind: ImmediateKind,
     /// Generation of the slot.
     pub generation: u8,
@@ -113,7 +113,7 @@ impl Immediate {
         (self.kind.bits() as u32) << 28 | (self.generation as u32) << 20 | self.slot.0
     }
 
-    /// Reads what a peer sent.
+    /// Reads the 32 bits of a peer.
     ///
     /// # Errors
     /// If the kind is not one of this version.

@@ -1,7 +1,7 @@
 //! Rendezvous keys: which tensor, from where, to where (specification 2.2).
 //!
-//! A key has exactly one spelling, so two keys are the same if and only if their bytes are. Parsing borrows
-//! every part from the text and allocates only to report an error.
+//! A key has exactly one spelling, so two keys are the same if and only if their bytes are. Parsing
+//! borrows every part from the text and allocates only to report an error.
 
 use super::cluster::check_job;
 use super::text::quote;
@@ -58,7 +58,7 @@ pub enum KeyPart {
     Destination,
     /// The edge's name.
     Edge,
-    /// The frame, or what separates it from the iteration.
+    /// The frame, or the colon behind it.
     Frame,
     /// The iteration.
     Iteration,
@@ -87,7 +87,7 @@ pub struct KeyError {
     pub key: String,
     /// Which part is wrong.
     pub part: KeyPart,
-    /// What that part is and what it must be.
+    /// The text of that part, and its rule.
     pub why: String,
 }
 
@@ -98,7 +98,7 @@ pub struct KeyError {
 pub struct DeviceNameError {
     /// The name in quotes, escaped, and shortened if it is long.
     pub name: String,
-    /// What is wrong and what is allowed.
+    /// The violated rule, and the allowed values.
     pub why: String,
 }
 
@@ -111,11 +111,12 @@ impl<'a> DeviceName<'a> {
         parse_device(name).map_err(|why| DeviceNameError { name: quote(name), why })
     }
 
-    /// Checks a name that was put together from parts: if this is `Ok`, [`DeviceName::parse`] reads what
-    /// `Display` writes. Does not allocate unless it fails.
+    /// Checks a name that was made from parts. If this is `Ok`, [`DeviceName::parse`] reads the
+    /// text of `Display`. It allocates only on failure.
     ///
     /// # Errors
-    /// If the job or the kind has a character that it may not have, or the whole is longer than [`MAX_NAME`].
+    /// If the job or the kind has a character that it may not have, or the whole is longer than
+    /// [`MAX_NAME`].
     pub fn check(&self) -> Result<(), DeviceNameError> {
         self.flaw().map_or(Ok(()), |why| Err(DeviceNameError { name: quote(&self.to_string()), why }))
     }
@@ -141,8 +142,8 @@ impl<'a> RendezvousKey<'a> {
         parse_key(key).map_err(|(part, why)| KeyError { key: quote(key), part, why })
     }
 
-    /// Checks a key that was put together from parts: if this is `Ok`, [`RendezvousKey::parse`] reads what
-    /// `Display` writes. Does not allocate unless it fails.
+    /// Checks a key that was made from parts. If this is `Ok`, [`RendezvousKey::parse`] reads the
+    /// text of `Display`. It allocates only on failure.
     ///
     /// # Errors
     /// If a device name or the edge name breaks the rules; the error names the part.
@@ -217,7 +218,7 @@ fn parse_device(name: &str) -> Result<DeviceName<'_>, String> {
     Ok(DeviceName { job, replica, task, kind, number })
 }
 
-/// What follows `prefix` in `rest`, up to the next '/'; moves `rest` behind it.
+/// The text behind `prefix` in `rest`, up to the next '/'. Moves `rest` behind it.
 fn field<'a>(name: &str, rest: &mut &'a str, prefix: &str) -> Result<&'a str, String> {
     let Some(tail) = rest.strip_prefix(prefix) else {
         let expected = "/job:J/replica:R/task:T/device:TYPE:N";

@@ -1,4 +1,4 @@
-//! What is a rendezvous key and what is not.
+//! Valid and invalid rendezvous keys.
 
 use super::*;
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn every_part_is_borrowed_from_the_text() {
     }
 }
 
-/// One wrong part each: what to replace in the good key, by what, and the end of the error.
+/// One wrong part each: a part of the good key, its replacement, and the end of the error.
 const WRONG: &[(&str, &str, KeyPart, &str)] = &[
     (
         ";0:0",

@@ -1,7 +1,7 @@
-//! Plain data: names, element types, shapes, statuses, and the layout of what travels between peers.
+//! Plain data: names, element types, shapes, statuses, and the layout of messages between peers.
 //!
-//! Nothing here behaves: no I/O, no clock, no memory management. Everything that reads a peer's bytes
-//! lives here, is length-checked term by term, and returns an error rather than panicking.
+//! Nothing here behaves: no I/O, no clock, no memory management. Everything that reads a peer's
+//! bytes lives here, is length-checked term by term, and returns an error rather than panicking.
 
 mod cluster;
 mod dtype;

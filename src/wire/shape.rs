@@ -100,7 +100,8 @@ impl Shape {
         self.dims().len()
     }
 
-    /// The number of elements, or `None` if it does not fit in 63 bits. A dimension of 0 makes it 0.
+    /// The number of elements, or `None` if it does not fit in 63 bits. A dimension of 0 makes it
+    /// 0.
     pub fn elements(&self) -> Option<u64> {
         if self.dims().contains(&0) {
             return Some(0);
@@ -126,10 +127,11 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Element type, shape and bytes: what a receiver must know to make room for a tensor.
+/// Element type, shape and byte count, from which a receiver allocates a tensor.
 ///
-/// A tensor's bytes are its elements, one behind the other, where those have a fixed size. Strings and variants have none:
-/// their bytes are a serialised form, whose length is part of what is known of the tensor and changes with its contents.
+/// The bytes of a tensor are its elements in order, if these have a fixed size. Strings and
+/// variants have none: their bytes are a serialised form, whose length is part of the meta-data and
+/// changes with the contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
     dtype: DType,

@@ -52,16 +52,16 @@ impl Code {
     }
 }
 
-/// An error with a canonical code: what waiters get, and what travels to a peer as `ERROR_STATUS`.
+/// An error with a canonical code. Waiters get it, and `ERROR_STATUS` carries it to a peer.
 ///
-/// In its process it is whole, whatever its size. To a peer its message and its details travel whole up to
-/// 256 KiB each; beyond that the message is cut, the details are left out, and the
+/// In its process it is whole, whatever its size. To a peer its message and its details travel
+/// whole up to 256 KiB each; beyond that the message is cut, the details are left out, and the
 /// message that the peer gets ends with a note of that.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Status {
     /// The canonical code.
     pub code: Code,
-    /// What was tried, with which value, why it failed, what to change.
+    /// The message: the attempt, the value, the reason, the remedy.
     pub message: String,
     /// Details for programs: any bytes; opaque here.
     pub details: Vec<u8>,

@@ -1,7 +1,7 @@
 //! The sum of a tensor's bytes in data validation mode.
 
-/// XXH3 with 64 bits, seed 0: what `CHECKSUM` carries (specification 3.8). It finds what memory, buses and NICs do to bytes; it is no
-/// proof against a peer that wants to deceive.
+/// XXH3 with 64 bits and seed 0, the checksum of `CHECKSUM` (specification 3.8). It detects errors
+/// of memory, buses and NICs. It does not protect against a malicious peer.
 pub fn sum_of(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }

@@ -3,7 +3,7 @@
 use tensorwire::internals::wire::Slot;
 use tensorwire::internals::wire::message::RequestId;
 
-/// What is left of the input.
+/// The rest of the input.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {

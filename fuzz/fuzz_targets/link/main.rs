@@ -1,7 +1,9 @@
-//! A link whose peer says, writes and lends whatever it likes, while the owner of the link sends and receives.
+//! A link whose peer sends, writes and lends arbitrary data, while the owner of the link sends and
+//! receives.
 //!
-//! The input is a program: each command is the peer's or the owner's. Whatever it does, the link never panics or hangs, every
-//! waiter is told exactly once, what was delivered never changes, every value comes back or is let go, and no memory stays behind.
+//! The input is a program of commands of the peer and of the owner. In all cases the link does not
+//! panic or hang, every waiter is told exactly once, delivered tensors do not change, every value
+//! is returned or released, and no memory is leaked.
 #![no_main]
 
 mod input;
@@ -87,7 +89,8 @@ fn run(pools: &[Pool; 2], input: &mut Input<'_>) {
     }
 }
 
-/// Brings what is on its way to where it goes. The two answer each other, but each answer uses up something.
+/// Delivers all messages in flight. The two sides answer each other, but each answer uses up a
+/// resource.
 fn settle(network: &SimNetwork, owner: &mut Owner, peer: &mut Peer) {
     for _ in 0..10_000 {
         while let Some(next) = network.next_event() {

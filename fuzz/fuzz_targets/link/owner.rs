@@ -1,4 +1,4 @@
-//! The side under test, and what must be true of it.
+//! The side under test, and its invariants.
 
 use crate::input::Input;
 use crate::{OWNER, PEER};
@@ -20,14 +20,14 @@ const MAX_ASKED: usize = 64;
 const SETTINGS: LinkSettings =
     LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3, validate: false };
 
-/// A link, its owner's view of it, and a reference for what may come.
+/// A link, its owner's view of it, and a reference for its events.
 pub struct Owner {
     links: Links<SimPort, u32>,
     link: LinkId,
     pool: Pool,
     is_down: bool,
     next_waiter: u32,
-    /// Who waits.
+    /// The name of a waiter.
     waiting: BTreeSet<u32>,
     requests: Vec<RequestId>,
     asked: Vec<PeerRequestId>,
@@ -35,7 +35,7 @@ pub struct Owner {
     /// Values on their way to the peer, and pinned until it asks again.
     posted: usize,
     pinned: usize,
-    /// What was delivered, with its bytes when it came.
+    /// A delivered tensor, with a copy of its bytes at delivery.
     delivered: Vec<(Tensor, Vec<u8>)>,
 }
 
@@ -232,7 +232,7 @@ impl Owner {
         assert!(self.waiting.remove(&waiter), "waiter {waiter} was told twice");
     }
 
-    /// A tensor is the owner's now: nobody may write to it any more.
+    /// A tensor belongs to the owner now: the peer may not write it any more.
     fn keep(&mut self, tensor: Tensor) {
         assert_eq!(tensor.bytes().len() as u64, tensor.meta().bytes());
         let bytes = tensor.bytes().to_vec();
@@ -243,7 +243,7 @@ impl Owner {
         self.links.fail(self.link, LinkFailure::Closed);
     }
 
-    /// What is true when the link is gone.
+    /// Invariants after the end of the link.
     pub fn check_end(&self) {
         assert!(self.is_down, "the link never went down");
         assert!(self.waiting.is_empty(), "{:?} were never told", self.waiting);
@@ -258,7 +258,7 @@ fn decision(input: &mut Input<'_>) -> CancelDecision {
     [CancelDecision::Keep, CancelDecision::Cancel, CancelDecision::Abandon][input.below(3)]
 }
 
-/// Whoever is taken away counts as told.
+/// A waiter that is taken away counts as told.
 fn decide(
     waiting: &mut BTreeSet<u32>,
     waiter: &mut Option<u32>,

@@ -1,4 +1,4 @@
-//! The other side, which does what the input says.
+//! The other side, which the input controls.
 
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
@@ -16,7 +16,7 @@ use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
 const SLOT: usize = 224;
-/// What is remembered of each kind, at most.
+/// Largest number of remembered items of each kind.
 const MEMORY: usize = 16;
 
 /// A peer that keeps to no rule but those of the fabric.
@@ -25,12 +25,12 @@ pub struct Peer {
     link: LinkId,
     completions: Completions,
     assembler: Assembler,
-    /// Whether it takes what comes, answers pings and returns credits.
+    /// Whether it reads messages, answers pings and returns credits.
     is_attentive: bool,
-    /// What it says goes there, while it packs.
+    /// The open pack, which collects its messages.
     pack: Option<Pack>,
     consumed: u32,
-    /// What the owner asked for, and what it granted.
+    /// The owner's requests and grants.
     requests: Vec<RequestId>,
     grants: Vec<Grant>,
     tensor: Tensor,
@@ -99,7 +99,7 @@ impl Peer {
         self.say_bytes(&bytes);
     }
 
-    /// Begins a pack, or says what has come together.
+    /// Begins a pack, or sends the open one.
     fn pack_or_unpack(&mut self) {
         match self.pack.take() {
             Some(pack) => self.say_bytes(pack.bytes()),
@@ -326,7 +326,7 @@ impl Peer {
         let _ = self.port.write_inline(self.link, &[], &target, Some(immediate));
     }
 
-    /// Takes what has come, if it looks.
+    /// Reads arrived messages, if it reads at all.
     pub fn poll(&mut self) -> usize {
         if !self.is_attentive {
             return 0;

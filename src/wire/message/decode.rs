@@ -1,4 +1,4 @@
-//! Reading what a peer sent.
+//! Decoding a peer's messages.
 
 use super::*;
 use crate::wire::{Code, DType, Shape, ShapeError};
@@ -54,7 +54,7 @@ pub enum MessageError {
     Shape {
         /// The type byte.
         kind: u8,
-        /// What is wrong with it.
+        /// The violated rule.
         source: ShapeError,
     },
 }
@@ -233,7 +233,8 @@ impl<'a> Reader<'a> {
         self.bytes(len, field)
     }
 
-    /// As [`Reader::counted`], with a length of 32 bits. Nothing is allocated for it before the bytes are there.
+    /// As [`Reader::counted`], with a length of 32 bits. Nothing is allocated for it before the
+    /// bytes are there.
     fn long(&mut self, field: &'static str) -> Result<&'a [u8], MessageError> {
         let len = self.u32(field)?;
         let len = usize::try_from(len).map_err(|_| self.bad(field, len.into()))?;

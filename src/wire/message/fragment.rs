@@ -1,13 +1,14 @@
 //! Messages longer than a control slot, cut and put together again.
 //!
-//! A fragment is type u8, flags u8 (bit 0: the first), total length u32, then bytes. Fragments of one message
-//! follow each other on the control lane without another message between them.
+//! A fragment is type u8, flags u8 (bit 0: the first), total length u32, then bytes. Fragments of
+//! one message follow each other on the control lane without another message between them.
 
 use super::{FRAGMENT, MAX_LONG_MESSAGE};
 
 const HEADER: usize = 6;
 const FLAG_FIRST: u8 = 1;
-/// Bytes of room that an assembler keeps between messages: names and windows fit, long errors are rare.
+/// Bytes of room that an assembler keeps between messages: names and windows fit, long errors are
+/// rare.
 const KEPT: usize = 16 * 1024;
 
 /// Whether a received message is a fragment of a longer one.
@@ -15,8 +16,8 @@ pub fn is_fragment(bytes: &[u8]) -> bool {
     bytes.first() == Some(&FRAGMENT)
 }
 
-/// Writes fragment `index` of a message, which is given in two parts, into `out`, in place of what is there. Returns whether
-/// there is such a fragment.
+/// Replaces the contents of `out` by fragment `index` of a message, which is given in two parts.
+/// Returns whether the fragment exists.
 ///
 /// # Panics
 /// If `slot` has no room for data, which no fabric's slot is.
@@ -69,7 +70,8 @@ pub enum FragmentError {
         /// The announced length.
         total: u32,
     },
-    /// A first fragment where a later one had to come, or the other way round, or one of another message.
+    /// A first fragment where a later one had to come, or the other way round, or one of another
+    /// message.
     #[error("a fragment came out of order")]
     Order,
 }
@@ -118,7 +120,7 @@ impl Assembler {
         Ok(Some(&self.bytes))
     }
 
-    /// Gives back what a long message has taken, once that has been dealt with.
+    /// Frees the memory of a long message after it has been handled.
     pub fn release(&mut self) {
         if self.is_idle() && self.bytes.capacity() > KEPT {
             self.bytes = Vec::new();

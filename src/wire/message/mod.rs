@@ -1,8 +1,8 @@
 //! Messages between the two ends of a link.
 //!
-//! Little-endian, versioned by [`VERSION`], every length checked before it is used, no padding and no
-//! uninitialised byte. The first byte is the type. A message longer than one control slot travels as
-//! [fragments](fragment).
+//! Little-endian, versioned by [`VERSION`], every length checked before it is used, no padding and
+//! no uninitialised byte. The first byte is the type. A message longer than one control slot
+//! travels as [fragments](fragment).
 //!
 //! | type | message | fields after the type byte |
 //! |---|---|---|
@@ -23,9 +23,10 @@
 //! | 16 | `CHECKSUM` | request u32, sum u64 |
 //! | 17 | `PACKED` | other messages, each behind its length as u8: see [`pack`] |
 //!
-//! A request is slot (20 bits) and generation (8 bits) as in the [immediate](crate::wire::Immediate); a
-//! grant is region u16, key u32, offset u64, length u64; a meta is version u32, side u8, dtype u8, rank u8, then
-//! rank dimensions of u64, and for element types without a fixed size the length u64 of the serialised form.
+//! A request is slot (20 bits) and generation (8 bits) as in the
+//! [immediate](crate::wire::Immediate); a grant is region u16, key u32, offset u64, length u64; a
+//! meta is version u32, side u8, dtype u8, rank u8, then rank dimensions of u64, and for element
+//! types without a fixed size the length u64 of the serialised form.
 
 mod decode;
 mod encode;
@@ -41,11 +42,12 @@ use super::{Grant, Slot, Status, TensorMeta};
 /// The version of this protocol. Two ends with different versions don't make a link.
 pub const VERSION: u16 = 3;
 
-/// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by its sender, longer
-/// details are left out, and the message says so.
+/// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by
+/// its sender, longer details are left out, and the message says so.
 pub const MAX_STATUS_TEXT: usize = 256 * 1024;
 
-/// Bytes of the longest message before it is cut into fragments: an error with as much text as travels, and its header.
+/// Bytes of the longest message before it is cut into fragments: an error with as much text as
+/// travels, and its header.
 pub const MAX_LONG_MESSAGE: usize = 2 * MAX_STATUS_TEXT + 64;
 
 /// One use of a slot of the requester's table.
@@ -57,13 +59,13 @@ pub struct RequestId {
     pub generation: u8,
 }
 
-/// What a side says of where a tensor lies (specification 2.3). The device itself is the edge's: its source at the
-/// sender, its destination at the receiver.
+/// The placement of a tensor, as one side states it (specification 2.3). The device itself is that
+/// of the edge: its source at the sender, its destination at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
     /// Whether the bytes are in host memory.
     pub on_host: bool,
-    /// Who allocated them.
+    /// The allocator of the bytes.
     pub allocator: Allocator,
 }
 
@@ -76,7 +78,7 @@ impl Side {
     pub const HEAP: Side = Side { on_host: true, allocator: Allocator::Heap };
 }
 
-/// Who allocated a tensor's bytes.
+/// The allocator of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Allocator {
@@ -99,7 +101,7 @@ pub struct VersionedMeta {
     pub meta: TensorMeta,
 }
 
-/// What a receiver asks for.
+/// A request of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRequest {
     /// The request.
@@ -114,8 +116,8 @@ pub struct TensorRequest {
     pub iteration: u64,
     /// Version of the meta-data that the receiver has cached for the route; 0 for none.
     pub meta_version: u32,
-    /// How long the receiver will wait, in ms; `u32::MAX` for ever. With 0 the sender answers at once: with the
-    /// value, or with DEADLINE_EXCEEDED.
+    /// How long the receiver will wait, in ms; `u32::MAX` for ever. With 0 the sender answers at
+    /// once: with the value, or with DEADLINE_EXCEEDED.
     pub timeout_ms: u32,
     /// Whether the receiver would borrow the tensor where it lies.
     pub borrow: bool,
@@ -125,21 +127,21 @@ pub struct TensorRequest {
     pub grant: Option<Grant>,
 }
 
-/// What comes behind meta-data.
+/// The message that follows meta-data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follows {
     /// Nothing, until the receiver has asked again.
     ReRequest,
     /// A loan of the tensor.
     Loan,
-    /// The write: the tensor fits what was granted for a standing request.
+    /// The write: the tensor fits the destination of a standing request.
     Write,
 }
 
-/// The meta-data of a tensor whose bytes come with the message.
+/// The meta-data of a tensor whose bytes are in the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetaRef {
-    /// The one that the receiver has cached.
+    /// The cached meta-data of the receiver.
     Cached(u32),
     /// A new one.
     New(VersionedMeta),
@@ -180,13 +182,13 @@ pub enum Message<'a> {
     },
     /// Asks for a tensor (specification 3.1).
     Request(TensorRequest),
-    /// Says what the tensor looks like (specification 3.2).
+    /// Announces the meta-data of a tensor (specification 3.2).
     Meta {
         /// The request that it answers.
         request: RequestId,
-        /// What comes behind it.
+        /// The message that follows.
         follows: Follows,
-        /// What it looks like.
+        /// Its meta-data.
         meta: VersionedMeta,
     },
     /// Asks again, with a destination that fits (specification 3.3).
@@ -200,7 +202,7 @@ pub enum Message<'a> {
     Response {
         /// The request that it answers.
         request: RequestId,
-        /// What it looks like.
+        /// Its meta-data.
         meta: MetaRef,
         /// Its bytes.
         data: &'a [u8],
@@ -222,7 +224,8 @@ pub enum Message<'a> {
         /// Why.
         status: Status,
     },
-    /// Nobody took the value of an answer. The receiver holds it, and the sender puts it back in line, in its place.
+    /// No receive took the value of an answer. The receiver stashes it, and the sender puts its
+    /// place back in line.
     Return {
         /// The request that the value was the answer to.
         request: RequestId,
@@ -237,7 +240,7 @@ pub enum Message<'a> {
         /// The receiver's name for the value.
         stash_id: u32,
     },
-    /// The next value in line is one that the receiver holds itself.
+    /// The next value in line is one that the receiver has stashed.
     Stashed {
         /// The request that it answers.
         request: RequestId,
@@ -246,7 +249,8 @@ pub enum Message<'a> {
     },
     /// Asks for the tensors of several steps in advance: standing requests.
     StandingRequest(StandingRequest<'a>),
-    /// The sum of the bytes that have just been sent for a request that wished it (specification 3.8).
+    /// The sum of the bytes that have just been sent for a request that wished it (specification
+    /// 3.8).
     Checksum {
         /// The request.
         request: RequestId,

@@ -1,7 +1,8 @@
 //! Several short messages in one control slot.
 //!
-//! A pack is type u8, then for each of its messages, two at least, length u8 and the message. It holds neither another pack
-//! nor a fragment. Its messages are handled in their order, as if each had come in a slot of its own.
+//! A pack is type u8, then for each of its messages, two at least, length u8 and the message. It
+//! holds neither another pack nor a fragment. Its messages are handled in their order, as if each
+//! had come in a slot of its own.
 
 use super::{FRAGMENT, PACKED};
 
@@ -39,12 +40,12 @@ impl Pack {
         self.count == 0
     }
 
-    /// Whether a message of so many bytes has room in an empty pack with another one.
+    /// Whether a message of `len` bytes fits into an empty pack beside another one.
     pub fn could_hold(&self, len: usize) -> bool {
         len <= usize::from(u8::MAX) && HEADER + 2 * LENGTH + len < self.slot
     }
 
-    /// Whether a message of so many bytes has room behind those that there are.
+    /// Whether a message of `len` bytes fits behind the others.
     pub fn has_room(&self, len: usize) -> bool {
         self.could_hold(len) && self.bytes.len().max(HEADER) + LENGTH + len <= self.slot
     }
@@ -60,7 +61,7 @@ impl Pack {
         self.count += 1;
     }
 
-    /// What travels: of a message that is alone, that message.
+    /// The bytes that travel. A single message travels without a pack.
     pub fn bytes(&self) -> &[u8] {
         match self.count {
             1 => &self.bytes[HEADER + LENGTH..],
@@ -97,7 +98,7 @@ pub enum PackError {
         /// Its type; 0 if it is empty.
         kind: u8,
     },
-    /// Who has one message or none sends no pack.
+    /// A pack has at least two messages.
     #[error("a pack of {count} messages came: two are the least")]
     Few {
         /// How many.

@@ -5,15 +5,17 @@ use super::encode::request_bits;
 use super::{FLAG_BORROW, FLAG_GRANT, FLAG_VALIDATE, MessageError, RequestId, STANDING_REQUEST};
 use crate::wire::{Grant, Slot};
 
-/// Steps that one message can arm. Some ten with destinations fit a control slot; more travel as fragments.
+/// Steps that one message can arm. Some ten with destinations fit a control slot; more travel as
+/// fragments.
 pub const MAX_STANDING_STEPS: usize = 256;
 
 /// Bytes of a step without a destination, and with one.
 const BARE: usize = 4;
 const GRANTED: usize = 16;
 
-/// Standing requests: one for each of some consecutive steps. Each is a request as `TENSOR_REQUEST` makes it, but for
-/// this: it has no deadline, and a tensor that is smaller than its destination may be written there behind its meta-data.
+/// Standing requests: one for each of some consecutive steps. Each is a request as `TENSOR_REQUEST`
+/// makes it, but for this: it has no deadline, and a tensor that is smaller than its destination
+/// may be written there behind its meta-data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandingRequest<'a> {
     /// The route, announced by an earlier `ROUTE`.
@@ -55,7 +57,8 @@ pub struct StandingSteps<'a> {
 }
 
 impl StandingStep {
-    /// Appends the step to those in `out`; `granted` says whether it has a destination, which all or none have.
+    /// Appends the step to those in `out`; `granted` says whether it has a destination, which all
+    /// or none have.
     pub fn put(&self, out: &mut Vec<u8>, granted: bool) {
         out.extend_from_slice(&request_bits(self.request).to_le_bytes());
         if granted {
@@ -92,7 +95,7 @@ impl<'a> StandingSteps<'a> {
     }
 }
 
-/// One step; what is no request comes back.
+/// One step of a message. An invalid request is returned as the error.
 fn read(bytes: &[u8], granted: bool) -> Result<StandingStep, u32> {
     let number =
         |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_le_bytes);

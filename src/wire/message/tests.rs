@@ -112,7 +112,8 @@ proptest! {
         Message::StandingRequest(arm.clone()).encode(&mut bytes);
         prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
         prop_assert_eq!(&Message::decode(&bytes).expect("own message"), &Message::StandingRequest(arm.clone()));
-        // What is cut between two steps has fewer of them, and what is cut elsewhere is refused.
+        // A message that is cut between two steps has fewer steps. One that is cut elsewhere is
+        // refused.
         for end in 0..bytes.len() {
             if let Ok(Message::StandingRequest(cut)) = Message::decode(&bytes[..end]) {
                 prop_assert!(cut.steps.len() < steps.len());
@@ -275,7 +276,7 @@ fn lengths_of_more_than_32_bits_come_back() {
     }
 }
 
-/// A `STANDING_REQUEST` of so many steps from `first_step` on, as bytes.
+/// The bytes of a `STANDING_REQUEST` for `steps` steps from `first_step` on.
 fn arm_bytes(first_step: u64, count: usize, room: Option<(u16, u64)>) -> Vec<u8> {
     let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
     let list = bytes_of(&vec![StandingStep { request, key: 1, offset: 2 }; count], room.is_some());
