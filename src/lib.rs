@@ -140,10 +140,10 @@ pub use memory::{
     NestedTensor, PageKind, PagePolicy, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError,
     SerializeError, SetMetaError, StringTensor, Tensor, TensorMut, Variant, VariantTensor, ViewError,
 };
-pub use node::{Node, NodeBuilder, NodeError, NodeState, PeerReport, PeerState, TensorError};
+pub use node::{Node, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Receivable, ReceiveAllBuilder,
-    ReceiveBuilder, Sequence, Standing, Step,
+    ReceiveBuilder, Sendable, Sequence, Standing, Step,
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::{

@@ -4,7 +4,6 @@
 //! handed what they need. Nothing here is on the data path.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // starting, stopping and joining may wait
 
-mod builder;
 mod clock;
 mod error;
 mod host;
@@ -15,7 +14,6 @@ mod rdma;
 mod reach;
 mod room;
 
-pub use builder::NodeBuilder;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
 pub use process::{Node, NodeState, PeerReport, PeerState};

@@ -1,6 +1,5 @@
 //! The node itself.
 
-use super::builder::NodeBuilder;
 use super::error::NodeError;
 use super::host;
 use super::peering::{FabricPeering, Names, Watch};
@@ -8,7 +7,7 @@ use super::pollers::{Polled, Pollers, Polling};
 use super::reach::{Opened, Reach};
 use super::room::TensorError;
 use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, Incarnation, Peering};
-use crate::config::{BulkReceive, Config, PeerLoss};
+use crate::config::{Builder, BulkReceive, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::LinkSettings;
@@ -91,10 +90,20 @@ impl PeerState {
     }
 }
 
+impl Builder {
+    /// Checks the settings, makes the pool, and starts to listen for the other members.
+    ///
+    /// # Errors
+    /// If a setting is wrong, or what it asks for can't be had.
+    pub fn start(self) -> Result<Node, NodeError> {
+        Node::start(&self.build()?)
+    }
+}
+
 impl Node {
-    /// Collects the settings of a node.
-    pub fn builder() -> NodeBuilder {
-        NodeBuilder::new()
+    /// Collects the settings of a node, from the program and from `TENSORWIRE_*` variables.
+    pub fn builder() -> Builder {
+        Config::builder()
     }
 
     /// Makes the pool, opens the fabric, and starts to listen for the other members.
@@ -349,7 +358,8 @@ impl Node {
     }
 
     /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it does not
-    /// come back. For when every member is done with the step: a synchronous trainer knows that step n is done
+    /// come back. A warning is logged when 1,024 steps were not cleaned up, and at each doubling.
+    /// For when every member is done with the step: a synchronous trainer knows that step n is done
     /// everywhere when something of step n + 1 has come from everybody. In the dedicated mode the polling thread drops the
     /// values, soon after this has returned.
     pub fn cleanup(&self, step: u64) {

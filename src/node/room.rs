@@ -34,7 +34,7 @@ impl Node {
     /// # Errors
     /// If none was given back in time, or the node has stopped.
     pub fn next_buffer(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
-        self.try_until(timeout, || match ring.next() {
+        self.try_until(timeout, || match ring.acquire() {
             Err(error @ RingError::Busy { .. }) => Attempt::Again(TensorError::Ring(error)),
             result => Attempt::Over(result.map_err(TensorError::Ring)),
         })

@@ -10,7 +10,7 @@ use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::remote::{BatchReceive, BatchSend, ReceiveAll};
 use super::reuse::{Lists, Reused};
-use super::step::Step;
+use super::step::{Sendable, Step};
 use super::waiter::{CallId, Delivery, Outcome, Waiter};
 use crate::engine::{GroupPool, GroupSenders};
 use crate::link::{TensorKey, Value};
@@ -96,17 +96,13 @@ impl Batch {
     ///
     /// # Errors
     /// Like [`Step::send_all`]; and if there are more or fewer values than edges.
-    pub fn send<V: Into<Value>>(
-        &self,
-        step: &Step,
-        values: impl IntoIterator<Item = V>,
-    ) -> Result<(), Error> {
+    pub fn send<V: Sendable>(&self, step: &Step, values: impl IntoIterator<Item = V>) -> Result<(), Error> {
         step.check()?;
         let mut all = Values::of(step);
         let mut values = values.into_iter();
         for (at, edge) in self.edges.iter().enumerate() {
             let Some(value) = values.next() else { return Err(self.wrong_count(at)) };
-            all.add(edge, value.into())?;
+            all.add(edge, value.into_value())?;
         }
         match values.count() {
             0 => all.send(),
@@ -278,14 +274,14 @@ impl Step {
     ///
     /// # Errors
     /// Like [`Step::send`], for the first value that can't be sent; and if so many more can't wait to be asked for.
-    pub fn send_all<'e, V: Into<Value>>(
+    pub fn send_all<'e, V: Sendable>(
         &self,
         values: impl IntoIterator<Item = (&'e Edge, V)>,
     ) -> Result<(), Error> {
         self.check()?;
         let mut all = Values::of(self);
         for (edge, value) in values {
-            all.add(edge, value.into())?;
+            all.add(edge, value.into_value())?;
         }
         all.send()
     }

@@ -175,7 +175,7 @@ pub enum Error {
     },
     /// An edge is asked for in advance twice.
     #[error("{edge} is asked for in advance already: drop that Standing first, or change its window")]
-    StandsAlready {
+    StandingExists {
         /// Which edge.
         edge: String,
     },
@@ -233,7 +233,7 @@ impl Error {
             Error::DeadlineExceeded { .. } => Code::DeadlineExceeded,
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.code,
             Error::StepGone { .. } => Code::NotFound,
-            Error::StepTaken { .. } | Error::StandsAlready { .. } => Code::AlreadyExists,
+            Error::StepTaken { .. } | Error::StandingExists { .. } => Code::AlreadyExists,
             Error::PeerLost { .. } | Error::NotConnected { .. } | Error::Stopped | Error::Stalled { .. } => {
                 Code::Unavailable
             }
@@ -250,6 +250,15 @@ impl Error {
             | Error::UnknownTask { .. }
             | Error::WindowTooLong { .. }
             | Error::AbortWithOk { .. } => Code::InvalidArgument,
+        }
+    }
+
+    /// This error as a status, for [`Step::abort`](super::Step::abort). One that came from a peer keeps the
+    /// text of its origin, marked as derived, however many tasks it passes through.
+    pub fn to_status(&self) -> Status {
+        match self {
+            Error::Aborted { status, .. } | Error::Remote { status, .. } => status.clone().into_derived(),
+            error => Status::new(error.code(), error.to_string()),
         }
     }
 

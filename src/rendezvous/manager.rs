@@ -114,7 +114,7 @@ pub struct Losses {
 #[derive(Default)]
 struct Loss {
     /// So that a send to a peer that is there takes no lock.
-    is_lost: AtomicBool,
+    is_up: AtomicBool,
     status: Mutex<PeerStatus>,
 }
 
@@ -137,16 +137,9 @@ impl Losses {
         Losses { peers, fatal, broken: OnceLock::new(), swept: AtomicBool::new(false) }
     }
 
-    /// The loss of a peer, if it is lost.
-    pub fn of(&self, peer: PeerIndex) -> Option<Error> {
-        let loss = &self.peers[peer.0 as usize];
-        if !loss.is_lost.load(Ordering::Acquire) {
-            return None;
-        }
-        match self.status(peer) {
-            PeerStatus::Lost(_, error) => Some(error),
-            PeerStatus::Absent | PeerStatus::Up(_) => None,
-        }
+    /// Whether a peer is linked. Takes no lock.
+    fn is_up(&self, peer: PeerIndex) -> bool {
+        self.peers[peer.0 as usize].is_up.load(Ordering::Acquire)
     }
 
     /// How it stands with a peer.
@@ -156,11 +149,11 @@ impl Losses {
 
     fn set_status(&self, peer: PeerIndex, status: PeerStatus) {
         let loss = &self.peers[peer.0 as usize];
-        let is_lost = matches!(status, PeerStatus::Lost(..));
+        let is_up = matches!(status, PeerStatus::Up(_));
         let mut present = loss.status.lock().unwrap_or_else(PoisonError::into_inner);
         *present = status;
         // Under the lock, so that both change in the same order.
-        loss.is_lost.store(is_lost, Ordering::Release);
+        loss.is_up.store(is_up, Ordering::Release);
     }
 
     /// What ended everything, if something has.
@@ -283,7 +276,7 @@ impl Rendezvous {
     /// If it belongs to another worker, or was cleaned up.
     pub fn step(&self, id: u64, worker: &Arc<str>) -> Result<Step, Error> {
         self.shared.check_usable()?;
-        let (is_new, ended) = {
+        let (live, ended) = {
             let mut tables = self.shared.tables();
             let is_new = tables.steps.begin(id, worker).map_err(|error| match error {
                 BeginError::Gone => Error::StepGone { step: id },
@@ -291,9 +284,15 @@ impl Rendezvous {
                     Error::StepTaken { step: id, owner: owner.to_string(), other: worker.to_string() }
                 }
             })?;
-            (is_new, tables.ends.of(id))
+            (is_new.then(|| tables.steps.live_count()), tables.ends.of(id))
         };
-        if is_new {
+        if let Some(live) = live {
+            if Steps::is_warning_due(live) {
+                tracing::warn!(
+                    live,
+                    "steps have begun and were not cleaned up: clean each up when every member is done with it"
+                );
+            }
             self.shared.change(&StepChange::Begun { step: id, worker: worker.clone() });
         }
         Ok(Step { id, shared: self.shared.clone(), ended })
@@ -313,21 +312,7 @@ impl Rendezvous {
 
     /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
     pub fn cleanup(&self, step: u64) {
-        if self.shared.check_home().is_err() {
-            return;
-        }
-        let error = Error::StepGone { step };
-        let told = {
-            let mut tables = self.shared.tables();
-            if !tables.steps.cleanup(step) {
-                return;
-            }
-            // An abort before it is the better reason.
-            tables.ends.bury(step, error.clone());
-            tables.local.end_step(step, &error)
-        };
-        self.shared.tell(told);
-        self.shared.change(&StepChange::CleanedUp { step });
+        self.shared.cleanup(step);
     }
 
     /// The steps that have begun and were not cleaned up, in no order.
@@ -407,6 +392,25 @@ impl Shared {
     pub(super) fn tell(&self, told: Told) {
         told.tell();
         self.nudge();
+    }
+
+    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
+    pub(super) fn cleanup(&self, step: u64) {
+        if self.check_home().is_err() {
+            return;
+        }
+        let error = Error::StepGone { step };
+        let told = {
+            let mut tables = self.tables();
+            if !tables.steps.cleanup(step) {
+                return;
+            }
+            // An abort before it is the better reason.
+            tables.ends.bury(step, error.clone());
+            tables.local.end_step(step, &error)
+        };
+        self.tell(told);
+        self.change(&StepChange::CleanedUp { step });
     }
 
     /// Whether any edge has a [`Standing`](super::Standing).
@@ -518,9 +522,13 @@ impl Shared {
     }
 
     pub(super) fn check_peer(&self, peer: PeerIndex) -> Result<(), Error> {
-        match self.losses.of(peer) {
-            Some(error) => Err(error),
-            None => Ok(()),
+        if self.losses.is_up(peer) {
+            return Ok(());
+        }
+        match self.losses.status(peer) {
+            PeerStatus::Up(_) => Ok(()),
+            PeerStatus::Lost(_, error) => Err(error),
+            PeerStatus::Absent => Err(Error::NotConnected { peer: self.members.task(peer).clone() }),
         }
     }
 }

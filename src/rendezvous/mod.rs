@@ -51,6 +51,6 @@ pub use remote::{
 };
 pub use reuse::Reused;
 pub use standing::Standing;
-pub use step::Step;
+pub use step::{Sendable, Step};
 pub(crate) use steps::MAX_RETIRED_STEPS;
 pub use waiter::{Delivery, Waiter};

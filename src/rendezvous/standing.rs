@@ -57,7 +57,7 @@ impl Rendezvous {
         };
         let key = edge.key(sequence.step(0));
         if !self.shared.tables().standing.insert(key.clone()) {
-            return Err(Error::StandsAlready { edge: edge.to_string() });
+            return Err(Error::StandingExists { edge: edge.to_string() });
         }
         let id = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
         let standing = Standing { shared: self.shared.clone(), key: key.clone(), id, peer };

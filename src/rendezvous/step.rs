@@ -56,8 +56,17 @@ impl Step {
     /// # Errors
     /// If the edge does not start here, the step or the peer is gone, there is no room for a copy, or too many
     /// values wait already. The tensor was not sent then, and this handle to it is dropped.
-    pub fn send(&self, edge: &Edge, tensor: Tensor) -> Result<(), Error> {
-        self.offer(edge, Value::Tensor(tensor))
+    ///
+    /// A tensor that can still be written can't be sent:
+    ///
+    /// ```compile_fail,E0277
+    /// # let node = tensorwire::internals::doc_node();
+    /// let edge = node.edge_to("worker", 0, "x").unwrap();
+    /// let tensor = node.tensor(tensorwire::DType::F32, &[4]).unwrap();
+    /// node.step(1).unwrap().send(&edge, tensor).unwrap(); // wants `tensor.freeze()`
+    /// ```
+    pub fn send(&self, edge: &Edge, tensor: impl Sendable) -> Result<(), Error> {
+        self.offer(edge, tensor.into_value())
     }
 
     /// Offers the value of a branch not taken: it travels like any other and carries no data.
@@ -66,6 +75,11 @@ impl Step {
     /// Like [`Step::send`].
     pub fn send_dead(&self, edge: &Edge) -> Result<(), Error> {
         self.offer(edge, Value::Dead)
+    }
+
+    /// Ends the step for good, as [`Node::cleanup`](crate::Node::cleanup) does.
+    pub fn cleanup(&self) {
+        self.shared.cleanup(self.id);
     }
 
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
@@ -101,7 +115,8 @@ impl Step {
         }
     }
 
-    /// Ends all calls of this step, pending and future, with this error. The first abort wins. Peers that ask this process for
+    /// Ends all calls of this step, pending and future, with this error. [`Error::to_status`] makes one of an
+    /// error that came from a peer, without its text growing from peer to peer. The first abort wins. Peers that ask this process for
     /// tensors of the step get it too, marked as derived, whole up to the [bounds](Status) of what travels.
     ///
     /// # Errors
@@ -122,6 +137,35 @@ impl Step {
         }
         self.shared.check_usable()
     }
+}
+
+/// A value that can be sent: a [`Tensor`], or a [`Value`] where dead ones are among them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be sent",
+    label = "expected a `Tensor`",
+    note = "a `TensorMut` can still be written: freeze it first, with `.freeze()`"
+)]
+pub trait Sendable: sealed::Sealed {
+    #[doc(hidden)]
+    fn into_value(self) -> Value;
+}
+
+impl Sendable for Tensor {
+    fn into_value(self) -> Value {
+        Value::Tensor(self)
+    }
+}
+
+impl Sendable for Value {
+    fn into_value(self) -> Value {
+        self
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Tensor {}
+    impl Sealed for super::Value {}
 }
 
 impl Shared {

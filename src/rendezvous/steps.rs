@@ -12,6 +12,9 @@ const LIVE: usize = 64;
 /// Steps that have ended and are remembered one by one.
 pub const MAX_RETIRED_STEPS: usize = 4096;
 
+/// So many steps that were not cleaned up are probably forgotten.
+const MANY_STEPS: usize = 1024;
+
 /// The life of every step. Its tables are made as large as they get at once, as each step passes through them.
 #[derive(Debug)]
 pub(super) struct Steps {
@@ -144,6 +147,16 @@ impl Steps {
         self.live().filter(|step| (base..end).contains(step)).max()
     }
 
+    /// How many steps have begun and are not gone.
+    pub fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Whether a warning is due, as so many steps were not cleaned up: at 1,024 and at each doubling.
+    pub fn is_warning_due(live: usize) -> bool {
+        live >= MANY_STEPS && live.is_power_of_two()
+    }
+
     /// The steps that have begun.
     pub fn live(&self) -> impl Iterator<Item = u64> {
         self.live.keys().copied()
@@ -206,6 +219,12 @@ mod tests {
         assert_eq!(steps.begin(1, &worker("a")), Ok(true));
         assert_eq!(steps.begin(1, &worker("a")), Ok(false));
         assert_eq!(steps.begin(1, &worker("b")), Err(BeginError::Taken { owner: worker("a") }));
+    }
+
+    #[test]
+    fn a_warning_is_due_at_1024_live_steps_and_at_each_doubling() {
+        let due: Vec<_> = (0..5000).filter(|live| Steps::is_warning_due(*live)).collect();
+        assert_eq!(due, [1024, 2048, 4096]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
-use tensorwire::{DType, Node, NodeBuilder, Tensor};
+use tensorwire::{Builder, DType, Node, Tensor};
 
 /// Timeout of anything that should come.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ fn free_port() -> u16 {
 /// fabric. RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`. On a slow machine
 /// `TENSORWIRE_TEST_STOP` and `TENSORWIRE_TEST_SILENCE` set a longer `stop_timeout` and
 /// `silence_bound`.
-pub fn member(cluster: &str, task: u32) -> NodeBuilder {
+pub fn member(cluster: &str, task: u32) -> Builder {
     let builder = Node::builder().without_environment();
     let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
         Ok(mode) => builder.set("poll", mode),

@@ -1,6 +1,6 @@
 //! The receive calls beside `recv`: `try_recv`, and the builders.
 
-use crate::common::{SOON, counting, over_verbs, run, until, values};
+use crate::common::{SOON, cluster, counting, member, over_verbs, run, until, values};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tensorwire::{Code, DType, Edge, Error, Node, Status, Step, TensorMut};
@@ -220,4 +220,56 @@ fn a_builder_begins_waits_or_calls_back_with_and_without_a_tensor() {
             .expect("begun");
         token.cancel();
     });
+}
+
+#[test]
+fn before_the_join_a_send_and_a_receive_fail_alike() {
+    let cluster = cluster(2);
+    let node = member(&cluster, 0).start().expect("it starts");
+    let step = node.step(1).expect("a step");
+    let (to, from) = (there(&node), node.edge_from("w", 1, "x").expect("an edge"));
+    let sent = step.send(&to, counting(&node, 0.0, 1)).expect_err("it is not joined");
+    let all = step.send_all([(&to, counting(&node, 0.0, 1))]).expect_err("it is not joined");
+    let received = step.recv(&from, SOON).expect_err("it is not joined");
+    for error in [sent, all, received] {
+        assert!(matches!(&error, Error::NotConnected { peer } if peer.to_string() == "w/1"), "{error}");
+        assert!(error.to_string().contains("call join first"), "{error}");
+    }
+    node.stop().expect("it stops");
+}
+
+#[test]
+fn the_text_of_an_abort_does_not_grow_from_task_to_task() {
+    const CAUSE: &str = "the loss is not a number";
+    run(3, &[], |node, task| {
+        let step = node.step(1).expect("a step");
+        if task == 0 {
+            return step.abort(Status::new(Code::Internal, CAUSE)).expect("aborted");
+        }
+        let error =
+            step.recv(&node.edge_from("w", task - 1, "x").expect("an edge"), SOON).expect_err("aborted");
+        let text = error.to_string();
+        assert_eq!(error.code(), Code::Internal);
+        assert!(error.is_derived() && text.starts_with(&format!("w/{} could not send", task - 1)), "{text}");
+        assert_eq!(
+            [CAUSE, "could not send", "derived"].map(|part| text.matches(part).count()),
+            [1; 3],
+            "{text}"
+        );
+        step.abort(error.to_status()).expect("aborted");
+    });
+}
+
+#[test]
+fn the_error_of_make_mut_goes_on_by_a_question_mark() {
+    fn doubled(
+        node: &Node,
+        tensor: tensorwire::Tensor,
+    ) -> Result<f32, Box<dyn std::error::Error + Send + Sync>> {
+        let mut tensor = tensor.make_mut(node.pool())?;
+        let value = &mut tensor.as_mut_slice::<f32>()?[0];
+        *value *= 2.0;
+        Ok(*value)
+    }
+    run(1, &[], |node, _| assert_eq!(doubled(node, counting(node, 4.0, 1)).expect("room"), 8.0));
 }

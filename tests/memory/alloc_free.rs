@@ -107,7 +107,7 @@ fn a_ring_uses_no_heap_after_it_was_made() {
     let pool = pool();
     let ring = BufferRing::new(&pool, meta(&[1000]), 3).expect("ring");
     let round = || {
-        let frozen = ring.next().expect("free").freeze();
+        let frozen = ring.acquire().expect("free").freeze();
         let reader = frozen.clone();
         drop((frozen, reader));
     };

@@ -82,7 +82,7 @@ fn role_forker() {
             node.tensor(DType::F32, &[1]),
             Err(TensorError::Pool(tensorwire::PoolError::Forked))
         ));
-        assert!(ring.as_ref().is_some_and(|ring| ring.next().is_err()));
+        assert!(ring.as_ref().is_some_and(|ring| ring.acquire().is_err()));
         for result in [node.join(), node.stop(), node.fail("in a child")] {
             assert!(matches!(result, Err(NodeError::Forked)));
         }

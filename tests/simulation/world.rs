@@ -145,7 +145,7 @@ impl World {
                 self.model.stands(key);
                 Ok(())
             }
-            Err(Error::StandsAlready { .. }) if self.model.has_stood(&key) => Ok(()),
+            Err(Error::StandingExists { .. }) if self.model.has_stood(&key) => Ok(()),
             Err(error) => self.model.refused(key, key.to, &error),
         }
     }

@@ -85,7 +85,7 @@ impl<T: Exchange> Responder for T {
 pub fn filled(node: &Node, ring: &mut BufferRing, watch: &PeerWatch, byte: u8) -> Result<Tensor, Abort> {
     let mut wait = watch.wait();
     loop {
-        if let Ok(mut buffer) = ring.next() {
+        if let Ok(mut buffer) = ring.acquire() {
             buffer.bytes_mut().fill(byte);
             return Ok(buffer.freeze());
         }

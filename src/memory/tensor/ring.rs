@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A fixed set of buffers of one element type and shape, for an edge that carries a tensor in each
 /// step.
 ///
-/// [`BufferRing::next`] returns the buffer that has been free for longest. A buffer is free again
+/// [`BufferRing::acquire`] returns the buffer that has been free for longest. A buffer is free again
 /// when its last handle is dropped, in this process or after it was sent.
 ///
 /// ```
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// fn send_gradients(node: &Node, edge: &Edge) -> Result<(), Box<dyn std::error::Error>> {
 ///     let ring = node.ring(DType::F32, &[256], 2)?;
 ///     for id in 0..10 {
-///         let mut gradient = ring.next()?;
+///         let mut gradient = ring.acquire()?;
 ///         gradient.as_mut_slice::<f32>()?.fill(0.5);
 ///         node.step(id)?.send(edge, gradient.freeze())?;
 ///     }
@@ -99,7 +99,7 @@ impl BufferRing {
     ///
     /// # Errors
     /// [`RingError::Busy`] if all buffers are in use.
-    pub fn next(&self) -> Result<TensorMut, RingError> {
+    pub fn acquire(&self) -> Result<TensorMut, RingError> {
         if self.home.fork_guard.in_child() {
             return Err(RingError::Pool(PoolError::Forked));
         }

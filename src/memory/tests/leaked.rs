@@ -65,13 +65,13 @@ fn a_leaked_buffer_does_not_return_to_its_ring() {
     let pool = pool();
     let peer = mapped(&pool);
     let ring = BufferRing::new(&pool, bytes(64), 2).expect("ring");
-    let mut buffer = ring.next().expect("free");
+    let mut buffer = ring.acquire().expect("free");
     buffer.bytes_mut().fill(7);
     let buffer = buffer.freeze();
     let offset = buffer.span().expect("in the pool").offset;
     buffer.leak();
-    let other = ring.next().expect("free");
-    assert!(matches!(ring.next(), Err(RingError::Busy { .. })));
+    let other = ring.acquire().expect("free");
+    assert!(matches!(ring.acquire(), Err(RingError::Busy { .. })));
     drop((other, ring));
     overwrite(&pool);
     assert!(is_as_it_was(&peer, offset, 64));

@@ -46,7 +46,7 @@ fn run(program: Program, steps: u64) -> Snapshot {
             std::thread::spawn(move || {
                 let settings = program.settings.iter();
                 let builder =
-                    settings.fold(member(&cluster, task), |builder, (key, value)| builder.set(key, *value));
+                    settings.fold(member(&cluster, task), |builder, (key, value)| builder.set(*key, *value));
                 let node = builder.start().expect("starts");
                 node.join().expect("joined");
                 let sequence = node.sequence(super::BASE);
