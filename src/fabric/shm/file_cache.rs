@@ -55,7 +55,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     #[test]
-    fn the_same_file_is_the_same_thing_as_long_as_somebody_has_it() {
+    fn the_same_file_is_the_same_object_as_long_as_it_is_held() {
         let known = FileCache::default();
         let file = memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
         let other = memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");

@@ -148,7 +148,7 @@ mod tests {
     use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
 
     #[test]
-    fn a_grant_gives_leave_to_its_own_bytes_and_no_others() {
+    fn a_grant_allows_its_own_bytes_and_no_others() {
         let pool = pool();
         let mut grants = ShmGrants::default();
         let grant = grants.add(Granted::Write(tensor_mut(&pool, 64)), None).expect("room");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_dead_once_it_is_taken_back_also_when_its_place_is_used_again() {
+    fn a_revoked_key_is_invalid_even_when_its_entry_is_used_again() {
         let pool = pool();
         let mut grants = ShmGrants::default();
         let add = |grants: &mut ShmGrants| {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn leave_to_read_is_no_leave_to_write_and_the_other_way_round() {
+    fn a_grant_to_read_does_not_allow_a_write_nor_the_reverse() {
         let pool = pool();
         let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[7; 16]);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_gives_back_what_was_to_be_granted() {
+    fn a_full_table_returns_the_tensor() {
         let pool = pool();
         let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[1; 4]);

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_is_told_to_the_one_who_watches_and_to_nobody_else() {
+    fn a_death_is_reported_to_its_own_watch_and_no_other() {
         let watcher = watcher();
         let (mut first, first_fd) = sleeper();
         let (mut second, second_fd) = sleeper();

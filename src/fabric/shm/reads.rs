@@ -119,7 +119,7 @@ mod tests {
     use crate::fabric::shm::testing::{pool, tensor_mut};
 
     #[test]
-    fn a_ticket_is_good_for_one_read_only() {
+    fn a_ticket_is_valid_for_one_read_only() {
         let pool = pool();
         let mut reads = PendingReads::new(2);
         let add =

@@ -29,11 +29,13 @@ pub(crate) enum ShmViolation {
     #[error("its region {region}: {why}")]
     RegionNotMapped { region: u16, why: String },
     #[error(
-        "it named {} bytes at {} of its region {}, which has {region_len}", .named.len, .named.offset, .named.region
+        "it named {} bytes at {} of its region {}, which has {region_len}",
+        .named.len, .named.offset, .named.region
     )]
     OutsideRegion { named: OrderSource, region_len: u64 },
     #[error(
-        "it used key {:#x} for {len} bytes at {} of region {}, {why}", .target.key, .target.offset, .target.region
+        "it used key {:#x} for {len} bytes at {} of region {}, {why}",
+        .target.key, .target.offset, .target.region
     )]
     Grant { target: OrderTarget, len: u64, why: GrantViolation },
     #[error("it has more than {0} reads under way")]

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_agree_is_refused_with_both_values() {
+    fn a_disagreement_is_refused_with_both_values() {
         let layout = SegmentLayout::new(&options()).expect("in range");
         assert_eq!(hello().check(&options(), &layout), Ok(()));
         let refused = |hello: ShmHello| hello.check(&options(), &layout).expect_err("refused");

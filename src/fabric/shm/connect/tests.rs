@@ -50,7 +50,7 @@ fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
 
 /// Sends a message and files to an acceptor. It must reject them with `text`, and still accept the
 /// right peer.
-fn assert_turned_away(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<OwnedFd>), text: &str) {
+fn assert_rejected(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<OwnedFd>), text: &str) {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let (bytes, files) = make(&initiator, &acceptor);
@@ -82,62 +82,62 @@ fn doorbells() -> OwnedFd {
 }
 
 #[test]
-fn a_message_that_is_no_hello_is_turned_away() {
-    assert_turned_away(|_, _| (b"GET / HTTP/1.1".to_vec(), Vec::new()), "hung up");
-    assert_turned_away(|_, _| (HandshakeMessage::Ready.to_bytes(), Vec::new()), "hung up");
-    assert_turned_away(|_, _| (vec![0; 5000], Vec::new()), "hung up");
+fn a_message_that_is_no_hello_is_rejected() {
+    assert_rejected(|_, _| (b"GET / HTTP/1.1".to_vec(), Vec::new()), "hung up");
+    assert_rejected(|_, _| (HandshakeMessage::Ready.to_bytes(), Vec::new()), "hung up");
+    assert_rejected(|_, _| (vec![0; 5000], Vec::new()), "hung up");
     let version = |from: &ShmEndpoint, to: &ShmEndpoint| {
         let mut bytes = HandshakeMessage::Hello(hello(from, to)).to_bytes();
         bytes[8..10].copy_from_slice(&(VERSION + 1).to_le_bytes());
         (bytes, good_files())
     };
-    assert_turned_away(version, "hung up");
+    assert_rejected(version, "hung up");
     let cut = |from: &ShmEndpoint, to: &ShmEndpoint| {
         let mut bytes = HandshakeMessage::Hello(hello(from, to)).to_bytes();
         bytes.pop();
         (bytes, good_files())
     };
-    assert_turned_away(cut, "hung up");
+    assert_rejected(cut, "hung up");
 }
 
 #[test]
-fn a_hello_for_or_from_another_endpoint_is_turned_away() {
+fn a_hello_for_or_from_another_endpoint_is_rejected() {
     let other = |from: &ShmEndpoint, to: &ShmEndpoint| {
         (HandshakeMessage::Hello(ShmHello { to: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
     };
-    assert_turned_away(other, "another endpoint");
+    assert_rejected(other, "another endpoint");
     let other = |from: &ShmEndpoint, to: &ShmEndpoint| {
         (HandshakeMessage::Hello(ShmHello { from: [0; 16], ..hello(from, to) }).to_bytes(), good_files())
     };
-    assert_turned_away(other, "another endpoint");
+    assert_rejected(other, "another endpoint");
 }
 
 #[test]
-fn files_that_are_too_few_or_too_many_are_turned_away() {
+fn too_few_or_too_many_files_are_rejected() {
     let with = |count: usize| {
         move |from: &ShmEndpoint, to: &ShmEndpoint| {
             let files = (0..count).map(|_| memfd(1 << 20, true)).collect();
             (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files)
         }
     };
-    assert_turned_away(with(0), "0 files where its hello promises 3");
-    assert_turned_away(with(2), "2 files");
-    assert_turned_away(with(4), "4 files");
-    assert_turned_away(with(35), "35 files");
+    assert_rejected(with(0), "0 files where its hello promises 3");
+    assert_rejected(with(2), "2 files");
+    assert_rejected(with(4), "4 files");
+    assert_rejected(with(35), "35 files");
 }
 
 #[test]
-fn files_that_could_change_under_us_are_turned_away() {
+fn files_without_seals_are_rejected() {
     let bytes = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let with = |files: fn(u64) -> Vec<OwnedFd>| {
         move |from: &ShmEndpoint, to: &ShmEndpoint| {
             (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files(bytes))
         }
     };
-    assert_turned_away(with(|bytes| vec![memfd(bytes, false), doorbells(), memfd(4096, true)]), "not sealed");
-    assert_turned_away(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4096, false)]), "not sealed");
-    assert_turned_away(with(|bytes| vec![memfd(bytes - 1, true), doorbells(), memfd(4096, true)]), "bytes");
-    assert_turned_away(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4095, true)]), "4095 bytes");
+    assert_rejected(with(|bytes| vec![memfd(bytes, false), doorbells(), memfd(4096, true)]), "not sealed");
+    assert_rejected(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4096, false)]), "not sealed");
+    assert_rejected(with(|bytes| vec![memfd(bytes - 1, true), doorbells(), memfd(4096, true)]), "bytes");
+    assert_rejected(with(|bytes| vec![memfd(bytes, true), doorbells(), memfd(4095, true)]), "4095 bytes");
     let open = with(|bytes| {
         vec![
             memfd(bytes, true),
@@ -145,8 +145,8 @@ fn files_that_could_change_under_us_are_turned_away() {
             memfd(4096, true),
         ]
     });
-    assert_turned_away(open, "doorbells are not sealed");
-    assert_turned_away(
+    assert_rejected(open, "doorbells are not sealed");
+    assert_rejected(
         with(|bytes| vec![memfd(bytes, true), memfd(100, true), memfd(4096, true)]),
         "doorbells have 100",
     );
@@ -154,11 +154,11 @@ fn files_that_could_change_under_us_are_turned_away() {
         let (one, _) = std::os::unix::net::UnixStream::pair().expect("sockets");
         vec![memfd(bytes, true), doorbells(), one.into()]
     };
-    assert_turned_away(with(socket), "not sealed");
+    assert_rejected(with(socket), "not sealed");
 }
 
 #[test]
-fn one_who_connects_and_stays_silent_keeps_nobody_out() {
+fn a_silent_connection_does_not_keep_the_peer_out() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let name = address(&acceptor).socket_name().expect("a name");
@@ -195,7 +195,7 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
 }
 
 #[test]
-fn a_peer_that_does_not_come_is_waited_for_until_the_deadline() {
+fn the_wait_for_a_missing_peer_ends_at_the_deadline() {
     let (acceptor, other) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let start = Instant::now();
     let text = why(acceptor.connect(Role::Acceptor, other.address(), SHORT_TIMEOUT));
@@ -208,7 +208,7 @@ fn a_peer_that_does_not_come_is_waited_for_until_the_deadline() {
 }
 
 #[test]
-fn one_who_was_turned_away_is_named_when_nobody_else_came() {
+fn the_timeout_error_names_the_last_rejection() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let name = address(&acceptor).socket_name().expect("a name");
     let candidate = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
@@ -218,7 +218,7 @@ fn one_who_was_turned_away_is_named_when_nobody_else_came() {
 }
 
 #[test]
-fn an_endpoint_that_was_given_up_refuses_at_once() {
+fn a_dropped_endpoint_refuses_at_once() {
     let (gone, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let to_gone = gone.address().to_vec();
     drop(gone);
@@ -229,7 +229,7 @@ fn an_endpoint_that_was_given_up_refuses_at_once() {
 }
 
 #[test]
-fn an_address_that_makes_no_sense_is_refused_at_once() {
+fn a_malformed_address_is_refused_at_once() {
     assert!(why(endpoint(&OPTIONS).connect(Role::Initiator, b"nonsense", TIMEOUT)).contains("address"));
     let mut foreign = endpoint(&OPTIONS).address().to_vec();
     foreign[12] ^= 1; // the boot id

@@ -116,7 +116,7 @@ fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
 }
 
 #[test]
-fn many_quiet_links_go_cold_at_once_and_a_message_brings_each_back() {
+fn many_quiet_links_become_idle_at_once_and_a_message_activates_each() {
     const LINKS: usize = 200;
     let (mut a, mut b) = (End::new(), End::new());
     let links: Vec<_> = (0..LINKS).map(|_| connect(&mut a, &mut b, 2)).collect();
@@ -165,7 +165,7 @@ fn assert_rung_for(
 }
 
 #[test]
-fn whatever_a_poll_can_bring_or_let_go_on_is_rung_for() {
+fn every_change_that_a_poll_must_see_is_rung_for() {
     let nothing = |_: &mut End, _: LinkId, _: &mut End, _: LinkId| {};
     assert_rung_for("a message", nothing, |a, link| a.port.send(link, b"x").expect("room"));
     assert_rung_for("credits", nothing, |a, link| a.port.publish_credits(link, 7));
@@ -257,7 +257,7 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
 }
 
 #[test]
-fn a_peer_that_takes_back_its_ring_only_delays() {
+fn a_peer_that_clears_its_ring_only_delays() {
     let (mut a, to_b, mut b, to_a) = pair();
     b.settle();
     a.port.send(to_b, b"x").expect("room");
@@ -279,7 +279,7 @@ fn a_peer_that_takes_back_its_ring_only_delays() {
 }
 
 #[test]
-fn a_number_is_never_used_twice_and_a_full_port_says_so() {
+fn a_link_id_is_never_used_twice_and_a_full_port_refuses() {
     let (mut a, to_b, mut b, _) = pair();
     a.port.detach(to_b);
     let (again, _) = connect(&mut a, &mut b, 2);

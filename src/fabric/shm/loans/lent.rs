@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_looks_at_a_time_come_round_to_every_loan() {
+    fn a_few_checks_at_a_time_reach_every_loan() {
         let table = HeapWords::new(3);
         let mut loans = LentLoans::new(table.clone());
         let places = ["a", "b", "c"].map(|name| loans.lend(name).expect("room"));

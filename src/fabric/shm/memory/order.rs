@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn malformed_words_are_refused_by_name() {
         let refused = |header: SlotHeader| {
             Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense").to_string()
         };

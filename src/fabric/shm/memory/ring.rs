@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_has_no_room_until_the_consumer_has_told() {
+    fn a_full_ring_has_no_room_until_the_consumer_has_published() {
         let (mut producer, mut consumer) = heap_ring(4);
         assert!((0..4).all(|word| put(&mut producer, word)));
         assert!(!put(&mut producer, 4));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_of_more_than_was_sent_is_a_fault_and_old_news_is_ignored() {
+    fn an_ack_of_more_than_was_sent_is_refused_and_an_old_one_ignored() {
         let (mut producer, _consumer) = heap_ring(4);
         assert!(put(&mut producer, 1));
         let next = producer.next() as u32;

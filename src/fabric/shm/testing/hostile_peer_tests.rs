@@ -65,7 +65,7 @@ const SOURCE: OrderSource = OrderSource { region: 0, offset: 0, len: 8 };
 const NOWHERE: OrderTarget = OrderTarget { region: 0, key: 0, offset: 0 };
 
 #[test]
-fn slots_that_make_no_sense_end_the_link() {
+fn malformed_slots_end_the_link() {
     let op = |op: u64| [op, 0, 0];
     let cases = [
         (op(0), "operation 0"),
@@ -84,7 +84,7 @@ fn slots_that_make_no_sense_end_the_link() {
 }
 
 #[test]
-fn bulk_that_is_not_the_peers_to_name_ends_the_link_and_nothing_is_written() {
+fn a_source_outside_the_shared_regions_ends_the_link_and_nothing_is_written() {
     let len = pool().region().len();
     let sources = [
         (OrderSource { region: 9, ..SOURCE }, "its region 9, which it has not shared"),
@@ -117,7 +117,7 @@ fn a_length_that_overflows_the_grants_end_is_refused() {
 }
 
 #[test]
-fn loans_in_places_that_are_not_free_end_the_link() {
+fn loans_in_occupied_places_end_the_link() {
     let lend = |index, number| Order::Lend { source: SOURCE, index, number, immediate: immediate() };
     for (order, text) in [(lend(8, 1), "place 8 of a table of 8"), (lend(u64::MAX, 1), "of a table of 8")] {
         let (mut honest, mut hostile) = hostile_link();
@@ -138,7 +138,7 @@ fn loans_in_places_that_are_not_free_end_the_link() {
 }
 
 #[test]
-fn answers_that_nobody_asked_for_end_the_link() {
+fn answers_without_a_read_end_the_link() {
     let (mut honest, mut hostile) = hostile_link();
     hostile.post(Order::Answer { source: SOURCE, ticket: ReadTicket { index: 0, number: 1 } });
     honest.assert_broken("not under way");
@@ -173,7 +173,7 @@ fn a_flood_of_reads_is_bounded() {
 }
 
 #[test]
-fn to_have_taken_what_was_never_sent_ends_the_link() {
+fn an_acknowledgement_of_slots_never_sent_ends_the_link() {
     let (mut honest, mut hostile) = hostile_link();
     hostile.out.post(12345, Order::Send { len: 0 }.to_words().0, &[]);
     honest.assert_broken("where");
@@ -189,7 +189,7 @@ fn to_have_taken_what_was_never_sent_ends_the_link() {
 }
 
 #[test]
-fn a_line_that_lies_while_the_ring_is_full_ends_the_link_at_the_next_post() {
+fn a_wrong_consumer_line_of_a_full_ring_ends_the_link_at_the_next_post() {
     let (mut honest, hostile) = hostile_link();
     hostile.line.store(TAIL, 77, Ordering::Release);
     while honest.port.send(honest.link, b"x").is_ok() {}
@@ -198,7 +198,7 @@ fn a_line_that_lies_while_the_ring_is_full_ends_the_link_at_the_next_post() {
 }
 
 #[test]
-fn a_state_that_means_nothing_ends_the_link() {
+fn an_unknown_state_ends_the_link() {
     let (mut honest, hostile) = hostile_link();
     hostile.state.store(0, 0xABCD, Ordering::Release);
     honest.assert_broken("0xabcd");
@@ -239,7 +239,7 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
 }
 
 #[test]
-fn a_mark_that_means_nothing_rings_nowhere_that_matters() {
+fn a_malformed_idle_mark_is_harmless() {
     let (mut honest, hostile) = hostile_link();
     for mark in [1, u64::MAX, 1 << 63 | 77 << 16, 1 << 63 | 0xFFFF] {
         hostile.state.store(idle::IDLE_MARK, mark, Ordering::Release);
@@ -249,7 +249,7 @@ fn a_mark_that_means_nothing_rings_nowhere_that_matters() {
 }
 
 #[test]
-fn rings_without_end_and_for_links_that_are_not_there_cost_only_time() {
+fn endless_rings_and_rings_for_missing_links_cost_only_time() {
     let (mut honest, mut hostile) = hostile_link();
     // The hostile peer's hello had the honest side's own doorbells, so it can ring them.
     for place in 0..crate::fabric::shm::wakeup::doorbell::PLACES {
@@ -268,7 +268,7 @@ proptest! {
 
     /// Any slots: no panic, and no byte outside the grant changes.
     #[test]
-    fn no_slot_makes_the_victim_panic_or_write_where_it_granted_nothing(
+    fn no_slot_makes_the_honest_side_panic_or_write_outside_a_grant(
         slots in proptest::collection::vec(
             (0u64..8, any::<[u64; 3]>(), any::<[u64; 4]>(), any::<bool>(), 0u64..80),
             1..8,

@@ -300,7 +300,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
-        fn no_program_makes_it_panic_or_lose_anything(program in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_program_makes_the_honest_side_panic_or_lose_anything(
+            program in proptest::collection::vec(any::<u8>(), 0..300),
+        ) {
             hostile_peer(&program);
         }
     }

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_rings_the_doorbell_that_it_was_told_of() {
+    fn a_peer_rings_the_doorbell_of_its_reference() {
         let all = Arc::new(Doorbells::new().expect("64 KiB"));
         let peer = PeerDoorbells::map(all.file.as_fd()).expect("mapped");
         let (first, second) = (all.take().expect("room"), all.take().expect("room"));
