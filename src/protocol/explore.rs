@@ -1,17 +1,17 @@
-//! Both machines with an in-order channel each way between them, through every interleaving of their steps, with the
-//! receiver giving up at every point.
+//! Both machines, with an in-order channel in each direction, in every interleaving of their steps.
+//! The receiver cancels at every point.
 
 mod random;
 
 use super::*;
 use std::collections::{HashSet, VecDeque};
 
-/// What is explored: a value and a request for it.
+/// One explored case: a value and a request for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Case {
     value: Kind,
     asked: Ask,
-    /// Whether the receiver can make room when it gets meta-data.
+    /// Whether the receiver can allocate a destination.
     room: bool,
     /// Whether it validates.
     validates: bool,
@@ -28,25 +28,25 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Ask {
-    /// Nothing is known of the value.
+    /// Nothing is known about the value.
     First,
     /// Its meta-data is cached and its destination granted.
     Granted,
     /// Other meta-data is cached, and a destination granted for that.
     GrantedOther,
-    /// It would be borrowed.
+    /// The receiver accepts a loan.
     Borrow,
     /// A standing request with the right meta-data and a destination for it.
     Standing,
-    /// One with a destination that is larger than what comes, and with other meta-data.
+    /// A standing request with other meta-data and a destination that is larger than the value.
     StandingRoomy,
-    /// One with a larger destination and the right meta-data.
+    /// A standing request with the right meta-data and a larger destination.
     StandingSpacious,
-    /// One with a destination that is too small for large values.
+    /// A standing request with a destination that is too small for large values.
     StandingTight,
-    /// One without a destination.
+    /// A standing request without a destination.
     StandingBare,
-    /// One that would borrow.
+    /// A standing request that accepts a loan.
     StandingBorrow,
 }
 
@@ -98,12 +98,12 @@ enum ToReceiver {
 enum Line {
     Empty,
     Value,
-    HeldByReceiver,
+    StashedByReceiver,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Waiter {
-    /// Nobody has claimed the standing request.
+    /// No receive has claimed the standing request.
     NotYet,
     Waits,
     Got,
@@ -117,10 +117,10 @@ enum Step {
     Send,
     Sender,
     Receiver,
-    GiveUp,
+    Cancel,
     Drop,
     Claim,
-    Disarm,
+    WithdrawStanding,
 }
 
 #[derive(Clone, Debug)]
@@ -140,7 +140,7 @@ struct World {
     line: Line,
     to_sender: VecDeque<ToSender>,
     to_receiver: VecDeque<ToReceiver>,
-    may_give_up: bool,
+    may_cancel: bool,
 }
 
 const OTHER: u64 = 77;
@@ -182,7 +182,7 @@ impl World {
             line: Line::Empty,
             to_sender: [ToSender::Request].into(),
             to_receiver: VecDeque::new(),
-            may_give_up: true,
+            may_cancel: true,
         }
     }
 
@@ -198,7 +198,7 @@ impl World {
     /// The same, once everything has ended: the next receive, which does not give up.
     fn next_receive(&self) -> World {
         let (sent, line, stashed) = (self.sent, self.line, self.stashed);
-        World { sent, line, stashed, may_give_up: false, ..World::new(Case { room: true, ..self.case }) }
+        World { sent, line, stashed, may_cancel: false, ..World::new(Case { room: true, ..self.case }) }
     }
 
     fn steps(&self) -> Vec<Step> {
@@ -212,14 +212,11 @@ impl World {
         add(Step::Sender, !self.to_sender.is_empty());
         add(Step::Receiver, !self.to_receiver.is_empty());
         let waits = self.waiter == Waiter::Waits;
-        add(
-            Step::GiveUp,
-            self.may_give_up && waits && self.receiver.clone().cancel() != ReceiverAction::None,
-        );
-        add(Step::Drop, self.may_give_up && waits);
+        add(Step::Cancel, self.may_cancel && waits && self.receiver.clone().cancel() != ReceiverAction::None);
+        add(Step::Drop, self.may_cancel && waits);
         let unclaimed = self.waiter == Waiter::NotYet;
         add(Step::Claim, unclaimed);
-        add(Step::Disarm, self.may_give_up && unclaimed);
+        add(Step::WithdrawStanding, self.may_cancel && unclaimed);
         steps
     }
 
@@ -231,7 +228,7 @@ impl World {
             }
             Step::Sender => self.sender_step()?,
             Step::Receiver => self.receiver_step()?,
-            Step::GiveUp => self.cancel(),
+            Step::Cancel => self.cancel(),
             Step::Drop => {
                 self.waiter = Waiter::Dropped;
                 self.cancel();
@@ -239,14 +236,15 @@ impl World {
             Step::Claim => {
                 self.waiter = Waiter::Waits;
                 if !self.in_use {
-                    // It had to be given up before: its receive asks by itself, and is told what that one would be.
+                    // It had to be given up before: its receive asks by itself, and is told what
+                    // that one would be.
                     self.waiter = Waiter::ToldNoRoom;
                 } else if self.receiver.claim() == ReceiverAction::Deliver {
                     assert!(std::mem::take(&mut self.early), "it is here");
                     (self.waiter, self.in_use) = (Waiter::Got, false);
                 }
             }
-            Step::Disarm => {
+            Step::WithdrawStanding => {
                 self.waiter = Waiter::Dropped;
                 if std::mem::take(&mut self.early) {
                     self.stashed = true;
@@ -283,7 +281,7 @@ impl World {
         let Some(sender) = self.sender.as_mut().filter(|_| !self.kept) else { return };
         match self.line {
             Line::Empty => return,
-            Line::HeldByReceiver => {
+            Line::StashedByReceiver => {
                 self.sender = None;
                 self.to_receiver.push_back(ToReceiver::Stashed);
             }
@@ -312,7 +310,8 @@ impl World {
         self.line = Line::Empty;
     }
 
-    /// Sends the value, and behind it its sum, if it has bytes and the receiver wishes that.
+    /// Sends the value, and its checksum behind it if the receiver asked for one and the value has
+    /// bytes.
     fn answer(&mut self, answer: ToReceiver) {
         self.to_receiver.push_back(answer);
         if self.case.validates && answer != ToReceiver::Dead {
@@ -352,7 +351,7 @@ impl World {
             }
             ToSender::Return => {
                 assert_eq!(self.line, Line::Empty, "there is one value");
-                self.line = Line::HeldByReceiver;
+                self.line = Line::StashedByReceiver;
                 self.serve();
             }
         }
@@ -425,7 +424,7 @@ impl World {
         Ok(())
     }
 
-    /// Where the value is; there is exactly one place.
+    /// The place of the value: there is exactly one.
     fn check(&self) {
         let on_its_way = |message: &ToReceiver| {
             matches!(
@@ -438,9 +437,9 @@ impl World {
             )
         };
         let on_its_way = self.to_receiver.iter().filter(|message| on_its_way(message)).count();
-        // A value that the receiver holds has a place in line, or the word that gives it one is under way.
+        // A stashed value has a place in line, or the message that gives it one is under way.
         let returning = self.to_sender.contains(&ToSender::Return);
-        let stashed_in_line = self.line == Line::HeldByReceiver || returning;
+        let stashed_in_line = self.line == Line::StashedByReceiver || returning;
         let stashed_on_its_way = self.to_receiver.contains(&ToReceiver::Stashed);
         assert_eq!(self.stashed, stashed_in_line || stashed_on_its_way, "{self:?}");
         let places = on_its_way
@@ -457,20 +456,20 @@ impl World {
         };
         let with_bytes = self.to_receiver.iter().filter(bytes).count() + usize::from(self.unverified);
         assert_eq!(sums, if self.case.validates { with_bytes } else { 0 }, "{self:?}");
-        // A write that is under way, or may still be posted, finds its grant.
+        // The grant exists as long as a write is under way or may still be posted.
         if self.to_receiver.contains(&ToReceiver::Write) || self.to_sender.contains(&ToSender::ReRequest) {
             assert!(self.granted.is_some(), "granted memory was freed too early: {self:?}");
         }
         if let Some(sender) = &self.sender
             && !self.kept
             && Self::grant_of(self.case).is_some()
-            && !matches!(self.line, Line::Value | Line::HeldByReceiver)
+            && !matches!(self.line, Line::Value | Line::StashedByReceiver)
         {
             assert!(self.granted.is_some(), "{sender:?} may write to freed memory: {self:?}");
         }
     }
 
-    /// Nothing can happen any more.
+    /// No step is possible any more.
     fn check_end(&self) {
         assert!(self.sender.is_none() && !self.kept, "a request is left at the sender: {self:?}");
         assert!(!self.in_use && self.granted.is_none(), "a slot is left at the receiver: {self:?}");
@@ -478,7 +477,7 @@ impl World {
     }
 }
 
-/// Explores everything from here. Returns how many interleavings there are.
+/// Explores everything from here. Returns the number of interleavings.
 fn explore(world: &World, seen_ends: &mut HashSet<(Waiter, Line)>) -> u64 {
     world.check();
     let steps = world.steps();
@@ -503,7 +502,7 @@ fn cases() -> impl Iterator<Item = Case> {
     all.flat_map(|(value, asked, room)| [false, true].map(|validates| Case { value, asked, room, validates }))
 }
 
-/// Follows one path to its end, and what it ends in.
+/// Follows one path to its end. Returns how it ends.
 fn follow(mut world: World, mut choose: impl FnMut(usize) -> usize) -> World {
     loop {
         world.check();
@@ -524,13 +523,13 @@ fn in_every_interleaving_the_value_is_in_one_place_and_nothing_is_left() {
         count += explore(&World::new(case), &mut ends);
     }
     println!("{count} interleavings of {} exchanges", cases().count());
-    // Every way for it to end was seen: otherwise this would show less than it says.
+    // Every possible end was seen; otherwise this test would prove less than its name says.
     for end in [
         (Waiter::Got, Line::Empty),
         (Waiter::ToldCancelled, Line::Value),
         (Waiter::ToldNoRoom, Line::Value),
         (Waiter::Dropped, Line::Value),
-        (Waiter::Dropped, Line::HeldByReceiver),
+        (Waiter::Dropped, Line::StashedByReceiver),
     ] {
         assert!(ends.contains(&end), "{end:?} never came: {ends:?}");
     }

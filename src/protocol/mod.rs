@@ -1,7 +1,9 @@
-//! The exchange of specification 3 as pure state machines: told what happened, they say what to do.
+//! The exchange of specification 3 as pure state machines. A machine is told what happened and
+//! returns what to do.
 //!
-//! No I/O, no clock, no threads, no memory: a machine never sees a tensor, only its size. One [`Receiver`]
-//! exists for each request on the side that asked, one [`Sender`] on the side that was asked.
+//! The machines have no I/O, clock, thread or memory: a machine never sees a tensor, only its size.
+//! One [`Receiver`] exists for each request on the requesting side, one [`Sender`] on the serving
+//! side.
 //!
 //! ```text
 //! receiver                                   sender
@@ -18,10 +20,11 @@
 //!   RETURN ───────────────────────────────────▶ nobody took the answer: its value is in line again
 //! ```
 //!
-//! A receiver that validates says so in its request. Right behind each answer with bytes then comes `CHECKSUM`, and the value
-//! counts as come only with that.
+//! A receiver that validates asks for checksums in its request. `CHECKSUM` then follows each answer
+//! with bytes, and the value counts as received only with its checksum.
 //!
-//! Standing requests are requests that are made in advance, many at a time; what comes for one waits until it is claimed:
+//! Standing requests are sent before their steps begin, many in one message. A value that comes for
+//! one waits until a receive claims the request:
 //!
 //! ```text
 //!   STANDING_REQUEST (one for each step) ────▶ each waits for its value
@@ -30,8 +33,9 @@
 //!                 ◀─────────────────────────── write + immediate that names meta-data told before
 //! ```
 //!
-//! A value whose receiver is gone when it comes, or does not want it as it is, stays where it has come to; what goes back is
-//! its place in line. So there is one line for a key, at the sender, and whoever is next in it gets the value that was sent first.
+//! A value whose receiver is gone, or whose shape does not fit, stays in the stash of the receiving
+//! side. Only its place in line goes back (`RETURN`). So each key has one line, at the sender, and
+//! the next receive gets the value that was sent first.
 
 #[cfg(test)]
 mod explore;
@@ -41,12 +45,12 @@ mod sender;
 pub use receiver::{Arrival, Receiver, ReceiverAction};
 pub use sender::{CancelAction, Sender, SenderAnswer, SenderRequest, SenderValue};
 
-/// The peer did what the exchange does not allow in this state; the link can't be trusted any more.
+/// The peer did something that the exchange does not allow in this state. The link must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} came for a request {state}")]
 pub struct Violation {
-    /// What came.
+    /// The arrival, in words.
     pub what: &'static str,
-    /// The state in which it came.
+    /// The state of the request, in words.
     pub state: &'static str,
 }

@@ -1,86 +1,88 @@
-//! The side that asked.
+//! The requesting side.
 
 use super::Violation;
 use crate::mutants::{Mutant, is_on};
 
-/// What can come for a request.
+/// Anything that can come for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// A write with immediate has landed: the tensor, whole.
+    /// A write with immediate: the whole tensor has landed.
     Landed {
-        /// Bytes that the immediate's write carried.
+        /// Bytes of the write.
         bytes: u64,
     },
-    /// A zero-byte write that says the value is dead.
+    /// An immediate that says that the value is dead.
     Dead,
-    /// The tensor inside a response.
+    /// A response with the tensor inside.
     Response,
     /// A loan of the tensor.
     Loan,
-    /// The sender's meta-data: the destination did not fit, or there was none.
+    /// The sender's meta-data: the request had no destination, or one that does not fit.
     Meta,
-    /// The sender's meta-data, with a loan behind it.
+    /// The sender's meta-data, followed by a loan.
     MetaBeforeLoan,
-    /// The sender's meta-data for a standing request, with the write behind it.
+    /// The sender's meta-data for a standing request, followed by the write.
     MetaBeforeWrite {
         /// Bytes of the tensor.
         bytes: u64,
     },
-    /// The sender's word that the next value in line is one that this side holds itself, and it does.
+    /// `STASHED_RESPONSE`: the next value in line is in the stash of this side, where it was found.
     Stashed,
-    /// The same word, for a value that is not held here any more.
+    /// `STASHED_RESPONSE` for a value that has left the stash.
     NotStashed,
-    /// The sum of what has come.
+    /// The checksum of the value that has come.
     Checksum,
-    /// The sender failed.
+    /// `ERROR_STATUS`: the sender has failed.
     Error,
-    /// Nothing more will come.
+    /// `CANCEL_ACK`: nothing more will come.
     CancelAck,
 }
 
-/// What to do about it.
+/// What to do about an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiverAction {
     /// Nothing.
     None,
-    /// Allocate for the meta-data, then call [`Receiver::allocated`] or [`Receiver::no_room`].
+    /// Allocate a destination for the meta-data, then call [`Receiver::allocated`] or
+    /// [`Receiver::no_room`].
     Allocate,
-    /// Hand the value, or the error, to the waiter; the slot is free.
+    /// Hand the value or the error to the waiter. The slot is free.
     Deliver,
-    /// Keep the value in the slot: it may be handed to nobody before its sum has come.
+    /// Keep the value in the slot until its checksum has come.
     AwaitChecksum,
-    /// Keep the value, or the error, in the slot: nobody has claimed the standing request yet.
+    /// Keep the value or the error in the slot: no receive has claimed the standing request yet.
     StoreEarly,
-    /// Hand the value, or the error, to the waiter; the slot stays in use until the cancel is acknowledged.
+    /// Hand the value or the error to the waiter. The slot stays in use until the cancel is
+    /// acknowledged.
     DeliverAndKeep,
-    /// Send `TENSOR_REQUEST` once more, under the same name: the answer to the last one was void.
+    /// Send the same `TENSOR_REQUEST` again: the last answer named a value that is gone.
     AskOnceMore,
     /// Send `CANCEL`.
     SendCancel,
-    /// Tell the waiter that its call ended as it wished, without a value; the slot is free.
+    /// Tell the waiter that its call was cancelled. The slot is free.
     FinishCancelled,
-    /// The waiter has been told already; the slot is free.
+    /// Nothing for the waiter, which has its answer. The slot is free.
     Free,
 }
 
-/// One request, from the side that asked.
+/// One request on the requesting side.
 #[derive(Clone, Debug)]
 pub struct Receiver {
     state: ReceiverState,
     claim: StandingClaim,
-    /// Whether a value counts only once its sum has come.
+    /// Whether a value counts only with its checksum.
     validates: bool,
-    /// Bytes of the tensor that a standing request names, whose destination may be longer.
+    /// Bytes of the tensor that a standing request names. Its destination may be longer.
     expected: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StandingClaim {
-    /// A plain request: it was made for its waiter.
+    /// A plain request, made for a waiter.
     Plain,
-    /// A standing request that nobody waits for yet.
+    /// A standing request without a waiter.
     Unclaimed,
-    /// A standing request that has got its waiter, or has been given up.
+    /// A standing request that a receive has claimed, or that was cancelled.
     Claimed,
 }
 
@@ -92,23 +94,23 @@ enum ReceiverState {
     Requested {
         granted: Option<u64>,
     },
-    /// Has the meta-data, is making room.
+    /// The meta-data has come; a destination is being allocated.
     Allocating,
     /// Sent again, with a destination of this many bytes.
     ReRequested {
         granted: u64,
     },
-    /// Gave up; the sender has not acknowledged it yet.
+    /// Cancelled; the acknowledgement is still to come.
     Cancelling {
         granted: Option<u64>,
     },
-    /// The value has come, and waits for its sum.
+    /// The value has come; its checksum is still to come.
     Unverified {
         cancelled: bool,
     },
-    /// The value came all the same; the acknowledgement is still to come.
+    /// The value has come after the cancel; the acknowledgement is still to come.
     Overtaken,
-    /// What was asked for is in the slot, until somebody claims it.
+    /// The value or the error is in the slot, until a receive claims it.
     Early,
     Done,
 }
@@ -120,8 +122,8 @@ impl ReceiverState {
             ReceiverState::Requested { .. } => "that waits for its first answer",
             ReceiverState::Allocating => "that is being allocated for",
             ReceiverState::ReRequested { .. } => "that waits for its write",
-            ReceiverState::Cancelling { .. } => "that was given up",
-            ReceiverState::Unverified { .. } => "whose value waits for its sum",
+            ReceiverState::Cancelling { .. } => "that was cancelled",
+            ReceiverState::Unverified { .. } => "whose value waits for its checksum",
             ReceiverState::Overtaken => "whose value had come",
             ReceiverState::Early => "whose answer had come",
             ReceiverState::Done => "that was done",
@@ -130,7 +132,7 @@ impl ReceiverState {
 }
 
 impl Receiver {
-    /// A request that was just sent, with `granted` bytes of destination if it carried a grant.
+    /// A request that was just sent. `granted` is the length of its destination, if it has one.
     pub fn new(granted: Option<u64>) -> Self {
         Receiver {
             state: ReceiverState::Requested { granted },
@@ -140,7 +142,8 @@ impl Receiver {
         }
     }
 
-    /// A standing request that was just sent, with `granted` bytes of destination if it has one. It has no waiter.
+    /// A standing request that was just sent, without a waiter. `granted` is the length of its
+    /// destination, if it has one.
     pub fn standing(granted: Option<u64>) -> Self {
         Receiver {
             state: ReceiverState::Requested { granted },
@@ -150,24 +153,25 @@ impl Receiver {
         }
     }
 
-    /// The same, whether or not it asks for sums: a value that has bytes then counts only once its sum has come.
+    /// The same request with `validates` set: whether a value with bytes counts only with its
+    /// checksum.
     #[must_use]
     pub fn validated(self, validates: bool) -> Self {
         Receiver { validates, ..self }
     }
 
-    /// Whether it asks for sums.
+    /// Whether it asks for checksums.
     pub fn validates(&self) -> bool {
         self.validates
     }
 
-    /// The same, for a tensor of `bytes` bytes, of which its destination has as many at least.
+    /// The same request for a tensor of `bytes` bytes. The destination is at least as long.
     #[must_use]
     pub fn expecting(self, bytes: u64) -> Self {
         Receiver { expected: Some(bytes), ..self }
     }
 
-    /// Whether nobody has claimed the standing request, and nobody has given it up.
+    /// Whether it is a standing request that was neither claimed nor cancelled.
     pub fn is_unclaimed(&self) -> bool {
         self.claim == StandingClaim::Unclaimed
     }
@@ -177,7 +181,8 @@ impl Receiver {
         self.claim != StandingClaim::Plain
     }
 
-    /// A waiter takes the standing request. [`ReceiverAction::Deliver`] if what it asked for has come.
+    /// A receive claims the standing request. Returns [`ReceiverAction::Deliver`] if the value or
+    /// the error is there.
     pub fn claim(&mut self) -> ReceiverAction {
         debug_assert!(self.is_unclaimed());
         self.claim = StandingClaim::Claimed;
@@ -187,7 +192,7 @@ impl Receiver {
         }
     }
 
-    /// A request that is not sent yet: [`Receiver::asked`] says when it is.
+    /// A request that is not sent yet. [`Receiver::asked`] marks it as sent.
     pub fn unsent() -> Self {
         Receiver {
             state: ReceiverState::Unsent,
@@ -202,16 +207,16 @@ impl Receiver {
         self.state == ReceiverState::Unsent
     }
 
-    /// The request that was held back was sent, with `granted` bytes of destination if it carried a grant.
+    /// The unsent request is sent now. `granted` is the length of its destination, if it has one.
     pub fn asked(&mut self, granted: Option<u64>) {
         debug_assert_eq!(self.state, ReceiverState::Unsent);
         self.state = ReceiverState::Requested { granted };
     }
 
-    /// Something came for the request.
+    /// Handles an arrival for the request.
     ///
     /// # Errors
-    /// If it may not come now.
+    /// If the arrival is not allowed in this state.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<ReceiverAction, Violation> {
         match self.state {
             ReceiverState::Requested { granted } => self.first_answer(granted, arrival),
@@ -270,10 +275,10 @@ impl Receiver {
     ) -> Result<ReceiverAction, Violation> {
         match arrival {
             Arrival::Landed { bytes } if !self.lands(granted, bytes) => Err(self.violation(arrival)),
-            // The sender had answered before the cancel reached it: the value goes to the waiter.
+            // The sender answered before the cancel reached it: the value goes to the waiter.
             Arrival::Landed { .. } | Arrival::Response | Arrival::Loan => Ok(self.value_arrived(true)),
             Arrival::Dead | Arrival::Stashed | Arrival::Error => Ok(self.overtaken()),
-            // There was no value in that answer, and the cancel is on its way.
+            // That answer had no value, and the cancel is on its way.
             Arrival::NotStashed => Ok(ReceiverAction::None),
             // The sender puts the value back when the cancel reaches it.
             Arrival::Meta | Arrival::MetaBeforeLoan => Ok(ReceiverAction::None),
@@ -289,21 +294,22 @@ impl Receiver {
         }
     }
 
-    /// Room for the meta-data was made: `TENSOR_RE_REQUEST` is sent with a grant of this many bytes.
+    /// A destination of this many bytes was allocated and granted. `TENSOR_RE_REQUEST` is sent
+    /// next.
     pub fn allocated(&mut self, bytes: u64) {
         debug_assert_eq!(self.state, ReceiverState::Allocating);
         (self.state, self.expected) = (ReceiverState::ReRequested { granted: bytes }, None);
     }
 
-    /// No room could be made for the meta-data, or the destination that was given has another one: the
-    /// value must stay with the sender.
+    /// No destination could be allocated, or the given one does not fit: the value must stay with
+    /// the sender.
     pub fn no_room(&mut self) -> ReceiverAction {
         debug_assert_eq!(self.state, ReceiverState::Allocating);
         self.state = ReceiverState::Cancelling { granted: None };
         ReceiverAction::SendCancel
     }
 
-    /// The waiter gives up, or a standing request is given up by who made it.
+    /// Cancels the request: the waiter has given up, or a standing request is not needed any more.
     pub fn cancel(&mut self) -> ReceiverAction {
         if self.claim == StandingClaim::Unclaimed {
             self.claim = StandingClaim::Claimed;
@@ -319,12 +325,13 @@ impl Receiver {
             }
             ReceiverState::Requested { granted } => granted,
             ReceiverState::ReRequested { granted } => Some(granted),
-            // Nothing was asked for any more; the acknowledgement shows that the sum is not missing.
+            // No request is open at the sender. The acknowledgement shows that the checksum is not
+            // missing.
             ReceiverState::Unverified { cancelled: false } => {
                 self.state = ReceiverState::Unverified { cancelled: true };
                 return ReceiverAction::SendCancel;
             }
-            // No room was made for it.
+            // There is no destination yet.
             ReceiverState::Allocating => None,
             _ => return ReceiverAction::None,
         };
@@ -332,12 +339,12 @@ impl Receiver {
         ReceiverAction::SendCancel
     }
 
-    /// Whether a tensor of so many bytes may land in what was granted, without any word of its meta-data.
+    /// Whether a write of `bytes` bytes may land in the destination without new meta-data.
     fn lands(&self, granted: Option<u64>, bytes: u64) -> bool {
         granted.map(|granted| self.expected.unwrap_or(granted)) == Some(bytes)
     }
 
-    /// Whether a tensor may come that has fewer bytes than were granted for it.
+    /// Whether a tensor of `bytes` bytes may be announced for the destination, which may be longer.
     fn fits(&self, granted: Option<u64>, bytes: u64) -> bool {
         self.claim != StandingClaim::Plain && granted.is_some_and(|granted| bytes <= granted)
     }
@@ -377,8 +384,8 @@ impl Receiver {
             Arrival::Loan => "a loan",
             Arrival::Meta | Arrival::MetaBeforeLoan => "meta-data",
             Arrival::MetaBeforeWrite { .. } => "meta-data before a write that was not granted",
-            Arrival::Stashed | Arrival::NotStashed => "word of a value that is held here",
-            Arrival::Checksum => "a sum",
+            Arrival::Stashed | Arrival::NotStashed => "a stashed response",
+            Arrival::Checksum => "a checksum",
             Arrival::Error => "an error status",
             Arrival::CancelAck => "an acknowledgement of a cancel",
         };

@@ -1,32 +1,32 @@
-//! The side that was asked.
+//! The serving side.
 
 use super::Violation;
 
-/// What a request said.
+/// The part of a request that decides how it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderRequest {
-    /// Bytes that the requester has granted, if any.
+    /// Bytes of the granted destination, if the request has one.
     pub granted: Option<u64>,
-    /// The version of the meta-data that it has cached; 0 for none.
+    /// The version of the meta-data that the receiver has cached; 0 for none.
     pub meta_version: u32,
-    /// Whether it would borrow.
+    /// Whether the receiver accepts a loan.
     pub borrow: bool,
-    /// Whether it is a standing request: a tensor that fits what was granted is written there, whatever its meta-data.
+    /// Whether it is a standing request: any tensor that fits the destination is written there.
     pub standing: bool,
 }
 
-/// What the sender knows of the value that matched.
+/// The facts about the matched value that decide the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderValue {
-    /// Whether it is the value of a branch not taken.
+    /// Whether it is a dead value: that of a branch not taken.
     pub dead: bool,
     /// Bytes of the tensor.
     pub bytes: u64,
     /// The version of its meta-data.
     pub meta_version: u32,
-    /// Whether it is small enough for its response.
+    /// Whether it is small enough for a response.
     pub fits_response: bool,
-    /// Whether the peer can borrow it where it lies.
+    /// Whether the peer can borrow it in place.
     pub lendable: bool,
 }
 
@@ -45,29 +45,30 @@ pub enum SenderAnswer {
     Response,
     /// A write with immediate to the granted destination.
     Write,
-    /// The meta-data, or word of which it is if the receiver remembers it, and right behind it a write with immediate to the
-    /// start of the granted destination.
+    /// The meta-data, or its meta-data slot if the receiver remembers it, followed by a write with
+    /// immediate to the start of the granted destination.
     MetaThenWrite,
-    /// The meta-data, or word of which it is, if its request did not name it; then a loan.
+    /// A loan. If the request did not name the meta-data, the meta-data or its slot comes first.
     Lend {
-        /// Whether the request did not name it.
+        /// Whether the request did not name the meta-data.
         meta_first: bool,
     },
-    /// The meta-data; the value is kept until the receiver asks again.
+    /// The meta-data. The value stays pinned until the re-request.
     Meta,
 }
 
-/// What to do about a cancel. `CANCEL_ACK` is sent in every case, behind all that was posted for the request.
+/// What to do about a cancel. `CANCEL_ACK` is sent in every case, behind everything that was posted
+/// for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelAction {
-    /// Take the waiting request out of the table.
+    /// Remove the waiting request from the table.
     Withdraw,
-    /// Put the kept value back, first in line.
+    /// Put the pinned value back in line, at its old place.
     PutBack,
 }
 
-/// One request, from the side that was asked. It ends with its answer: a request that has been answered whole
-/// has no machine any more, and a cancel for it is only acknowledged.
+/// One request on the serving side. Its complete answer ends the machine: a cancel that comes later
+/// is only acknowledged.
 #[derive(Clone, Debug)]
 pub struct Sender {
     asked: SenderRequest,
@@ -76,24 +77,24 @@ pub struct Sender {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SenderState {
-    /// Waits for the value.
+    /// Waits for a value.
     Matching,
-    /// Meta-data sent; keeps a value of this many bytes.
+    /// The meta-data was sent, and a value of this many bytes is pinned.
     Pinned { bytes: u64 },
 }
 
 impl Sender {
-    /// A request that just came.
+    /// A request that has just come.
     pub fn new(asked: SenderRequest) -> Self {
         Sender { asked, state: SenderState::Matching }
     }
 
-    /// Whether the receiver would borrow.
+    /// Whether the receiver accepts a loan.
     pub fn would_borrow(&self) -> bool {
         self.asked.borrow
     }
 
-    /// The value is there. Every answer but [`SenderAnswer::Meta`] ends the request.
+    /// A value was matched. Every answer but [`SenderAnswer::Meta`] ends the request.
     pub fn matched(&mut self, value: SenderValue) -> SenderAnswer {
         debug_assert_eq!(self.state, SenderState::Matching);
         if value.dead {
@@ -120,16 +121,17 @@ impl Sender {
         SenderAnswer::Meta
     }
 
-    /// The receiver asked again, granting this many bytes. The value is written, which ends the request.
+    /// The receiver has sent a re-request with a grant of this many bytes. The value is written,
+    /// which ends the request.
     ///
     /// # Errors
-    /// If no value is kept for the request, or the grant has not its length.
+    /// If no value is pinned for the request, or the grant has another length.
     pub fn re_requested(&mut self, granted: u64) -> Result<(), Violation> {
         match self.state {
             SenderState::Pinned { bytes } if bytes == granted => Ok(()),
             SenderState::Pinned { .. } => Err(Violation {
                 what: "a re-request with a grant of another length",
-                state: "that keeps a value",
+                state: "that has a pinned value",
             }),
             SenderState::Matching => {
                 Err(Violation { what: "a re-request", state: "that has no meta-data yet" })
@@ -137,7 +139,7 @@ impl Sender {
         }
     }
 
-    /// The receiver gave up.
+    /// The receiver has cancelled the request.
     pub fn cancelled(&self) -> CancelAction {
         match self.state {
             SenderState::Matching => CancelAction::Withdraw,
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(
             Sender::new(roomy).matched(VALUE),
             SenderAnswer::Write,
-            "room for more than that is known"
+            "a larger destination, and known meta-data"
         );
         assert_eq!(
             Sender::new(SenderRequest { standing: false, ..roomy }).matched(VALUE),
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_re_request_must_grant_the_kept_length() {
+    fn a_re_request_must_grant_the_pinned_length() {
         let mut sender = Sender::new(SenderRequest { granted: None, ..ASKED });
         assert!(sender.re_requested(1000).is_err(), "before the meta-data");
         sender.matched(VALUE);
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancel_withdraws_a_waiter_and_puts_a_kept_value_back() {
+    fn a_cancel_withdraws_a_waiter_and_puts_a_pinned_value_back() {
         let mut sender = Sender::new(SenderRequest { granted: None, ..ASKED });
         assert_eq!(sender.cancelled(), CancelAction::Withdraw);
         sender.matched(VALUE);

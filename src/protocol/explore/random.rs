@@ -1,4 +1,4 @@
-//! The same machines with peers that say anything, and on long random walks.
+//! The same machines with hostile peers, and on long random walks.
 
 use super::*;
 use Arrival::{Checksum, Landed, Loan, Response};
@@ -25,10 +25,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 }
 
 proptest! {
-    /// A peer that says anything at any time gets a violation or the waiter gets one end; never two, and never a write
-    /// that was not granted.
+    /// Whatever a peer sends and when, either it is a violation or the waiter gets exactly one end.
+    /// No write lands without a grant.
     #[test]
-    fn whatever_a_peer_says_a_waiter_is_told_once(
+    fn a_waiter_ends_once_whatever_the_peer_sends(
         granted in proptest::option::of(0..3_u64), room: bool, standing: bool, validates: bool,
         said in proptest::collection::vec((arrival(), 0..4_u8), 0..24),
     ) {
@@ -93,9 +93,9 @@ proptest! {
         prop_assert!(told <= 1 && cancels <= 1);
     }
 
-    /// Long random walks: the first receive with its end, then the next ones until the value has come.
+    /// Long random walks: receives follow each other until one gets the value.
     #[test]
-    fn a_value_comes_after_any_number_of_receives_that_were_given_up(
+    fn a_value_comes_after_any_number_of_cancelled_receives(
         at: usize, choices in proptest::collection::vec(any::<usize>(), 1..60), rounds in 1..5_usize,
     ) {
         let case = cases().nth(at % cases().count()).expect("a case");
@@ -105,7 +105,7 @@ proptest! {
             if world.waiter == Waiter::Got {
                 break;
             }
-            let again = World { may_give_up: true, ..world.next_receive() };
+            let again = World { may_cancel: true, ..world.next_receive() };
             world = follow(again, |_| choices.next().expect("endless"));
         }
         if world.waiter != Waiter::Got {

@@ -1,4 +1,4 @@
-//! What the receiving machine does with each arrival.
+//! The receiving machine, arrival by arrival.
 
 use super::*;
 use Arrival::*;
@@ -17,7 +17,7 @@ fn a_known_tensor_takes_one_answer() {
 }
 
 #[test]
-fn an_unknown_tensor_is_asked_for_again() {
+fn an_unknown_tensor_takes_a_re_request() {
     let mut receiver = Receiver::new(None);
     assert_eq!(run(&mut receiver, &[Meta]), [ReceiverAction::Allocate]);
     receiver.allocated(8);
@@ -59,7 +59,7 @@ fn meta_data_that_meets_a_cancel_is_ignored() {
 }
 
 #[test]
-fn giving_up_twice_sends_one_cancel() {
+fn cancelling_twice_sends_one_cancel() {
     let mut receiver = Receiver::new(None);
     assert_eq!(receiver.cancel(), ReceiverAction::SendCancel);
     assert_eq!(receiver.cancel(), ReceiverAction::None);
@@ -74,7 +74,7 @@ fn no_room_for_the_tensor_cancels_the_request() {
 }
 
 #[test]
-fn a_standing_request_without_room_can_be_given_up() {
+fn a_standing_request_without_room_can_be_cancelled() {
     let mut receiver = Receiver::standing(Some(4));
     assert_eq!(run(&mut receiver, &[Meta]), [ReceiverAction::Allocate]);
     assert_eq!(receiver.cancel(), ReceiverAction::SendCancel);
@@ -83,7 +83,7 @@ fn a_standing_request_without_room_can_be_given_up() {
 }
 
 #[test]
-fn a_void_answer_has_the_request_sent_once_more() {
+fn an_answer_for_a_value_that_left_the_stash_repeats_the_request() {
     let mut receiver = Receiver::new(Some(8));
     assert_eq!(run(&mut receiver, &[NotStashed, NotStashed]), [ReceiverAction::AskOnceMore; 2]);
     receiver.cancel();
@@ -94,7 +94,7 @@ fn a_void_answer_has_the_request_sent_once_more() {
 }
 
 #[test]
-fn a_request_that_was_not_sent_ends_without_a_word_to_the_peer() {
+fn an_unsent_request_ends_without_a_message() {
     let mut receiver = Receiver::unsent();
     assert!(receiver.clone().arrive(Response).is_err());
     assert_eq!(receiver.cancel(), ReceiverAction::FinishCancelled);
@@ -105,7 +105,7 @@ fn a_request_that_was_not_sent_ends_without_a_word_to_the_peer() {
 }
 
 #[test]
-fn what_comes_for_a_standing_request_waits_for_whoever_claims_it() {
+fn an_early_value_waits_for_the_receive_that_claims_it() {
     for answer in [Landed { bytes: 8 }, Dead, Response, Loan, Stashed, Error] {
         let mut receiver = Receiver::standing(Some(8));
         assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::StoreEarly]);
@@ -119,7 +119,7 @@ fn what_comes_for_a_standing_request_waits_for_whoever_claims_it() {
 }
 
 #[test]
-fn a_standing_request_that_is_given_up_is_like_any_other() {
+fn a_cancelled_standing_request_is_like_any_other() {
     let mut receiver = Receiver::standing(Some(8));
     assert_eq!(receiver.cancel(), ReceiverAction::SendCancel);
     assert!(!receiver.is_unclaimed());
@@ -131,7 +131,7 @@ fn a_standing_request_that_is_given_up_is_like_any_other() {
 }
 
 #[test]
-fn a_smaller_tensor_comes_to_a_standing_request_behind_its_meta_data_alone() {
+fn a_smaller_tensor_needs_its_meta_data_first() {
     let smaller = [MetaBeforeWrite { bytes: 5 }, Landed { bytes: 5 }];
     let mut receiver = Receiver::standing(Some(8));
     assert_eq!(run(&mut receiver, &smaller), [ReceiverAction::None, ReceiverAction::StoreEarly]);
@@ -148,7 +148,7 @@ fn a_smaller_tensor_comes_to_a_standing_request_behind_its_meta_data_alone() {
 }
 
 #[test]
-fn a_value_with_bytes_counts_only_once_its_sum_has_come() {
+fn a_value_with_bytes_counts_only_with_its_checksum() {
     for answer in [Landed { bytes: 8 }, Response, Loan] {
         let mut receiver = Receiver::new(Some(8)).validated(true);
         assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::AwaitChecksum]);
@@ -172,7 +172,7 @@ fn a_value_with_bytes_counts_only_once_its_sum_has_come() {
 }
 
 #[test]
-fn a_sum_that_nobody_asked_for_or_without_a_value_is_refused() {
+fn a_checksum_without_a_value_or_a_request_for_it_is_refused() {
     assert!(Receiver::new(Some(8)).arrive(Checksum).is_err(), "not asked for");
     assert!(Receiver::new(Some(8)).validated(true).arrive(Checksum).is_err(), "ahead of its value");
     let mut cancelled = Receiver::new(Some(8)).validated(true);
@@ -181,7 +181,7 @@ fn a_sum_that_nobody_asked_for_or_without_a_value_is_refused() {
 }
 
 #[test]
-fn a_sum_comes_ahead_of_the_acknowledgement_whenever_the_waiter_gives_up() {
+fn a_checksum_comes_before_the_acknowledgement_of_a_cancel() {
     let kept = [ReceiverAction::DeliverAndKeep, ReceiverAction::Free];
     let mut before = Receiver::new(Some(8)).validated(true);
     assert_eq!(before.cancel(), ReceiverAction::SendCancel);
@@ -196,7 +196,7 @@ fn a_sum_comes_ahead_of_the_acknowledgement_whenever_the_waiter_gives_up() {
 }
 
 #[test]
-fn a_standing_request_parks_its_value_once_the_sum_has_come() {
+fn an_early_value_is_stored_with_its_checksum() {
     let standing = || Receiver::standing(Some(8)).validated(true);
     let landed = [Landed { bytes: 8 }];
     let mut receiver = standing();
@@ -217,7 +217,7 @@ fn a_standing_request_parks_its_value_once_the_sum_has_come() {
 }
 
 #[test]
-fn in_a_longer_destination_lands_what_was_named_or_what_is_announced() {
+fn a_longer_destination_takes_the_named_or_the_announced_tensor() {
     let standing = || Receiver::standing(Some(20)).expecting(8);
     assert_eq!(run(&mut standing(), &[Landed { bytes: 8 }]), [ReceiverAction::StoreEarly]);
     for bytes in [7, 9, 20] {
@@ -233,7 +233,7 @@ fn in_a_longer_destination_lands_what_was_named_or_what_is_announced() {
 }
 
 #[test]
-fn an_acknowledgement_that_nobody_asked_for_is_refused() {
+fn an_acknowledgement_without_a_cancel_is_refused() {
     let error = Receiver::new(None).arrive(CancelAck).expect_err("not cancelled");
     assert!(error.to_string().contains("that waits for its first answer"), "{error}");
 }
