@@ -2,11 +2,11 @@
 
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
-use super::members::Refusal;
 use super::names::{Incarnation, shorten};
+use super::peer_table::LifeRefusal;
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::who;
-use super::shared::{MAX_REASON, Report, Shared, connect, incarnation, prepare};
+use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare};
 use super::thread::MAX_MESSAGE;
 use crate::wire::LossCause;
 use std::error::Error;
@@ -27,7 +27,7 @@ const TRIES: u32 = 3;
 /// Looks after one peer.
 #[derive(Clone)]
 pub(super) struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<BootstrapShared>,
     peer: usize,
     address: String,
     grpc: BootstrapClient<Channel>,
@@ -53,7 +53,7 @@ impl CallError {
 
 impl Client {
     /// Must be called on the bootstrap thread. Connects when it is first used.
-    pub(super) fn new(shared: Arc<Shared>, peer: usize) -> Result<Self, tonic::transport::Error> {
+    pub(super) fn new(shared: Arc<BootstrapShared>, peer: usize) -> Result<Self, tonic::transport::Error> {
         let address = shared.address(peer);
         let channel = Endpoint::from_shared(format!("http://{address}"))?
             .connect_timeout(CALL_LIMIT)
@@ -150,7 +150,7 @@ impl Client {
             Ok(acts) => (Ok(()), acts),
             Err(refusal) => (Err(refusal), Vec::new()),
         });
-        met.map_err(|refusal: Refusal| {
+        met.map_err(|refusal: LifeRefusal| {
             let life = who.incarnation;
             CallError::Refused(format!("{name} answers as incarnation {life}, which is refused: {refusal:?}"))
         })?;
@@ -162,7 +162,7 @@ impl Client {
         let outcome = self.try_link(info).await;
         if let Err(why) = &outcome {
             let (peer, generation) = (self.peer, info.generation);
-            self.tell_failed(Report { peer, generation, why: why.clone() }).await;
+            self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
         }
         outcome
     }
@@ -271,7 +271,7 @@ impl Client {
     }
 
     /// Tells the peer that a generation is over. Best effort: heartbeats tell it later otherwise.
-    async fn tell_failed(&self, report: Report) {
+    async fn tell_failed(&self, report: LossReport) {
         if let Err(error) = self.say_ready(report.generation, grpc::Progress::Failed, &report.why).await {
             tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
         }

@@ -1,7 +1,7 @@
 //! What can go wrong while a process joins its cluster.
 
 use super::names::Incarnation;
-use super::service::State;
+use super::service::NodeState;
 use crate::wire::TaskId;
 use std::fmt;
 use std::net::SocketAddr;
@@ -79,12 +79,12 @@ pub enum BootstrapError {
         /// What was asked for.
         tried: &'static str,
         /// In which state it is.
-        state: State,
+        state: NodeState,
     },
     /// Not all members were there in time.
     #[error(
         "{me} (incarnation {incarnation}) waited {waited:?} for its cluster; {} of {peers} peers missing: {}",
-        missing.len(), List(missing)
+        missing.len(), MissingList(missing)
     )]
     Missing {
         /// The name of this process.
@@ -95,7 +95,7 @@ pub enum BootstrapError {
         waited: Duration,
         /// Number of peers in all.
         peers: usize,
-        /// Who is missing, and why.
+        /// PeerIdentity is missing, and why.
         missing: Vec<MissingPeer>,
     },
     /// Some threads did not end in time. They end by themselves once what they do has ended.
@@ -130,9 +130,9 @@ pub struct MissingPeer {
 }
 
 /// Shows the missing peers in one line.
-struct List<'a>(&'a [MissingPeer]);
+struct MissingList<'a>(&'a [MissingPeer]);
 
-impl fmt::Display for List<'_> {
+impl fmt::Display for MissingList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, peer) in self.0.iter().enumerate() {
             let separator = if number == 0 { "" } else { "; " };

@@ -11,7 +11,7 @@ use super::options::BootstrapOptions;
 use super::peering::{MAX_OFFER, PeerInfo, Peering, Prepared};
 use super::server::{Server, who};
 use super::service::PROTOCOL_VERSION;
-use super::shared::{MAX_REASON, Phase, Shared, connect, prepare, task};
+use super::shared::{BootstrapShared, MAX_REASON, ServicePhase, connect, prepare, task};
 use crate::wire::{Cluster, LossCause, TaskId};
 use crate::wire::{Code, Status};
 use prost::Message;
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What has become of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EndpointState {
+enum FuzzEndpoint {
     Prepared,
     Connected,
     Failed,
@@ -46,12 +46,12 @@ enum EndpointState {
 /// Makes nothing, and checks that each endpoint comes to one end.
 #[derive(Default)]
 struct Tickets {
-    endpoints: Mutex<HashMap<u64, EndpointState>>,
+    endpoints: Mutex<HashMap<u64, FuzzEndpoint>>,
     next: AtomicU64,
 }
 
 impl Tickets {
-    fn becomes(&self, ticket: u64, from: &[EndpointState], to: EndpointState) {
+    fn becomes(&self, ticket: u64, from: &[FuzzEndpoint], to: FuzzEndpoint) {
         let before = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, to);
         let is_right = before.is_some_and(|before| from.contains(&before));
         // The service catches panics of its peering, and this one must be seen.
@@ -61,7 +61,7 @@ impl Tickets {
         }
     }
 
-    fn any(&self, wanted: &[EndpointState]) -> bool {
+    fn any(&self, wanted: &[FuzzEndpoint]) -> bool {
         let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         endpoints.values().any(|endpoint| wanted.contains(endpoint))
     }
@@ -73,7 +73,7 @@ impl Peering for Tickets {
             return Err(Status::new(Code::ResourceExhausted, "no endpoint for this one"));
         }
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, EndpointState::Prepared);
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, FuzzEndpoint::Prepared);
         Ok(Prepared { ticket, offer: vec![b'o'; 16] })
     }
 
@@ -86,19 +86,19 @@ impl Peering for Tickets {
         _timeout: Duration,
     ) -> Result<(), Status> {
         if offer.first() == Some(&b'F') {
-            self.becomes(ticket, &[EndpointState::Prepared], EndpointState::Failed);
+            self.becomes(ticket, &[FuzzEndpoint::Prepared], FuzzEndpoint::Failed);
             return Err(Status::new(Code::Unavailable, "the cable is cut"));
         }
-        self.becomes(ticket, &[EndpointState::Prepared], EndpointState::Connected);
+        self.becomes(ticket, &[FuzzEndpoint::Prepared], FuzzEndpoint::Connected);
         Ok(())
     }
 
     fn abandon(&self, _peer: &PeerInfo, ticket: u64) {
-        self.becomes(ticket, &[EndpointState::Prepared, EndpointState::Connected], EndpointState::Abandoned);
+        self.becomes(ticket, &[FuzzEndpoint::Prepared, FuzzEndpoint::Connected], FuzzEndpoint::Abandoned);
     }
 
     fn ready(&self, _peer: &PeerInfo, ticket: u64) {
-        self.becomes(ticket, &[EndpointState::Connected], EndpointState::Ready);
+        self.becomes(ticket, &[FuzzEndpoint::Connected], FuzzEndpoint::Ready);
     }
 
     fn lost(&self, _peer: &PeerInfo, _cause: LossCause) {}
@@ -107,7 +107,7 @@ impl Peering for Tickets {
 }
 
 struct Scene {
-    shared: Arc<Shared>,
+    shared: Arc<BootstrapShared>,
     tickets: Arc<Tickets>,
     server: Server,
     client: Client,
@@ -131,8 +131,8 @@ async fn run(mut input: &[u8]) {
     let life = Incarnation::new(77).expect("not zero");
     let tickets = Arc::new(Tickets::default());
     let options = BootstrapOptions::new(name(1), cluster, life, "here");
-    let shared = Arc::new(Shared::new(options, PROTOCOL_VERSION, tickets.clone()));
-    shared.advance(&[Phase::Created], Phase::Started);
+    let shared = Arc::new(BootstrapShared::new(options, PROTOCOL_VERSION, tickets.clone()));
+    shared.advance(&[ServicePhase::Created], ServicePhase::Started);
     let client = Client::new(shared.clone(), CALLEE).expect("a client");
     let scene = Scene { server: Server::new(shared.clone()), client, shared, tickets };
     for _ in 0..MAX_COMMANDS {
@@ -146,7 +146,7 @@ async fn run(mut input: &[u8]) {
     scene.shared.change(|members| ((), members.close()));
     scene.settle().await;
     assert!(
-        !scene.tickets.any(&[EndpointState::Prepared, EndpointState::Connected]),
+        !scene.tickets.any(&[FuzzEndpoint::Prepared, FuzzEndpoint::Connected]),
         "an endpoint was forgotten"
     );
 }
@@ -158,7 +158,7 @@ impl Scene {
         for _ in 0..4 {
             tokio::task::yield_now().await;
             let is_busy = |peer| self.shared.see(|members| members.is_busy(peer));
-            while is_busy(CALLER) || is_busy(CALLEE) || self.tickets.any(&[EndpointState::Prepared]) {
+            while is_busy(CALLER) || is_busy(CALLEE) || self.tickets.any(&[FuzzEndpoint::Prepared]) {
                 assert!(begin.elapsed() < PATIENCE, "an endpoint is never done");
                 std::thread::yield_now();
                 tokio::task::yield_now().await;

@@ -26,15 +26,15 @@ pub mod fuzzing;
 #[rustfmt::skip]
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
 mod generated;
-mod incoming;
-mod members;
+mod acceptor;
 mod names;
 mod options;
+mod peer_record;
+mod peer_table;
 mod peering;
 mod server;
 mod service;
 mod shared;
-mod slot;
 mod thread;
 
 #[cfg(test)]
@@ -44,5 +44,5 @@ pub use error::{BootstrapError, MissingPeer};
 pub use names::Incarnation;
 pub use options::{BootstrapOptions, LINK_TIMEOUT};
 pub use peering::{PeerInfo, Peering, Prepared};
-pub use service::{Bootstrap, State};
+pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;

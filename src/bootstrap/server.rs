@@ -4,11 +4,13 @@
 //! words that both sides' operators understand.
 
 use super::generated as grpc;
-use super::members::{Offered, Progress, Refusal, Who};
 use super::names::{Incarnation, shorten};
 use super::options::MAX_HOST_ID;
+use super::peer_table::{HandshakeProgress, LifeRefusal, OfferDecision, PeerIdentity};
 use super::peering::{MAX_OFFER, PeerInfo};
-use super::shared::{MAX_REASON, Phase, Shared, connect, incarnation, prepare, shown_cluster};
+use super::shared::{
+    BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,
+};
 use crate::wire::{LossCause, TaskId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,17 +22,17 @@ const READY_WAIT: Duration = Duration::from_millis(500);
 
 /// Serves the peers' calls.
 pub(super) struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<BootstrapShared>,
 }
 
-/// Who calls: a peer, in a life that it claims.
+/// PeerIdentity calls: a peer, in a life that it claims.
 struct From {
     peer: usize,
     life: Incarnation,
 }
 
 impl Server {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<BootstrapShared>) -> Self {
         Server { shared }
     }
 
@@ -38,7 +40,7 @@ impl Server {
     fn check(&self, caller: Option<grpc::Caller>) -> Result<From, Status> {
         let caller = caller.ok_or_else(|| Status::invalid_argument("the request does not say who calls"))?;
         let me = &self.shared.options.me;
-        if self.shared.phase() != Phase::Started {
+        if self.shared.phase() != ServicePhase::Started {
             return Err(Status::unavailable(format!("{me} is stopping")));
         }
         let from = name(caller.from.as_ref())?;
@@ -106,10 +108,10 @@ impl Server {
         heard.map_err(|refusal| self.refuse_life(from, refusal))
     }
 
-    fn refuse_life(&self, from: &From, refusal: Refusal) -> Status {
+    fn refuse_life(&self, from: &From, refusal: LifeRefusal) -> Status {
         let (name, life) = (&self.shared.peers[from.peer], from.life);
         match refusal {
-            Refusal::Taken { alive } => {
+            LifeRefusal::Taken { alive } => {
                 let what = format!(
                     "the name {name} is taken by incarnation {alive}, which is alive; incarnation {life} \
                      can't have it until that one has left or been silent for {:?}",
@@ -117,11 +119,11 @@ impl Server {
                 );
                 self.refuse(name, tonic::Code::AlreadyExists, what)
             }
-            Refusal::Over => Status::aborted(format!(
+            LifeRefusal::Over => Status::aborted(format!(
                 "incarnation {life} of {name} is over: it has left, or another one has taken its place; \
                  start the process again"
             )),
-            Refusal::Unknown => Status::failed_precondition(format!(
+            LifeRefusal::Unknown => Status::failed_precondition(format!(
                 "incarnation {life} of {name} is not known here; say Hello first"
             )),
         }
@@ -139,7 +141,7 @@ impl Server {
         Status::new(code, what)
     }
 
-    /// Waits until `Members` may have changed, or `until`; returns whether there is time left.
+    /// Waits until `PeerTable` may have changed, or `until`; returns whether there is time left.
     async fn turn(changes: &mut tokio::sync::watch::Receiver<()>, until: tokio::time::Instant) -> bool {
         tokio::time::timeout_at(until, changes.changed()).await.is_ok_and(|changed| changed.is_ok())
     }
@@ -209,15 +211,15 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             let offered = shared
                 .step(|members| members.offered(from.peer, from.life, request.generation, &request.offer));
             match offered {
-                Offered::Answer(offer) => {
+                OfferDecision::Answer(offer) => {
                     return Ok(Response::new(grpc::GetRemoteAddressResponse { offer }));
                 }
-                Offered::Refused(why) => return Err(Status::aborted(why)),
+                OfferDecision::Refused(why) => return Err(Status::aborted(why)),
                 // A task of its own: it goes on if the caller hangs up, and a repeated call finds its result.
-                Offered::Start(info) => {
+                OfferDecision::Start(info) => {
                     drop(tokio::spawn(accept(shared.clone(), from.peer, info, request.offer.clone())));
                 }
-                Offered::Wait => {
+                OfferDecision::Wait => {
                     if !Self::turn(&mut changes, until).await {
                         return Err(Status::deadline_exceeded("this side's endpoint takes too long to make"));
                     }
@@ -255,9 +257,11 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             let progress =
                 shared.step(|members| members.said_ready(from.peer, from.life, request.generation));
             match progress {
-                Progress::Connected => return answer(grpc::Progress::Connected, String::new()),
-                Progress::Failed(why) => return answer(grpc::Progress::Failed, shorten(&why, MAX_REASON)),
-                Progress::Connecting => {
+                HandshakeProgress::Connected => return answer(grpc::Progress::Connected, String::new()),
+                HandshakeProgress::Failed(why) => {
+                    return answer(grpc::Progress::Failed, shorten(&why, MAX_REASON));
+                }
+                HandshakeProgress::Connecting => {
                     if !Self::turn(&mut changes, until).await {
                         return answer(grpc::Progress::Connecting, String::new());
                     }
@@ -276,7 +280,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let stands = shared.step(|members| {
             let stands = match members.heard(from.peer, from.life, Instant::now()) {
                 // A life that we have held for dead learns why its link is gone, and says Hello then.
-                Ok(()) | Err(Refusal::Unknown) => {
+                Ok(()) | Err(LifeRefusal::Unknown) => {
                     Ok(members.stands(from.peer, from.life, request.generation))
                 }
                 Err(refusal) => Err(refusal),
@@ -306,7 +310,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
 
 /// Makes this side's endpoint of a generation that the peer has started, connects it, and gives it up unless the
 /// peer says in time that it is connected too.
-async fn accept(shared: Arc<Shared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
+async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
     if prepare(&shared, peer, &info).await.is_err() {
         return;
     }
@@ -345,12 +349,12 @@ fn name(task: Option<&grpc::Task>) -> Result<TaskId, Status> {
 }
 
 /// What a peer tells of itself.
-pub(super) fn who(member: Option<grpc::Member>) -> Result<Who, &'static str> {
+pub(super) fn who(member: Option<grpc::Member>) -> Result<PeerIdentity, &'static str> {
     let member = member.ok_or("the message lacks what its sender tells of itself")?;
     if member.host_id.is_empty() || member.host_id.len() > MAX_HOST_ID {
         return Err("the host id must have 1 to 128 bytes");
     }
-    Ok(Who {
+    Ok(PeerIdentity {
         incarnation: incarnation(member.incarnation)?,
         host_id: member.host_id,
         spinners: member.spinners,

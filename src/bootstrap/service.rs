@@ -7,7 +7,7 @@ use super::options::BootstrapOptions;
 #[cfg(test)]
 use super::peering::PeerInfo;
 use super::peering::Peering;
-use super::shared::{MAX_REASON, Phase, Shared};
+use super::shared::{BootstrapShared, MAX_REASON, ServicePhase};
 use super::thread::{self, StopOrder};
 use crate::wire::TaskId;
 use std::fmt;
@@ -25,7 +25,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 
 /// How far the service is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum NodeState {
     /// Made, not started: no thread and no socket yet.
     Created,
     /// Listening, and meeting its peers.
@@ -34,18 +34,18 @@ pub enum State {
     Connected,
     /// Saying goodbye, ending its threads.
     Stopping,
-    /// Ended; can't be started again.
+    /// ThreadEnd; can't be started again.
     Stopped,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for NodeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            State::Created => "created",
-            State::Started => "started",
-            State::Connected => "connected",
-            State::Stopping => "stopping",
-            State::Stopped => "stopped",
+            NodeState::Created => "created",
+            NodeState::Started => "started",
+            NodeState::Connected => "connected",
+            NodeState::Stopping => "stopping",
+            NodeState::Stopped => "stopped",
         })
     }
 }
@@ -54,7 +54,7 @@ impl fmt::Display for State {
 ///
 /// All methods may be called from any thread, also several at a time.
 pub struct Bootstrap {
-    shared: Arc<Shared>,
+    shared: Arc<BootstrapShared>,
     running: Mutex<Running>,
 }
 
@@ -82,7 +82,7 @@ impl Bootstrap {
         peering: Arc<dyn Peering>,
     ) -> Result<Self, BootstrapError> {
         options.my_address()?;
-        let shared = Arc::new(Shared::new(options, version, peering));
+        let shared = Arc::new(BootstrapShared::new(options, version, peering));
         Ok(Bootstrap { shared, running: Mutex::default() })
     }
 
@@ -99,9 +99,9 @@ impl Bootstrap {
     pub fn start(&self) -> Result<(), BootstrapError> {
         let mut running = self.running();
         match self.shared.phase() {
-            Phase::Created => {}
-            Phase::Started => return Ok(()),
-            Phase::Stopping | Phase::Stopped => return Err(self.shared.state_error("start")),
+            ServicePhase::Created => {}
+            ServicePhase::Started => return Ok(()),
+            ServicePhase::Stopping | ServicePhase::Stopped => return Err(self.shared.state_error("start")),
         }
         let failed = |tried| move |source| BootstrapError::Start { tried, source };
         let listener = self.shared.options.listen()?;
@@ -111,12 +111,12 @@ impl Bootstrap {
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();
         // Started first: the thread answers its first callers by it.
-        self.shared.advance(&[Phase::Created], Phase::Started);
+        self.shared.advance(&[ServicePhase::Created], ServicePhase::Started);
         let thread = std::thread::Builder::new()
             .name(thread::NAME.into())
             .spawn(move || thread::run(runtime, shared, listener, stopped))
             .map_err(|source| {
-                self.shared.advance(&[Phase::Started], Phase::Created);
+                self.shared.advance(&[ServicePhase::Started], ServicePhase::Created);
                 failed("starting a thread")(source)
             })?;
         *running = Running { local_addr: Some(local_addr), stop: Some(stop), thread: Some(thread) };
@@ -131,15 +131,16 @@ impl Bootstrap {
     /// [`BootstrapError::State`] if the service is not started, or was stopped.
     pub fn join(&self, timeout: Duration) -> Result<(), BootstrapError> {
         let begin = Instant::now();
-        let over =
-            self.shared.wait(timeout, |members, phase| phase != Phase::Started || members.all_linked());
-        if self.shared.phase() != Phase::Started {
+        let over = self
+            .shared
+            .wait(timeout, |members, phase| phase != ServicePhase::Started || members.all_linked());
+        if self.shared.phase() != ServicePhase::Started {
             return Err(self.shared.state_error("join"));
         }
         if over { Ok(()) } else { self.missing(begin.elapsed()) }
     }
 
-    /// Who is missing now, and why, in the words of a [`Bootstrap::join`] that has waited for so long.
+    /// PeerIdentity is missing now, and why, in the words of a [`Bootstrap::join`] that has waited for so long.
     ///
     /// # Errors
     /// [`BootstrapError::Missing`], unless nobody is.
@@ -169,7 +170,7 @@ impl Bootstrap {
     }
 
     /// How far the service is.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> NodeState {
         self.shared.state()
     }
 
@@ -207,10 +208,10 @@ impl Bootstrap {
         let until = Instant::now() + timeout.min(Duration::from_secs(86_400));
         let (order, own_thread) = {
             let mut running = self.running();
-            if self.shared.advance(&[Phase::Created], Phase::Stopped) == Phase::Created {
+            if self.shared.advance(&[ServicePhase::Created], ServicePhase::Stopped) == ServicePhase::Created {
                 return Ok(());
             }
-            self.shared.advance(&[Phase::Started], Phase::Stopping);
+            self.shared.advance(&[ServicePhase::Started], ServicePhase::Stopping);
             let thread = running.thread.as_ref().map(|thread| thread.thread().id());
             (running.stop.take(), thread == Some(std::thread::current().id()))
         };
@@ -222,8 +223,9 @@ impl Bootstrap {
             return Err(BootstrapError::StopInCallback { me: me() });
         }
         let ended = |within| {
-            self.shared
-                .wait(within, |members, phase| phase == Phase::Stopped && self.busy(members).next().is_none())
+            self.shared.wait(within, |members, phase| {
+                phase == ServicePhase::Stopped && self.busy(members).next().is_none()
+            })
         };
         let busy = || self.shared.see(|members| self.busy(members).collect::<Vec<_>>().join(", "));
         let in_time = ended(until.saturating_duration_since(Instant::now()));
@@ -245,7 +247,7 @@ impl Bootstrap {
         Ok(())
     }
 
-    fn busy<'a>(&'a self, members: &'a super::members::Members) -> impl Iterator<Item = String> + 'a {
+    fn busy<'a>(&'a self, members: &'a super::peer_table::PeerTable) -> impl Iterator<Item = String> + 'a {
         let busy = members.names().enumerate().filter(|(peer, _)| members.is_busy(*peer));
         busy.map(|(_, name)| name.to_string())
     }
@@ -254,7 +256,9 @@ impl Bootstrap {
     #[cfg(test)]
     pub(super) fn kill(&self) {
         let is_over = self.end(None, Duration::ZERO).is_ok();
-        assert!(is_over || self.shared.wait(Duration::from_secs(5), |_, phase| phase == Phase::Stopped));
+        assert!(
+            is_over || self.shared.wait(Duration::from_secs(5), |_, phase| phase == ServicePhase::Stopped)
+        );
     }
 }
 

@@ -2,11 +2,11 @@
 
 use super::BootstrapError;
 use super::generated as grpc;
-use super::members::{Act, Members};
 use super::names::{Incarnation, shorten};
 use super::options::BootstrapOptions;
+use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
-use super::service::State;
+use super::service::NodeState;
 use crate::wire::{Code, HostPort, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub const MAX_REASON: usize = 1024;
 /// Bytes of a cluster's text that an error shows.
 const SHOWN_CLUSTER: usize = 500;
 
-pub(super) struct Shared {
+pub(super) struct BootstrapShared {
     pub(super) options: BootstrapOptions,
     /// The version of the protocol that this process speaks.
     pub(super) version: u32,
@@ -37,15 +37,15 @@ pub(super) struct Shared {
 }
 
 struct Inner {
-    members: Members,
-    phase: Phase,
+    members: PeerTable,
+    phase: ServicePhase,
     /// Links that our own process has reported dead and the peer does not know of yet.
-    reports: Vec<Report>,
+    reports: Vec<LossReport>,
 }
 
 /// A link that our own process has reported dead.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct LossReport {
     pub(super) peer: usize,
     pub(super) generation: u64,
     pub(super) why: String,
@@ -53,26 +53,26 @@ pub(super) struct Report {
 
 /// How far the service itself is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ServicePhase {
     Created,
     Started,
     Stopping,
     Stopped,
 }
 
-impl Shared {
+impl BootstrapShared {
     pub(super) fn new(options: BootstrapOptions, version: u32, peering: Arc<dyn Peering>) -> Self {
         let members = options.cluster.members().map(|(task, _)| task);
         let peers: Vec<TaskId> = members.filter(|task| *task != options.me).collect();
-        let members = Members::new(peers.iter().cloned(), options.silence);
-        Shared {
+        let members = PeerTable::new(peers.iter().cloned(), options.silence);
+        BootstrapShared {
             digest: options.cluster.digest(),
             nudges: peers.iter().map(|_| Notify::new()).collect(),
             peers,
             options,
             version,
             peering,
-            inner: Mutex::new(Inner { members, phase: Phase::Created, reports: Vec::new() }),
+            inner: Mutex::new(Inner { members, phase: ServicePhase::Created, reports: Vec::new() }),
             turned: Condvar::new(),
             changed: watch::Sender::new(()),
         }
@@ -84,21 +84,21 @@ impl Shared {
     }
 
     /// Looks at what is known of the peers.
-    pub(super) fn see<R>(&self, look: impl FnOnce(&Members) -> R) -> R {
+    pub(super) fn see<R>(&self, look: impl FnOnce(&PeerTable) -> R) -> R {
         look(&self.lock().members)
     }
 
     /// Changes what is known of the peers, then tells the peering what it must hear, then wakes everybody.
     ///
     /// `Ready` and `Lost` come out of the bootstrap thread only, which keeps them in order.
-    pub(super) fn change<R>(&self, change: impl FnOnce(&mut Members) -> (R, Vec<Act>)) -> R {
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut PeerTable) -> (R, Vec<PeerEvent>)) -> R {
         let result = self.step(change);
         self.wake();
         result
     }
 
     /// The same for what is repeated often: wakes nobody unless the peering had to hear something.
-    pub(super) fn step<R>(&self, change: impl FnOnce(&mut Members) -> (R, Vec<Act>)) -> R {
+    pub(super) fn step<R>(&self, change: impl FnOnce(&mut PeerTable) -> (R, Vec<PeerEvent>)) -> R {
         let (result, acts) = change(&mut self.lock().members);
         let loud = !acts.is_empty();
         for act in acts {
@@ -115,21 +115,21 @@ impl Shared {
         self.changed.send_replace(());
     }
 
-    fn tell(&self, act: Act) {
+    fn tell(&self, act: PeerEvent) {
         let told = match &act {
-            Act::Ready(peer, ticket) => {
+            PeerEvent::Ready(peer, ticket) => {
                 tracing::info!("{}: linked with {} ({})", self.options.me, peer.name, peer.incarnation);
                 guarded("ready", || self.peering.ready(peer, *ticket))
             }
-            Act::Lost(peer, cause) => {
+            PeerEvent::Lost(peer, cause) => {
                 tracing::warn!("{}: lost {} ({}): {cause}", self.options.me, peer.name, peer.incarnation);
                 guarded("lost", || self.peering.lost(peer, cause.clone()))
             }
-            Act::Gone(peer, cause) => {
+            PeerEvent::Gone(peer, cause) => {
                 tracing::warn!("{}: {} ({}) is gone: {cause}", self.options.me, peer.name, peer.incarnation);
                 guarded("gone", || self.peering.gone(peer, cause.clone()))
             }
-            Act::Abandon(peer, ticket) => guarded("abandon", || self.peering.abandon(peer, *ticket)),
+            PeerEvent::Abandon(peer, ticket) => guarded("abandon", || self.peering.abandon(peer, *ticket)),
         };
         if let Err(status) = told {
             tracing::error!("{}: {status}", self.options.me);
@@ -141,12 +141,12 @@ impl Shared {
         self.changed.subscribe()
     }
 
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> ServicePhase {
         self.lock().phase
     }
 
     /// Moves on to `to` if the phase is `from`; returns the phase before.
-    pub(super) fn advance(&self, from: &[Phase], to: Phase) -> Phase {
+    pub(super) fn advance(&self, from: &[ServicePhase], to: ServicePhase) -> ServicePhase {
         let mut inner = self.lock();
         let before = inner.phase;
         if from.contains(&before) {
@@ -157,19 +157,23 @@ impl Shared {
         before
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> NodeState {
         let inner = self.lock();
         match inner.phase {
-            Phase::Created => State::Created,
-            Phase::Started if inner.members.all_linked() => State::Connected,
-            Phase::Started => State::Started,
-            Phase::Stopping => State::Stopping,
-            Phase::Stopped => State::Stopped,
+            ServicePhase::Created => NodeState::Created,
+            ServicePhase::Started if inner.members.all_linked() => NodeState::Connected,
+            ServicePhase::Started => NodeState::Started,
+            ServicePhase::Stopping => NodeState::Stopping,
+            ServicePhase::Stopped => NodeState::Stopped,
         }
     }
 
     /// Blocks until `until` says yes or `timeout` is over; returns whether it did.
-    pub(super) fn wait(&self, timeout: Duration, mut until: impl FnMut(&Members, Phase) -> bool) -> bool {
+    pub(super) fn wait(
+        &self,
+        timeout: Duration,
+        mut until: impl FnMut(&PeerTable, ServicePhase) -> bool,
+    ) -> bool {
         let start = Instant::now();
         let mut inner = self.lock();
         while !until(&inner.members, inner.phase) {
@@ -188,7 +192,7 @@ impl Shared {
         let mut inner = self.lock();
         let up = inner.members.report(peer, generation, &why);
         if up {
-            inner.reports.push(Report { peer, generation, why });
+            inner.reports.push(LossReport { peer, generation, why });
         }
         drop(inner);
         if up {
@@ -198,7 +202,7 @@ impl Shared {
         up
     }
 
-    pub(super) fn take_report(&self, peer: usize) -> Option<Report> {
+    pub(super) fn take_report(&self, peer: usize) -> Option<LossReport> {
         let mut inner = self.lock();
         let place = inner.reports.iter().position(|report| report.peer == peer)?;
         Some(inner.reports.swap_remove(place))
@@ -218,7 +222,7 @@ impl Shared {
         self.options.me < self.peers[peer]
     }
 
-    /// Who we are, in a request to that peer.
+    /// PeerIdentity we are, in a request to that peer.
     pub(super) fn caller(&self, peer: usize) -> Option<grpc::Caller> {
         Some(grpc::Caller {
             version: self.version,
@@ -269,18 +273,18 @@ fn guarded<R>(what: &str, call: impl FnOnce() -> R) -> Result<R, Status> {
 }
 
 /// A piece of work on a thread that may block. Counted as long as it lives, also if it never runs.
-struct Work {
-    shared: Arc<Shared>,
+struct AttemptWork {
+    shared: Arc<BootstrapShared>,
     peer: usize,
     info: PeerInfo,
     /// The endpoint that nobody else looks after now.
     ticket: Option<u64>,
 }
 
-impl Drop for Work {
+impl Drop for AttemptWork {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.shared.tell(Act::Abandon(self.info.clone(), ticket));
+            self.shared.tell(PeerEvent::Abandon(self.info.clone(), ticket));
         }
         self.shared.change(|members| (members.idle(self.peer), Vec::new()));
     }
@@ -288,9 +292,13 @@ impl Drop for Work {
 
 const STOPPING: &str = "this process stops";
 
-/// Makes our endpoint of a generation that `Members` has begun. Gives our offer, or why there is none.
-pub(super) async fn prepare(shared: &Arc<Shared>, peer: usize, info: &PeerInfo) -> Result<Vec<u8>, String> {
-    let work = Work { shared: shared.clone(), peer, info: info.clone(), ticket: None };
+/// Makes our endpoint of a generation that `PeerTable` has begun. Gives our offer, or why there is none.
+pub(super) async fn prepare(
+    shared: &Arc<BootstrapShared>,
+    peer: usize,
+    info: &PeerInfo,
+) -> Result<Vec<u8>, String> {
+    let work = AttemptWork { shared: shared.clone(), peer, info: info.clone(), ticket: None };
     let done = tokio::task::spawn_blocking(move || {
         let made = guarded("prepare", || work.shared.peering.prepare(&work.info));
         let made: Result<Prepared, Status> = made.and_then(|made| made);
@@ -301,7 +309,7 @@ pub(super) async fn prepare(shared: &Arc<Shared>, peer: usize, info: &PeerInfo) 
 
 /// Connects our endpoint of a generation with the endpoint behind the peer's offer.
 pub(super) async fn connect(
-    shared: &Arc<Shared>,
+    shared: &Arc<BootstrapShared>,
     peer: usize,
     info: &PeerInfo,
     offer: Vec<u8>,
@@ -309,7 +317,7 @@ pub(super) async fn connect(
     let Some(ticket) = shared.change(|members| (members.connecting(peer, info), Vec::new())) else {
         return Err("it was given up on the way".into());
     };
-    let mut work = Work { shared: shared.clone(), peer, info: info.clone(), ticket: Some(ticket) };
+    let mut work = AttemptWork { shared: shared.clone(), peer, info: info.clone(), ticket: Some(ticket) };
     let done = tokio::task::spawn_blocking(move || {
         work.ticket = None;
         let (shared, info) = (&work.shared, &work.info);

@@ -1,11 +1,11 @@
 //! The bootstrap thread: one tokio runtime on one thread, started and ended as a whole.
 
 use super::BootstrapError;
+use super::acceptor::Acceptor;
 use super::client::Client;
 use super::generated::bootstrap_server::BootstrapServer;
-use super::incoming::Incoming;
 use super::server::Server;
-use super::shared::{Phase, Shared};
+use super::shared::{BootstrapShared, ServicePhase};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,11 +52,11 @@ pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
 /// Runs until it is told to stop, or until the other end of `stop` is dropped.
 pub(super) fn run(
     runtime: Runtime,
-    shared: Arc<Shared>,
+    shared: Arc<BootstrapShared>,
     listener: TcpListener,
     stop: oneshot::Receiver<StopOrder>,
 ) {
-    let _ended = Ended(shared.clone());
+    let _ended = ThreadEnd(shared.clone());
     let until = runtime.block_on(serve(&shared, listener, stop));
     // Nothing polls the runtime any more, so nobody can begin anything after this.
     shared.change(|members| ((), members.close()));
@@ -64,15 +64,19 @@ pub(super) fn run(
 }
 
 /// Says that the thread ends, however it ends: nobody waits for a thread that has panicked.
-struct Ended(Arc<Shared>);
+struct ThreadEnd(Arc<BootstrapShared>);
 
-impl Drop for Ended {
+impl Drop for ThreadEnd {
     fn drop(&mut self) {
-        self.0.advance(&[Phase::Started, Phase::Stopping], Phase::Stopped);
+        self.0.advance(&[ServicePhase::Started, ServicePhase::Stopping], ServicePhase::Stopped);
     }
 }
 
-async fn serve(shared: &Arc<Shared>, listener: TcpListener, stop: oneshot::Receiver<StopOrder>) -> Instant {
+async fn serve(
+    shared: &Arc<BootstrapShared>,
+    listener: TcpListener,
+    stop: oneshot::Receiver<StopOrder>,
+) -> Instant {
     let mut tasks = JoinSet::new();
     match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => drop(tasks.spawn(listen(shared.clone(), listener))),
@@ -100,10 +104,10 @@ async fn serve(shared: &Arc<Shared>, listener: TcpListener, stop: oneshot::Recei
     until
 }
 
-async fn listen(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
+async fn listen(shared: Arc<BootstrapShared>, listener: tokio::net::TcpListener) {
     let idle = MIN_IDLE.max(shared.options.silence.saturating_mul(2));
     let connections = shared.peers.len().saturating_mul(2).saturating_add(SPARE_CONNECTIONS);
-    let incoming = Incoming::new(listener, connections, idle);
+    let incoming = Acceptor::new(listener, connections, idle);
     let service = BootstrapServer::new(Server::new(shared.clone()))
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);

@@ -3,7 +3,7 @@
 use super::check;
 use super::error::{ConfigError, Origin};
 use super::file;
-use super::format::Refusal;
+use super::format::InvalidValue;
 use super::nearest::nearest;
 use super::table::{Config, ConfigValues, KEYS, Key, Origins, PREFIX, variable};
 use crate::wire::quote;
@@ -79,7 +79,8 @@ impl Builder {
     /// the origin, the value and what is allowed.
     pub fn build(self) -> Result<Config, ConfigError> {
         let ignores_environment = self.environment.as_ref().is_some_and(Variables::is_empty);
-        let mut settings = Settings { file: self.file.clone(), ignores_environment, ..Settings::default() };
+        let mut settings =
+            RawSettings { file: self.file.clone(), ignores_environment, ..RawSettings::default() };
         for key in KEYS {
             if let Some(text) = key.default {
                 settings.put(key, text.to_string(), Origin::Default)?;
@@ -127,21 +128,21 @@ fn check_variable(name: &str) -> Result<(), ConfigError> {
 }
 
 /// The error for `text` as the value of `key`.
-pub(super) fn wrong(key: &Key, text: &str, origin: Origin, refusal: Refusal) -> ConfigError {
+pub(super) fn wrong(key: &Key, text: &str, origin: Origin, refusal: InvalidValue) -> ConfigError {
     let why = refusal.unwrap_or_else(|| format!("it must be {}", key.allowed));
     ConfigError::Value { origin, key: key.name, value: quote(text), why }
 }
 
 /// The strongest text of each key so far. Every text that was put in has been checked.
 #[derive(Default)]
-pub(super) struct Settings {
+pub(super) struct RawSettings {
     texts: BTreeMap<&'static str, (String, Origin)>,
     file: Option<PathBuf>,
     /// The builder was told not to read the environment.
     ignores_environment: bool,
 }
 
-impl Settings {
+impl RawSettings {
     fn put(&mut self, key: &'static Key, text: String, origin: Origin) -> Result<(), ConfigError> {
         if let Err(refusal) = (key.check)(&text) {
             return Err(wrong(key, &text, origin, refusal));
@@ -196,10 +197,10 @@ impl Settings {
     pub fn value<T>(
         &self,
         key: &'static str,
-        read: fn(&str) -> Result<T, Refusal>,
+        read: fn(&str) -> Result<T, InvalidValue>,
     ) -> Result<Option<T>, ConfigError> {
         let Some((text, _)) = self.texts.get(key) else { return Ok(None) };
-        let refused = |refusal: Refusal| refusal.unwrap_or_else(|| "it is not allowed".to_string());
+        let refused = |refusal: InvalidValue| refusal.unwrap_or_else(|| "it is not allowed".to_string());
         read(text).map(Some).map_err(|refusal| self.conflict(key, refused(refusal)))
     }
 

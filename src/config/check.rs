@@ -1,15 +1,15 @@
 //! How the settings fit together.
 
-use super::builder::Settings;
+use super::builder::RawSettings;
 use super::error::ConfigError;
-use super::format::{Format, Span};
+use super::format::{DurationText, Format};
 use super::table::ConfigValues;
 use crate::engine::PollMode;
 use crate::memory::PagePolicy;
 use crate::wire::{HostPort, TaskId};
 
 /// Checks what no value can say alone. Returns the task that this process is.
-pub(super) fn whole(config: &ConfigValues, settings: &Settings) -> Result<TaskId, ConfigError> {
+pub(super) fn whole(config: &ConfigValues, settings: &RawSettings) -> Result<TaskId, ConfigError> {
     let refused = |(key, why)| settings.conflict(key, why);
     let task = membership(config).map_err(refused)?;
     exposure(config, &task).map_err(refused)?;
@@ -32,12 +32,12 @@ fn rdma(config: &ConfigValues) -> Result<(), Conflict> {
 }
 
 /// One heartbeat may be lost or late without the peer counting as dead.
-fn liveness(config: &ConfigValues, settings: &Settings) -> Result<(), Conflict> {
+fn liveness(config: &ConfigValues, settings: &RawSettings) -> Result<(), Conflict> {
     let least = config.heartbeat_interval.saturating_mul(2);
     if config.silence_bound >= least {
         return Ok(());
     }
-    let (heartbeat, least) = (Span::write(&config.heartbeat_interval), Span::write(&least));
+    let (heartbeat, least) = (DurationText::write(&config.heartbeat_interval), DurationText::write(&least));
     let origin = settings.origin("heartbeat_interval");
     let why = format!(
         "it must be at least {least}, twice the heartbeat_interval, which is {heartbeat} ({origin}): raise \

@@ -5,7 +5,7 @@ use crate::fabric::FabricKind;
 use crate::memory::{LockPolicy, PagePolicy};
 
 /// A setting with a few named values.
-pub(super) trait Choice: Copy + PartialEq + 'static {
+pub(super) trait NamedValues: Copy + PartialEq + 'static {
     /// Every value with its name.
     const NAMES: &'static [(&'static str, Self)];
 }
@@ -30,16 +30,16 @@ pub enum PeerLoss {
     FailAll,
 }
 
-impl Choice for BulkReceive {
+impl NamedValues for BulkReceive {
     const NAMES: &'static [(&'static str, Self)] = &[("copy", Self::Copy), ("borrow", Self::Borrow)];
 }
 
-impl Choice for PeerLoss {
+impl NamedValues for PeerLoss {
     const NAMES: &'static [(&'static str, Self)] =
         &[("fail_calls", Self::FailCalls), ("fail_all", Self::FailAll)];
 }
 
-impl Choice for PagePolicy {
+impl NamedValues for PagePolicy {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("auto", Self::Auto),
         ("1g", Self::OneGiB),
@@ -49,20 +49,20 @@ impl Choice for PagePolicy {
     ];
 }
 
-impl Choice for LockPolicy {
+impl NamedValues for LockPolicy {
     const NAMES: &'static [(&'static str, Self)] =
         &[("best_effort", Self::BestEffort), ("require", Self::Require), ("no", Self::No)];
 }
 
-impl Choice for PollMode {
+impl NamedValues for PollMode {
     const NAMES: &'static [(&'static str, Self)] =
         &[("inline", Self::Inline), ("adaptive", Self::Adaptive), ("dedicated", Self::Dedicated)];
 }
 
-impl Choice for WaitStrategy {
+impl NamedValues for WaitStrategy {
     const NAMES: &'static [(&'static str, Self)] = &[("spin", Self::Spin), ("yield", Self::Yield)];
 }
 
-impl Choice for FabricKind {
+impl NamedValues for FabricKind {
     const NAMES: &'static [(&'static str, Self)] = &[("shm", Self::Shm), ("verbs", Self::Verbs)];
 }

@@ -2,7 +2,7 @@
 
 use super::builder::{unknown, wrong};
 use super::error::{ConfigError, Origin};
-use super::format::TomlRefusal;
+use super::format::InvalidToml;
 use super::table::Key;
 use crate::wire::quote;
 use std::fs::FileType;
@@ -30,11 +30,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<(&'static Key, String, Origin)>, C
         };
         match (key.from_toml)(value.get_ref()) {
             Ok(text) => settings.push((key, text, origin_of(name.span()))),
-            Err(TomlRefusal::Value) => {
+            Err(InvalidToml::Value) => {
                 let value = text.get(value.span()).unwrap_or_default();
                 return Err(wrong(key, value, origin_of(name.span()), None));
             }
-            Err(TomlRefusal::Entry { span, why }) => {
+            Err(InvalidToml::Entry { span, why }) => {
                 let value = text.get(span.clone()).unwrap_or_default();
                 return Err(wrong(key, value, origin_of(span), Some(why)));
             }

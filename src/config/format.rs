@@ -1,6 +1,6 @@
 //! How values are spelled: text for each kind of value, and the text that a TOML value stands for.
 
-use super::choice::Choice;
+use super::choice::NamedValues;
 use crate::wire::{Cluster, ClusterError, HostPort, TaskId};
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -13,10 +13,10 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 /// Why a text is no value: `None` where what the key allows says it all.
-pub(super) type Refusal = Option<String>;
+pub(super) type InvalidValue = Option<String>;
 
 /// Why a TOML value stands for no text.
-pub(super) enum TomlRefusal {
+pub(super) enum InvalidToml {
     /// It is of the wrong type.
     Value,
     /// A part of it is wrong.
@@ -36,25 +36,25 @@ pub(super) trait Format {
     const KIND: &'static str;
 
     /// Reads the spelling.
-    fn read(text: &str) -> Result<Self::Value, Refusal>;
+    fn read(text: &str) -> Result<Self::Value, InvalidValue>;
 
     /// Writes a spelling that `read` takes back.
     fn write(value: &Self::Value) -> String;
 
     /// The spelling that a value of a file stands for.
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
-        value.as_str().map(str::to_string).ok_or(TomlRefusal::Value)
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
+        value.as_str().map(str::to_string).ok_or(InvalidToml::Value)
     }
 }
 
 /// The name of a job.
-pub(super) struct Job;
+pub(super) struct JobName;
 
-impl Format for Job {
+impl Format for JobName {
     type Value = String;
     const KIND: &'static str = "name";
 
-    fn read(text: &str) -> Result<String, Refusal> {
+    fn read(text: &str) -> Result<String, InvalidValue> {
         TaskId::new(text, 0).map(|_| text.to_string()).map_err(|_| None)
     }
 
@@ -64,16 +64,16 @@ impl Format for Job {
 }
 
 /// The name of an RDMA device: a folder of `/sys/class/infiniband`.
-pub(super) struct Nic;
+pub(super) struct RdmaDeviceName;
 
-/// Bytes that the kernel has room for in a device's name, without the zero at its end (`IB_DEVICE_NAME_MAX`).
+/// ByteSize that the kernel has room for in a device's name, without the zero at its end (`IB_DEVICE_NAME_MAX`).
 const NIC_NAME: usize = 63;
 
-impl Format for Nic {
+impl Format for RdmaDeviceName {
     type Value = String;
     const KIND: &'static str = "name";
 
-    fn read(text: &str) -> Result<String, Refusal> {
+    fn read(text: &str) -> Result<String, InvalidValue> {
         let wrong = |c: char| c == '/' || !c.is_ascii_graphic();
         let is_name = (1..=NIC_NAME).contains(&text.len()) && ![".", ".."].contains(&text);
         (is_name && !text.contains(wrong)).then(|| text.to_string()).ok_or(None)
@@ -91,7 +91,7 @@ impl<T: FromStr + Display> Format for Number<T> {
     type Value = T;
     const KIND: &'static str = "number";
 
-    fn read(text: &str) -> Result<T, Refusal> {
+    fn read(text: &str) -> Result<T, InvalidValue> {
         digits(text).ok_or(None)
     }
 
@@ -99,19 +99,19 @@ impl<T: FromStr + Display> Format for Number<T> {
         value.to_string()
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
         text_or_integer(value)
     }
 }
 
 /// `true` or `false`.
-pub(super) struct Switch;
+pub(super) struct Bool;
 
-impl Format for Switch {
+impl Format for Bool {
     type Value = bool;
     const KIND: &'static str = "switch";
 
-    fn read(text: &str) -> Result<bool, Refusal> {
+    fn read(text: &str) -> Result<bool, InvalidValue> {
         text.parse().map_err(|_| None)
     }
 
@@ -119,22 +119,22 @@ impl Format for Switch {
         value.to_string()
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
-        value.as_bool().map(|on| on.to_string()).ok_or(TomlRefusal::Value)
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
+        value.as_bool().map(|on| on.to_string()).ok_or(InvalidToml::Value)
     }
 }
 
 /// A number of bytes: `64MiB`, or a plain number.
-pub(super) struct Bytes;
+pub(super) struct ByteSize;
 
 const BYTE_UNITS: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("", 1)];
 
-impl Format for Bytes {
+impl Format for ByteSize {
     type Value = u64;
     const KIND: &'static str = "bytes";
 
-    fn read(text: &str) -> Result<u64, Refusal> {
+    fn read(text: &str) -> Result<u64, InvalidValue> {
         with_unit(text, &BYTE_UNITS).ok_or(None)
     }
 
@@ -142,13 +142,13 @@ impl Format for Bytes {
         in_largest_unit(*value, &BYTE_UNITS)
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
         text_or_integer(value)
     }
 }
 
 /// A time span: `250ms`.
-pub(super) struct Span;
+pub(super) struct DurationText;
 
 const TIME_UNITS: [(&str, u64); 6] = [
     ("h", 3_600_000_000_000),
@@ -159,11 +159,11 @@ const TIME_UNITS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-impl Format for Span {
+impl Format for DurationText {
     type Value = Duration;
     const KIND: &'static str = "duration";
 
-    fn read(text: &str) -> Result<Duration, Refusal> {
+    fn read(text: &str) -> Result<Duration, InvalidValue> {
         if digits::<u64>(text).is_some() {
             return Err(Some(format!(
                 "a duration needs a unit: {text}s, {text}ms, {text}us, {text}m or {text}h"
@@ -172,7 +172,7 @@ impl Format for Span {
         with_unit(text, &TIME_UNITS).map(Duration::from_nanos).ok_or(None)
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
         text_or_integer(value)
     }
 
@@ -193,7 +193,7 @@ impl Format for SocketAddress {
     type Value = SocketAddr;
     const KIND: &'static str = "address";
 
-    fn read(text: &str) -> Result<SocketAddr, Refusal> {
+    fn read(text: &str) -> Result<SocketAddr, InvalidValue> {
         text.parse().map_err(|_| None)
     }
 
@@ -205,11 +205,11 @@ impl Format for SocketAddress {
 /// One of a few names.
 pub(super) struct OneOf<T>(PhantomData<T>);
 
-impl<T: Choice> Format for OneOf<T> {
+impl<T: NamedValues> Format for OneOf<T> {
     type Value = T;
     const KIND: &'static str = "choice";
 
-    fn read(text: &str) -> Result<T, Refusal> {
+    fn read(text: &str) -> Result<T, InvalidValue> {
         T::NAMES.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or(None)
     }
 
@@ -222,11 +222,11 @@ impl<T: Choice> Format for OneOf<T> {
 /// `auto`, which leaves the choice to the program, or one of a few names.
 pub(super) struct AutoOr<T>(PhantomData<T>);
 
-impl<T: Choice> Format for AutoOr<T> {
+impl<T: NamedValues> Format for AutoOr<T> {
     type Value = Option<T>;
     const KIND: &'static str = "choice";
 
-    fn read(text: &str) -> Result<Option<T>, Refusal> {
+    fn read(text: &str) -> Result<Option<T>, InvalidValue> {
         if text == "auto" { Ok(None) } else { OneOf::read(text).map(Some) }
     }
 
@@ -236,16 +236,16 @@ impl<T: Choice> Format for AutoOr<T> {
 }
 
 /// Numbers of CPUs: `0,2-3`. Kept in order, each once.
-pub(super) struct Cpus;
+pub(super) struct CpuList;
 
 /// The highest CPU number that an affinity mask of the common size has room for.
 const MAX_CPU: usize = 1023;
 
-impl Format for Cpus {
+impl Format for CpuList {
     type Value = Vec<usize>;
     const KIND: &'static str = "CPUs";
 
-    fn read(text: &str) -> Result<Vec<usize>, Refusal> {
+    fn read(text: &str) -> Result<Vec<usize>, InvalidValue> {
         let mut cpus = Vec::new();
         for item in text.split(',').map(str::trim) {
             let (first, last) = item.split_once('-').unwrap_or((item, item));
@@ -267,19 +267,19 @@ impl Format for Cpus {
         value.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
         match value.as_array() {
             Some(cpus) => {
                 let numbers: Option<Vec<_>> =
                     cpus.iter().map(|cpu| cpu.get_ref().as_integer().map(ToString::to_string)).collect();
-                Ok(numbers.ok_or(TomlRefusal::Value)?.join(","))
+                Ok(numbers.ok_or(InvalidToml::Value)?.join(","))
             }
             None => text_or_integer(value),
         }
     }
 }
 
-fn cpu(text: &str) -> Result<usize, Refusal> {
+fn cpu(text: &str) -> Result<usize, InvalidValue> {
     digits(text).filter(|cpu| *cpu <= MAX_CPU).ok_or(None)
 }
 
@@ -288,7 +288,7 @@ impl Format for Cluster {
     type Value = Cluster;
     const KIND: &'static str = "cluster";
 
-    fn read(text: &str) -> Result<Cluster, Refusal> {
+    fn read(text: &str) -> Result<Cluster, InvalidValue> {
         text.parse().map_err(|error: ClusterError| Some(error.to_string()))
     }
 
@@ -296,9 +296,9 @@ impl Format for Cluster {
         value.to_string()
     }
 
-    fn from_toml(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
         let Some(jobs) = value.as_table() else {
-            return value.as_str().map(str::to_string).ok_or(TomlRefusal::Value);
+            return value.as_str().map(str::to_string).ok_or(InvalidToml::Value);
         };
         let entries: Result<Vec<_>, _> = jobs.iter().map(|(job, tasks)| toml_job(job, tasks)).collect();
         Ok(entries?.join(";"))
@@ -306,8 +306,8 @@ impl Format for Cluster {
 }
 
 /// The text form of one entry of a cluster's table: `ps = ["HOST:PORT", "HOST:PORT"]`.
-fn toml_job(job: &Spanned<Cow<'_, str>>, tasks: &Spanned<DeValue<'_>>) -> Result<String, TomlRefusal> {
-    let refused = |span, why| TomlRefusal::Entry { span, why };
+fn toml_job(job: &Spanned<Cow<'_, str>>, tasks: &Spanned<DeValue<'_>>) -> Result<String, InvalidToml> {
+    let refused = |span, why| InvalidToml::Entry { span, why };
     TaskId::new(job.get_ref().as_ref(), 0).map_err(|error| refused(job.span(), error.to_string()))?;
     let job = job.get_ref();
     let Some(list) = tasks.get_ref().as_array() else {
@@ -327,9 +327,9 @@ fn toml_job(job: &Spanned<Cow<'_, str>>, tasks: &Spanned<DeValue<'_>>) -> Result
     Ok(format!("{job}={}", addresses?.join(",")))
 }
 
-fn text_or_integer(value: &DeValue<'_>) -> Result<String, TomlRefusal> {
+fn text_or_integer(value: &DeValue<'_>) -> Result<String, InvalidToml> {
     let text = value.as_str().map(str::to_string);
-    text.or_else(|| value.as_integer().map(ToString::to_string)).ok_or(TomlRefusal::Value)
+    text.or_else(|| value.as_integer().map(ToString::to_string)).ok_or(InvalidToml::Value)
 }
 
 /// Digits only: no sign, no blanks.

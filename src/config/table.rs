@@ -5,11 +5,12 @@
 //! `default(text)`; what is allowed, in words; a check of that, which may also round the value; and other
 //! variables that set it, where operators know it by another name.
 
-use super::builder::{Builder, Settings};
+use super::builder::{Builder, RawSettings};
 use super::choice::{BulkReceive, PeerLoss};
 use super::error::{ConfigError, Origin};
 use super::format::{
-    AutoOr, Bytes, Cpus, Format, Job, Nic, Number, OneOf, Refusal, SocketAddress, Span, Switch, TomlRefusal,
+    AutoOr, Bool, ByteSize, CpuList, DurationText, Format, InvalidToml, InvalidValue, JobName, Number, OneOf,
+    RdmaDeviceName, SocketAddress,
 };
 use crate::engine::{PollMode, WaitStrategy};
 use crate::fabric::FabricKind;
@@ -32,9 +33,9 @@ pub(super) struct Key {
     pub also: &'static [&'static str],
     pub allowed: &'static str,
     /// Whether this is a value that the key allows.
-    pub check: fn(&str) -> Result<(), Refusal>,
+    pub check: fn(&str) -> Result<(), InvalidValue>,
     /// The text that a value of a file stands for.
-    pub from_toml: fn(&DeValue<'_>) -> Result<String, TomlRefusal>,
+    pub from_toml: fn(&DeValue<'_>) -> Result<String, InvalidToml>,
 }
 
 impl Key {
@@ -168,7 +169,7 @@ macro_rules! settings {
         }
 
         impl ConfigValues {
-            pub(super) fn resolve(settings: &Settings) -> Result<Self, ConfigError> {
+            pub(super) fn resolve(settings: &RawSettings) -> Result<Self, ConfigError> {
                 Ok(ConfigValues {$(
                     $name: resolve!($flavour settings.value(stringify!($name), readers::$name)?,
                                     settings.missing(stringify!($name))),
@@ -178,7 +179,7 @@ macro_rules! settings {
 
         mod readers {
             use super::*;
-            $(pub fn $name(text: &str) -> Result<value!($flavour $type), Refusal> {
+            $(pub fn $name(text: &str) -> Result<value!($flavour $type), InvalidValue> {
                 let accept: fn(value!($flavour $type)) -> Option<value!($flavour $type)> = $accept;
                 accept(<$format as Format>::read(text)?).ok_or(None)
             })+
@@ -262,7 +263,7 @@ fn up_to_a_day(span: Duration) -> Option<Duration> {
 
 settings! {
     /// The job that this process belongs to.
-    job: String, Job, required, "1 to 64 letters, digits, `_` and `-`, a letter or digit first", Some;
+    job: String, JobName, required, "1 to 64 letters, digits, `_` and `-`, a letter or digit first", Some;
     /// The number of this process within its job.
     task: u32, Number<u32>, required, "0 to 4294967295, and a task of the job in `cluster`", Some;
     /// Every process of the cluster: jobs with the addresses of their tasks' bootstrap services.
@@ -272,22 +273,22 @@ settings! {
     bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
     /// Leave to listen beyond the loopback interface. Members are not authenticated: anyone who
     /// reaches the port can join.
-    allow_non_loopback: bool, Switch, default("false"), "true or false", Some;
+    allow_non_loopback: bool, Bool, default("false"), "true or false", Some;
     /// How long a process waits for the others when it starts.
-    join_timeout: Duration, Span, default("60s"), "1ms to 24h", up_to_a_day;
+    join_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
     /// How often a process tells each peer that it lives.
-    heartbeat_interval: Duration, Span, default("1s"), "1ms to 24h, at most half of `silence_bound`", up_to_a_day;
+    heartbeat_interval: Duration, DurationText, default("1s"), "1ms to 24h, at most half of `silence_bound`", up_to_a_day;
     /// How long a peer may be silent before it counts as dead.
-    silence_bound: Duration, Span, default("5s"), "1ms to 24h, at least twice `heartbeat_interval`", up_to_a_day;
+    silence_bound: Duration, DurationText, default("5s"), "1ms to 24h, at least twice `heartbeat_interval`", up_to_a_day;
 
-    /// Bytes of the pool that tensors are allocated from; rounded up to a multiple of 4 KiB.
-    pool_size: u64, Bytes, default("256MiB"),
+    /// ByteSize of the pool that tensors are allocated from; rounded up to a multiple of 4 KiB.
+    pool_size: u64, ByteSize, default("256MiB"),
         "1MiB to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB",
         |bytes| (1 << 20..=16 << 40).contains(&bytes).then(|| bytes.next_multiple_of(PAGE));
     /// The pages that the pool is made of.
     pool_pages: PagePolicy, OneOf<PagePolicy>, default("auto"), "auto, 1g, 2m, transparent or plain", Some;
     /// Whether it is an error not to get the pages that `pool_pages` names, which then may not be auto.
-    pool_require: bool, Switch, default("false"), "true or false", Some;
+    pool_require: bool, Bool, default("false"), "true or false", Some;
     /// Whether the pool is locked in memory.
     pool_lock: LockPolicy, OneOf<LockPolicy>, default("best_effort"), "best_effort, require or no", Some;
     /// The NUMA node whose memory the pool is made of; without it the system chooses.
@@ -307,17 +308,17 @@ settings! {
     /// never enters the kernel in steady state: to yield is a system call.
     wait: WaitStrategy, AutoOr<WaitStrategy>, auto("auto"), "auto, spin or yield", Some;
     /// How long who may sleep looks for something before it does, in the adaptive mode.
-    spin_budget: Duration, Span, default("20us"), "0s to 1s",
+    spin_budget: Duration, DurationText, default("20us"), "0s to 1s",
         |span| (span <= Duration::from_secs(1)).then_some(span);
     /// The CPUs that polling threads are pinned to, one each; without it they are not pinned. In the inline and auto
     /// modes there is one: the thread that starts the node.
-    cores: Vec<usize>, Cpus, optional,
+    cores: Vec<usize>, CpuList, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 
     /// Operations that can be outstanding on each link; on verbs `rdma_qp_queue_depth` says that.
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
-    /// Bytes up to which a tensor rides in the response instead of being written on its own.
+    /// ByteSize up to which a tensor rides in the response instead of being written on its own.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a bulk tensor gets from a sender on the same host to a receive that names no destination: copied into this process's
     /// pool, or borrowed where it lies, which costs the same at any size. Copy is the default, as what was received is then one's
@@ -327,14 +328,14 @@ settings! {
     /// Data validation mode: whether each tensor that comes from a peer is compared with the sum of what its sender sent, and an
     /// error if it differs. It costs both sides one pass over the bytes, and a message for each tensor; the peer need
     /// not have it on.
-    validate: bool, Switch, default("false"), "true or false", Some;
-    /// Bytes of the pool that peers can borrow at a time; what is sent beyond that is copied. Without it half of the pool:
+    validate: bool, Bool, default("false"), "true or false", Some;
+    /// ByteSize of the pool that peers can borrow at a time; what is sent beyond that is copied. Without it half of the pool:
     /// however long borrowers hold what they have, the other half is left for this process to go on with.
-    max_lent_bytes: u64, Bytes, optional,
+    max_lent_bytes: u64, ByteSize, optional,
         "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
     /// How long a peer may hold what it has borrowed before that is counted as overdue (`loans_overdue`), and how long after a
     /// peer's death what is still borrowed of it is copied out of its memory, of which the rest goes back to the system.
-    borrow_grace: Duration, Span, default("5s"), "1ms to 24h", up_to_a_day;
+    borrow_grace: Duration, DurationText, default("5s"), "1ms to 24h", up_to_a_day;
     /// Receives that can be outstanding on each link. One more fails at once; those of a batch wait until there is room.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
@@ -350,17 +351,17 @@ settings! {
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",
         |count| (1..=1 << 24).contains(&count).then_some(count);
     /// How long a receive waits if its caller does not say.
-    recv_timeout: Duration, Span, default("60s"), "1ms to 24h", up_to_a_day;
+    recv_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
     /// How long a cancelled receive waits for the sender's acknowledgement before it returns; its
     /// destination stays in quarantine for as long as it takes.
-    cancel_grace: Duration, Span, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
+    cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// How long a stop may take before what is still pending is aborted.
-    stop_timeout: Duration, Span, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);
+    stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// What the loss of a peer does to calls that do not need it.
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
 
     /// The RDMA device; without it the only one with an active port.
-    rdma_device: String, Nic, optional,
+    rdma_device: String, RdmaDeviceName, optional,
         "the name of a device, as `tensorwire devices` lists them", Some, ["RDMA_DEVICE"];
     /// The port of `rdma_device`; without it the first active one.
     rdma_device_port: u8, Number<u8>, optional, "1 to 255, only with `rdma_device`",
@@ -394,12 +395,12 @@ settings! {
         ["RDMA_QPS_PER_PEER"];
     /// Whether the bus may reorder what peers write to the pool, which is faster for large tensors on some hosts. Devices
     /// and libraries that don't know it ignore it.
-    rdma_relaxed_ordering: bool, Switch, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
+    rdma_relaxed_ordering: bool, Bool, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
     /// Ranges of memory outside the pool that are kept registered, so that tensors there are sent from where they lie; with 0
     /// they are copied through the pool.
     rdma_registrations: u32, Number<u32>, default("1024"), "0 to 65536", |count| (count <= 1 << 16).then_some(count);
-    /// Bytes of all of these ranges together.
-    rdma_registered_bytes: u64, Bytes, default("1GiB"),
+    /// ByteSize of all of these ranges together.
+    rdma_registered_bytes: u64, ByteSize, default("1GiB"),
         "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
     /// The service level of queue pairs.
     rdma_qp_sl: u8, Number<u8>, default("0"), "0 to 7", |level| (level <= 7).then_some(level),

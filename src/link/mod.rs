@@ -21,7 +21,7 @@ pub use receiving::stash::{RejectedValue, StashedValue};
 
 use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
-use crate::wire::message::{RequestId, Side};
+use crate::wire::message::{Placement, RequestId};
 use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
@@ -60,17 +60,17 @@ impl From<Tensor> for Value {
 }
 
 /// Where a tensor lies (specification 2.3).
-pub fn side_of(tensor: &Tensor) -> Side {
+pub fn placement_of(tensor: &Tensor) -> Placement {
     match (tensor.is_lent(), tensor.span().is_some()) {
-        (true, _) => Side::BORROWED,
-        (false, true) => Side::POOL,
-        (false, false) => Side::HEAP,
+        (true, _) => Placement::BORROWED,
+        (false, true) => Placement::POOL,
+        (false, false) => Placement::HEAP,
     }
 }
 
 /// Where a tensor that can be written lies.
-pub fn side_of_mut(tensor: &TensorMut) -> Side {
-    if tensor.span().is_some() { Side::POOL } else { Side::HEAP }
+pub fn placement_of_mut(tensor: &TensorMut) -> Placement {
+    if tensor.span().is_some() { Placement::POOL } else { Placement::HEAP }
 }
 
 /// How much the links of a poller have to do, for tests that wait until nothing is left.
@@ -271,7 +271,7 @@ pub enum LinkEvent<C> {
         /// The value.
         received: Received,
         /// Where it lay at the sender.
-        sender: Side,
+        sender: Placement,
     },
     /// A request ended without a value.
     Failed {

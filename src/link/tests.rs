@@ -223,7 +223,11 @@ fn key(step: u64) -> TensorKey {
 
 fn meta(dtype: DType, dims: &[u64]) -> VersionedMeta {
     let shape = Shape::new(dims).expect("shape");
-    VersionedMeta { version: 1, side: Side::POOL, meta: TensorMeta::new(dtype, shape).expect("meta") }
+    VersionedMeta {
+        version: 1,
+        placement: Placement::POOL,
+        meta: TensorMeta::new(dtype, shape).expect("meta"),
+    }
 }
 
 #[test]
@@ -457,7 +461,7 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
             |peer, request| {
                 let shape = Shape::new(&[3]).expect("shape");
                 let meta = TensorMeta::serialized(DType::String, shape, 12).expect("meta");
-                let meta = MetaRef::New(VersionedMeta { version: 1, side: Side::POOL, meta });
+                let meta = MetaRef::New(VersionedMeta { version: 1, placement: Placement::POOL, meta });
                 peer.say(&Message::Response { request, meta, data: &[0; 11] });
             },
             "a response has 11 bytes for string[3] (12 bytes serialised)",

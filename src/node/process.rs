@@ -49,7 +49,7 @@ pub struct Node {
 }
 
 /// How far a node is in its life: started, connected with every member, stopping, stopped.
-pub use crate::bootstrap::State as NodeState;
+pub use crate::bootstrap::NodeState;
 
 /// What is known of a peer.
 #[derive(Clone, Debug)]

@@ -4,11 +4,11 @@ use super::steps::{StepState, Steps};
 use super::table::{AskOutcome, Numbered, OfferOutcome, Table};
 use super::waiter::{CancelReason, Delivery, Payload, Waiter};
 use super::{Error, path::Cancel, path::CancelAll};
-use crate::link::{TensorKey, Value, side_of, side_of_mut};
+use crate::link::{TensorKey, Value, placement_of, placement_of_mut};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
-use crate::wire::message::Side;
+use crate::wire::message::Placement;
 
 /// A waiter with the tensor that it gave, if it gave one.
 #[derive(Debug)]
@@ -177,19 +177,19 @@ fn deliver(local: LocalWaiter, value: Value) {
     let LocalWaiter { waiter, into } = local;
     let (tensor, is_dead, sender, receiver) = match (value, into) {
         (Value::Tensor(tensor), None) => {
-            let side = side_of(&tensor);
+            let side = placement_of(&tensor);
             (Payload::Tensor(tensor), false, side, side)
         }
         // It has the tensor's type and shape: this was looked at when the two met.
         (Value::Tensor(tensor), Some(mut given)) => {
             given.bytes_mut().copy_from_slice(tensor.bytes());
-            let sides = (side_of(&tensor), side_of_mut(&given));
+            let sides = (placement_of(&tensor), placement_of_mut(&given));
             (Payload::Into(given), false, sides.0, sides.1)
         }
-        (Value::Dead, None) => (Payload::Tensor(Tensor::empty()), true, Side::HEAP, Side::HEAP),
+        (Value::Dead, None) => (Payload::Tensor(Tensor::empty()), true, Placement::HEAP, Placement::HEAP),
         (Value::Dead, Some(given)) => {
-            let side = side_of_mut(&given);
-            (Payload::Into(given), true, Side::HEAP, side)
+            let side = placement_of_mut(&given);
+            (Payload::Into(given), true, Placement::HEAP, side)
         }
     };
     waiter.complete(Ok(Delivery { tensor, is_dead, sender, receiver }));

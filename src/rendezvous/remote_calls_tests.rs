@@ -9,7 +9,7 @@ use super::{
 use crate::engine::Executor;
 use crate::link::{Destination, TensorKey, Value};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
-use crate::wire::message::Side;
+use crate::wire::message::Placement;
 use crate::wire::{TaskId, Time};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -43,7 +43,7 @@ impl Scripted {
 }
 
 fn value() -> Result<Delivery<Payload>, Error> {
-    let (sender, receiver) = (Side::POOL, Side::POOL);
+    let (sender, receiver) = (Placement::POOL, Placement::POOL);
     Ok(Delivery { tensor: Payload::Tensor(Tensor::empty()), is_dead: false, sender, receiver })
 }
 

@@ -5,7 +5,7 @@ use crate::engine::{Canceled, OneshotSender};
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Time;
-use crate::wire::message::Side;
+use crate::wire::message::Placement;
 use std::time::Duration;
 
 /// What a receive brings.
@@ -17,9 +17,9 @@ pub struct Delivery<T> {
     /// Whether it is the value of a branch not taken.
     pub is_dead: bool,
     /// Where the tensor lay at its sender.
-    pub sender: Side,
+    pub sender: Placement,
     /// Where it lies here.
-    pub receiver: Side,
+    pub receiver: Placement,
 }
 
 /// What a receive brings, before its caller's type is known.

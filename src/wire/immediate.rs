@@ -20,17 +20,17 @@ impl Slot {
 }
 
 /// The cache position of one meta-data that both ends of a route remember. Of several versions with
-/// the same position, modulo [`MetaPlace::COUNT`], the newest is remembered.
+/// the same position, modulo [`MetaSlot::COUNT`], the newest is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetaPlace(u8);
+pub struct MetaSlot(u8);
 
-impl MetaPlace {
+impl MetaSlot {
     /// How many are remembered of each route.
     pub const COUNT: usize = 4;
 
     /// The place of the meta-data with this version.
-    pub const fn of(version: u32) -> MetaPlace {
-        MetaPlace((version % MetaPlace::COUNT as u32) as u8)
+    pub const fn of(version: u32) -> MetaSlot {
+        MetaSlot((version % MetaSlot::COUNT as u32) as u8)
     }
 
     /// Its index.
@@ -52,9 +52,9 @@ pub enum ImmediateKind {
     Lend,
     /// As [`ImmediateKind::Plain`], for a tensor with other meta-data than its request named:
     /// these, of which the receiver was told before.
-    PlainAs(MetaPlace),
+    PlainAs(MetaSlot),
     /// As [`ImmediateKind::Lend`], for such a tensor.
-    LendAs(MetaPlace),
+    LendAs(MetaSlot),
 }
 
 impl ImmediateKind {
@@ -76,8 +76,8 @@ impl ImmediateKind {
             1 => ImmediateKind::Dead,
             2 => ImmediateKind::Stripe,
             3 => ImmediateKind::Lend,
-            4..8 => ImmediateKind::PlainAs(MetaPlace(bits & 3)),
-            8..12 => ImmediateKind::LendAs(MetaPlace(bits & 3)),
+            4..8 => ImmediateKind::PlainAs(MetaSlot(bits & 3)),
+            8..12 => ImmediateKind::LendAs(MetaSlot(bits & 3)),
             _ => return None,
         })
     }
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn versions_that_follow_each_other_have_places_of_their_own() {
-        let mut places: Vec<_> = (5..9).map(|version| MetaPlace::of(version).index()).collect();
+        let mut places: Vec<_> = (5..9).map(|version| MetaSlot::of(version).index()).collect();
         places.sort_unstable();
         assert_eq!(places, [0, 1, 2, 3]);
     }

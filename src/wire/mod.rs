@@ -23,7 +23,7 @@ pub use cluster::{
 pub use dtype::{DType, Element};
 pub use edge::{EdgeName, EdgeNameError};
 pub use grant::Grant;
-pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaPlace, Slot};
+pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaSlot, Slot};
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use loss::LossCause;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};

@@ -8,10 +8,10 @@ use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    Allocator, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Side, StandingRequest, StandingStep,
+    Allocator, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Placement, StandingRequest, StandingStep,
     StandingSteps, TensorRequest, VERSION, VersionedMeta,
 };
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaPlace, Slot, sum_of};
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, sum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
@@ -213,14 +213,14 @@ impl Peer {
             None => TensorMeta::serialized(dtype, shape, input.number()),
         };
         let meta = meta.unwrap_or_else(|_| self.tensor.meta().clone());
-        let side = Side { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
-        VersionedMeta { version: (input.number() as u32).max(1), side, meta }
+        let placement = Placement { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
+        VersionedMeta { version: (input.number() as u32).max(1), placement, meta }
     }
 
     fn meta(&mut self, input: &mut Input<'_>) {
         let request = input.request(&self.requests);
         let meta = if input.flag() {
-            VersionedMeta { version: 1, side: Side::POOL, meta: self.tensor.meta().clone() }
+            VersionedMeta { version: 1, placement: Placement::POOL, meta: self.tensor.meta().clone() }
         } else {
             self.any_meta(input)
         };
@@ -283,7 +283,7 @@ impl Peer {
     /// An immediate's bits for a request of the owner.
     fn any_immediate(&mut self, input: &mut Input<'_>, kind: ImmediateKind) -> Immediate {
         let RequestId { slot, generation } = input.request(&self.requests);
-        let place = MetaPlace::of(input.below(4) as u32);
+        let place = MetaSlot::of(input.below(4) as u32);
         let kinds = [
             ImmediateKind::Plain,
             ImmediateKind::Dead,

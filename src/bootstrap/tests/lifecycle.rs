@@ -6,23 +6,23 @@ use super::*;
 fn the_states_follow_each_other_and_what_does_not_fit_is_refused_by_name() {
     let cluster = workers(2);
     let member = Member::new(options(&cluster, 0));
-    assert_eq!(member.service.state(), State::Created);
+    assert_eq!(member.service.state(), NodeState::Created);
     assert_eq!(member.service.local_addr(), None);
     let error = member.service.join(Duration::ZERO).unwrap_err().to_string();
     assert_eq!(error, "worker/0: can't join: the bootstrap service is created");
 
     member.service.start().unwrap();
-    assert_eq!(member.service.state(), State::Started);
+    assert_eq!(member.service.state(), NodeState::Started);
     assert_eq!(
         member.service.local_addr().map(|address| address.to_string()),
         Some(address(&cluster, "worker", 0))
     );
     let peer = Member::start(options(&cluster, 1));
     member.join();
-    assert_eq!(member.service.state(), State::Connected);
+    assert_eq!(member.service.state(), NodeState::Connected);
 
     member.stop();
-    assert_eq!(member.service.state(), State::Stopped);
+    assert_eq!(member.service.state(), NodeState::Stopped);
     let error = member.service.join(LONG).unwrap_err().to_string();
     assert_eq!(error, "worker/0: can't join: the bootstrap service is stopped");
     let error = member.service.start().unwrap_err().to_string();
@@ -52,7 +52,7 @@ fn a_service_that_was_never_started_can_be_stopped() {
     let cluster = workers(1);
     let member = Member::new(options(&cluster, 0));
     member.stop();
-    assert_eq!(member.service.state(), State::Stopped);
+    assert_eq!(member.service.state(), NodeState::Stopped);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn several_threads_stop_at_the_same_time_and_all_return_when_it_is_over() {
         for _ in 0..3 {
             scope.spawn(|| {
                 members[0].stop();
-                assert_eq!(members[0].service.state(), State::Stopped);
+                assert_eq!(members[0].service.state(), NodeState::Stopped);
             });
         }
     });
@@ -161,7 +161,7 @@ fn a_stop_inside_a_callback_is_refused_but_done() {
     service.start().unwrap();
     let peer = Member::start(options(&cluster, 1));
     let begin = Instant::now();
-    while service.state() != State::Stopped {
+    while service.state() != NodeState::Stopped {
         assert!(begin.elapsed() < LONG);
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,7 +1,7 @@
 //! Peers leave, die, fall silent, come back, and lose single links.
 
 use super::*;
-use crate::bootstrap::members::{Act, Members, Refusal, Who};
+use crate::bootstrap::peer_table::{LifeRefusal, PeerEvent, PeerIdentity, PeerTable};
 
 #[test]
 fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
@@ -12,7 +12,7 @@ fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
     for other in [&members[0], &members[2]] {
         let loss = other.peering.await_loss();
         assert_eq!(loss, (name("worker", 1), LossCause::Left("training is done".into())));
-        assert_eq!(other.service.state(), State::Started);
+        assert_eq!(other.service.state(), NodeState::Started);
         let error = other.await_missing("worker/1 at");
         assert!(error.contains("it was lost (training is done)"), "{error}");
     }
@@ -187,20 +187,22 @@ fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on(
 #[test]
 fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     let now = Instant::now();
-    let mut members = Members::new([name("worker", 1)], Duration::from_secs(5));
-    let who = Who { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into(), spinners: 0 };
+    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(5));
+    let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into(), spinners: 0 };
     assert!(members.unattended(0, "nobody").is_empty(), "nobody was ever there");
     members.meet(0, &who, false, now).unwrap();
     assert!(members.unattended(0, "nobody").is_empty(), "it has only called: its address may be wrong");
     assert!(members.unanswered(0, now + Duration::from_secs(4)).is_empty());
     let acts = members.unanswered(0, now + Duration::from_secs(5));
     let after = Duration::from_secs(5);
-    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Silent { after: told, .. })] if *told == after));
+    assert!(
+        matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Silent { after: told, .. })] if *told == after)
+    );
     assert!(members.unanswered(0, now + Duration::from_secs(9)).is_empty(), "once");
     members.meet(0, &who, true, now + Duration::from_secs(10)).unwrap();
     assert!(members.start(0, who.incarnation, 0).is_some(), "it may come back");
     let acts = members.unattended(0, "nobody");
     members.idle(0);
-    assert!(matches!(&acts[..], [Act::Gone(_, LossCause::Died(_))]), "{acts:?}");
-    assert_eq!(members.meet(0, &who, true, now), Err(Refusal::Over), "the dead stay dead");
+    assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");
+    assert_eq!(members.meet(0, &who, true, now), Err(LifeRefusal::Over), "the dead stay dead");
 }

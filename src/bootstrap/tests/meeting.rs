@@ -1,4 +1,4 @@
-//! Members meet, in any order and at any time.
+//! PeerTable meet, in any order and at any time.
 
 use super::*;
 use crate::bootstrap::peering::MAX_OFFER;
@@ -10,7 +10,7 @@ fn two_members_meet_and_both_sides_are_ready_once() {
     assert_eq!(members[0].peering.told(), [Told::Ready(name("worker", 1), 1)]);
     assert_eq!(members[1].peering.told(), [Told::Ready(name("worker", 0), 1)]);
     for member in &members {
-        assert_eq!(member.service.state(), State::Connected);
+        assert_eq!(member.service.state(), NodeState::Connected);
         member.peering.assert_no_endpoint_is_left();
     }
 }
@@ -63,7 +63,7 @@ fn the_member_whose_name_sorts_first_starts_and_each_connects_to_the_others_offe
 fn a_cluster_of_one_is_connected_at_once() {
     let cluster = workers(1);
     let member = Member::start(options(&cluster, 0));
-    assert_eq!(member.service.state(), State::Connected);
+    assert_eq!(member.service.state(), NodeState::Connected);
     member.service.join(Duration::ZERO).expect("nobody to wait for");
 }
 

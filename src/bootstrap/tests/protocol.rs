@@ -315,7 +315,7 @@ fn garbage_on_the_port_does_not_hurt() {
     let second = Member::start(options(&cluster, 1));
     first.join();
     second.join();
-    assert_eq!(first.service.state(), State::Connected);
+    assert_eq!(first.service.state(), NodeState::Connected);
     drop(open);
 }
 
@@ -332,5 +332,5 @@ fn connections_beyond_the_limit_are_closed_and_those_within_serve_on() {
     last.set_read_timeout(Some(LONG)).unwrap();
     assert_eq!(last.read(&mut [0; 64]).unwrap_or(0), 0, "closed without a word");
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!((first.service.state(), second.service.state()), (State::Connected, State::Connected));
+    assert_eq!((first.service.state(), second.service.state()), (NodeState::Connected, NodeState::Connected));
 }

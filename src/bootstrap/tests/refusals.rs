@@ -1,4 +1,4 @@
-//! Who is not let in, and what both sides are told.
+//! PeerIdentity is not let in, and what both sides are told.
 
 use super::*;
 
@@ -94,7 +94,7 @@ fn a_second_process_at_the_same_address_cannot_start() {
     let address = address(&cluster, "worker", 0);
     assert!(error.contains(&format!("worker/0 can't listen on {address}")), "{error}");
     assert!(error.contains("is another one running under this name"), "{error}");
-    assert_eq!(second.service.state(), State::Created);
+    assert_eq!(second.service.state(), NodeState::Created);
     drop(first);
     second.service.start().expect("the address is free at once");
 }
@@ -116,7 +116,7 @@ fn a_second_process_under_a_taken_name_is_refused_with_both_incarnations() {
         pretender.stop();
     }
     for member in &members {
-        assert_eq!(member.service.state(), State::Connected, "the first ones are left alone");
+        assert_eq!(member.service.state(), NodeState::Connected, "the first ones are left alone");
         assert_eq!(member.peering.told().len(), 2);
     }
 }

@@ -7,8 +7,8 @@ use crate::link::receiving::destination::take_back;
 use crate::memory::{LentBytes, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Arrival;
-use crate::wire::message::{RequestId, Side};
-use crate::wire::{Immediate, ImmediateKind, MetaPlace};
+use crate::wire::message::{Placement, RequestId};
+use crate::wire::{Immediate, ImmediateKind, MetaSlot};
 
 impl<C> Link<C> {
     /// A write with immediate, or an immediate alone, has come.
@@ -31,7 +31,7 @@ impl<C> Link<C> {
                 let action = request.machine.arrive(Arrival::Dead).map_err(|v| v.to_string())?;
                 let given = take_back(request, cx.port, cx.counters, link);
                 let given = if request.into { given } else { None };
-                self.deliver(cx, id, action, Received::Dead(given), Side::HEAP);
+                self.deliver(cx, id, action, Received::Dead(given), Placement::HEAP);
                 Ok(())
             }
             ImmediateKind::Lend | ImmediateKind::LendAs(_) => {
@@ -45,7 +45,7 @@ impl<C> Link<C> {
     fn named(
         &mut self,
         id: RequestId,
-        place: MetaPlace,
+        place: MetaSlot,
         arrival: impl FnOnce(u64) -> Arrival,
     ) -> Result<(), String> {
         let Some(request) = self.requests.get(id) else { return Ok(()) };
@@ -70,9 +70,9 @@ impl<C> Link<C> {
         let Some(mut target) = take_back(request, cx.port, cx.counters, link) else {
             return Err(format!("a write landed for slot {}, which granted nothing", id.slot.index()));
         };
-        let mut side = Side::POOL;
+        let mut placement = Placement::POOL;
         if let Some(meta) = &request.meta {
-            side = meta.side;
+            placement = meta.placement;
             if meta.meta.bytes() != bytes {
                 return Err(format!("a write of {bytes} bytes landed for a tensor of {}", meta.meta.bytes()));
             }
@@ -86,7 +86,7 @@ impl<C> Link<C> {
             self.routes_out.note_unlent(&request.key.edge);
         }
         let received = if request.into { Received::Into(target) } else { Received::Tensor(target.freeze()) };
-        self.deliver(cx, id, action, received, side);
+        self.deliver(cx, id, action, received, placement);
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl<C> Link<C> {
         };
         self.routes_out.note_arrival(&request.key.edge, meta.version);
         let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
-        self.deliver(cx, id, action, Received::Tensor(tensor), meta.side);
+        self.deliver(cx, id, action, Received::Tensor(tensor), meta.placement);
         Ok(())
     }
 }

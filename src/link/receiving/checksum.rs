@@ -10,14 +10,14 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, Receiver};
 use crate::telemetry::Counter;
-use crate::wire::message::{Message, RequestId, Side};
+use crate::wire::message::{Message, Placement, RequestId};
 use crate::wire::sum_of;
 
 /// A value that has come and waits for its sum.
 #[derive(Debug)]
 pub(in crate::link) enum Unverified {
     /// It is where it goes.
-    Placed(Received, Side),
+    Placed(Received, Placement),
     /// It can't go there.
     RejectedValue(Box<RejectedValue>),
 }

@@ -8,7 +8,7 @@ use crate::link::{Destination, Received, RequestError, StashedValue};
 use crate::memory::TensorMut;
 use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::Grant;
-use crate::wire::message::{Side, VersionedMeta};
+use crate::wire::message::{Placement, VersionedMeta};
 
 impl<C> Link<C> {
     /// Makes the destination of a request, as far as it can be known before the answer.
@@ -96,8 +96,8 @@ pub(in crate::link) fn place_response<P: Port, C>(
     meta: VersionedMeta,
     data: &[u8],
     given: Option<TensorMut>,
-) -> Result<(Received, Side), Box<RejectedValue>> {
-    let VersionedMeta { side: sender, meta, .. } = meta;
+) -> Result<(Received, Placement), Box<RejectedValue>> {
+    let VersionedMeta { placement: sender, meta, .. } = meta;
     let bytes = |meta| StashedValue::Bytes { meta, bytes: data.into(), sender };
     if let Some(mut given) = given {
         if *given.meta() == meta {
@@ -121,7 +121,7 @@ pub(in crate::link) fn place_value<P: Port, C>(
     value: StashedValue,
     given: Option<TensorMut>,
     into: bool,
-) -> Result<(Received, Side), Box<RejectedValue>> {
+) -> Result<(Received, Placement), Box<RejectedValue>> {
     let placed = value.place(cx.pool, given, into)?;
     if let (Received::Into(given), _) = &placed
         && given.is_foreign()

@@ -12,7 +12,7 @@ use crate::link::{CancelDecision, Destination, LinkEvent, Received, RequestError
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, ReceiverAction};
 use crate::telemetry::{Counter, Gauge};
-use crate::wire::message::{Follows, Message, MetaRef, RequestId, Side, TensorRequest, VersionedMeta};
+use crate::wire::message::{Follows, Message, MetaRef, Placement, RequestId, TensorRequest, VersionedMeta};
 use crate::wire::{Code, Status};
 
 impl<C> Link<C> {
@@ -437,7 +437,7 @@ impl<C> Link<C> {
         id: RequestId,
         action: ReceiverAction,
         mut received: Received,
-        mut sender: Side,
+        mut sender: Placement,
     ) {
         match action {
             ReceiverAction::AwaitChecksum => {

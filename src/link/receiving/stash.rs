@@ -5,7 +5,7 @@
 use crate::link::{Corruption, Received, RequestError, TensorKey};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::TensorMeta;
-use crate::wire::message::Side;
+use crate::wire::message::Placement;
 use std::collections::BTreeMap;
 
 /// A value that nobody took.
@@ -16,7 +16,7 @@ pub enum StashedValue {
         /// It.
         tensor: Tensor,
         /// Where it lay at the sender.
-        sender: Side,
+        sender: Placement,
     },
     /// The value of a branch not taken.
     Dead,
@@ -27,7 +27,7 @@ pub enum StashedValue {
         /// Its bytes.
         bytes: Box<[u8]>,
         /// Where it lay at the sender.
-        sender: Side,
+        sender: Placement,
     },
     /// What is left of a value whose bytes were not those that were sent: whoever is next in line is told.
     Corrupted(Corruption),
@@ -35,7 +35,7 @@ pub enum StashedValue {
 
 impl StashedValue {
     /// What was received, if it was received into `given` or to nowhere in particular.
-    pub fn of(received: Received, sender: Side) -> Self {
+    pub fn of(received: Received, sender: Placement) -> Self {
         match received {
             Received::Tensor(tensor) => StashedValue::Tensor { tensor, sender },
             Received::Into(given) => StashedValue::Tensor { tensor: given.freeze(), sender },
@@ -52,14 +52,14 @@ impl StashedValue {
         pool: &Pool,
         given: Option<TensorMut>,
         into: bool,
-    ) -> Result<(Received, Side), Box<RejectedValue>> {
+    ) -> Result<(Received, Placement), Box<RejectedValue>> {
         let given = given.filter(|_| into);
         match (self, given) {
             (StashedValue::Corrupted(corruption), _) => {
                 let error = RequestError::Corrupted(corruption);
                 Err(Box::new(RejectedValue { value: StashedValue::Corrupted(corruption), error }))
             }
-            (StashedValue::Dead, given) => Ok((Received::Dead(given), Side::HEAP)),
+            (StashedValue::Dead, given) => Ok((Received::Dead(given), Placement::HEAP)),
             (StashedValue::Tensor { tensor, sender }, None) => Ok((Received::Tensor(tensor), sender)),
             (StashedValue::Tensor { tensor, sender }, Some(mut given)) if given.meta() == tensor.meta() => {
                 given.bytes_mut().copy_from_slice(tensor.bytes());

@@ -2,7 +2,7 @@
 
 use crate::link::receiving::standing::SHARE;
 use crate::wire::message::VersionedMeta;
-use crate::wire::{EdgeName, MetaPlace, TensorMeta};
+use crate::wire::{EdgeName, MetaSlot, TensorMeta};
 use foldhash::HashMap;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(in crate::link) struct OutRoute {
     /// Its number.
     pub number: u32,
     /// The newest meta-data that its sender told us, each at the place of its version, with the arrival that had it last.
-    known: [Option<(VersionedMeta, u64)>; MetaPlace::COUNT],
+    known: [Option<(VersionedMeta, u64)>; MetaSlot::COUNT],
     /// The place of that of the last arrival.
     last: usize,
     /// Arrivals so far.
@@ -63,7 +63,7 @@ pub(in crate::link) enum RouteOutstanding {
 
 impl OutRoute {
     fn new(number: u32, last_used: u64) -> Self {
-        let (known, last) = ([const { None }; MetaPlace::COUNT], 0);
+        let (known, last) = ([const { None }; MetaSlot::COUNT], 0);
         OutRoute {
             number,
             known,
@@ -105,7 +105,7 @@ impl OutRoute {
     }
 
     fn learn(&mut self, meta: &VersionedMeta) {
-        let place = &mut self.known[MetaPlace::of(meta.version).index()];
+        let place = &mut self.known[MetaSlot::of(meta.version).index()];
         if place.as_ref().is_none_or(|(known, _)| known.version != meta.version) {
             *place = Some((meta.clone(), 0));
         }
@@ -114,7 +114,7 @@ impl OutRoute {
 
     fn note_arrival(&mut self, version: u32) {
         self.arrivals += 1;
-        let place = MetaPlace::of(version).index();
+        let place = MetaSlot::of(version).index();
         if let Some((_, at)) = self.known[place].as_mut().filter(|(known, _)| known.version == version) {
             (*at, self.last) = (self.arrivals, place);
         }
@@ -249,7 +249,7 @@ impl OutRoutes {
     }
 
     /// Meta-data of an edge that its sender names by their place.
-    pub fn known(&self, edge: &Arc<EdgeName>, place: MetaPlace) -> Option<VersionedMeta> {
+    pub fn known(&self, edge: &Arc<EdgeName>, place: MetaSlot) -> Option<VersionedMeta> {
         self.by_edge.get(edge)?.known[place.index()].as_ref().map(|(meta, _)| meta.clone())
     }
 
@@ -291,7 +291,7 @@ impl OutRoutes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::message::Side;
+    use crate::wire::message::Placement;
     use crate::wire::{DType, Shape};
 
     fn edge(name: &str) -> Arc<EdgeName> {
@@ -301,7 +301,7 @@ mod tests {
 
     fn meta(version: u32, dim: u64) -> VersionedMeta {
         let meta = TensorMeta::new(DType::F32, Shape::new(&[dim]).expect("shape")).expect("meta");
-        VersionedMeta { version, side: Side::POOL, meta }
+        VersionedMeta { version, placement: Placement::POOL, meta }
     }
 
     #[test]
@@ -393,7 +393,7 @@ mod tests {
         for known in [meta(1, 10), meta(2, 20), meta(1, 10)] {
             routes.learn(&edge("a"), &known);
         }
-        let place = MetaPlace::of;
+        let place = MetaSlot::of;
         assert_eq!(routes.cached(&edge("a")), Some(meta(1, 10)));
         assert_eq!(routes.known(&edge("a"), place(2)), Some(meta(2, 20)));
         assert_eq!(routes.known(&edge("a"), place(3)), None);
@@ -418,7 +418,7 @@ mod tests {
             routes.learn(&edge("a"), &meta(version, u64::from(version)));
         }
         routes.note_arrival(&edge("a"), 2);
-        assert_eq!(routes.known(&edge("a"), MetaPlace::of(2)), Some(meta(6, 6)));
+        assert_eq!(routes.known(&edge("a"), MetaSlot::of(2)), Some(meta(6, 6)));
         assert_eq!(routes.cached(&edge("a")), Some(meta(6, 6)));
         routes.note_arrival(&edge("a"), 4);
         assert_eq!(routes.cached(&edge("a")), Some(meta(4, 4)), "it is there still");

@@ -1,8 +1,8 @@
 //! The routes that the peer has announced: numbers for its edges, and the meta-data that it was told of each.
 
 use crate::mutants::{Mutant, is_on};
-use crate::wire::message::{Side, VersionedMeta};
-use crate::wire::{EdgeName, MetaPlace, Status, TensorMeta};
+use crate::wire::message::{Placement, VersionedMeta};
+use crate::wire::{EdgeName, MetaSlot, Status, TensorMeta};
 use foldhash::HashMap;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(in crate::link) struct InRoute {
     /// The newest version.
     version: u32,
     /// The newest meta-data, each at the place of its version.
-    known: [Option<VersionedMeta>; MetaPlace::COUNT],
+    known: [Option<VersionedMeta>; MetaSlot::COUNT],
 }
 
 /// What a tensor's meta-data is called on a route.
@@ -35,9 +35,9 @@ pub(in crate::link) struct MetaVersion {
 
 impl InRoute {
     /// The version of this meta-data: a new one, of which the receiver must be told, if it is none of those that both remember.
-    pub fn version_of(&mut self, meta: &TensorMeta, side: Side) -> MetaVersion {
+    pub fn version_of(&mut self, meta: &TensorMeta, placement: Placement) -> MetaVersion {
         let mut known = self.known.iter().flatten();
-        if let Some(known) = known.find(|known| known.meta == *meta && known.side == side) {
+        if let Some(known) = known.find(|known| known.meta == *meta && known.placement == placement) {
             return MetaVersion { number: known.version, is_known: true };
         }
         if is_on(Mutant::MetaVersionKept) && self.version > 0 {
@@ -45,8 +45,8 @@ impl InRoute {
         }
         let number = self.version.checked_add(1).unwrap_or(1);
         self.version = number;
-        self.known[MetaPlace::of(number).index()] =
-            Some(VersionedMeta { version: number, side, meta: meta.clone() });
+        self.known[MetaSlot::of(number).index()] =
+            Some(VersionedMeta { version: number, placement, meta: meta.clone() });
         MetaVersion { number, is_known: false }
     }
 }
@@ -67,8 +67,7 @@ impl InRoutes {
         if self.by_number.len() >= self.max {
             return Err(format!("more than {} routes were announced", self.max));
         }
-        self.by_number
-            .insert(number, InRoute { edge, version: 0, known: [const { None }; MetaPlace::COUNT] });
+        self.by_number.insert(number, InRoute { edge, version: 0, known: [const { None }; MetaSlot::COUNT] });
         Ok(())
     }
 
@@ -96,7 +95,7 @@ mod tests {
 
     fn meta(version: u32, dim: u64) -> VersionedMeta {
         let meta = TensorMeta::new(DType::F32, Shape::new(&[dim]).expect("shape")).expect("meta");
-        VersionedMeta { version, side: Side::POOL, meta }
+        VersionedMeta { version, placement: Placement::POOL, meta }
     }
 
     #[test]
@@ -110,8 +109,8 @@ mod tests {
             let [dim, late, keeps] = [33, 43, 53].map(|shift| random >> shift);
             let tensor = meta(0, dim % 7).meta;
             let route = sender.get(0).expect("known");
-            let MetaVersion { number, is_known } = route.version_of(&tensor, Side::POOL);
-            let told = VersionedMeta { version: number, side: Side::POOL, meta: tensor };
+            let MetaVersion { number, is_known } = route.version_of(&tensor, Placement::POOL);
+            let told = VersionedMeta { version: number, placement: Placement::POOL, meta: tensor };
             if !is_known || keeps % 2 == 0 {
                 receiver.learn(&edge("a"), &told);
             }
@@ -122,8 +121,8 @@ mod tests {
             if late % 3 == 0 && !kept.is_empty() {
                 receiver.note_arrival(&edge("a"), kept.remove(late as usize % kept.len()));
             }
-            for version in 0..MetaPlace::COUNT as u32 {
-                let place = MetaPlace::of(version);
+            for version in 0..MetaSlot::COUNT as u32 {
+                let place = MetaSlot::of(version);
                 let known = &sender.get(0).expect("known").known[place.index()];
                 assert_eq!(receiver.known(&edge("a"), place), *known);
             }
@@ -139,12 +138,12 @@ mod tests {
             let MetaVersion { number, is_known } = route.version_of(&meta(1, dim).meta, side);
             (number, is_known)
         };
-        let versions = [1, 1, 2, 1].map(|dim| version(dim, Side::POOL));
+        let versions = [1, 1, 2, 1].map(|dim| version(dim, Placement::POOL));
         assert_eq!(versions, [(1, false), (1, true), (2, false), (1, true)]);
-        assert_eq!(version(1, Side::HEAP), (3, false));
-        assert_eq!([3, 4].map(|dim| version(dim, Side::POOL)), [(4, false), (5, false)]);
+        assert_eq!(version(1, Placement::HEAP), (3, false));
+        assert_eq!([3, 4].map(|dim| version(dim, Placement::POOL)), [(4, false), (5, false)]);
         assert_eq!(
-            [2, 1].map(|dim| version(dim, Side::POOL)),
+            [2, 1].map(|dim| version(dim, Placement::POOL)),
             [(2, true), (6, false)],
             "the fifth before it"
         );

@@ -5,14 +5,14 @@ use crate::link::links::{Link, LinkContext};
 use crate::link::receiving::standing::STANDING_LIMIT;
 use crate::link::routes::received::MetaVersion;
 use crate::link::serving::answered::WireKey;
-use crate::link::{LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value, side_of};
+use crate::link::{LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{CancelAction, Sender, SenderAnswer, SenderRequest, SenderValue};
 use crate::telemetry::Counter;
 use crate::wire::message::{Follows, MetaRef, RequestId, StandingRequest, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
-use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaPlace, Status};
+use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaSlot, Status};
 use foldhash::HashMap;
 
 /// A request of the peer that has not been answered whole.
@@ -279,13 +279,13 @@ impl<C> Link<C> {
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));
             return ServeOutcome::Refused;
         }
-        let side = side_of(&tensor);
+        let placement = placement_of(&tensor);
         // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
         // meta-data of its own for each request.
         let version = self.routes_in.get(route).map_or(MetaVersion { number: 1, is_known: false }, |route| {
-            route.version_of(tensor.meta(), side)
+            route.version_of(tensor.meta(), placement)
         });
-        let full = VersionedMeta { version: version.number, side, meta: tensor.meta().clone() };
+        let full = VersionedMeta { version: version.number, placement, meta: tensor.meta().clone() };
         let meta = match version.number == asked_version {
             true => MetaRef::Cached(asked_version),
             false => MetaRef::New(full.clone()),
@@ -321,7 +321,7 @@ impl<C> Link<C> {
                 let Some(allowance) = allowance else { return ServeOutcome::Posted };
                 let kind = match (meta_first, version.is_known) {
                     (false, _) => ImmediateKind::Lend,
-                    (true, true) => ImmediateKind::LendAs(MetaPlace::of(version.number)),
+                    (true, true) => ImmediateKind::LendAs(MetaSlot::of(version.number)),
                     (true, false) => {
                         self.meta(cx, request, full, Follows::Loan);
                         ImmediateKind::Lend
@@ -342,7 +342,7 @@ impl<C> Link<C> {
             }
             (SenderAnswer::MetaThenWrite, Some(grant)) => {
                 let kind = match version.is_known {
-                    true => ImmediateKind::PlainAs(MetaPlace::of(version.number)),
+                    true => ImmediateKind::PlainAs(MetaSlot::of(version.number)),
                     false => {
                         self.meta(cx, request, full, Follows::Write);
                         ImmediateKind::Plain

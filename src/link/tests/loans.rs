@@ -3,7 +3,7 @@
 use super::standing::{OWNER, warm};
 use super::*;
 use crate::fabric::Allowance;
-use crate::wire::MetaPlace;
+use crate::wire::MetaSlot;
 
 impl ByHand {
     /// Lends so many bytes, all the same.
@@ -132,7 +132,7 @@ fn meta_data_of_a_loan_that_was_given_up_are_remembered() {
     scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
     scene.peer.say(&Message::CancelAck { request });
     assert!(scene.events().is_empty());
-    scene.peer.loan_as(ImmediateKind::LendAs(MetaPlace::of(2)), next, 300, 6);
+    scene.peer.loan_as(ImmediateKind::LendAs(MetaSlot::of(2)), next, 300, 6);
     scene.claim(6, Destination::Borrow);
     assert_eq!(scene.arrived(6).shape().dims(), [60, 5]);
 }

@@ -2,7 +2,7 @@
 
 use super::standing::{OWNER, roomy, warm};
 use super::*;
-use crate::wire::MetaPlace;
+use crate::wire::MetaSlot;
 
 /// Meta-data of as many bytes, of this version.
 fn version(version: u32, dims: &[u64]) -> VersionedMeta {
@@ -27,7 +27,7 @@ impl Scene {
 
     /// The peer writes a value of 300 bytes whose meta-data are at a place, for a standing request. Returns its dimensions.
     fn dims_at(&mut self, place: u32, (request, grant): (RequestId, Option<Grant>), step: u64) -> Vec<u64> {
-        let kind = ImmediateKind::PlainAs(MetaPlace::of(place));
+        let kind = ImmediateKind::PlainAs(MetaSlot::of(place));
         self.peer.write_as(kind, request, grant.expect("granted"), 300, 1);
         self.claim(step, Destination::Alloc);
         match self.event() {
@@ -93,7 +93,7 @@ fn meta_data_of_a_tensor_for_which_there_is_no_room_are_remembered() {
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     }
     let (request, grant) = seen.steps[1];
-    let kind = ImmediateKind::PlainAs(MetaPlace::of(3));
+    let kind = ImmediateKind::PlainAs(MetaSlot::of(3));
     scene.peer.write_as(kind, request, grant.expect("granted"), 1000, 1);
     scene.expect_violation("before a write that was not granted");
 }
@@ -148,7 +148,7 @@ fn meta_data_count_as_told_only_once_they_were_told() {
             }
             scene.peer.completions.clear();
         }
-        let kind = if told { ImmediateKind::Plain } else { ImmediateKind::PlainAs(MetaPlace::of(2)) };
+        let kind = if told { ImmediateKind::Plain } else { ImmediateKind::PlainAs(MetaSlot::of(2)) };
         assert_eq!((metas, kinds), (usize::from(told), vec![kind]));
     }
 }

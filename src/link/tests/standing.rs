@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::Tensor;
-use crate::wire::MetaPlace;
+use crate::wire::MetaSlot;
 use crate::wire::message::{StandingStep, StandingSteps};
 
 /// On whose behalf the tests ask.
@@ -219,7 +219,7 @@ fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
     let (request, grant) = seen.steps[1];
     scene.peer.write(request, grant.expect("granted"), 1000, 6);
     let (request, grant) = seen.steps[2];
-    let kind = ImmediateKind::PlainAs(MetaPlace::of(2));
+    let kind = ImmediateKind::PlainAs(MetaSlot::of(2));
     scene.peer.write_as(kind, request, grant.expect("granted"), 300, 7);
     for (step, dims) in [(5, &[30, 10][..]), (6, &[1000]), (7, &[30, 10])] {
         scene.claim(step, Destination::Alloc);
@@ -235,11 +235,11 @@ fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
 fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
     let mut unknown = warm();
     let (request, grant) = unknown.post(5, 1).steps[0];
-    unknown.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(2)), request, grant.expect("granted"), 300, 7);
+    unknown.peer.write_as(ImmediateKind::PlainAs(MetaSlot::of(2)), request, grant.expect("granted"), 300, 7);
     unknown.expect_violation("at place 2, was never told");
     let mut short = warm();
     let (request, grant) = short.post(5, 1).steps[0];
-    short.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant.expect("granted"), 300, 7);
+    short.peer.write_as(ImmediateKind::PlainAs(MetaSlot::of(1)), request, grant.expect("granted"), 300, 7);
     short.expect_violation("of another length than was granted");
     let mut plain = warm();
     let request = plain.links.request(plain.link, key(5), Destination::Alloc, u32::MAX, 5).expect("sent");
@@ -247,11 +247,11 @@ fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
         Message::Request(TensorRequest { grant: Some(grant), .. }) => grant,
         other => panic!("{other:?}"),
     };
-    plain.peer.write_as(ImmediateKind::PlainAs(MetaPlace::of(1)), request, grant, 1000, 7);
+    plain.peer.write_as(ImmediateKind::PlainAs(MetaSlot::of(1)), request, grant, 1000, 7);
     plain.expect_violation("before a write that was not granted");
     let mut nothing = warm();
     let request = nothing.post(5, 1).steps[0].0;
-    nothing.peer.immediate(ImmediateKind::LendAs(MetaPlace::of(1)), request);
+    nothing.peer.immediate(ImmediateKind::LendAs(MetaSlot::of(1)), request);
     nothing.expect_violation("without a loan");
 }
 

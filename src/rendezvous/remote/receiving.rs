@@ -3,7 +3,8 @@
 use super::RemoteHandler;
 use crate::fabric::Port;
 use crate::link::{
-    Corruption, Destination, Links, Received, RequestError, RequestRefused, TensorKey, side_of, side_of_mut,
+    Corruption, Destination, Links, Received, RequestError, RequestRefused, TensorKey, placement_of,
+    placement_of_mut,
 };
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
@@ -11,7 +12,7 @@ use crate::rendezvous::local::check_live;
 use crate::rendezvous::path::{Cancel, PeerIndex};
 use crate::rendezvous::waiter::{CancelReason, Delivery, Payload, Waiter};
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::Side;
+use crate::wire::message::Placement;
 use crate::wire::{Code, Time};
 use std::sync::Arc;
 
@@ -97,7 +98,7 @@ impl RemoteHandler {
         links: &Links<P, Waiter>,
         waiter: Waiter,
         received: Received,
-        sender: Side,
+        sender: Placement,
     ) {
         let (payload, is_dead) = match received {
             Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
@@ -113,12 +114,12 @@ impl RemoteHandler {
         waiter: Waiter,
         payload: Payload,
         is_dead: bool,
-        sender: Side,
+        sender: Placement,
     ) {
         let (bytes, receiver) = match &payload {
-            Payload::Tensor(tensor) => (tensor.meta().bytes(), side_of(tensor)),
-            Payload::Into(given) if is_dead => (0, side_of_mut(given)),
-            Payload::Into(given) => (given.meta().bytes(), side_of_mut(given)),
+            Payload::Tensor(tensor) => (tensor.meta().bytes(), placement_of(tensor)),
+            Payload::Into(given) if is_dead => (0, placement_of_mut(given)),
+            Payload::Into(given) => (given.meta().bytes(), placement_of_mut(given)),
         };
         counters.increment(Counter::TensorsReceived);
         counters.add(Counter::BytesReceived, bytes);

@@ -65,7 +65,7 @@ impl<'a> Message<'a> {
     /// # Errors
     /// If the bytes are not exactly one message of this version.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader { kind: 0, len: bytes.len(), rest: bytes };
+        let mut reader = MessageReader { kind: 0, len: bytes.len(), rest: bytes };
         reader.kind = reader.u8("type")?;
         let message = reader.message()?;
         match reader.rest.len() {
@@ -75,13 +75,13 @@ impl<'a> Message<'a> {
     }
 }
 
-pub(super) struct Reader<'a> {
+pub(super) struct MessageReader<'a> {
     kind: u8,
     len: usize,
     pub(super) rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> MessageReader<'a> {
     fn message(&mut self) -> Result<Message<'a>, MessageError> {
         Ok(match self.kind {
             PING => Message::Ping { version: self.u16("version")?, nonce: self.u64("nonce")? },
@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
         if version == 0 {
             return Err(self.bad("meta version", 0));
         }
-        let side = self.side()?;
+        let placement = self.placement()?;
         let code = self.u8("dtype")?;
         let dtype = DType::from_code(code).ok_or_else(|| self.bad("dtype", code.into()))?;
         let rank = usize::from(self.u8("rank")?);
@@ -174,18 +174,18 @@ impl<'a> Reader<'a> {
             None => TensorMeta::new(dtype, shape),
         });
         let meta = meta.map_err(|source| MessageError::Shape { kind, source })?;
-        Ok(VersionedMeta { version, side, meta })
+        Ok(VersionedMeta { version, placement, meta })
     }
 
-    fn side(&mut self) -> Result<Side, MessageError> {
-        let bits = self.u8("side")?;
+    fn placement(&mut self) -> Result<Placement, MessageError> {
+        let bits = self.u8("placement")?;
         let allocator = match bits >> 1 {
             0 => Allocator::Pool,
             1 => Allocator::Heap,
             2 => Allocator::Peer,
-            _ => return Err(self.bad("side", bits.into())),
+            _ => return Err(self.bad("placement", bits.into())),
         };
-        Ok(Side { on_host: bits & 1 != 0, allocator })
+        Ok(Placement { on_host: bits & 1 != 0, allocator })
     }
 
     fn status(&mut self, flags: u8) -> Result<Status, MessageError> {
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
         self.bytes(len, field)
     }
 
-    /// As [`Reader::counted`], with a length of 32 bits. Nothing is allocated for it before the
+    /// As [`MessageReader::counted`], with a length of 32 bits. Nothing is allocated for it before the
     /// bytes are there.
     fn long(&mut self, field: &'static str) -> Result<&'a [u8], MessageError> {
         let len = self.u32(field)?;

@@ -148,7 +148,7 @@ fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
 
 fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
     out.extend_from_slice(&meta.version.to_le_bytes());
-    out.push(u8::from(meta.side.on_host) | (meta.side.allocator as u8) << 1);
+    out.push(u8::from(meta.placement.on_host) | (meta.placement.allocator as u8) << 1);
     out.push(meta.meta.dtype().code());
     out.push(meta.meta.shape().rank() as u8);
     for dim in meta.meta.shape().dims() {

@@ -25,7 +25,7 @@
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the
 //! [immediate](crate::wire::Immediate); a grant is region u16, key u32, offset u64, length u64; a
-//! meta is version u32, side u8, dtype u8, rank u8, then rank dimensions of u64, and for element
+//! meta is version u32, placement u8, dtype u8, rank u8, then rank dimensions of u64, and for element
 //! types without a fixed size the length u64 of the serialised form.
 
 mod decode;
@@ -62,20 +62,20 @@ pub struct RequestId {
 /// The placement of a tensor, as one side states it (specification 2.3). The device itself is that
 /// of the edge: its source at the sender, its destination at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
+pub struct Placement {
     /// Whether the bytes are in host memory.
     pub on_host: bool,
     /// The allocator of the bytes.
     pub allocator: Allocator,
 }
 
-impl Side {
+impl Placement {
     /// Host memory of the pool.
-    pub const POOL: Side = Side { on_host: true, allocator: Allocator::Pool };
+    pub const POOL: Placement = Placement { on_host: true, allocator: Allocator::Pool };
     /// Host memory of a peer's pool, borrowed.
-    pub const BORROWED: Side = Side { on_host: true, allocator: Allocator::Peer };
+    pub const BORROWED: Placement = Placement { on_host: true, allocator: Allocator::Peer };
     /// Ordinary host memory.
-    pub const HEAP: Side = Side { on_host: true, allocator: Allocator::Heap };
+    pub const HEAP: Placement = Placement { on_host: true, allocator: Allocator::Heap };
 }
 
 /// The allocator of a tensor's bytes.
@@ -96,7 +96,7 @@ pub struct VersionedMeta {
     /// Grows each time the meta-data of a route changes; never 0.
     pub version: u32,
     /// Where the sender's tensor lies.
-    pub side: Side,
+    pub placement: Placement,
     /// Element type and shape.
     pub meta: TensorMeta,
 }

@@ -1,6 +1,6 @@
 //! `STANDING_REQUEST`: requests for the same tensor of several steps, made in advance.
 
-use super::decode::Reader;
+use super::decode::MessageReader;
 use super::encode::request_bits;
 use super::{FLAG_BORROW, FLAG_GRANT, FLAG_VALIDATE, MessageError, RequestId, STANDING_REQUEST};
 use crate::wire::{Grant, Slot};
@@ -138,7 +138,7 @@ impl StandingRequest<'_> {
     }
 }
 
-impl<'a> Reader<'a> {
+impl<'a> MessageReader<'a> {
     pub(super) fn arm(&mut self) -> Result<StandingRequest<'a>, MessageError> {
         let flags = self.flags(FLAG_GRANT | FLAG_BORROW | FLAG_VALIDATE)?;
         let granted = flags & FLAG_GRANT != 0;

@@ -18,7 +18,7 @@ fn grant() -> impl Strategy<Value = Grant> {
 }
 
 fn meta() -> impl Strategy<Value = VersionedMeta> {
-    let side = (any::<bool>(), 0..3u8).prop_map(|(on_host, allocator)| Side {
+    let placement = (any::<bool>(), 0..3u8).prop_map(|(on_host, allocator)| Placement {
         on_host,
         allocator: [Allocator::Pool, Allocator::Heap, Allocator::Peer][usize::from(allocator)],
     });
@@ -27,14 +27,16 @@ fn meta() -> impl Strategy<Value = VersionedMeta> {
         proptest::collection::vec(1..2u64, 0..=254),
     ];
     let len = 0..=i64::MAX as u64;
-    (1..u32::MAX, side, 0..DType::ALL.len(), dims, len).prop_map(|(version, side, dtype, dims, len)| {
-        let (dtype, shape) = (DType::ALL[dtype], Shape::new(&dims).expect("shape"));
-        let meta = match dtype.size() {
-            Some(_) => TensorMeta::new(dtype, shape),
-            None => TensorMeta::serialized(dtype, shape, len),
-        };
-        VersionedMeta { version, side, meta: meta.expect("meta") }
-    })
+    (1..u32::MAX, placement, 0..DType::ALL.len(), dims, len).prop_map(
+        |(version, placement, dtype, dims, len)| {
+            let (dtype, shape) = (DType::ALL[dtype], Shape::new(&dims).expect("shape"));
+            let meta = match dtype.size() {
+                Some(_) => TensorMeta::new(dtype, shape),
+                None => TensorMeta::serialized(dtype, shape, len),
+            };
+            VersionedMeta { version, placement, meta: meta.expect("meta") }
+        },
+    )
 }
 
 fn meta_ref() -> impl Strategy<Value = MetaRef> {
@@ -266,7 +268,7 @@ fn lengths_of_more_than_32_bits_come_back() {
     let grant = Grant { region: 3, key: 4, offset: 1 << 41, len };
     let meta = TensorMeta::new(DType::U8, Shape::new(&[len]).expect("shape")).expect("meta");
     assert_eq!(meta.bytes(), len);
-    let meta = VersionedMeta { version: 5, side: Side::POOL, meta };
+    let meta = VersionedMeta { version: 5, placement: Placement::POOL, meta };
     for message in
         [Message::ReRequest { request, grant }, Message::Meta { request, follows: Follows::Loan, meta }]
     {
@@ -335,7 +337,7 @@ fn meta_data_of_strings_carries_the_length_of_their_serialised_form() {
     let request = RequestId { slot: Slot::new(3).expect("20 bits"), generation: 1 };
     let meta = TensorMeta::serialized(DType::String, Shape::new(&[2]).expect("shape"), 0x0102).expect("meta");
     let mut bytes = Vec::new();
-    let meta = VersionedMeta { version: 1, side: Side::POOL, meta };
+    let meta = VersionedMeta { version: 1, placement: Placement::POOL, meta };
     Message::Meta { request, follows: Follows::ReRequest, meta }.encode(&mut bytes);
     let (rest, length) = bytes.split_last_chunk::<8>().expect("a length");
     assert_eq!(*length, 0x0102u64.to_le_bytes());

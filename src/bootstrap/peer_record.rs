@@ -1,7 +1,7 @@
 //! What is known of one peer: its lives, and the link with the present one.
 
-use super::members::{Act, Who};
 use super::names::Incarnation;
+use super::peer_table::{PeerEvent, PeerIdentity};
 use super::peering::PeerInfo;
 use crate::wire::{LossCause, TaskId};
 use std::collections::VecDeque;
@@ -11,11 +11,11 @@ use std::time::Instant;
 pub(super) const PAST_LIVES: usize = 64;
 
 /// A name in the cluster that is not ours.
-pub(super) struct Slot {
+pub(super) struct PeerRecord {
     pub(super) name: TaskId,
     /// The highest generation that was used or seen.
     pub(super) generation: u64,
-    pub(super) life: Option<Life>,
+    pub(super) life: Option<PeerLife>,
     /// Lives that have ended, the latest last.
     pub(super) past: VecDeque<Incarnation>,
     /// A thread is making an endpoint or connecting it.
@@ -28,25 +28,25 @@ pub(super) struct Slot {
     pub(super) lost: Option<String>,
 }
 
-pub(super) struct Life {
-    pub(super) who: Who,
+pub(super) struct PeerLife {
+    pub(super) who: PeerIdentity,
     /// When it last gave a sign of life.
     pub(super) heard: Instant,
     /// It has answered at its address in the cluster, so that who answers there tells of it.
     pub(super) dialed: bool,
-    pub(super) stage: Stage,
+    pub(super) stage: LifeStage,
 }
 
-pub(super) enum Stage {
+pub(super) enum LifeStage {
     /// Alive, without a link.
     Apart,
-    Linking(Attempt),
-    Linked(Attempt),
+    Linking(LinkAttempt),
+    Linked(LinkAttempt),
     /// Held for dead; another life may take the name.
     Gone,
 }
 
-pub(super) struct Attempt {
+pub(super) struct LinkAttempt {
     pub(super) generation: u64,
     pub(super) endpoint: EndpointState,
     /// Our offer, once it is made.
@@ -65,9 +65,9 @@ pub(super) enum EndpointState {
     Connected(u64),
 }
 
-impl Slot {
+impl PeerRecord {
     pub(super) fn new(name: TaskId) -> Self {
-        Slot {
+        PeerRecord {
             name,
             generation: 0,
             life: None,
@@ -79,7 +79,7 @@ impl Slot {
         }
     }
 
-    pub(super) fn info(&self, who: &Who, generation: u64) -> PeerInfo {
+    pub(super) fn info(&self, who: &PeerIdentity, generation: u64) -> PeerInfo {
         PeerInfo {
             name: self.name.clone(),
             incarnation: who.incarnation,
@@ -89,14 +89,14 @@ impl Slot {
         }
     }
 
-    pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut Life> {
+    pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut PeerLife> {
         self.life.as_mut().filter(|life| life.who.incarnation == incarnation)
     }
 
     /// The attempt that is under way, if it is this one.
-    pub(super) fn linking(&mut self, info: &PeerInfo) -> Option<&mut Attempt> {
+    pub(super) fn linking(&mut self, info: &PeerInfo) -> Option<&mut LinkAttempt> {
         match &mut self.known(info.incarnation)?.stage {
-            Stage::Linking(attempt) if attempt.generation == info.generation => Some(attempt),
+            LifeStage::Linking(attempt) if attempt.generation == info.generation => Some(attempt),
             _ => None,
         }
     }
@@ -104,7 +104,7 @@ impl Slot {
     /// Starts a generation. The caller has ended what was there before.
     pub(super) fn begin(&mut self, generation: u64, theirs: Vec<u8>) -> Option<PeerInfo> {
         let life = self.life.as_mut()?;
-        life.stage = Stage::Linking(Attempt {
+        life.stage = LifeStage::Linking(LinkAttempt {
             generation,
             endpoint: EndpointState::Preparing,
             ours: None,
@@ -118,38 +118,38 @@ impl Slot {
     }
 
     /// Ends the link or the attempt that there is, and leaves the life at `next`.
-    pub(super) fn end(&mut self, cause: &LossCause, next: Stage) -> Vec<Act> {
+    pub(super) fn end(&mut self, cause: &LossCause, next: LifeStage) -> Vec<PeerEvent> {
         let Some(life) = self.life.as_mut() else { return Vec::new() };
         let stage = std::mem::replace(&mut life.stage, next);
         let who = life.who.clone();
         match stage {
-            Stage::Linked(attempt) => {
+            LifeStage::Linked(attempt) => {
                 self.lost = Some(cause.to_string());
                 self.failed = Some((attempt.generation, cause.to_string()));
-                vec![Act::Lost(self.info(&who, attempt.generation), cause.clone())]
+                vec![PeerEvent::Lost(self.info(&who, attempt.generation), cause.clone())]
             }
-            Stage::Linking(attempt) => {
+            LifeStage::Linking(attempt) => {
                 self.failed = Some((attempt.generation, cause.to_string()));
                 match attempt.endpoint {
                     EndpointState::Prepared(ticket) | EndpointState::Connected(ticket) => {
-                        vec![Act::Abandon(self.info(&who, attempt.generation), ticket)]
+                        vec![PeerEvent::Abandon(self.info(&who, attempt.generation), ticket)]
                     }
                     // The thread that works on it sees that it is not wanted any more.
                     EndpointState::Preparing | EndpointState::Connecting => Vec::new(),
                 }
             }
-            Stage::Apart | Stage::Gone => Vec::new(),
+            LifeStage::Apart | LifeStage::Gone => Vec::new(),
         }
     }
 
     /// Ends the present life for good. Nobody has followed it yet, so that is told also if there was no link.
-    pub(super) fn lay_out(&mut self, cause: &LossCause) -> Vec<Act> {
+    pub(super) fn retire_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let Some(life) = &self.life else { return Vec::new() };
-        let gone = Act::Gone(self.info(&life.who, self.generation), cause.clone());
+        let gone = PeerEvent::Gone(self.info(&life.who, self.generation), cause.clone());
         // What ends the link tells of it, and that of a life held for dead has ended.
-        let is_news = matches!(life.stage, Stage::Apart | Stage::Linking(_));
+        let is_news = matches!(life.stage, LifeStage::Apart | LifeStage::Linking(_));
         self.lost = Some(cause.to_string());
-        let mut acts = self.bury(cause);
+        let mut acts = self.retire(cause);
         if is_news {
             acts.push(gone);
         }
@@ -157,8 +157,8 @@ impl Slot {
     }
 
     /// Ends the present life for good.
-    pub(super) fn bury(&mut self, cause: &LossCause) -> Vec<Act> {
-        let acts = self.end(cause, Stage::Gone);
+    pub(super) fn retire(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
+        let acts = self.end(cause, LifeStage::Gone);
         if let Some(life) = self.life.take() {
             if self.past.len() == PAST_LIVES {
                 self.past.pop_front();

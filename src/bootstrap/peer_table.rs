@@ -1,13 +1,13 @@
 //! What this process knows of each peer: its life, and how far the link with it is.
 //!
 //! Plain state: no I/O, no clock, no threads. Times are given; what must be told to the [`Peering`] comes
-//! back as [`Act`]s, so that the caller can run them outside its lock.
+//! back as [`PeerEvent`]s, so that the caller can run them outside its lock.
 //!
 //! [`Peering`]: super::Peering
 
 use super::names::Incarnation;
+use super::peer_record::{EndpointState, LifeStage, PeerLife, PeerRecord};
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
-use super::slot::{EndpointState, Life, Slot, Stage};
 use crate::wire::Status;
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const MAX_AHEAD: u64 = 1 << 32;
 
 /// Something that the peering must be told.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum PeerEvent {
     Ready(PeerInfo, u64),
     Lost(PeerInfo, LossCause),
     Abandon(PeerInfo, u64),
@@ -27,7 +27,7 @@ pub(super) enum Act {
 
 /// Why a caller is not taken for who it says it is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum LifeRefusal {
     /// Another life of that name is alive.
     Taken { alive: Incarnation },
     /// That life has ended.
@@ -38,7 +38,7 @@ pub(super) enum Refusal {
 
 /// What a member tells of itself.
 #[derive(Clone, Debug)]
-pub(super) struct Who {
+pub(super) struct PeerIdentity {
     pub(super) incarnation: Incarnation,
     pub(super) host_id: String,
     pub(super) spinners: u32,
@@ -46,7 +46,7 @@ pub(super) struct Who {
 
 /// What becomes of an offer that the peer has made.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Offered {
+pub(super) enum OfferDecision {
     /// It is new: make this side's endpoint.
     Start(PeerInfo),
     /// This side's endpoint is being made.
@@ -58,21 +58,21 @@ pub(super) enum Offered {
 
 /// How far this side of a generation is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum HandshakeProgress {
     Connecting,
     Connected,
     Failed(String),
 }
 
 /// All peers of this process, by index.
-pub(super) struct Members {
-    slots: Vec<Slot>,
+pub(super) struct PeerTable {
+    slots: Vec<PeerRecord>,
     silence: Duration,
 }
 
-impl Members {
+impl PeerTable {
     pub(super) fn new(names: impl IntoIterator<Item = TaskId>, silence: Duration) -> Self {
-        Members { slots: names.into_iter().map(Slot::new).collect(), silence }
+        PeerTable { slots: names.into_iter().map(PeerRecord::new).collect(), silence }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &TaskId> {
@@ -88,7 +88,7 @@ impl Members {
         let slot = &self.slots[index];
         let life = slot.life.as_ref()?;
         match &life.stage {
-            Stage::Linked(attempt) => Some((slot.info(&life.who, attempt.generation), life.heard)),
+            LifeStage::Linked(attempt) => Some((slot.info(&life.who, attempt.generation), life.heard)),
             _ => None,
         }
     }
@@ -96,12 +96,12 @@ impl Members {
     /// Whether a link with the peer is being made.
     pub(super) fn is_linking(&self, index: usize) -> bool {
         let life = self.slots[index].life.as_ref();
-        life.is_some_and(|life| matches!(life.stage, Stage::Linking(_)))
+        life.is_some_and(|life| matches!(life.stage, LifeStage::Linking(_)))
     }
 
     /// Whether the peer is up, as far as we know.
     pub(super) fn is_met(&self, index: usize) -> bool {
-        self.slots[index].life.as_ref().is_some_and(|life| !matches!(life.stage, Stage::Gone))
+        self.slots[index].life.as_ref().is_some_and(|life| !matches!(life.stage, LifeStage::Gone))
     }
 
     pub(super) fn is_busy(&self, index: usize) -> bool {
@@ -141,55 +141,55 @@ impl Members {
     pub(super) fn meet(
         &mut self,
         index: usize,
-        who: &Who,
+        who: &PeerIdentity,
         dialed: bool,
         now: Instant,
-    ) -> Result<Vec<Act>, Refusal> {
+    ) -> Result<Vec<PeerEvent>, LifeRefusal> {
         let silence = self.silence;
         let slot = &mut self.slots[index];
         if slot.past.contains(&who.incarnation) {
-            return Err(Refusal::Over);
+            return Err(LifeRefusal::Over);
         }
         let mut acts = Vec::new();
         match &mut slot.life {
             Some(life) if life.who.incarnation == who.incarnation => {
                 life.heard = now;
                 life.dialed |= dialed;
-                if matches!(life.stage, Stage::Gone) {
-                    life.stage = Stage::Apart;
+                if matches!(life.stage, LifeStage::Gone) {
+                    life.stage = LifeStage::Apart;
                 }
                 return Ok(acts);
             }
             Some(life) => {
-                let gone = matches!(life.stage, Stage::Gone) || now.duration_since(life.heard) >= silence;
+                let gone = matches!(life.stage, LifeStage::Gone) || now.duration_since(life.heard) >= silence;
                 if !gone && !dialed {
-                    return Err(Refusal::Taken { alive: life.who.incarnation });
+                    return Err(LifeRefusal::Taken { alive: life.who.incarnation });
                 }
-                acts = slot.bury(&LossCause::replaced(who.incarnation));
+                acts = slot.retire(&LossCause::replaced(who.incarnation));
             }
             None => {}
         }
-        slot.life = Some(Life { who: who.clone(), heard: now, dialed, stage: Stage::Apart });
+        slot.life = Some(PeerLife { who: who.clone(), heard: now, dialed, stage: LifeStage::Apart });
         Ok(acts)
     }
 
     /// A life that has introduced itself before gives a sign of life.
-    pub(super) fn heard(&mut self, index: usize, from: Incarnation, now: Instant) -> Result<(), Refusal> {
+    pub(super) fn heard(&mut self, index: usize, from: Incarnation, now: Instant) -> Result<(), LifeRefusal> {
         let silence = self.silence;
         let slot = &mut self.slots[index];
         if slot.past.contains(&from) {
-            return Err(Refusal::Over);
+            return Err(LifeRefusal::Over);
         }
         match &mut slot.life {
-            Some(life) if matches!(life.stage, Stage::Gone) => Err(Refusal::Unknown),
+            Some(life) if matches!(life.stage, LifeStage::Gone) => Err(LifeRefusal::Unknown),
             Some(life) if life.who.incarnation == from => {
                 life.heard = now;
                 Ok(())
             }
             Some(life) if now.duration_since(life.heard) < silence => {
-                Err(Refusal::Taken { alive: life.who.incarnation })
+                Err(LifeRefusal::Taken { alive: life.who.incarnation })
             }
-            _ => Err(Refusal::Unknown),
+            _ => Err(LifeRefusal::Unknown),
         }
     }
 
@@ -197,7 +197,7 @@ impl Members {
     /// the peer is linked, being linked, or not that life any more.
     pub(super) fn start(&mut self, index: usize, with: Incarnation, seen_there: u64) -> Option<PeerInfo> {
         let slot = &mut self.slots[index];
-        let apart = matches!(slot.known(with)?.stage, Stage::Apart);
+        let apart = matches!(slot.known(with)?.stage, LifeStage::Apart);
         if slot.busy || !apart {
             return None;
         }
@@ -213,19 +213,19 @@ impl Members {
         from: Incarnation,
         generation: u64,
         offer: &[u8],
-    ) -> (Offered, Vec<Act>) {
+    ) -> (OfferDecision, Vec<PeerEvent>) {
         let slot = &mut self.slots[index];
-        let refused = |why: String| (Offered::Refused(why), Vec::new());
+        let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
         let Some(life) = slot.known(from) else { return refused("say Hello first".into()) };
-        if let Stage::Linking(attempt) | Stage::Linked(attempt) = &life.stage
+        if let LifeStage::Linking(attempt) | LifeStage::Linked(attempt) = &life.stage
             && attempt.generation == generation
         {
             return match &attempt.ours {
                 _ if attempt.theirs != offer => {
                     refused(format!("generation {generation} was offered before, with another offer"))
                 }
-                Some(ours) => (Offered::Answer(ours.clone()), Vec::new()),
-                None => (Offered::Wait, Vec::new()),
+                Some(ours) => (OfferDecision::Answer(ours.clone()), Vec::new()),
+                None => (OfferDecision::Wait, Vec::new()),
             };
         }
         if generation <= slot.generation {
@@ -238,10 +238,10 @@ impl Members {
             return refused(format!("generation {} is still being given up; try again", slot.generation));
         }
         let cause = LossCause::Closed(format!("it has started generation {generation}"));
-        let acts = slot.end(&cause, Stage::Apart);
+        let acts = slot.end(&cause, LifeStage::Apart);
         match slot.begin(generation, offer.to_vec()) {
-            Some(info) => (Offered::Start(info), acts),
-            None => (Offered::Refused("say Hello first".into()), acts),
+            Some(info) => (OfferDecision::Start(info), acts),
+            None => (OfferDecision::Refused("say Hello first".into()), acts),
         }
     }
 
@@ -251,7 +251,7 @@ impl Members {
         index: usize,
         info: &PeerInfo,
         outcome: Result<Prepared, Status>,
-    ) -> (Result<Vec<u8>, String>, Vec<Act>) {
+    ) -> (Result<Vec<u8>, String>, Vec<PeerEvent>) {
         let slot = &mut self.slots[index];
         let why = match outcome {
             Ok(Prepared { ticket, offer }) => match slot.linking(info) {
@@ -265,7 +265,7 @@ impl Members {
                         Some(_) => format!("the offer has {} bytes, at most {MAX_OFFER} travel", offer.len()),
                         None => slot.failure_of(info.generation),
                     };
-                    let acts = vec![Act::Abandon(info.clone(), ticket)];
+                    let acts = vec![PeerEvent::Abandon(info.clone(), ticket)];
                     self.fail(index, info, &why);
                     return (Err(why), acts);
                 }
@@ -293,7 +293,7 @@ impl Members {
         info: &PeerInfo,
         ticket: u64,
         outcome: Result<(), Status>,
-    ) -> (Result<(), String>, Vec<Act>) {
+    ) -> (Result<(), String>, Vec<PeerEvent>) {
         let slot = &mut self.slots[index];
         match (outcome, slot.linking(info)) {
             (Ok(()), Some(attempt)) => {
@@ -301,7 +301,7 @@ impl Members {
                 (Ok(()), Vec::new())
             }
             (Ok(()), None) => {
-                (Err(slot.failure_of(info.generation)), vec![Act::Abandon(info.clone(), ticket)])
+                (Err(slot.failure_of(info.generation)), vec![PeerEvent::Abandon(info.clone(), ticket)])
             }
             (Err(status), _) => {
                 let why = status.to_string();
@@ -323,13 +323,13 @@ impl Members {
             return;
         }
         if let Some(life) = slot.known(info.incarnation) {
-            life.stage = Stage::Apart;
+            life.stage = LifeStage::Apart;
         }
         slot.failed = Some((info.generation, why.to_owned()));
     }
 
     /// The link is up as soon as both sides have said that they are connected.
-    pub(super) fn settle(&mut self, index: usize, info: &PeerInfo) -> Vec<Act> {
+    pub(super) fn settle(&mut self, index: usize, info: &PeerInfo) -> Vec<PeerEvent> {
         let slot = &mut self.slots[index];
         let Some(attempt) = slot.linking(info) else { return Vec::new() };
         let EndpointState::Connected(ticket) = attempt.endpoint else { return Vec::new() };
@@ -337,13 +337,13 @@ impl Members {
             return Vec::new();
         }
         if let Some(life) = slot.known(info.incarnation) {
-            let stage = std::mem::replace(&mut life.stage, Stage::Apart);
-            if let Stage::Linking(attempt) = stage {
-                life.stage = Stage::Linked(attempt);
+            let stage = std::mem::replace(&mut life.stage, LifeStage::Apart);
+            if let LifeStage::Linking(attempt) = stage {
+                life.stage = LifeStage::Linked(attempt);
             }
         }
         (slot.reach, slot.failed, slot.lost) = (None, None, None);
-        vec![Act::Ready(info.clone(), ticket)]
+        vec![PeerEvent::Ready(info.clone(), ticket)]
     }
 
     /// The peer has said that its side of a generation is connected. Says how far ours is.
@@ -352,20 +352,21 @@ impl Members {
         index: usize,
         from: Incarnation,
         generation: u64,
-    ) -> (Progress, Vec<Act>) {
+    ) -> (HandshakeProgress, Vec<PeerEvent>) {
         let slot = &mut self.slots[index];
         let info = match slot.known(from).map(|life| (life.who.clone(), &mut life.stage)) {
-            Some((_, Stage::Linked(attempt))) if attempt.generation == generation => {
-                return (Progress::Connected, Vec::new());
+            Some((_, LifeStage::Linked(attempt))) if attempt.generation == generation => {
+                return (HandshakeProgress::Connected, Vec::new());
             }
-            Some((who, Stage::Linking(attempt))) if attempt.generation == generation => {
+            Some((who, LifeStage::Linking(attempt))) if attempt.generation == generation => {
                 attempt.ready_there = true;
                 slot.info(&who, generation)
             }
-            _ => return (Progress::Failed(slot.failure_of(generation)), Vec::new()),
+            _ => return (HandshakeProgress::Failed(slot.failure_of(generation)), Vec::new()),
         };
         let acts = self.settle(index, &info);
-        let progress = if acts.is_empty() { Progress::Connecting } else { Progress::Connected };
+        let progress =
+            if acts.is_empty() { HandshakeProgress::Connecting } else { HandshakeProgress::Connected };
         (progress, acts)
     }
 
@@ -373,9 +374,9 @@ impl Members {
     pub(super) fn stands(&mut self, index: usize, from: Incarnation, generation: u64) -> Result<(), String> {
         let slot = &mut self.slots[index];
         match slot.known(from).map(|life| &life.stage) {
-            Some(Stage::Linked(attempt)) if attempt.generation == generation => Ok(()),
+            Some(LifeStage::Linked(attempt)) if attempt.generation == generation => Ok(()),
             // The other side can know before us that both are connected.
-            Some(Stage::Linking(attempt))
+            Some(LifeStage::Linking(attempt))
                 if attempt.generation == generation
                     && matches!(attempt.endpoint, EndpointState::Connected(_)) =>
             {
@@ -392,16 +393,16 @@ impl Members {
         from: Incarnation,
         generation: u64,
         reason: &str,
-    ) -> Vec<Act> {
+    ) -> Vec<PeerEvent> {
         let slot = &mut self.slots[index];
         let present = match slot.known(from).map(|life| &life.stage) {
-            Some(Stage::Linking(attempt) | Stage::Linked(attempt)) => attempt.generation,
+            Some(LifeStage::Linking(attempt) | LifeStage::Linked(attempt)) => attempt.generation,
             _ => return Vec::new(),
         };
         if present != generation {
             return Vec::new();
         }
-        slot.end(&LossCause::Closed(reason.to_owned()), Stage::Apart)
+        slot.end(&LossCause::Closed(reason.to_owned()), LifeStage::Apart)
     }
 
     /// Our own process says that a link that was up is dead. Returns whether it was up.
@@ -409,7 +410,7 @@ impl Members {
         let up = self.link(index).is_some_and(|(info, _)| info.generation == generation);
         if up {
             // The act is for the one who has just told us.
-            self.slots[index].end(&LossCause::Closed(why.to_owned()), Stage::Gone);
+            self.slots[index].end(&LossCause::Closed(why.to_owned()), LifeStage::Gone);
             self.slots[index].lost = Some(why.to_owned());
             self.slots[index].failed = Some((generation, why.to_owned()));
         }
@@ -417,59 +418,59 @@ impl Members {
     }
 
     /// Holds the peer for dead if it is linked and nothing has been heard from it for too long.
-    pub(super) fn silent(&mut self, index: usize, now: Instant) -> Vec<Act> {
+    pub(super) fn silent(&mut self, index: usize, now: Instant) -> Vec<PeerEvent> {
         let Some((_, heard)) = self.link(index) else { return Vec::new() };
         let after = now.duration_since(heard);
         if after < self.silence {
             return Vec::new();
         }
-        self.slots[index].end(&LossCause::Silent { after, bound: self.silence }, Stage::Gone)
+        self.slots[index].end(&LossCause::Silent { after, bound: self.silence }, LifeStage::Gone)
     }
 
     /// That life of the peer is over for good: it has left, or another one answers at its address.
-    pub(super) fn over(&mut self, index: usize, life: Incarnation, cause: &LossCause) -> Vec<Act> {
+    pub(super) fn over(&mut self, index: usize, life: Incarnation, cause: &LossCause) -> Vec<PeerEvent> {
         let slot = &mut self.slots[index];
         if slot.known(life).is_none() {
             return Vec::new();
         }
-        slot.lay_out(cause)
+        slot.retire_and_tell(cause)
     }
 
     /// Nobody listens at the peer's address. If a life of it has answered there before, its process has ended.
-    pub(super) fn unattended(&mut self, index: usize, why: &str) -> Vec<Act> {
+    pub(super) fn unattended(&mut self, index: usize, why: &str) -> Vec<PeerEvent> {
         let slot = &mut self.slots[index];
         match &slot.life {
-            Some(life) if life.dialed => slot.lay_out(&LossCause::Died(why.to_owned())),
+            Some(life) if life.dialed => slot.retire_and_tell(&LossCause::Died(why.to_owned())),
             _ => Vec::new(),
         }
     }
 
     /// The peer did not answer. Holds it for dead if it has no link, and nothing has been heard from it for too
     /// long: whoever is up calls often.
-    pub(super) fn unanswered(&mut self, index: usize, now: Instant) -> Vec<Act> {
+    pub(super) fn unanswered(&mut self, index: usize, now: Instant) -> Vec<PeerEvent> {
         let bound = self.silence;
         let slot = &mut self.slots[index];
         let Some(life) = &slot.life else { return Vec::new() };
         let after = now.duration_since(life.heard);
-        if after < bound || !matches!(life.stage, Stage::Apart) {
+        if after < bound || !matches!(life.stage, LifeStage::Apart) {
             return Vec::new();
         }
         let cause = LossCause::Silent { after, bound };
-        let gone = Act::Gone(slot.info(&life.who, slot.generation), cause.clone());
+        let gone = PeerEvent::Gone(slot.info(&life.who, slot.generation), cause.clone());
         slot.lost = Some(cause.to_string());
-        let mut acts = slot.end(&cause, Stage::Gone);
+        let mut acts = slot.end(&cause, LifeStage::Gone);
         acts.push(gone);
         acts
     }
 
     /// Gives up every attempt, and forgets every link without a word: this process stops.
-    pub(super) fn close(&mut self) -> Vec<Act> {
+    pub(super) fn close(&mut self) -> Vec<PeerEvent> {
         let cause = LossCause::Closed("this process stops".into());
-        let acts = self.slots.iter_mut().flat_map(|slot| slot.end(&cause, Stage::Gone));
-        acts.filter(|act| matches!(act, Act::Abandon(..))).collect()
+        let acts = self.slots.iter_mut().flat_map(|slot| slot.end(&cause, LifeStage::Gone));
+        acts.filter(|act| matches!(act, PeerEvent::Abandon(..))).collect()
     }
 }
 
 #[cfg(test)]
-#[path = "tests/members.rs"]
+#[path = "tests/peer_table.rs"]
 mod tests;

@@ -20,7 +20,7 @@ use tonic::transport::server::Connected;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections.
-pub(super) struct Incoming {
+pub(super) struct Acceptor {
     listener: TcpListener,
     /// Connections that are open now.
     open: Arc<AtomicUsize>,
@@ -29,14 +29,14 @@ pub(super) struct Incoming {
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-impl Incoming {
+impl Acceptor {
     /// At most `max_open` connections at a time; one on which nothing comes for `idle` is closed.
     pub(super) fn new(listener: TcpListener, max_open: usize, idle: Duration) -> Self {
-        Incoming { listener, open: Arc::new(AtomicUsize::new(0)), max_open, idle, pause: None }
+        Acceptor { listener, open: Arc::new(AtomicUsize::new(0)), max_open, idle, pause: None }
     }
 
     /// Takes a connection in, unless there are too many.
-    fn admit(&self, stream: TcpStream, from: SocketAddr) -> Option<Connection> {
+    fn admit(&self, stream: TcpStream, from: SocketAddr) -> Option<AcceptedConnection> {
         // Only the bootstrap thread counts; the order with other memory does not matter.
         if self.open.load(Ordering::Relaxed) >= self.max_open {
             tracing::warn!("a connection from {from} is refused: {} are open already", self.max_open);
@@ -47,12 +47,12 @@ impl Incoming {
         }
         self.open.fetch_add(1, Ordering::Relaxed);
         let silence = Box::pin(sleep(self.idle));
-        Some(Connection { stream, idle: self.idle, silence, open: self.open.clone() })
+        Some(AcceptedConnection { stream, idle: self.idle, silence, open: self.open.clone() })
     }
 }
 
-impl Stream for Incoming {
-    type Item = io::Result<Connection>;
+impl Stream for Acceptor {
+    type Item = io::Result<AcceptedConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
@@ -76,7 +76,7 @@ impl Stream for Incoming {
 }
 
 /// A connection that a peer has opened.
-pub(super) struct Connection {
+pub(super) struct AcceptedConnection {
     stream: TcpStream,
     idle: Duration,
     /// Ends when nothing has come for `idle`.
@@ -84,19 +84,19 @@ pub(super) struct Connection {
     open: Arc<AtomicUsize>,
 }
 
-impl Drop for Connection {
+impl Drop for AcceptedConnection {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Connected for Connection {
+impl Connected for AcceptedConnection {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for AcceptedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -112,7 +112,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for AcceptedConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -153,7 +153,7 @@ mod tests {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let mut incoming = Incoming::new(listener, 1, Duration::from_millis(30));
+            let mut incoming = Acceptor::new(listener, 1, Duration::from_millis(30));
             let _silent = TcpStream::connect(address).await.unwrap();
             let mut first = incoming.next().await.unwrap().unwrap();
             let mut buffer = [0; 8];

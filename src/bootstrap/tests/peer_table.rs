@@ -1,17 +1,17 @@
 //! The state of the peers, without network and clock.
 
 use super::*;
-use crate::bootstrap::slot::PAST_LIVES;
+use crate::bootstrap::peer_record::PAST_LIVES;
 use crate::wire::Code;
 
 const SILENCE: Duration = Duration::from_secs(5);
 
-fn table() -> Members {
-    Members::new([TaskId::new("worker", 1).unwrap()], SILENCE)
+fn table() -> PeerTable {
+    PeerTable::new([TaskId::new("worker", 1).unwrap()], SILENCE)
 }
 
-fn life(number: u64) -> Who {
-    Who { incarnation: Incarnation::new(number).unwrap(), host_id: "here".into(), spinners: 0 }
+fn life(number: u64) -> PeerIdentity {
+    PeerIdentity { incarnation: Incarnation::new(number).unwrap(), host_id: "here".into(), spinners: 0 }
 }
 
 fn endpoint(ticket: u64) -> Result<Prepared, Status> {
@@ -19,7 +19,7 @@ fn endpoint(ticket: u64) -> Result<Prepared, Status> {
 }
 
 /// Brings the only peer up in life 1 and generation 1.
-fn linked(now: Instant) -> (Members, PeerInfo) {
+fn linked(now: Instant) -> (PeerTable, PeerInfo) {
     let mut members = table();
     members.meet(0, &life(1), true, now).unwrap();
     let info = members.start(0, life(1).incarnation, 0).unwrap();
@@ -30,7 +30,7 @@ fn linked(now: Instant) -> (Members, PeerInfo) {
     members.idle(0);
     assert!(members.settle(0, &info).is_empty(), "the peer has said nothing yet");
     let (progress, acts) = members.said_ready(0, info.incarnation, 1);
-    assert_eq!((progress, acts), (Progress::Connected, vec![Act::Ready(info.clone(), 5)]));
+    assert_eq!((progress, acts), (HandshakeProgress::Connected, vec![PeerEvent::Ready(info.clone(), 5)]));
     assert!(members.all_linked());
     (members, info)
 }
@@ -41,14 +41,16 @@ fn a_link_is_up_whichever_side_is_ready_first() {
     linked(now);
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let (Offered::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else { panic!() };
+    let (OfferDecision::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else {
+        panic!()
+    };
     assert!(acts.is_empty() && info.generation == 4);
     members.prepared(0, &info, endpoint(5)).0.unwrap();
     members.idle(0);
     members.connecting(0, &info).unwrap();
-    assert_eq!(members.said_ready(0, info.incarnation, 4).0, Progress::Connecting);
+    assert_eq!(members.said_ready(0, info.incarnation, 4).0, HandshakeProgress::Connecting);
     members.connected(0, &info, 5, Ok(())).0.unwrap();
-    assert_eq!(members.settle(0, &info), [Act::Ready(info.clone(), 5)]);
+    assert_eq!(members.settle(0, &info), [PeerEvent::Ready(info.clone(), 5)]);
     assert!(members.settle(0, &info).is_empty(), "once");
 }
 
@@ -59,7 +61,7 @@ fn silence_counts_from_the_last_sign_of_life() {
     members.heard(0, info.incarnation, start + SILENCE / 2).unwrap();
     assert!(members.silent(0, start + SILENCE).is_empty());
     let acts = members.silent(0, start + SILENCE / 2 + SILENCE);
-    assert_eq!(acts, [Act::Lost(info.clone(), LossCause::Silent { after: SILENCE, bound: SILENCE })]);
+    assert_eq!(acts, [PeerEvent::Lost(info.clone(), LossCause::Silent { after: SILENCE, bound: SILENCE })]);
     assert!(members.silent(0, start + SILENCE * 9).is_empty(), "lost only once");
     assert!(!members.all_linked());
 }
@@ -76,7 +78,7 @@ fn a_linked_life_whose_calls_are_not_answered_is_held_for_silent_at_the_bound_an
     // What is linked falls silent as a link, not as one that was never there.
     assert!(members.unanswered(0, start + SILENCE).is_empty());
     let acts = members.silent(0, start + SILENCE);
-    assert_eq!(acts, [Act::Lost(info, LossCause::Silent { after: SILENCE, bound: SILENCE })]);
+    assert_eq!(acts, [PeerEvent::Lost(info, LossCause::Silent { after: SILENCE, bound: SILENCE })]);
     assert!(members.unanswered(0, start + SILENCE * 9).is_empty(), "told only once");
 }
 
@@ -85,23 +87,26 @@ fn a_life_held_for_dead_may_come_back_with_a_new_generation_until_another_one_ta
     let start = Instant::now();
     let (mut members, info) = linked(start);
     members.silent(0, start + SILENCE);
-    assert_eq!(members.heard(0, info.incarnation, start + SILENCE), Err(Refusal::Unknown));
+    assert_eq!(members.heard(0, info.incarnation, start + SILENCE), Err(LifeRefusal::Unknown));
     members.meet(0, &life(1), false, start + SILENCE).unwrap();
     assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
     members.idle(0);
     members.meet(0, &life(2), false, start + SILENCE * 2).unwrap();
-    assert_eq!(members.meet(0, &life(1), false, start + SILENCE * 2), Err(Refusal::Over));
-    assert_eq!(members.heard(0, info.incarnation, start + SILENCE * 2), Err(Refusal::Over));
+    assert_eq!(members.meet(0, &life(1), false, start + SILENCE * 2), Err(LifeRefusal::Over));
+    assert_eq!(members.heard(0, info.incarnation, start + SILENCE * 2), Err(LifeRefusal::Over));
 }
 
 #[test]
 fn whoever_answers_at_the_address_owns_the_name_and_whoever_only_calls_does_not() {
     let now = Instant::now();
     let (mut members, info) = linked(now);
-    assert_eq!(members.meet(0, &life(2), false, now), Err(Refusal::Taken { alive: info.incarnation }));
-    assert_eq!(members.heard(0, life(2).incarnation, now), Err(Refusal::Taken { alive: info.incarnation }));
+    assert_eq!(members.meet(0, &life(2), false, now), Err(LifeRefusal::Taken { alive: info.incarnation }));
+    assert_eq!(
+        members.heard(0, life(2).incarnation, now),
+        Err(LifeRefusal::Taken { alive: info.incarnation })
+    );
     let acts = members.meet(0, &life(2), true, now).unwrap();
-    assert_eq!(acts, [Act::Lost(info, LossCause::replaced(life(2).incarnation))]);
+    assert_eq!(acts, [PeerEvent::Lost(info, LossCause::replaced(life(2).incarnation))]);
 }
 
 #[test]
@@ -109,15 +114,15 @@ fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let (Offered::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
-    assert_eq!(members.offered(0, info.incarnation, 1, b"x").0, Offered::Wait);
-    let (Offered::Refused(why), _) = members.offered(0, info.incarnation, 2, b"x") else { panic!() };
+    let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
+    assert_eq!(members.offered(0, info.incarnation, 1, b"x").0, OfferDecision::Wait);
+    let (OfferDecision::Refused(why), _) = members.offered(0, info.incarnation, 2, b"x") else { panic!() };
     assert!(why.contains("try again"), "{why}");
     assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
     assert_eq!(members.start(0, info.incarnation, 0), None);
     let (late, acts) = members.prepared(0, &info, endpoint(5));
     assert!(late.unwrap_err().contains("changed my mind"));
-    assert_eq!(acts, [Act::Abandon(info.clone(), 5)], "the late endpoint is given up");
+    assert_eq!(acts, [PeerEvent::Abandon(info.clone(), 5)], "the late endpoint is given up");
     members.idle(0);
     assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
 }
@@ -129,7 +134,7 @@ fn an_endpoint_is_given_up_exactly_once_wherever_its_generation_ends() {
         let mut members = table();
         members.meet(0, &life(1), false, now).unwrap();
         let info = members.start(0, life(1).incarnation, 0).unwrap();
-        let abandon = vec![Act::Abandon(info.clone(), 5)];
+        let abandon = vec![PeerEvent::Abandon(info.clone(), 5)];
         if end == 0 {
             assert!(members.close().is_empty());
             assert_eq!(members.prepared(0, &info, endpoint(5)).1, abandon);
@@ -149,7 +154,7 @@ fn an_endpoint_is_given_up_exactly_once_wherever_its_generation_ends() {
         }
         members.connected(0, &info, 5, Ok(())).0.unwrap();
         let left = LossCause::Left("bye".into());
-        let gone = [Act::Abandon(info.clone(), 5), Act::Gone(info.clone(), left.clone())];
+        let gone = [PeerEvent::Abandon(info.clone(), 5), PeerEvent::Gone(info.clone(), left.clone())];
         assert_eq!(members.over(0, info.incarnation, &left), gone);
         assert!(members.close().is_empty());
     }
@@ -160,10 +165,10 @@ fn a_failed_endpoint_is_remembered_for_whoever_asks_about_its_generation() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let (Offered::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
+    let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
     members.prepared(0, &info, Err(Status::new(Code::ResourceExhausted, "no memory"))).0.unwrap_err();
     members.idle(0);
-    let (Offered::Refused(why), _) = members.offered(0, info.incarnation, 1, b"x") else { panic!() };
+    let (OfferDecision::Refused(why), _) = members.offered(0, info.incarnation, 1, b"x") else { panic!() };
     assert!(why.contains("no memory"), "{why}");
     assert!(members.why_missing(0).contains("no memory"));
 }
@@ -176,5 +181,5 @@ fn only_the_last_lives_are_remembered_so_that_memory_is_bounded() {
         members.meet(0, &life(number), true, now).unwrap();
     }
     assert_eq!(members.slots[0].past.len(), PAST_LIVES);
-    assert_eq!(members.meet(0, &life(2), false, now), Err(Refusal::Over));
+    assert_eq!(members.meet(0, &life(2), false, now), Err(LifeRefusal::Over));
 }
