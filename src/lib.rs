@@ -119,6 +119,8 @@
 
 mod bootstrap;
 mod config;
+#[cfg(doctest)]
+mod documents;
 mod engine;
 mod fabric;
 mod link;
