@@ -22,14 +22,16 @@
 //! Nothing in this room knows of requests, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
-mod lending;
+mod event_count;
+mod loans;
 pub mod shm;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod verbs;
+mod words;
 
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
-pub use lending::{Allowance, LoanBooks, LoanFigures, TICKS_PER_GRACE};
+pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -138,7 +140,7 @@ pub trait Fabric: Send + Sync + 'static {
     fn endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, FabricError>;
 
     /// What this process has lent over it, and what was kept of dead peers; `None` for a fabric that does not lend.
-    fn loan_books(&self) -> Option<Arc<LoanBooks>> {
+    fn loan_limiter(&self) -> Option<Arc<LoanLimiter>> {
         None
     }
 }
@@ -292,21 +294,21 @@ pub trait Port: Send + 'static {
     fn read(&mut self, link: LinkId, target: TensorMut, source: &Grant)
     -> Result<(), (PostError, TensorMut)>;
 
-    /// Leave to lend so many bytes on a link; `None` if the fabric does not lend, or as much is lent as may be.
-    fn allow_loan(&mut self, link: LinkId, bytes: u64) -> Option<Allowance>;
+    /// A permit to lend `bytes` bytes on a link; `None` if the fabric does not lend, or the bound is reached.
+    fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit>;
 
     /// Lends the peer a tensor where it lies; done when the peer has given it back. The peer gets
-    /// [`Event::Lent`], which consumes a receive. The allowance is kept as long as the tensor.
+    /// [`Event::Lent`], which consumes a receive. The permit is kept as long as the tensor.
     ///
     /// # Errors
-    /// [`PostError`] with the allowance; nothing was lent then.
+    /// [`PostError`] with the permit; nothing was lent then.
     fn lend(
         &mut self,
         link: LinkId,
         source: &Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         immediate: Immediate,
-    ) -> Result<(), (PostError, Allowance)>;
+    ) -> Result<(), (PostError, LoanPermit)>;
 
     /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
     fn reaches(&self, target: &TensorMut) -> bool {

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::engine::{
     Engine, EngineOptions, PollMode, Poller, PollingThread, WaitStrategy, process_cpus, start,
 };
-use crate::fabric::{Fabric, LoanBooks, LoanFigures};
+use crate::fabric::{Fabric, LoanFigures, LoanLimiter};
 use crate::link::Links;
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, PeerIndex, RemoteHandler, RemotePath};
@@ -25,7 +25,7 @@ pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, RemoteHandler>;
 pub(super) struct Pollers<F: Fabric> {
     engines: Vec<Arc<EngineOf<F>>>,
     counters: Vec<Arc<Counters>>,
-    loans: Option<Arc<LoanBooks>>,
+    loans: Option<Arc<LoanLimiter>>,
     polling: Polling,
     /// Threads of each peer's process that would spin.
     spinners: Mutex<HashMap<PeerIndex, u32>>,
@@ -138,7 +138,7 @@ impl<F: Fabric> Pollers<F> {
             engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
         }
         let (spinners, threads) = (Mutex::default(), Mutex::default());
-        Ok(Pollers { engines, counters, loans: fabric.loan_books(), polling, spinners, threads })
+        Ok(Pollers { engines, counters, loans: fabric.loan_limiter(), polling, spinners, threads })
     }
 
     fn start_threads(&self, mode: PollMode) -> Result<(), NodeError> {

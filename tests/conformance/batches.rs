@@ -6,7 +6,7 @@ use crate::harness::{
     pattern, receives, revoked, tensor, tensor_mut,
 };
 use std::time::Instant;
-use tensorwire::internals::fabric::{Allowance, Fabric, LinkFailure, Port, PostError};
+use tensorwire::internals::fabric::{Fabric, LinkFailure, LoanPermit, Port, PostError};
 
 /// The numbers of the next `count` messages and immediates here.
 fn numbers<F: Fabric>(end: &mut End<F>, other: &mut End<F>, count: usize) -> Vec<u32> {
@@ -130,7 +130,7 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     let bytes = pattern(5000, 8);
     let source = tensor(&a.pool, &bytes);
     let lend = |a: &mut End<H::Fabric>| {
-        let lent = a.port.lend(a.link, &source, Allowance::unbounded(), immediate(7));
+        let lent = a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(7));
         lent.map_err(|(error, _)| error).expect("posted");
     };
     a.port.begin_batch();

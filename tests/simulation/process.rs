@@ -305,7 +305,7 @@ impl Process {
 
     /// The figures of the loan limiter.
     pub fn loans(&self) -> LoanFigures {
-        self.fabric.loan_books().expect("this fabric lends").figures()
+        self.fabric.loan_limiter().expect("this fabric lends").figures()
     }
 
     /// The load of the poller.

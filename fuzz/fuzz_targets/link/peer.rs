@@ -3,7 +3,7 @@
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
-use tensorwire::internals::fabric::{Allowance, Completions, Event, LinkFailure, LinkId, Port};
+use tensorwire::internals::fabric::{LoanPermit, Completions, Event, LinkFailure, LinkId, Port};
 use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
@@ -315,9 +315,9 @@ impl Peer {
     fn lend(&mut self, input: &mut Input<'_>) {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
         let tensor = self.tensor.clone();
-        let allowance = Allowance::unbounded();
+        let permit = LoanPermit::unbounded();
         self.sum = sum_of(tensor.bytes());
-        let _ = self.port.lend(self.link, &tensor, allowance, immediate);
+        let _ = self.port.lend(self.link, &tensor, permit, immediate);
     }
 
     fn immediate(&mut self, input: &mut Input<'_>) {

@@ -15,7 +15,7 @@ use crate::fabric::shm::rings::Rings;
 use crate::fabric::shm::wakeup::doorbells::{OwnDoorbell, PeerDoorbells};
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
 use crate::fabric::shm::wakeup::ringer::Ringer;
-use crate::fabric::{Allowance, Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions};
+use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, LoanPermit};
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) struct LinkLoan {
     /// Its bytes must not change before the peer gives them back.
     pub tensor: Tensor,
     /// Counts it as lent for as long.
-    pub _allowance: Allowance,
+    pub _permit: LoanPermit,
 }
 
 /// The loans of a link.

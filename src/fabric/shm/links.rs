@@ -211,7 +211,7 @@ impl PortLinks {
     /// Ends the armed state. `unheard`: no completion tells the caller, so it is woken.
     fn disarm(&mut self, unheard: bool) {
         if std::mem::take(&mut self.armed) && unheard {
-            self.bell.bell.rouse();
+            self.bell.bell.events.notify();
         }
     }
 

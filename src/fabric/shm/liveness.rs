@@ -50,7 +50,7 @@ pub(super) struct LazyWatcher {
 struct WatcherSlot {
     /// Kept, until a port is dropped.
     kept: Option<Arc<ProcessWatcher>>,
-    /// The last one, which links may keep: a second beside it would tick the same books.
+    /// The last one, which links may keep: a second beside it would tick the same limiter.
     last: Weak<ProcessWatcher>,
 }
 
@@ -337,7 +337,7 @@ impl Drop for ProcessWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::LoanBooks;
+    use crate::fabric::LoanLimiter;
     use crate::fabric::Sleep;
     use crate::fabric::shm::wakeup::doorbells::Doorbells;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -345,7 +345,7 @@ mod tests {
     use std::time::Instant;
 
     fn watcher() -> Arc<ProcessWatcher> {
-        let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanBooks::new(0))));
+        let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanLimiter::new(0))));
         Arc::new(ProcessWatcher::start(Duration::from_secs(1), reclaimer).expect("started"))
     }
 
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_fabric_has_one_watcher_as_long_as_a_link_keeps_it() {
-        let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanBooks::new(0))));
+        let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanLimiter::new(0))));
         let one = LazyWatcher::new(Duration::from_secs(1), reclaimer);
         let (mut child, pidfd) = sleeper();
         let first = one.get().expect("started");
@@ -420,9 +420,9 @@ mod tests {
         for (place, watch) in watches.iter().enumerate() {
             watch.ring(Arc::clone(&bell), 40 + place);
         }
-        let seen = bell.bell.seen();
+        let seen = bell.bell.events.key();
         child.kill().expect("killed");
-        bell.bell.sleep(Sleep::Waiter, seen, Duration::from_secs(5));
+        bell.bell.events.sleep(Sleep::Waiter, seen, Duration::from_secs(5));
         let mut places = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(5);
         while places.len() < 2 {

@@ -57,7 +57,7 @@ pub use testing::fuzz;
 pub use wakeup::sleeper::ShmSleeper;
 
 use super::{
-    Endpoint, Fabric, FabricError, FabricKind, LinkFailure, LinkOptions, LoanBooks, Role, TICKS_PER_GRACE,
+    Endpoint, Fabric, FabricError, FabricKind, LinkFailure, LinkOptions, LoanLimiter, Role, TICKS_PER_GRACE,
 };
 use crate::memory::Pool;
 use bulk::PeerPool;
@@ -113,7 +113,7 @@ struct ShmContext {
     host: HostId,
     uid: u32,
     orphans: Arc<OrphanedLoans>,
-    books: Arc<LoanBooks>,
+    limiter: Arc<LoanLimiter>,
     reclaimer: Arc<Reclaimer>,
     watcher: LazyWatcher,
     doorbells: Arc<Doorbells>,
@@ -147,11 +147,11 @@ impl ShmFabric {
                 allowed: "1 to 86,400,000 ms",
             });
         }
-        let books = Arc::new(LoanBooks::new(options.max_lent_bytes));
-        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&books)));
+        let limiter = Arc::new(LoanLimiter::new(options.max_lent_bytes));
+        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&limiter)));
         let shared = ShmContext {
             watcher: LazyWatcher::new(options.borrow_grace / TICKS_PER_GRACE as u32, Arc::clone(&reclaimer)),
-            books,
+            limiter,
             reclaimer,
             pool: pool.clone(),
             options,
@@ -186,8 +186,8 @@ impl Fabric for ShmFabric {
         ShmPort::new(Arc::clone(&self.shared))
     }
 
-    fn loan_books(&self) -> Option<Arc<LoanBooks>> {
-        Some(Arc::clone(&self.shared.books))
+    fn loan_limiter(&self) -> Option<Arc<LoanLimiter>> {
+        Some(Arc::clone(&self.shared.limiter))
     }
 
     fn endpoint(&self, _port: usize, options: &LinkOptions) -> Result<ShmEndpoint, FabricError> {

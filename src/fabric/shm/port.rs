@@ -5,7 +5,7 @@ use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::links::PortLinks;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
-use crate::fabric::{Allowance, Completions, FabricError, LinkFailure, LinkId, LinkLimits, Port, PostError};
+use crate::fabric::{Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 use std::sync::Arc;
@@ -201,20 +201,20 @@ impl Port for ShmPort {
         posted
     }
 
-    fn allow_loan(&mut self, _link: LinkId, bytes: u64) -> Option<Allowance> {
-        self.shared.books.allow(bytes)
+    fn permit_loan(&mut self, _link: LinkId, bytes: u64) -> Option<LoanPermit> {
+        self.shared.limiter.permit(bytes)
     }
 
     fn lend(
         &mut self,
         link: LinkId,
         source: &Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         immediate: Immediate,
-    ) -> Result<(), (PostError, Allowance)> {
+    ) -> Result<(), (PostError, LoanPermit)> {
         let posted = match self.link(link) {
-            Some(link) => link.lend(source, allowance, immediate),
-            None => Err((PostError::Down, allowance)),
+            Some(link) => link.lend(source, permit, immediate),
+            None => Err((PostError::Down, permit)),
         };
         if let Err((PostError::Down, _)) = posted {
             self.links.activate_if_news(link);

@@ -7,7 +7,7 @@ use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget};
 use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
 use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::shm::rings::Rings;
-use crate::fabric::{Allowance, PostError};
+use crate::fabric::{LoanPermit, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
@@ -95,18 +95,18 @@ impl ShmLinkInner {
         Ok(())
     }
 
-    /// Lends a tensor. The link holds the allowance as long as the tensor is lent.
+    /// Lends a tensor. The link holds the permit as long as the tensor is lent.
     pub(super) fn lend(
         &mut self,
         tensor: &Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         immediate: Immediate,
-    ) -> Result<(), (PostError, Allowance)> {
+    ) -> Result<(), (PostError, LoanPermit)> {
         let (source, position) = match self.lendable(tensor) {
             Ok(found) => found,
-            Err(error) => return Err((error, allowance)),
+            Err(error) => return Err((error, permit)),
         };
-        let loan = LinkLoan { position, tensor: tensor.clone(), _allowance: allowance };
+        let loan = LinkLoan { position, tensor: tensor.clone(), _permit: permit };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let order = Order::Lend { source, index: u64::from(index), number, immediate };
         self.rings.post(order);

@@ -2,7 +2,7 @@
 
 use super::network::{Happening, State};
 use super::side::{Arrived, Held};
-use crate::fabric::{Allowance, LinkFailure, PostError};
+use crate::fabric::{LinkFailure, LoanPermit, PostError};
 use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Immediate;
@@ -28,7 +28,7 @@ impl GiveBack for Returned {
 pub(super) struct Loan {
     tensor: Tensor,
     /// Counts the bytes as lent while the loan is out.
-    _allowance: Allowance,
+    _permit: LoanPermit,
     /// The lender's side and operation, until the operation has ended.
     operation: Option<(usize, u64)>,
     /// The borrower's side, if it holds the loan.
@@ -37,32 +37,32 @@ pub(super) struct Loan {
 
 impl State {
     /// A loan permit of the process of this side.
-    pub fn allow_loan(&mut self, side: usize, bytes: u64) -> Option<Allowance> {
+    pub fn permit_loan(&mut self, side: usize, bytes: u64) -> Option<LoanPermit> {
         if !self.options.lends {
             return None;
         }
-        self.processes[self.sides[side].process.0 as usize].books.allow(bytes)
+        self.processes[self.sides[side].process.0 as usize].limiter.permit(bytes)
     }
 
     pub fn lend(
         &mut self,
         side: usize,
         source: &Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         immediate: Immediate,
-    ) -> Result<(), (PostError, Allowance)> {
+    ) -> Result<(), (PostError, LoanPermit)> {
         if !self.options.lends {
-            return Err((PostError::Refused("this network does not lend"), allowance));
+            return Err((PostError::Refused("this network does not lend"), permit));
         }
         if let Err(error) = self.has_room(side) {
-            return Err((error, allowance));
+            return Err((error, permit));
         }
         let loan = self.next_loan;
         self.next_loan += 1;
         let operation = self.sides[side].post(Held::Loan(loan));
         let (tensor, borrower) = (source.clone(), None);
         let operation_of = Some((side, operation));
-        self.loans.insert(loan, Loan { tensor, _allowance: allowance, operation: operation_of, borrower });
+        self.loans.insert(loan, Loan { tensor, _permit: permit, operation: operation_of, borrower });
         self.digest.bytes(source.bytes());
         self.depart(side, operation, super::load::Load::Loan { loan, immediate });
         Ok(())

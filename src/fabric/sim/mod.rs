@@ -38,7 +38,7 @@ mod tests;
 pub use network::SimNetwork;
 pub use port::{SimPort, SimSleeper};
 
-use super::{Endpoint, Fabric, FabricError, FabricKind, LinkOptions, LoanBooks, Role};
+use super::{Endpoint, Fabric, FabricError, FabricKind, LinkOptions, LoanLimiter, Role};
 use crate::memory::Pool;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ pub struct SimFabric {
     network: SimNetwork,
     process: SimProcess,
     pool: Pool,
-    books: Arc<LoanBooks>,
+    limiter: Arc<LoanLimiter>,
 }
 
 impl SimFabric {
@@ -109,8 +109,8 @@ impl Fabric for SimFabric {
         Ok(SimPort::new(self.network.clone(), self.pool.clone()))
     }
 
-    fn loan_books(&self) -> Option<Arc<LoanBooks>> {
-        Some(Arc::clone(&self.books))
+    fn loan_limiter(&self) -> Option<Arc<LoanLimiter>> {
+        Some(Arc::clone(&self.limiter))
     }
 
     fn endpoint(&self, _port: usize, options: &LinkOptions) -> Result<SimEndpoint, FabricError> {

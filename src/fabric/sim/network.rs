@@ -6,7 +6,7 @@ use super::loans::{Loan, Returned};
 use super::random::Random;
 use super::side::{Arrived, Departure, Held, Side};
 use super::{SimFabric, SimOptions, SimProcess};
-use crate::fabric::{LinkFailure, LinkOptions, LoanBooks, PostError};
+use crate::fabric::{LinkFailure, LinkOptions, LoanLimiter, PostError};
 use crate::memory::{PeerRegion, Pool};
 use crate::wire::{Grant, Immediate, Time};
 use std::cmp::Reverse;
@@ -27,7 +27,7 @@ pub(super) struct Process {
     /// How often a bit of a landing tensor flips, per thousand.
     pub flip_per_mille: u32,
     pub region: Arc<PeerRegion>,
-    pub books: Arc<LoanBooks>,
+    pub limiter: Arc<LoanLimiter>,
 }
 
 impl Process {
@@ -111,15 +111,15 @@ impl SimNetwork {
             Arc::new(PeerRegion::map(file, region.len()).expect("a second map of the pool's region"));
         let mut state = self.lock();
         let process = SimProcess(state.processes.len() as u32);
-        let books = Arc::new(LoanBooks::new(state.options.max_lent_bytes));
+        let limiter = Arc::new(LoanLimiter::new(state.options.max_lent_bytes));
         state.processes.push(Process {
             is_dead: false,
             stalled_until: Time::ZERO,
             flip_per_mille: 0,
             region,
-            books: Arc::clone(&books),
+            limiter: Arc::clone(&limiter),
         });
-        SimFabric { network: self.clone(), process, pool: pool.clone(), books }
+        SimFabric { network: self.clone(), process, pool: pool.clone(), limiter }
     }
 
     /// The virtual time.

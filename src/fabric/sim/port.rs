@@ -5,7 +5,7 @@ use super::load::{Bytes, Load};
 use super::network::SimNetwork;
 use super::side::{Arrived, Held, MAX_GRANTS};
 use crate::fabric::{
-    Allowance, Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, Port,
+    Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
     PostError, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
@@ -265,22 +265,22 @@ impl Port for SimPort {
         })
     }
 
-    fn allow_loan(&mut self, link: LinkId, bytes: u64) -> Option<Allowance> {
+    fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit> {
         let side = self.side(link)?;
-        self.network.with(|state| state.allow_loan(side, bytes))
+        self.network.with(|state| state.permit_loan(side, bytes))
     }
 
     fn lend(
         &mut self,
         link: LinkId,
         source: &Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         immediate: Immediate,
-    ) -> Result<(), (PostError, Allowance)> {
+    ) -> Result<(), (PostError, LoanPermit)> {
         let may = self.post(link).and_then(|side| self.check_source(source).map(|()| side));
         match may {
-            Ok(side) => self.network.with(|state| state.lend(side, source, allowance, immediate)),
-            Err(error) => Err((error, allowance)),
+            Ok(side) => self.network.with(|state| state.lend(side, source, permit, immediate)),
+            Err(error) => Err((error, permit)),
         }
     }
 

@@ -5,6 +5,8 @@
 //! only then is another one posted. So a completion queue cannot overrun. Completions of a
 //! destroyed queue pair hold their places until the queue has been found empty.
 
+#![allow(clippy::disallowed_types)] // events of sleeping pollers, and queues that end
+
 use super::context::Context;
 use super::failure::{memory_remedy, os, unavailable};
 use super::sys::*;
@@ -13,13 +15,15 @@ use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The completion channel of completion queues.
 pub(super) struct Channel {
     context: Arc<Context>,
     handle: NonNull<ibv_comp_channel>,
+    /// Held from an event's taking to its acknowledgement, and while a queue is destroyed.
+    unacknowledged: Mutex<()>,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread; the struct is not changed after it is
@@ -36,7 +40,7 @@ impl Channel {
             let remedy = "raise the limit of open files";
             os(format!("making a completion channel of {}", context.name), io::Error::last_os_error(), remedy)
         })?;
-        let channel = Channel { context: Arc::clone(context), handle };
+        let channel = Channel { context: Arc::clone(context), handle, unacknowledged: Mutex::default() };
         rustix::io::ioctl_fionbio(channel.fd(), true).map_err(|error| {
             os("making a completion channel non-blocking", error.into(), "see the kernel's log (`dmesg`)")
         })?;
@@ -52,6 +56,7 @@ impl Channel {
     /// Takes and acknowledges an event; `false` if there is none.
     pub fn take(&self) -> bool {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let _unacknowledged = self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
         let library = self.context.library;
         // SAFETY: a channel of the library; both pointers are written.
         if unsafe { (library.get_cq_event)(self.handle.as_ptr(), &mut cq, &mut context) } != 0 {
@@ -177,8 +182,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs hold it, so none is left, and events are acknowledged as they are
-        // taken.
+        let _none = self.channel.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: its queue pairs hold it, so none is left, and no event of it is unacknowledged.
         unsafe { (self.channel.context.library.destroy_cq)(self.as_ptr()) };
     }
 }

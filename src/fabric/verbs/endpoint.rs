@@ -86,7 +86,7 @@ impl VerbsEndpoint {
             return Err(refuse("depth", depth.into(), allowed));
         }
         let place = shared.chosen.address()?;
-        let slot = shared.slots.get(port, &shared.domain)?;
+        let slot = shared.slots.get(port, &shared.domain, &shared.watcher)?;
         let places = (u32::from(data_queues))
             .checked_mul(2 * depth + SPARE)
             .and_then(|places| places.checked_add(control::ROOM.iter().sum()))

@@ -1,23 +1,26 @@
-//! Asynchronous events of a device (`ibv_get_async_event(3)`): a thread waits for them, so that no
-//! poller enters the kernel, and publishes their meaning for pollers.
-#![allow(clippy::disallowed_types)] // the table of queue pairs: links made and ended, and events
+//! The thread that waits for a device: for its asynchronous events (`ibv_get_async_event(3)`), and for the completion
+//! channels of its ports. It leaves what an asynchronous event means where pollers look, and notifies a port's event
+//! count of a completion.
+#![allow(clippy::disallowed_types)] // the tables of queue pairs and ports: links and ports made and ended, and events
 
 use super::context::Context;
+use super::cq::Channel;
 use super::failure::os;
+use super::sleeper::PortEvents;
 use super::sys::*;
-use crate::fabric::{FabricError, LinkFailure};
+use crate::fabric::{FabricError, LinkFailure, Sleep};
 use rustix::event::Timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// How long a port may be down before its links are; a cable that is plugged back is found within
 /// the retries.
-const GRACE: u32 = 20;
+const PORT_DOWN_TICKS: u32 = 20;
 /// How long the thread waits at a time, which is also the measure of time for links that end.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -39,11 +42,47 @@ struct Board {
     news: AtomicU32,
     /// Tenths of a second, about.
     ticks: AtomicU32,
+    ports: Mutex<Vec<WatchedPort>>,
+    /// The thread is to end.
+    is_over: AtomicBool,
+}
+
+/// A port whose completion channel the thread waits for.
+#[derive(Clone)]
+struct WatchedPort {
+    channel: Arc<Channel>,
+    events: Arc<PortEvents>,
+}
+
+impl WatchedPort {
+    /// Takes what the channel has, and notifies the port's sleepers of it.
+    fn take(&self) {
+        let mut is_taken = false;
+        while self.channel.take() {
+            is_taken = true;
+        }
+        if is_taken {
+            self.events.notify();
+        }
+    }
 }
 
 impl Board {
     fn pairs(&self) -> MutexGuard<'_, HashMap<usize, Arc<AtomicU32>>> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ports(&self) -> MutexGuard<'_, Vec<WatchedPort>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the pollers that the board has news: ends every sleep on every port.
+    fn announce(&self) {
+        self.news.fetch_add(1, Ordering::AcqRel);
+        for port in &*self.ports() {
+            port.events.wake(Sleep::Waiter);
+            port.events.wake(Sleep::Background);
+        }
     }
 
     fn tell(&self, pair: usize, what: u32) {
@@ -59,10 +98,11 @@ impl Board {
     }
 }
 
-/// The thread that waits for a device's asynchronous events.
+/// The thread that waits for a device.
 pub(super) struct Watcher {
     board: Arc<Board>,
-    stop: OwnedFd,
+    /// Readable when the thread is to look at the board: there is another port, or it is to end.
+    changed: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,27 +114,23 @@ pub(super) struct Registered {
 }
 
 impl Watcher {
-    /// Starts the thread. `ring` is called after each piece of news.
-    pub fn start(
-        context: &Arc<Context>,
-        port: u8,
-        ring: impl Fn() + Send + 'static,
-    ) -> Result<Arc<Self>, FabricError> {
+    /// Starts the thread.
+    pub fn start(context: &Arc<Context>, port: u8) -> Result<Arc<Self>, FabricError> {
         let remedy = "raise the limits of open files and threads";
         // SAFETY: the context is open, and so is its descriptor.
         let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
         rustix::io::ioctl_fionbio(events, true)
             .map_err(|error| os("making asynchronous events non-blocking", error.into(), remedy))?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| os("making an eventfd", error.into(), remedy))?;
-        let ended = stop.try_clone().map_err(|error| os("copying an eventfd", error, remedy))?;
+        let own = changed.try_clone().map_err(|error| os("copying an eventfd", error, remedy))?;
         let board = Arc::<Board>::default();
         let (context, shared) = (Arc::clone(context), Arc::clone(&board));
         let thread = std::thread::Builder::new()
             .name("tensorwire-ibv".into())
-            .spawn(move || watch(&context, port, &shared, &ended, &ring))
+            .spawn(move || watch(&context, port, &shared, &own))
             .map_err(|error| os("starting the thread for asynchronous events", error, remedy))?;
-        Ok(Arc::new(Watcher { board, stop, thread: Some(thread) }))
+        Ok(Arc::new(Watcher { board, changed, thread: Some(thread) }))
     }
 
     /// A number that grows with each piece of news.
@@ -108,6 +144,17 @@ impl Watcher {
         self.board.ticks.load(Ordering::Relaxed)
     }
 
+    /// From now on the thread notifies `events` of what comes on `channel`.
+    pub fn watch_port(&self, channel: &Arc<Channel>, events: &Arc<PortEvents>) {
+        self.board.ports().push(WatchedPort { channel: Arc::clone(channel), events: Arc::clone(events) });
+        self.look();
+    }
+
+    fn look(&self) {
+        // It fails only where the count is full, and then the thread looks anyway.
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+    }
+
     /// A place on the board for a new queue pair.
     pub fn register(&self, pair: *mut ibv_qp) -> Registered {
         let word = Arc::new(AtomicU32::new(FINE));
@@ -118,7 +165,8 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.board.is_over.store(true, Ordering::Release);
+        self.look();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -152,58 +200,96 @@ impl Registered {
     }
 }
 
-fn watch(context: &Context, port: u8, board: &Board, stop: &OwnedFd, ring: &dyn Fn()) {
+/// What the thread knows of the device.
+struct DeviceState<'a> {
+    context: &'a Context,
+    port: u8,
+    board: &'a Board,
+    start: Instant,
+    /// The tick in which the port went down.
+    down_since: Option<u32>,
+    /// The descriptors of a device that is gone are always ready.
+    is_gone: bool,
+}
+
+fn watch(context: &Context, port: u8, board: &Board, changed: &OwnedFd) {
     // SAFETY: the thread holds the context, which has the descriptor open.
     let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
-    let mut down_since = None;
-    let mut is_gone = false;
-    let start = Instant::now();
+    let mut device =
+        DeviceState { context, port, board, start: Instant::now(), down_since: None, is_gone: false };
+    let mut ports: Vec<WatchedPort> = Vec::new();
     loop {
-        let mut fds =
-            [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN), PollFd::new(&events, PollFlags::IN)];
-        // The descriptor of a device that is gone is always ready.
-        let heeded = if is_gone { 1 } else { 2 };
-        let _ = poll(&mut fds[..heeded], Some(&TICK));
-        if !fds[0].revents().is_empty() {
-            return;
-        }
-        let ticks = (start.elapsed().as_millis() / 100) as u32;
+        let descriptors =
+            [changed.as_fd(), events].into_iter().chain(ports.iter().map(|port| port.channel.fd()));
+        let mut fds: Vec<_> = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let next_ports = loop {
+            let watched = if device.is_gone { 1 } else { fds.len() };
+            if poll(&mut fds[..watched], Some(&TICK)).is_err() {
+                continue; // a signal
+            }
+            let ready = |at: usize| if at < watched { fds[at].revents() } else { PollFlags::empty() };
+            for (at, port) in ports.iter().enumerate().filter(|(at, _)| !ready(2 + at).is_empty()) {
+                if ready(2 + at).contains(PollFlags::IN) {
+                    port.take();
+                } else {
+                    device.is_gone = true;
+                    board.tell_all(DEVICE_FATAL);
+                    board.announce();
+                }
+            }
+            device.look(ready(1));
+            if !ready(0).is_empty() {
+                if board.is_over.load(Ordering::Acquire) {
+                    return;
+                }
+                let _ = rustix::io::read(changed, &mut [0; 8]);
+                break board.ports().clone();
+            }
+        };
+        ports = next_ports;
+    }
+}
+
+impl DeviceState<'_> {
+    /// Leaves on the board what asynchronous events tell. `ready` is what `poll` says of their descriptor.
+    fn look(&mut self, ready: PollFlags) {
+        let board = self.board;
+        let ticks = (self.start.elapsed().as_millis() / 100) as u32;
         board.ticks.store(ticks, Ordering::Relaxed);
         let mut told = false;
-        if !is_gone && fds[1].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
-            is_gone = true;
+        if !self.is_gone && ready.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            self.is_gone = true;
             board.tell_all(DEVICE_FATAL);
             told = true;
         }
-        while let Some(event) = Taken::next(context) {
-            told |= event.tell(port, board, &mut down_since, ticks);
+        while let Some(event) = AsyncEvent::next(self.context) {
+            told |= event.tell(self.port, board, &mut self.down_since, ticks);
         }
-        if down_since.is_some_and(|since| ticks.wrapping_sub(since) > GRACE) {
-            down_since = None;
+        if self.down_since.is_some_and(|since| ticks.wrapping_sub(since) > PORT_DOWN_TICKS) {
+            self.down_since = None;
             board.tell_all(PORT_DOWN);
             told = true;
         }
         if told {
-            board.news.fetch_add(1, Ordering::AcqRel);
-            ring();
+            board.announce();
         }
     }
 }
 
 /// An event that was taken; acknowledged when it is dropped.
-struct Taken<'a> {
+struct AsyncEvent<'a> {
     context: &'a Context,
     event: ibv_async_event,
 }
 
-impl<'a> Taken<'a> {
+impl<'a> AsyncEvent<'a> {
     fn next(context: &'a Context) -> Option<Self> {
         let mut event =
             ibv_async_event { element: ibv_async_element { cq: std::ptr::null_mut() }, event_type: u32::MAX };
         // SAFETY: an open device whose event descriptor does not block, and a struct for the
         // answer.
         let result = unsafe { (context.library.get_async_event)(context.as_ptr(), &mut event) };
-        (result == 0).then_some(Taken { context, event })
+        (result == 0).then_some(AsyncEvent { context, event })
     }
 
     /// Publishes the meaning of an event. Returns whether it is new.
@@ -239,7 +325,7 @@ fn context_name(context: &Context) -> &str {
     &context.name
 }
 
-impl Drop for Taken<'_> {
+impl Drop for AsyncEvent<'_> {
     fn drop(&mut self) {
         // SAFETY: the event that was taken, once.
         unsafe { (self.context.library.ack_async_event)(&mut self.event) };

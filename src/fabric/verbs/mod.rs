@@ -21,14 +21,12 @@
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `registrations`, `ranges` | memory outside the pool: what is done, and what is kept |
-//! | `data_queue`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `beds`, `bell`, `port` | what is done |
+//! | `data_queue`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `sleeper`, `port` | what is done |
 //! | `address`, `endpoint` | how a link is made |
 
 #![allow(unsafe_code)]
 
 mod address;
-mod beds;
-mod bell;
 mod buffers;
 mod chain;
 mod chosen;
@@ -52,15 +50,16 @@ mod probe;
 mod qp;
 mod ranges;
 mod registrations;
+mod sleeper;
 mod slot;
 mod stripes;
 pub mod sys;
 
-pub use bell::VerbsSleeper;
 pub use endpoint::VerbsEndpoint;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;
+pub use sleeper::VerbsSleeper;
 
 use super::{Fabric, FabricError, FabricKind, LinkOptions, Registrar};
 use crate::memory::Pool;
@@ -86,7 +85,7 @@ pub struct VerbsFabric {
 }
 
 struct Shared {
-    // Dropped in this order: the thread that wakes the slots, the registrations, the device.
+    // Dropped in this order: the thread that watches the ports, the registrations, the device.
     watcher: Arc<Watcher>,
     slots: Arc<Slots>,
     region: MemoryRegion,
@@ -163,15 +162,7 @@ impl VerbsFabric {
         };
         let registrations = Registrations::new(&domain, limits);
         let slots = Arc::new(Slots::new(options.cq_entries));
-        let ring = {
-            let slots = Arc::downgrade(&slots);
-            move || {
-                if let Some(slots) = slots.upgrade() {
-                    slots.wake_all();
-                }
-            }
-        };
-        let watcher = Watcher::start(&chosen.context, chosen.port, ring)?;
+        let watcher = Watcher::start(&chosen.context, chosen.port)?;
         tracing::info!(
             chosen = %chosen.choice,
             mtu = chosen.choice.mtu.map(Mtu::bytes),

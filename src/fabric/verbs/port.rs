@@ -1,15 +1,15 @@
 //! The links that one poller owns.
 
 use super::Shared;
-use super::bell::VerbsSleeper;
 use super::cq::CompletionQueue;
 use super::data_queue::{Op, Remote, Total};
 use super::link::Link;
 use super::options::refuse;
+use super::sleeper::VerbsSleeper;
 use super::slot::Slot;
 use super::sys::ibv_wc;
 use crate::fabric::{
-    Allowance, Completions, FabricError, LinkFailure, LinkId, LinkLimits, MAX_MESSAGE, Port, PostError,
+    Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port, PostError,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -62,7 +62,7 @@ pub struct VerbsPort {
 
 impl VerbsPort {
     pub(super) fn new(shared: Arc<Shared>) -> Result<Self, FabricError> {
-        let slot = shared.slots.next(&shared.domain)?;
+        let slot = shared.slots.next(&shared.domain, &shared.watcher)?;
         let news = shared.watcher.news();
         Ok(VerbsPort {
             shared,
@@ -270,7 +270,7 @@ impl Port for VerbsPort {
     type Sleeper = VerbsSleeper;
 
     fn sleeper(&self) -> VerbsSleeper {
-        VerbsSleeper { bell: Arc::clone(&self.slot.bell) }
+        VerbsSleeper { events: Arc::clone(&self.slot.events) }
     }
 
     fn arm(&mut self) -> bool {
@@ -481,7 +481,7 @@ impl Port for VerbsPort {
         posted.inspect_err(|(error, _)| self.noted(id, *error))
     }
 
-    fn allow_loan(&mut self, _link: LinkId, _bytes: u64) -> Option<Allowance> {
+    fn permit_loan(&mut self, _link: LinkId, _bytes: u64) -> Option<LoanPermit> {
         None
     }
 
@@ -489,10 +489,10 @@ impl Port for VerbsPort {
         &mut self,
         _link: LinkId,
         _source: &Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         _immediate: Immediate,
-    ) -> Result<(), (PostError, Allowance)> {
-        Err((PostError::Refused("this fabric does not lend: see the link's limits"), allowance))
+    ) -> Result<(), (PostError, LoanPermit)> {
+        Err((PostError::Refused("this fabric does not lend: see the link's limits"), permit))
     }
 
     fn reaches(&self, target: &TensorMut) -> bool {

@@ -1,10 +1,11 @@
-//! The resources of one port: completion queues, their channel, the bell. They exist before the
+//! The resources of one port: completion queues, their channel, the event count. They exist before the
 //! port, because a link's queue pairs are bound to a completion queue when they are created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
-use super::bell::Bell;
 use super::context::Domain;
 use super::cq::{Channel, CompletionQueue, Places};
+use super::events::Watcher;
+use super::sleeper::{PortEvents, ProcessWords};
 use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The resources of one port.
 pub(super) struct Slot {
     pub number: usize,
-    pub bell: Arc<Bell>,
+    pub events: Arc<PortEvents>,
     domain: Arc<Domain>,
     channel: Arc<Channel>,
     queues: Mutex<Vec<Arc<CompletionQueue>>>,
@@ -56,11 +57,18 @@ impl Drop for Awaited {
 }
 
 impl Slot {
-    fn new(number: usize, domain: &Arc<Domain>, cq_entries: u32) -> Result<Self, FabricError> {
+    fn new(
+        number: usize,
+        domain: &Arc<Domain>,
+        watcher: &Watcher,
+        cq_entries: u32,
+    ) -> Result<Self, FabricError> {
         let channel = Channel::new(&domain.context)?;
+        let events = Arc::new(PortEvents::new(ProcessWords::default()));
+        watcher.watch_port(&channel, &events);
         Ok(Slot {
             number,
-            bell: Bell::new(&channel)?,
+            events,
             domain: Arc::clone(domain),
             channel,
             queues: Mutex::default(),
@@ -146,28 +154,27 @@ impl Slots {
     }
 
     /// The slot of the port of this number.
-    pub fn get(&self, number: usize, domain: &Arc<Domain>) -> Result<Arc<Slot>, FabricError> {
+    pub fn get(
+        &self,
+        number: usize,
+        domain: &Arc<Domain>,
+        watcher: &Watcher,
+    ) -> Result<Arc<Slot>, FabricError> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         while all.0.len() <= number {
-            let slot = Slot::new(all.0.len(), domain, self.cq_entries)?;
+            let slot = Slot::new(all.0.len(), domain, watcher, self.cq_entries)?;
             all.0.push(Arc::new(slot));
         }
         Ok(Arc::clone(&all.0[number]))
     }
 
     /// The slot of the next port that is made.
-    pub fn next(&self, domain: &Arc<Domain>) -> Result<Arc<Slot>, FabricError> {
+    pub fn next(&self, domain: &Arc<Domain>, watcher: &Watcher) -> Result<Arc<Slot>, FabricError> {
         let number = {
             let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
             all.1 += 1;
             all.1 - 1
         };
-        self.get(number, domain)
-    }
-
-    /// Ends the sleep of every port's threads.
-    pub fn wake_all(&self) {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.0.iter().for_each(|slot| slot.bell.wake_all());
+        self.get(number, domain, watcher)
     }
 }

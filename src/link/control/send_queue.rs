@@ -1,6 +1,6 @@
 //! What leaves on a link: in order, under the peer's credits, queued when it can't leave at once.
 
-use crate::fabric::{Allowance, LinkFailure, LinkId, MAX_MESSAGE, Port, PostError};
+use crate::fabric::{LinkFailure, LinkId, LoanPermit, MAX_MESSAGE, Port, PostError};
 use crate::link::LinkSettings;
 use crate::link::control::texts::{Long, Texts};
 use crate::memory::Tensor;
@@ -38,10 +38,10 @@ enum QueuedPost {
         target: Grant,
         immediate: Immediate,
     },
-    /// Has its allowance until it is posted.
+    /// Has its permit until it is posted.
     Lend {
         source: Tensor,
-        allowance: Option<Allowance>,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
     },
 }
@@ -173,11 +173,11 @@ impl SendQueue {
         port: &mut P,
         counters: &CountersWriter,
         source: Tensor,
-        allowance: Allowance,
+        permit: LoanPermit,
         immediate: Immediate,
     ) {
         self.values += 1;
-        self.push(port, counters, QueuedPost::Lend { source, allowance: Some(allowance), immediate });
+        self.push(port, counters, QueuedPost::Lend { source, permit: Some(permit), immediate });
     }
 
     /// Posts what waits, as far as credits and room go; what is packed stays as long as its caller corks. A link that is
@@ -337,11 +337,11 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
             let len = source.meta().bytes();
             port.write(link, source, len, target, Some(*immediate))
         }
-        QueuedPost::Lend { source, allowance, immediate } => {
+        QueuedPost::Lend { source, permit, immediate } => {
             // It is there until the loan is posted.
-            let Some(allowed) = allowance.take() else { return Ok(()) };
+            let Some(allowed) = permit.take() else { return Ok(()) };
             port.lend(link, source, allowed, *immediate).map_err(|(error, allowed)| {
-                *allowance = Some(allowed);
+                *permit = Some(allowed);
                 error
             })
         }

@@ -1,6 +1,6 @@
 //! The requests of a peer, from their arrival to their answer.
 
-use crate::fabric::{Allowance, LinkId, MAX_MESSAGE, Port};
+use crate::fabric::{LinkId, LoanPermit, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::link::receiving::standing::STANDING_LIMIT;
 use crate::link::routes::received::MetaVersion;
@@ -294,13 +294,13 @@ impl<C> Link<C> {
             && meta.response_len(bytes as usize) <= MAX_MESSAGE;
         let is_asked = lends && borrows && !fits_response;
         let is_flat = tensor.span().is_some() && tensor.dtype() != DType::Bool;
-        let allowance = if is_asked && is_flat { self.allow_loan(cx, bytes) } else { None };
+        let permit = if is_asked && is_flat { self.permit_loan(cx, bytes) } else { None };
         let value = SenderValue {
             dead: false,
             bytes,
             meta_version: version.number,
             fits_response,
-            lendable: allowance.is_some(),
+            lendable: permit.is_some(),
         };
         let Some(served) = self.peer_request_mut(request) else {
             return ServeOutcome::Gone(Value::Tensor(tensor));
@@ -318,7 +318,7 @@ impl<C> Link<C> {
         match (answer, grant) {
             (SenderAnswer::Lend { meta_first }, _) => {
                 // It is lent only with leave.
-                let Some(allowance) = allowance else { return ServeOutcome::Posted };
+                let Some(permit) = permit else { return ServeOutcome::Posted };
                 let kind = match (meta_first, version.is_known) {
                     (false, _) => ImmediateKind::Lend,
                     (true, true) => ImmediateKind::LendAs(MetaSlot::of(version.number)),
@@ -328,7 +328,7 @@ impl<C> Link<C> {
                     }
                 };
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, cx.counters, tensor, allowance, immediate(kind, request));
+                self.out.lend(cx.port, cx.counters, tensor, permit, immediate(kind, request));
             }
             (SenderAnswer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);
@@ -362,13 +362,13 @@ impl<C> Link<C> {
 
     /// Leave to lend a value, if a slow holder neither fills the queue that everything else leaves by nor keeps more memory
     /// than it may. What is not lent is copied.
-    fn allow_loan<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<Allowance> {
+    fn permit_loan<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<LoanPermit> {
         let has_room = self.out.values() < self.depth as usize / 2;
-        let allowance = if has_room { cx.port.allow_loan(self.id, bytes) } else { None };
-        if allowance.is_none() {
+        let permit = if has_room { cx.port.permit_loan(self.id, bytes) } else { None };
+        if permit.is_none() {
             cx.counters.increment(Counter::LoansRefused);
         }
-        allowance
+        permit
     }
 
     fn meta<P: Port>(

@@ -39,8 +39,8 @@ impl ByHand {
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
-        let allowance = crate::fabric::Allowance::unbounded();
-        self.port.lend(self.link, &source, allowance, immediate).expect("room");
+        let permit = crate::fabric::LoanPermit::unbounded();
+        self.port.lend(self.link, &source, permit, immediate).expect("room");
     }
 
     /// Asks for a tensor and its sum.

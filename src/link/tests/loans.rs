@@ -2,7 +2,7 @@
 
 use super::standing::{OWNER, warm};
 use super::*;
-use crate::fabric::Allowance;
+use crate::fabric::LoanPermit;
 use crate::wire::MetaSlot;
 
 impl ByHand {
@@ -16,8 +16,8 @@ impl ByHand {
         source.bytes_mut().fill(fill);
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind, generation, slot };
-        let allowance = Allowance::unbounded();
-        self.port.lend(self.link, &source.freeze(), allowance, immediate).expect("room");
+        let permit = LoanPermit::unbounded();
+        self.port.lend(self.link, &source.freeze(), permit, immediate).expect("room");
     }
 }
 

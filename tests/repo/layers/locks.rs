@@ -28,6 +28,10 @@ pub const LOCKS: &[(&str, &str)] = &[
         "loans that outlived their link; tried, never waited for, and only if there are any",
     ),
     ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
+    (
+        "src/fabric/verbs/cq",
+        "completion events are acknowledged before their queue ends; a poller sleeps then",
+    ),
     ("src/fabric/verbs/endpoint", "making a link waits for the peer's ping"),
     (
         "src/fabric/verbs/registrations",

@@ -4,7 +4,7 @@ use super::*;
 use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
 use crate::fabric::shm::{ShmFabric, ShmLink, ShmOptions, ShmPort};
 use crate::fabric::{
-    Allowance, Completion, Endpoint, Event, Fabric, LinkFailure, LinkOptions, Port, Role, Sleep, Sleeper,
+    Completion, Endpoint, Event, Fabric, LinkFailure, LinkOptions, LoanPermit, Port, Role, Sleep, Sleeper,
 };
 use crate::memory::Pool;
 use crate::wire::{Immediate, ImmediateKind, Slot};
@@ -111,7 +111,10 @@ fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
     }
     for end in [&a, &b] {
         assert_eq!((end.attached().barriers, end.attached().active.len()), (0, 1));
-        assert!(!end.port.links.bell.bell.is_rung() && end.port.links.bell.bell.seen() == 0, "never rung");
+        assert!(
+            !end.port.links.bell.bell.is_rung() && end.port.links.bell.bell.events.key() == 0,
+            "never rung"
+        );
     }
 }
 
@@ -195,7 +198,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let (mut a, to_b, mut b, _) = pair();
     let source = tensor(&a.pool, &[3; 64]);
     for _ in 0..10 {
-        a.port.lend(to_b, &source, Allowance::unbounded(), immediate()).expect("room");
+        a.port.lend(to_b, &source, LoanPermit::unbounded(), immediate()).expect("room");
     }
     let mut lent = Vec::new();
     while lent.len() < 10 {

@@ -2,9 +2,9 @@
 
 use super::lent::give_back;
 use crate::fabric::shm::memory::segment::OwnWords;
-use crate::fabric::shm::memory::words::LoadWords;
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::shm::wakeup::ringer::Ringer;
+use crate::fabric::words::LoadWords;
 use crate::memory::{GiveBack, PeerRegion};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -6,7 +6,7 @@
 //! can do it. The lender reads the words of its outstanding loans. Numbers grow for ever in 64
 //! bits, so a word identifies the loan for which it was stored.
 
-use crate::fabric::shm::memory::words::{LoadWords, StoreWords};
+use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Gives back loan `number` in place `index` of the borrower's own table.
@@ -130,7 +130,7 @@ impl<W: LoadWords, T> LentLoans<W, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::shm::memory::words::test::{HeapWords, LoomWords};
+    use crate::fabric::words::test::{HeapWords, LoomWords};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 

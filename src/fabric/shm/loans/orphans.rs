@@ -15,7 +15,7 @@ use crate::fabric::shm::liveness::ProcessWatch;
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
-use crate::fabric::shm::memory::words::LoadWords;
+use crate::fabric::words::LoadWords;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 

@@ -8,7 +8,7 @@
 #![allow(clippy::disallowed_types)] // when links end, on the watcher's thread, and on the one that settles
 
 use super::borrowed::LoanTable;
-use crate::fabric::{LoanBooks, TICKS_PER_GRACE};
+use crate::fabric::{LoanLimiter, TICKS_PER_GRACE};
 use crate::memory::{ForkGuard, PeerRegion, merge_spans};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -44,15 +44,15 @@ pub(crate) struct ReclaimCandidate {
 /// All of a fabric.
 pub(crate) struct Reclaimer {
     list: Mutex<Vec<ReclaimCandidate>>,
-    books: Arc<LoanBooks>,
+    limiter: Arc<LoanLimiter>,
     /// In a forked child they are the parent's.
     fork_guard: ForkGuard,
 }
 
 impl Reclaimer {
     /// None yet.
-    pub(crate) fn new(books: Arc<LoanBooks>) -> Self {
-        Reclaimer { list: Mutex::default(), books, fork_guard: ForkGuard::new() }
+    pub(crate) fn new(limiter: Arc<LoanLimiter>) -> Self {
+        Reclaimer { list: Mutex::default(), limiter, fork_guard: ForkGuard::new() }
     }
 
     /// Sees to what is left, if its process dies.
@@ -64,7 +64,7 @@ impl Reclaimer {
 
     /// A part of a grace period has passed. Returns whether there is something to reclaim.
     pub(crate) fn tick(&self) -> bool {
-        self.books.tick();
+        self.limiter.tick();
         let mut is_due = false;
         self.list().retain_mut(|candidate| {
             is_due |= candidate.ages() > TICKS_PER_GRACE;
@@ -83,7 +83,7 @@ impl Reclaimer {
         // Copied without the lock, as a poller that parts from a link takes it.
         let mut due: Vec<ReclaimCandidate> =
             self.list().extract_if(.., |candidate| is_due(candidate)).collect();
-        due.retain_mut(|candidate| !candidate.try_reclaim(&self.books));
+        due.retain_mut(|candidate| !candidate.try_reclaim(&self.limiter));
         self.list().append(&mut due);
     }
 
@@ -116,7 +116,7 @@ impl ReclaimCandidate {
     }
 
     /// Settles it, if that can be done now. Its process has ended.
-    fn try_reclaim(&mut self, books: &LoanBooks) -> bool {
+    fn try_reclaim(&mut self, limiter: &LoanLimiter) -> bool {
         let Some(region) = self.region.upgrade() else { return true };
         let mut spans = Vec::new();
         let tables = self.tables.iter().filter_map(Weak::upgrade);
@@ -130,7 +130,7 @@ impl ReclaimCandidate {
         // `tables`, which it keeps alive, until it is not read any more.
         match unsafe { region.relocate(&spans) } {
             Ok(()) => {
-                books.relocated(tensors, bytes);
+                limiter.relocated(tensors, bytes);
                 tracing::info!(
                     pid,
                     tensors,
@@ -140,7 +140,7 @@ impl ReclaimCandidate {
                 true
             }
             Err(error) => {
-                books.relocation_failed();
+                limiter.relocation_failed();
                 self.dead_for = 0;
                 if !std::mem::replace(&mut self.has_failed, true) {
                     tracing::warn!(pid, tensors, bytes, %error, "a dead peer's pool stays, as something of it is borrowed: it is tried again");

@@ -6,4 +6,3 @@ pub(crate) mod order;
 pub(crate) mod ring;
 pub(crate) mod segment;
 pub(crate) mod state;
-pub(crate) mod words;

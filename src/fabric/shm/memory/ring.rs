@@ -16,7 +16,7 @@
 //! memory. They start shortly *before* the 32 bits wrap, as the kernel's jiffies do, so that every
 //! link goes through the wrap.
 
-use super::words::{LoadWords, StoreWords};
+use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Words of a slot.
@@ -295,8 +295,8 @@ fn slot_at(position: u64, mask: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::words::test::{HeapWords, LoomWords};
     use super::*;
+    use crate::fabric::words::test::{HeapWords, LoomWords};
 
     fn ring<W: StoreWords + Clone>(slots: W, line: W) -> (Producer<W, W>, Consumer<W, W>) {
         prepare(&slots, &line);

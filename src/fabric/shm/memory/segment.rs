@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::layout::SegmentLayout;
-use super::words::{LoadWords, ShareWords, StoreWords};
+use crate::fabric::words::{LoadWords, ShareWords, StoreWords};
 use crate::fabric::{FabricError, FabricKind};
 use crate::memory::SharedMapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -2,8 +2,8 @@
 //! not, why.
 
 use super::segment::{OwnWords, PeerWords};
-use super::words::{LoadWords, StoreWords};
 use crate::fabric::LinkFailure;
+use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::{Ordering, fence};
 
 const CLOSED: u64 = 1;

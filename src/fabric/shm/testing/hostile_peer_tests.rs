@@ -4,9 +4,9 @@ use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile
 use super::{pool, tensor, tensor_mut};
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
 use crate::fabric::shm::memory::ring::TAIL;
-use crate::fabric::shm::memory::words::StoreWords;
 use crate::fabric::shm::wakeup::idle;
-use crate::fabric::{Allowance, Completions, Event, LinkFailure, Port};
+use crate::fabric::words::StoreWords;
+use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, Port};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -223,8 +223,8 @@ fn bytes_pulled_from_a_peer_that_has_left_meanwhile_are_not_delivered() {
 fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let (mut honest, mut hostile) = hostile_link();
     let source = tensor(&honest.pool, &[1; 8]);
-    honest.port.lend(honest.link, &source, Allowance::unbounded(), immediate()).expect("posted");
-    honest.port.lend(honest.link, &source, Allowance::unbounded(), immediate()).expect("posted");
+    honest.port.lend(honest.link, &source, LoanPermit::unbounded(), immediate()).expect("posted");
+    honest.port.lend(honest.link, &source, LoanPermit::unbounded(), immediate()).expect("posted");
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the peer may still read it");
     // It took the first.

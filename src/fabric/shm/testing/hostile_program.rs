@@ -9,10 +9,10 @@ use super::{tensor, tensor_mut};
 use crate::fabric::shm::memory::order::BODY_WORDS;
 use crate::fabric::shm::memory::ring::{CREDITS, FIRST, HEADER_WORDS, SLOT_WORDS, TAIL};
 use crate::fabric::shm::memory::state;
-use crate::fabric::shm::memory::words::StoreWords;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
-use crate::fabric::{Allowance, Completions, Event, LinkFailure, Port};
+use crate::fabric::words::StoreWords;
+use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, Port};
 use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use std::sync::atomic::Ordering::Release;
@@ -238,7 +238,7 @@ impl Owner {
                 let target = tensor_mut(&self.honest.pool, len);
                 port.read(link, target, &there).is_ok()
             }
-            _ => port.lend(link, &source, Allowance::unbounded(), immediate(input)).is_ok(),
+            _ => port.lend(link, &source, LoanPermit::unbounded(), immediate(input)).is_ok(),
         };
         self.open += usize::from(is_posted);
     }

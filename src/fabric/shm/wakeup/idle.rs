@@ -5,7 +5,7 @@
 //! hits the sender's cache.
 
 use super::doorbell::PLACES;
-use crate::fabric::shm::memory::words::{LoadWords, StoreWords};
+use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The word of the state line with the mark.
@@ -56,8 +56,8 @@ mod tests {
     use super::super::doorbell::{Doorbell, WORDS};
     use super::*;
     use crate::fabric::Sleep;
-    use crate::fabric::shm::memory::words::ShareWords;
-    use crate::fabric::shm::memory::words::test::{HeapWords, LoomShared, LoomWords};
+    use crate::fabric::words::ShareWords;
+    use crate::fabric::words::test::{HeapWords, LoomShared, LoomWords};
     use std::sync::atomic::Ordering::{Acquire, Release};
     use std::time::Duration;
 
@@ -84,13 +84,13 @@ mod tests {
                 })
             };
             let bell = Doorbell::new(bell);
-            let seen = bell.seen();
+            let seen = bell.events.key();
             mark_idle(&line, REF);
             fence();
             if slot.load(0, Acquire) == 0 {
                 // Deadlocks if the poller has not seen the slot and the sender does not ring.
                 while !bell.is_rung() {
-                    bell.sleep(Sleep::Waiter, seen, Duration::MAX);
+                    bell.events.sleep(Sleep::Waiter, seen, Duration::MAX);
                     loom::thread::yield_now();
                 }
                 bell.drain(|place| assert_eq!(place, REF.place));

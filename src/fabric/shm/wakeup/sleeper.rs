@@ -32,24 +32,24 @@ impl ShmSleeper {
 
 impl Sleeper for ShmSleeper {
     fn seen(&self) -> u32 {
-        self.bell.bell.seen()
+        self.bell.bell.events.key()
     }
 
     fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
         let limit = if self.bell.barriers_supported() { MAX_SLEEP } else { MAX_SLEEP_WITHOUT_BARRIERS };
-        self.bell.bell.sleep(who, seen, timeout.min(limit));
+        self.bell.bell.events.sleep(who, seen, timeout.min(limit));
     }
 
     fn wake(&self, who: Sleep) {
-        self.bell.bell.wake(who);
+        self.bell.bell.events.wake(who);
     }
 
     fn enter_wait(&self) {
-        self.bell.bell.enter_wait();
+        self.bell.bell.events.enter_wait();
     }
 
     fn exit_wait(&self) {
-        self.bell.bell.exit_wait();
+        self.bell.bell.events.exit_wait();
     }
 }
 
