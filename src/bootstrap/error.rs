@@ -120,6 +120,7 @@ pub enum BootstrapError {
 
 /// A member that did not join in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MissingPeer {
     /// Its name.
     pub name: TaskId,

@@ -25,6 +25,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 
 /// How far the service is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NodeState {
     /// Made, not started: no thread and no socket yet.
     Created,
@@ -259,6 +260,13 @@ impl Bootstrap {
         assert!(
             is_over || self.shared.wait(Duration::from_secs(5), |_, phase| phase == ServicePhase::Stopped)
         );
+    }
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (me, state) = (&self.shared.options.me, self.state());
+        f.debug_struct("Bootstrap").field("me", me).field("state", &state).finish_non_exhaustive()
     }
 }
 

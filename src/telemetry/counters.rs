@@ -338,6 +338,18 @@ impl AddAssign<&Snapshot> for Snapshot {
     }
 }
 
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.snapshot(), f)
+    }
+}
+
+impl fmt::Debug for CountersWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.counters, f)
+    }
+}
+
 /// Every name with its value, as [`Snapshot::iter`].
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

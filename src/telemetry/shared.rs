@@ -4,6 +4,7 @@ use super::{Counter, Counters, Snapshot};
 use std::sync::atomic::Ordering;
 
 /// Counters with any number of writers, for what is rare or costs much more than counting it.
+#[derive(Debug)]
 pub struct SharedCounters(Counters);
 
 impl SharedCounters {

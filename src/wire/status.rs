@@ -6,6 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs)] // the meaning of each is the standard's
+#[non_exhaustive]
 pub enum Code {
     Ok = 0,
     Cancelled = 1,
