@@ -110,6 +110,8 @@
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
 
 #![warn(missing_docs)]
+// Of what a user holds; the internals are not for holding.
+#![cfg_attr(not(feature = "internals"), warn(missing_debug_implementations))]
 // Nothing waits for another thread on the data path: see tests/repo/layers/locks.rs.
 #![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
 // Without `internals` the items that only the program, tests and benchmarks use are private, and unused.
@@ -150,7 +152,7 @@ pub use rendezvous::{
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::{
     Cluster, ClusterError, Code, DType, EdgeNameError, Element, HostPort, HostPortError, JobError, KeyError,
-    LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, TaskId, TensorMeta,
+    LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, StepId, TaskId, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

@@ -181,7 +181,7 @@ impl Engine {
     /// Ends the step before this one: whoever has something of this step has seen all of that.
     fn forget_before(&self, step: u64) {
         if let Some(before) = step.checked_sub(1) {
-            self.node.cleanup(before);
+            self.node.cleanup(before.into());
         }
     }
 }

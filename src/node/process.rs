@@ -19,7 +19,7 @@ use crate::rendezvous::{
     Sequence, Standing, Step,
 };
 use crate::telemetry::Snapshot;
-use crate::wire::{DType, LossCause, Shape, TaskId, TensorMeta};
+use crate::wire::{DType, LossCause, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,6 +53,7 @@ pub use crate::bootstrap::NodeState;
 
 /// What is known of a peer.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PeerReport {
     /// Which task.
     pub task: TaskId,
@@ -87,6 +88,12 @@ impl PeerState {
             PeerState::Lost(error) => Some(error),
             PeerState::Absent | PeerState::Connected => None,
         }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("task", &self.me).finish_non_exhaustive()
     }
 }
 
@@ -322,16 +329,16 @@ impl Node {
     ///
     /// # Errors
     /// If it was cleaned up, or the node has stopped.
-    pub fn step(&self, id: u64) -> Result<Step, Error> {
-        self.rendezvous.step(id, &self.worker)
+    pub fn step(&self, id: impl Into<StepId>) -> Result<Step, Error> {
+        self.rendezvous.step(id.into().get(), &self.worker)
     }
 
     /// Begins a step for a named worker, where several in this process keep their steps apart.
     ///
     /// # Errors
     /// If it belongs to another worker, was cleaned up, or the node has stopped.
-    pub fn step_of(&self, id: u64, worker: &str) -> Result<Step, Error> {
-        self.rendezvous.step(id, &worker.into())
+    pub fn step_of(&self, id: impl Into<StepId>, worker: &str) -> Result<Step, Error> {
+        self.rendezvous.step(id.into().get(), &worker.into())
     }
 
     /// Declares a run of steps base, base + 1, ... whose ends are remembered without limit. It goes on until the next
@@ -362,13 +369,13 @@ impl Node {
     /// For when every member is done with the step: a synchronous trainer knows that step n is done
     /// everywhere when something of step n + 1 has come from everybody. In the dedicated mode the polling thread drops the
     /// values, soon after this has returned.
-    pub fn cleanup(&self, step: u64) {
-        self.rendezvous.cleanup(step);
+    pub fn cleanup(&self, step: StepId) {
+        self.rendezvous.cleanup(step.get());
     }
 
     /// The steps that have begun and were not cleaned up, in no order.
-    pub fn live_steps(&self) -> Vec<u64> {
-        self.rendezvous.live_steps()
+    pub fn live_steps(&self) -> Vec<StepId> {
+        self.rendezvous.live_steps().into_iter().map(StepId::from).collect()
     }
 
     /// Makes progress once: serves peers, brings what has come. In inline mode a process that computes for

@@ -46,7 +46,7 @@ use std::time::Duration;
 ///         (0..10_000).map(|_| Ok::<_, tensorwire::TensorError>(node.tensor(DType::F32, &[2])?.freeze())).collect();
 ///     gradients.send(&step, tensors?)?;
 ///     weights.recv_many(&step, Duration::from_secs(10), &mut received)?;
-///     node.cleanup(n);
+///     node.cleanup(n.into());
 /// }
 /// # Ok(())
 /// # }

@@ -18,7 +18,7 @@ use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{ForkGuard, Pool};
 use crate::telemetry::Snapshot;
-use crate::wire::{EdgeName, Status, TaskId, Time};
+use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -195,8 +195,8 @@ impl Sequence {
     ///
     /// # Panics
     /// If base + n does not fit in 64 bits.
-    pub fn step(&self, n: u64) -> u64 {
-        self.base.checked_add(n).expect("a sequence has no step beyond 2^64-1")
+    pub fn step(&self, n: u64) -> StepId {
+        self.base.checked_add(n).expect("a sequence has no step beyond 2^64-1").into()
     }
 }
 

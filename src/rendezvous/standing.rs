@@ -55,7 +55,7 @@ impl Rendezvous {
             End::Here => None,
             End::Peer(peer) => Some(peer),
         };
-        let key = edge.key(sequence.step(0));
+        let key = edge.key(sequence.step(0).get());
         if !self.shared.tables().standing.insert(key.clone()) {
             return Err(Error::StandingExists { edge: edge.to_string() });
         }

@@ -8,7 +8,7 @@ use super::outstanding::reserve;
 use super::{Error, PeerIndex};
 use crate::link::{TensorKey, Value};
 use crate::memory::Tensor;
-use crate::wire::{Code, Status};
+use crate::wire::{Code, Status, StepId};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,8 +38,8 @@ impl Eq for Step {}
 
 impl Step {
     /// The step's id.
-    pub fn id(&self) -> u64 {
-        self.id
+    pub fn id(&self) -> StepId {
+        self.id.into()
     }
 
     /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else it is kept

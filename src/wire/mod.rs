@@ -13,6 +13,7 @@ mod loss;
 pub mod message;
 mod shape;
 mod status;
+mod step_id;
 mod sum;
 mod text;
 mod time;
@@ -28,6 +29,7 @@ pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, Rendezvo
 pub use loss::LossCause;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use status::{Code, Status};
+pub use step_id::StepId;
 pub use sum::sum_of;
 pub(crate) use text::quote;
 pub use time::Time;

@@ -318,3 +318,15 @@ impl Tensor {
         Tensor::new(header)
     }
 }
+
+impl std::fmt::Debug for HeldOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeldOwner").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for ForeignLocation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForeignLocation").finish_non_exhaustive()
+    }
+}

@@ -22,7 +22,7 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
             back.recv_many(&step, SOON, &mut received).expect("received");
             check(&received, n);
             if n > 0 {
-                node.cleanup(n - 1);
+                node.cleanup((n - 1).into());
             }
             let allocated = node.pool().stats().allocated;
             // The tensors of both sides in two steps, in blocks of 64 bytes and more.
@@ -88,7 +88,7 @@ fn when_asked(
 fn small_tensors_of_a_batch_share_slots() {
     const COUNT: usize = 500;
     when_asked(&[("poll", "inline"), ("pollers", "1")], 3, COUNT, |node, step, edges| {
-        let (before, values) = (slots(node), tensors(node, step.id(), COUNT));
+        let (before, values) = (slots(node), tensors(node, step.id().get(), COUNT));
         step.send_all(edges.iter().zip(values)).expect("sent");
         assert_eq!(slots(node) - before, (COUNT as u64).div_ceil(SLOT / ANSWER), "for values");
     });
@@ -105,7 +105,7 @@ fn a_peer_that_sleeps_is_woken_once_for_a_batch() {
     let settings = [("poll", "adaptive"), ("spin_budget", "10us")];
     let sum = woken.clone();
     when_asked(&settings, STEPS, COUNT, move |node, step, edges| {
-        let values = tensors(node, step.id(), COUNT);
+        let values = tensors(node, step.id().get(), COUNT);
         // Long enough to fall asleep, and less than the 100 ms of a sleep.
         std::thread::sleep(Duration::from_millis(40));
         let before = node.counters().get(Counter::Doorbells);

@@ -91,7 +91,7 @@ fn a_batch_over_two_pollers_and_the_process_itself_comes_whole_step_after_step()
             back.recv_many(&step, SOON, &mut received).expect("received");
             check_all(&received, n, me);
             if n > 1 {
-                node.cleanup(n - 2);
+                node.cleanup((n - 2).into());
             }
         }
         // All edges of task 1 belong to one poller. Those of the others belong to two, each with a
@@ -112,7 +112,7 @@ fn edges_that_are_asked_for_in_advance_come_over_both_pollers() {
         let out = node.batch(edges_to_all(node)).expect("usable");
         let back = node.batch(from).expect("usable");
         for n in 0..STEPS {
-            let step = begin(node, sequence.step(n));
+            let step = begin(node, sequence.step(n).get());
             out.send(&step, values_of(node, n, me)).expect("sent");
             check_all(&back.recv(&step, SOON).expect("received"), n, me);
             if n > 1 {
