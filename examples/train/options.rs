@@ -6,6 +6,7 @@ use crate::plan::Plan;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -23,16 +24,16 @@ Examples:
 #[command(name = "train", after_help = EXAMPLES, verbatim_doc_comment)]
 pub struct Options {
     /// Parameter servers; each owns some of the 6 tensors
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count(TENSORS))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=TENSORS as u64))]
     pub servers: u64,
     /// Workers; each takes a part of every batch
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = count(MAX_WORKERS))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = number(1..=MAX_WORKERS))]
     pub workers: u64,
     /// Updates of the weights
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = number(1..=MAX_STEPS))]
     pub steps: u64,
     /// Images per step, over all workers
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = number(1..=u64::MAX))]
     pub batch: u64,
     /// CPU cores such as 0,2-3, dealt out to the servers, then to the workers
     #[arg(long, value_name = "LIST", value_parser = cores)]
@@ -46,16 +47,16 @@ pub struct Options {
     /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
     #[arg(long, value_name = "LIST", value_parser = devices)]
     pub devices: Option<DeviceList>,
-    /// Whether receives are asked for steps in advance: on or off
+    /// Whether workers ask for tensors in advance: on or off
     #[arg(long, value_name = "WHETHER", default_value = "on", value_parser = ["on", "off"], hide_possible_values = true)]
     pub standing: String,
-    /// Memory that each process registers: bytes or KiB, MiB, GiB [default: 16MiB]
+    /// Memory that each process registers, such as 64MiB [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
     /// Decides the first weights and the order of the images
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(0..=u64::MAX))]
     pub seed: u64,
-    /// Do the same arithmetic in this process alone, without the engine or --pool
+    /// Do the same arithmetic in this process alone, without the engine
     #[arg(long)]
     pub single: bool,
     /// Write the summary to this file as JSON
@@ -63,7 +64,7 @@ pub struct Options {
     pub json: Option<PathBuf>,
 }
 
-const MAX_WORKERS: usize = 64;
+const MAX_WORKERS: u64 = 64;
 /// As many as an f32, in which the falling learning rate is worked out, counts exactly.
 const MAX_STEPS: u64 = 1 << 24;
 const DEFAULT_POOL: u64 = 16 << 20;
@@ -187,17 +188,22 @@ fn stop(error: clap::Error) -> Stop {
     if error.kind() == ErrorKind::DisplayHelp {
         return Stop { text: error.render().to_string().trim_end().to_owned(), status: 0 };
     }
+    // The first paragraph has the mistake and, after a wrong value, the allowed ones.
     let text = error.render().to_string();
-    let first = text.lines().next().unwrap_or_default();
-    refusal(first.trim_start_matches("error: "))
+    let mistake: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    refusal(mistake.join(" ").trim_start_matches("error: "))
 }
 
 fn refusal(why: &str) -> Stop {
     Stop { text: format!("train: {why} (--help lists the options)"), status: 2 }
 }
 
-fn count(most: usize) -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..=most as u64)
+/// Parses a number of this range.
+fn number(allowed: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| allowed.contains(number));
+        number.ok_or_else(|| format!("give a whole number from {} to {}", allowed.start(), allowed.end()))
+    }
 }
 
 /// `0,2-4` is 0, 2, 3, 4.
@@ -208,7 +214,7 @@ fn cores(text: &str) -> Result<CoreList, String> {
         let number = |text: &str| text.parse::<u16>().ok().map(usize::from);
         match (number(first), number(last)) {
             (Some(first), Some(last)) if first <= last => list.extend(first..=last),
-            _ => return Err(format!("`{part}` is no core or range of cores, such as 0 or 2-3")),
+            _ => return Err(format!("`{part}` is not a core or range of cores, such as 0 or 2-3")),
         }
     }
     Ok(CoreList(list))
@@ -258,8 +264,8 @@ mod tests {
         assert_eq!([0, 1, 2].map(|process| devices.of(process)), ["a", "b", "a"]);
         let cores = options.cores.as_ref().expect("cores");
         assert_eq!([0, 1, 2, 3].map(|process| cores.of(process)), [0, 1, 5, 0]);
-        assert_eq!((options.single, options.json), (false, Some(PathBuf::from("a.json"))));
-        assert!(!options.asks_in_advance());
+        assert!(!options.single && !options.asks_in_advance());
+        assert_eq!(options.json, Some(PathBuf::from("a.json")));
         let single = read_line("--single").expect("options");
         assert!(single.single && single.asks_in_advance());
     }
@@ -268,7 +274,7 @@ mod tests {
     fn a_wrong_value_is_refused_on_one_line_that_has_option_and_value() {
         for (line, parts) in [
             ("--servers 0", ["--servers", "0"]),
-            ("--servers 7", ["--servers", "1..=6"]),
+            ("--servers 7", ["--servers", "from 1 to 6"]),
             ("--workers 65", ["--workers", "65"]),
             ("--workers two", ["--workers", "two"]),
             ("--steps 0", ["--steps", "0"]),
@@ -294,6 +300,27 @@ mod tests {
         ] {
             let text = refused(line);
             assert!(parts.iter().all(|part| text.contains(part)), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_a_wrong_value_lists_the_allowed_ones() {
+        for (line, allowed) in [
+            ("--poll foo", "[possible values: auto, inline, adaptive, dedicated]"),
+            ("--fabric foo", "[possible values: auto, shm, verbs]"),
+            ("--standing foo", "[possible values: on, off]"),
+            ("--servers foo", "a whole number from 1 to 6"),
+            ("--workers foo", "a whole number from 1 to 64"),
+            ("--steps foo", "a whole number from 1 to 16777216"),
+            ("--batch foo", "a whole number from 1 to"),
+            ("--seed foo", "a whole number from 0 to"),
+            ("--cores foo", "a core or range of cores, such as 0 or 2-3"),
+            ("--devices a,", "mlx5_0,mlx5_1"),
+            ("--pool foo", "bytes, or a number with KiB, MiB or GiB"),
+            ("--pool 1", "from 1 MiB to 16 TiB"),
+        ] {
+            let text = refused(line);
+            assert!(text.contains(allowed), "{line}: {text}");
         }
     }
 
