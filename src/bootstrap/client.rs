@@ -21,7 +21,7 @@ use tonic::{Response, Status};
 const CALL_LIMIT: Duration = Duration::from_secs(2);
 /// Pauses between tries to meet a peer: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// Tries at a call whose answer may have been lost.
+/// Attempts of a call whose answer may have been lost.
 const TRIES: u32 = 3;
 
 /// Looks after one peer.
@@ -39,7 +39,7 @@ enum CallError {
     Refused(String),
     /// No answer.
     Unreachable(String),
-    /// Nobody listens at the peer's address.
+    /// Nothing listens at the peer's address.
     Unattended(String),
 }
 
@@ -65,7 +65,8 @@ impl Client {
         Ok(Client { shared, peer, address, grpc })
     }
 
-    /// Meets the peer, links with it, watches over it, and starts again when it is lost. Never returns.
+    /// Meets the peer, links with it, watches over it, and starts again when it is lost. Never
+    /// returns.
     pub(super) async fn tend(self) {
         let mut pause = PAUSES.0;
         loop {
@@ -119,7 +120,7 @@ impl Client {
         self.shared.step(|members| (members.note(self.peer, why), Vec::new()));
     }
 
-    /// Nobody has answered, or nobody to talk to: what that says of the life that was there before.
+    /// Handles a call without an answer, or without a listener: it tells about the earlier life.
     fn not_met(&self, error: CallError, took: Duration) {
         // Or this process itself was stopped or starved, and that says nothing.
         let held_up = took > CALL_LIMIT + self.shared.options.silence / 2;
@@ -134,7 +135,7 @@ impl Client {
         self.note(Some(error.into_text()));
     }
 
-    /// Learns who answers at the peer's address, and which generations it has seen.
+    /// Asks for the identity at the peer's address, and for the generations that it has seen.
     async fn hello(&self) -> Result<(Incarnation, u64), CallError> {
         let request = grpc::HelloRequest {
             caller: self.shared.caller(self.peer),
@@ -157,7 +158,8 @@ impl Client {
         Ok((who.incarnation, answer.generation))
     }
 
-    /// Makes one generation of the link. On failure the peer has been told, and nothing is connected.
+    /// Makes one generation of the link. On failure the peer has been told, and nothing is
+    /// connected.
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
         let outcome = self.try_link(info).await;
         if let Err(why) = &outcome {
@@ -174,7 +176,7 @@ impl Client {
         loop {
             match timeout(PAUSES.1, made.as_mut()).await {
                 Ok(made) => break made?,
-                // A fabric that only the network tells of deaths waits for a dead peer, too.
+                // A fabric that learns of deaths only from the network waits for a dead peer, too.
                 Err(_) => self.look_for_death(info).await?,
             }
         }
@@ -192,7 +194,7 @@ impl Client {
         }
     }
 
-    /// Nobody listens any more at the address of a peer that was met.
+    /// Nothing listens any more at the address of a peer that was met.
     fn died(&self, why: String) -> String {
         self.not_met(CallError::Unattended(why.clone()), Duration::ZERO);
         why
@@ -277,8 +279,8 @@ impl Client {
         }
     }
 
-    /// One round of watching over a linked peer: a pause, a heartbeat, a look at the silence. Returns whether
-    /// the peer has confirmed that the link is up.
+    /// One round of watching over a linked peer: a pause, a heartbeat, a look at the silence.
+    /// Returns whether the peer has confirmed that the link is up.
     async fn watch(&self, info: &PeerInfo, heard: Instant) -> bool {
         let options = &self.shared.options;
         let left = options.silence.saturating_sub(heard.elapsed());
@@ -315,7 +317,7 @@ impl Client {
         confirmed
     }
 
-    /// This process itself was stopped or starved: what the peer said meanwhile may still be unread, so its silence
+    /// This process was paused or starved. Messages of the peer may still be unread, so its silence
     /// counts from now.
     fn excuse(&self, info: &PeerInfo) -> Instant {
         let now = Instant::now();
@@ -324,7 +326,7 @@ impl Client {
         now
     }
 
-    /// Takes in what the peer says of the link. Returns whether it has it up, too.
+    /// Handles the peer's report about the link. Returns whether the link is up at the peer.
     pub(super) fn digest_heartbeat(&self, info: &PeerInfo, answer: &grpc::HeartbeatResponse) -> bool {
         let Ok(by) = incarnation(answer.incarnation) else { return false };
         self.shared.step(|members| {

@@ -1,4 +1,4 @@
-//! What can go wrong while a process joins its cluster.
+//! Errors of starting, joining and stopping.
 
 use super::names::Incarnation;
 use super::service::NodeState;
@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Why the bootstrap service could not do what was asked.
+/// An error of the bootstrap service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -19,7 +19,7 @@ pub enum BootstrapError {
         /// The cluster in its canonical text, cut.
         cluster: String,
     },
-    /// An address is open to other hosts, and nobody has said that this is wanted.
+    /// An address is open to other hosts without `allow_non_loopback`.
     #[error(
         "the address {address} of {whose} is not loopback, and members are not authenticated: whoever reaches \
          this port can join, read and write tensors. Use loopback addresses, or set allow_non_loopback if \
@@ -95,20 +95,21 @@ pub enum BootstrapError {
         waited: Duration,
         /// Number of peers in all.
         peers: usize,
-        /// PeerIdentity is missing, and why.
+        /// The missing peers, each with its last error.
         missing: Vec<MissingPeer>,
     },
-    /// Some threads did not end in time. They end by themselves once what they do has ended.
+    /// Some threads did not end in time. They end by themselves when their work has ended.
     #[error("{me}: stopping took longer than {waited:?}: {why}")]
     StopTimeout {
         /// The name of this process.
         me: TaskId,
         /// How long it was waited for.
         waited: Duration,
-        /// What it waited for.
+        /// The threads that had not ended.
         why: String,
     },
-    /// `stop` was called by the thread that it would wait for. The service stops as soon as that call returns.
+    /// `stop` was called by the thread that it would wait for. The service stops as soon as that
+    /// call returns.
     #[error(
         "{me}: stop was called inside a callback of the bootstrap service, which can't wait for its own end"
     )]
@@ -126,7 +127,7 @@ pub struct MissingPeer {
     pub name: TaskId,
     /// Its address in the cluster.
     pub address: String,
-    /// What happened last when it was tried to link with it.
+    /// The last error of linking with it.
     pub last_error: String,
 }
 

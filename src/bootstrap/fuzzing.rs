@@ -1,7 +1,9 @@
-//! The door for fuzz targets: the peers' messages, as the server and the client take them in, and what follows from them.
+//! Entry points of fuzz targets: messages of peers, as the server and the client receive them, and
+//! their effects.
 //!
-//! The input is a list of calls and answers of two peers, one that starts its link with this process and one with which this
-//! process starts. Whatever they say: no panic, answers and refusals of bounded length, and each endpoint that was made comes to one end.
+//! The input is a list of calls and answers of two peers. One starts its link with this process;
+//! with the other this process starts. In all cases there is no panic, answers and refusals have
+//! bounded length, and each endpoint ends once.
 
 use super::client::Client;
 use super::generated as grpc;
@@ -29,11 +31,12 @@ const CALLEE: usize = 1;
 const MAX_COMMANDS: usize = 64;
 /// Bytes of a refusal's text at most.
 const MAX_REFUSAL: usize = 8 * 1024;
-/// How long a piece of work on another thread may take: as long as `tests/fuzz` gives an input. On a machine with other things to do
-/// such a thread may not run for seconds, with the sanitizer and all, which is no finding.
+/// How long a piece of work on another thread may take: as long as `tests/fuzz` gives an input. On
+/// a machine with other things to do such a thread may not run for seconds, with the sanitizer and
+/// all, which is no finding.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What has become of an endpoint.
+/// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FuzzEndpoint {
     Prepared,
@@ -152,7 +155,8 @@ async fn run(mut input: &[u8]) {
 }
 
 impl Scene {
-    /// Waits until no endpoint is being made or connected: what follows does not depend on threads then.
+    /// Waits until no endpoint is being made or connected, so that later results do not depend on
+    /// threads.
     async fn settle(&self) {
         let begin = Instant::now();
         for _ in 0..4 {
@@ -223,7 +227,8 @@ impl Scene {
         }
     }
 
-    /// The answer to our Hello: this process starts a link, and connects it with what it finds in the answer's bytes.
+    /// The answer to our Hello: this process starts a link, and connects it with the bytes of the
+    /// answer.
     fn met(&self, bytes: &[u8]) {
         let Some(answer) = decoded::<grpc::HelloResponse>(bytes) else { return };
         let Ok(who) = who(answer.member) else { return };
@@ -260,7 +265,7 @@ impl Scene {
         });
     }
 
-    /// Nothing was heard for long, or nobody listens.
+    /// The peer was silent for long, or nothing listens at its address.
     fn time_passes(&self, bytes: &[u8]) {
         let peer = usize::from(bytes.first().copied().unwrap_or(0) % 2);
         let later = Instant::now() + Duration::from_secs(60);
@@ -286,7 +291,7 @@ fn decoded<M: Message + Default + PartialEq>(bytes: &[u8]) -> Option<M> {
     Some(message)
 }
 
-/// What a call ended with.
+/// The result of a call.
 trait Answered {
     fn check(self);
 }

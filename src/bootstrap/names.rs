@@ -4,13 +4,13 @@ use super::BootstrapError;
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// The number of one life of a process, drawn at random when it starts, so that what was meant for a process
-/// that died and came back is told apart.
+/// The random number of one life of a process, drawn at start, so that messages for an earlier life
+/// are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incarnation(NonZeroU64);
 
 impl Incarnation {
-    /// The life with this number; `None` for 0, which is nobody's.
+    /// The life with this number; `None` for 0, which is not used.
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Incarnation)
     }
@@ -41,7 +41,8 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// Text from outside, made fit for an error message: at most `max` bytes, control characters escaped.
+/// Text from outside, made fit for an error message: at most `max` bytes, control characters
+/// escaped.
 pub(super) fn shorten(text: &str, max: usize) -> String {
     let mut short = String::new();
     for character in text.chars() {

@@ -1,4 +1,4 @@
-//! What the bootstrap service is started with, and where it may listen.
+//! Options of the bootstrap service, and its listener.
 
 use super::BootstrapError;
 use super::names::{Incarnation, shorten};
@@ -13,7 +13,7 @@ pub const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the longest host id.
 pub const MAX_HOST_ID: usize = 128;
 
-/// What the bootstrap service is started with.
+/// Options of the bootstrap service.
 #[derive(Clone, Debug)]
 pub struct BootstrapOptions {
     /// The name of this process.
@@ -22,9 +22,11 @@ pub struct BootstrapOptions {
     pub cluster: Cluster,
     /// The number of this process's life.
     pub incarnation: Incarnation,
-    /// Where to listen, if not at this process's address in the cluster. Port 0 takes any free port.
+    /// Where to listen, if not at this process's address in the cluster. Port 0 takes any free
+    /// port.
     pub bind: Option<SocketAddr>,
-    /// Whether addresses that other hosts can reach are accepted, although members are not authenticated.
+    /// Whether addresses that other hosts can reach are accepted, although members are not
+    /// authenticated.
     pub allow_non_loopback: bool,
     /// Time between two heartbeats to each peer. Default 1 s.
     pub heartbeat: Duration,
@@ -32,9 +34,11 @@ pub struct BootstrapOptions {
     pub silence: Duration,
     /// How long making one link may take before the attempt is given up. Default [`LINK_TIMEOUT`].
     pub link_timeout: Duration,
-    /// The same for all members on this host, different on different hosts. At most [`MAX_HOST_ID`] bytes.
+    /// The same for all members on this host, different on different hosts. At most [`MAX_HOST_ID`]
+    /// bytes.
     pub host_id: String,
-    /// Threads of this process that never sleep; the peers on this host count them together. Default 0.
+    /// Threads of this process that never sleep; the peers on this host count them together.
+    /// Default 0.
     pub spinners: u32,
 }
 
@@ -55,8 +59,8 @@ impl BootstrapOptions {
         }
     }
 
-    /// Listens where this process should, unless an address of the cluster is open to other hosts and
-    /// nobody has said that this is wanted. Blocks while names are looked up.
+    /// Listens at the address of this process. Refuses clusters with addresses that are open to
+    /// other hosts, unless the options permit them. Blocks while names are looked up.
     pub(super) fn listen(&self) -> Result<TcpListener, BootstrapError> {
         let candidates = match self.bind {
             Some(address) => vec![address],
@@ -65,11 +69,13 @@ impl BootstrapOptions {
         self.check_exposure(&candidates)?;
         let mut outcome = None;
         for address in candidates {
-            // The standard library sets SO_REUSEADDR, so that a restart on the same port works at once.
+            // The standard library sets SO_REUSEADDR, so that a restart on the same port works at
+            // once.
             match TcpListener::bind(address) {
                 Ok(listener) => return Ok(listener),
-                // `localhost` may stand for an address family that this host does not have. Every other
-                // failure is final: on another of its addresses a taken name would go unnoticed.
+                // `localhost` may stand for an address family that this host does not have. Every
+                // other failure is final: on another of its addresses a taken name would go
+                // unnoticed.
                 Err(error) => {
                     let absent = error.kind() == ErrorKind::AddrNotAvailable
                         || error.raw_os_error() == Some(libc::EAFNOSUPPORT);
@@ -152,7 +158,7 @@ mod tests {
         assert!(error.contains("192.0.2.7:4000 of worker/0 is not loopback"), "{error}");
         assert!(error.contains("not authenticated") && error.contains("allow_non_loopback"), "{error}");
         open.allow_non_loopback = true;
-        // 192.0.2.0/24 is for documentation: no host has it, so the bind is what fails now.
+        // 192.0.2.0/24 is reserved for documentation: no host has it, so the bind fails.
         assert!(matches!(open.listen(), Err(BootstrapError::Bind { .. })));
     }
 

@@ -1,7 +1,7 @@
 //! The calls that peers make to this process.
 //!
-//! Every request is checked here, part by part, before it changes anything; a refusal says what is wrong in
-//! words that both sides' operators understand.
+//! Every request is checked part by part before it changes state. A refusal names the error for the
+//! operators of both sides.
 
 use super::generated as grpc;
 use super::names::{Incarnation, shorten};
@@ -25,7 +25,7 @@ pub(super) struct Server {
     shared: Arc<BootstrapShared>,
 }
 
-/// PeerIdentity calls: a peer, in a life that it claims.
+/// The caller: a peer, in the life that it claims.
 struct From {
     peer: usize,
     life: Incarnation,
@@ -215,7 +215,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
                     return Ok(Response::new(grpc::GetRemoteAddressResponse { offer }));
                 }
                 OfferDecision::Refused(why) => return Err(Status::aborted(why)),
-                // A task of its own: it goes on if the caller hangs up, and a repeated call finds its result.
+                // A task of its own: it goes on if the caller hangs up, and a repeated call finds
+                // its result.
                 OfferDecision::Start(info) => {
                     drop(tokio::spawn(accept(shared.clone(), from.peer, info, request.offer.clone())));
                 }
@@ -279,7 +280,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let shared = &self.shared;
         let stands = shared.step(|members| {
             let stands = match members.heard(from.peer, from.life, Instant::now()) {
-                // A life that we have held for dead learns why its link is gone, and says Hello then.
+                // A life that we have held for dead learns why its link is gone, and says Hello
+                // then.
                 Ok(()) | Err(LifeRefusal::Unknown) => {
                     Ok(members.stands(from.peer, from.life, request.generation))
                 }
@@ -308,8 +310,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
     }
 }
 
-/// Makes this side's endpoint of a generation that the peer has started, connects it, and gives it up unless the
-/// peer says in time that it is connected too.
+/// Makes this side's endpoint of a generation that the peer has started, connects it, and gives it
+/// up unless the peer says in time that it is connected too.
 async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
     if prepare(&shared, peer, &info).await.is_err() {
         return;
@@ -348,7 +350,7 @@ fn name(task: Option<&grpc::Task>) -> Result<TaskId, Status> {
     TaskId::new(task.job.clone(), task.index).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
-/// What a peer tells of itself.
+/// The introduction of a peer.
 pub(super) fn who(member: Option<grpc::Member>) -> Result<PeerIdentity, &'static str> {
     let member = member.ok_or("the message lacks what its sender tells of itself")?;
     if member.host_id.is_empty() || member.host_id.len() > MAX_HOST_ID {

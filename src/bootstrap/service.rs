@@ -17,7 +17,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How long the thread may take to see that its time is over: on a busy host it gets a CPU only in its turn.
+/// How long the thread may take to see that its time is over: on a busy host it gets a CPU only in
+/// its turn.
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the protocol in `proto/`; members that differ refuse each other.
@@ -35,7 +36,7 @@ pub enum NodeState {
     Connected,
     /// Saying goodbye, ending its threads.
     Stopping,
-    /// ThreadEnd; can't be started again.
+    /// Stopped. It cannot be started again.
     Stopped,
 }
 
@@ -59,7 +60,7 @@ pub struct Bootstrap {
     running: Mutex<Running>,
 }
 
-/// What there is while the service runs.
+/// The parts of a running service.
 #[derive(Default)]
 struct Running {
     local_addr: Option<SocketAddr>,
@@ -91,8 +92,8 @@ impl Bootstrap {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens, and begins to meet the peers. Does nothing if it is started already. Blocks while names are
-    /// looked up.
+    /// Listens, and begins to meet the peers. Does nothing if it is started already. Blocks while
+    /// names are looked up.
     ///
     /// # Errors
     /// [`BootstrapError::NotLoopback`], `Resolve`, `Bind` or `Start`; it can be tried again then.
@@ -124,8 +125,8 @@ impl Bootstrap {
         Ok(())
     }
 
-    /// Waits until this process is linked with every peer; at once if it is. After a time-out it can be
-    /// called again: the service goes on trying.
+    /// Waits until this process is linked with every peer; at once if it is. After a time-out it
+    /// can be called again: the service goes on trying.
     ///
     /// # Errors
     /// [`BootstrapError::Missing`] names who is missing after `timeout`, and why;
@@ -141,7 +142,8 @@ impl Bootstrap {
         if over { Ok(()) } else { self.missing(begin.elapsed()) }
     }
 
-    /// PeerIdentity is missing now, and why, in the words of a [`Bootstrap::join`] that has waited for so long.
+    /// The error of a [`Bootstrap::join`] that has waited for `waited`, with the peers that are
+    /// missing now.
     ///
     /// # Errors
     /// [`BootstrapError::Missing`], unless nobody is.
@@ -187,15 +189,15 @@ impl Bootstrap {
         (0..self.shared.peers.len()).filter_map(link).collect()
     }
 
-    /// Says that a link which was ready is dead: the peer is told, and a new generation is made if it still
-    /// lives. There is no `lost` for it. Returns whether that generation was up.
+    /// Says that a link which was ready is dead: the peer is told, and a new generation is made if
+    /// it still lives. There is no `lost` for it. Returns whether that generation was up.
     pub fn report_lost(&self, peer: &TaskId, generation: u64, why: &str) -> bool {
         let Some(peer) = self.shared.index_of(peer) else { return false };
         self.shared.report(peer, generation, why)
     }
 
-    /// Says goodbye to all peers, best effort, and ends every thread and socket. A second call waits for
-    /// the first, and does nothing after it. Links that are up are the caller's to end.
+    /// Says goodbye to all peers, best effort, and ends every thread and socket. A second call
+    /// waits for the first, and does nothing after it. Links that are up are the caller's to end.
     ///
     /// # Errors
     /// [`BootstrapError::StopTimeout`] if a thread is still inside [`Peering::prepare`] or
@@ -217,7 +219,8 @@ impl Bootstrap {
             (running.stop.take(), thread == Some(std::thread::current().id()))
         };
         if let Some(order) = order {
-            // The receiver is gone only if the thread has ended, and then there is nothing to order.
+            // The receiver is gone only if the thread has ended, and then there is nothing to
+            // order.
             drop(order.send(StopOrder { reason, until }));
         }
         if own_thread {

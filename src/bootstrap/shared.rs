@@ -1,4 +1,4 @@
-//! What the handle, the bootstrap thread and the threads that make links have in common.
+//! The state that the handle, the bootstrap thread and the threads that make links share.
 
 use super::BootstrapError;
 use super::generated as grpc;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// Bytes of the longest reason that travels; what a peer sends is cut to it.
+/// Bytes of the longest reason that travels. A peer's reason is cut to it.
 pub const MAX_REASON: usize = 1024;
 
 /// Bytes of a cluster's text that an error shows.
@@ -83,12 +83,12 @@ impl BootstrapShared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at what is known of the peers.
+    /// Reads the table of peers.
     pub(super) fn see<R>(&self, look: impl FnOnce(&PeerTable) -> R) -> R {
         look(&self.lock().members)
     }
 
-    /// Changes what is known of the peers, then tells the peering what it must hear, then wakes everybody.
+    /// Changes the table of peers, then passes events to the peering, then wakes all waiters.
     ///
     /// `Ready` and `Lost` come out of the bootstrap thread only, which keeps them in order.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut PeerTable) -> (R, Vec<PeerEvent>)) -> R {
@@ -97,7 +97,7 @@ impl BootstrapShared {
         result
     }
 
-    /// The same for what is repeated often: wakes nobody unless the peering had to hear something.
+    /// The same for frequent changes: wakes waiters only if there was an event.
     pub(super) fn step<R>(&self, change: impl FnOnce(&mut PeerTable) -> (R, Vec<PeerEvent>)) -> R {
         let (result, acts) = change(&mut self.lock().members);
         let loud = !acts.is_empty();
@@ -222,7 +222,7 @@ impl BootstrapShared {
         self.options.me < self.peers[peer]
     }
 
-    /// PeerIdentity we are, in a request to that peer.
+    /// The identity of this process in a request to that peer.
     pub(super) fn caller(&self, peer: usize) -> Option<grpc::Caller> {
         Some(grpc::Caller {
             version: self.version,
@@ -233,7 +233,7 @@ impl BootstrapShared {
         })
     }
 
-    /// What we tell of ourselves.
+    /// The introduction of this process.
     pub(super) fn member(&self) -> Option<grpc::Member> {
         Some(grpc::Member {
             incarnation: self.options.incarnation.get(),
@@ -264,7 +264,8 @@ pub(super) fn task(name: &TaskId) -> grpc::Task {
 
 /// Calls into the peering; a panic in it becomes an error.
 fn guarded<R>(what: &str, call: impl FnOnce() -> R) -> Result<R, Status> {
-    // Whatever the panic left half done is the peering's own; we hold no lock and share no state with it.
+    // A panic can leave only the peering's own state unfinished; no lock is held and no state is
+    // shared with it.
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -277,7 +278,7 @@ struct AttemptWork {
     shared: Arc<BootstrapShared>,
     peer: usize,
     info: PeerInfo,
-    /// The endpoint that nobody else looks after now.
+    /// The endpoint that this thread owns now.
     ticket: Option<u64>,
 }
 
@@ -292,7 +293,8 @@ impl Drop for AttemptWork {
 
 const STOPPING: &str = "this process stops";
 
-/// Makes our endpoint of a generation that `PeerTable` has begun. Gives our offer, or why there is none.
+/// Makes our endpoint of a generation that `PeerTable` has begun. Gives our offer, or why there is
+/// none.
 pub(super) async fn prepare(
     shared: &Arc<BootstrapShared>,
     peer: usize,

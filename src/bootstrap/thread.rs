@@ -25,20 +25,21 @@ pub(super) const MAX_MESSAGE: usize = 160 * 1024;
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 /// Calls of one peer that are served at a time.
 const MAX_CALLS: u32 = 32;
-/// Connections beyond those that peers need: for members that come back, and for strangers.
+/// Connections beyond those of peers: for members that come back, and for other clients.
 const SPARE_CONNECTIONS: usize = 64;
 /// The least time for which a connection may be idle.
 const MIN_IDLE: Duration = Duration::from_secs(10);
 
 /// Ends the thread.
 pub(super) struct StopOrder {
-    /// What the peers are told; nothing if `None`.
+    /// The reason that peers are told; `None` for no message.
     pub(super) reason: Option<String>,
     /// When the caller stops waiting.
     pub(super) until: Instant,
 }
 
-/// The runtime for the thread. Blocking work of each peer is one piece at a time, and look-ups come on top.
+/// The runtime for the thread. Blocking work of each peer is one piece at a time, and look-ups come
+/// on top.
 pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,12 +59,12 @@ pub(super) fn run(
 ) {
     let _ended = ThreadEnd(shared.clone());
     let until = runtime.block_on(serve(&shared, listener, stop));
-    // Nothing polls the runtime any more, so nobody can begin anything after this.
+    // Nothing polls the runtime any more, so no call can begin after this.
     shared.change(|members| ((), members.close()));
     runtime.shutdown_timeout(until.saturating_duration_since(Instant::now()));
 }
 
-/// Says that the thread ends, however it ends: nobody waits for a thread that has panicked.
+/// Reports the end of the thread on every path, so that no waiter waits for a panicked thread.
 struct ThreadEnd(Arc<BootstrapShared>);
 
 impl Drop for ThreadEnd {

@@ -66,7 +66,7 @@ impl Format for JobName {
 /// The name of an RDMA device: a folder of `/sys/class/infiniband`.
 pub(super) struct RdmaDeviceName;
 
-/// ByteSize that the kernel has room for in a device's name, without the zero at its end (`IB_DEVICE_NAME_MAX`).
+/// Bytes that the kernel has room for in a device's name, without the zero at its end (`IB_DEVICE_NAME_MAX`).
 const NIC_NAME: usize = 63;
 
 impl Format for RdmaDeviceName {

@@ -281,7 +281,7 @@ settings! {
     /// How long a peer may be silent before it counts as dead.
     silence_bound: Duration, DurationText, default("5s"), "1ms to 24h, at least twice `heartbeat_interval`", up_to_a_day;
 
-    /// ByteSize of the pool that tensors are allocated from; rounded up to a multiple of 4 KiB.
+    /// Bytes of the pool that tensors are allocated from; rounded up to a multiple of 4 KiB.
     pool_size: u64, ByteSize, default("256MiB"),
         "1MiB to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB",
         |bytes| (1 << 20..=16 << 40).contains(&bytes).then(|| bytes.next_multiple_of(PAGE));
@@ -318,7 +318,7 @@ settings! {
     /// Operations that can be outstanding on each link; on verbs `rdma_qp_queue_depth` says that.
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
-    /// ByteSize up to which a tensor rides in the response instead of being written on its own.
+    /// Bytes up to which a tensor rides in the response instead of being written on its own.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a bulk tensor gets from a sender on the same host to a receive that names no destination: copied into this process's
     /// pool, or borrowed where it lies, which costs the same at any size. Copy is the default, as what was received is then one's
@@ -329,7 +329,7 @@ settings! {
     /// error if it differs. It costs both sides one pass over the bytes, and a message for each tensor; the peer need
     /// not have it on.
     validate: bool, Bool, default("false"), "true or false", Some;
-    /// ByteSize of the pool that peers can borrow at a time; what is sent beyond that is copied. Without it half of the pool:
+    /// Bytes of the pool that peers can borrow at a time; what is sent beyond that is copied. Without it half of the pool:
     /// however long borrowers hold what they have, the other half is left for this process to go on with.
     max_lent_bytes: u64, ByteSize, optional,
         "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
@@ -399,7 +399,7 @@ settings! {
     /// Ranges of memory outside the pool that are kept registered, so that tensors there are sent from where they lie; with 0
     /// they are copied through the pool.
     rdma_registrations: u32, Number<u32>, default("1024"), "0 to 65536", |count| (count <= 1 << 16).then_some(count);
-    /// ByteSize of all of these ranges together.
+    /// Bytes of all of these ranges together.
     rdma_registered_bytes: u64, ByteSize, default("1GiB"),
         "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
     /// The service level of queue pairs.

@@ -1,4 +1,4 @@
-//! Counters of what the engine did.
+//! Counters of the engine.
 //!
 //! Recording is on the data path, so it takes no lock, allocates nothing and uses no read-modify-write
 //! instruction ([`SharedCounters`], which does, is not on it); reading is for anybody, at any time. Nothing here asks for the time or writes a log.

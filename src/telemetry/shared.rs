@@ -1,9 +1,9 @@
-//! Counters of what threads of the program's do themselves.
+//! Counters of operations on the program's own threads.
 
 use super::{Counter, Counters, Snapshot};
 use std::sync::atomic::Ordering;
 
-/// Counters with any number of writers, for what is rare or costs much more than counting it.
+/// Counters with any number of writers, for rare or expensive operations.
 #[derive(Debug)]
 pub struct SharedCounters(Counters);
 

@@ -1,4 +1,4 @@
-//! States; starting, joining and stopping more than once; what is left afterwards.
+//! States; repeated start, join and stop; leftovers.
 
 use super::*;
 
@@ -195,7 +195,7 @@ fn our_threads() -> Vec<String> {
     tasks.flatten().map(name).filter(|name| name.starts_with("tw-")).collect()
 }
 
-/// What the open files are, without those of the test harness.
+/// The open files, without those of the test harness.
 fn sockets_and_polls() -> Vec<String> {
     let files = std::fs::read_dir("/proc/self/fd").unwrap();
     let target = |file: std::fs::DirEntry| std::fs::read_link(file.path()).ok();

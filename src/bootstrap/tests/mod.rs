@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here should take, and what a hang costs.
+/// Timeout of each wait, and the cost of a hang.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Addresses on loopback that nobody else uses: each test has an IP address of its own in 127/8.
+/// Loopback addresses that no other test uses: each test has an IP address of its own in 127/8.
 fn addresses(count: usize) -> Vec<String> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -58,7 +58,7 @@ fn options(cluster: &Cluster, task: u32) -> BootstrapOptions {
     options
 }
 
-/// What a peering was told.
+/// An event that a peering was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Ready(TaskId, u64),
@@ -67,7 +67,7 @@ enum Told {
     Gone(TaskId, LossCause),
 }
 
-/// What has become of an endpoint.
+/// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ticket {
     Prepared,
@@ -233,7 +233,7 @@ impl Member {
         error.to_string()
     }
 
-    /// Joins with a short limit until what it says of the missing has that part.
+    /// Joins with a short timeout until the error contains `part`.
     fn await_missing(&self, part: &str) -> String {
         let begin = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! What a peer may send, and what comes back: calls repeated, out of order, wild, or no calls at all.
+//! Calls of peers and their answers: repeated, out of order, invalid, or not calls at all.
 
 use super::super::generated as grpc;
 use super::super::generated::bootstrap_client::BootstrapClient;
@@ -195,7 +195,8 @@ fn a_peer_that_stood_still_is_lost_and_is_linked_again_in_the_same_life_when_it_
     member.peering.await_ready(&name("worker", 0), 2);
 }
 
-/// Its kernel takes connections, and nobody answers on them: that is no refusal, which would tell that it has died.
+/// Its kernel accepts connections that nothing answers. That is not a refusal, which would mean a
+/// dead process.
 #[test]
 fn a_linked_peer_that_hangs_is_held_for_silent_after_the_bound() {
     let cluster = workers(2);

@@ -1,4 +1,4 @@
-//! PeerIdentity is not let in, and what both sides are told.
+//! Refused peers, and the errors at both sides.
 
 use super::*;
 

@@ -20,8 +20,7 @@ use crate::memory::{Tensor, TensorMut};
 use crate::wire::Immediate;
 use std::collections::VecDeque;
 
-/// Requests that the send queue holds besides the queue's depth: the ping, a flush, and two that
-/// are never used.
+/// Requests of the send queue beside its depth: the ping, a flush, and two that are not used.
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -62,16 +61,14 @@ pub(super) struct Remote {
 pub(super) enum Total {
     /// Nothing.
     None,
-    /// The length, if the write takes more than one request. The first of the words that it may
-    /// look at.
+    /// The length, if the write takes more than one request: the first of the words.
     IfSplit(Remote),
     /// The length of the whole of which the write is the last part.
     Striped { place: Remote, whole: u64 },
 }
 
 impl Total {
-    /// The words that a write of `len` bytes in `requests` requests announces, and their remote
-    /// place.
+    /// The words that announce a write of `len` bytes in `requests` requests, and their place.
     fn word(&self, len: u64, chunks: u64) -> Option<(Remote, u64)> {
         match *self {
             Total::IfSplit(place) if chunks > 1 => Some((place, len)),
@@ -134,8 +131,7 @@ fn requests_for(len: u64, longest: u32) -> u64 {
     if len <= u64::from(longest) { 1 } else { len.div_ceil(u64::from(longest)) }
 }
 
-/// Names a link's requests: the link, the opcode, the queue pair's number, and whether it is a
-/// receive.
+/// Names a request: link, opcode, number of the queue pair, and whether it is a receive.
 pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
     u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
 }
@@ -391,8 +387,7 @@ impl DataQueue {
         self.room(u32::try_from(requests).unwrap_or(u32::MAX))
     }
 
-    /// A write of bytes that `op` holds: address, length and key. One request carries `longest`
-    /// bytes.
+    /// A write of bytes that `op` holds. One request carries at most `longest` bytes.
     #[allow(clippy::too_many_arguments)] // the verb has these operands
     pub fn post_write(
         &mut self,
@@ -444,8 +439,7 @@ impl DataQueue {
         }
     }
 
-    /// A read into the target that comes along. Where the queue pair is gone afterwards, it fails
-    /// with the link.
+    /// A read into `target`. If the queue pair is gone afterwards, it fails with the link.
     pub fn post_read(
         &mut self,
         mut target: TensorMut,
@@ -478,8 +472,7 @@ impl DataQueue {
         Ok(())
     }
 
-    /// Posts a flush behind all outstanding requests, unless one is outstanding. `all`: even behind
-    /// requests that hold no tensor.
+    /// Posts a flush, unless one is outstanding. `all`: even behind requests without a tensor.
     pub fn flush(&mut self, region: &RemoteRegion, all: bool) {
         let left = self.holds_unsignaled || all && self.unsignaled > 0;
         if !left || self.signaled > 0 || self.flushing || self.pair.is_none() {
@@ -584,8 +577,7 @@ impl DataQueue {
         unsafe { pair.post_receives(&mut *first) }
     }
 
-    /// A receive is complete: returns where its bytes are, and how many receive-consuming requests
-    /// came before it.
+    /// Completes a receive. Returns the place of its bytes, and the number of earlier receives.
     #[inline]
     pub fn received(&mut self) -> Option<(usize, u32)> {
         self.posted = self.posted.checked_sub(1)?;
