@@ -1,4 +1,4 @@
-//! One link: what its owner posts, what one poll does, and how it ends.
+//! One link: its polls, and how it ends. `post` has the operations of its owner.
 
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::execute::OrderExecutor;
@@ -19,12 +19,13 @@ use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOpt
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 
-/// Polls between two looks at what a slot does not tell: the peer's lines, its state, its death.
-const LOOK_EVERY: u32 = 32;
-/// Loans that one poll looks at.
+/// Polls between two checks of the state that no slot carries: the peer's lines, its state word,
+/// its death.
+const CHECK_EVERY: u32 = 32;
+/// Outstanding loans that one poll checks.
 const LOANS_PER_POLL: usize = 4;
 
-/// A tensor that the peer may be reading where it lies.
+/// A tensor that the peer may be reading in place.
 pub(super) struct LinkLoan {
     /// Position of its slot in the ring.
     pub position: u64,
@@ -34,19 +35,19 @@ pub(super) struct LinkLoan {
     pub _permit: LoanPermit,
 }
 
-/// The loans of a link.
+/// The outstanding loans of a link.
 pub(super) type LinkLoans = LentLoans<PeerWords, LinkLoan>;
 
 enum ShmLinkPhase {
     Up,
-    /// The peer is gone or has left: what it had put in its rings is still taken.
+    /// The peer has died or left. Its slots are still executed.
     Draining(LinkFailure),
-    /// This side has ended it; the next poll tells.
+    /// This side has ended the link. The next poll reports it.
     Failing(LinkFailure),
     Down,
 }
 
-/// One link.
+/// One link, as its port holds it.
 pub(super) struct ShmLinkInner {
     pub limits: LinkLimits,
     pub id: LinkId,
@@ -60,13 +61,14 @@ pub(super) struct ShmLinkInner {
     watch: Option<ProcessWatch>,
     pid: u32,
     orphans: Arc<OrphanedLoans>,
-    /// Something came or was posted since its port last looked for links to let go cold.
+    /// Whether a slot was received or posted since the port last searched for links without
+    /// traffic.
     pub had_traffic: bool,
-    /// Both processes take part in heavy barriers.
+    /// Whether both processes take part in heavy barriers.
     pub fenced: bool,
 }
 
-/// What a handshake has brought, for a link to be made of.
+/// The results of a handshake that make a link.
 pub(super) struct LinkParts {
     pub pool: Pool,
     pub own: OwnSegment,
@@ -81,7 +83,7 @@ pub(super) struct LinkParts {
 }
 
 impl ShmLinkInner {
-    /// A link on fresh segments.
+    /// A link on unused segments.
     pub(super) fn new(options: &LinkOptions, layout: &SegmentLayout, parts: LinkParts) -> Self {
         let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, fenced } = parts;
         let ringer = Ringer::new(peer.words(layout.state()), doorbells);
@@ -92,7 +94,7 @@ impl ShmLinkInner {
         ShmLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
-                receives: 0, // what comes early waits in the ring
+                receives: 0, // early slots wait in the ring
                 max_inline: PAYLOAD_BYTES,
                 max_write: u64::MAX,
                 lends: true,
@@ -114,8 +116,7 @@ impl ShmLinkInner {
         }
     }
 
-    /// Names the link, when a port takes it, and the place of the port's doorbell that rings when
-    /// the peer dies.
+    /// Sets the link's id, and the place of the port's doorbell that rings when the peer dies.
     pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
         self.rings.link = id;
@@ -125,14 +126,14 @@ impl ShmLinkInner {
         }
     }
 
-    /// Asks the peer to ring from now on. A heavy barrier has to follow, and then a look at
+    /// Asks the peer to ring from now on. A heavy barrier must follow, and then a check of
     /// [`ShmLinkInner::has_news`].
     pub(super) fn mark_idle(&mut self, to: DoorbellRef) {
         self.rings.tell();
         idle::mark_idle(&self.state, to);
     }
 
-    /// The peer need not ring any more: the port looks at the link in each poll.
+    /// Tells the peer that it need not ring: the port looks at the link in each poll.
     pub(super) fn mark_active(&mut self) {
         idle::mark_active(&self.state);
         self.had_traffic = true;
@@ -152,11 +153,10 @@ impl ShmLinkInner {
         }
     }
 
-    /// One look at everything that may have come or be done, of many that follow each other
-    /// closely.
+    /// Polls the link, as one of many polls in quick succession.
     #[inline]
     pub(super) fn poll(&mut self, out: &mut Completions) {
-        if !self.is_up() && !self.poll_unless_over(out) {
+        if !self.is_up() && !self.poll_when_not_up(out) {
             return;
         }
         let Ok(busy) = self.poll_ring(out) else { return };
@@ -165,28 +165,27 @@ impl ShmLinkInner {
             self.returned(LOANS_PER_POLL, out);
         }
         self.polls = self.polls.wrapping_add(1);
-        if !self.polls.is_multiple_of(LOOK_EVERY) && self.is_up() {
+        if !self.polls.is_multiple_of(CHECK_EVERY) && self.is_up() {
             return;
         }
-        self.look_around(busy, out);
+        self.check_peer(busy, out);
     }
 
-    /// One look at everything, of which the next may be long after: for a link for which the
-    /// doorbell was rung. Returns whether the link has to be looked at again soon.
+    /// Polls an idle link whose peer has rung, completely: the next poll may be long after. Returns
+    /// whether the link must be polled again soon.
     pub(super) fn poll_once(&mut self, out: &mut Completions) -> bool {
         let before = out.len();
-        if self.is_up() || self.poll_unless_over(out) {
+        if self.is_up() || self.poll_when_not_up(out) {
             let Ok(busy) = self.poll_ring(out) else { return true };
             self.returned(usize::MAX, out);
-            self.look_around(busy, out);
+            self.check_peer(busy, out);
             return busy || out.len() > before || matches!(self.phase, ShmLinkPhase::Draining(_));
         }
         out.len() > before
     }
 
-    /// Looks at the peer's ring. Returns whether anything had come; an error if the link went down
-    /// for it.
-    #[inline(always)] // who spins does nothing else
+    /// Executes new slots. Returns whether there were any; an error if the link went down for one.
+    #[inline(always)] // the inner loop of a spinning thread
     fn poll_ring(&mut self, out: &mut Completions) -> Result<bool, ()> {
         match self.executor.poll(&mut self.rings, out) {
             Ok(busy) => Ok(busy),
@@ -203,7 +202,7 @@ impl ShmLinkInner {
         matches!(self.phase, ShmLinkPhase::Up)
     }
 
-    /// Ends the link from this side; the next poll tells.
+    /// Ends the link from this side. The next poll reports it.
     pub(super) fn fail(&mut self, why: LinkFailure) {
         if matches!(self.phase, ShmLinkPhase::Up | ShmLinkPhase::Draining(_)) {
             self.leave(&why);
@@ -211,9 +210,9 @@ impl ShmLinkInner {
         }
     }
 
-    /// In a phase other than up: whether there is still something to poll.
+    /// Handles a link that is not up. Returns whether its slots are still to be executed.
     #[cold]
-    fn poll_unless_over(&mut self, out: &mut Completions) -> bool {
+    fn poll_when_not_up(&mut self, out: &mut Completions) -> bool {
         if let ShmLinkPhase::Failing(why) = &self.phase {
             let why = why.clone();
             self.go_down(why, out);
@@ -221,17 +220,17 @@ impl ShmLinkInner {
         matches!(self.phase, ShmLinkPhase::Draining(_))
     }
 
-    /// Completes loans that are back, of the next `count`.
+    /// Completes the returned loans among the next `count`.
     fn returned(&mut self, count: usize, out: &mut Completions) {
         let link = self.id;
         self.loans.returned(count, |_| out.push(link, Event::Done));
     }
 
-    /// Looks at what no slot tells. `busy`: something came in this poll.
-    fn look_around(&mut self, busy: bool, out: &mut Completions) {
+    /// Checks the state that no slot carries. `busy`: this poll has executed slots.
+    fn check_peer(&mut self, busy: bool, out: &mut Completions) {
         if self.rings.waits_for_peer() {
-            let looked = self.rings.refresh(out).and_then(|()| self.rings.post_answers());
-            if let Err(bad) = looked {
+            let checked = self.rings.refresh(out).and_then(|()| self.rings.post_answers());
+            if let Err(bad) = checked {
                 return self.go_down(bad.into(), out);
             }
         }
@@ -241,7 +240,8 @@ impl ShmLinkInner {
                 self.go_down(why, out);
             }
             ShmLinkPhase::Up => {
-                // Death first: a peer that died left its state as it was.
+                // The death is read before the state word: a dead peer's state does not change any
+                // more.
                 let died = self.watch.as_ref().is_some_and(ProcessWatch::is_dead);
                 if let Some(why) = state::of_peer(&self.executor.peer_state) {
                     self.phase = ShmLinkPhase::Draining(why);
@@ -259,8 +259,8 @@ impl ShmLinkInner {
         if !matches!(self.phase, ShmLinkPhase::Failing(_)) {
             self.leave(&why); // else the peer knows already
         }
-        // What the peer has taken is done, not failed. A wrong number on its line changes nothing
-        // now.
+        // The writes that the peer has taken are done, not failed. A wrong number on the line does
+        // no harm now.
         let _ = self.rings.refresh(out);
         self.returned(usize::MAX, out);
         self.rings.fail_all(out);
@@ -274,13 +274,14 @@ impl ShmLinkInner {
 
     /// Tells the peer that this side no longer takes part.
     fn leave(&mut self, why: &LinkFailure) {
-        // The last word on what was taken, before the peer can see that nothing more will be.
+        // The final number of consumed slots, before the peer can see that no more will be
+        // consumed.
         self.rings.inc.finish();
         state::leave(&self.state, why);
         self.rings.ringer.ring_if_idle();
     }
 
-    /// Leaves the loans that are still out to those who wait for them.
+    /// Moves the outstanding loans to [`OrphanedLoans`].
     fn orphan_loans(&mut self) {
         let watch = self.watch.take();
         if self.loans.is_empty() {
@@ -297,7 +298,7 @@ impl ShmLinkInner {
 impl Drop for ShmLinkInner {
     fn drop(&mut self) {
         if !matches!(self.phase, ShmLinkPhase::Down) {
-            // Before anything is released, so that the peer can tell.
+            // Before anything is released, so that the peer can detect it.
             self.leave(&LinkFailure::Closed);
             self.orphan_loans();
         }

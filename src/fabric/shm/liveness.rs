@@ -1,13 +1,13 @@
-//! Tells the death of a peer's process: one thread for all links of a fabric, asleep until one
-//! dies.
+//! The watcher of peers' processes: one thread for all links of a fabric, asleep until a process
+//! ends.
 //!
-//! It waits on the peers' pidfds, one for each process, however many links there are to it. (The
-//! end of a socket would be no proof: a forked child keeps sockets open.) A poller only looks at a
-//! word in this process's memory, so the data path makes no system call for it; for one that does
-//! not look it rings the doorbell.
+//! The watcher waits on the peers' pidfds, one for each process, however many links lead to it.
+//! (The end of a socket would be no proof: a forked child keeps sockets open.) A poller only reads
+//! a word of this process's memory, so the data path makes no system call for liveness. For an idle
+//! link the watcher rings the port's doorbell.
 //!
-//! A timer has it count loans that are overdue, and have a second thread see to what dead peers
-//! have left.
+//! On a timer the watcher counts overdue loans, and starts a second thread that reclaims dead-peer
+//! regions.
 #![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
 use crate::fabric::shm::loans::reclaim::Reclaimer;
@@ -26,20 +26,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The event of the eventfd that ends the thread; processes count from 1.
+/// Event of the eventfd that ends the thread. Processes count from 1.
 const STOP: u64 = 0;
-/// The event of the timer.
+/// Event of the timer.
 const TICK: u64 = u64::MAX;
-/// Ticks that are made up for, if the thread was late.
+/// Missed ticks that are made up for, if the thread was late.
 const MAX_TICKS: u64 = 16;
 
-/// The watcher of one fabric. Its thread ends when the last holder lets go of it.
+/// The watcher of one fabric. Its thread ends when the last holder drops it.
 pub(super) struct ProcessWatcher {
     shared: Arc<WatcherShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The watcher of a fabric, which the first link starts.
+/// Starts the watcher of a fabric with the first link.
 pub(super) struct LazyWatcher {
     watcher: Mutex<WatcherSlot>,
     period: Duration,
@@ -48,20 +48,20 @@ pub(super) struct LazyWatcher {
 
 #[derive(Default)]
 struct WatcherSlot {
-    /// Kept, until a port is dropped.
+    /// Held until a port is dropped.
     kept: Option<Arc<ProcessWatcher>>,
     /// The last one, which links may keep: a second beside it would tick the same limiter.
     last: Weak<ProcessWatcher>,
 }
 
 struct WatcherShared {
-    /// A forked child has the same epoll and eventfd, and must not touch them.
+    /// A forked child inherits the epoll and the eventfd, and must not touch them.
     fork_guard: ForkGuard,
     epoll: OwnedFd,
     stop: OwnedFd,
     timer: OwnedFd,
     reclaimer: Arc<Reclaimer>,
-    /// Settles reclaimer, when there are some.
+    /// The thread that reclaims dead-peer regions, while there is one.
     reclaiming: Mutex<Option<JoinHandle<()>>>,
     watched: Mutex<WatchedProcesses>,
 }
@@ -72,20 +72,20 @@ struct WatchedProcesses {
     processes: HashMap<u64, WatchedProcess>,
 }
 
-/// A process that lives, as far as is known.
+/// A process that has not been seen dead.
 struct WatchedProcess {
-    /// 0 if it can't be seen from here: then each link has its own.
+    /// 0 if the process is in another PID namespace: then each link has an entry of its own.
     pid: u32,
     pidfd: Arc<OwnedFd>,
     dead: Arc<AtomicBool>,
-    /// Which doorbell to ring, for each watch on it.
+    /// The doorbell to ring for each watch of the process.
     watches: HashMap<u64, Option<LinkDoorbell>>,
 }
 
-/// A doorbell and the place to ring.
+/// A doorbell and a place in it.
 type LinkDoorbell = (Arc<OwnDoorbell>, usize);
 
-/// A link's watch on a process; given up on drop.
+/// A link's watch of a process. The drop ends it.
 pub(super) struct ProcessWatch {
     watcher: Arc<ProcessWatcher>,
     process: u64,
@@ -103,12 +103,12 @@ fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
 }
 
 impl LazyWatcher {
-    /// None yet. It will have the reclaimer tick with this period.
+    /// No watcher yet. Its timer will have this period.
     pub(super) fn new(period: Duration, reclaimer: Arc<Reclaimer>) -> Self {
         LazyWatcher { watcher: Mutex::default(), period, reclaimer }
     }
 
-    /// The watcher, started if there is none yet.
+    /// The watcher. Starts it if there is none.
     pub(super) fn get(&self) -> Result<Arc<ProcessWatcher>, FabricError> {
         let mut held = self.held();
         let watcher = match held.last.upgrade() {
@@ -119,11 +119,11 @@ impl LazyWatcher {
         Ok(watcher)
     }
 
-    /// Lets go of it: it ends with the links that need it, and a later link takes it up again, or
-    /// starts another.
+    /// Drops the fabric's reference. The watcher ends with the links that hold it; a later link
+    /// takes it up again, or starts another.
     pub(super) fn release(&self) {
         let kept = self.held().kept.take();
-        // Without the lock: the end of its thread is waited for.
+        // After the lock is released: the drop waits for the watcher's thread.
         drop(kept);
     }
 
@@ -136,7 +136,7 @@ impl ProcessWatcher {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If descriptors or the thread can't be had.
+    /// If a descriptor or the thread can't be made.
     pub(super) fn start(period: Duration, reclaimer: Arc<Reclaimer>) -> Result<Self, FabricError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("making an epoll"))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(os("making an eventfd"))?;
@@ -159,10 +159,10 @@ impl ProcessWatcher {
         Ok(ProcessWatcher { shared, thread: Some(thread) })
     }
 
-    /// Watches the process of a pidfd, whose id is `pid`; 0 if it has none here.
+    /// Watches the process of a pidfd. `pid` is 0 if the process is in another PID namespace.
     ///
     /// # Errors
-    /// If the kernel has no room for another watch.
+    /// If the kernel refuses another watch.
     pub(super) fn watch(
         self: &Arc<Self>,
         pidfd: Arc<OwnedFd>,
@@ -193,8 +193,8 @@ impl ProcessWatcher {
 }
 
 impl WatchedProcesses {
-    /// A process with this id that is watched and lives. Its id can't be another's, so a pidfd that
-    /// was made for the id in its life is for the same process.
+    /// The entry of a living process with this id. While it lives, no other process has its id, so
+    /// an earlier pidfd for the id is for the same process.
     fn living(&self, pid: u32) -> Option<u64> {
         let (number, process) = self.processes.iter().find(|(_, process)| process.pid == pid && pid != 0)?;
         let mut fds = [PollFd::new(&process.pidfd, PollFlags::IN)];
@@ -212,14 +212,14 @@ fn timer(period: Duration) -> rustix::io::Result<OwnedFd> {
     Ok(timer)
 }
 
-/// The system's number of an error, for `FabricError::Os`.
+/// The error number, for `FabricError::Os`.
 fn errno(error: &std::io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
 }
 
 impl WatcherShared {
     fn watched(&self) -> MutexGuard<'_, WatchedProcesses> {
-        // Nothing under this lock can leave it half done.
+        // No panic under this lock can leave the state half changed.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -229,8 +229,8 @@ impl WatcherShared {
             let (ready, _) = match epoll::wait(&self.epoll, &mut events, None) {
                 Ok(ready) => ready,
                 Err(rustix::io::Errno::INTR) => continue,
-                // The epoll is ours and valid: there is no other error. Without it nothing can be
-                // watched.
+                // No other error is possible: the epoll is valid and belongs to this watcher.
+                // Without it nothing can be watched.
                 Err(_) => return,
             };
             for event in ready {
@@ -245,7 +245,7 @@ impl WatcherShared {
 
     fn tick(&self) {
         let mut count = [0; 8];
-        // One that is not due after all has nothing to read.
+        // A timer that has not fired has nothing to read.
         if rustix::io::read(&self.timer, &mut count) == Ok(count.len()) {
             let ticks = u64::from_ne_bytes(count).min(MAX_TICKS);
             if (0..ticks).fold(false, |is_due, _| self.reclaimer.tick() || is_due) {
@@ -254,14 +254,14 @@ impl WatcherShared {
         }
     }
 
-    /// Has what dead peers left settled by a thread of its own: it may take long, and the next
-    /// death must be told at once.
+    /// Starts a thread that reclaims dead-peer regions: that may take long, and the next death must
+    /// be reported at once.
     fn reclaim(&self) {
         let mut reclaiming = self.reclaiming();
         if reclaiming.as_ref().is_none_or(JoinHandle::is_finished) {
             let reclaimer = Arc::clone(&self.reclaimer);
             let thread = std::thread::Builder::new().name("tw-shm-reclaim".into());
-            // Without a thread it is tried again with the next tick.
+            // If no thread can be started, the next tick tries again.
             *reclaiming = thread.spawn(move || reclaimer.reclaim()).ok();
         }
     }
@@ -272,7 +272,7 @@ impl WatcherShared {
 
     fn died(&self, id: u64) {
         let mut watched = self.watched();
-        // It may have been given up between the event and now.
+        // The watch may have ended between the event and now.
         if let Some(process) = watched.processes.remove(&id) {
             let _ = epoll::delete(&self.epoll, &process.pidfd); // closing it would do as well
             process.dead.store(true, Ordering::Release);
@@ -286,9 +286,9 @@ impl WatcherShared {
 impl Drop for ProcessWatcher {
     fn drop(&mut self) {
         if self.shared.fork_guard.in_child() {
-            return std::mem::forget(self.thread.take()); // it is the parent's
+            return std::mem::forget(self.thread.take()); // the thread belongs to the parent
         }
-        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only at 2^64 writes
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()); // fails only after 2^64 writes
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there has been reported by its hook
         }
@@ -300,20 +300,21 @@ impl Drop for ProcessWatcher {
 }
 
 impl ProcessWatch {
-    /// Whether the process has ended: one load. What it wrote before is visible then.
+    /// Whether the process has ended. One load; everything that the process wrote before is visible
+    /// then.
     #[inline]
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Has a doorbell rung when the process ends.
+    /// Lets a doorbell ring when the process ends.
     pub(super) fn ring(&self, bell: Arc<OwnDoorbell>, place: usize) {
         let mut watched = self.watcher.shared.watched();
         match watched.processes.get_mut(&self.process) {
             Some(process) => {
                 process.watches.insert(self.id, Some((bell, place)));
             }
-            None => bell.bell.ring(place), // it has ended already
+            None => bell.bell.ring(place), // the process has ended already
         }
     }
 }
@@ -431,7 +432,7 @@ mod tests {
         }
         places.sort_unstable();
         assert!(watches.iter().all(ProcessWatch::is_dead));
-        // Too late to be told by the thread.
+        // Too late for the thread to ring.
         watches[0].ring(Arc::clone(&bell), 7);
         bell.bell.drain(|place| places.push(place));
         assert_eq!(places, [40, 41, 7]);

@@ -1,34 +1,35 @@
 //! Shared memory between processes of one host.
 //!
-//! Each process makes a segment per link that only it can write and that the peer maps read-only:
-//! its rings, how far it has come in the peer's, which loans it has given back, whether it still
-//! takes part. Each also maps the peer's pool read-only. So nobody can write into another's memory:
-//! bulk is *pulled*. A write puts a slot in the ring that names the sender's bytes; the target's
-//! `poll` checks its own grant and copies once, or, for a loan, hands the bytes out where they lie.
+//! Each process makes one segment per link. Only this process can write the segment; the peer maps
+//! it read-only. It holds the process's ring, the number of slots that it has consumed, the loans
+//! that it has given back, and the state of its side. Each process also maps the peer's pool
+//! read-only. No process can therefore write into another's memory, and bulk is *pulled*: a write
+//! puts a slot in the ring that names the sender's bytes, the target's `poll` checks its own grant
+//! and copies once. For a loan the target returns the bytes in place.
 //!
-//! The one exception is the doorbells: a few words per port in which peers say that a link has
-//! something, if the port does not look at it. What they write there is trusted with nothing but
-//! time.
+//! The exception is the doorbells: a few words per port that peers set when an idle link has
+//! something. A hostile peer that writes there costs only time.
 //!
-//! What a peer writes is copied before it is judged, judged before anything is done, and a peer
-//! that breaks a rule costs it the link and this process nothing. In steady state there is no
-//! system call, lock, allocation or log on the way of a byte.
+//! A peer's bytes are copied before they are checked, and checked before they are used. A peer that
+//! breaks a rule loses the link and does no damage. In steady state the path of a byte has no
+//! system call, lock, allocation or log.
 //!
 //! | module | |
 //! |---|---|
 //! | `memory` | shared words, segments and their layout, rings, orders in slots, the link state |
 //! | `wakeup` | idle marks, doorbells, heavy barriers, sleeping |
 //! | `connect` | addresses, hellos, the handshake over a Unix socket |
-//! | `grants`, `bulk`, `regions`, `reads` | what a peer may touch of this process's memory, and where its bytes are |
-//! | `loans` | tensors lent and borrowed, and what becomes of them when links or processes end |
+//! | `grants`, `bulk`, `regions`, `reads` | memory that a peer may access, and the peer's regions |
+//! | `loans` | tensors lent and borrowed, also after their link or process has ended |
 //! | `rings`, `execute`, `post`, `link`, `links`, `port` | posting, executing the peer's orders, polling |
+//! | `violation` | the rules that a peer can break |
 //! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
-//! What a link costs: no file descriptor once it is connected; two mappings; on each side two
-//! segments of 4 KiB and 256 bytes for each slot of its ring, its own and the peer's. What a peer's
-//! process costs, however many links there are to it: its pidfd, its pool's descriptor until that
-//! is mapped, and 64 KiB for its doorbells. While two endpoints shake hands, each has about eight
-//! descriptors. A port takes 4096 links, a fabric has 64 ports.
+//! Costs of a link: no file descriptor once it is connected; two mappings; on each side two
+//! segments of 4 KiB and 256 bytes for each slot, its own and the peer's. Costs of a peer's
+//! process, for all links to it: its pidfd, its pool's descriptor until the pool is mapped, and 64
+//! KiB for its doorbells. During a handshake each endpoint has about eight descriptors. A port
+//! takes 4096 links, a fabric 64 ports.
 
 mod bulk;
 mod connect;
@@ -79,16 +80,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use wakeup::doorbells::{self, Doorbells, PeerDoorbells};
 
-/// What a fabric is made with.
+/// Settings of the fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmOptions {
-    /// Bytes of bulk that one poll pulls for a link, at least 4096. A larger tensor is pulled over
-    /// several polls, so that the poller's other links are not kept waiting.
+    /// Bytes that one poll pulls for a link, at least 4096. A larger tensor is pulled over several
+    /// polls, so that other links of the poller do not wait.
     pub poll_bytes: u64,
-    /// Bytes of the pool that are lent to peers at a time, at most.
+    /// Bytes of the pool that may be lent to peers at a time.
     pub max_lent_bytes: u64,
-    /// How long a loan is held before it is counted as overdue, and how long after a peer's death
-    /// what is borrowed of it is copied out of its memory. 1 ms to a day.
+    /// The time after which a loan counts as overdue, and the time from a peer's death until its
+    /// pool is reclaimed. 1 ms to a day.
     pub borrow_grace: Duration,
 }
 
@@ -100,9 +101,8 @@ impl Default for ShmOptions {
 
 /// A process's access to its peers on the same host.
 ///
-/// All tensors that go through it are of one pool, which the peers map read-only. Its thread, the
-/// watcher of the peers' processes, starts with the first link and ends with the port and its
-/// links.
+/// All tensors of the fabric are of one pool, which the peers map read-only. The thread that
+/// watches the peers' processes starts with the first link, and ends with the port and its links.
 pub struct ShmFabric {
     shared: Arc<ShmContext>,
 }
@@ -117,7 +117,7 @@ struct ShmContext {
     reclaimer: Arc<Reclaimer>,
     watcher: LazyWatcher,
     doorbells: Arc<Doorbells>,
-    /// This process takes part in heavy barriers.
+    /// Whether this process takes part in heavy barriers.
     fenced: bool,
     peer_doorbells: FileCache<PeerDoorbells>,
     peer_regions: FileCache<LazyRegion>,
@@ -127,8 +127,8 @@ impl ShmFabric {
     /// A fabric for the tensors of `pool`.
     ///
     /// # Errors
-    /// If an option is out of range, `/proc` does not tell which host this is, or there is no
-    /// memory or descriptor for the doorbells.
+    /// If an option is out of range, `/proc` does not identify the host, or there is no memory or
+    /// descriptor for the doorbells.
     pub fn new(pool: &Pool, options: ShmOptions) -> Result<Self, FabricError> {
         if options.poll_bytes < 4096 {
             return Err(FabricError::Option {
@@ -166,11 +166,11 @@ impl ShmFabric {
         Ok(ShmFabric { shared: Arc::new(shared) })
     }
 
-    /// Whether the endpoint with this address can be reached from this process: same host, same
-    /// network namespace, same user.
+    /// Checks that this process can reach the endpoint of an address: same host, same network
+    /// namespace, same user.
     ///
     /// # Errors
-    /// [`FabricError::Peer`] with the reason why not.
+    /// [`FabricError::Peer`] with the reason.
     pub fn check_reachable(&self, peer: &[u8]) -> Result<(), FabricError> {
         ShmAddress::from_bytes(peer)?.check_reachable(self.shared.host, self.shared.uid)
     }
@@ -196,7 +196,7 @@ impl Fabric for ShmFabric {
     }
 }
 
-/// One side of a link that is not connected yet: a segment, and a socket that listens.
+/// One side of a link that is not connected yet: a segment and a listening socket.
 pub struct ShmEndpoint {
     shared: Arc<ShmContext>,
     options: LinkOptions,
@@ -291,7 +291,7 @@ impl Endpoint for ShmEndpoint {
     fn connect(self, role: Role, peer: &[u8], timeout: Duration) -> Result<ShmLink, FabricError> {
         let peer = self.shake_hands(role, peer, timeout)?;
         let state = self.segment.words(self.layout.state());
-        // The peer may think that the link is up: if it is not, it must learn.
+        // The peer may think that the link is up, and must learn that it is not.
         self.link(peer).inspect_err(|_| state::leave(&state, &LinkFailure::Closed))
     }
 }

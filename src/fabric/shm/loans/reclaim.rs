@@ -1,11 +1,12 @@
-//! What dead peers have left: pools of which something is still borrowed here.
+//! Reclaims dead-peer regions: pools of dead processes of which something is still borrowed here.
 //!
-//! One borrowed tensor keeps the whole mapping of a dead process's pool, and with it all of that
-//! memory. So a grace period after the death what is still borrowed is copied, at the same
-//! addresses, and the rest goes back to the system. The watcher's thread tells when it is time, and
-//! a thread of its own does it; holders notice nothing.
+//! One borrowed tensor keeps the whole mapping of a dead process's pool, and so all of its memory.
+//! A grace period after the death, the borrowed parts are copied, at the same addresses, and the
+//! rest goes back to the system. The watcher's thread decides when, and another thread copies.
+//! Borrowers notice nothing.
 #![allow(unsafe_code)]
-#![allow(clippy::disallowed_types)] // when links end, on the watcher's thread, and on the one that settles
+// Locks: when links end, on the watcher's thread, and on the thread that reclaims.
+#![allow(clippy::disallowed_types)]
 
 use super::borrowed::LoanTable;
 use crate::fabric::{LoanLimiter, TICKS_PER_GRACE};
@@ -14,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A peer's process: its pidfd and its id.
+/// The process of a peer: its pidfd and its id.
 #[derive(Clone)]
 pub(crate) struct PeerProcess {
     pub pidfd: Arc<OwnedFd>,
@@ -22,26 +23,27 @@ pub(crate) struct PeerProcess {
 }
 
 impl PeerProcess {
-    /// Whether it has ended, as the kernel says. Its memory can't be written by it any more then.
+    /// Whether the kernel reports that the process has ended. It can't write to its memory any more
+    /// then.
     fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
     }
 }
 
-/// A region of a peer to which no link leads any more, and of which something is borrowed.
+/// A peer's region to which no link leads any more, and of which something is borrowed.
 pub(crate) struct ReclaimCandidate {
     pub region: Weak<PeerRegion>,
-    /// Every table in which a borrowed part of the region can have its place.
+    /// Every loan table that can hold a loan of the region.
     pub tables: Vec<Weak<LoanTable>>,
     pub process: PeerProcess,
-    /// Ticks since its process was seen dead, or since the last attempt; it is dead if there are
-    /// any.
+    /// Ticks since the process was seen dead, or since the last attempt. The process is dead if
+    /// this is not 0.
     dead_for: u64,
     has_failed: bool,
 }
 
-/// All of a fabric.
+/// The candidates of a fabric, and how long their processes have been dead.
 pub(crate) struct Reclaimer {
     list: Mutex<Vec<ReclaimCandidate>>,
     limiter: Arc<LoanLimiter>,
@@ -55,32 +57,32 @@ impl Reclaimer {
         Reclaimer { list: Mutex::default(), limiter, fork_guard: ForkGuard::new() }
     }
 
-    /// Sees to what is left, if its process dies.
+    /// Adds a region. It is reclaimed if its process dies.
     pub(crate) fn add(&self, candidate: ReclaimCandidate) {
         if !self.fork_guard.in_child() {
             self.list().push(candidate);
         }
     }
 
-    /// A part of a grace period has passed. Returns whether there is something to reclaim.
+    /// Counts a quarter of a grace period. Returns whether a region is due.
     pub(crate) fn tick(&self) -> bool {
         self.limiter.tick();
         let mut is_due = false;
         self.list().retain_mut(|candidate| {
-            is_due |= candidate.ages() > TICKS_PER_GRACE;
+            is_due |= candidate.age() > TICKS_PER_GRACE;
             candidate.region.strong_count() > 0
         });
         is_due
     }
 
-    /// Settles what was left by those who have been dead for a grace period. Takes as long as it
-    /// takes to copy that.
+    /// Reclaims the regions whose processes have been dead for a grace period. Blocks while their
+    /// borrowed parts are copied.
     pub(crate) fn reclaim(&self) {
         self.reclaim_if(|candidate| candidate.dead_for > TICKS_PER_GRACE);
     }
 
     fn reclaim_if(&self, is_due: impl Fn(&ReclaimCandidate) -> bool) {
-        // Copied without the lock, as a poller that parts from a link takes it.
+        // Copied without the lock, which a poller takes when it drops a link.
         let mut due: Vec<ReclaimCandidate> =
             self.list().extract_if(.., |candidate| is_due(candidate)).collect();
         due.retain_mut(|candidate| !candidate.try_reclaim(&self.limiter));
@@ -93,7 +95,7 @@ impl Reclaimer {
 }
 
 impl Drop for Reclaimer {
-    /// Nobody sees to them later.
+    /// The last chance to reclaim regions of dead processes.
     fn drop(&mut self) {
         if !self.fork_guard.in_child() {
             self.reclaim_if(|candidate| candidate.process.has_ended());
@@ -102,13 +104,13 @@ impl Drop for Reclaimer {
 }
 
 impl ReclaimCandidate {
-    /// One whose process may live.
+    /// A candidate whose process may still live.
     pub(crate) fn new(region: Weak<PeerRegion>, tables: Vec<Weak<LoanTable>>, process: PeerProcess) -> Self {
         ReclaimCandidate { region, tables, process, dead_for: 0, has_failed: false }
     }
 
-    /// One tick more; for how many its process has been dead.
-    fn ages(&mut self) -> u64 {
+    /// Counts one tick. Returns for how many ticks the process has been dead.
+    fn age(&mut self) -> u64 {
         if self.dead_for > 0 || self.process.has_ended() {
             self.dead_for += 1;
         }
@@ -124,10 +126,10 @@ impl ReclaimCandidate {
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
         // Several loans may be of the same bytes.
         let (spans, bytes) = merge_spans(spans);
-        // SAFETY: its maker has ended, and nobody else can map it for writing (its seals).
-        // Reclaimer are made when the last way to the region is gone, so nothing is pulled from it
-        // or borrowed of it from then on. What was borrowed before has its place in one of
-        // `tables`, which it keeps alive, until it is not read any more.
+        // SAFETY: its maker has ended, and nobody else can map it for writing (its seals). A
+        // candidate is made when the last `LazyRegion` of the region is gone, so nothing is pulled
+        // from it or borrowed of it from then on. Earlier loans have their places in `tables`; each
+        // loan keeps its table alive until its bytes are not read any more.
         match unsafe { region.relocate(&spans) } {
             Ok(()) => {
                 limiter.relocated(tensors, bytes);
@@ -135,7 +137,7 @@ impl ReclaimCandidate {
                     pid,
                     tensors,
                     bytes,
-                    "what is borrowed of a dead peer was copied out of its pool"
+                    "reclaimed a dead peer's pool: the borrowed parts were copied"
                 );
                 true
             }
@@ -143,7 +145,8 @@ impl ReclaimCandidate {
                 limiter.relocation_failed();
                 self.dead_for = 0;
                 if !std::mem::replace(&mut self.has_failed, true) {
-                    tracing::warn!(pid, tensors, bytes, %error, "a dead peer's pool stays, as something of it is borrowed: it is tried again");
+                    let what = "reclaiming a dead peer's pool failed, and will be tried again";
+                    tracing::warn!(pid, tensors, bytes, %error, "{what}");
                 }
                 false
             }
