@@ -31,7 +31,7 @@ pub(super) struct LinkLoan {
     pub position: u64,
     /// Its bytes must not change before the peer gives them back.
     pub tensor: Tensor,
-    /// Counts it as lent for as long.
+    /// Counts the bytes as lent until the loan ends.
     pub _permit: LoanPermit,
 }
 

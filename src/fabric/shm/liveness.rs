@@ -50,7 +50,8 @@ pub(super) struct LazyWatcher {
 struct WatcherSlot {
     /// Held until a port is dropped.
     kept: Option<Arc<ProcessWatcher>>,
-    /// The last one, which links may keep: a second beside it would tick the same limiter.
+    /// The latest watcher, which links may hold: a second one beside it would tick the same loan
+    /// limiter.
     last: Weak<ProcessWatcher>,
 }
 

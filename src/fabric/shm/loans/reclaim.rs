@@ -47,12 +47,12 @@ pub(crate) struct ReclaimCandidate {
 pub(crate) struct Reclaimer {
     list: Mutex<Vec<ReclaimCandidate>>,
     limiter: Arc<LoanLimiter>,
-    /// In a forked child they are the parent's.
+    /// In a forked child the regions belong to the parent.
     fork_guard: ForkGuard,
 }
 
 impl Reclaimer {
-    /// None yet.
+    /// No candidates.
     pub(crate) fn new(limiter: Arc<LoanLimiter>) -> Self {
         Reclaimer { list: Mutex::default(), limiter, fork_guard: ForkGuard::new() }
     }
@@ -117,7 +117,7 @@ impl ReclaimCandidate {
         self.dead_for
     }
 
-    /// Settles it, if that can be done now. Its process has ended.
+    /// Reclaims the region, whose process has ended. Returns `false` if that failed.
     fn try_reclaim(&mut self, limiter: &LoanLimiter) -> bool {
         let Some(region) = self.region.upgrade() else { return true };
         let mut spans = Vec::new();

@@ -1,11 +1,10 @@
-//! A poller's doorbell: how a peer whose link is not looked at says that there is something to look
-//! at.
+//! The doorbell of a poller: words that a peer sets when an idle link has something.
 //!
-//! A sender that finds a link marked idle (`idle`) sets the link's bit here, then a bit in the
-//! summary, which the poller reads on each poll, and then notifies the event count, on which the
-//! poller's threads sleep. Peers write to the doorbell as they like. A wrong bit costs a needless
-//! look. A bit that was cleared, or a count that was changed, delays something until the sleep's
-//! limit and the poller's look at its idle links in turn.
+//! A sender that finds a link marked idle (`idle`) sets the link's bit, then a bit of the summary,
+//! which the poller reads in each poll. Then it notifies the event count, on which the poller's
+//! threads sleep. Any peer can write to a doorbell. A wrong bit costs a needless poll of a link. A
+//! cleared bit or a changed count delays something until a sleep ends and the poller checks its
+//! idle links.
 //!
 //! | word | content |
 //! |---|---|
@@ -25,10 +24,10 @@ pub(crate) const PLACES: usize = 64 * 64;
 const SUMMARY: usize = 48;
 const BITS: usize = 64;
 
-/// One poller's doorbell. Any number of threads and processes ring it; only the poller drains it.
+/// One poller's doorbell. Any thread or process rings it; only the poller drains it.
 #[derive(Debug)]
 pub(crate) struct Doorbell<W> {
-    /// What the poller's threads sleep on.
+    /// The event count that the poller's threads sleep on.
     pub events: EventCount<W>,
 }
 
@@ -43,40 +42,41 @@ impl<W: ShareWords> Doorbell<W> {
         self.events.words()
     }
 
-    /// Makes it fit for another poller: nothing is rung and nobody sleeps.
+    /// Clears the doorbell for another poller.
     pub(crate) fn reset(&self) {
         self.events.reset();
         self.drain(|_| {});
     }
 
-    /// Says that there is something on a link, after it was put there.
+    /// Reports that a link has something, after it was put there.
     ///
     /// # Panics
     /// If the place is not below [`PLACES`].
     pub(crate) fn ring(&self, place: usize) {
         assert!(place < PLACES);
-        // All of it each time: whoever set the bit before may have died before it did the rest.
+        // All three steps each time: the process that set the bit before may have died before the
+        // next step.
         self.words().fetch_or(BITS + place / 64, 1 << (place % 64));
         self.words().fetch_or(SUMMARY, 1 << (place / 64));
         self.events.notify();
     }
 
-    /// Whether anybody has rung: one load of a line that changes only then.
+    /// Whether a peer has rung: one load of a line that changes only then.
     #[inline]
     pub(crate) fn is_rung(&self) -> bool {
         self.words().load(SUMMARY, Relaxed) != 0
     }
 
-    /// Takes down who has rung: each place once, to be looked at after this.
-    pub(crate) fn drain(&self, mut stir: impl FnMut(usize)) {
-        // In this order: a bit that is set behind our back has its summary set after that.
+    /// Clears the rung places, and passes each to `found` once.
+    pub(crate) fn drain(&self, mut found: impl FnMut(usize)) {
+        // The summary first: a bit that is set meanwhile has its summary set after it.
         let mut summary = self.words().swap(SUMMARY, 0);
         while summary != 0 {
             let word = summary.trailing_zeros() as usize;
             summary &= summary - 1;
             let mut bits = self.words().swap(BITS + word, 0);
             while bits != 0 {
-                stir(word * 64 + bits.trailing_zeros() as usize);
+                found(word * 64 + bits.trailing_zeros() as usize);
                 bits &= bits - 1;
             }
         }
@@ -102,7 +102,7 @@ mod tests {
         places
     }
 
-    /// What is rung while the poller goes to sleep either keeps it awake or wakes it.
+    /// A ring while the poller goes to sleep keeps it awake or wakes it.
     #[test]
     fn loom_no_ring_is_slept_through() {
         for who in [Sleep::Waiter, Sleep::Background] {
@@ -124,9 +124,9 @@ mod tests {
         }
     }
 
-    /// What is rung while a waiter stops attending is seen by it, or wakes the keeper.
+    /// A ring while a waiter stops is seen by the waiter, or wakes the background poller.
     #[test]
-    fn loom_no_ring_falls_between_a_waiter_that_leaves_and_the_keeper() {
+    fn loom_no_ring_is_lost_between_a_waiter_that_stops_and_the_background_poller() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
@@ -134,22 +134,22 @@ mod tests {
             let bell = Doorbell::new(words.clone());
             bell.events.enter_wait();
             let seen = bell.events.key();
-            let keeper = loom::thread::spawn({
+            let background = loom::thread::spawn({
                 let words = words.clone();
                 move || Doorbell::new(words).events.sleep(Sleep::Background, seen, FOREVER)
             });
             let ringer = loom::thread::spawn(move || Doorbell::new(words).ring(70));
             bell.events.exit_wait();
             if bell.is_rung() {
-                // What it does about a ring ends with a keeper that is awake.
+                // The waiter passes the ring on to the background poller.
                 bell.events.wake(Sleep::Background);
             }
             ringer.join().expect("the ringer");
-            keeper.join().expect("the keeper wakes");
+            background.join().expect("the background poller wakes");
         });
     }
 
-    /// Two that ring at once, one of them while the poller answers the other: both are heard.
+    /// Two threads ring at once while the poller drains: both rings are seen.
     #[test]
     fn loom_every_ring_is_drained() {
         let mut model = loom::model::Builder::new();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn loom_each_place_is_drained_once_and_in_its_own_name() {
+    fn loom_each_rung_place_is_drained_once() {
         loom::model(|| {
             let bell = doorbell();
             assert!(!bell.is_rung());
