@@ -20,7 +20,7 @@
 //! | `sys`, `library` | the library's interface |
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
-//! | `registrations`, `ranges` | memory outside the pool: what is done, and what is kept |
+//! | `registrations`, `range_cache` | memory outside the pool: what is done, and what is kept |
 //! | `data_queue`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `sleeper`, `port` | what is done |
 //! | `address`, `endpoint` | how a link is made |
 
@@ -48,7 +48,7 @@ mod options;
 mod port;
 mod probe;
 mod qp;
-mod ranges;
+mod range_cache;
 mod registrations;
 mod sleeper;
 mod slot;
@@ -70,7 +70,7 @@ use device::{Choice, Mtu};
 use events::Watcher;
 use failure::unavailable;
 use library::Library;
-use ranges::Limits;
+use range_cache::CacheLimits;
 use registrations::Registrations;
 use slot::Slots;
 use std::sync::Arc;
@@ -156,7 +156,7 @@ impl VerbsFabric {
         // makes references to its bytes only, and a link owns a granted tensor until the grant is
         // revoked.
         let registered = unsafe { MemoryRegion::new(&domain, region.base(), len, access) }?;
-        let limits = Limits {
+        let limits = CacheLimits {
             count: options.registrations as usize,
             bytes: usize::try_from(options.registered_bytes).unwrap_or(usize::MAX),
         };

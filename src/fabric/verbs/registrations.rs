@@ -1,21 +1,22 @@
-//! Memory outside the pool, registered once and kept for the next time: a cache by address range and owner.
+//! Memory outside the pool, registered once and kept for the next send: a cache by address range and owner.
 //!
-//! All this is done on the threads of who sends: a registration enters the kernel and pins each page. Ports only take the key
-//! that a tensor brings along.
+//! The sending threads do this work, since a registration enters the kernel and pins each page. Ports only take the key
+//! that comes with a tensor.
 //!
-//! **When pages change.** A registration has the pages that were mapped when it was made. So it is good for this owner
-//! of the memory alone, which keeps them: a range is found only by the same owner. When the owner is gone, nothing finds the registration
-//! any more, and nothing is posted with it, as what is posted holds the owner: whoever dropped it ends the registration, behind the
-//! owner's own drop. Only where that was a handle of the program's own, and no `ForeignMemory`, it is left to a later miss.
-//! An owner that gives pages back while it lives says so (`ForeignMemory::pages_replaced`), and then nothing finds theirs any more either.
+//! **When pages change.** A registration has the pages that were mapped when it was made. It is valid for one owner of
+//! the memory, which keeps the pages mapped, so only tensors of that owner find it. Posted operations hold the owner. When
+//! the owner is gone, nothing is posted with the registration any more, and the thread that dropped the owner ends it.
+//! If that handle was the program's own and not a `ForeignMemory`, a later miss ends it. An owner that gives pages back
+//! while it lives calls `ForeignMemory::pages_replaced`, and no look-up finds those registrations any more.
 //!
-//! **When the process forks.** Where the kernel does not copy registered pages for the child, but lets the first writer have a copy,
-//! a parent that writes has other pages than the device. That is asked of the library, once; in such a place nothing is registered.
-#![allow(clippy::disallowed_types)] // the ranges, looked up by who sends memory outside the pool
+//! **When the process forks.** Some kernels do not copy registered pages for the child, and give a copy to the first
+//! process that writes. A parent that writes then has other pages than the device. The library tells whether the kernel
+//! copies; where it does not, nothing is registered.
+#![allow(clippy::disallowed_types)] // the cache, looked up by threads that send memory outside the pool
 
 use super::context::{Domain, MemoryRegion};
 use super::library::Library;
-use super::ranges::{Known, Lack, Limits, Ranges, Wish};
+use super::range_cache::{CacheLimits, CachedRange, RangeCache};
 use crate::fabric::{FabricError, Registrar, Registration};
 use crate::memory::{
     ForeignLocation, ForeignMemoryObserver, ForeignRegistration, ForkGuard, Pool, Tensor, WeakOwner,
@@ -27,7 +28,7 @@ use std::ptr::{NonNull, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Ranges begin and end at multiples of this, as far as the owner's memory goes: small tensors side by side share one.
+/// Ranges begin and end at multiples of this many bytes, within the owner's memory. So small tensors side by side share a range.
 const GRAIN: usize = 2 << 20;
 /// `ibv_is_fork_initialized(3)`: a fork leaves registered pages as they are.
 const FORK_UNNEEDED: u32 = 2;
@@ -37,29 +38,29 @@ pub(super) struct Registrations {
     domain: Arc<Domain>,
     /// This fabric's number, which no other of the process has.
     fabric: u64,
-    limits: Limits,
+    limits: CacheLimits,
     survives_forks: bool,
     /// A refusal was logged.
-    told: AtomicBool,
-    /// Ended, and told to nobody who counts yet.
+    is_logged: AtomicBool,
+    /// Ended registrations that [`Registrar::take_ended`] has not returned yet.
     uncounted: AtomicU64,
     fork_guard: ForkGuard,
-    ranges: Mutex<Ranges<MemoryRegion>>,
+    ranges: Mutex<RangeCache<MemoryRegion>>,
 }
 
 impl Registrations {
-    /// None yet.
-    pub fn new(domain: &Arc<Domain>, limits: Limits) -> Arc<Self> {
+    /// An empty cache.
+    pub fn new(domain: &Arc<Domain>, limits: CacheLimits) -> Arc<Self> {
         static FABRICS: AtomicU64 = AtomicU64::new(0);
         let registrations = Arc::new(Registrations {
             domain: Arc::clone(domain),
             fabric: FABRICS.fetch_add(1, Ordering::Relaxed),
             limits,
             survives_forks: survives_forks(domain.context.library),
-            told: AtomicBool::new(false),
+            is_logged: AtomicBool::new(false),
             uncounted: AtomicU64::new(0),
             fork_guard: ForkGuard::new(),
-            ranges: Mutex::new(Ranges::new(limits)),
+            ranges: Mutex::new(RangeCache::new(limits)),
         });
         if registrations.is_wanted() {
             let weak: Weak<Registrations> = Arc::downgrade(&registrations);
@@ -68,7 +69,7 @@ impl Registrations {
         registrations
     }
 
-    /// Whether there may be any.
+    /// Whether the limits allow any registration.
     pub fn is_wanted(&self) -> bool {
         self.limits.count > 0 && self.limits.bytes > 0
     }
@@ -80,7 +81,7 @@ impl Registrations {
         (registered.fabric == self.fabric).then_some(registered.key)
     }
 
-    /// Registers a tensor's memory and keeps it. What has to go for it is counted in `ended`.
+    /// Registers a tensor's memory and keeps the registration. `ended` counts the registrations that were evicted for it.
     fn make(
         &self,
         place: ForeignLocation<'_>,
@@ -95,57 +96,54 @@ impl Registrations {
         }
         let wide = around(bytes, &place.addresses());
         let range = if wide.len() <= self.limits.bytes { &wide } else { bytes };
-        let wish = Wish { owner: place.owner, bytes, range };
-        let (is_admitted, changes) =
-            self.without(ended, |ranges, out| (ranges.admit(&wish, out), ranges.changes()));
-        if !is_admitted {
-            self.refused(&"rdma_registrations or rdma_registered_bytes leaves no room, or the device has refused before");
+        let (has_room, changes) =
+            self.evicting(ended, |ranges, out| (ranges.make_room(range.len(), out), ranges.changes()));
+        if !has_room {
+            self.refused(&"rdma_registrations or rdma_registered_bytes leaves no room");
             return None;
         }
-        let region = Arc::new(self.ask(&wish, ended)?);
-        let kept = self.without(ended, |ranges, out| {
+        let region = Arc::new(self.ask(range, ended)?);
+        let kept = self.evicting(ended, |ranges, out| {
             // Another thread may have been faster, or have taken the room.
             if let Some(known) = ranges.find(place.owner, bytes) {
                 return Some(known);
             }
-            if !ranges.make_room(&wish, out) {
-                ranges.refuse(&wish, None);
+            if !ranges.make_room(range.len(), out) {
                 return None;
             }
-            ranges.add(&wish, Arc::clone(&region), changes, out);
+            ranges.add(place.owner, range.clone(), Arc::clone(&region), changes, out);
             Some(region.clone())
         });
-        // Another's is taken in the place of this one, which ends here. It counts as made, too.
+        // The other thread's registration replaces this one, which ends here. It counts as made, too.
         *ended += u64::from(kept.as_ref().is_some_and(|kept| !Arc::ptr_eq(kept, &region)));
         kept
     }
 
-    /// Asks the device; where it lacks room, once more with as many bytes less of what gives way.
-    fn ask(&self, wish: &Wish<'_>, ended: &mut u64) -> Option<MemoryRegion> {
-        let base = NonNull::new(without_provenance_mut(wish.range.start))?;
-        // SAFETY: the memory is mapped, as its owner lives. For peers there is no access, and the device reads it for requests of this
-        // side alone, which are posted with a tensor that holds the owner.
-        let register = || unsafe { MemoryRegion::new(&self.domain, base, wish.range.len(), 0) };
+    /// Asks the device to register. If the device lacks room, evicts as many bytes and asks once more.
+    fn ask(&self, range: &Range<usize>, ended: &mut u64) -> Option<MemoryRegion> {
+        let base = NonNull::new(without_provenance_mut(range.start))?;
+        // SAFETY: the memory is mapped, as its owner lives. Peers have no access. The device reads the memory for requests
+        // of this side only, which are posted with a tensor that holds the owner.
+        let register = || unsafe { MemoryRegion::new(&self.domain, base, range.len(), 0) };
         let error = match register() {
             Ok(region) => return Some(region),
             Err(error) => error,
         };
         let is_freed =
-            lack(&error) == Lack::Room && self.without(ended, |ranges, out| ranges.free(wish, out));
+            lacks_room(&error) && self.evicting(ended, |ranges, out| ranges.evict(range.len(), out));
         let error = match if is_freed { register() } else { Err(error) } {
             Ok(region) => return Some(region),
             Err(error) => error,
         };
         self.refused(&error);
-        self.ranges().refuse(wish, Some(lack(&error)));
         None
     }
 
-    /// Does something with the ranges, and ends those that it takes out, after the lock.
-    fn without<T>(
+    /// Runs `work` on the cache. Ends the ranges that it moves out, after the lock is released.
+    fn evicting<T>(
         &self,
         ended: &mut u64,
-        work: impl FnOnce(&mut Ranges<MemoryRegion>, &mut Vec<Known<MemoryRegion>>) -> T,
+        work: impl FnOnce(&mut RangeCache<MemoryRegion>, &mut Vec<CachedRange<MemoryRegion>>) -> T,
     ) -> T {
         let mut out = Vec::new();
         let done = work(&mut self.ranges(), &mut out);
@@ -153,19 +151,19 @@ impl Registrations {
         done
     }
 
-    /// Has ranges end that nobody sends from at the time.
-    fn end(&self, work: impl FnOnce(&mut Ranges<MemoryRegion>, &mut Vec<Known<MemoryRegion>>)) {
+    /// Ends ranges outside of a registration, and counts them for [`Registrar::take_ended`].
+    fn end(&self, work: impl FnOnce(&mut RangeCache<MemoryRegion>, &mut Vec<CachedRange<MemoryRegion>>)) {
         // In a forked child the lock may be held for ever, and the registrations are the parent's.
         if self.fork_guard.in_child() {
             return;
         }
         let mut ended = 0;
-        self.without(&mut ended, work);
+        self.evicting(&mut ended, work);
         self.uncounted.fetch_add(ended, Ordering::Relaxed);
     }
 
     fn refused(&self, why: &dyn Display) {
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if !self.is_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 device = %self.domain.context.name,
                 %why,
@@ -174,7 +172,7 @@ impl Registrations {
         }
     }
 
-    fn ranges(&self) -> MutexGuard<'_, Ranges<MemoryRegion>> {
+    fn ranges(&self) -> MutexGuard<'_, RangeCache<MemoryRegion>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -221,19 +219,13 @@ impl ForeignMemoryObserver for Registrations {
     }
 }
 
-/// What a device lacked that has refused.
-fn lack(error: &FabricError) -> Lack {
-    match error {
-        FabricError::Os { source, .. }
-            if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN)) =>
-        {
-            Lack::Room
-        }
-        _ => Lack::Other,
-    }
+/// Whether a device has refused because it lacks room for another registration.
+fn lacks_room(error: &FabricError) -> bool {
+    matches!(error, FabricError::Os { source, .. }
+        if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN)))
 }
 
-/// The range that is registered for these bytes, of what their owner keeps mapped.
+/// The range that is registered for these bytes, within the memory that their owner keeps mapped.
 fn around(bytes: &Range<usize>, owned: &Range<usize>) -> Range<usize> {
     let start = (bytes.start / GRAIN * GRAIN).max(owned.start);
     let end = bytes.end.checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX).min(owned.end);
