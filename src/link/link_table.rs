@@ -1,7 +1,7 @@
-//! The links of one poller: found by their ids, and which of them have something to do.
+//! The links of one poller, by id, and lists of those that have something to do.
 //!
-//! A poll costs what came, not how many links there are: it goes over those with a backlog, and over those on which
-//! something came.
+//! The cost of a poll depends on the arrivals, not on the number of links: a poll visits only links
+//! with a backlog or with arrivals.
 
 use super::links::Link;
 use crate::fabric::LinkId;
@@ -13,16 +13,16 @@ use std::sync::Arc;
 pub(super) struct LinkTable<C> {
     links: Vec<Link<C>>,
     places: HashMap<LinkId, usize>,
-    /// The id of each of `links`, for those who go over all while they change some.
+    /// The id of each of `links`, for loops that change links meanwhile.
     ids: Arc<Vec<LinkId>>,
-    /// Those with a backlog, each once.
+    /// Links with a backlog, each once.
     backlogged: Vec<LinkId>,
-    /// Those on which something came since [`LinkTable::for_each_used`], each once.
+    /// Links with arrivals since the last [`LinkTable::for_each_used`], each once.
     used: Vec<LinkId>,
 }
 
 impl<C> LinkTable<C> {
-    /// No links.
+    /// An empty table.
     pub fn new() -> Self {
         LinkTable {
             links: Vec::new(),
@@ -33,14 +33,14 @@ impl<C> LinkTable<C> {
         }
     }
 
-    /// Adds a link, whose id no other link has.
+    /// Adds a link. Its id is unused.
     pub fn insert(&mut self, link: Link<C>) {
         self.places.insert(link.id, self.links.len());
         Arc::make_mut(&mut self.ids).push(link.id);
         self.links.push(link);
     }
 
-    /// Takes a link out.
+    /// Removes a link.
     pub fn remove(&mut self, id: LinkId) -> Option<Link<C>> {
         let place = self.places.remove(&id)?;
         Arc::make_mut(&mut self.ids).swap_remove(place);
@@ -48,7 +48,7 @@ impl<C> LinkTable<C> {
         if let Some(moved) = self.links.get(place) {
             self.places.insert(moved.id, place);
         }
-        // The lists may still name it; whoever goes over them does not find it.
+        // The lists may still name it. Their visitors skip unknown ids.
         Some(link)
     }
 
@@ -65,13 +65,13 @@ impl<C> LinkTable<C> {
         self.links.iter()
     }
 
-    /// The links that are there now, whatever becomes of them later.
+    /// The ids of the present links. Later changes do not affect the iterator.
     pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<C> {
         let ids = Arc::clone(&self.ids);
         (0..ids.len()).map(move |at| ids[at])
     }
 
-    /// Takes note of a link's backlog, after anything was sent on it.
+    /// Updates the backlog list, after anything was sent on a link.
     #[inline]
     pub fn note_backlog(&mut self, id: LinkId) {
         let Some(&place) = self.places.get(&id) else { return };
@@ -82,7 +82,7 @@ impl<C> LinkTable<C> {
         }
     }
 
-    /// Takes note that something came on a link.
+    /// Notes an arrival on a link.
     #[inline]
     pub fn note_use(&mut self, id: LinkId) {
         let Some(&place) = self.places.get(&id) else { return };
@@ -98,7 +98,7 @@ impl<C> LinkTable<C> {
         self.backlogged.iter().any(|id| self.places.contains_key(id))
     }
 
-    /// Goes over the links with a backlog; those that have none afterwards are left out until they have one again.
+    /// Visits the links with a backlog. A link without one afterwards leaves the list.
     pub fn for_each_backlogged(&mut self, mut visit: impl FnMut(&mut Link<C>)) {
         let LinkTable { links, places, backlogged, .. } = self;
         backlogged.retain(|id| {
@@ -109,7 +109,7 @@ impl<C> LinkTable<C> {
         });
     }
 
-    /// Goes over the links on which something came, each once.
+    /// Visits the links with arrivals, each once.
     pub fn for_each_used(&mut self, mut visit: impl FnMut(&mut Link<C>)) {
         let LinkTable { links, places, used, .. } = self;
         for id in used.drain(..) {

@@ -20,38 +20,38 @@ use crate::wire::message::{Message, RequestId, VERSION};
 use crate::wire::{Status, TaskId};
 use std::collections::VecDeque;
 
-/// Requests in each direction of a link that find room before anything is allocated.
+/// Requests in each direction of a link for which memory is allocated at the start.
 pub(super) const IN_FLIGHT: usize = 64;
-/// Events and completions that find room before anything is allocated.
+/// Events and completions for which memory is allocated at the start.
 const EVENTS: usize = 256;
 
-/// Who is at the two ends of a link.
+/// The two tasks of a link.
 #[derive(Clone, Debug)]
 pub struct LinkIdentity {
     /// This task.
     pub local: TaskId,
-    /// This life of it.
+    /// The incarnation of this task.
     pub local_incarnation: u64,
     /// The peer's task.
     pub peer: TaskId,
-    /// That life of it.
+    /// The incarnation of the peer's task.
     pub peer_incarnation: u64,
 }
 
-/// How a link behaves.
+/// Settings of a link.
 #[derive(Clone, Debug)]
 pub struct LinkSettings {
-    /// Tensors of at most this many bytes ride in their response.
+    /// Largest tensor in bytes that travels in its response.
     pub small_tensor_bytes: u32,
-    /// Requests that can be outstanding in each direction.
+    /// Limit of outstanding requests in each direction.
     pub max_requests: u32,
-    /// Routes that each side can announce.
+    /// Limit of routes that each side announces.
     pub max_routes: u32,
-    /// Whether what comes is compared with its sender's sum.
+    /// Whether received values are compared with their checksums.
     pub validate: bool,
 }
 
-/// One link's state.
+/// The state of one link.
 #[derive(Debug)]
 pub(super) struct Link<C> {
     pub id: LinkId,
@@ -62,39 +62,40 @@ pub(super) struct Link<C> {
     pub depth: u32,
     pub requests: Requests<C>,
     pub peer_requests: PeerRequests,
-    /// Those of them that were made in advance.
+    /// Number of standing requests among `peer_requests`.
     pub standing_peer_requests: u32,
     pub answered: AnsweredSlots,
     pub stash: Stash,
     pub unresolved: UnresolvedKeys,
     pub standing: StandingTable,
-    /// Requests made so far.
+    /// Number of requests made so far.
     pub asked: u64,
     pub routes_out: OutRoutes,
     pub routes_in: InRoutes,
     pub assembler: Assembler,
     pub nonce: u64,
     pub up: bool,
-    /// This side has ended it: what comes on it all the same is nobody's.
+    /// This side has ended the link: later arrivals are ignored.
     is_ended: bool,
-    /// The table has it among those with a backlog.
+    /// Listed by the table as a link with a backlog.
     pub is_backlogged: bool,
-    /// The table has it among those on which something came.
+    /// Listed by the table as a link with arrivals.
     pub is_used: bool,
 }
 
-/// What a link works with while it handles one thing.
+/// What a link borrows from [`Links`] while it handles one completion or call.
 pub(super) struct LinkContext<'a, P: Port, C> {
     pub port: &'a mut P,
     pub pool: &'a Pool,
     pub counters: &'a CountersWriter,
     pub events: &'a mut VecDeque<LinkEvent<C>>,
     pub standing_bytes: &'a mut StandingBytes,
-    /// Messages may wait for others.
+    /// A batch is open: messages may wait for others.
     pub in_batch: bool,
 }
 
-/// The links of one poller and the port that they complete on. `C` names a waiter for the layer above.
+/// The links of one poller and the port that they complete on. `C` names a waiter for the layer
+/// above.
 pub struct Links<P: Port, C> {
     pub(super) port: P,
     pool: Pool,
@@ -107,7 +108,7 @@ pub struct Links<P: Port, C> {
 }
 
 impl<P: Port, C> Links<P, C> {
-    /// No links yet. `pollers` share the pool.
+    /// No links. `pollers` is the number of pollers that share the pool.
     pub fn new(port: P, pool: Pool, counters: CountersWriter, pollers: usize) -> Self {
         let completions = Completions::with_capacity(EVENTS);
         let events = VecDeque::with_capacity(EVENTS);
@@ -134,17 +135,18 @@ impl<P: Port, C> Links<P, C> {
         &self.counters
     }
 
-    /// What threads sleep on while nothing comes.
+    /// The object that threads sleep on while nothing comes.
     pub fn sleeper(&self) -> P::Sleeper {
         self.port.sleeper()
     }
 
-    /// Arranges that what comes from now on ends sleeps; `false` if something is there already. See [`Port::arm`].
+    /// Arms the port: what comes from now on ends sleeps. `false` if something has come already.
+    /// See [`Port::arm`].
     pub fn arm(&mut self) -> bool {
         if !self.arm_port() {
             return false;
         }
-        // Nobody tells of the credits and the room that came just before.
+        // Credits and room that came just before cause no wake-up.
         let mut left = false;
         self.links.for_each_backlogged(|link| {
             let backlog = link.out.backlog();
@@ -154,7 +156,8 @@ impl<P: Port, C> Links<P, C> {
         !left
     }
 
-    /// Takes a connected link in and tries it in both directions; [`LinkEvent::Up`] tells when it works.
+    /// Adds a connected link and probes it in both directions. [`LinkEvent::Up`] follows when it
+    /// works.
     ///
     /// # Errors
     /// If the port has no room for it.
@@ -178,8 +181,8 @@ impl<P: Port, C> Links<P, C> {
         Ok(id)
     }
 
-    /// Ends a link from this side. [`LinkEvent::Down`] follows. Nothing that the peer has sent and that was not polled
-    /// yet is taken any more.
+    /// Ends a link from this side. [`LinkEvent::Down`] follows. Completions that were not polled
+    /// yet are ignored.
     pub fn fail(&mut self, link: LinkId, why: LinkFailure) {
         if let Some(link) = self.links.get_mut(link) {
             link.is_ended = true;
@@ -187,8 +190,8 @@ impl<P: Port, C> Links<P, C> {
         self.port.fail(link, why);
     }
 
-    /// Moves what has come, a bounded amount. Returns how many completions there were; the events that they
-    /// caused are taken with [`Links::next_event`].
+    /// Handles a bounded number of completions. Returns their number; [`Links::next_event`] returns
+    /// the events.
     pub fn poll(&mut self) -> usize {
         let count = self.port.poll(&mut self.completions);
         if count > 0 {
@@ -239,7 +242,7 @@ impl<P: Port, C> Links<P, C> {
         });
     }
 
-    /// The next event, oldest first. When there is none, an open [batch](Links::begin_batch) leaves.
+    /// Takes the oldest event. If there is none, an open [batch](Links::begin_batch) is sent.
     pub fn next_event(&mut self) -> Option<LinkEvent<C>> {
         let event = self.events.pop_front();
         if event.is_none() {
@@ -248,12 +251,12 @@ impl<P: Port, C> Links<P, C> {
         event
     }
 
-    /// Whether there are events that [`Links::next_event`] has not told.
+    /// Whether [`Links::next_event`] has an event.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Whether a request for a key would not be refused now for want of room in a table, nor its answer for want of a grant.
+    /// Whether a request for a key finds room in the tables of requests, grants and routes.
     pub fn has_room(&mut self, link: LinkId, key: &TensorKey) -> bool {
         let Some(found) = self.links.get_mut(link) else { return true };
         let grants = self.port.limits(link).grants as usize;
@@ -261,10 +264,12 @@ impl<P: Port, C> Links<P, C> {
         has_slot && found.routes_out.has_room(&key.edge) || found.standing.has(key)
     }
 
-    /// Asks the peer for a tensor, or claims what was asked for in advance. The answer is an event that carries `waiter`.
+    /// Requests a tensor, or claims the standing request for it. The answer is an event that
+    /// carries `waiter`.
     ///
     /// # Errors
-    /// The waiter comes back if there is no such link, no room for the request, or no memory for its destination.
+    /// Returns the waiter if there is no such link, no room for the request, or no memory for its
+    /// destination.
     pub fn request(
         &mut self,
         link: LinkId,
@@ -279,21 +284,22 @@ impl<P: Port, C> Links<P, C> {
         asked
     }
 
-    /// Bytes of the destination of a standing request for a key; `None` if it can't be said yet where, or how, its tensor is to
-    /// come.
+    /// Bytes that a standing request for a key needs at its destination; `None` if placement or
+    /// size is not known yet.
     pub fn expected_bytes(&mut self, link: LinkId, key: &TensorKey, borrow: bool) -> Option<u64> {
         let (found, mut cx) = self.with(link)?;
         found.expected_bytes(&mut cx, key, borrow)
     }
 
-    /// The room that all standing requests of a link share.
+    /// The capacity that all standing requests of a link share.
     pub fn standing_capacity(&mut self, link: LinkId) -> StandingCapacity {
         let none = StandingCapacity { slots: 0, bytes: 0 };
         self.with(link).map_or(none, |(found, mut cx)| found.standing_capacity(&mut cx))
     }
 
-    /// Asks the peer in advance for the tensors of `count` steps from that of `first` on, or of as many as there is room
-    /// for, on behalf of `owner`. A later [`Links::request`] for one of them claims what was asked for.
+    /// Sends standing requests for `count` steps beginning with that of `first`, or for as many as
+    /// have room, on behalf of `owner`. A later [`Links::request`] for one of the steps claims its
+    /// request.
     pub fn post_standing(
         &mut self,
         link: LinkId,
@@ -310,8 +316,8 @@ impl<P: Port, C> Links<P, C> {
         standing
     }
 
-    /// Gives up what was asked for in advance on behalf of `owner`, for steps from that of `first` to before `until`, and not
-    /// claimed. Values that have come are in line again.
+    /// Withdraws the unclaimed standing requests of `owner` for the steps from that of `first` up
+    /// to, but not including, `until`. Values that have come are in line again.
     pub fn withdraw_standing(&mut self, link: LinkId, first: &TensorKey, until: u64, owner: u64) {
         if let Some((found, mut cx)) = self.with(link) {
             found.withdraw_standing(&mut cx, first, until, owner);
@@ -319,7 +325,7 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    /// Looks at every waiter of a link's requests.
+    /// Lets `decide` decide about every request of a link.
     pub fn cancel_requests(
         &mut self,
         link: LinkId,
@@ -337,7 +343,7 @@ impl<P: Port, C> Links<P, C> {
         request.is_some_and(|request| request.machine.is_standing())
     }
 
-    /// Looks at the waiter of one request, if the request is still there.
+    /// Lets `decide` decide about one request, if it exists.
     pub fn cancel_request(
         &mut self,
         link: LinkId,
@@ -352,7 +358,7 @@ impl<P: Port, C> Links<P, C> {
 
     /// Answers a peer's request.
     ///
-    /// `number` is the value's place among all values: it comes back with the value, if that comes back.
+    /// `number` is the value's place in line. It comes back with the value if the value comes back.
     pub fn serve(&mut self, peer_request: PeerRequestId, value: Value, number: u64) -> ServeOutcome {
         let Some((link, mut cx)) = self.with(peer_request.link) else { return ServeOutcome::Gone(value) };
         let served = link.serve(&mut cx, peer_request.request, value, number);
@@ -360,8 +366,8 @@ impl<P: Port, C> Links<P, C> {
         served
     }
 
-    /// Answers a peer's request with the word that the next value in line is one that the peer holds itself, by the name
-    /// that [`LinkEvent::Returned`] brought. Returns whether the request was there.
+    /// Answers a peer's request with `STASHED_RESPONSE`: the next value is in the peer's stash,
+    /// under the id that [`LinkEvent::Returned`] brought. Returns whether the request existed.
     pub fn serve_stashed(&mut self, peer_request: PeerRequestId, stash_id: u32, number: u64) -> bool {
         let Some((link, mut cx)) = self.with(peer_request.link) else { return false };
         let served = link.serve_stashed(&mut cx, peer_request.request, stash_id, number);
@@ -369,7 +375,7 @@ impl<P: Port, C> Links<P, C> {
         served
     }
 
-    /// Drops the values of a step that nobody took.
+    /// Drops the stashed values of a step.
     pub fn drop_stashed(&mut self, step: u64) {
         for id in self.ids() {
             if let Some((link, _)) = self.with(id) {
@@ -386,12 +392,12 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    /// The links that are there now, up or not.
+    /// The present links, up or not.
     pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<P, C> {
         self.links.ids()
     }
 
-    /// Whether anything still waits to leave on any link.
+    /// Whether anything waits to leave on any link.
     pub fn has_backlog(&self) -> bool {
         self.links.has_backlog()
     }
@@ -429,24 +435,24 @@ impl<P: Port, C> Links<P, C> {
 /// Why a request was not sent.
 #[derive(Debug)]
 pub enum RequestRefused {
-    /// There is no such link.
+    /// The link does not exist.
     NoLink,
     /// The slot table is full.
     TooManyRequests {
-        /// How many it holds.
+        /// Capacity of the table.
         max: u32,
     },
     /// The route table is full of routes in use.
     TooManyRoutes {
-        /// How many it holds.
+        /// Capacity of the table.
         max: u32,
     },
-    /// There is no room for the tensor.
+    /// The pool has no room for the tensor.
     NoRoom(crate::memory::PoolError),
 }
 
 impl<C> Link<C> {
-    /// A link on which nothing has been said yet.
+    /// A new link.
     pub(super) fn new(id: LinkId, identity: LinkIdentity, settings: LinkSettings, depth: u32) -> Self {
         Link {
             id,
@@ -474,10 +480,10 @@ impl<C> Link<C> {
         }
     }
 
-    /// Something completed.
+    /// Handles a completion.
     ///
     /// # Errors
-    /// In words, if the peer broke the protocol.
+    /// A description, if the peer broke the protocol.
     fn completed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -520,7 +526,7 @@ impl<C> Link<C> {
 
     fn down<P: Port>(mut self, cx: &mut LinkContext<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
-        // What was queued will never be posted.
+        // Queued values will never be posted.
         if !is_on(Mutant::OutstandingLeak) {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::SendComplete));
         }

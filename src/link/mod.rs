@@ -1,10 +1,10 @@
-//! One peer on one fabric: control messages under credits, routes, the slot table of requests, grants.
+//! One link: a peer on a fabric, with control messages under credits, routes, requests and grants.
 //!
-//! [`Links`] holds the links of one poller together with the port that they complete on. It turns completions
-//! into [`LinkEvent`]s for the layer above, and that layer's calls into operations. It runs the machines of
-//! [`crate::protocol`] and decides nothing that they can decide.
+//! [`Links`] holds the links of one poller and the port that they complete on. It turns completions
+//! into [`LinkEvent`]s for the layer above, and calls of that layer into operations. Decisions of
+//! the exchange are made by the machines of [`crate::protocol`].
 //!
-//! What may not be done here: block, ask for the time, look a key up, call user code.
+//! Code in this module may not block, read a clock, look up a key or call user code.
 
 mod control;
 mod link_table;
@@ -25,10 +25,10 @@ use crate::wire::message::{Placement, RequestId};
 use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
-/// A tensor's name without its incarnations: what a table is keyed by.
+/// The name of a tensor without incarnations. Tables are keyed by it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey {
-    /// Source, destination, name.
+    /// Source device, destination device and edge name.
     pub edge: Arc<EdgeName>,
     /// Step id.
     pub step: u64,
@@ -44,12 +44,12 @@ impl std::fmt::Display for TensorKey {
     }
 }
 
-/// What a sender hands over.
+/// A value to send.
 #[derive(Clone, Debug)]
 pub enum Value {
     /// A tensor.
     Tensor(Tensor),
-    /// The value of a branch not taken.
+    /// A dead value: that of a branch not taken.
     Dead,
 }
 
@@ -59,7 +59,7 @@ impl From<Tensor> for Value {
     }
 }
 
-/// Where a tensor lies (specification 2.3).
+/// The placement of a tensor (specification 2.3).
 pub fn placement_of(tensor: &Tensor) -> Placement {
     match (tensor.is_lent(), tensor.span().is_some()) {
         (true, _) => Placement::BORROWED,
@@ -68,7 +68,7 @@ pub fn placement_of(tensor: &Tensor) -> Placement {
     }
 }
 
-/// Where a tensor that can be written lies.
+/// The placement of a tensor that can be written.
 pub fn placement_of_mut(tensor: &TensorMut) -> Placement {
     if tensor.span().is_some() { Placement::POOL } else { Placement::HEAP }
 }
@@ -77,26 +77,26 @@ pub fn placement_of_mut(tensor: &TensorMut) -> Placement {
 #[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// Requests of this side that the peers may still answer, those that were given up included, and standing ones that
-    /// nobody has claimed.
+    /// Requests of this side that the peers may still answer, cancelled and unclaimed standing ones
+    /// included.
     pub requests: usize,
-    /// Those of them that are standing and that nobody has claimed.
+    /// The unclaimed standing requests among them.
     pub standing: usize,
-    /// Requests of the peers that have not been answered whole.
+    /// Requests of the peers that are not completely answered.
     pub peer_requests: usize,
     /// Routes with a request of this side.
     pub busy_routes: usize,
-    /// What waits for credits or room in a queue.
+    /// Messages and writes that wait for credits or room in a queue.
     pub backlog: usize,
     /// Tensors on their way to a peer.
     pub leaving: usize,
-    /// Values that have come and that nobody took.
+    /// Values in the stash.
     pub stashed: usize,
-    /// Keys with a receive of which it is not known yet whether it got a value, after its waiter had left.
+    /// Keys with an unresolved receive: its waiter has left, and the outcome is not known.
     pub unresolved: usize,
 }
 
-/// A request that a peer sent, as the serving side names it.
+/// Names a request of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerRequestId {
     /// The link that it came on.
@@ -105,181 +105,183 @@ pub struct PeerRequestId {
     pub request: RequestId,
 }
 
-/// What became of a value that was handed to a request.
+/// What became of a value that was matched with a request.
 #[derive(Debug)]
 pub enum ServeOutcome {
-    /// It was copied into its answer.
+    /// The value was copied into its answer.
     Copied,
-    /// It is on its way: [`LinkEvent::SendComplete`] follows.
+    /// The value is on its way. [`LinkEvent::SendComplete`] follows.
     Posted,
-    /// It is kept until the peer asks again: [`LinkEvent::Resumed`] or [`LinkEvent::PutBack`] follows.
+    /// The value is pinned until the re-request. [`LinkEvent::Resumed`] or [`LinkEvent::PutBack`]
+    /// follows.
     Pinned,
-    /// It is more than the link carries in one write: the peer was told so.
+    /// The value exceeds what the link carries in one write. The peer got an error.
     Refused,
-    /// The request is not there any more.
+    /// The request has ended. The value comes back.
     Gone(Value),
 }
 
-/// What a receiver wants.
+/// Where a receive wants its tensor.
 #[derive(Debug)]
 pub enum Destination {
-    /// A tensor of its own.
+    /// In a tensor of the pool, which the link allocates.
     Alloc,
-    /// A tensor of the peer where it lies, if the fabric can; otherwise one of its own.
+    /// Borrowed from the peer if the fabric can, otherwise as `Alloc`.
     Borrow,
-    /// The bytes in this tensor.
+    /// In this tensor.
     Into(TensorMut),
 }
 
-/// What a receiver got.
+/// What a receive got.
 #[derive(Debug)]
 pub enum Received {
     /// A tensor.
     Tensor(Tensor),
-    /// The tensor that was given, filled.
+    /// The given tensor, filled.
     Into(TensorMut),
-    /// A dead value, with the tensor that was given, untouched.
+    /// A dead value, with the given tensor untouched.
     Dead(Option<TensorMut>),
 }
 
-/// What is to become of a request, and of its waiter, who may have been taken away and told something.
+/// What to do with a request. The callback that decides may also take the waiter out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelDecision {
-    /// It goes on.
+    /// The request continues.
     Keep,
-    /// It is given up. A waiter that was left hears of its end later. If it was taken away, a value that comes all the
-    /// same is for whoever is next in line.
+    /// The request is cancelled. A waiter that is left in it gets its end later. If the waiter was
+    /// taken out, a value that still comes is for the next receive of the key.
     Cancel,
-    /// It is given up, and with it whatever still comes for it: its step has ended.
+    /// The request is cancelled, and a value that still comes is dropped: the step has ended.
     Abandon,
 }
 
-/// Bytes that came with another sum than they were sent with.
+/// A value whose checksum is not the sender's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corruption {
-    /// How many bytes there are.
+    /// Length of the value in bytes.
     pub bytes: u64,
-    /// The sender's sum of them.
+    /// The sender's checksum.
     pub sent: u64,
-    /// The sum of what came.
+    /// The checksum of the received bytes.
     pub actual: u64,
 }
 
 /// Why a request ended without a value.
 #[derive(Debug)]
 pub enum RequestError {
-    /// The sender's side said so.
+    /// The sender answered with an error.
     Remote(Status),
-    /// The waiter gave up, and the value, if there is one, is still with the sender.
+    /// The request was cancelled. A value, if there is one, is still with the sender.
     Cancelled,
-    /// There was no room for it here; the value is in line again.
+    /// The pool had no room for the value. The value is in line again.
     NoRoom(PoolError),
-    /// No more can be granted on this link; the value is in line again.
+    /// The link has no grant left. The value is in line again.
     NoGrant {
-        /// How much can be granted at a time.
+        /// Grants that the link can have at a time.
         limit: u32,
     },
-    /// The bytes that came are not those that were sent. The value is lost: nobody gets it.
+    /// The value was corrupted on its way, and is lost.
     Corrupted(Corruption),
-    /// It does not fit the tensor that was given; the value is in line again.
+    /// The value does not fit the given tensor. The value is in line again.
     ShapeMismatch {
-        /// What the sender has.
+        /// The meta-data of the value.
         sent: Box<TensorMeta>,
-        /// What was given.
+        /// The meta-data of the given tensor.
         given: Box<TensorMeta>,
     },
 }
 
-/// Something that the layer above must know. `C` is its own name for a waiter.
+/// An event for the layer above. `C` is that layer's name for a waiter.
 #[derive(Debug)]
 pub enum LinkEvent<C> {
-    /// Both directions of a link have been tried and work.
+    /// A new link works in both directions.
     Up {
-        /// Which.
+        /// The link.
         link: LinkId,
     },
-    /// A link is gone, with everything that was asked on it.
+    /// A link is gone, with all requests on it.
     Down {
-        /// Which.
+        /// The link.
         link: LinkId,
-        /// Why.
+        /// The reason.
         failure: LinkFailure,
-        /// Whoever still waited on it.
+        /// The waiters of the requests on it.
         waiters: Vec<C>,
     },
-    /// A peer asks for a tensor: answer with [`Links::serve`] or [`Links::refuse`], now or later.
+    /// A peer requests a tensor. Answer with [`Links::serve`] or [`Links::refuse`], now or later.
     Requested {
         /// The request.
         peer_request: PeerRequestId,
-        /// What it asks for.
+        /// The requested key.
         key: TensorKey,
         /// How long the peer waits, in ms; `u32::MAX` for ever.
         timeout_ms: u32,
-        /// Whether the peer asks in advance.
+        /// Whether it is a standing request.
         standing: bool,
     },
-    /// A peer gave up a request that was not answered yet.
+    /// A peer cancelled a request that was not answered yet.
     Withdrawn {
         /// The request.
         peer_request: PeerRequestId,
-        /// What it had asked for.
+        /// The requested key.
         key: TensorKey,
     },
-    /// A peer has asked again, and the value that was kept for it is on its way: [`LinkEvent::SendComplete`] follows.
+    /// A re-request has come, and the pinned value is on its way. [`LinkEvent::SendComplete`]
+    /// follows.
     Resumed {
-        /// Bytes of the value.
+        /// Length of the value in bytes.
         bytes: u64,
     },
-    /// A value that was on its way has left this side for good: its memory may be reused.
+    /// A value has left this side for good: its memory may be reused.
     SendComplete,
-    /// A value that had been matched comes back, and takes its place in line again.
+    /// A matched value was not delivered, and takes its place in line again.
     PutBack {
-        /// Its name.
+        /// The key of the value.
         key: TensorKey,
         /// The value.
         value: Value,
-        /// Its place.
+        /// The place of the value in line.
         number: u64,
     },
-    /// A peer has got a value that nobody there took. The peer holds it, and its place is in line again: whoever asks
-    /// on this link gets [`Links::serve_stashed`].
+    /// A value was not taken at the peer and is in the peer's stash. Its place in line comes back:
+    /// the next request on this link is answered with [`Links::serve_stashed`].
     Returned {
         /// The link.
         link: LinkId,
-        /// The value's name.
+        /// The key of the value.
         key: TensorKey,
-        /// The peer's name for the value.
+        /// The id of the value in the peer's stash.
         stash_id: u32,
-        /// Its place.
+        /// The place of the value in line.
         number: u64,
     },
-    /// A value that nobody took, and whose link is gone: it is for whoever asks next.
+    /// A stashed value whose link is gone. It is for the next receive of the key.
     Orphaned {
-        /// Its name.
+        /// The key of the value.
         key: TensorKey,
         /// The value.
         value: StashedValue,
-        /// The life of the peer that had sent it.
+        /// The incarnation of the peer that sent it.
         incarnation: u64,
     },
-    /// A value came.
+    /// A receive got its value.
     Arrived {
-        /// Who waits for it.
+        /// The waiter.
         waiter: C,
-        /// Its name.
+        /// The key of the value.
         key: TensorKey,
         /// The value.
         received: Received,
-        /// Where it lay at the sender.
+        /// The placement of the value at the sender.
         sender: Placement,
     },
     /// A request ended without a value.
     Failed {
-        /// Who waits for it.
+        /// The waiter.
         waiter: C,
-        /// What was asked for.
+        /// The requested key.
         key: TensorKey,
-        /// Why.
+        /// The reason.
         error: RequestError,
     },
 }

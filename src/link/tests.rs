@@ -187,7 +187,8 @@ impl Scene {
         }
     }
 
-    /// Checks that the link went down for a reason that contains `part`, and that the waiter is told.
+    /// Checks that the link went down for a reason that contains `part`, and that the waiter is
+    /// told.
     fn expect_told(&mut self, part: &str) {
         let events = self.events();
         let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
@@ -494,8 +495,9 @@ fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
     panic!("the link is still up");
 }
 
-/// Has a peer that takes nothing ask again and again, and refuses it each time with half a MiB of the letter that
-/// `text` gives. Returns after how many times the link went down, and why, or `times`.
+/// Has a peer that takes nothing ask again and again, and refuses it each time with half a MiB of
+/// the letter that `text` gives. Returns after how many times the link went down, and why, or
+/// `times`.
 fn refused_with(text: impl Fn(usize) -> u8, times: usize) -> (usize, Option<String>) {
     let mut scene = scene();
     scene.peer.route(0, 1, HERE, THERE);

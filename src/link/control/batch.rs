@@ -1,4 +1,4 @@
-//! Several things that leave together: short messages share control slots, and devices and sleepers are told once.
+//! Batches: short messages share control slots, and devices and sleeping peers are notified once.
 
 use crate::fabric::{Event, Port};
 use crate::link::links::{Link, LinkContext, Links};
@@ -6,17 +6,17 @@ use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
 use crate::wire::message::pack::{is_packed, unpack};
 
-/// Whether things wait for others.
+/// The state of a batch.
 #[derive(Debug, Default)]
 pub(in crate::link) struct BatchState {
-    /// What is sent is packed until there is no event left.
+    /// A batch is open: messages are packed until no event is left.
     pub is_open: bool,
-    /// Of the port's doorbells, those that were counted.
+    /// Doorbells of the port that were counted.
     doorbells: u64,
 }
 
 impl<P: Port, C> Links<P, C> {
-    /// Whether this poll has brought more than one message: then their answers share slots too.
+    /// Whether the poll has brought more than one message. If so, the answers share slots too.
     pub(in crate::link) fn polled_several(&self) -> bool {
         let mut messages = self.completions.entries().iter().filter_map(|came| match came.event {
             Event::Message(range) => Some(range),
@@ -28,8 +28,8 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    /// Several things are about to be sent: short messages share control slots, and devices and peers that sleep are told of
-    /// all of it at once, when [`Links::next_event`] finds no event any more.
+    /// Opens a batch. Short messages share control slots, and devices and sleeping peers are
+    /// notified once, when [`Links::next_event`] finds no event.
     pub fn begin_batch(&mut self) {
         if !std::mem::replace(&mut self.batch.is_open, true) {
             self.port.begin_batch();
@@ -46,7 +46,8 @@ impl<P: Port, C> Links<P, C> {
         self.count_doorbells();
     }
 
-    /// Arms the port, which may ring for what its peers were not told of yet.
+    /// Arms the port. The port may ring doorbells for operations that its peers were not notified
+    /// of yet.
     pub(in crate::link) fn arm_port(&mut self) -> bool {
         let armed = self.port.arm();
         self.count_doorbells();
@@ -63,7 +64,7 @@ impl<P: Port, C> Links<P, C> {
 }
 
 impl<C> Link<C> {
-    /// What a control slot holds: a message, or `PACKED` with several, which are handled one after the other.
+    /// Handles a control slot: a message, or `PACKED` with several.
     pub(in crate::link) fn on_packed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,

@@ -1,4 +1,4 @@
-//! What a peer's messages are handed to, once they are whole.
+//! Reassembles and decodes the messages of a peer, and dispatches them.
 
 use crate::fabric::Port;
 use crate::link::LinkEvent;
@@ -11,7 +11,7 @@ use crate::wire::{EdgeName, Status};
 use std::sync::Arc;
 
 impl<C> Link<C> {
-    /// What has come in a control slot.
+    /// Handles the contents of a control slot.
     pub(in crate::link) fn on_slot<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -87,7 +87,8 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// A route must name a source here, in this life, and a destination that is the peer (specification 2.3).
+    /// Checks a route: its source is this task in its present incarnation, its destination is the
+    /// peer (specification 2.3).
     fn checked_edge(
         &self,
         incarnation: u64,

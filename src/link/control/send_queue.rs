@@ -1,4 +1,4 @@
-//! What leaves on a link: in order, under the peer's credits, queued when it can't leave at once.
+//! The send queue of a link: messages and writes leave in order, under the peer's credits.
 
 use crate::fabric::{LinkFailure, LinkId, LoanPermit, MAX_MESSAGE, Port, PostError};
 use crate::link::LinkSettings;
@@ -11,21 +11,23 @@ use crate::wire::message::{Message, fragment};
 use crate::wire::{Grant, Immediate};
 use std::collections::VecDeque;
 
-/// Room that is kept for the next long message.
+/// Capacity of the encoding buffer that is kept after a long message.
 const KEPT: usize = 16 * 1024;
-/// Bytes of long texts that may wait, besides what names of edges take: those that users end their steps with.
+/// Limit of the bytes of queued error texts, without the names of edges.
 const MAX_TEXTS: usize = 64 << 20;
-/// What names take for each request, in its route and in its error: six of 2 KiB, and the words around them.
+/// Bytes of names for each request, in its route and in its error: six names of 2 KiB and the text
+/// around them.
 const NAMES: usize = 16 * 1024;
 
-/// Something to post. Each consumes one receive of the peer, a long message one for each fragment.
+/// A queued post. Each consumes one receive of the peer; a long message consumes one for each
+/// fragment.
 #[derive(Debug)]
 enum QueuedPost {
     Message {
         bytes: [u8; MAX_MESSAGE],
         len: u8,
     },
-    /// What is left of a message that goes in fragments, from this one on.
+    /// A message in fragments, of which those from `next` on are left.
     Long {
         long: Long,
         next: usize,
@@ -38,7 +40,7 @@ enum QueuedPost {
         target: Grant,
         immediate: Immediate,
     },
-    /// Has its permit until it is posted.
+    /// `permit` is `None` after the post.
     Lend {
         source: Tensor,
         permit: Option<LoanPermit>,
@@ -48,11 +50,13 @@ enum QueuedPost {
 
 /// The sending half of a link.
 ///
-/// `sent - returned` receives of the peer are in use; it never exceeds the depth that the peer posted, so a
-/// message never finds the peer without a receive. Once something is queued, everything later queues behind it.
+/// `sent - returned` receives of the peer are in use. That never exceeds the depth that the peer
+/// posted, so a message always finds a receive. Once something is queued, everything later queues
+/// behind it.
 ///
-/// As long as its caller *corks*, short messages go into a pack, which leaves when it is full, before anything that is no
-/// message, and at the latest when it is [flushed](SendQueue::flush) outside a batch.
+/// In an open batch, short messages go into a pack. The pack leaves when it is full, before
+/// anything that is not a message, and at the latest with a [flush](SendQueue::flush) outside a
+/// batch.
 #[derive(Debug)]
 pub(in crate::link) struct SendQueue {
     link: LinkId,
@@ -61,11 +65,11 @@ pub(in crate::link) struct SendQueue {
     returned: u32,
     values: usize,
     queue: VecDeque<QueuedPost>,
-    /// Of the long messages in the queue.
+    /// The texts of the long messages in the queue.
     texts: Texts,
     scratch: Vec<u8>,
     fragment: Vec<u8>,
-    /// Behind everything in the queue.
+    /// Leaves behind everything in the queue.
     pack: Pack,
 }
 
@@ -87,23 +91,24 @@ impl SendQueue {
         }
     }
 
-    /// Tensors that are queued or posted and not done.
+    /// Number of tensors that are queued or posted and not complete.
     pub fn values(&self) -> usize {
         self.values
     }
 
-    /// An operation with a tensor is done, or has failed.
+    /// Notes that an operation with a tensor has completed or failed.
     pub fn finished(&mut self) {
         self.values = self.values.saturating_sub(1);
     }
 
-    /// How many things wait to be posted.
+    /// Number of queued posts.
     pub fn backlog(&self) -> usize {
         self.queue.len() + usize::from(!self.pack.is_empty())
     }
 
-    /// Why the peer can't be served any more, if more waits than any that takes what it asked for leaves waiting: requests and
-    /// cancels of ours, answers (meta-data, the value, its sum) and acknowledgements to the peer's, and some.
+    /// Why the link must end, if more is queued than a correct peer can cause. A correct peer
+    /// causes requests and cancels of this side, answers (meta-data, value, checksum) and
+    /// acknowledgements.
     pub fn overflow(&self, settings: &LinkSettings) -> Option<String> {
         let requests = settings.max_requests as usize;
         let (count, bytes) = (self.backlog(), self.texts.bytes());
@@ -115,7 +120,8 @@ impl SendQueue {
         ))
     }
 
-    /// Sends a message, in fragments if it is longer than a control slot. `in_batch`: it may wait for others to share a slot.
+    /// Sends a message, in fragments if it is longer than a control slot. With `in_batch` it may
+    /// wait and share a slot.
     pub fn message<P: Port>(
         &mut self,
         port: &mut P,
@@ -162,7 +168,7 @@ impl SendQueue {
         self.push(port, counters, QueuedPost::Write { source, target, immediate });
     }
 
-    /// A zero-byte write: an immediate alone.
+    /// Sends an immediate alone, as a zero-byte write.
     pub fn empty<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, immediate: Immediate) {
         self.push(port, counters, QueuedPost::Empty { immediate });
     }
@@ -180,8 +186,8 @@ impl SendQueue {
         self.push(port, counters, QueuedPost::Lend { source, permit: Some(permit), immediate });
     }
 
-    /// Posts what waits, as far as credits and room go; what is packed stays as long as its caller corks. A link that is
-    /// down reports that by its port, and nothing queued can leave any more.
+    /// Posts what is queued, as far as credits and room allow. In a batch the pack stays. If the
+    /// link is down, its port reports that, and nothing queued can leave.
     pub fn flush<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, in_batch: bool) {
         self.flush_queue(port);
         if !in_batch {
@@ -189,7 +195,7 @@ impl SendQueue {
         }
     }
 
-    /// What is packed leaves, or queues.
+    /// Posts or queues the pack.
     fn flush_pack<P: Port>(&mut self, port: &mut P, counters: &CountersWriter) {
         let count = self.pack.len();
         if count == 0 {
@@ -230,7 +236,8 @@ impl SendQueue {
         }
     }
 
-    /// Sends a message that is longer than a control slot. What of it can't leave at once waits as one thing.
+    /// Sends a message that is longer than a control slot. The fragments that cannot leave at once
+    /// are queued as one post.
     fn long<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
         let mut next = 0;
         let posted = match self.queue.is_empty() {
@@ -247,7 +254,8 @@ impl SendQueue {
         }
     }
 
-    /// Posts the fragments of a message from `next` on, which it moves. `Full` if some are left.
+    /// Posts the fragments of a message from `next` on and advances `next`. Returns `Full` if
+    /// fragments are left.
     fn fragments<P: Port>(
         &mut self,
         port: &mut P,
@@ -265,7 +273,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Nothing may be lost, so a link ends on which something can never leave. As with any failure, the port reports that.
+    /// Ends the link: a post that was refused can never leave, and nothing may be lost. The port
+    /// reports the end.
     #[cold]
     fn end<P: Port>(&mut self, port: &mut P, why: &'static str) {
         self.clear();
@@ -277,7 +286,7 @@ impl SendQueue {
         self.texts.clear();
     }
 
-    /// The fast path of a message: straight from the encoder's buffer into the port.
+    /// The fast path of a message: from the encoding buffer to the port.
     fn slot<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
         if (self.queue.is_empty() || is_on(Mutant::MessageOvertakesQueue)) && self.has_credit(port) {
             match port.send(self.link, bytes) {
@@ -313,13 +322,14 @@ impl SendQueue {
         self.queue.push_back(item);
     }
 
-    /// The peer's number is looked at only when the known credits are used up.
+    /// Reads the peer's count only when the known credits are used up.
     fn has_credit<P: Port>(&mut self, port: &mut P) -> bool {
         if self.sent.wrapping_sub(self.returned) < self.depth {
             return true;
         }
         self.returned = port.peer_credits(self.link);
-        // A peer that returns more than was sent makes the difference huge: no credit, ever.
+        // A peer that returns more credits than were used makes the difference huge, which gives no
+        // credit at all.
         self.sent.wrapping_sub(self.returned) < self.depth
     }
 }
@@ -327,7 +337,7 @@ impl SendQueue {
 fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<(), PostError> {
     match item {
         QueuedPost::Message { bytes, len } => port.send(link, &bytes[..usize::from(*len)]),
-        // Not reached: its fragments are posted one by one.
+        // Not reached: fragments are posted one by one.
         QueuedPost::Long { .. } => Err(PostError::Refused("a long message was posted as a whole")),
         QueuedPost::Empty { immediate } => {
             let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
@@ -348,7 +358,7 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
     }
 }
 
-/// The receiving half: counts what was consumed, posts it again, returns the credits.
+/// The receiving half of a link: counts consumed receives, posts them again and returns credits.
 #[derive(Debug, Default)]
 pub(in crate::link) struct ReceiveCredits {
     consumed: u32,
@@ -357,12 +367,13 @@ pub(in crate::link) struct ReceiveCredits {
 }
 
 impl ReceiveCredits {
-    /// Something came that consumed a receive.
+    /// Notes a consumed receive.
     pub fn consumed(&mut self) {
         self.consumed = self.consumed.wrapping_add(1);
     }
 
-    /// Posts receives again and, a quarter of the depth at a time, tells the peer. Returns whether it did.
+    /// Posts consumed receives again. Returns credits to the peer a quarter of the depth at a time,
+    /// and whether it did so.
     pub fn replenish<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
         let used = self.consumed.wrapping_sub(self.posted);
         if used > 0 {

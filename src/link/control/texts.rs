@@ -1,12 +1,12 @@
-//! Long messages that wait to leave, each with what it has in common with others kept once.
+//! Queued long messages. Equal texts are stored once.
 
 use std::sync::Arc;
 
-/// A long message starts with as many bytes of its own, which name the request. What follows is often that of the one before:
-/// all requests of a step that is aborted end with the same status.
+/// Bytes at the start of a long message that name its request. The rest often equals that of the
+/// message before: all requests of an aborted step end with the same status.
 const HEAD: usize = 6;
 
-/// A long message that waits.
+/// A queued long message.
 #[derive(Debug)]
 pub(in crate::link) struct Long {
     head: [u8; HEAD],
@@ -20,7 +20,7 @@ impl Long {
     }
 }
 
-/// The texts of the long messages of a queue, and how much memory they take.
+/// The texts of a queue's long messages, and the memory that they take.
 #[derive(Debug, Default)]
 pub(in crate::link) struct Texts {
     last: Option<Arc<[u8]>>,
@@ -28,12 +28,12 @@ pub(in crate::link) struct Texts {
 }
 
 impl Texts {
-    /// Bytes of all texts, each counted once.
+    /// Bytes of all texts; equal texts count once.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes a message in. Every long message is longer than its head.
+    /// Adds a message. Every long message is longer than `HEAD`.
     pub fn add(&mut self, message: &[u8]) -> Long {
         let (head, text) = message.split_at(HEAD);
         let mut own = [0; HEAD];
@@ -52,10 +52,10 @@ impl Texts {
         text
     }
 
-    /// A message has left.
+    /// Removes a message that has left.
     pub fn remove(&mut self, Long { text, .. }: Long) {
         let is_last = self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, &text));
-        // Kept for the next one as long as another has it, too.
+        // The text stays as long as another message has it.
         if Arc::strong_count(&text) > 1 + usize::from(is_last) {
             return;
         }
@@ -65,7 +65,7 @@ impl Texts {
         }
     }
 
-    /// None of them will leave any more.
+    /// Removes all messages.
     pub fn clear(&mut self) {
         *self = Texts::default();
     }

@@ -1,4 +1,4 @@
-//! What comes for requests of this side without a message: writes, loans, and the word that a value is dead.
+//! Arrivals without a message: writes, loans and dead values.
 
 use crate::fabric::Port;
 use crate::link::Received;
@@ -11,7 +11,7 @@ use crate::wire::message::{Placement, RequestId};
 use crate::wire::{Immediate, ImmediateKind, MetaSlot};
 
 impl<C> Link<C> {
-    /// A write with immediate, or an immediate alone, has come.
+    /// Handles a write with immediate, or an immediate alone.
     pub(in crate::link) fn on_immediate<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -41,7 +41,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// What comes has meta-data that the sender has told before, and that are at this place.
+    /// The arrival has meta-data that the sender has told before, in this meta-data slot.
     fn named(
         &mut self,
         id: RequestId,
@@ -57,7 +57,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// The tensor is in its destination, whole.
+    /// Handles a tensor that has landed whole in its destination.
     fn on_landed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -76,7 +76,7 @@ impl<C> Link<C> {
             if meta.meta.bytes() != bytes {
                 return Err(format!("a write of {bytes} bytes landed for a tensor of {}", meta.meta.bytes()));
             }
-            // The destination of a standing request was made before its tensor was known.
+            // The destination of a standing request was allocated before its tensor was known.
             if *target.meta() != meta.meta && !is_on(Mutant::NotRetyped) {
                 target.set_meta(meta.meta.clone()).map_err(|error| error.to_string())?;
             }
@@ -90,7 +90,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// A loan has come.
+    /// Handles a loan.
     pub(in crate::link) fn on_loan<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,

@@ -1,6 +1,8 @@
-//! Data validation mode (specification 3.8): behind each answer with bytes comes their sum, and a value is nobody's before that.
+//! Data validation (specification 3.8): a checksum follows each answer with bytes, and the value
+//! counts only with it.
 //!
-//! It is the receiver's wish, in its requests: only who validates pays, and two ends need not agree.
+//! A receiver asks for checksums in its requests. A receiver that does not ask pays nothing, and
+//! two peers need not agree.
 
 use crate::fabric::Port;
 use crate::link::links::{Link, LinkContext};
@@ -13,12 +15,12 @@ use crate::telemetry::Counter;
 use crate::wire::message::{Message, Placement, RequestId};
 use crate::wire::sum_of;
 
-/// A value that has come and waits for its sum.
+/// A value that has come and whose checksum is still to come.
 #[derive(Debug)]
 pub(in crate::link) enum Unverified {
-    /// It is where it goes.
+    /// The value is at its destination.
     Placed(Received, Placement),
-    /// It can't go there.
+    /// The value does not fit its destination.
     RejectedValue(Box<RejectedValue>),
 }
 
@@ -47,13 +49,13 @@ impl<C> Link<C> {
         Receiver::unsent().validated(self.settings.validate)
     }
 
-    /// The sum of a value that is about to leave, if the peer wishes it.
+    /// The checksum of a value that is about to leave, if the peer asked for it.
     #[inline]
     pub(in crate::link) fn sum(&self, validate: bool, value: &Tensor) -> Option<u64> {
         validate.then(|| sum(value.bytes()))
     }
 
-    /// Sends the sum, right behind its value.
+    /// Sends the checksum, directly behind its value.
     #[inline]
     pub(in crate::link) fn send_checksum<P: Port>(
         &mut self,
@@ -66,7 +68,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// Keeps what has come until its sum is there.
+    /// Keeps a value until its checksum has come.
     pub(in crate::link) fn await_checksum(&mut self, id: RequestId, unverified: Unverified) {
         if let Some(request) = self.requests.get(id) {
             request.unverified = Some(unverified);
@@ -82,7 +84,7 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         let action = request.machine.arrive(Arrival::Checksum).map_err(|v| v.to_string())?;
-        // The machine has seen a value come.
+        // The machine accepts a checksum only behind a value.
         let Some(unverified) = request.unverified.take() else { return Ok(()) };
         let is_late = request.waiter.is_none();
         cx.counters.increment(Counter::SumsChecked);
@@ -97,7 +99,7 @@ impl<C> Link<C> {
         }
         cx.counters.increment(Counter::SumMismatches);
         let corruption = Corruption { bytes: unverified.bytes().len() as u64, sent, actual };
-        // What came goes back to its pool, or to its lender.
+        // The received memory goes back to its pool or its lender.
         drop(unverified);
         let (value, error) = (StashedValue::Corrupted(corruption), RequestError::Corrupted(corruption));
         self.unwanted(cx, id, action, RejectedValue { value, error });

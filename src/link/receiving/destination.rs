@@ -1,4 +1,5 @@
-//! Where the tensor of a request goes: what is granted or kept for it before it comes, and what is made of a response.
+//! The destination of a request's tensor: what is granted or kept before the answer, and where a
+//! response is copied.
 
 use crate::fabric::{LinkId, Port};
 use crate::link::links::{Link, LinkContext, RequestRefused};
@@ -11,7 +12,7 @@ use crate::wire::Grant;
 use crate::wire::message::{Placement, VersionedMeta};
 
 impl<C> Link<C> {
-    /// Makes the destination of a request, as far as it can be known before the answer.
+    /// Prepares the destination of a request, as far as it can be known before the answer.
     pub(in crate::link) fn prepare_destination<P: Port>(
         &self,
         cx: &mut LinkContext<'_, P, C>,
@@ -19,7 +20,7 @@ impl<C> Link<C> {
         cached: Option<&VersionedMeta>,
     ) -> Result<PreparedDestination, RequestRefused> {
         let (destination, copy_to) = match destination {
-            // It lands in the pool first.
+            // The tensor lands in the pool first.
             Destination::Into(given) if !cx.port.reaches(&given) => (Destination::Alloc, Some(given)),
             destination => (destination, None),
         };
@@ -27,7 +28,7 @@ impl<C> Link<C> {
         Ok(PreparedDestination { copy_to, ..destination })
     }
 
-    /// As [`Link::destination`], of a tensor that the port reaches, if it is one.
+    /// As [`Link::prepare_destination`], where a given tensor is reachable by the port.
     fn reachable<P: Port>(
         &self,
         cx: &mut LinkContext<'_, P, C>,
@@ -43,7 +44,7 @@ impl<C> Link<C> {
             }
             (Destination::Alloc | Destination::Borrow, Some(meta)) if !in_response(meta) => {
                 let target = cx.pool.tensor(meta.meta.clone()).map_err(RequestRefused::NoRoom)?;
-                // A link with no room for a grant asks without one: slower, and right.
+                // Without a grant the exchange takes longer and is still correct.
                 let grant = self.grant(cx, target).ok();
                 Ok(PreparedDestination { grant, use_cached: true, ..PreparedDestination::NONE })
             }
@@ -60,7 +61,8 @@ impl<C> Link<C> {
                     Err(given) => PreparedDestination { given: Some(given), ..into },
                 })
             }
-            // What is cached is not what was given: only the sender knows which is right now.
+            // The cached meta-data differs from that of the given tensor. Only the sender knows
+            // which is right.
             (Destination::Into(given), _) => {
                 Ok(PreparedDestination { given: Some(given), into: true, ..PreparedDestination::NONE })
             }
@@ -76,7 +78,7 @@ impl<C> Link<C> {
     }
 }
 
-/// Takes back what a request has given to the peer, or was given by its waiter.
+/// Takes back the tensor that a request has granted to the peer or got from its waiter.
 pub(in crate::link) fn take_back<P: Port, C>(
     request: &mut Request<C>,
     port: &mut P,
@@ -90,7 +92,7 @@ pub(in crate::link) fn take_back<P: Port, C>(
     port.revoke(link, &grant)
 }
 
-/// Copies the bytes of a response to where they belong.
+/// Copies the bytes of a response to their destination.
 pub(in crate::link) fn place_response<P: Port, C>(
     cx: &LinkContext<'_, P, C>,
     meta: VersionedMeta,
@@ -115,7 +117,8 @@ pub(in crate::link) fn place_response<P: Port, C>(
     }
 }
 
-/// Gives a value to a receiver, as [`StashedValue::place`], and counts what is copied to memory outside the pool.
+/// Gives a value to a receiver, as [`StashedValue::place`], and counts copies to memory outside the
+/// pool.
 pub(in crate::link) fn place_value<P: Port, C>(
     cx: &LinkContext<'_, P, C>,
     value: StashedValue,
@@ -132,13 +135,13 @@ pub(in crate::link) fn place_value<P: Port, C>(
     Ok(placed)
 }
 
-/// Where a request's tensor will go, as far as that is known before the answer.
+/// The destination of a request, as far as it is known before the answer.
 pub(in crate::link) struct PreparedDestination {
     grant: Option<Grant>,
     given: Option<TensorMut>,
     into: bool,
     borrow: bool,
-    /// What was given, if the tensor lands elsewhere and is copied there.
+    /// The given tensor, if the value lands elsewhere and is copied to it.
     copy_to: Option<TensorMut>,
     /// Whether the answer may refer to the cached meta-data.
     use_cached: bool,
@@ -156,7 +159,7 @@ impl PreparedDestination {
 }
 
 impl<C> Request<C> {
-    /// Says where its tensor will go: it is sent now.
+    /// Sets the destination of a request that is sent now.
     pub(in crate::link) fn ask(&mut self, destination: PreparedDestination, cached: Option<VersionedMeta>) {
         let PreparedDestination { grant, given, into, borrow, copy_to, use_cached } = destination;
         self.machine.asked(grant.map(|grant| grant.len));

@@ -16,7 +16,8 @@ use crate::wire::message::{Follows, Message, MetaRef, Placement, RequestId, Tens
 use crate::wire::{Code, Status};
 
 impl<C> Link<C> {
-    /// Claims the standing request of a key, or sends one, or holds it back while an earlier one for its key is not settled.
+    /// Claims the standing request of a key. Otherwise sends a request, or blocks it while the key
+    /// is unresolved.
     pub(in crate::link) fn request<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -45,7 +46,7 @@ impl<C> Link<C> {
         if self.unresolved.is_blocked(&request.key) && !is_on(Mutant::NotHeldBack) {
             request.destination = Some(destination);
             let key = request.key.clone();
-            // There was room, so there is an id.
+            // `has_room` was checked, so there is an id.
             let Some(id) = self.requests.insert(request) else { unreachable!("{full:?}") };
             self.unresolved.block(&key, id);
             return Ok(id);
@@ -54,7 +55,7 @@ impl<C> Link<C> {
             Ok(prepared) => request.ask(prepared, cached),
             Err(refused) => {
                 self.routes_out.release(&request.key.edge);
-                // It has a waiter, as it was made with one.
+                // The request was made with a waiter.
                 let Some(waiter) = request.waiter else { unreachable!("{refused:?}") };
                 return Err((refused, waiter));
             }
@@ -64,7 +65,7 @@ impl<C> Link<C> {
         Ok(id)
     }
 
-    /// A request that was held back can go.
+    /// Sends a request that was blocked.
     pub(in crate::link) fn release<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
         let Some(destination) = request.destination.take() else { return };
@@ -80,7 +81,7 @@ impl<C> Link<C> {
             Err(RequestRefused::NoRoom(error)) => {
                 self.end(cx, id, ReceiverAction::Deliver, RequestError::NoRoom(error));
             }
-            // Not reached: a destination can fail for want of room alone.
+            // Not reached: only a lack of room makes a destination fail.
             Err(_) => self.end(cx, id, ReceiverAction::Deliver, RequestError::Cancelled),
         }
     }
@@ -125,7 +126,7 @@ impl<C> Link<C> {
         self.send(cx, &route);
     }
 
-    /// Gives up the requests that `decide` says.
+    /// Lets `decide` decide about every request.
     pub(in crate::link) fn cancel_requests<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -138,7 +139,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// Gives up a request if `decide` says so.
+    /// Lets `decide` decide about one request.
     pub(in crate::link) fn cancel_request<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -165,7 +166,7 @@ impl<C> Link<C> {
         self.cancel_now(cx, id);
     }
 
-    /// Gives up a request of which everything else has been seen to.
+    /// Cancels a request that is out of all other tables.
     pub(in crate::link) fn cancel_now<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id) else { return };
         match request.machine.cancel() {
@@ -204,7 +205,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// Makes room for the tensor that the sender has, and asks again.
+    /// Allocates a destination for the sender's meta-data and sends the re-request.
     fn allocate<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId, meta: &VersionedMeta) {
         let link = self.id;
         let Some(request) = self.requests.get(id) else { return };
@@ -215,12 +216,12 @@ impl<C> Link<C> {
         }
         let given = match request.copy_to.take() {
             Some(given) if *given.meta() == meta.meta && !cx.port.reaches(&given) => {
-                // It lands in the pool first.
+                // The tensor lands in the pool first.
                 request.copy_to = Some(given);
                 None
             }
             Some(given) => {
-                // Nothing has come yet that would have to be copied there.
+                // No value has come that would have to be copied.
                 request.into = true;
                 Some(given)
             }
@@ -236,7 +237,8 @@ impl<C> Link<C> {
         };
         let granted = target.and_then(|target| {
             let limit = cx.port.limits(link).grants;
-            // On a link that is down nothing can be granted either: its end is told to the waiter before this.
+            // On a link that is down nothing can be granted either. The waiter gets the end of the
+            // link before this error.
             cx.port.grant(link, target).map_err(|_| RequestError::NoGrant { limit })
         });
         match granted {
@@ -308,7 +310,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// `STASHED_RESPONSE`: the next value in line is in the stash here.
+    /// `STASHED_RESPONSE`: the next value in line is in the stash of this side.
     pub(in crate::link) fn on_stashed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -330,8 +332,8 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// Gives a value that is held to a request. If the request can't take it, it is held on: under its old `name`, or
-    /// in line again as the answer to this request.
+    /// Gives a stashed value to a request. A value that the request can't take goes back to the
+    /// stash: under its old id `name`, or in line again as the answer to this request.
     fn place<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -382,7 +384,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// The sender has no value for a request, for this reason.
+    /// Handles an error of the sender for a request.
     pub(in crate::link) fn sender_failed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -394,7 +396,8 @@ impl<C> Link<C> {
             return self.standing_refused(cx, id, action);
         }
         let Some(request) = self.requests.get(id) else { return };
-        // A sender that is done with the step has forgotten what is in line here: that is whose turn it is.
+        // A sender that has ended the step has forgotten its line, so a stashed value of the key is
+        // next.
         let is_over = status.derived || status.code == Code::NotFound;
         let key = (is_over && request.waiter.is_some()).then(|| request.key.clone());
         if !self.stash.is_empty()
@@ -418,7 +421,8 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// The request that an answer is for; an answer for an earlier use of the slot is dropped and counted.
+    /// The request that an answer is for. An answer for an earlier use of the slot is dropped and
+    /// counted.
     pub(in crate::link) fn current<P: Port>(
         &mut self,
         cx: &LinkContext<'_, P, C>,
@@ -463,7 +467,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// A value has come whose waiter is gone.
+    /// Handles a value whose waiter is gone.
     fn late<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -480,7 +484,7 @@ impl<C> Link<C> {
         self.finish(cx, id, action);
     }
 
-    /// A value has come that its waiter does not want, or can't have, as it is.
+    /// Handles a value that does not fit its destination or has no room.
     pub(in crate::link) fn unwanted<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -505,7 +509,7 @@ impl<C> Link<C> {
         self.end(cx, id, action, error);
     }
 
-    /// Holds the value that a request was answered with, and has its place put back in line.
+    /// Stashes the value of an answer, and returns its place in line to the sender.
     pub(in crate::link) fn hold<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -540,7 +544,8 @@ impl<C> Link<C> {
         }
     }
 
-    /// A standing request that its sender has not taken ends without a word, unless its cancel is under way.
+    /// Ends a standing request that its sender refused. It ends without a message, unless its
+    /// cancel is under way.
     pub(in crate::link) fn drop_refused<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -548,14 +553,14 @@ impl<C> Link<C> {
         action: ReceiverAction,
     ) {
         if action == ReceiverAction::StoreEarly {
-            // As if it had been given up, with nothing to cancel.
+            // As after a cancel that needs no message.
             self.unlist(cx, id);
             return self.cancel_now(cx, id);
         }
         self.end(cx, id, action, RequestError::Cancelled);
     }
 
-    /// Takes the waiter out and, unless the slot must stay, frees it with everything that it granted.
+    /// Takes the waiter out. Frees the slot and all grants, unless the slot must stay.
     fn finish<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -568,7 +573,7 @@ impl<C> Link<C> {
         }
         self.unlist(cx, id);
         let mut request = self.requests.remove(id)?;
-        // The tensor goes back to the pool: nothing can be written to it any more.
+        // The tensor goes back to the pool: no write to it is possible any more.
         drop(take_back(&mut request, cx.port, cx.counters, self.id));
         if !is_on(Mutant::RouteNotReleased) {
             self.routes_out.release(&request.key.edge);

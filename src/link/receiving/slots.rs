@@ -1,4 +1,4 @@
-//! The slot table: every request of ours that the peer may still answer.
+//! The slot table: every request of this side that the peer may still answer.
 
 use crate::link::links::IN_FLIGHT;
 use crate::link::receiving::checksum::Unverified;
@@ -11,53 +11,54 @@ use crate::wire::message::{RequestId, VersionedMeta};
 use crate::wire::{Grant, Slot};
 use foldhash::HashMap;
 
-/// A request of ours.
+/// A request of this side.
 #[derive(Debug)]
 pub(in crate::link) struct Request<C> {
-    /// Its machine.
+    /// Its state machine.
     pub machine: Receiver,
-    /// What it asks for.
+    /// The requested key.
     pub key: TensorKey,
-    /// Who waits for it; `None` once that one has been told something else.
+    /// The waiter; `None` once the waiter got another answer.
     pub waiter: Option<C>,
-    /// What is granted to the peer for it.
+    /// The grant that the peer has for it.
     pub grant: Option<Grant>,
-    /// The tensor that the waiter gave, while it is not granted.
+    /// The waiter's tensor, while it is not granted.
     pub given: Option<TensorMut>,
-    /// Whether the waiter gave a tensor.
+    /// Whether the waiter gave a tensor to receive into.
     pub into: bool,
     /// The meta-data that the answer may refer to.
     pub meta: Option<VersionedMeta>,
-    /// Why it was given up from this side, if it was not the waiter's wish.
+    /// The reason for a cancel that was not the waiter's.
     pub failure: Option<crate::link::RequestError>,
     /// The number of its edge's route.
     pub route: u32,
-    /// When it was made, counted in requests.
+    /// Its number among the requests of the link, in the order in which they were made.
     pub asked: u64,
-    /// How long its waiter waits, as the peer is told.
+    /// The timeout in ms that the peer is told.
     pub timeout_ms: u32,
-    /// Whether it would borrow.
+    /// Whether it accepts a loan.
     pub borrow: bool,
-    /// What its waiter wants, while it is held back.
+    /// The destination that its waiter wants, while the request is blocked.
     pub destination: Option<Destination>,
-    /// Bytes that the peer may still write to though the request was given up.
+    /// Bytes in quarantine: the request was cancelled, and the peer may still write to them.
     pub quarantined: u64,
-    /// Whether it counts as [`UnresolvedKeys`].
+    /// Whether it is counted in [`UnresolvedKeys`].
     pub is_unresolved: bool,
-    /// Whether what still comes for it is nobody's: its step has ended.
+    /// Whether a value that still comes is dropped: its step has ended.
     pub is_abandoned: bool,
-    /// What came for it before it was claimed, if it is a standing one.
+    /// What came for a standing request before its claim.
     pub early: Option<EarlyArrival>,
-    /// The tensor that the waiter gave who claimed it: what lands is copied there.
+    /// The claiming waiter's tensor: the value is copied there.
     pub copy_to: Option<TensorMut>,
-    /// Bytes of its destination, as long as it is standing.
+    /// Bytes of its destination while it is an unclaimed standing request.
     pub standing_bytes: u64,
-    /// What has come and waits for its sum.
+    /// The value whose checksum is still to come.
     pub unverified: Option<Unverified>,
 }
 
-/// Keys with a request whose waiter is gone and of which it is not known yet whether it got a value. Later requests for
-/// such a key are held back: if a value comes, it is theirs, and it was sent before any other that they could get.
+/// Keys with unresolved requests: the waiter is gone, and the outcome is not known. Later requests
+/// for such a key are blocked: if a value comes, it is theirs, and it was sent before any other
+/// that they could get.
 #[derive(Debug, Default)]
 pub(in crate::link) struct UnresolvedKeys {
     keys: HashMap<TensorKey, BlockedRequests>,
@@ -70,37 +71,38 @@ struct BlockedRequests {
 }
 
 impl UnresolvedKeys {
-    /// Keys with such a request.
+    /// Number of unresolved keys.
     #[cfg(any(test, feature = "sim"))]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// One more request for a key is not settled.
+    /// Notes one more unresolved request of a key.
     pub fn add(&mut self, key: &TensorKey) {
         self.keys.entry(key.clone()).or_default().unresolved += 1;
     }
 
-    /// Whether requests for a key are held back.
+    /// Whether requests for a key are blocked.
     pub fn is_blocked(&self, key: &TensorKey) -> bool {
         !self.keys.is_empty() && self.keys.contains_key(key)
     }
 
-    /// Holds a request back.
+    /// Blocks a request.
     pub fn block(&mut self, key: &TensorKey, request: RequestId) {
         if let Some(waiting) = self.keys.get_mut(key) {
             waiting.blocked.push(request);
         }
     }
 
-    /// A request that was held back has ended.
+    /// Notes the end of a blocked request.
     pub fn unblock(&mut self, key: &TensorKey, request: RequestId) {
         if let Some(waiting) = self.keys.get_mut(key) {
             waiting.blocked.retain(|blocked| *blocked != request);
         }
     }
 
-    /// One request for a key is settled. Returns those that are not held back any more, in their order.
+    /// Notes that a request of a key is resolved. Returns the requests that are not blocked any
+    /// more, in their order.
     pub fn resolve(&mut self, key: &TensorKey) -> Vec<RequestId> {
         let Some(waiting) = self.keys.get_mut(key) else { return Vec::new() };
         waiting.unresolved -= 1;
@@ -122,7 +124,7 @@ impl<C> Request<C> {
         Request { waiter: Some(waiter), ..Self::without_waiter(key, route, asked, timeout_ms) }
     }
 
-    /// The same without a waiter.
+    /// An unsent request without a waiter.
     pub fn without_waiter(key: TensorKey, route: u32, asked: u64, timeout_ms: u32) -> Self {
         Request {
             machine: Receiver::unsent(),
@@ -155,8 +157,8 @@ struct RequestSlot<C> {
     request: Option<Request<C>>,
 }
 
-/// Slots with generations: a slot that is used again has the next generation, so an answer that was meant
-/// for an earlier use is told apart.
+/// Slots with generations. Each use of a slot has the next generation, which tells an answer for an
+/// earlier use apart.
 #[derive(Debug)]
 pub(in crate::link) struct Requests<C> {
     entries: Vec<RequestSlot<C>>,
@@ -170,22 +172,22 @@ impl<C> Requests<C> {
         Requests { entries, free, max: max.min(Slot::COUNT) }
     }
 
-    /// Requests in use.
+    /// Number of requests.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// How many there can be.
+    /// Capacity of the table.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// Whether one more fits.
+    /// Whether the table has room for one more request.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() || self.entries.len() < self.max as usize
     }
 
-    /// Puts a request into a free slot; `None`, and the request is dropped, if there is no room.
+    /// Adds a request. If the table is full, drops it and returns `None`.
     pub fn insert(&mut self, request: Request<C>) -> Option<RequestId> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -200,7 +202,7 @@ impl<C> Requests<C> {
         Some(RequestId { slot: Slot::new(index)?, generation: entry.generation })
     }
 
-    /// The request with this id; `None` if the slot is free or has been used again since.
+    /// The request with this id; `None` if the slot is free or has another generation.
     pub fn get(&mut self, id: RequestId) -> Option<&mut Request<C>> {
         let entry = self.entries.get_mut(id.slot.index() as usize)?;
         if entry.generation == id.generation || is_on(Mutant::StaleGeneration) {
@@ -210,7 +212,7 @@ impl<C> Requests<C> {
         }
     }
 
-    /// Takes the request out and frees its slot for the next generation.
+    /// Removes a request. Its slot has the next generation from now on.
     pub fn remove(&mut self, id: RequestId) -> Option<Request<C>> {
         self.get(id)?;
         let index = id.slot.index();
@@ -220,24 +222,24 @@ impl<C> Requests<C> {
         entry.request.take()
     }
 
-    /// Slots that have ever been used, from 0 on.
+    /// Number of slots that were ever used, from 0 on.
     pub fn slots(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// The request in a slot, if there is one.
+    /// The request in a slot, with its id.
     pub fn in_slot(&mut self, index: u32) -> Option<(RequestId, &mut Request<C>)> {
         let RequestSlot { generation, request } = self.entries.get_mut(index as usize)?;
         let id = RequestId { slot: Slot::new(index)?, generation: *generation };
         Some((id, request.as_mut()?))
     }
 
-    /// Every request.
+    /// All requests.
     pub fn iter(&self) -> impl Iterator<Item = &Request<C>> {
         self.entries.iter().filter_map(|entry| entry.request.as_ref())
     }
 
-    /// Takes every request out.
+    /// Removes all requests.
     pub fn drain(&mut self) -> impl Iterator<Item = Request<C>> {
         self.free.clear();
         self.entries.drain(..).filter_map(|entry| entry.request)
@@ -260,7 +262,7 @@ mod tests {
         for slot in 0..3 {
             unresolved.block(&key, id(slot));
         }
-        // As often as somebody gives up, nothing grows.
+        // Cancels do not accumulate.
         for _ in 0..1000 {
             unresolved.block(&key, id(7));
             unresolved.unblock(&key, id(7));

@@ -1,7 +1,8 @@
-//! Standing requests of this side: made in advance by one message, claimed later by whoever receives.
+//! Standing requests of this side: one message sends several before their steps begin, and a
+//! receive claims each later.
 //!
-//! Each is a request in the slot table like any other, but for its waiter, whom it gets when it is claimed. What comes before
-//! that stays in its slot.
+//! A standing request is a request in the slot table without a waiter. Its claim brings the waiter.
+//! A value that comes before the claim stays in the slot.
 
 use crate::fabric::Port;
 use crate::link::links::{Link, LinkContext};
@@ -20,36 +21,36 @@ use crate::wire::{Code, Grant, Status, TensorMeta};
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 
-/// Unclaimed requests that find room before anything is allocated; a hash table that is less than half full never grows.
+/// Unclaimed requests for which memory is allocated at the start. A hash table that is less than
+/// half full never grows.
 const ARMED: usize = 256;
-/// Of the slots, the grants and the routes of a link, one part in so many may be for standing requests: the rest is for plain ones.
+/// Standing requests may use one in this many of the slots, grants and routes of a link.
 pub(in crate::link) const SHARE: u32 = 2;
-/// Of the pool, one part in so many may be destinations of standing requests.
+/// Destinations of standing requests may use one in this many bytes of the pool.
 const POOL_SHARE: u64 = 4;
 
-/// With this a sender refuses a standing request because it has as many as it takes. Of everything else that it may refuse it
-/// says why in other codes, as a plain request would meet that too.
+/// Code for "too many standing requests". No other refusal uses it.
 pub(in crate::link) const STANDING_LIMIT: Code = Code::Unavailable;
 
-/// What came for a standing request that nobody had claimed.
+/// What came for an unclaimed standing request.
 #[derive(Debug)]
 pub(in crate::link) enum EarlyArrival {
     /// A value.
     Value(StashedValue),
-    /// An error of the sender's.
+    /// An error of the sender.
     Failed(RequestError),
 }
 
-/// What there is on a link for the requests that are made in advance: all edges share it.
+/// The capacity of a link for standing requests, which all its edges share.
 #[derive(Clone, Copy, Debug)]
 pub struct StandingCapacity {
-    /// Requests of this link.
+    /// Number of requests on this link.
     pub slots: u64,
-    /// Bytes of their destinations, on all links of the poller.
+    /// Bytes of destinations, on all links of the poller.
     pub bytes: u64,
 }
 
-/// Bytes of the destinations of standing requests that nobody has claimed, on all links of a poller.
+/// Bytes of the destinations of unclaimed standing requests, on all links of a poller.
 #[derive(Debug)]
 pub(in crate::link) struct StandingBytes {
     used: u64,
@@ -57,7 +58,7 @@ pub(in crate::link) struct StandingBytes {
 }
 
 impl StandingBytes {
-    /// None yet. So many pollers have equal parts of what of a pool of `pool_bytes` is for them.
+    /// An empty account. `pollers` pollers have equal shares of a pool of `pool_bytes`.
     pub fn new(pool_bytes: u64, pollers: usize) -> Self {
         StandingBytes { used: 0, most: pool_bytes / POOL_SHARE / pollers.max(1) as u64 }
     }
@@ -66,42 +67,42 @@ impl StandingBytes {
         self.used.checked_add(bytes).is_some_and(|used| used <= self.most)
     }
 
-    /// Counts the destination of a request, which is standing.
+    /// Adds the destination of an unclaimed standing request.
     fn add<C>(&mut self, request: &mut Request<C>) {
         request.standing_bytes = request.grant.map_or(0, |grant| grant.len);
         self.used += request.standing_bytes;
     }
 
-    /// A request is not standing any more, or has no destination.
+    /// Removes the destination of a request.
     fn remove<C>(&mut self, request: &mut Request<C>) {
         self.used -= std::mem::take(&mut request.standing_bytes);
     }
 }
 
-/// How many steps were asked for in advance.
+/// The outcome of sending standing requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandingPosted {
-    /// So many.
+    /// Number of steps for which requests were sent.
     pub steps: u32,
-    /// Whether there was no room for the next one. If there was, it had been asked for already.
+    /// Whether the next step found no room. If `false`, the next step has a request already.
     pub no_room: bool,
 }
 
-/// A standing request that nobody has claimed.
+/// An unclaimed standing request.
 #[derive(Clone, Copy, Debug)]
 struct Listed {
     request: RequestId,
-    /// On whose behalf it was made.
+    /// The id of the standing edge that it belongs to.
     owner: u64,
 }
 
-/// The standing requests that nobody has claimed.
+/// The unclaimed standing requests.
 #[derive(Debug)]
 pub(in crate::link) struct StandingTable {
     by_key: HashMap<TensorKey, Listed>,
-    /// How many there may be at a time, as far as the sender has shown.
+    /// The most that the sender has shown to accept at a time.
     most: u32,
-    /// The steps of the message that is being made.
+    /// The encoded steps of the message in preparation.
     scratch: Vec<u8>,
 }
 
@@ -115,19 +116,20 @@ impl StandingTable {
         self.by_key.len()
     }
 
-    /// Whether there is one of a key.
+    /// Whether a key has a standing request.
     pub fn has(&self, key: &TensorKey) -> bool {
         self.by_key.contains_key(key)
     }
 
-    /// The request of a key, which is standing no more.
+    /// Removes and returns the standing request of a key.
     fn take(&mut self, key: &TensorKey) -> Option<RequestId> {
         if self.by_key.is_empty() { None } else { Some(self.by_key.remove(key)?.request) }
     }
 }
 
 impl<C> Link<C> {
-    /// Bytes of the destination of one step of an edge; `None` if it is not known yet where, or how, its tensors are to come.
+    /// Bytes that one step of an edge needs at its destination; `None` if placement or size is not
+    /// known yet.
     pub(in crate::link) fn expected_bytes<P: Port>(
         &self,
         cx: &mut LinkContext<'_, P, C>,
@@ -141,7 +143,7 @@ impl<C> Link<C> {
         Some(if bytes <= u64::from(self.settings.small_tensor_bytes) { 0 } else { bytes })
     }
 
-    /// The room that all standing requests of this link share.
+    /// The capacity that all standing requests of this link share.
     pub(in crate::link) fn standing_capacity<P: Port>(
         &self,
         cx: &mut LinkContext<'_, P, C>,
@@ -151,7 +153,8 @@ impl<C> Link<C> {
         StandingCapacity { slots, bytes: cx.standing_bytes.most }
     }
 
-    /// Requests the tensors of `count` steps from that of `first` on, or of as many as there is room for, on behalf of `owner`.
+    /// Sends standing requests for `count` steps beginning with that of `first`, or for as many as
+    /// have room, on behalf of `owner`.
     pub(in crate::link) fn post_standing<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -173,7 +176,7 @@ impl<C> Link<C> {
         StandingPosted { steps, no_room: steps < wanted }
     }
 
-    /// Returns for how many steps there was room.
+    /// Returns the number of steps that had room.
     fn post_some<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -188,7 +191,7 @@ impl<C> Link<C> {
         self.announce(cx, announce, number, first);
         let borrow = borrow && cx.port.limits(self.id).lends;
         let in_response = |meta: &TensorMeta| meta.bytes() <= u64::from(self.settings.small_tensor_bytes);
-        // What its sender does not lend is written, and lent again once it can be.
+        // A tensor that the sender does not lend is written. Later ones may be lent again.
         let landing = largest.filter(|meta| !(borrow && is_lent || in_response(meta)));
         let mut steps = std::mem::take(&mut self.standing.scratch);
         steps.clear();
@@ -230,8 +233,9 @@ impl<C> Link<C> {
         standing
     }
 
-    /// Of how many steps from that of `first` on, `count` at most, nothing was asked for yet. What is asked for twice could
-    /// come in another order than it was sent in, if the first receiver gives up.
+    /// Number of steps, `count` at most, beginning with that of `first`, for which no request is
+    /// outstanding. Two requests for one step could change the order of its values, if the first
+    /// receiver cancels.
     fn unasked(&self, first: &TensorKey, count: u32) -> u32 {
         match self.routes_out.outstanding(&first.edge, first.step) {
             RouteOutstanding::None => count,
@@ -256,7 +260,8 @@ impl<C> Link<C> {
         }
     }
 
-    /// A request of a step, with its destination if there is to be one; `None` if it can't be made now.
+    /// A standing request of a step, with its destination if it needs one; `None` if there is no
+    /// room.
     fn standing_request<P: Port>(
         &self,
         cx: &mut LinkContext<'_, P, C>,
@@ -281,8 +286,9 @@ impl<C> Link<C> {
         })
     }
 
-    /// The sender has more than there is room for, and nobody waits yet. Asks again if the share of standing requests has that
-    /// room; otherwise the value goes back in line, for a receive that asks by itself.
+    /// Handles a value that is larger than its destination, for an unclaimed request. Sends a
+    /// re-request if the share of standing requests has room. Otherwise the value goes back in line
+    /// for a plain receive.
     pub(in crate::link) fn allocate_early<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -299,14 +305,15 @@ impl<C> Link<C> {
         self.send(cx, &Message::ReRequest { request: id, grant });
     }
 
-    /// Whether the sender says of a standing request, or of one that was, that it has room for no more of them.
+    /// Whether an error refuses a standing request because of the sender's limit.
     pub(in crate::link) fn is_standing_limit(&mut self, id: RequestId, status: &Status) -> bool {
         let is_refusal = status.code == STANDING_LIMIT && !status.derived;
         is_refusal && self.requests.get(id).is_some_and(|request| request.machine.is_standing())
     }
 
-    /// The sender has not taken a standing request. If somebody waits for it, it is made like any other; if not, whoever
-    /// receives asks. From now on no more are made than the sender took.
+    /// Handles a standing request that the sender refused. A claimed one is sent again as a plain
+    /// request. An unclaimed one ends, and a later receive sends a plain request. From now on no
+    /// more are sent than the sender accepted.
     pub(in crate::link) fn standing_refused<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -334,7 +341,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// Room for one tensor, as long as standing requests don't have more than their share.
+    /// A grant for one tensor, if the share of standing requests has room.
     fn standing_grant<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, meta: &TensorMeta) -> Option<Grant> {
         if !cx.standing_bytes.has_room(meta.bytes()) {
             return None;
@@ -343,7 +350,7 @@ impl<C> Link<C> {
         self.grant(cx, target).ok()
     }
 
-    /// Puts a standing request into its tables.
+    /// Adds a standing request to all tables.
     fn list<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -359,7 +366,8 @@ impl<C> Link<C> {
         Some(id)
     }
 
-    /// A request is not a standing one any more, if it was: it is given up or over.
+    /// Removes an unclaimed standing request from the tables of standing requests: it was cancelled
+    /// or has ended.
     pub(in crate::link) fn unlist<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
         let Some(request) = self.requests.get(id).filter(|request| request.machine.is_unclaimed()) else {
             return;
@@ -371,7 +379,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// Gives the standing request of a key to a waiter, if there is one: what comes for it, or has come, is the waiter's.
+    /// Gives the standing request of a key to a waiter, if there is one, with what has come for it.
     pub(in crate::link) fn claim<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -403,7 +411,7 @@ impl<C> Link<C> {
         Ok(id)
     }
 
-    /// Keeps what came for a request that nobody has claimed.
+    /// Keeps what came for an unclaimed standing request.
     pub(in crate::link) fn store_early(&mut self, id: RequestId, early: EarlyArrival) {
         if let Some(request) = self.requests.get(id)
             && !is_on(Mutant::ParkedDropped)
@@ -428,8 +436,8 @@ impl<C> Link<C> {
         }
     }
 
-    /// Gives up the unclaimed requests of an owner, which are for steps from that of `first` to before `until`. What has come
-    /// for them is in line again, at their sender.
+    /// Withdraws the unclaimed requests of `owner` for the steps from that of `first` up to, but
+    /// not including, `until`. Values that have come for them are in line again at their sender.
     pub(in crate::link) fn withdraw_standing<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -448,7 +456,7 @@ impl<C> Link<C> {
             }
             return;
         }
-        // Steps that were skipped lie between: there are fewer requests than steps.
+        // The range has skipped steps: there are fewer requests than steps.
         let all = self.standing.by_key.iter().filter(|(_, listed)| is_owned(listed));
         let mut all: Vec<_> = all.map(|(key, listed)| (key.step, listed.request)).collect();
         all.sort_unstable_by_key(|(step, _)| *step);
@@ -473,7 +481,7 @@ impl<C> Link<C> {
         self.cancel_now(cx, id);
     }
 
-    /// The link is gone: what came for requests that nobody claimed is held with the rest.
+    /// The link is gone: stashes what came for unclaimed requests.
     pub(in crate::link) fn unlist_all<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
         for slot in 0..self.requests.slots() {
             let Some((_, request)) = self.requests.in_slot(slot) else { continue };

@@ -1,6 +1,8 @@
-//! Values that have come and that nobody took: their receiver was gone, or did not want them as they are.
+//! The stash: values that have come and were not taken, because their receiver was gone or they did
+//! not fit.
 //!
-//! They stay here, and `RETURN` puts their places back in line at the sender: whoever is next in that line gets them.
+//! The values stay here. `RETURN` puts their places back in line at the sender, and the next
+//! receive of a key gets its value.
 
 use crate::link::{Corruption, Received, RequestError, TensorKey};
 use crate::memory::{Pool, Tensor, TensorMut};
@@ -8,33 +10,33 @@ use crate::wire::TensorMeta;
 use crate::wire::message::Placement;
 use std::collections::BTreeMap;
 
-/// A value that nobody took.
+/// A value that was not taken.
 #[derive(Debug)]
 pub enum StashedValue {
     /// A tensor.
     Tensor {
-        /// It.
+        /// The received tensor.
         tensor: Tensor,
-        /// Where it lay at the sender.
+        /// The placement of the value at the sender.
         sender: Placement,
     },
-    /// The value of a branch not taken.
+    /// A dead value: that of a branch not taken.
     Dead,
     /// A small tensor for which the pool had no room.
     Bytes {
-        /// Its element type and shape.
+        /// Element type and shape.
         meta: TensorMeta,
-        /// Its bytes.
+        /// The bytes of the tensor.
         bytes: Box<[u8]>,
-        /// Where it lay at the sender.
+        /// The placement of the value at the sender.
         sender: Placement,
     },
-    /// What is left of a value whose bytes were not those that were sent: whoever is next in line is told.
+    /// A corrupted value. The next receive of the key gets the error.
     Corrupted(Corruption),
 }
 
 impl StashedValue {
-    /// What was received, if it was received into `given` or to nowhere in particular.
+    /// The value of a complete receive.
     pub fn of(received: Received, sender: Placement) -> Self {
         match received {
             Received::Tensor(tensor) => StashedValue::Tensor { tensor, sender },
@@ -43,10 +45,11 @@ impl StashedValue {
         }
     }
 
-    /// Gives the value to a receiver: `given` is what it gave for it, `into` whether that must be what comes back.
+    /// Gives the value to a receiver. `given` is the receiver's tensor; `into` says whether the
+    /// value must be in it.
     ///
     /// # Errors
-    /// The value comes back with the reason, if it does not fit what was given, or there is no room for it.
+    /// Returns the value with the reason, if it does not fit `given` or the pool has no room.
     pub fn place(
         self,
         pool: &Pool,
@@ -83,7 +86,7 @@ impl StashedValue {
         }
     }
 
-    /// The value, which does not fit what was given for it.
+    /// The value with the error that it does not fit a tensor with this meta-data.
     pub(in crate::link) fn rejected_for(self, given: &TensorMeta) -> RejectedValue {
         let sent = match &self {
             StashedValue::Tensor { tensor, .. } => tensor.meta().clone(),
@@ -95,17 +98,18 @@ impl StashedValue {
     }
 }
 
-/// A value that a receiver can't have as it is, and why.
+/// A value that a receiver could not take, and the reason.
 #[derive(Debug)]
 pub struct RejectedValue {
     /// The value.
     pub value: StashedValue,
-    /// Why.
+    /// The reason.
     pub error: RequestError,
 }
 
 impl RejectedValue {
-    /// What the next in line may still get: nothing, once somebody has been told that it is corrupted.
+    /// The value for the next receive, and the error. A corrupted value ends with the first receive
+    /// that gets its error.
     pub fn into_remaining(self) -> (Option<StashedValue>, RequestError) {
         let RejectedValue { value, error } = self;
         let is_over = matches!(error, RequestError::Corrupted(_));
@@ -118,11 +122,11 @@ impl RejectedValue {
 pub(in crate::link) struct StashEntry {
     pub key: TensorKey,
     pub value: StashedValue,
-    /// When the request that it answered was made, counted in requests.
+    /// The number of the request that it answered, in the order in which they were made.
     pub asked: u64,
 }
 
-/// The values of one link that nobody took.
+/// The stashed values of one link.
 #[derive(Debug, Default)]
 pub(in crate::link) struct Stash {
     values: BTreeMap<u32, StashEntry>,
@@ -139,7 +143,7 @@ impl Stash {
         self.values.len()
     }
 
-    /// Keeps a value, under a name that no other has.
+    /// Adds a value. Returns its id, which no other value has.
     pub fn keep(&mut self, entry: StashEntry) -> u32 {
         while self.values.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
@@ -150,35 +154,35 @@ impl Stash {
         name
     }
 
-    /// The value with this name, if it is one of that key.
+    /// Removes the value with this id, if it has this key.
     pub fn take(&mut self, name: u32, key: &TensorKey) -> Option<StashEntry> {
         self.values.get(&name).filter(|entry| entry.key == *key)?;
         self.values.remove(&name)
     }
 
-    /// Whether there is a value with this name for that key.
+    /// Whether there is a value with this id and key.
     pub fn has(&self, name: u32, key: &TensorKey) -> bool {
         self.values.get(&name).is_some_and(|entry| entry.key == *key)
     }
 
-    /// The value of that key that was asked for first, with its name.
+    /// Removes the value of a key whose request was made first. Returns it with its id.
     pub fn take_any(&mut self, key: &TensorKey) -> Option<(u32, StashEntry)> {
         let of_key = self.values.iter().filter(|(_, entry)| entry.key == *key);
         let name = of_key.min_by_key(|(_, entry)| entry.asked).map(|(name, _)| *name)?;
         self.values.remove(&name).map(|entry| (name, entry))
     }
 
-    /// Keeps a value under the name that it had.
+    /// Puts a value back under its old id.
     pub fn put_back(&mut self, name: u32, entry: StashEntry) {
         self.values.insert(name, entry);
     }
 
-    /// Drops what belongs to a step.
+    /// Drops the values of a step.
     pub fn end_step(&mut self, step: u64) {
         self.values.retain(|_, entry| entry.key.step != step);
     }
 
-    /// Takes everything out, what was asked for first first.
+    /// Removes all values, in the order of their requests.
     pub fn drain(&mut self) -> Vec<StashEntry> {
         let mut all: Vec<_> = std::mem::take(&mut self.values).into_values().collect();
         all.sort_by_key(|entry| entry.asked);

@@ -1,4 +1,5 @@
-//! The routes that this side has announced: numbers for its edges, and the meta-data that their senders told.
+//! The routes that this side has announced: numbers for its edges, and the meta-data that their
+//! senders told.
 
 use crate::link::receiving::standing::SHARE;
 use crate::wire::message::VersionedMeta;
@@ -6,11 +7,11 @@ use crate::wire::{EdgeName, MetaSlot, TensorMeta};
 use foldhash::HashMap;
 use std::sync::Arc;
 
-/// Arrivals after which meta-data that none of them had says nothing of how large the next tensor may be: a large tensor must
-/// not keep the destinations of small ones large for ever.
+/// Meta-data that none of the last 1024 arrivals had no longer counts for the size of a
+/// destination. One large tensor must not keep the destinations of small ones large for ever.
 const RECENT: u64 = 1024;
-/// Arrivals for which destinations are asked for after a tensor that was not lent. One that is lent all the same takes none, and
-/// one that is not, and has none, takes two messages more: so this is much longer than a window is in most programs.
+/// After a refused loan, the next 256 arrivals are requested with a destination: a missing
+/// destination costs two messages.
 const UNLENT: u64 = 256;
 
 /// The routes that this side has announced.
@@ -21,36 +22,37 @@ pub(in crate::link) struct OutRoutes {
     next_number: u32,
     uses: u64,
     max: usize,
-    /// Routes with requests.
+    /// Number of routes with requests.
     in_use: usize,
-    /// Routes with standing requests that nobody has claimed.
+    /// Number of routes with unclaimed standing requests.
     standing: usize,
 }
 
 /// A route that this side has announced.
 #[derive(Debug)]
 pub(in crate::link) struct OutRoute {
-    /// Its number.
+    /// The number that the peer knows it by.
     pub number: u32,
-    /// The newest meta-data that its sender told us, each at the place of its version, with the arrival that had it last.
+    /// The newest meta-data that the sender told, by meta-data slot, each with the arrival that had
+    /// it last.
     known: [Option<(VersionedMeta, u64)>; MetaSlot::COUNT],
-    /// The place of that of the last arrival.
+    /// The meta-data slot of the last arrival.
     last: usize,
-    /// Arrivals so far.
+    /// Number of arrivals so far.
     arrivals: u64,
-    /// The arrival of the last tensor that would have been borrowed, and was not lent.
+    /// The arrival of the last tensor that could have been borrowed and was not lent.
     unlent: Option<u64>,
     in_flight: u32,
-    /// Those of them that are standing and not claimed.
+    /// Number of unclaimed standing requests among `in_flight`.
     standing: u32,
-    /// The last step that one of those was made for since there was none.
+    /// The last step with an unclaimed standing request, since there was none.
     last_standing: Option<u64>,
-    /// The same of the others: plain ones, claimed ones, and those that are being given up.
+    /// The last step with another request: a plain, a claimed or a cancelled one.
     last_other: Option<u64>,
     last_used: u64,
 }
 
-/// Which requests of a step, or of later ones, there may be that have not ended.
+/// The requests that may be outstanding for a step or a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::link) enum RouteOutstanding {
     /// No request.
@@ -83,18 +85,18 @@ impl OutRoute {
         self.known[self.last].as_ref().map(|(meta, _)| meta)
     }
 
-    /// The meta-data of the largest tensor of late.
+    /// The meta-data of the largest recent tensor.
     pub fn largest(&self) -> Option<&TensorMeta> {
         let of_late = self.known.iter().flatten().filter(|(_, at)| self.arrivals - at < RECENT);
         of_late.map(|(meta, _)| &meta.meta).max_by_key(|meta| meta.bytes())
     }
 
-    /// Whether a tensor that this side would borrow is taken to be lent: none of late was not.
+    /// Whether a loan is expected: no recent loan was refused.
     pub fn is_lent(&self) -> bool {
         self.unlent.is_none_or(|at| self.arrivals - at >= UNLENT)
     }
 
-    /// Returns whether this was the last request on it.
+    /// Returns whether this was the last request on the route.
     fn release(&mut self) -> bool {
         let was_last = self.in_flight == 1;
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -121,14 +123,14 @@ impl OutRoute {
     }
 }
 
-/// What to tell the peer before a route can be used.
+/// What to send to the peer before a route can be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::link) enum Announce {
-    /// It is known.
+    /// Nothing: the peer knows the route.
     Nothing,
-    /// Announce it.
+    /// `ROUTE`.
     Route,
-    /// Drop another first: the table was full.
+    /// `ROUTE_DROP` for another route, then `ROUTE`: the table was full.
     DropThenRoute(u32),
 }
 
@@ -139,7 +141,7 @@ impl OutRoutes {
         OutRoutes { by_edge, by_number, next_number: 0, uses: 0, max, in_use: 0, standing: 0 }
     }
 
-    /// The route of an edge for one more request; `None` if the table is full of routes in use.
+    /// Takes the route of an edge for one more request; `None` if all routes are in use.
     pub fn take(&mut self, edge: &Arc<EdgeName>) -> Option<(&OutRoute, Announce)> {
         self.uses += 1;
         let announce = match self.by_edge.contains_key(edge) {
@@ -153,7 +155,7 @@ impl OutRoutes {
         Some((route, announce))
     }
 
-    /// Whether there is a route for one more request of an edge, or can be.
+    /// Whether one more request of an edge finds a route.
     pub fn has_room(&self, edge: &Arc<EdgeName>) -> bool {
         self.in_use < self.max || self.by_edge.contains_key(edge)
     }
@@ -185,21 +187,21 @@ impl OutRoutes {
         }
     }
 
-    /// Whether there may be standing requests for an edge: it has some, or less than half of all routes have, as none of
-    /// these can make room for another.
+    /// Whether an edge may have standing requests: it has some, or less than half of all routes
+    /// have some. Such routes cannot make room for another.
     pub fn may_post_standing(&self, edge: &Arc<EdgeName>) -> bool {
         self.standing < self.max / SHARE as usize
             || self.by_edge.get(edge).is_some_and(|route| route.standing > 0)
     }
 
-    /// A request for a step is made on a route, not a standing one.
+    /// Notes a plain request for a step.
     pub fn ask(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.last_other = route.last_other.max(Some(step));
         }
     }
 
-    /// Which requests there may be on a route for this step or for later ones.
+    /// The requests that may be outstanding on a route for this step or a later one.
     pub fn outstanding(&self, edge: &Arc<EdgeName>, step: u64) -> RouteOutstanding {
         match self.by_edge.get(edge) {
             Some(route) if Some(step) <= route.last_other => RouteOutstanding::Any,
@@ -208,7 +210,7 @@ impl OutRoutes {
         }
     }
 
-    /// One more request on a route, a standing one.
+    /// Notes a standing request for a step.
     pub fn note_standing(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             self.in_use += usize::from(route.in_flight == 0);
@@ -219,7 +221,7 @@ impl OutRoutes {
         }
     }
 
-    /// A standing request is claimed, or given up.
+    /// Notes that a standing request was claimed or cancelled.
     pub fn note_claimed(&mut self, edge: &Arc<EdgeName>, step: u64) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.standing -= 1;
@@ -231,14 +233,14 @@ impl OutRoutes {
         }
     }
 
-    /// A request on a route has ended.
+    /// Notes the end of a request on a route.
     pub fn release(&mut self, edge: &Arc<EdgeName>) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             self.in_use -= usize::from(route.release());
         }
     }
 
-    /// The meta-data of the largest tensor of late of an edge, if any is known.
+    /// The meta-data of the largest recent tensor of an edge, if one is known.
     pub fn largest(&self, edge: &Arc<EdgeName>) -> Option<&TensorMeta> {
         self.by_edge.get(edge)?.largest()
     }
@@ -248,41 +250,42 @@ impl OutRoutes {
         self.by_edge.get(edge)?.cached().cloned()
     }
 
-    /// Meta-data of an edge that its sender names by their place.
+    /// The meta-data of an edge in a meta-data slot.
     pub fn known(&self, edge: &Arc<EdgeName>, place: MetaSlot) -> Option<VersionedMeta> {
         self.by_edge.get(edge)?.known[place.index()].as_ref().map(|(meta, _)| meta.clone())
     }
 
-    /// Routes with a request in flight.
+    /// Number of routes with a request in flight.
     #[cfg(any(test, feature = "sim"))]
     pub fn busy(&self) -> usize {
         self.in_use
     }
 
-    /// The sender has told this meta-data, which it remembers at the same place from now on: what comes next is taken to be
-    /// like it.
+    /// Notes meta-data that the sender has told. Both sides store it in the same meta-data slot,
+    /// and the next tensor is expected to have it.
     pub fn learn(&mut self, edge: &Arc<EdgeName>, meta: &VersionedMeta) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.learn(meta);
         }
     }
 
-    /// Something has come that has the meta-data of this version: what comes next is taken to be like it. A value that its
-    /// sender kept can come when both ends remember others at that place already, and these stay.
+    /// Notes an arrival with this version of the meta-data, which the next tensor is expected to
+    /// have. The slot may hold a newer version if the sender had pinned the value; the newer one
+    /// stays.
     pub fn note_arrival(&mut self, edge: &Arc<EdgeName>, version: u32) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.note_arrival(version);
         }
     }
 
-    /// What has come last would have been borrowed, and was not lent.
+    /// Notes that the last arrival could have been borrowed and was not lent.
     pub fn note_unlent(&mut self, edge: &Arc<EdgeName>) {
         if let Some(route) = self.by_edge.get_mut(edge) {
             route.unlent = Some(route.arrivals);
         }
     }
 
-    /// Whether the tensors of an edge that this side would borrow are taken to be lent.
+    /// Whether loans are expected on an edge.
     pub fn is_lent(&self, edge: &Arc<EdgeName>) -> bool {
         self.by_edge.get(edge).is_none_or(OutRoute::is_lent)
     }

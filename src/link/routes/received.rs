@@ -1,4 +1,5 @@
-//! The routes that the peer has announced: numbers for its edges, and the meta-data that it was told of each.
+//! The routes that the peer has announced: numbers for its edges, and the meta-data that was told
+//! for each.
 
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::{Placement, VersionedMeta};
@@ -18,23 +19,24 @@ pub(in crate::link) struct InRoutes {
 pub(in crate::link) struct InRoute {
     /// The edge, or why requests for it are refused.
     pub edge: Result<Arc<EdgeName>, Status>,
-    /// The newest version.
+    /// The newest version of the meta-data.
     version: u32,
-    /// The newest meta-data, each at the place of its version.
+    /// The newest meta-data, by meta-data slot.
     known: [Option<VersionedMeta>; MetaSlot::COUNT],
 }
 
-/// What a tensor's meta-data is called on a route.
+/// The version of a tensor's meta-data on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::link) struct MetaVersion {
-    /// Its number.
+    /// The version number; never 0.
     pub number: u32,
-    /// Whether the receiver remembers what it stands for, as it was told before.
+    /// Whether the receiver was told this version and still remembers it.
     pub is_known: bool,
 }
 
 impl InRoute {
-    /// The version of this meta-data: a new one, of which the receiver must be told, if it is none of those that both remember.
+    /// The version of this meta-data. If it is not among those that both sides remember, it gets a
+    /// new version, which the receiver must be told.
     pub fn version_of(&mut self, meta: &TensorMeta, placement: Placement) -> MetaVersion {
         let mut known = self.known.iter().flatten();
         if let Some(known) = known.find(|known| known.meta == *meta && known.placement == placement) {
@@ -56,10 +58,10 @@ impl InRoutes {
         InRoutes { by_number: HashMap::default(), max: max as usize }
     }
 
-    /// The peer announced a route.
+    /// Adds a route.
     ///
     /// # Errors
-    /// In words, if the number is in use or the peer has announced too many.
+    /// A description, if the number is in use or the peer has announced too many.
     pub fn announce(&mut self, number: u32, edge: Result<Arc<EdgeName>, Status>) -> Result<(), String> {
         if self.by_number.contains_key(&number) {
             return Err(format!("route {number} was announced twice"));
@@ -71,7 +73,7 @@ impl InRoutes {
         Ok(())
     }
 
-    /// The peer took a route back. Whether it was known.
+    /// Removes a route. Returns whether it was known.
     pub fn forget(&mut self, number: u32) -> bool {
         self.by_number.remove(&number).is_some()
     }

@@ -1,10 +1,10 @@
-//! The places in line of the values that went out, for those that come back.
+//! The places in line of answered values, for values that come back.
 
 use crate::wire::message::RequestId;
 
-/// For each slot of the peer's table, the place of the value that it was last answered with.
+/// For each slot of the peer's table, the place in line of its last answer.
 ///
-/// A peer can use 2^20 slots at most, so this is bounded by 56 MiB, whatever the peer does.
+/// A peer has at most 2^20 slots, which bounds the table to 56 MiB.
 #[derive(Debug)]
 pub(in crate::link) struct AnsweredSlots {
     slots: Vec<Option<AnsweredValue>>,
@@ -17,7 +17,7 @@ struct AnsweredValue {
     of: WireKey,
 }
 
-/// A value's key, as the peer names it.
+/// A key in the peer's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::link) struct WireKey {
     pub route: u32,
@@ -27,12 +27,12 @@ pub(in crate::link) struct WireKey {
 }
 
 impl AnsweredSlots {
-    /// Nothing was answered yet. Allocates nothing more for the first `slots` of the peer's table.
+    /// An empty table with memory for `slots` slots.
     pub fn with_capacity(slots: usize) -> Self {
         AnsweredSlots { slots: Vec::with_capacity(slots) }
     }
 
-    /// A request was answered with the value that has this number.
+    /// Notes that a request was answered with the value of this number.
     #[inline]
     pub fn note(&mut self, request: RequestId, number: u64, of: WireKey) {
         let slot = request.slot.index() as usize;
@@ -42,7 +42,8 @@ impl AnsweredSlots {
         self.slots[slot] = Some(AnsweredValue { generation: request.generation, number, of });
     }
 
-    /// The number of the value of that key that this request was answered with: once, as a value can come back once.
+    /// Takes the number of the value that answered this request, if the key is right. Each answer
+    /// can be taken once.
     pub fn take(&mut self, request: RequestId, of: WireKey) -> Option<u64> {
         let answer = self.slots.get_mut(request.slot.index() as usize)?;
         answer

@@ -15,7 +15,7 @@ use crate::wire::message::{Message, Message::CancelAck};
 use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaSlot, Status};
 use foldhash::HashMap;
 
-/// A request of the peer that has not been answered whole.
+/// A request of the peer that is not completely answered.
 #[derive(Debug)]
 pub(in crate::link) struct PeerRequest {
     generation: u8,
@@ -24,11 +24,11 @@ pub(in crate::link) struct PeerRequest {
     route: u32,
     meta_version: u32,
     grant: Option<Grant>,
-    /// Whether the bytes of its answer are followed by their sum.
+    /// Whether a checksum follows the answer.
     validate: bool,
-    /// Whether it was made in advance.
+    /// Whether it is a standing request.
     standing: bool,
-    /// The value that is kept until the peer asks again, with its number.
+    /// The value that is pinned until the re-request, with its place in line.
     pinned: Option<(Tensor, u64)>,
 }
 
@@ -39,10 +39,10 @@ impl PeerRequest {
     }
 }
 
-/// Of the requests that are taken, one part in so many is for plain ones alone.
+/// One request in this many is reserved for plain requests.
 const PLAIN_SHARE: u32 = 4;
 
-/// By slot of the peer's table. Its size is the number of unanswered requests, which is capped.
+/// Requests of the peer by slot. `max_requests` bounds their number.
 pub(in crate::link) type PeerRequests = HashMap<u32, PeerRequest>;
 
 impl<C> Link<C> {
@@ -103,8 +103,9 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// Why no more requests are taken, if that is so. Those that are made in advance leave a quarter of the room to others: a
-    /// receive asks plainly where the sender has not taken what was asked for in advance, and must not fail for that.
+    /// The refusal of one more request, if the limit is reached. Standing requests leave a quarter
+    /// of the limit to plain ones: a receive whose standing request was refused sends a plain one,
+    /// which must not fail.
     fn no_room_for_more(&self, standing: bool) -> Option<Status> {
         let (has, max) = (self.peer_requests.len(), self.settings.max_requests);
         if standing && self.standing_peer_requests >= (max - max / PLAIN_SHARE).max(1) {
@@ -124,14 +125,14 @@ impl<C> Link<C> {
         Some(Status::new(if standing { STANDING_LIMIT } else { Code::ResourceExhausted }, message))
     }
 
-    /// A request of the peer is over.
+    /// Removes a request of the peer.
     fn remove_peer_request(&mut self, slot: u32) -> Option<PeerRequest> {
         let served = self.peer_requests.remove(&slot)?;
         self.standing_peer_requests -= u32::from(served.standing);
         Some(served)
     }
 
-    /// `STANDING_REQUEST`: as many requests as it has steps.
+    /// `STANDING_REQUEST`: one request for each of its steps.
     pub(in crate::link) fn on_standing_request<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -141,7 +142,7 @@ impl<C> Link<C> {
             let request = TensorRequest {
                 request: step.request,
                 route: arm.route,
-                // The message was refused if this overflows.
+                // The decoder refuses a message in which this overflows.
                 step: arm.first_step.wrapping_add(n as u64),
                 frame: arm.frame,
                 iteration: arm.iteration,
@@ -181,7 +182,8 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// `CANCEL`: what was not answered is withdrawn or put back; the acknowledgement goes behind everything.
+    /// `CANCEL`: an unanswered request is withdrawn, or its value put back. The acknowledgement
+    /// goes behind everything.
     pub(in crate::link) fn on_cancel<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, request: RequestId) {
         cx.counters.increment(Counter::CancelsReceived);
         if let Some(served) = self.take_peer_request(request) {
@@ -190,10 +192,10 @@ impl<C> Link<C> {
         self.send(cx, &CancelAck { request });
     }
 
-    /// The link is gone: every request of the peer is undone.
+    /// The link is gone: undoes every request of the peer.
     pub(in crate::link) fn undo_all<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
         let link = self.id;
-        // In an order that does not depend on the table's hashes: the same events make the same run.
+        // In the order of the slots, not of the hashes: equal events make equal runs.
         let mut served: Vec<(u32, PeerRequest)> = self.peer_requests.drain().collect();
         served.sort_unstable_by_key(|(slot, _)| *slot);
         self.standing_peer_requests = 0;
@@ -207,7 +209,8 @@ impl<C> Link<C> {
         }
     }
 
-    /// `RETURN`: nobody took the value of an answer. It stays where it is, and its place in line is here again.
+    /// `RETURN`: the value of an answer was not taken. It stays in the peer's stash, and its place
+    /// in line comes back.
     pub(in crate::link) fn on_return<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -231,7 +234,7 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// Answers a request with the word that its value is in the stash of the peer itself.
+    /// Answers a request with the id of a value in the peer's stash.
     pub(in crate::link) fn serve_stashed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -245,7 +248,7 @@ impl<C> Link<C> {
         true
     }
 
-    /// Answers a request with a value, whose place in line is `number`.
+    /// Answers a request with a value. `number` is the value's place in line.
     pub(in crate::link) fn serve<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
@@ -280,8 +283,8 @@ impl<C> Link<C> {
             return ServeOutcome::Refused;
         }
         let placement = placement_of(&tensor);
-        // A route can't be dropped while a request on it is unanswered; a peer that does so anyway gets
-        // meta-data of its own for each request.
+        // A route with an unanswered request cannot be dropped. A peer that does so anyway gets
+        // meta-data with each answer.
         let version = self.routes_in.get(route).map_or(MetaVersion { number: 1, is_known: false }, |route| {
             route.version_of(tensor.meta(), placement)
         });
@@ -317,7 +320,7 @@ impl<C> Link<C> {
         let sum = self.sum(validate, &tensor);
         match (answer, grant) {
             (SenderAnswer::Lend { meta_first }, _) => {
-                // It is lent only with leave.
+                // The machine lends only with a permit.
                 let Some(permit) = permit else { return ServeOutcome::Posted };
                 let kind = match (meta_first, version.is_known) {
                     (false, _) => ImmediateKind::Lend,
@@ -350,7 +353,8 @@ impl<C> Link<C> {
                 };
                 self.write(cx, request, tensor, grant, kind);
             }
-            // Not reached: the machine writes only to a grant, and the other two answers were handled above.
+            // Not reached: the machine writes only to a grant, and the other two answers were
+            // handled above.
             (
                 SenderAnswer::Write | SenderAnswer::MetaThenWrite | SenderAnswer::Dead | SenderAnswer::Meta,
                 _,
@@ -360,8 +364,8 @@ impl<C> Link<C> {
         ServeOutcome::Posted
     }
 
-    /// Leave to lend a value, if a slow holder neither fills the queue that everything else leaves by nor keeps more memory
-    /// than it may. What is not lent is copied.
+    /// A permit to lend a value. Refused if the send queue is half full or the limit of lent memory
+    /// is reached: a slow holder must not stop other traffic. A value that is not lent is copied.
     fn permit_loan<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<LoanPermit> {
         let has_room = self.out.values() < self.depth as usize / 2;
         let permit = if has_room { cx.port.permit_loan(self.id, bytes) } else { None };
@@ -391,7 +395,7 @@ impl<C> Link<C> {
         kind: ImmediateKind,
     ) {
         cx.counters.increment(Counter::WritesPosted);
-        // A destination may be longer than what goes there.
+        // A destination may be longer than the value.
         let target = Grant { len: tensor.meta().bytes(), ..grant };
         self.out.write(cx.port, cx.counters, tensor, target, immediate(kind, request));
     }

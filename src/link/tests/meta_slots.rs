@@ -10,7 +10,8 @@ fn version(version: u32, dims: &[u64]) -> VersionedMeta {
 }
 
 impl Scene {
-    /// The peer says what a value is that it keeps until it is asked for again. Returns where that is to go.
+    /// The peer says what a value is that it keeps until it is asked for again. Returns where that
+    /// is to go.
     fn keep(&mut self, request: RequestId, meta: VersionedMeta) -> Grant {
         self.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta });
         self.nothing_came();
@@ -25,7 +26,8 @@ impl Scene {
         assert!(events.is_empty(), "{events:?}");
     }
 
-    /// The peer writes a value of 300 bytes whose meta-data are at a place, for a standing request. Returns its dimensions.
+    /// The peer writes a value of 300 bytes whose meta-data are at a place, for a standing request.
+    /// Returns its dimensions.
     fn dims_at(&mut self, place: u32, (request, grant): (RequestId, Option<Grant>), step: u64) -> Vec<u64> {
         let kind = ImmediateKind::PlainAs(MetaSlot::of(place));
         self.peer.write_as(kind, request, grant.expect("granted"), 300, 1);

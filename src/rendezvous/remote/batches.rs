@@ -1,7 +1,7 @@
-//! Several sends or receives that were handed over at once.
+//! Batches of sends or receives.
 //!
-//! Receives of a batch for which there is no room are held up, and asked for as earlier ones end. Later receives of the same
-//! keys wait behind them.
+//! Receives of a batch without room are queued and sent as earlier ones end. Later receives of the
+//! same keys wait behind them.
 
 use super::RemoteHandler;
 use super::receiving::Receive;
@@ -37,7 +37,7 @@ pub struct BatchReceive {
     pub(in crate::rendezvous) sender: OneshotSender<Outcome>,
 }
 
-/// Receives that begin together.
+/// The receives of a batch.
 #[derive(Debug)]
 pub struct ReceiveAll {
     pub(in crate::rendezvous) deadline: Time,
@@ -58,11 +58,11 @@ impl OnPath for BatchReceive {
     }
 }
 
-/// The receives for which there was no room: for each peer, in their order.
+/// The queued receives of each peer, in their order.
 #[derive(Debug)]
 pub(super) struct QueuedReceives {
     peers: Vec<VecDeque<Receive>>,
-    /// How many there are of each key.
+    /// Number of queued receives of each key.
     keys: HashMap<TensorKey, u32>,
     count: usize,
 }
@@ -78,7 +78,7 @@ impl QueuedReceives {
         self.count
     }
 
-    /// Whether a receive of this key has to wait behind others.
+    /// Whether a receive of this key must wait behind queued ones.
     #[inline]
     pub fn has(&self, key: &TensorKey) -> bool {
         self.count > 0 && self.keys.contains_key(key)
@@ -117,7 +117,7 @@ impl QueuedReceives {
         Some(first)
     }
 
-    /// Takes out those that fit, peer by peer, and in their order.
+    /// Removes the receives that fit, peer by peer and in their order.
     pub fn remove(
         &mut self,
         mut fits: impl FnMut(&Receive) -> bool,
@@ -127,7 +127,7 @@ impl QueuedReceives {
             return;
         }
         for peer in 0..self.peers.len() {
-            // Once round, so that those that stay are in their order again.
+            // One full rotation keeps the order of the others.
             for _ in 0..self.peers[peer].len() {
                 let Some(receive) = self.peers[peer].pop_front() else { break };
                 if fits(&receive) {
@@ -140,7 +140,7 @@ impl QueuedReceives {
         }
     }
 
-    /// The earliest deadline of all.
+    /// The earliest deadline of all queued receives.
     pub fn next_deadline(&self) -> Time {
         let deadlines = self.peers.iter().flatten().map(|receive| receive.waiter.deadline);
         if self.count == 0 { Time::NEVER } else { deadlines.min().unwrap_or(Time::NEVER) }
@@ -176,7 +176,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Begins a receive of a batch, or holds it up.
+    /// Begins a receive of a batch, or queues it.
     fn receive_or_queue<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
         match self.has_room(links, receive.peer, &receive.key) {
             true => self.receive(links, receive, now),
@@ -184,20 +184,20 @@ impl RemoteHandler {
         }
     }
 
-    /// Whether a receive of this key can be asked for now, or ends at once.
+    /// Whether a receive of this key can be sent now or ends at once.
     fn has_room<P: Port>(&self, links: &mut Links<P, Waiter>, peer: PeerIndex, key: &TensorKey) -> bool {
         let Some(link) = self.peers[peer.0 as usize].usable() else { return true };
         links.has_room(link, key) || self.orphans.contains_key(key)
     }
 
-    /// A receive waits until there is room.
+    /// Queues a receive until there is room.
     pub(super) fn queue_receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive) {
         links.counters().increment(Counter::ReceivesQueued);
         self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
         self.queued.push(receive);
     }
 
-    /// Asks for what was held up, as far as there is room now.
+    /// Begins queued receives, as far as there is room.
     pub(super) fn resume<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
         if self.queued.len() == 0 || is_on(Mutant::HeldUpForgotten) {
             return;
@@ -213,14 +213,14 @@ impl RemoteHandler {
         }
     }
 
-    /// Ends the receives that are held up and fit, with this error.
+    /// Fails the queued receives that fit.
     pub(super) fn fail_queued(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
         let mut failed = Vec::new();
         self.queued.remove(|receive| fits(receive.peer, &receive.key), |_, waiter| failed.push(waiter));
         failed.into_iter().for_each(|waiter| waiter.complete(Err(error.clone())));
     }
 
-    /// Ends the receives that are held up and whose time is over.
+    /// Ends the queued receives whose deadline has passed.
     pub(super) fn expire_queued(&mut self, now: Time) {
         self.queued.remove(
             |receive| receive.waiter.deadline <= now,
@@ -231,7 +231,7 @@ impl RemoteHandler {
         );
     }
 
-    /// Gives up those that are held up of these calls.
+    /// Cancels the queued receives of these calls.
     pub(super) fn cancel_queued(&mut self, why: &CancelReason, of: impl Fn(CallId) -> bool) {
         self.queued.remove(
             |receive| of(receive.waiter.id),
@@ -242,7 +242,8 @@ impl RemoteHandler {
         );
     }
 
-    /// Gives up all of a batch. What is not here has ended, or is not here yet: then the wish comes back.
+    /// Cancels all calls of a batch. Returns the command if a call is unknown here: it has ended,
+    /// or its begin command is still queued.
     pub(super) fn cancel_all<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,

@@ -1,4 +1,4 @@
-//! Links as they come and go.
+//! The connections with peers.
 
 use super::{ConnectionStage, Outgoing, PeerConnection, ProbeCallback, RemoteHandler};
 use crate::fabric::{LinkFailure, LinkId, Port};
@@ -10,11 +10,11 @@ use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use crate::wire::{LossCause, TaskId};
 
-/// How often a link is looked at before it is failed: enough for whatever its queues can hold.
+/// Polls of a link before it is failed: enough for anything that its queues can hold.
 const LAST_POLLS: u32 = 10_000;
 
 impl RemoteHandler {
-    /// A new link, in place of whatever there was with that peer.
+    /// Adds a new link in place of any earlier one with that peer.
     pub(super) fn attach<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -39,7 +39,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Ends the link that another one takes the place of.
+    /// Ends the link that a new one replaces.
     fn replace<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, by: LinkTag) {
         let Some(old) = self.peer(index).connection.take() else { return };
         let cause = old.close_reason.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
@@ -60,7 +60,7 @@ impl RemoteHandler {
         self.ended(links, index, old.tag, old.stage, cause);
     }
 
-    /// A link has been tried in both directions.
+    /// Notes that a link works in both directions.
     pub(super) fn probed(&mut self, link: LinkId) {
         let Some(index) = self.peer_of(link) else { return };
         let Some(connection) = &mut self.peer(index).connection else { return };
@@ -70,7 +70,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Both sides have said that the link works.
+    /// Notes that both sides have said that the link works.
     pub(super) fn ready<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, tag: LinkTag) {
         let peer = self.peer(index);
         match &mut peer.connection {
@@ -81,7 +81,7 @@ impl RemoteHandler {
         }
         let old_life = peer.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation);
         if old_life && !is_on(Mutant::OldLifeRemembered) {
-            // What the old life had sent is not the new one's (specification 2.2).
+            // Values of the old incarnation are not for its successor (specification 2.2).
             let task = self.members.task(index).clone();
             self.drop_orphans(|key| *key.edge.source_task() == task);
         }
@@ -89,7 +89,7 @@ impl RemoteHandler {
         self.observer.up(index, tag);
     }
 
-    /// Whether there is a link with a later life of a peer than this one.
+    /// Whether a link with a later incarnation of a peer has superseded this one.
     pub(super) fn is_superseded(&self, task: &TaskId, incarnation: u64) -> bool {
         let peer = self.members.index(task).map(|index| &self.peers[index.0 as usize]);
         let connection = peer.and_then(|peer| peer.connection.as_ref());
@@ -109,13 +109,13 @@ impl RemoteHandler {
         for (_, asking) in asking {
             self.leave(&asking);
         }
-        // What a peer holds itself it gives to its own receives, without a word from here.
+        // A peer gives its stashed values to its own receives, without a message from here.
         self.outgoing
             .remove_values(|value| matches!(value, Outgoing::Stashed { link: of, .. } if *of == link));
         for waiter in &waiters {
             self.calls.remove(&waiter.id);
         }
-        // A link that another one has replaced was emptied then.
+        // A link that was replaced was emptied then.
         let Some(index) = self.peer_of(link) else { return };
         let Some(connection) = self.peer(index).connection.take() else { return };
         let cause = connection.close_reason.unwrap_or_else(|| failure.into());
@@ -127,8 +127,7 @@ impl RemoteHandler {
         self.ended(links, index, connection.tag, connection.stage, cause);
     }
 
-    /// Sees to what follows from the end of a link. A failed attempt is tried again, unless nobody is left to
-    /// try it with.
+    /// Handles the end of a link. A failed attempt is tried again, unless the peer is gone.
     fn ended<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -153,7 +152,7 @@ impl RemoteHandler {
         tag: LinkTag,
         cause: LossCause,
     ) {
-        // Of each life one loss is told; older ones are no news.
+        // One loss is reported for each incarnation. Older losses are ignored.
         if let Some((lost, _)) = &self.peer(index).lost
             && (lost.incarnation == tag.incarnation || lost.generation > tag.generation)
         {
@@ -174,7 +173,7 @@ impl RemoteHandler {
         Error::PeerLost { peer, incarnation: tag.incarnation, cause }
     }
 
-    /// Why calls can't use a link with this peer.
+    /// The error of calls that need a link with this peer.
     pub(super) fn why_unusable(&self, index: PeerIndex) -> Error {
         match &self.peers[index.0 as usize].lost {
             Some((tag, cause)) => self.lost_error(index, *tag, cause),
@@ -182,7 +181,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Ends every call, pending and future, with this error, unless another has.
+    /// Ends every present and future call with this error, unless an earlier error has.
     pub(super) fn end<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
         if self.broken.is_none() {
             self.broken = Some(error.clone());
@@ -190,7 +189,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Every call on every link ends with this error.
+    /// Ends every call on every link with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
         self.fail_queued(error, |_, _| true);
         let calls = &mut self.calls;
@@ -205,7 +204,7 @@ impl RemoteHandler {
         }
     }
 
-    /// One link is not to be used any more; news of an earlier one changes nothing.
+    /// Closes one link. A command about an earlier link changes nothing.
     pub(super) fn lose<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -219,15 +218,16 @@ impl RemoteHandler {
             return;
         };
         let (link, why) = (connection.link, LinkFailure::Local(cause.to_string()));
-        // The first word on it stands.
+        // The first cause is kept.
         connection.close_reason.get_or_insert(cause);
-        // The news came by another way than the peer's last tensors, which may still be unread. A poll that copies a
-        // part of a large one brings nothing, and leaves something to come. Bounded, as other peers may never be silent.
+        // This command may arrive before the peer's last tensors were read. A poll that copies a
+        // part of a large tensor returns 0 and leaves something to come. The loop is bounded, as
+        // other peers may never be silent.
         let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0 && links.arm());
         links.fail(link, why);
     }
 
-    /// A life of a peer is over.
+    /// Handles the end of an incarnation of a peer.
     pub(super) fn gone<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,

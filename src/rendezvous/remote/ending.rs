@@ -38,13 +38,13 @@ impl RemoteHandler {
         match change {
             StepChange::Sequence { base } => self.steps.sequence(base),
             StepChange::Begun { step, worker } => {
-                // The rendezvous has checked that it may begin.
+                // The rendezvous has checked that the step may begin.
                 let _ = self.steps.begin(step, &worker);
                 self.undefer(step);
                 self.extend_standing(links, step);
             }
             StepChange::Aborted { step, status } => {
-                // The word that it has begun may still be to come, from another thread, and changes nothing then.
+                // The begin command of another thread may still be queued. It changes nothing then.
                 let _ = self.steps.begin(step, &Arc::from(""));
                 self.steps.abort(step, status.clone());
                 let error = Error::Aborted { step, status: status.clone() };
@@ -59,7 +59,7 @@ impl RemoteHandler {
         }
     }
 
-    /// The requests that waited for the step to begin are like any others now.
+    /// Makes the deferred requests of a step ordinary ones.
     pub(super) fn undefer(&mut self, step: u64) {
         if self.peers.iter().all(|peer| peer.deferred == 0) {
             return;
@@ -109,7 +109,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Ends what has waited until now, and finds out when to look again.
+    /// Ends every wait whose deadline has passed, and computes the next deadline.
     pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
         links.begin_batch();
         self.expire_queued(now);
@@ -128,7 +128,7 @@ impl RemoteHandler {
                     waiter.deadline = cancel_deadline;
                     next = next.min(cancel_deadline);
                 } else if let Some(waiter) = slot.take() {
-                    // The peer has not even said that it lets go: it is told later, the waiter now.
+                    // The peer has not acknowledged the cancel in time. The waiter is told now.
                     calls.remove(&waiter.id);
                     waiter.given_up(key);
                 }

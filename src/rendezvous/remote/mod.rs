@@ -1,5 +1,5 @@
-//! What a poller does for the rendezvous: keeps outgoing tensors, matches peers' requests with them, and
-//! brings what peers send to whoever waits here. Owned by its poller, so nothing in it takes a lock.
+//! The rendezvous' part of a poller. It holds outgoing values, matches them with the requests of
+//! peers, and delivers what peers send. Its poller owns it, so it takes no lock.
 
 mod batches;
 mod connections;
@@ -34,97 +34,97 @@ use std::time::Duration;
 
 pub use batches::{BatchReceive, BatchSend, ReceiveAll};
 
-/// Calls that find room before anything is allocated.
+/// Calls for which memory is allocated at the start.
 const CALLS: usize = 256;
 
-/// How the remote half behaves.
+/// Settings of a [`RemoteHandler`].
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// How links behave.
+    /// Settings of the links.
     pub link: LinkSettings,
-    /// Requests of one peer that may wait for steps that have not begun.
+    /// Limit of deferred requests of one peer: those for steps that have not begun here.
     pub max_deferred: u32,
-    /// How long a call that gave up waits for its peer's word before it ends all the same.
+    /// How long a cancelled call waits for the answer of its peer before it ends.
     pub cancel_grace: Duration,
-    /// Whether the loss of any peer, other than by its clean stop, ends every call with every peer.
+    /// Whether the loss of a peer, other than its clean stop, ends every call with every peer.
     pub peer_loss_is_fatal: bool,
 }
 
-/// Told when a link has been tried in both directions, or failed.
+/// Called when a new link works in both directions, or has failed.
 pub type ProbeCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// What users and the node hand over to the poller.
+/// A command of a user or of the node to the poller.
 pub enum RemoteCommand<L> {
-    /// A new link.
+    /// Adds a new link.
     Attach {
-        /// With whom.
+        /// The peer.
         peer: PeerIndex,
-        /// Which link with it.
+        /// Which of the links with the peer.
         tag: LinkTag,
         /// The link.
         link: L,
-        /// Told when the link has been tried in both directions, or failed.
+        /// Called when the link works in both directions, or has failed.
         done: ProbeCallback,
     },
-    /// Both sides have tried a link: calls may use it from now on.
+    /// Both sides have probed a link: calls may use it from now on.
     Ready {
-        /// With whom.
+        /// The peer.
         peer: PeerIndex,
-        /// Which link with it.
+        /// Which of the links with the peer.
         tag: LinkTag,
     },
-    /// A link is not to be used any more. Other links with that peer are left alone.
+    /// Closes a link. Other links with the peer stay.
     Lose {
-        /// With whom.
+        /// The peer.
         peer: PeerIndex,
-        /// Which link with it.
+        /// Which of the links with the peer.
         tag: LinkTag,
-        /// Why.
+        /// The cause.
         cause: LossCause,
     },
-    /// A life of a peer is over, whether it was ever linked or not.
+    /// An incarnation of a peer has ended, whether it was ever linked or not.
     Gone {
-        /// Which peer.
+        /// The peer.
         peer: PeerIndex,
-        /// Which life, and the last link that there was or was to be with it.
+        /// The incarnation, and the last link with it that existed or was planned.
         tag: LinkTag,
-        /// Why.
+        /// The cause.
         cause: LossCause,
     },
-    /// Everything has ended, as another poller found out.
+    /// Ends every call, because another poller has found a fatal loss.
     End {
-        /// With what.
+        /// The error of every call.
         error: Error,
     },
-    /// A value for a peer.
+    /// Sends a value to a peer.
     Send {
-        /// Its name.
+        /// The key of the value.
         key: TensorKey,
         /// The value.
         value: Value,
     },
-    /// A receive from a peer.
+    /// Begins a receive from a peer.
     Receive {
-        /// From whom.
+        /// The sending peer.
         peer: PeerIndex,
-        /// What.
+        /// The requested key.
         key: TensorKey,
-        /// Into what.
+        /// Where the tensor goes.
         destination: Destination,
-        /// For whom.
+        /// The waiter.
         waiter: Waiter,
     },
-    /// Several values for peers.
+    /// Sends several values.
     SendAll(Reused<BatchSend>),
-    /// Several receives from peers.
+    /// Begins several receives.
     ReceiveAll(ReceiveAll),
-    /// Several calls end.
+    /// Cancels several calls.
     CancelAll(CancelAll),
-    /// A call ends.
+    /// Cancels a call.
     Cancel(Cancel),
     /// A step changed its state.
     Step(StepChange),
-    /// Steps of an edge are to be asked for in advance, or not any more.
+    /// Changes a standing edge.
     Standing(StandingChange),
     /// Reports how much there is to do.
     #[cfg(any(test, feature = "sim"))]
@@ -135,42 +135,43 @@ pub enum RemoteCommand<L> {
 #[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteLoad {
-    /// Of its links.
+    /// The load of its links.
     pub links: crate::link::LinkLoad,
     /// Values that no peer has requested yet.
     pub values: usize,
     /// Requests of peers that wait for their value.
     pub requests: usize,
-    /// Those of them that wait for their step to begin.
+    /// The deferred requests among them: their step has not begun.
     pub deferred: usize,
-    /// Values that came when nobody waited for them any more.
+    /// Orphaned and stashed values.
     pub orphans: usize,
-    /// Receives that wait until there is room to ask for them.
+    /// Queued receives, which wait for room.
     pub queued: usize,
 }
 
-/// Told when a peer came or went. Nothing in it may block.
+/// Observes the links with peers. No method may block.
 pub trait PeerObserver: Send + Sync {
-    /// A link with this life of the peer works in both directions, as both sides have said.
+    /// A link with this incarnation of the peer is up: both sides have said so.
     fn up(&self, peer: PeerIndex, tag: LinkTag);
-    /// A peer was lost: a link that was up is gone, or a life is over that was to be linked.
+    /// A peer was lost: its link was up and has ended, or its incarnation has ended before a link
+    /// was up.
     fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error);
-    /// A link had failed already when both sides said that it is up. Nobody has used it.
+    /// A link had failed before both sides said that it is up. No call has used it.
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
 }
 
-/// The rendezvous' half of a poller.
+/// The rendezvous' part of a poller.
 pub struct RemoteHandler {
     me: TaskId,
     incarnation: u64,
     members: Members,
     settings: RemoteSettings,
     peers: Vec<PeerEntry>,
-    /// Whose each link is, or was in an earlier life.
+    /// The peer of each link, of earlier incarnations too.
     by_link: HashMap<LinkId, PeerIndex>,
     steps: Steps,
     outgoing: Table<Outgoing, WaitingRequest>,
-    /// The requests of the calls that wait on a link.
+    /// The link and request of each call that waits.
     calls: HashMap<CallId, (LinkId, RequestId)>,
     outstanding: Arc<AtomicUsize>,
     orphans: HashMap<TensorKey, VecDeque<StashedValue>>,
@@ -178,7 +179,7 @@ pub struct RemoteHandler {
     queued: batches::QueuedReceives,
     next_deadline: Time,
     observer: Arc<dyn PeerObserver>,
-    /// The loss that ended everything, where such losses do.
+    /// The fatal loss that has ended every call, if any.
     broken: Option<Error>,
 }
 
@@ -186,7 +187,8 @@ pub struct RemoteHandler {
 struct PeerEntry {
     /// The present link, or the attempt at one.
     connection: Option<PeerConnection>,
-    /// How the last link that was up has ended, or the life that was to be linked, until another one is up.
+    /// The end of the last link that was up, or of an incarnation without one, until another link
+    /// is up.
     lost: Option<(LinkTag, LossCause)>,
     deferred: u32,
 }
@@ -195,11 +197,11 @@ struct PeerConnection {
     link: LinkId,
     tag: LinkTag,
     stage: ConnectionStage,
-    /// Why the link is being failed, if this side knows better than the fabric.
+    /// The cause of the link's end, if this side knows it better than the fabric.
     close_reason: Option<LossCause>,
 }
 
-/// How far a link is. Until it is up, its end is nobody's loss: it is tried again.
+/// The stage of a link. The end of a link that was never up is not a loss: it is tried again.
 enum ConnectionStage {
     Probing(ProbeCallback),
     Probed,
@@ -216,16 +218,16 @@ impl PeerEntry {
     }
 }
 
-/// Something in line for a peer.
+/// An entry in the line of a key.
 #[derive(Debug)]
 enum Outgoing {
-    /// A value. It counts as outstanding.
+    /// A value, which counts as outstanding.
     Value(Value),
-    /// The place of a value that the peer holds itself, by its name on that link.
+    /// The place of a value in the peer's stash, by its id on that link.
     Stashed { link: LinkId, stash_id: u32 },
 }
 
-/// A peer's request that waits for its value.
+/// A request of a peer that waits for its value.
 #[derive(Debug)]
 struct WaitingRequest {
     peer_request: PeerRequestId,
@@ -235,7 +237,7 @@ struct WaitingRequest {
 }
 
 impl RemoteHandler {
-    /// No peers yet. `outstanding` counts the values that wait here, for senders to look at.
+    /// A handler without links. `outstanding` counts the values in line here; senders read it.
     #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
     pub fn new(
         me: TaskId,
@@ -275,8 +277,8 @@ impl RemoteHandler {
         RemoteLoad { links, values, requests, deferred, orphans, queued: self.queued.len() }
     }
 
-    /// Whether values of a step may be kept: it goes on, or the word that it has begun is still to come from the thread that
-    /// began it, and another thread was quicker with a value.
+    /// Whether values of a step may be kept: the step is live, or its begin command of another
+    /// thread is still queued.
     fn may_hold(&self, step: u64) -> bool {
         self.steps.is_live(step) || matches!(self.steps.state(step), StepState::NotBegun)
     }
@@ -359,7 +361,7 @@ impl<P: Port> Handler<P> for RemoteHandler {
                 self.failed(links.counters(), waiter, &key, error);
             }
             LinkEvent::Orphaned { key, value, incarnation } => {
-                // What an old life had sent is not the new one's (specification 2.2).
+                // Values of an old incarnation are not for its successor (specification 2.2).
                 if !self.is_superseded(key.edge.source_task(), incarnation) {
                     self.store_orphan(key, value);
                 }

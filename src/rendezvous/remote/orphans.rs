@@ -1,7 +1,7 @@
-//! Values that nobody took and whose link is gone: they belong to whoever asks next.
+//! Orphaned values: they were not taken, and their link is gone. The next receive of the key gets
+//! them.
 //!
-//! While the link is there they are in line at their sender, with those that it has not given out (see
-//! [`crate::protocol`]).
+//! As long as the link exists, such values are in line at their sender (see [`crate::protocol`]).
 
 use super::RemoteHandler;
 use crate::fabric::Port;
@@ -16,8 +16,8 @@ impl RemoteHandler {
         }
     }
 
-    /// Drops the values of keys that fit, in the order of the keys: the pool gets its blocks back in the same order in
-    /// every run.
+    /// Drops the values of keys that fit, in the order of the keys: the pool gets its blocks back
+    /// in the same order in every run.
     pub(super) fn drop_orphans(&mut self, mut fits: impl FnMut(&TensorKey) -> bool) {
         let mut dropped: Vec<_> = self.orphans.extract_if(|key, _| fits(key)).collect();
         dropped.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));

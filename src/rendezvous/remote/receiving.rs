@@ -1,4 +1,4 @@
-//! The receiving side: requests of this process, and what comes for them.
+//! The receiving side: receives of this process and what comes for them.
 
 use super::RemoteHandler;
 use crate::fabric::Port;
@@ -26,7 +26,7 @@ pub(super) struct Receive {
 }
 
 impl RemoteHandler {
-    /// Begins a receive, behind those of its key that are held up.
+    /// Begins a receive, behind queued ones of its key.
     #[inline]
     pub(super) fn receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
         match self.queued.has(&receive.key) {
@@ -68,7 +68,7 @@ impl RemoteHandler {
         match links.request(link, key.clone(), destination, timeout_ms, waiter) {
             Ok(request) => {
                 self.calls.insert(id, (link, request));
-                // Its sender was asked before, for a value at any time.
+                // The standing request was sent before, for a value at any time.
                 if !waits && links.is_standing(link, request) {
                     self.cancel(links, &Cancel { id, why: CancelReason::Deadline(None) }, now);
                 }

@@ -1,4 +1,4 @@
-//! The sending side: values and peers' requests meet.
+//! The sending side: matches values with the requests of peers.
 
 use super::{Outgoing, RemoteHandler, WaitingRequest};
 use crate::fabric::Port;
@@ -12,12 +12,12 @@ use crate::wire::{Code, Status, Time};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How much longer than its peer a request waits. The peer says itself when it gives up; this end is for
-/// requests of peers that can't any more, and must not come before theirs.
+/// How much longer than at its peer a request waits here. A peer cancels its requests by itself.
+/// This deadline is for peers that can't, and must not pass first.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(50);
 
 impl RemoteHandler {
-    /// Gives a value to whoever waits for it, or keeps it.
+    /// Gives a value to the first waiting request, or queues it.
     pub(super) fn offer<P: Port>(&mut self, links: &mut Links<P, Waiter>, key: TensorKey, value: Value) {
         if self.may_hold(key.step) {
             let offered = self.outgoing.offer(&key, Outgoing::Value(value));
@@ -27,7 +27,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Puts what came back where it was in line, or gives it to whoever waits.
+    /// Puts a returned entry at its place in line, or gives it to a waiting request.
     pub(super) fn put_back<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -38,7 +38,7 @@ impl RemoteHandler {
         self.match_up(links, key, offered);
     }
 
-    /// Serves the request that something was matched with, until there is one that takes it.
+    /// Serves matched requests until one takes its entry.
     pub(super) fn match_up<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -50,8 +50,8 @@ impl RemoteHandler {
         }
     }
 
-    /// Hands what is in line to a peer's request. Returns whom to serve with what next, if that request was gone, or
-    /// what was in line.
+    /// Answers a request with an entry of the line. If the request is gone, or the entry is void,
+    /// returns the next match.
     fn serve<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -63,7 +63,8 @@ impl RemoteHandler {
         let value = match matched.value {
             Outgoing::Value(value) => value,
             Outgoing::Stashed { link, .. } if link != peer_request.link => {
-                // It was held by the peer of a link that is gone. The request goes on with what is next in line.
+                // The value was in the stash of a peer whose link is gone. The request continues
+                // with the next entry in line.
                 self.next_deadline = self.next_deadline.min(asking.deadline);
                 return match self.outgoing.ask(key, asking) {
                     AskOutcome::Matched(asking, next) => OfferOutcome::Matched(asking, next),
@@ -98,7 +99,7 @@ impl RemoteHandler {
         OfferOutcome::Queued
     }
 
-    /// A value has left this side for good.
+    /// Notes that a value has left this side for good.
     pub(super) fn finished(&self) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
     }
@@ -118,7 +119,8 @@ impl RemoteHandler {
             true => false,
             false => match self.steps.state(key.step) {
                 StepState::Live => false,
-                // What is asked for in advance comes before its step by its nature. The slots of the link bound it.
+                // A standing request comes before its step begins, by design. The slots of the link
+                // bound it.
                 StepState::NotBegun => !standing,
                 StepState::Aborted(status) => return links.refuse(peer_request, status.into_derived()),
                 StepState::Gone => {
@@ -127,7 +129,7 @@ impl RemoteHandler {
                 }
             },
         };
-        // The peer wants a value that is there now.
+        // The peer accepts only a value that is there now.
         let waits = timeout_ms > 0;
         if deferred && waits && self.peer(peer).deferred >= self.settings.max_deferred {
             let message = format!(
@@ -160,7 +162,7 @@ impl RemoteHandler {
         }
     }
 
-    /// A peer's request has left the table.
+    /// Notes that a request of a peer has left the table.
     pub(super) fn leave(&mut self, asking: &WaitingRequest) {
         if asking.deferred {
             let peer = self.peer(asking.peer);
@@ -169,7 +171,7 @@ impl RemoteHandler {
     }
 }
 
-/// Counts a value that is on its way to its peer.
+/// Counts a value that was sent.
 pub(super) fn sent<P: Port>(links: &Links<P, Waiter>, bytes: u64) {
     links.counters().increment(Counter::TensorsSent);
     links.counters().add(Counter::BytesSent, bytes);

@@ -1,8 +1,8 @@
-//! Edges whose steps are asked for in advance (see [`crate::link`]): which steps, and when more of them.
+//! Standing edges: for which steps standing requests are sent, and when (see [`crate::link`]).
 //!
-//! A window is asked for when the peer is there, and the next half of one whenever the last step that has begun has come so
-//! near the end of it: so it costs two messages a window. Where all edges together would have more than there is room for,
-//! their windows are as much shorter.
+//! A first window of requests is sent when the peer is linked. The next half window follows when
+//! the last step that has begun comes near the end: two messages per window. If all edges together
+//! need more than the capacity, their windows shrink in proportion.
 
 use super::RemoteHandler;
 use crate::fabric::{LinkId, Port};
@@ -13,7 +13,7 @@ use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use foldhash::HashMap;
 
-/// An edge whose steps are asked for in advance.
+/// An edge with standing requests.
 #[derive(Debug)]
 struct StandingEdge {
     id: u64,
@@ -22,31 +22,32 @@ struct StandingEdge {
     key: TensorKey,
     window: u32,
     borrow: bool,
-    /// The last step of the sequence that has begun here, if one has: as of the last look at it.
+    /// The last step of the sequence that has begun here, as of the last check of this edge.
     reached: Option<u64>,
-    /// The step whose begin asks for a look; none before it does.
+    /// The step whose begin causes the next check; earlier steps cause none.
     due: u64,
-    /// The first step that was not asked for yet on the present link, once any was.
+    /// The first step without a request on the present link, once any was sent.
     next: Option<u64>,
-    /// How far ahead the last message reached, if it would have reached further with more room: windows are that long for now.
+    /// The length of the last window, if a lack of room cut it. Windows have that length for now.
     cut: Option<u64>,
-    /// Bytes of the destination of one step, once they are known.
+    /// Bytes of the destination of one step, once known.
     bytes: Option<u64>,
 }
 
-/// All of them on a poller.
+/// The standing edges of a poller.
 #[derive(Debug, Default)]
 pub(super) struct StandingEdges {
     list: Vec<StandingEdge>,
-    /// Where each lies, by its name.
+    /// The index of each edge, by its id.
     places: HashMap<u64, usize>,
-    /// How many of each peer have a window.
+    /// Number of edges of each peer that have a window.
     of_peer: HashMap<PeerIndex, u64>,
-    /// How many have a window; of how many of them it is known how large they are, and the sum of that.
+    /// Number of edges with a window; of those, the number whose size is known and the sum of these
+    /// sizes.
     active: u64,
     known: u64,
     bytes: u64,
-    /// No later than any of them is due: most steps begin without a look at them.
+    /// The smallest `due`, or less: most steps begin without a check of the edges.
     soonest: u64,
 }
 
@@ -69,7 +70,7 @@ impl StandingEdges {
         standing
     }
 
-    /// Counts one among those that share the room, or takes it out again.
+    /// Adds an edge to the figures of those that share the capacity, or removes it.
     fn count(&mut self, at: usize, is_in: bool) {
         let StandingEdge { window, peer, bytes, .. } = self.list[at];
         if window == 0 {
@@ -91,11 +92,11 @@ impl StandingEdges {
         self.count(at, true);
     }
 
-    /// How long the window of an edge can be so that those of all others have room as well.
+    /// The length of an edge's window that leaves room for the windows of all other edges.
     fn share(&self, at: usize, room: StandingCapacity) -> u64 {
         let StandingEdge { window, peer, bytes, .. } = self.list[at];
         let slots = room.slots / self.of_peer.get(&peer).copied().unwrap_or(1).max(1);
-        // Those that are not known are taken to be like the others.
+        // Edges of unknown size count as the average of the others.
         let of_all = u128::from(self.bytes) * u128::from(self.active) / u128::from(self.known.max(1));
         let steps = match bytes {
             None | Some(0) => u64::MAX,
@@ -106,8 +107,8 @@ impl StandingEdges {
 }
 
 impl RemoteHandler {
-    /// A wish about an edge. It comes back if nothing is known of that edge: the word that began it, from another thread, may
-    /// still be to come.
+    /// Changes a standing edge. Returns the command if the edge is unknown: the command that
+    /// creates it, from another thread, may still be queued.
     pub(super) fn standing_changed<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -150,12 +151,12 @@ impl RemoteHandler {
         None
     }
 
-    /// A step has begun: windows that it brings near their end are made longer.
+    /// A step has begun: extends the windows that it brings near their end.
     pub(super) fn extend_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, step: u64) {
         if step < self.standing.soonest {
             return;
         }
-        // All are known before the first takes its share of the room.
+        // The sizes of all edges are known before the first edge takes its share.
         for at in 0..self.standing.list.len() {
             if self.standing.list[at].bytes.is_none() {
                 self.learn_expected_bytes(links, at);
@@ -178,16 +179,16 @@ impl RemoteHandler {
         self.standing.soonest = self.standing.list.iter().map(|standing| standing.due).min().unwrap_or(0);
     }
 
-    /// Something else than a step may ask for more of an edge: what was known of when that is holds no longer.
+    /// Makes the next begin of any step check this edge: its `due` is void.
     fn look_again(&mut self, at: usize) {
         let standing = &mut self.standing.list[at];
-        // Of the steps before it was due nobody took note here.
+        // Steps before `due` were not noted here.
         standing.reached = standing.reached.max(self.steps.last_begun(standing.key.step));
         standing.due = 0;
         self.standing.soonest = 0;
     }
 
-    /// A new link with a peer is there: what is still to come is asked for again.
+    /// A new link with a peer is up: sends the requests of its edges again.
     pub(super) fn repost_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, peer: PeerIndex) {
         for at in 0..self.standing.list.len() {
             let standing = &mut self.standing.list[at];
@@ -199,7 +200,7 @@ impl RemoteHandler {
         }
     }
 
-    /// Finds out how large the tensors of an edge are. Returns whether anything is known of them.
+    /// Updates the expected bytes of an edge. Returns whether they are known.
     fn learn_expected_bytes<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize) -> bool {
         let standing = &self.standing.list[at];
         let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return false };
@@ -210,7 +211,8 @@ impl RemoteHandler {
         true
     }
 
-    /// Asks for more steps of an edge, if it is time. `is_current_open`: the last one that has begun is still to be received.
+    /// Sends requests for more steps of an edge, if it is time. `is_current_open`: the last step
+    /// that has begun is still to be received.
     fn post_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize, is_current_open: bool) {
         let standing = &self.standing.list[at];
         let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return };
@@ -219,7 +221,7 @@ impl RemoteHandler {
         }
         let (open, limit) = self.steps.open(standing.key.step);
         let current = standing.reached.map_or(open, |reached| reached.max(open));
-        // Steps that lie further back have been asked for, or are when they are received.
+        // Earlier steps have requests already, or get plain ones.
         let from = match standing.reached {
             Some(reached) if !is_current_open => reached.saturating_add(1),
             _ => current,
@@ -227,7 +229,7 @@ impl RemoteHandler {
         let next = standing.next;
         let from = next.map_or(from, |next| next.max(from));
         if !self.learn_expected_bytes(links, at) {
-            // Until the first answer has told what the tensors are like, it is not known where they could go: one at a time.
+            // Until the first answer, the size of the tensors is unknown: one step at a time.
             if next.is_none_or(|next| next <= current) && from < limit {
                 self.post_steps(links, at, link, from, from + 1);
             }
@@ -248,8 +250,8 @@ impl RemoteHandler {
         standing.due = standing.next.map_or(0, |next| next.saturating_sub(length / 2));
     }
 
-    /// Asks for the steps from `from` to before `until`, but those that are over and those that were asked for. Returns whether
-    /// there was no room for all.
+    /// Sends requests for the steps from `from` up to, but not including, `until`, except steps
+    /// that are over or have requests. Returns whether there was no room for all.
     fn post_steps<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
@@ -271,7 +273,7 @@ impl RemoteHandler {
             from += u64::from(posted.steps);
             no_room = posted.no_room;
             if !no_room {
-                // The one behind them is over or was asked for, or there is none.
+                // The next step is over, has a request already, or does not exist.
                 from = until.min(from + 1);
             }
         }

@@ -309,7 +309,8 @@ impl<P: Port> Run<'_, P> {
         }
     }
 
-    /// Nothing happens any more: every value is at a waiter, or comes to the next ones in order, and then nothing is left.
+    /// Nothing happens any more: every value is at a waiter, or comes to the next ones in order,
+    /// and then nothing is left.
     fn finish(&mut self) {
         self.filler = None;
         let early = self.calls.len();
@@ -342,7 +343,8 @@ impl<P: Port> Run<'_, P> {
             once.sort_unstable();
             once.dedup();
             assert_eq!(once.len(), got.len(), "a value came twice: {:?}", self.ends());
-            // What came to receives that began one after the other, each when all before it had ended.
+            // What came to receives that began one after the other, each when all before it had
+            // ended.
             let in_turn = self.next.into_iter().chain(early..self.calls.len());
             let in_turn: Vec<usize> = in_turn
                 .filter_map(|at| match self.calls[at].end {

@@ -1,5 +1,5 @@
-//! The errors of specification 3.5 that no whole node brings about, through two real halves: each reaches the waiter whose request
-//! it answers, and no other.
+//! The errors of specification 3.5 that no whole node brings about, through two real halves: each
+//! reaches the waiter whose request it answers, and no other.
 
 use super::pair::{Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_stale};
 use crate::fabric::Port;

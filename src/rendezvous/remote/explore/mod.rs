@@ -1,8 +1,9 @@
-//! Two real pollers' halves over a real fabric in one thread, through every interleaving of their steps: what is sent
-//! when, who polls when, and who gives up when.
+//! Two real pollers' halves over a real fabric in one thread, through every interleaving of their
+//! steps: what is sent when, who polls when, and who gives up when.
 //!
-//! Each run begins from scratch, in a step of its own, and follows a list of choices; the next run follows the next
-//! list, until there is none. So what is explored is the code that runs, not a model of it.
+//! Each run begins from scratch, in a step of its own, and follows a list of choices; the next run
+//! follows the next list, until there is none. So what is explored is the code that runs, not a
+//! model of it.
 
 mod cases;
 mod errors;

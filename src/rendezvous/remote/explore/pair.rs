@@ -23,8 +23,8 @@ pub const RECEIVER: usize = 1;
 /// The sender's life; the receiver's is the next number.
 const LIFE: u64 = 1;
 
-/// A side that can't tell whether it has news is polled in vain this often before it counts as quiet: shared memory
-/// looks at a link on which nothing happens only now and then.
+/// A side that can't tell whether it has news is polled in vain this often before it counts as
+/// quiet: shared memory looks at a link on which nothing happens only now and then.
 const QUIET_ROUNDS: usize = 64;
 
 /// How long a call that gave up waits for its peer.
@@ -54,8 +54,8 @@ pub struct Pair<P: Port> {
     pub validates: bool,
     /// Whether bits are flipped once an edge is warm.
     pub flips: bool,
-    /// How often each side must poll in vain before it has no news for sure: what a side has taken it tells with its
-    /// next poll.
+    /// How often each side must poll in vain before it has no news for sure: what a side has taken
+    /// it tells with its next poll.
     awake: [u8; 2],
     calls: OneshotPool<Outcome>,
     next_call: u64,
@@ -83,7 +83,8 @@ pub fn over_sim(lends: bool) -> Pair<<SimFabric as Fabric>::Port> {
     sim_pair(lends, false, LIFE)
 }
 
-/// The same, with a receiver that validates; `flips` says whether a bit is flipped in all that comes.
+/// The same, with a receiver that validates; `flips` says whether a bit is flipped in all that
+/// comes.
 pub fn over_sim_validating(flips: bool) -> Pair<<SimFabric as Fabric>::Port> {
     Pair { flips, ..sim_pair(true, true, LIFE) }
 }
@@ -265,7 +266,8 @@ impl<P: Port> Pair<P> {
         (self.flip)(warm && self.flips);
     }
 
-    /// The number of the value that an error says came corrupted, if it is one of this size and it may be.
+    /// The number of the value that an error says came corrupted, if it is one of this size and it
+    /// may be.
     pub fn corrupted(&self, error: &Error, bytes: u64) -> Option<u8> {
         let Error::Corrupted { bytes: of, sent, actual, .. } = error else { return None };
         let is_its = |number: &u8| sum_of(&vec![*number; bytes as usize]) == *sent;

@@ -1,4 +1,5 @@
-//! Two steps of an edge that is asked for in advance, through the interleavings of what may happen to them.
+//! Two steps of an edge that is asked for in advance, through the interleavings of what may happen
+//! to them.
 
 use super::pair::{CANCEL_TIMEOUT, Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
 use super::{Choices, traced};
@@ -233,7 +234,8 @@ impl<P: Port> Run<'_, P> {
         }
     }
 
-    /// Nothing happens any more: every value has come, or comes to the next receive, unless its step is over.
+    /// Nothing happens any more: every value has come, or comes to the next receive, unless its
+    /// step is over.
     fn finish(&mut self) {
         for step in [0, 1] {
             if self.is_over(step) {
