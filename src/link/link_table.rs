@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn only_links_that_were_used_are_gone_over_each_once() {
+    fn only_links_with_arrivals_are_visited_each_once() {
         let mut table = LinkTable::new();
         for id in 0..100 {
             table.insert(link(id));

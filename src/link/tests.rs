@@ -1,4 +1,4 @@
-//! A link whose peer says whatever it likes.
+//! A link with a hostile peer.
 
 use super::*;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
@@ -25,7 +25,7 @@ const DEPTH: u32 = 16;
 const HERE: &str = "/job:a/replica:0/task:0/device:CPU:0";
 const THERE: &str = "/job:b/replica:0/task:0/device:CPU:0";
 
-/// The side under test, with the peer that is played by hand.
+/// The side under test, and a peer that the test plays by hand.
 struct Scene {
     links: Links<ShmPort, u32>,
     link: LinkId,
@@ -86,7 +86,7 @@ fn scene_with(settings: LinkSettings) -> Scene {
     Scene { links, link, peer }
 }
 
-/// What a slot holds: a message, or those of a pack.
+/// The messages in a slot, one or a pack.
 fn messages_in(slot: &[u8]) -> Vec<Vec<u8>> {
     match is_packed(slot) {
         true => unpack(slot).expect("a pack").map(<[u8]>::to_vec).collect(),
@@ -105,7 +105,7 @@ impl ByHand {
         self.port.send(self.link, bytes).expect("room");
     }
 
-    /// The next message that comes, by itself or in a pack.
+    /// The next message, alone or from a pack.
     fn next(&mut self) -> Vec<u8> {
         if self.unpacked.is_empty() {
             let slot = self.next_slot();
@@ -114,7 +114,7 @@ impl ByHand {
         self.unpacked.pop_front().expect("a slot has one at least")
     }
 
-    /// What comes in the next slot.
+    /// The contents of the next slot.
     fn next_slot(&mut self) -> Vec<u8> {
         let end = Instant::now() + Duration::from_secs(5);
         loop {
@@ -165,19 +165,19 @@ impl Scene {
         std::iter::from_fn(|| self.links.next_event()).collect()
     }
 
-    /// The only event, once it is there.
+    /// Waits for the only event.
     fn event(&mut self) -> LinkEvent<u32> {
         let mut events = self.events();
         assert_eq!(events.len(), 1, "{events:?}");
         events.remove(0)
     }
 
-    /// Asks for a tensor and lets the peer see the request.
+    /// Requests a tensor and lets the peer see the request.
     fn request(&mut self) -> RequestId {
         self.request_as(Destination::Alloc)
     }
 
-    /// Asks for a tensor so and lets the peer see the request.
+    /// Requests a tensor with this destination and lets the peer see the request.
     fn request_as(&mut self, destination: Destination) -> RequestId {
         self.links.request(self.link, key(1), destination, u32::MAX, 77).expect("sent");
         loop {
@@ -187,8 +187,8 @@ impl Scene {
         }
     }
 
-    /// Checks that the link went down for a reason that contains `part`, and that the waiter is
-    /// told.
+    /// Checks that the link went down for a reason that contains `part`, and that the waiter got
+    /// it.
     fn expect_told(&mut self, part: &str) {
         let events = self.events();
         let LinkEvent::Down { failure: LinkFailure::Protocol(why), waiters, .. } = &events[0] else {
@@ -265,7 +265,7 @@ fn bytes_that_are_no_message_end_the_link() {
 }
 
 #[test]
-fn what_follows_the_word_that_ended_the_link_is_not_taken() {
+fn messages_behind_a_violation_are_ignored() {
     let mut scene = scene();
     scene.peer.route(0, 1, HERE, THERE);
     scene.peer.say_bytes(&[99]);
@@ -301,7 +301,7 @@ fn a_route_announced_twice_or_dropped_unknown_ends_the_link() {
 }
 
 #[test]
-fn routes_without_end_end_the_link() {
+fn too_many_routes_end_the_link() {
     let mut scene = scene();
     for number in 0..5 {
         scene.peer.route(number, 1, HERE, THERE);
@@ -392,7 +392,7 @@ fn a_cancel_of_anything_is_acknowledged() {
 }
 
 #[test]
-fn a_cancel_withdraws_a_waiting_request_and_puts_a_kept_value_back() {
+fn a_cancel_withdraws_a_waiting_request_and_puts_a_pinned_value_back() {
     let mut scene = scene();
     scene.peer.route(1, 1, HERE, THERE);
     let request = scene.peer.ask(0, 1);
@@ -441,7 +441,7 @@ fn a_write_that_was_not_granted_ends_the_link() {
 }
 
 #[test]
-fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
+fn an_invalid_answer_ends_the_link_and_the_waiter() {
     type Say = fn(&mut ByHand, RequestId);
     let cases: [(Say, &str); 6] = [
         (|peer, request| peer.say(&Message::CancelAck { request }), "an acknowledgement of a cancel"),
@@ -477,7 +477,7 @@ fn an_answer_that_makes_no_sense_ends_the_link_and_tells_the_waiter() {
 }
 
 #[test]
-fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
+fn a_peer_that_requests_without_end_and_takes_nothing_loses_the_link() {
     let mut scene = scene();
     let mut bytes = Vec::new();
     Message::Ping { version: VERSION, nonce: 0 }.encode(&mut bytes);
@@ -495,9 +495,9 @@ fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
     panic!("the link is still up");
 }
 
-/// Has a peer that takes nothing ask again and again, and refuses it each time with half a MiB of
-/// the letter that `text` gives. Returns after how many times the link went down, and why, or
-/// `times`.
+/// A peer that takes no message requests again and again, and each request is refused with half a
+/// MiB of the letter that `text` gives. Returns the number of requests until the link went down, or
+/// `times`, and the reason.
 fn refused_with(text: impl Fn(usize) -> u8, times: usize) -> (usize, Option<String>) {
     let mut scene = scene();
     scene.peer.route(0, 1, HERE, THERE);
@@ -522,7 +522,7 @@ fn refused_with(text: impl Fn(usize) -> u8, times: usize) -> (usize, Option<Stri
 }
 
 #[test]
-fn a_peer_that_takes_none_of_its_long_answers_loses_the_link_before_they_take_much() {
+fn long_answers_that_are_not_taken_end_the_link_before_they_take_much_memory() {
     let (times, why) = refused_with(|time| b'a' + (time % 2) as u8, 1000);
     let why = why.expect("the link is still up");
     assert!(why.contains("takes nothing") && why.contains("bytes of long texts"), "{why}");
@@ -530,7 +530,7 @@ fn a_peer_that_takes_none_of_its_long_answers_loses_the_link_before_they_take_mu
 }
 
 #[test]
-fn answers_that_say_the_same_at_length_take_little() {
+fn equal_long_answers_take_little_memory() {
     assert_eq!(refused_with(|_| b'a', 400), (400, None));
 }
 
@@ -568,11 +568,11 @@ fn long_answers_that_waited_come_each_with_its_request() {
 }
 
 #[test]
-fn credits_that_came_before_the_port_is_armed_are_used_before_anybody_sleeps() {
+fn credits_that_came_before_the_port_is_armed_are_used_before_any_sleep() {
     let mut scene = scene();
     scene.peer.route(0, 1, HERE, THERE);
     let mut waiting = 0;
-    // The peer takes nothing, until an answer has to wait.
+    // The peer takes no message until an answer is queued.
     while scene.links.load().backlog == 0 {
         scene.peer.ask(0, 0);
         let LinkEvent::Requested { peer_request, .. } = scene.event() else { panic!("a request was sent") };
@@ -582,7 +582,7 @@ fn credits_that_came_before_the_port_is_armed_are_used_before_anybody_sleeps() {
     }
     (1..waiting).for_each(|_| drop(scene.peer.next()));
     while scene.links.poll() > 0 {}
-    // As if between the last poll and the arming.
+    // As if between the last poll and the arming of the port.
     scene.peer.port.publish_credits(scene.peer.link, waiting);
     assert!(!scene.links.arm(), "an answer can leave");
     assert_eq!(scene.links.load().backlog, 0);

@@ -13,7 +13,7 @@ struct Case {
     asked: Ask,
     /// Whether the receiver can allocate a destination.
     room: bool,
-    /// Whether it validates.
+    /// Whether the receiver validates.
     validates: bool,
 }
 
@@ -32,7 +32,7 @@ enum Ask {
     First,
     /// Its meta-data is cached and its destination granted.
     Granted,
-    /// Other meta-data is cached, and a destination granted for that.
+    /// Other meta-data is cached, and a destination for it is granted.
     GrantedOther,
     /// The receiver accepts a loan.
     Borrow,
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// The same, once everything has ended: the next receive, which does not give up.
+    /// The state after everything has ended, with the next receive, which does not cancel.
     fn next_receive(&self) -> World {
         let (sent, line, stashed) = (self.sent, self.line, self.stashed);
         World { sent, line, stashed, may_cancel: false, ..World::new(Case { room: true, ..self.case }) }
@@ -236,8 +236,8 @@ impl World {
             Step::Claim => {
                 self.waiter = Waiter::Waits;
                 if !self.in_use {
-                    // It had to be given up before: its receive asks by itself, and is told what
-                    // that one would be.
+                    // The standing request was cancelled first: the receive sends a plain request
+                    // and gets the same end.
                     self.waiter = Waiter::ToldNoRoom;
                 } else if self.receiver.claim() == ReceiverAction::Deliver {
                     assert!(std::mem::take(&mut self.early), "it is here");
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// Matches what is in line with the request that waits.
+    /// Matches the line with the waiting request.
     fn serve(&mut self) {
         let value = self.sender_value();
         let Some(sender) = self.sender.as_mut().filter(|_| !self.kept) else { return };
@@ -536,7 +536,7 @@ fn in_every_interleaving_the_value_is_in_one_place_and_nothing_is_left() {
 }
 
 #[test]
-fn whatever_became_of_a_receive_the_next_one_gets_the_value() {
+fn after_any_end_of_a_receive_the_next_one_gets_the_value() {
     fn ends(world: &World, each: &mut impl FnMut(&World)) {
         let steps = world.steps();
         if steps.is_empty() {

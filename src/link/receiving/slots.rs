@@ -253,7 +253,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn requests_that_are_held_back_go_in_their_order_but_those_that_ended() {
+    fn blocked_requests_go_in_their_order_except_ended_ones() {
         let key = request(0).key;
         let id = |slot| RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
         let mut unresolved = UnresolvedKeys::default();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_used_again_does_not_answer_to_its_old_name() {
+    fn a_slot_used_again_does_not_match_its_old_id() {
         let mut requests = Requests::new(1);
         let first = requests.insert(request(1)).expect("room");
         assert!(requests.insert(request(2)).is_none(), "full");
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_held_back_until_the_last_one_before_them_is_settled() {
+    fn requests_are_blocked_until_the_last_one_before_them_is_resolved() {
         let mut unresolved = UnresolvedKeys::default();
         let key = request(0).key;
         assert!(!unresolved.is_blocked(&key));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_beyond_the_table_is_nobody() {
+    fn an_id_beyond_the_table_is_unknown() {
         let mut requests = Requests::<u32>::new(4);
         let id = RequestId { slot: Slot::new(1_000_000).expect("20 bits"), generation: 0 };
         assert!(requests.get(id).is_none());

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_taken_by_its_name_and_for_its_key_alone() {
+    fn a_value_is_taken_by_its_id_and_key() {
         let mut table = Stash::default();
         let (first, second) = (table.keep(entry(1, 7)), table.keep(entry(1, 3)));
         assert!(table.take(first, &entry(2, 0).key).is_none(), "another key");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_first_leaves_first() {
+    fn values_leave_in_the_order_of_their_requests() {
         let mut table = Stash::default();
         for asked in [5, 2, 9, 1] {
             table.keep(entry(1, asked));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_use_is_not_given_again() {
+    fn an_id_in_use_is_not_given_again() {
         let mut table = Stash { values: BTreeMap::new(), next: u32::MAX };
         assert_eq!(table.keep(entry(1, 1)), u32::MAX);
         assert_eq!(table.keep(entry(1, 2)), 0);

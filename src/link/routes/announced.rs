@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_is_lent_again_after_many_that_were() {
+    fn a_loan_is_expected_again_after_many_arrivals() {
         let mut routes = OutRoutes::new(4);
         let a = edge("a");
         routes.take(&a);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_drops_the_route_that_rested_longest_and_none_in_use() {
+    fn a_full_table_drops_the_route_that_was_idle_longest() {
         let mut routes = OutRoutes::new(2);
         let first = routes.take(&edge("a")).expect("room").0.number;
         routes.take(&edge("b")).expect("room");
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_asked_for_is_forgotten_with_the_last_request() {
+    fn outstanding_requests_are_forgotten_with_the_last_one() {
         let mut routes = OutRoutes::new(2);
         let a = edge("a");
         assert_eq!(routes.outstanding(&a, 0), RouteOutstanding::None, "no route");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_last_is_expected_next_and_room_is_made_for_the_largest_of_late() {
+    fn the_last_meta_data_is_expected_next_and_the_largest_sizes_the_destination() {
         let mut routes = OutRoutes::new(2);
         routes.take(&edge("a"));
         for known in [meta(1, 10), meta(2, 20), meta(1, 10)] {
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_was_kept_for_long_leaves_newer_meta_data_at_their_place() {
+    fn a_value_that_was_pinned_for_long_keeps_newer_meta_data_in_its_slot() {
         let mut routes = OutRoutes::new(2);
         routes.take(&edge("a"));
         for version in 2..=6 {

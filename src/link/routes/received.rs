@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_remember_the_same_whatever_is_kept_and_comes_late() {
+    fn both_ends_remember_the_same_with_pinned_and_late_values() {
         let (mut receiver, mut sender) = (OutRoutes::new(1), InRoutes::new(1));
         receiver.take(&edge("a"));
         sender.announce(0, Ok(edge("a"))).expect("new");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_can_announce_neither_twice_nor_without_end() {
+    fn a_peer_can_announce_no_route_twice_and_only_a_bounded_number() {
         let mut routes = InRoutes::new(1);
         let refused = || Err(Status::new(Code::NotFound, "no"));
         routes.announce(1, refused()).expect("new");

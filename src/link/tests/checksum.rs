@@ -1,4 +1,4 @@
-//! Data validation mode with a peer that says whatever it likes.
+//! Data validation with a hostile peer.
 
 use super::standing::OWNER;
 use super::*;
@@ -12,7 +12,7 @@ fn validating() -> Scene {
     scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: true })
 }
 
-/// What came to the peer.
+/// Arrivals at the peer.
 #[derive(Debug, PartialEq)]
 enum Seen {
     Message(Vec<u8>),
@@ -30,7 +30,7 @@ impl ByHand {
         self.say(&Message::Response { request, meta, data });
     }
 
-    /// Lends as many bytes, all the same, behind their meta-data.
+    /// Lends `bytes` bytes of value `fill`, behind their meta-data.
     fn lend(&mut self, request: RequestId, bytes: u64, fill: u8) {
         let meta = meta(DType::U8, &[bytes]);
         let mut source = self.pool.zeroed(meta.meta.clone()).expect("room");
@@ -43,7 +43,7 @@ impl ByHand {
         self.port.lend(self.link, &source, permit, immediate).expect("room");
     }
 
-    /// Asks for a tensor and its sum.
+    /// Requests a tensor with its checksum.
     fn ask_validated(&mut self, slot: u32, borrow: bool, grant: Option<Grant>) {
         let request = RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
         let (step, frame, iteration, meta_version) = (1, 0, 0, u32::from(grant.is_some()));
@@ -67,7 +67,7 @@ impl ByHand {
         self.port.grant(self.link, target).expect("room")
     }
 
-    /// The next things that come, in their order.
+    /// The next arrivals, in their order.
     fn seen(&mut self, count: usize) -> Vec<Seen> {
         let end = Instant::now() + Duration::from_secs(5);
         let mut all = Vec::new();
@@ -98,7 +98,7 @@ impl Scene {
         }
     }
 
-    /// The only event: a waiter is told that what came is corrupted.
+    /// The only event: a waiter gets the error of a corrupted value.
     fn corruption(&mut self) -> (u32, Corruption) {
         match self.event() {
             LinkEvent::Failed { waiter, error: RequestError::Corrupted(corruption), .. } => {
@@ -108,7 +108,7 @@ impl Scene {
         }
     }
 
-    /// The waiter of a request leaves, as one whose receive was dropped.
+    /// Drops the waiter of a request, as the drop of its receive does.
     fn drop_waiter(&mut self, id: RequestId) {
         self.links.cancel_request(self.link, id, &mut |_, waiter| {
             *waiter = None;
@@ -116,7 +116,7 @@ impl Scene {
         });
     }
 
-    /// Asks in advance for two steps from 5 on. Nothing is known of them.
+    /// Sends standing requests for two steps from 5 on, with unknown meta-data.
     fn post_two(&mut self) -> [RequestId; 2] {
         assert_eq!(self.post_standing(5, 2), 2);
         loop {
@@ -132,7 +132,7 @@ impl Scene {
         self.links.request(self.link, key(step), Destination::Alloc, u32::MAX, step as u32).expect("claimed");
     }
 
-    /// The request that has come, whatever has left meanwhile.
+    /// The request that has come, among events of ended sends.
     fn asked(&mut self) -> PeerRequestId {
         let asked = self.events().into_iter().find_map(|event| match event {
             LinkEvent::Requested { peer_request, .. } => Some(peer_request),
@@ -148,7 +148,7 @@ impl Scene {
 }
 
 #[test]
-fn a_value_is_handed_over_when_its_sum_has_come_and_is_right() {
+fn a_value_is_delivered_with_its_right_checksum() {
     let mut scene = validating();
     let request = scene.request();
     scene.peer.response(request, &BYTES);
@@ -159,7 +159,7 @@ fn a_value_is_handed_over_when_its_sum_has_come_and_is_right() {
 }
 
 #[test]
-fn a_value_with_another_sum_is_an_error_with_both_and_goes_to_nobody() {
+fn a_value_with_another_checksum_is_an_error_and_is_not_delivered() {
     let mut scene = validating();
     let request = scene.request();
     scene.peer.response(request, &BYTES);
@@ -229,7 +229,7 @@ fn a_loan_is_checked_where_it_lies_and_goes_back_if_it_is_wrong() {
 }
 
 #[test]
-fn what_has_no_bytes_has_no_sum() {
+fn a_value_without_bytes_has_no_checksum() {
     let mut scene = validating();
     let request = scene.request();
     scene.peer.immediate(ImmediateKind::Dead, request);
@@ -241,7 +241,7 @@ fn what_has_no_bytes_has_no_sum() {
 }
 
 #[test]
-fn a_sum_that_was_not_asked_for_or_is_not_due_ends_the_link_and_tells_the_waiter() {
+fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
     type Say = fn(&mut ByHand, RequestId);
     let cases: [(bool, Say, &str); 6] = [
         (
@@ -297,7 +297,7 @@ fn a_sum_that_was_not_asked_for_or_is_not_due_ends_the_link_and_tells_the_waiter
 }
 
 #[test]
-fn a_sum_for_a_slot_that_is_free_or_used_again_is_dropped_and_counted() {
+fn a_checksum_for_a_slot_that_is_free_or_used_again_is_dropped_and_counted() {
     let mut scene = validating();
     let request = scene.request();
     let stale = RequestId { generation: request.generation.wrapping_sub(1), ..request };
@@ -314,7 +314,7 @@ fn a_sum_for_a_slot_that_is_free_or_used_again_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_sum_that_never_comes_ends_with_the_link_or_with_the_waiter() {
+fn a_missing_checksum_ends_with_the_link_or_the_waiter() {
     let mut lost = validating();
     let request = lost.request();
     lost.peer.response(request, &BYTES);
@@ -335,7 +335,7 @@ fn a_sum_that_never_comes_ends_with_the_link_or_with_the_waiter() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_meanwhile_gets_the_value_that_had_come() {
+fn a_waiter_that_cancels_before_the_checksum_gets_the_value() {
     for right in [true, false] {
         let mut scene = validating();
         let request = scene.request();
@@ -354,7 +354,7 @@ fn a_waiter_that_gives_up_meanwhile_gets_the_value_that_had_come() {
 }
 
 #[test]
-fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() {
+fn the_next_receive_gets_the_error_of_a_value_that_was_corrupted_without_a_waiter() {
     let mut scene = validating();
     let request = scene.request();
     scene.peer.response(request, &BYTES);
@@ -382,7 +382,7 @@ fn whoever_is_next_is_told_of_a_value_that_was_found_wrong_when_nobody_waited() 
 }
 
 #[test]
-fn a_value_that_is_wrong_and_whose_link_ends_is_told_to_whoever_asks_next() {
+fn the_next_receive_gets_the_error_of_a_corrupted_value_whose_link_ended() {
     let mut scene = validating();
     let [first, _] = scene.post_two();
     scene.peer.response(first, &BYTES);
@@ -416,7 +416,7 @@ fn standing_requests_are_checked_claimed_or_not() {
 }
 
 #[test]
-fn a_standing_request_that_is_made_again_is_checked_like_any_other() {
+fn a_repeated_standing_request_is_checked_like_any_other() {
     let mut scene = validating();
     let [first, _] = scene.post_two();
     scene.claim_step(5);
@@ -436,7 +436,7 @@ fn a_standing_request_that_is_made_again_is_checked_like_any_other() {
 }
 
 #[test]
-fn a_standing_request_that_is_given_up_between_value_and_sum_is_in_line_again() {
+fn a_standing_request_cancelled_between_value_and_checksum_is_in_line_again() {
     let mut scene = validating();
     let [first, second] = scene.post_two();
     scene.peer.response(first, &BYTES);
@@ -469,7 +469,7 @@ fn kind(seen: &Seen) -> u8 {
 }
 
 #[test]
-fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
+fn the_checksum_follows_every_answer_with_bytes_and_no_other() {
     let mut scene = scene_with(LinkSettings {
         small_tensor_bytes: 128,
         max_requests: 16,
@@ -491,7 +491,7 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     serve(&mut scene, Some(9));
     let seen = scene.peer.seen(2);
     assert_eq!((kind(&seen[0]), &seen[1]), (8, &checksum(0, sum_of(&[9; 9]))));
-    // Meta-data first, and the write once it was asked for again.
+    // Meta-data first, and the write after the re-request.
     scene.peer.ask_validated(1, false, None);
     serve(&mut scene, Some(1000));
     assert_eq!(kind(&scene.peer.seen(1)[0]), 6);
@@ -507,7 +507,7 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     let seen = scene.peer.seen(3);
     let sum = sum_of(&[2000_u32 as u8; 2000]);
     assert_eq!((kind(&seen[0]), &seen[1..]), (6, &[Seen::Lent(2000), checksum(2, sum)][..]));
-    // A standing request: META, the write, the sum.
+    // A standing request: meta-data, write, checksum.
     let grant = scene.peer.grant(4000);
     let mut steps = Vec::new();
     let request = RequestId { slot: Slot::new(3).expect("20 bits"), generation: 0 };
@@ -528,7 +528,7 @@ fn the_sum_goes_right_behind_every_answer_with_bytes_and_no_other() {
     let sum = sum_of(&[3000_u32 as u8; 3000]);
     assert_eq!(kind(&seen[0]), 6);
     assert_eq!(seen[1..], [Seen::Immediate(ImmediateKind::Plain, 3000), checksum(3, sum)]);
-    // Dead values and errors have no bytes, and who does not ask for a sum gets none.
+    // Dead values and errors have no bytes. A receiver that does not ask for a checksum gets none.
     scene.peer.ask_validated(4, false, None);
     serve(&mut scene, None);
     scene.peer.ask_validated(5, false, None);

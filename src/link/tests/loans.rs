@@ -1,4 +1,4 @@
-//! Loans, asked for or not.
+//! Loans, requested or not.
 
 use super::standing::{OWNER, warm};
 use super::*;
@@ -6,7 +6,7 @@ use crate::fabric::LoanPermit;
 use crate::wire::MetaSlot;
 
 impl ByHand {
-    /// Lends so many bytes, all the same.
+    /// Lends `bytes` bytes of value `fill`.
     fn loan(&mut self, request: RequestId, bytes: u64, fill: u8) {
         self.loan_as(ImmediateKind::Lend, request, bytes, fill);
     }
@@ -22,11 +22,11 @@ impl ByHand {
 }
 
 #[test]
-fn a_loan_that_was_not_asked_for_ends_the_link_and_tells_the_waiter() {
+fn a_loan_without_a_request_for_it_ends_the_link_and_the_waiter() {
     for into in [false, true] {
         let mut scene = warm();
         let destination = if into { scene.own_memory() } else { Destination::Alloc };
-        // Its meta-data is known, as the request names it.
+        // Its meta-data is known: the request names it.
         let request = scene.request_as(destination);
         scene.peer.loan(request, 1000, 3);
         scene.expect_told("did not ask to borrow");
@@ -34,7 +34,7 @@ fn a_loan_that_was_not_asked_for_ends_the_link_and_tells_the_waiter() {
 }
 
 #[test]
-fn a_loan_that_was_not_asked_for_in_advance_ends_the_link() {
+fn a_loan_for_a_standing_request_that_does_not_borrow_ends_the_link() {
     let mut scene = warm();
     let request = scene.post(5, 1).steps[0].0;
     scene.peer.loan(request, 1000, 3);
@@ -42,7 +42,7 @@ fn a_loan_that_was_not_asked_for_in_advance_ends_the_link() {
 }
 
 #[test]
-fn a_loan_of_what_nobody_knows_ends_the_link_and_tells_the_waiter() {
+fn a_loan_with_unknown_meta_data_ends_the_link_and_the_waiter() {
     let mut scene = scene();
     let request = scene.request_as(Destination::Borrow);
     scene.peer.loan(request, 64, 3);
@@ -50,7 +50,7 @@ fn a_loan_of_what_nobody_knows_ends_the_link_and_tells_the_waiter() {
 }
 
 #[test]
-fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its_own() {
+fn a_loan_for_a_standing_request_is_copied_into_the_claims_tensor() {
     let mut scene = warm();
     assert_eq!(scene.links.post_standing(scene.link, &key(5), 1, true, OWNER).steps, 1);
     let request = scene.peer.standing().steps[0].0;
@@ -64,19 +64,19 @@ fn a_loan_that_was_asked_for_in_advance_is_copied_for_a_claim_with_memory_of_its
 }
 
 #[test]
-fn meta_data_of_a_loan_that_was_not_asked_for_end_the_link_and_tell_the_waiter() {
+fn meta_data_of_an_unrequested_loan_end_the_link_and_the_waiter() {
     for into in [false, true] {
         let mut scene = warm();
         let destination = if into { scene.own_memory() } else { Destination::Alloc };
         let request = scene.request_as(destination);
-        // They would fit what was granted.
+        // They would fit the grant.
         let other = VersionedMeta { version: 2, ..meta(DType::F32, &[250]) };
         scene.peer.say(&Message::Meta { request, follows: Follows::Loan, meta: other });
         scene.expect_told("meta-data of a loan came for a request that did not ask to borrow");
     }
 }
 
-/// A scene in which a tensor of the edge was asked for to be borrowed, and was written.
+/// A scene in which a loan of the edge was requested and the tensor was written.
 fn unlent() -> Scene {
     let mut scene = warm();
     let (request, grant) = scene.post_to_borrow(5);
@@ -94,7 +94,7 @@ fn unlent() -> Scene {
 }
 
 impl Scene {
-    /// Memory of the waiter's own for a tensor of the edge.
+    /// A tensor of the waiter for the edge.
     fn own_memory(&self) -> Destination {
         Destination::Into(self.links.pool().zeroed(meta(DType::U8, &[1000]).meta).expect("room"))
     }
@@ -106,7 +106,7 @@ impl Scene {
 }
 
 #[test]
-fn what_a_sender_does_not_lend_has_a_destination_in_advance_and_may_be_lent_all_the_same() {
+fn after_a_refused_loan_standing_requests_have_a_destination_and_may_still_get_a_loan() {
     let mut scene = unlent();
     let (request, grant) = scene.post_to_borrow(6);
     scene.peer.write(request, grant.expect("one is written at once"), 1000, 6);
@@ -122,7 +122,7 @@ fn what_a_sender_does_not_lend_has_a_destination_in_advance_and_may_be_lent_all_
 }
 
 #[test]
-fn meta_data_of_a_loan_that_was_given_up_are_remembered() {
+fn meta_data_of_a_cancelled_loan_are_remembered() {
     let mut scene = warm();
     let (request, _) = scene.post_to_borrow(5);
     let (next, _) = scene.post_to_borrow(6);

@@ -1,17 +1,17 @@
-//! The meta-data that both ends of a route remember, each at the place of its version.
+//! The meta-data that both ends of a route remember, by meta-data slot.
 
 use super::standing::{OWNER, roomy, warm};
 use super::*;
 use crate::wire::MetaSlot;
 
-/// Meta-data of as many bytes, of this version.
+/// Meta-data with these dimensions and this version.
 fn version(version: u32, dims: &[u64]) -> VersionedMeta {
     VersionedMeta { version, ..meta(DType::U8, dims) }
 }
 
 impl Scene {
-    /// The peer says what a value is that it keeps until it is asked for again. Returns where that
-    /// is to go.
+    /// The peer sends the meta-data of a value that it keeps pinned. Returns the grant of the
+    /// re-request.
     fn keep(&mut self, request: RequestId, meta: VersionedMeta) -> Grant {
         self.peer.say(&Message::Meta { request, follows: Follows::ReRequest, meta });
         self.nothing_came();
@@ -26,8 +26,8 @@ impl Scene {
         assert!(events.is_empty(), "{events:?}");
     }
 
-    /// The peer writes a value of 300 bytes whose meta-data are at a place, for a standing request.
-    /// Returns its dimensions.
+    /// The peer writes a value of 300 bytes for a standing request and names a meta-data slot.
+    /// Returns the dimensions of the tensor.
     fn dims_at(&mut self, place: u32, (request, grant): (RequestId, Option<Grant>), step: u64) -> Vec<u64> {
         let kind = ImmediateKind::PlainAs(MetaSlot::of(place));
         self.peer.write_as(kind, request, grant.expect("granted"), 300, 1);
@@ -40,7 +40,7 @@ impl Scene {
 }
 
 #[test]
-fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
+fn a_value_that_was_pinned_does_not_bring_its_old_meta_data_back() {
     let mut scene = warm();
     let seen = scene.post(5, 6);
     let kept = scene.keep(seen.steps[0].0, version(2, &[2000]));
@@ -65,7 +65,7 @@ fn a_value_that_was_kept_meanwhile_does_not_bring_its_old_meta_data_back() {
 }
 
 #[test]
-fn meta_data_for_a_request_that_was_given_up_are_remembered() {
+fn meta_data_for_a_cancelled_request_are_remembered() {
     for follows in [Follows::ReRequest, Follows::Write] {
         let mut scene = warm();
         let seen = scene.post(5, 2);
@@ -119,19 +119,20 @@ fn meta_data_count_as_told_only_once_they_were_told() {
         Some(peer_request) => peer_request,
         None => panic!("not asked"),
     };
-    // The first version is that of another.
+    // Another tensor has the first version.
     scene.peer.ask(5, 1);
     let other = asked(&mut scene);
     assert!(matches!(serve(&mut scene, other, 9), ServeOutcome::Copied));
     assert_eq!(scene.peer.next()[0], 8, "a response");
-    // Its value comes when the request is gone: nothing is said, so nothing is counted on.
+    // Its value comes after the request has ended. The meta-data was not told, so it counts as
+    // unknown.
     let request = scene.peer.ask(0, 1);
     let gone = asked(&mut scene);
     scene.peer.say(&Message::Cancel { request });
     scene.events();
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::CancelAck { request }));
     assert!(matches!(serve(&mut scene, gone, 900), ServeOutcome::Gone(_)));
-    // Told with the first that is sent, by its place from then on.
+    // Told with the first value, and by its slot from then on.
     for (slot, told) in [(1, true), (2, false)] {
         scene.peer.post(1, 40, &[slot], Some(grant));
         let peer_request = asked(&mut scene);

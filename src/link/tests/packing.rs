@@ -1,4 +1,4 @@
-//! Several messages in one slot, from the peer and to it.
+//! Packed messages, from the peer and to it.
 
 use super::*;
 use crate::wire::message::pack::Pack;
@@ -31,7 +31,7 @@ fn request(slot: u32) -> Message<'static> {
     })
 }
 
-/// What a slot holds, message by message.
+/// The messages in a slot.
 fn messages(slot: &[u8]) -> Vec<Message<'_>> {
     let decode = |bytes| Message::decode(bytes).expect("a message");
     match is_packed(slot) {
@@ -115,7 +115,7 @@ fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
         }));
     }
     assert_eq!(steps, (1..=12).collect::<Vec<_>>());
-    // 42 bytes each, and one for its length.
+    // 42 bytes for each message, and one for its length.
     assert_eq!(slots, 12usize.div_ceil((SLOT - 1) / 43));
     assert_eq!((scene.count(Counter::PacksSent), scene.count(Counter::MessagesPacked)), (3, 12));
 }
@@ -126,7 +126,7 @@ fn answers_to_what_came_in_one_poll_share_slots_and_stay_in_order_with_writes() 
     scene.peer.route(0, 1, HERE, THERE);
     scene.peer.say_bytes(&pack(&[request(0), request(1), request(2), request(3)]));
     while scene.links.poll() > 0 {}
-    // Answered as the events come, as the layer above does.
+    // Answered event by event, as the layer above does.
     let mut asked = Vec::new();
     while let Some(event) = scene.links.next_event() {
         let LinkEvent::Requested { peer_request, .. } = event else { panic!("{event:?}") };

@@ -1,14 +1,14 @@
-//! Standing requests with a peer that says whatever it likes.
+//! Standing requests with a hostile peer.
 
 use super::*;
 use crate::memory::Tensor;
 use crate::wire::MetaSlot;
 use crate::wire::message::{StandingStep, StandingSteps};
 
-/// On whose behalf the tests ask.
+/// The owner of the tests' standing requests.
 pub(super) const OWNER: u64 = 7;
 
-/// What the peer sees of a `STANDING_REQUEST`.
+/// The parts of a `STANDING_REQUEST` that the peer sees.
 #[derive(Debug)]
 pub(super) struct Seen {
     first_step: u64,
@@ -17,7 +17,7 @@ pub(super) struct Seen {
 }
 
 impl ByHand {
-    /// Says `STANDING_REQUEST` for these slots, from `first_step` on.
+    /// Sends a `STANDING_REQUEST` for these slots, beginning with step `first_step`.
     pub(super) fn post(&mut self, route: u32, first_step: u64, slots: &[u32], grant: Option<Grant>) {
         let mut bytes = Vec::new();
         for slot in slots {
@@ -38,7 +38,7 @@ impl ByHand {
         }));
     }
 
-    /// The next `STANDING_REQUEST` that comes.
+    /// The next `STANDING_REQUEST`.
     pub(super) fn standing(&mut self) -> Seen {
         loop {
             if let Message::StandingRequest(arm) = Message::decode(&self.next()).expect("a message") {
@@ -48,7 +48,7 @@ impl ByHand {
         }
     }
 
-    /// Writes as many bytes, all the same, to a grant.
+    /// Writes `bytes` bytes of value `fill` to a grant.
     pub(super) fn write(&mut self, request: RequestId, grant: Grant, bytes: u64, fill: u8) {
         self.write_as(ImmediateKind::Plain, request, grant, bytes, fill);
     }
@@ -108,7 +108,7 @@ impl Scene {
         id
     }
 
-    /// The tensor that came for a step.
+    /// The tensor that has come for a step.
     pub(super) fn arrived(&mut self, step: u64) -> Tensor {
         match self.event() {
             LinkEvent::Arrived { waiter, received: Received::Tensor(tensor), .. } => {
@@ -121,12 +121,12 @@ impl Scene {
 }
 
 #[test]
-fn what_is_written_for_a_step_goes_to_whoever_claims_it_before_or_after() {
+fn a_write_for_a_step_goes_to_the_receive_that_claims_it() {
     let mut scene = warm();
     let seen = scene.post(5, 3);
     assert_eq!((seen.first_step, seen.meta_version, seen.steps.len()), (5, 1, 3));
     scene.claim(6, Destination::Alloc);
-    // Out of order, and one that is not claimed yet.
+    // Out of order, and one before its claim.
     for (at, fill) in [(2, 7), (1, 6), (0, 5)] {
         let (request, grant) = seen.steps[at];
         scene.peer.write(request, grant.expect("a destination"), 1000, fill);
@@ -142,7 +142,7 @@ fn what_is_written_for_a_step_goes_to_whoever_claims_it_before_or_after() {
 }
 
 #[test]
-fn a_second_receive_of_a_claimed_step_asks_by_itself() {
+fn a_second_receive_of_a_claimed_step_sends_a_plain_request() {
     let mut scene = warm();
     scene.post(5, 1);
     scene.claim(5, Destination::Alloc);
@@ -153,7 +153,7 @@ fn a_second_receive_of_a_claimed_step_asks_by_itself() {
 }
 
 #[test]
-fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
+fn a_claim_with_a_tensor_gets_the_value_copied_into_it() {
     let mut scene = warm();
     let seen = scene.post(5, 3);
     let given =
@@ -169,14 +169,14 @@ fn a_claim_with_memory_of_its_own_has_the_tensor_copied_there() {
         }
         other => panic!("{other:?}"),
     }
-    // One that does not fit: the value is in line again.
+    // A tensor that does not fit: its value is in line again.
     scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 4);
     assert!(scene.events().is_empty());
     let into = given(&scene, 7);
     scene.claim(6, Destination::Into(into));
     assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::ShapeMismatch { .. }, .. }));
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, .. })));
-    // A dead one leaves what was given as it is.
+    // A dead value leaves the given tensor unchanged.
     scene.peer.immediate(ImmediateKind::Dead, seen.steps[2].0);
     let into = given(&scene, 7);
     assert!(scene.events().is_empty());
@@ -197,7 +197,7 @@ fn a_smaller_tensor_takes_the_destination_over_with_its_own_meta_data() {
     assert_eq!(tensor.shape().dims(), [30, 10]);
     assert!(tensor.bytes().len() == 300 && tensor.bytes().iter().all(|byte| *byte == 9));
     drop(tensor);
-    // What is standing later expects the new kind, and has room for both.
+    // Later standing requests expect the new size, and have room for both.
     let seen = scene.post(6, 1);
     assert_eq!((seen.meta_version, seen.steps[0].1.map(|grant| grant.len)), (2, Some(1000)));
     let (request, grant) = seen.steps[0];
@@ -232,7 +232,7 @@ fn a_tensor_whose_meta_data_were_told_before_comes_with_their_place_alone() {
 }
 
 #[test]
-fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
+fn unknown_or_unfitting_meta_data_end_the_link() {
     let mut unknown = warm();
     let (request, grant) = unknown.post(5, 1).steps[0];
     unknown.peer.write_as(ImmediateKind::PlainAs(MetaSlot::of(2)), request, grant.expect("granted"), 300, 7);
@@ -256,7 +256,7 @@ fn meta_data_that_nobody_told_or_that_do_not_fit_end_the_link() {
 }
 
 #[test]
-fn meta_data_before_a_write_that_nobody_granted_ends_the_link() {
+fn meta_data_before_a_write_without_a_grant_end_the_link() {
     let mut plain = roomy();
     let request = plain.request();
     plain.peer.say(&Message::Meta { request, follows: Follows::Write, meta: meta(DType::U8, &[1]) });
@@ -269,7 +269,7 @@ fn meta_data_before_a_write_that_nobody_granted_ends_the_link() {
 }
 
 #[test]
-fn an_error_waits_for_whoever_claims_the_step() {
+fn an_error_waits_for_the_claim_of_its_step() {
     let mut scene = warm();
     let seen = scene.post(5, 2);
     let status = Status::new(Code::NotFound, "gone there");
@@ -283,7 +283,7 @@ fn an_error_waits_for_whoever_claims_the_step() {
 }
 
 #[test]
-fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
+fn a_stashed_value_that_does_not_fit_stays_when_its_sender_has_forgotten_it() {
     let mut scene = warm();
     let seen = scene.post(5, 1);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
@@ -302,7 +302,7 @@ fn a_held_value_that_misfits_is_held_on_when_its_sender_has_forgotten_it() {
 }
 
 #[test]
-fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
+fn early_values_go_back_in_line_when_their_edge_ends() {
     let mut scene = warm();
     let seen = scene.post(5, 2);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
@@ -313,7 +313,7 @@ fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
     assert_eq!(Message::decode(&cancelled), Ok(Message::Cancel { request: seen.steps[1].0 }));
     let load = scene.links.load();
     assert_eq!((load.standing, load.requests, load.stashed, load.unresolved), (0, 1, 1, 1));
-    // One that overtakes the cancel goes back as well.
+    // A value that overtakes the cancel goes back as well.
     scene.peer.write(seen.steps[1].0, seen.steps[1].1.expect("granted"), 1000, 6);
     assert!(scene.events().is_empty());
     assert!(matches!(Message::decode(&scene.peer.next()), Ok(Message::Return { step: 6, stash_id: 1, .. })));
@@ -323,7 +323,7 @@ fn what_has_come_goes_back_in_line_when_it_is_not_to_be_asked_for_any_more() {
 }
 
 #[test]
-fn with_a_step_that_ends_goes_what_was_asked_for_in_advance() {
+fn the_end_of_a_step_ends_its_standing_requests() {
     let mut scene = warm();
     let seen = scene.post(5, 3);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
@@ -340,7 +340,7 @@ fn with_a_step_that_ends_goes_what_was_asked_for_in_advance() {
 }
 
 #[test]
-fn what_had_come_when_the_link_ended_is_for_whoever_asks_next() {
+fn early_values_of_an_ended_link_are_for_the_next_receive() {
     let mut scene = warm();
     let seen = scene.post(5, 2);
     scene.peer.write(seen.steps[0].0, seen.steps[0].1.expect("granted"), 1000, 5);
@@ -378,12 +378,13 @@ fn standing_requests_leave_room_for_others() {
 }
 
 #[test]
-fn what_one_owner_gives_up_leaves_what_is_anothers() {
+fn a_withdrawal_leaves_the_requests_of_other_owners() {
     let mut scene = warm();
     scene.post(5, 2);
     let standing = scene.links.post_standing(scene.link, &key(7), 2, false, OWNER + 1);
     assert_eq!(standing, StandingPosted { steps: 2, no_room: false });
-    // As a range that is searched step by step, and as one that is longer than what there is.
+    // Once as a range that is searched step by step, and once as a range that is longer than the
+    // number of requests.
     for (first, until) in [(5, 9), (0, 1000)] {
         scene.links.withdraw_standing(scene.link, &key(first), until, OWNER);
         assert_eq!(scene.links.load().standing, 2);
@@ -393,7 +394,7 @@ fn what_one_owner_gives_up_leaves_what_is_anothers() {
 }
 
 #[test]
-fn a_step_is_asked_for_in_advance_once() {
+fn a_step_has_one_standing_request() {
     let mut scene = warm();
     scene.post(5, 2);
     assert_eq!(scene.post_standing(6, 2), 0);
@@ -420,7 +421,7 @@ fn a_window_is_as_many_requests_at_its_sender() {
 }
 
 #[test]
-fn windows_that_make_no_sense_end_the_link() {
+fn invalid_windows_end_the_link() {
     let mut unknown = roomy();
     unknown.peer.post(5, 0, &[0], None);
     unknown.expect_violation("names route 5");
@@ -465,7 +466,7 @@ fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others(
         other => panic!("{other:?}"),
     };
     assert_eq!(status.code, Code::ResourceExhausted);
-    // One that is over makes room for another.
+    // A request that has ended makes room for another.
     let request = RequestId { slot: Slot::new(0).expect("20 bits"), generation: 0 };
     scene.peer.say(&Message::Cancel { request });
     scene.peer.post(1, 9, &[5], None);
@@ -473,7 +474,7 @@ fn a_window_beyond_the_limit_is_refused_step_by_step_and_leaves_room_for_others(
 }
 
 #[test]
-fn a_grant_that_the_receiver_never_gave_is_found_out_by_its_side() {
+fn a_forged_grant_is_refused_by_the_receiver() {
     let mut scene = roomy();
     scene.peer.route(1, 1, HERE, THERE);
     scene.peer.post(1, 0, &[0], Some(Grant { region: 7, key: 9, offset: u64::MAX, len: 1000 }));

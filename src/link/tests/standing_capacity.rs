@@ -1,15 +1,15 @@
-//! Standing requests for which there is no room, at either end.
+//! Standing requests without room, at either end.
 
 use super::standing::{OWNER, roomy, warm};
 use super::*;
 use crate::memory::Tensor;
 
-/// Refused because the sender has as many as it takes.
+/// The refusal of a sender that is at its limit.
 fn too_many() -> Status {
     Status::new(Code::Unavailable, "as many as it takes")
 }
 
-/// Takes what the pool has left.
+/// Allocates the rest of the pool.
 fn fill(scene: &Scene) -> Vec<Tensor> {
     let rest = |bytes| {
         let meta = meta(DType::U8, &[bytes]).meta;
@@ -19,10 +19,10 @@ fn fill(scene: &Scene) -> Vec<Tensor> {
 }
 
 #[test]
-fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
+fn tensors_beyond_the_share_of_standing_requests_go_back_in_line() {
     let mut scene = warm();
     let seen = scene.post(5, 3);
-    // A quarter of the pool of 1 MiB has room for one of these.
+    // A quarter of the pool of 1 MiB has room for one such tensor.
     let large = |version| VersionedMeta { version, ..meta(DType::U8, &[200_000]) };
     let says = |request| Message::Meta { request, follows: Follows::ReRequest, meta: large(2) };
     scene.peer.say(&says(seen.steps[0].0));
@@ -35,14 +35,14 @@ fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
     let load = scene.links.load();
     assert_eq!((load.standing, load.requests, load.unresolved), (2, 3, 1));
     assert!(scene.links.pool().stats().allocated < 300_000, "{:?}", scene.links.pool().stats());
-    // Whoever receives that step asks by itself, once it is known that nothing came.
+    // A receive of that step sends a plain request, once the standing one is resolved.
     scene.links.request(scene.link, key(6), Destination::Alloc, u32::MAX, 6).expect("held back");
     scene.peer.say(&Message::CancelAck { request });
     assert!(scene.events().is_empty());
     assert!(
         matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 6)
     );
-    // One that somebody waits for is none of those.
+    // A claimed request does not count.
     scene.claim(7, Destination::Alloc);
     scene.peer.say(&says(seen.steps[2].0));
     assert!(scene.events().is_empty());
@@ -54,7 +54,7 @@ fn tensors_beyond_the_share_of_what_is_asked_for_in_advance_go_back_in_line() {
 }
 
 #[test]
-fn a_claim_with_memory_of_its_own_takes_no_other() {
+fn a_claim_with_a_tensor_takes_no_other_memory() {
     let mut scene = roomy();
     assert_eq!(scene.post_standing(5, 2), 2);
     let seen = scene.peer.standing();
@@ -87,7 +87,7 @@ fn a_claim_with_memory_of_its_own_takes_no_other() {
 }
 
 #[test]
-fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
+fn a_refused_standing_request_is_sent_again_by_the_receive() {
     let mut scene = warm();
     let seen = scene.post(5, 4);
     scene.claim(5, Destination::Alloc);
@@ -97,7 +97,7 @@ fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
         scene.peer.say(&Message::Error { request: *request, status: too_many() });
     }
     assert!(scene.events().is_empty(), "nobody is told");
-    // Those that were claimed ask under their names, those that were not are forgotten.
+    // Claimed requests are sent again under their ids. Unclaimed ones are forgotten.
     for (at, step) in [(0, 5), (1, 6)] {
         match Message::decode(&scene.peer.next()).expect("a message") {
             Message::Request(asked) => {
@@ -115,7 +115,7 @@ fn what_its_sender_has_no_room_for_is_asked_for_by_whoever_receives_it() {
     assert!(
         matches!(Message::decode(&scene.peer.next()), Ok(Message::Request(request)) if request.step == 7)
     );
-    // As many as the sender took.
+    // As many as the sender accepted.
     assert!(scene.post_standing(20, 8) < 4);
 }
 
@@ -132,7 +132,7 @@ fn a_refusal_meets_a_cancel_quietly() {
 }
 
 #[test]
-fn an_error_of_another_kind_is_for_whoever_claims_the_step() {
+fn an_error_of_another_kind_is_for_the_claim_of_its_step() {
     let mut scene = warm();
     let seen = scene.post(5, 2);
     for (at, status) in

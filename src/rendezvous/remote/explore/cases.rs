@@ -1,4 +1,4 @@
-//! What is explored, and what must be true of every run.
+//! The explored cases, and the invariants of every run.
 
 use super::pair::{
     CANCEL_TIMEOUT, Call, Pair, RECEIVER, SENDER, meta, over_shm, over_sim, over_sim_validating,
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Too large for a response.
 const LARGE: u64 = 1000;
-/// With this in the pool there is no room for [`HUGE`].
+/// An allocation after which the pool has no room for [`HUGE`].
 const FILLER: u64 = 600_000;
 const HUGE: u64 = 500_000;
 
@@ -126,7 +126,7 @@ impl Case {
         matches!(self.how, How::AbortHere | How::AbortThere | How::CleanupHere)
     }
 
-    /// Values that look like each other can only be counted.
+    /// Values with equal bytes can only be counted.
     fn is_told_apart(&self) -> bool {
         self.bytes() > 0
     }
@@ -162,7 +162,7 @@ impl<P: Port> Run<'_, P> {
         self.sent += 1;
     }
 
-    /// Takes what has come.
+    /// Takes the results that have come.
     fn harvest(&mut self) {
         for running in &mut self.calls {
             let Some(receiver) = running.call.receiver.as_mut().filter(|receiver| receiver.is_done()) else {
@@ -172,7 +172,7 @@ impl<P: Port> Run<'_, P> {
             running.call.receiver = None;
             running.end = Some(match result {
                 Err(error) => match self.pair.corrupted(&error, self.case.bytes()) {
-                    // As good as if it had got it.
+                    // Counts as received.
                     Some(number) => End::Got(number.into()),
                     None => End::Failed(error),
                 },
@@ -248,7 +248,7 @@ impl<P: Port> Run<'_, P> {
             How::Cancel => {
                 self.pair.give_up(self.calls[at].call.id, CancelReason::Cancelled);
                 self.harvest();
-                // What has landed and waits for its sum is not granted any more.
+                // A value that has landed and waits for its checksum has no grant any more.
                 let granted = self.case.warm && !self.pair.validates && self.case.wanted == Wanted::Fresh;
                 if granted && self.calls[at].end.is_none() {
                     assert!(
@@ -309,8 +309,8 @@ impl<P: Port> Run<'_, P> {
         }
     }
 
-    /// Nothing happens any more: every value is at a waiter, or comes to the next ones in order,
-    /// and then nothing is left.
+    /// Nothing more happens: every value is at a waiter or comes to the next receives in order, and
+    /// then nothing is left.
     fn finish(&mut self) {
         self.filler = None;
         let early = self.calls.len();
@@ -343,8 +343,7 @@ impl<P: Port> Run<'_, P> {
             once.sort_unstable();
             once.dedup();
             assert_eq!(once.len(), got.len(), "a value came twice: {:?}", self.ends());
-            // What came to receives that began one after the other, each when all before it had
-            // ended.
+            // The values of receives that did not overlap, in their order.
             let in_turn = self.next.into_iter().chain(early..self.calls.len());
             let in_turn: Vec<usize> = in_turn
                 .filter_map(|at| match self.calls[at].end {
@@ -368,7 +367,7 @@ impl<P: Port> Run<'_, P> {
     }
 }
 
-/// What was seen over all runs of a case.
+/// The outcomes of all runs of a case.
 #[derive(Default)]
 struct Seen {
     runs: u64,
@@ -386,7 +385,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
         if seen.runs == all && random > 0 {
             choices = Choices::random(case.count as u64);
         }
-        // The route is announced by then; a dead value has no meta-data.
+        // The route is announced by then. A dead value has no meta-data.
         let edge = warm_edge.clone().unwrap_or_else(|| warm_up(pair, Sent::Dead, steps));
         *steps += 1;
         let key = TensorKey { edge, step: *steps, frame: 0, iteration: 0 };
@@ -518,7 +517,7 @@ fn on_sim_every_interleaving_of_every_exchange_keeps_the_value_and_frees_everyth
 }
 
 #[test]
-fn with_validation_every_exchange_keeps_the_value_or_the_word_that_it_is_corrupted() {
+fn with_validation_every_exchange_keeps_the_value_or_its_corruption() {
     every_exchange(&mut over_sim_validating(false), "sim, validating", 60, 60);
     every_exchange(&mut over_sim_validating(true), "sim, with flipped bits", 60, 60);
 }
@@ -528,7 +527,7 @@ fn on_shm_a_thousand_interleavings_of_every_exchange_keep_the_value_and_free_eve
     every_exchange(&mut over_shm(), "shm", 0, 1_000);
 }
 
-/// Several values of a key, and as many receives, any of which may be given up at any time.
+/// Several values of a key and as many receives. Any receive may be cancelled at any time.
 fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random: u64) {
     let mut steps = 0;
     let cases = [
@@ -552,7 +551,7 @@ fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random
 }
 
 #[test]
-fn on_sim_values_keep_their_order_whoever_gives_up_when() {
+fn on_sim_values_keep_their_order_with_any_cancels() {
     let mut pair = over_sim(true);
     order(&mut pair, "sim", 2, 2_000, 2_000);
     order(&mut pair, "sim", 3, 500, 2_000);
@@ -566,7 +565,7 @@ fn with_validation_values_keep_their_order_right_or_not() {
 }
 
 #[test]
-fn on_shm_values_keep_their_order_whoever_gives_up_when() {
+fn on_shm_values_keep_their_order_with_any_cancels() {
     let mut pair = over_shm();
     order(&mut pair, "shm", 2, 0, 1_500);
     order(&mut pair, "shm", 3, 0, 1_500);

@@ -1,5 +1,5 @@
-//! The errors of specification 3.5 that no whole node brings about, through two real halves: each
-//! reaches the waiter whose request it answers, and no other.
+//! The errors of specification 3.5 that a whole node cannot cause, between two real handlers. Each
+//! reaches the waiter of its request and no other.
 
 use super::pair::{Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_stale};
 use crate::fabric::Port;
@@ -20,7 +20,7 @@ fn key(source: &str, destination: &str, name: &str) -> TensorKey {
     TensorKey { edge, step: 1, frame: 0, iteration: 0 }
 }
 
-/// What the sender's side said to a receive that has ended with that.
+/// The status with which the sender refused a receive.
 fn told(call: &mut Call) -> Status {
     match call.receiver.as_mut().and_then(|receiver| receiver.take()) {
         Some(Outcome(Err(Error::Remote { status, .. }))) => status,
@@ -32,7 +32,7 @@ fn is_waiting(call: &Call) -> bool {
     call.receiver.as_ref().is_some_and(|receiver| !receiver.is_done())
 }
 
-/// A receive that is refused between two that go on, over a pair of which only the keys are wrong.
+/// A refused receive between two that succeed. Only the keys of the pair are wrong.
 fn refused<P: Port>(pair: &mut Pair<P>, bad: &TensorKey, code: Code, part: &str) {
     for side in [SENDER, RECEIVER] {
         pair.begin(side, 1);
@@ -56,7 +56,7 @@ fn refused<P: Port>(pair: &mut Pair<P>, bad: &TensorKey, code: Code, part: &str)
 }
 
 #[test]
-fn a_key_that_is_none_of_the_senders_or_none_of_the_receivers_is_refused_by_name() {
+fn a_key_of_another_sender_or_receiver_is_refused_by_name() {
     for (source, destination, code, part) in [
         (ELSEWHERE, HERE, Code::InvalidArgument, "does not start at a/0, which b/0 asked for it"),
         (THERE, ELSEWHERE, Code::PermissionDenied, "does not end at b/0, which asked for it"),
@@ -68,7 +68,7 @@ fn a_key_that_is_none_of_the_senders_or_none_of_the_receivers_is_refused_by_name
 }
 
 #[test]
-fn a_request_that_means_an_earlier_life_of_the_sender_is_refused_with_both() {
+fn a_request_for_an_earlier_incarnation_is_refused_with_both_numbers() {
     let mut pair = over_sim_stale();
     for side in [SENDER, RECEIVER] {
         pair.begin(side, 1);

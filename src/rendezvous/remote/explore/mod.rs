@@ -1,9 +1,8 @@
-//! Two real pollers' halves over a real fabric in one thread, through every interleaving of their
-//! steps: what is sent when, who polls when, and who gives up when.
+//! Two real handlers over a real fabric in one thread, in every interleaving of their sends, polls
+//! and cancels.
 //!
-//! Each run begins from scratch, in a step of its own, and follows a list of choices; the next run
-//! follows the next list, until there is none. So what is explored is the code that runs, not a
-//! model of it.
+//! Each run begins in a step of its own and follows a list of choices. The next run follows the
+//! next list, until there is none. So the explored code is the real code, not a model of it.
 
 mod cases;
 mod errors;
@@ -13,7 +12,7 @@ mod standing;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// A run of a case, which notes what happens in it: if it fails, that is told.
+/// Describes a run, if it fails.
 fn traced<A: Debug>(case: &impl Debug, run: impl FnOnce(&mut Vec<A>)) {
     let mut trace = Vec::new();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&mut trace))) {
@@ -22,13 +21,13 @@ fn traced<A: Debug>(case: &impl Debug, run: impl FnOnce(&mut Vec<A>)) {
     }
 }
 
-/// Which of several things happens next, in a run; and which runs there are.
+/// The choices of a run, and the enumeration of all runs.
 #[derive(Default)]
 pub(super) struct Choices {
-    /// What was chosen in this run, of how many.
+    /// The choices of this run, each with the number of alternatives.
     made: Vec<(usize, usize)>,
     at: usize,
-    /// Set: not all runs, but random ones.
+    /// If set, the runs are random instead of all.
     random: Option<u64>,
 }
 
@@ -37,7 +36,7 @@ impl Choices {
         Choices { random: Some(seed), ..Choices::default() }
     }
 
-    /// One of `count`.
+    /// Chooses one of `count` alternatives.
     fn choose(&mut self, count: usize) -> usize {
         if count < 2 {
             return 0;
@@ -55,7 +54,7 @@ impl Choices {
         chosen
     }
 
-    /// Goes on to the next run; `false` if that was the last.
+    /// Moves to the next run. Returns `false` after the last.
     fn next_run(&mut self) -> bool {
         self.at = 0;
         if self.random.is_some() {

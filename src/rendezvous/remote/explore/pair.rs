@@ -1,4 +1,4 @@
-//! A sender and a receiver with a link between them, moved by hand.
+//! A sender and a receiver with a link between them, moved by the test.
 
 use crate::engine::Handler;
 use crate::engine::{OneshotPool, OneshotReceiver};
@@ -20,19 +20,19 @@ use std::time::Duration;
 
 pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
-/// The sender's life; the receiver's is the next number.
+/// The incarnation of the sender. That of the receiver is the next number.
 const LIFE: u64 = 1;
 
-/// A side that can't tell whether it has news is polled in vain this often before it counts as
-/// quiet: shared memory looks at a link on which nothing happens only now and then.
+/// Idle polls after which a side counts as quiet, if its port cannot tell: shared memory checks an
+/// idle link only now and then.
 const QUIET_ROUNDS: usize = 64;
 
-/// How long a call that gave up waits for its peer.
+/// How long a cancelled call waits for its peer.
 pub const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/replica:0/task:0/device:CPU:0"];
 
-/// One side.
+/// One side of the pair.
 pub struct Side<P: Port> {
     pub links: Links<P, Waiter>,
     pub remote: RemoteHandler,
@@ -41,28 +41,28 @@ pub struct Side<P: Port> {
     pub now: Time,
 }
 
-/// Both sides.
+/// Both sides of the link.
 pub struct Pair<P: Port> {
     pub sides: [Side<P>; 2],
-    /// Brings what is on its way to where it goes.
+    /// Delivers everything that is on its way.
     settle: Box<dyn Fn()>,
-    /// Whether a port knows, without a poll, that there is nothing.
+    /// Whether a port can tell without a poll that nothing has come.
     tells_news: bool,
-    /// Has a bit flipped in every tensor that reaches the receiver, or in none.
+    /// Turns on or off the flipping of a bit in every tensor for the receiver.
     flip: Box<dyn Fn(bool)>,
     /// Whether the receiver validates.
     pub validates: bool,
-    /// Whether bits are flipped once an edge is warm.
+    /// Whether bits are flipped once the meta-data of an edge is known.
     pub flips: bool,
-    /// How often each side must poll in vain before it has no news for sure: what a side has taken
-    /// it tells with its next poll.
+    /// Idle polls of each side until it has certainly nothing to do: a side reports consumed
+    /// messages with its next poll.
     awake: [u8; 2],
     calls: OneshotPool<Outcome>,
     next_call: u64,
     next_edge: u64,
 }
 
-/// A receive.
+/// A receive that has begun.
 pub struct Call {
     pub id: CallId,
     pub receiver: Option<OneshotReceiver<Outcome>>,
@@ -78,18 +78,17 @@ fn pool() -> Pool {
     Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
 }
 
-/// A pair over the virtual network, which brings one completion a poll and loses no time.
+/// A pair over the virtual network, with one completion per poll and no delays.
 pub fn over_sim(lends: bool) -> Pair<<SimFabric as Fabric>::Port> {
     sim_pair(lends, false, LIFE)
 }
 
-/// The same, with a receiver that validates; `flips` says whether a bit is flipped in all that
-/// comes.
+/// The same with a validating receiver. `flips`: a bit is flipped in every tensor.
 pub fn over_sim_validating(flips: bool) -> Pair<<SimFabric as Fabric>::Port> {
     Pair { flips, ..sim_pair(true, true, LIFE) }
 }
 
-/// The same, with a receiver that means an earlier life of the sender, which is 99.
+/// The same with a receiver that expects an earlier incarnation of the sender, 99.
 pub fn over_sim_stale() -> Pair<<SimFabric as Fabric>::Port> {
     sim_pair(true, false, 99)
 }
@@ -112,7 +111,7 @@ fn sim_pair(lends: bool, validate: bool, meant: u64) -> Pair<<SimFabric as Fabri
             network.advance_to(next);
         }
     };
-    // No credits are published in so short a life.
+    // The depth is so large that no credits are returned.
     let pair = pair(fabrics, pools, Box::new(settle), 1 << 24, true, validate, meant);
     Pair { flip: Box::new(flip), ..pair }
 }
@@ -176,7 +175,7 @@ fn pair<F: Fabric>(
         let peer = PeerIndex(1 - side as u32);
         let tag = LinkTag { incarnation: if side == RECEIVER { meant } else { LIFE + 1 }, generation: 0 };
         let Side { links, remote, now, .. } = &mut pair.sides[side];
-        // Nothing travels before both are there.
+        // Nothing is sent before both sides are attached.
         let done = Box::new(|tried: Result<(), String>| tried.expect("it works"));
         remote.command(links, RemoteCommand::Attach { peer, tag, link, done }, *now);
     }
@@ -204,7 +203,7 @@ impl<P: Port> Pair<P> {
         (self.settle)();
     }
 
-    /// Whether a poll of that side would bring something.
+    /// Whether a poll of that side may return something.
     pub fn has_news(&mut self, side: usize) -> bool {
         self.awake[side] > 0 && !(self.tells_news && self.sides[side].links.arm())
     }
@@ -222,7 +221,7 @@ impl<P: Port> Pair<P> {
         self.awake[side] -= 1;
     }
 
-    /// Both poll until nothing comes any more.
+    /// Polls both sides until nothing comes any more.
     pub fn run(&mut self) {
         for _ in 0..QUIET_ROUNDS {
             self.run_awake();
@@ -250,7 +249,7 @@ impl<P: Port> Pair<P> {
         }
     }
 
-    /// Time passes on one side.
+    /// Lets time pass on one side.
     pub fn pass(&mut self, side: usize, span: Duration) {
         let Side { links, remote, now, .. } = &mut self.sides[side];
         *now = *now + span;
@@ -261,20 +260,20 @@ impl<P: Port> Pair<P> {
         self.awake = [2; 2];
     }
 
-    /// From now on bits are flipped, if they are to be.
+    /// Turns on the flipping of bits, if the pair is to flip.
     pub fn set_flipping(&self, warm: bool) {
         (self.flip)(warm && self.flips);
     }
 
-    /// The number of the value that an error says came corrupted, if it is one of this size and it
-    /// may be.
+    /// The number of the value that an error names as corrupted, if it has this size and corruption
+    /// is possible.
     pub fn corrupted(&self, error: &Error, bytes: u64) -> Option<u8> {
         let Error::Corrupted { bytes: of, sent, actual, .. } = error else { return None };
         let is_its = |number: &u8| sum_of(&vec![*number; bytes as usize]) == *sent;
         (self.flips && *of == bytes && sent != actual).then(|| (0..=19).find(is_its)).flatten()
     }
 
-    /// An edge that was never used.
+    /// A new edge.
     pub fn edge(&mut self) -> Arc<EdgeName> {
         self.next_edge += 1;
         let name = format!("e{}", self.next_edge);
@@ -327,7 +326,7 @@ impl<P: Port> Pair<P> {
         self.command(RECEIVER, RemoteCommand::Cancel(Cancel { id, why }));
     }
 
-    /// What is granted to a peer and given up is a part of what the pool has given away.
+    /// Memory in quarantine is allocated.
     pub fn check_quarantine(&self) {
         for side in &self.sides {
             let (quarantined, allocated) = (self.quarantined_on(side), side.pool.stats().allocated);
@@ -343,7 +342,7 @@ impl<P: Port> Pair<P> {
         self.quarantined_on(&self.sides[RECEIVER])
     }
 
-    /// Nothing is left anywhere.
+    /// Checks that nothing is left anywhere.
     pub fn check_empty(&self) {
         for (name, side) in ["sender", "receiver"].into_iter().zip(&self.sides) {
             assert!(side.remote.outgoing.is_empty(), "something is in line at the {name}");

@@ -1,5 +1,4 @@
-//! Two steps of an edge that is asked for in advance, through the interleavings of what may happen
-//! to them.
+//! Two steps of a standing edge, in the interleavings of the events that may happen to them.
 
 use super::pair::{CANCEL_TIMEOUT, Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_validating};
 use super::{Choices, traced};
@@ -14,21 +13,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const ENDLESS: Duration = Duration::from_secs(1_000_000);
-/// The sequence of all runs: each takes the next two steps of it.
+/// The sequence of all runs. Each run takes its next two steps.
 const BASE: u64 = 1 << 40;
 
-/// What may happen, once and at any time, beside sending and receiving.
+/// An event that may happen once, at any time, beside sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mishap {
     None,
-    /// It is not to be asked for in advance any more.
+    /// The standing edge ends.
     Ended,
     /// The window becomes 1.
     Shrinks,
-    /// The receive of the first step is given up.
+    /// The receive of the first step is cancelled.
     Cancelled,
     Dropped,
-    /// The first step ends, at one of the two.
+    /// The first step ends, on one of the two sides.
     AbortHere,
     AbortThere,
     CleanupHere,
@@ -49,12 +48,12 @@ const MISHAPS: [Mishap; 9] = [
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Bytes of the tensor that was received before, if there was one.
+    /// Bytes of the tensor of an earlier step, if there was one.
     known: Option<u64>,
     /// Bytes of the tensors of the two steps; `None` for dead ones.
     sent: [Option<u64>; 2],
     borrow: bool,
-    /// Whether the first step is received twice, and sent twice.
+    /// Whether the first step has two values and two receives.
     twice: bool,
     mishap: Mishap,
 }
@@ -217,7 +216,7 @@ impl<P: Port> Run<'_, P> {
             let corrupted =
                 |error: &Error| self.pair.corrupted(error, sent.unwrap_or(0)).filter(|_| sent.is_some());
             if let Some(fill) = result.as_ref().err().and_then(corrupted) {
-                // As good as if it had come.
+                // Counts as received.
                 receive.end = Some(Ok(fill));
                 continue;
             }
@@ -234,8 +233,8 @@ impl<P: Port> Run<'_, P> {
         }
     }
 
-    /// Nothing happens any more: every value has come, or comes to the next receive, unless its
-    /// step is over.
+    /// Nothing more happens: every value has come or comes to the next receive, unless its step is
+    /// over.
     fn finish(&mut self) {
         for step in [0, 1] {
             if self.is_over(step) {
@@ -350,7 +349,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, first: &mut u64, all: u64, r
     }
 }
 
-/// An edge on which one tensor of so many bytes has travelled, or a dead one.
+/// An edge on which one tensor of this size, or a dead value, has travelled.
 fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> Arc<EdgeName> {
     pair.set_flipping(false);
     let edge = pair.edge();
@@ -372,7 +371,7 @@ fn warm_up<P: Port>(pair: &mut Pair<P>, bytes: Option<u64>, first: &mut u64) -> 
     edge
 }
 
-/// Each kind of tensors that may come for what was asked for.
+/// Each kind of tensor that may come for a standing request.
 fn kinds() -> Vec<(&'static str, Case)> {
     let plain =
         Case { known: Some(1000), sent: [Some(1000); 2], borrow: false, twice: false, mishap: Mishap::None };
@@ -428,7 +427,7 @@ fn on_shm_interleavings_of_standing_requests_keep_every_value_and_free_everythin
     every_kind(&mut over_shm(), "shm", 0, 300);
 }
 
-/// Steps in which everything is known, one after the other.
+/// Steps with known meta-data, one after the other.
 fn count<P: Port>(pair: &mut Pair<P>, over: &str) {
     const WINDOW: u32 = 8;
     const STEPS: u64 = 80;
