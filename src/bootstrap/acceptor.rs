@@ -1,7 +1,7 @@
 //! The connections that peers open: bounded in number, and closed when nothing comes for too long.
 //!
-//! Whatever connects gets a file descriptor and some memory before it has said who it is; these bounds keep
-//! a client that says nothing, or garbage, from keeping them.
+//! Each connection takes a file descriptor and memory before its client is known. These bounds end
+//! connections of clients that send nothing or garbage.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What is known of one peer: its lives, and the link with the present one.
+//! The entry of one peer: its lives, and the link with the present one.
 
 use super::names::Incarnation;
 use super::peer_table::{PeerEvent, PeerIdentity};
@@ -32,7 +32,7 @@ pub(super) struct PeerLife {
     pub(super) who: PeerIdentity,
     /// When it last gave a sign of life.
     pub(super) heard: Instant,
-    /// It has answered at its address in the cluster, so that who answers there tells of it.
+    /// It has answered at its address in the cluster, so answers there are about this life.
     pub(super) dialed: bool,
     pub(super) stage: LifeStage,
 }
@@ -101,7 +101,7 @@ impl PeerRecord {
         }
     }
 
-    /// Starts a generation. The caller has ended what was there before.
+    /// Starts a generation. The caller has ended the previous one.
     pub(super) fn begin(&mut self, generation: u64, theirs: Vec<u8>) -> Option<PeerInfo> {
         let life = self.life.as_mut()?;
         life.stage = LifeStage::Linking(LinkAttempt {
@@ -142,11 +142,12 @@ impl PeerRecord {
         }
     }
 
-    /// Ends the present life for good. Nobody has followed it yet, so that is told also if there was no link.
+    /// Ends the present life. There is no next life yet, so the end is reported even without a
+    /// link.
     pub(super) fn retire_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let Some(life) = &self.life else { return Vec::new() };
         let gone = PeerEvent::Gone(self.info(&life.who, self.generation), cause.clone());
-        // What ends the link tells of it, and that of a life held for dead has ended.
+        // The end of the link reports it; the link of a life that counts as dead has ended.
         let is_news = matches!(life.stage, LifeStage::Apart | LifeStage::Linking(_));
         self.lost = Some(cause.to_string());
         let mut acts = self.retire(cause);

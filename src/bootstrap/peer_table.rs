@@ -1,7 +1,7 @@
-//! What this process knows of each peer: its life, and how far the link with it is.
+//! The table of peers: the life of each, and the state of its link.
 //!
-//! Plain state: no I/O, no clock, no threads. Times are given; what must be told to the [`Peering`] comes
-//! back as [`PeerEvent`]s, so that the caller can run them outside its lock.
+//! Plain state: no I/O, no clock, no threads. Times are given; what must be told to the [`Peering`]
+//! comes back as [`PeerEvent`]s, so that the caller can run them outside its lock.
 //!
 //! [`Peering`]: super::Peering
 
@@ -12,8 +12,8 @@ use crate::wire::Status;
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 
-/// How far a new generation may be ahead of the present one. It leaves room for all that can really happen,
-/// and keeps one wild number from using up the rest.
+/// The largest step of a generation. It permits all real cases, and one invalid number cannot use
+/// up the others.
 const MAX_AHEAD: u64 = 1 << 32;
 
 /// Something that the peering must be told.
@@ -25,7 +25,7 @@ pub(super) enum PeerEvent {
     Gone(PeerInfo, LossCause),
 }
 
-/// Why a caller is not taken for who it says it is.
+/// Why the identity of a caller is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LifeRefusal {
     /// Another life of that name is alive.
@@ -36,7 +36,7 @@ pub(super) enum LifeRefusal {
     Unknown,
 }
 
-/// What a member tells of itself.
+/// The introduction of a member.
 #[derive(Clone, Debug)]
 pub(super) struct PeerIdentity {
     pub(super) incarnation: Incarnation,
@@ -44,7 +44,7 @@ pub(super) struct PeerIdentity {
     pub(super) spinners: u32,
 }
 
-/// What becomes of an offer that the peer has made.
+/// The result of a peer's offer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OfferDecision {
     /// It is new: make this side's endpoint.
@@ -127,8 +127,8 @@ impl PeerTable {
         }
     }
 
-    /// Remembers why the peer could not be reached or would not talk; `None` once it does. Returns whether
-    /// that is news.
+    /// Remembers why the peer could not be reached or would not talk; `None` once it does. Returns
+    /// whether that is news.
     pub(super) fn note(&mut self, index: usize, why: Option<String>) -> bool {
         let slot = &mut self.slots[index];
         let news = slot.reach != why;
@@ -136,8 +136,8 @@ impl PeerTable {
         news
     }
 
-    /// A life of the peer has introduced itself: by calling us, or (`dialed`) as the one that answers at
-    /// the peer's address in the cluster, which settles who owns the name.
+    /// A life of the peer has introduced itself: by a call or (`dialed`) by an answer at the peer's
+    /// address in the cluster, which decides the owner of the name.
     pub(super) fn meet(
         &mut self,
         index: usize,
@@ -193,8 +193,8 @@ impl PeerTable {
         }
     }
 
-    /// Starts a new generation from this side. `None` while an older one is still being given up, or if
-    /// the peer is linked, being linked, or not that life any more.
+    /// Starts a new generation from this side. `None` while an older one is still being given up,
+    /// or if the peer is linked, being linked, or not that life any more.
     pub(super) fn start(&mut self, index: usize, with: Incarnation, seen_there: u64) -> Option<PeerInfo> {
         let slot = &mut self.slots[index];
         let apart = matches!(slot.known(with)?.stage, LifeStage::Apart);
@@ -409,7 +409,7 @@ impl PeerTable {
     pub(super) fn report(&mut self, index: usize, generation: u64, why: &str) -> bool {
         let up = self.link(index).is_some_and(|(info, _)| info.generation == generation);
         if up {
-            // The act is for the one who has just told us.
+            // The event belongs to the peer that has just called.
             self.slots[index].end(&LossCause::Closed(why.to_owned()), LifeStage::Gone);
             self.slots[index].lost = Some(why.to_owned());
             self.slots[index].failed = Some((generation, why.to_owned()));
@@ -436,7 +436,8 @@ impl PeerTable {
         slot.retire_and_tell(cause)
     }
 
-    /// Nobody listens at the peer's address. If a life of it has answered there before, its process has ended.
+    /// Nothing listens at the peer's address. If a life of it has answered there before, its
+    /// process has ended.
     pub(super) fn unattended(&mut self, index: usize, why: &str) -> Vec<PeerEvent> {
         let slot = &mut self.slots[index];
         match &slot.life {
@@ -445,8 +446,8 @@ impl PeerTable {
         }
     }
 
-    /// The peer did not answer. Holds it for dead if it has no link, and nothing has been heard from it for too
-    /// long: whoever is up calls often.
+    /// The peer did not answer. It counts as dead if it has no link and was silent for too long: a
+    /// live peer calls often.
     pub(super) fn unanswered(&mut self, index: usize, now: Instant) -> Vec<PeerEvent> {
         let bound = self.silence;
         let slot = &mut self.slots[index];

@@ -75,7 +75,7 @@ fn a_linked_life_whose_calls_are_not_answered_is_held_for_silent_at_the_bound_an
         assert!(members.unanswered(0, now).is_empty() && members.silent(0, now).is_empty());
         assert!(members.all_linked());
     }
-    // What is linked falls silent as a link, not as one that was never there.
+    // A linked peer that falls silent is lost as a link, not as a peer that was never there.
     assert!(members.unanswered(0, start + SILENCE).is_empty());
     let acts = members.silent(0, start + SILENCE);
     assert_eq!(acts, [PeerEvent::Lost(info, LossCause::Silent { after: SILENCE, bound: SILENCE })]);
