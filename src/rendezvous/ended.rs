@@ -47,7 +47,7 @@ impl Ends {
     }
 
     /// As [`Ends::end`], for a step that does not come back.
-    pub fn bury(&mut self, step: u64, error: Error) {
+    pub fn retire(&mut self, step: u64, error: Error) {
         let Some(ended) = self.live.remove(&step) else { return };
         let _ = ended.set(error);
         if self.past.len() < KEPT {
@@ -81,7 +81,7 @@ mod tests {
         let mut ends = Ends::default();
         let (handle, other) = (ends.of(1), ends.of(1));
         ends.end(1, Error::Stopped);
-        ends.bury(1, gone(1));
+        ends.retire(1, gone(1));
         assert!(matches!(handle.get(), Some(Error::Stopped)) && Arc::ptr_eq(&handle, &other));
     }
 
@@ -89,7 +89,7 @@ mod tests {
     fn an_end_serves_a_later_step_only_when_no_handle_is_left() {
         let mut ends = Ends::default();
         let held = ends.of(1);
-        ends.bury(1, gone(1));
+        ends.retire(1, gone(1));
         let second = ends.of(2);
         assert!(!Arc::ptr_eq(&held, &second) && second.get().is_none());
         assert!(matches!(held.get(), Some(Error::StepGone { step: 1 })));
@@ -105,7 +105,7 @@ mod tests {
         let held: Vec<_> = (0..1000)
             .map(|step| {
                 let ended = ends.of(step);
-                ends.bury(step, gone(step));
+                ends.retire(step, gone(step));
                 ended
             })
             .collect();

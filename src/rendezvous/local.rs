@@ -17,13 +17,13 @@ pub(super) struct LocalWaiter {
     pub into: Option<TensorMut>,
 }
 
-/// What a call found out, to be told outside every lock.
+/// What a call found out, to be wakeups outside every lock.
 #[derive(Debug, Default)]
 #[must_use]
-pub(super) struct Told(Vec<Telling>);
+pub(super) struct DeferredWakeups(Vec<DeferredWakeup>);
 
 #[derive(Debug)]
-enum Telling {
+enum DeferredWakeup {
     Value { waiter: LocalWaiter, value: Value },
     GaveUp { key: TensorKey, waiter: Waiter },
     Failed { waiter: Waiter, error: Error },
@@ -43,37 +43,37 @@ impl Default for Local {
 }
 
 impl Local {
-    /// Hands a value to the first waiter that it fits, or keeps it. Those that it does not fit are told so.
-    pub fn send(&mut self, key: &TensorKey, value: Value) -> Told {
-        let mut told = Told::default();
+    /// Hands a value to the first waiter that it fits, or keeps it. Those that it does not fit are wakeups so.
+    pub fn send(&mut self, key: &TensorKey, value: Value) -> DeferredWakeups {
+        let mut wakeups = DeferredWakeups::default();
         let mut offered = self.table.offer(key, value);
         while let OfferOutcome::Matched(waiter, matched) = offered {
-            let Some(back) = told.hand_over(key, waiter, matched) else { break };
+            let Some(back) = wakeups.hand_over(key, waiter, matched) else { break };
             offered = self.table.put_back(key, back);
         }
-        told
+        wakeups
     }
 
     /// Gives a waiter its value, or keeps the waiter. A value that does not fit it stays.
-    pub fn receive(&mut self, key: &TensorKey, waiter: LocalWaiter) -> Told {
-        let mut told = Told::default();
+    pub fn receive(&mut self, key: &TensorKey, waiter: LocalWaiter) -> DeferredWakeups {
+        let mut wakeups = DeferredWakeups::default();
         let deadline = waiter.waiter.deadline;
         match self.table.ask(key, waiter) {
             AskOutcome::Matched(waiter, matched) => {
-                if let Some(back) = told.hand_over(key, waiter, matched) {
+                if let Some(back) = wakeups.hand_over(key, waiter, matched) {
                     // There was a value, so nobody waits: it is kept.
                     let _ = self.table.put_back(key, back);
                 }
             }
             AskOutcome::Queued => self.next_deadline = self.next_deadline.min(deadline),
         }
-        told
+        wakeups
     }
 
     /// Ends a call that still waits.
-    pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> Told {
+    pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> DeferredWakeups {
         let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.id);
-        Told(
+        DeferredWakeups(
             found
                 .into_iter()
                 .map(|kept| cancel_reason(key.clone(), kept.waiter, cancel.why.clone()))
@@ -82,10 +82,10 @@ impl Local {
     }
 
     /// Ends those of several calls that still wait.
-    pub fn cancel_all(&mut self, cancel: &CancelAll) -> Told {
+    pub fn cancel_all(&mut self, cancel: &CancelAll) -> DeferredWakeups {
         let ids = cancel.first..cancel.first + cancel.count;
         let found = self.table.remove_waiters(|_, kept| ids.contains(&kept.waiter.id.0));
-        Told(
+        DeferredWakeups(
             found
                 .into_iter()
                 .map(|(key, kept)| cancel_reason(key, kept.waiter, cancel.why.clone()))
@@ -94,11 +94,11 @@ impl Local {
     }
 
     /// Ends what has waited until now.
-    pub fn expire(&mut self, now: Time) -> Told {
+    pub fn expire(&mut self, now: Time) -> DeferredWakeups {
         let late = self.table.remove_waiters(|_, kept| kept.waiter.deadline <= now);
         let deadlines = self.table.waiters().map(|(_, kept)| kept.waiter.deadline);
         self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
-        Told(
+        DeferredWakeups(
             late.into_iter()
                 .map(|(key, kept)| cancel_reason(key, kept.waiter, CancelReason::Deadline(None)))
                 .collect(),
@@ -111,28 +111,28 @@ impl Local {
     }
 
     /// Drops a step's values and fails its waiters.
-    pub fn end_step(&mut self, step: u64, error: &Error) -> Told {
+    pub fn end_step(&mut self, step: u64, error: &Error) -> DeferredWakeups {
         let (_, waiters) = self.table.remove_steps(|kept| kept == step);
-        Told(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
+        DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
 
     /// Fails every waiter and drops every value.
-    pub fn fail_all(&mut self, error: &Error) -> Told {
+    pub fn fail_all(&mut self, error: &Error) -> DeferredWakeups {
         let (_, waiters) = self.table.remove_steps(|_| true);
-        Told(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
+        DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
 }
 
-fn cancel_reason(key: TensorKey, mut waiter: Waiter, why: CancelReason) -> Telling {
+fn cancel_reason(key: TensorKey, mut waiter: Waiter, why: CancelReason) -> DeferredWakeup {
     waiter.cancel_reason = Some(why);
-    Telling::GaveUp { key, waiter }
+    DeferredWakeup::GaveUp { key, waiter }
 }
 
-fn failed(waiter: Waiter, error: &Error) -> Telling {
-    Telling::Failed { waiter, error: error.clone() }
+fn failed(waiter: Waiter, error: &Error) -> DeferredWakeup {
+    DeferredWakeup::Failed { waiter, error: error.clone() }
 }
 
-impl Told {
+impl DeferredWakeups {
     /// Notes a value for its waiter, or that it does not fit what was given for it: then it comes back.
     fn hand_over(
         &mut self,
@@ -145,30 +145,30 @@ impl Told {
         {
             let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
             let error = Error::ShapeMismatch { key: key.to_string(), sent, given };
-            self.0.push(Telling::Failed { waiter: waiter.waiter, error });
+            self.0.push(DeferredWakeup::Failed { waiter: waiter.waiter, error });
             return (!is_on(Mutant::LocalMisfitLost)).then_some(matched);
         }
-        self.0.push(Telling::Value { waiter, value: matched.value });
+        self.0.push(DeferredWakeup::Value { waiter, value: matched.value });
         None
     }
 
     /// Adds what another call has found out.
-    pub fn append(&mut self, mut other: Told) {
+    pub fn append(&mut self, mut other: DeferredWakeups) {
         self.0.append(&mut other.0);
     }
 
     /// Tells everybody.
-    pub fn tell(self) {
-        self.0.into_iter().for_each(Telling::tell);
+    pub fn wake(self) {
+        self.0.into_iter().for_each(DeferredWakeup::wake);
     }
 }
 
-impl Telling {
-    fn tell(self) {
+impl DeferredWakeup {
+    fn wake(self) {
         match self {
-            Telling::GaveUp { key, waiter } => waiter.given_up(&key),
-            Telling::Failed { waiter, error } => waiter.complete(Err(error)),
-            Telling::Value { waiter, value } => deliver(waiter, value),
+            DeferredWakeup::GaveUp { key, waiter } => waiter.given_up(&key),
+            DeferredWakeup::Failed { waiter, error } => waiter.complete(Err(error)),
+            DeferredWakeup::Value { waiter, value } => deliver(waiter, value),
         }
     }
 }

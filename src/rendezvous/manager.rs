@@ -5,11 +5,12 @@ use super::Error;
 use super::edge::{Edge, End};
 use super::ended::Ends;
 use super::foreign::Foreign;
-use super::local::{Local, LocalWaiter, Told};
+use super::local::{DeferredWakeups, Local, LocalWaiter};
+use super::losses::{Losses, PeerStatus};
 use super::path::{Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
-use super::remote::PeerObserver;
 use super::remote::{BatchReceive, BatchSend};
 use super::reuse::{Lists, Reused};
+use super::sequence::Sequence;
 use super::step::Step;
 use super::steps::{BeginError, Steps};
 use super::waiter::Outcome;
@@ -18,10 +19,10 @@ use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{ForkGuard, Pool};
 use crate::telemetry::Snapshot;
-use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
+use crate::wire::{EdgeName, Status, TaskId, Time};
 use foldhash::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a wait for something that nobody announces sleeps at most.
@@ -101,103 +102,6 @@ pub(super) struct Tables {
     /// Edges with a [`Standing`](super::Standing), with the first steps of their sequences.
     pub standing: HashSet<TensorKey>,
     ends: Ends,
-}
-
-/// Which peers are there and which are lost, for calls that never reach the poller.
-pub struct Losses {
-    peers: Vec<Loss>,
-    fatal: bool,
-    broken: OnceLock<Error>,
-    swept: AtomicBool,
-}
-
-#[derive(Default)]
-struct Loss {
-    /// So that a send to a peer that is there takes no lock.
-    is_up: AtomicBool,
-    status: Mutex<PeerStatus>,
-}
-
-/// How it stands with a peer.
-#[derive(Clone, Debug, Default)]
-pub enum PeerStatus {
-    /// It was never linked.
-    #[default]
-    Absent,
-    /// This link with it is up.
-    Up(LinkTag),
-    /// It was lost with this link, or before it, and has not come back.
-    Lost(LinkTag, Error),
-}
-
-impl Losses {
-    /// Nobody is lost yet. `fatal`: the loss of one, other than by its clean stop, ends everything.
-    pub fn new(members: &Members, fatal: bool) -> Self {
-        let peers = members.all().iter().map(|_| Loss::default()).collect();
-        Losses { peers, fatal, broken: OnceLock::new(), swept: AtomicBool::new(false) }
-    }
-
-    /// Whether a peer is linked. Takes no lock.
-    fn is_up(&self, peer: PeerIndex) -> bool {
-        self.peers[peer.0 as usize].is_up.load(Ordering::Acquire)
-    }
-
-    /// How it stands with a peer.
-    pub fn status(&self, peer: PeerIndex) -> PeerStatus {
-        self.peers[peer.0 as usize].status.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_status(&self, peer: PeerIndex, status: PeerStatus) {
-        let loss = &self.peers[peer.0 as usize];
-        let is_up = matches!(status, PeerStatus::Up(_));
-        let mut present = loss.status.lock().unwrap_or_else(PoisonError::into_inner);
-        *present = status;
-        // Under the lock, so that both change in the same order.
-        loss.is_up.store(is_up, Ordering::Release);
-    }
-
-    /// What ended everything, if something has.
-    pub fn ended(&self) -> Option<Error> {
-        self.broken.get().cloned()
-    }
-
-    /// Ends everything with this error, unless something else has.
-    pub fn end(&self, error: Error) {
-        let _ = self.broken.set(error);
-    }
-}
-
-impl PeerObserver for Losses {
-    fn up(&self, peer: PeerIndex, tag: LinkTag) {
-        self.set_status(peer, PeerStatus::Up(tag));
-    }
-
-    fn failed_before_ready(&self, _peer: PeerIndex, _tag: LinkTag) {}
-
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        self.set_status(peer, PeerStatus::Lost(tag, error.clone()));
-        let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
-        if self.fatal && !clean {
-            self.end(error);
-        }
-    }
-}
-
-/// A run of steps base, base + 1, ... (specification 2.5a): those that were cleaned up are remembered without limit.
-#[must_use = "a sequence tells the ids of its steps"]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sequence {
-    base: u64,
-}
-
-impl Sequence {
-    /// The id of its n-th step, counted from 0.
-    ///
-    /// # Panics
-    /// If base + n does not fit in 64 bits.
-    pub fn step(&self, n: u64) -> StepId {
-        self.base.checked_add(n).expect("a sequence has no step beyond 2^64-1").into()
-    }
 }
 
 impl Rendezvous {
@@ -389,8 +293,8 @@ impl Shared {
     }
 
     /// Tells waiters what they get, outside the lock.
-    pub(super) fn tell(&self, told: Told) {
-        told.tell();
+    pub(super) fn wake(&self, wakeups: DeferredWakeups) {
+        wakeups.wake();
         self.nudge();
     }
 
@@ -400,16 +304,16 @@ impl Shared {
             return;
         }
         let error = Error::StepGone { step };
-        let told = {
+        let wakeups = {
             let mut tables = self.tables();
             if !tables.steps.cleanup(step) {
                 return;
             }
             // An abort before it is the better reason.
-            tables.ends.bury(step, error.clone());
+            tables.ends.retire(step, error.clone());
             tables.local.end_step(step, &error)
         };
-        self.tell(told);
+        self.wake(wakeups);
         self.change(&StepChange::CleanedUp { step });
     }
 
@@ -419,18 +323,18 @@ impl Shared {
     }
 
     pub(super) fn cancel_local(&self, key: &TensorKey, cancel: &Cancel) {
-        let told = self.tables().local.cancel(key, cancel);
-        self.tell(told);
+        let wakeups = self.tables().local.cancel(key, cancel);
+        self.wake(wakeups);
     }
 
     pub(super) fn cancel_all_local(&self, cancel: &CancelAll) {
-        let told = self.tables().local.cancel_all(cancel);
-        self.tell(told);
+        let wakeups = self.tables().local.cancel_all(cancel);
+        self.wake(wakeups);
     }
 
     pub(super) fn abort(&self, step: u64, status: Status) {
         let error = Error::Aborted { step, status: status.clone() };
-        let told = {
+        let wakeups = {
             let mut tables = self.tables();
             if !tables.steps.abort(step, status.clone()) {
                 return;
@@ -438,7 +342,7 @@ impl Shared {
             tables.ends.end(step, error.clone());
             tables.local.end_step(step, &error)
         };
-        self.tell(told);
+        self.wake(wakeups);
         self.change(&StepChange::Aborted { step, status });
     }
 
@@ -479,23 +383,23 @@ impl Shared {
     /// Ends what the local table holds beyond its time, or beyond everything's end. Takes no lock while there
     /// is nothing to end.
     fn sweep(&self) {
-        let told = match self.losses.broken.get() {
+        let wakeups = match self.losses.broken.get() {
             None => {
                 let next = self.next_expiry.load(Ordering::Relaxed);
                 if next == Time::NEVER.as_nanos() || self.now() < Time::from_nanos(next) {
                     return;
                 }
                 let mut tables = self.tables();
-                let told = tables.local.expire(self.now());
+                let wakeups = tables.local.expire(self.now());
                 self.expiry_changed(&tables);
-                told
+                wakeups
             }
             Some(error) if !self.losses.swept.swap(true, Ordering::AcqRel) => {
                 self.tables().local.fail_all(error)
             }
             Some(_) => return,
         };
-        self.tell(told);
+        self.wake(wakeups);
     }
 
     /// Notes when the local table must be looked at next.

@@ -17,6 +17,7 @@ mod error;
 mod fifo;
 mod foreign;
 mod local;
+mod losses;
 mod manager;
 mod outstanding;
 mod path;
@@ -27,6 +28,7 @@ mod remote;
 #[cfg(test)]
 mod remote_calls_tests;
 mod reuse;
+mod sequence;
 mod standing;
 mod step;
 mod steps;
@@ -37,7 +39,8 @@ pub use batch::Batch;
 pub use edge::Edge;
 pub use error::Error;
 pub(crate) use foreign::REGISTERED_FROM;
-pub use manager::{Losses, PeerStatus, Rendezvous, RendezvousSettings, Sequence};
+pub use losses::{Losses, PeerStatus};
+pub use manager::{Rendezvous, RendezvousSettings};
 pub use path::{
     Cancel, CancelAll, LinkTag, Members, OnPath, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
 };
@@ -50,6 +53,7 @@ pub use remote::{
     BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteSettings,
 };
 pub use reuse::Reused;
+pub use sequence::Sequence;
 pub use standing::Standing;
 pub use step::{Sendable, Step};
 pub(crate) use steps::MAX_RETIRED_STEPS;

@@ -2,8 +2,9 @@
 
 use super::Error;
 use super::edge::{Edge, End};
-use super::manager::{Rendezvous, Sequence, Shared};
+use super::manager::{Rendezvous, Shared};
 use super::path::{PeerIndex, StandingChange};
+use super::sequence::Sequence;
 use crate::link::TensorKey;
 use crate::wire::message::MAX_STANDING_STEPS;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::edge::{Edge, End};
 use super::ended::Ended;
-use super::local::{LocalWaiter, Told, check_live};
+use super::local::{DeferredWakeups, LocalWaiter, check_live};
 use super::manager::Shared;
 use super::outstanding::reserve;
 use super::{Error, PeerIndex};
@@ -194,12 +194,12 @@ impl Shared {
     }
 
     fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {
-        let told = {
+        let wakeups = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;
             tables.local.send(key, value)
         };
-        self.tell(told);
+        self.wake(wakeups);
         Ok(())
     }
 
@@ -209,13 +209,13 @@ impl Shared {
         step: u64,
         values: &mut Vec<(TensorKey, Value)>,
     ) -> Result<(), Error> {
-        let mut all = Told::default();
+        let mut all = DeferredWakeups::default();
         {
             let mut tables = self.tables();
             check_live(&tables.steps, step)?;
             values.drain(..).for_each(|(key, value)| all.append(tables.local.send(&key, value)));
         }
-        self.tell(all);
+        self.wake(all);
         Ok(())
     }
 
@@ -225,26 +225,26 @@ impl Shared {
         step: u64,
         waiters: &mut Vec<(TensorKey, LocalWaiter)>,
     ) -> Result<(), Error> {
-        let mut all = Told::default();
+        let mut all = DeferredWakeups::default();
         {
             let mut tables = self.tables();
             check_live(&tables.steps, step)?;
             waiters.drain(..).for_each(|(key, waiter)| all.append(tables.local.receive(&key, waiter)));
             self.expiry_changed(&tables);
         }
-        self.tell(all);
+        self.wake(all);
         Ok(())
     }
 
     pub(super) fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
-        let told = {
+        let wakeups = {
             let mut tables = self.tables();
             check_live(&tables.steps, key.step)?;
-            let told = tables.local.receive(key, waiter);
+            let wakeups = tables.local.receive(key, waiter);
             self.expiry_changed(&tables);
-            told
+            wakeups
         };
-        self.tell(told);
+        self.wake(wakeups);
         Ok(())
     }
 }

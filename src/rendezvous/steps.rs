@@ -19,8 +19,8 @@ const MANY_STEPS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Steps {
     live: HashMap<u64, Live>,
-    sequences: Vec<Run>,
-    buried: HashSet<u64>,
+    sequences: Vec<StepRange>,
+    retired: HashSet<u64>,
     order: VecDeque<u64>,
 }
 
@@ -32,7 +32,7 @@ struct Live {
 
 /// A run of steps base, base + 1, ...: all below `watermark` are gone, and those in `early`.
 #[derive(Debug)]
-struct Run {
+struct StepRange {
     base: u64,
     watermark: u64,
     early: BTreeSet<u64>,
@@ -61,10 +61,10 @@ pub(super) enum BeginError {
 impl Default for Steps {
     fn default() -> Self {
         // Twice the room: a hash table that is more than half full is made anew now and then, not swept in place.
-        let buried = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
+        let retired = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
         let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
         let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
-        Steps { live, sequences: Vec::new(), buried, order }
+        Steps { live, sequences: Vec::new(), retired, order }
     }
 }
 
@@ -116,9 +116,9 @@ impl Steps {
             return false;
         }
         self.live.remove(&step);
-        match self.run_of(step) {
-            Some(run) => run.bury(step),
-            None => self.bury(step),
+        match self.range_of(step) {
+            Some(run) => run.retire(step),
+            None => self.retire(step),
         }
         true
     }
@@ -128,7 +128,7 @@ impl Steps {
         if self.sequences.iter().any(|run| run.base == base) {
             return;
         }
-        self.sequences.push(Run { base, watermark: base, early: BTreeSet::new() });
+        self.sequences.push(StepRange { base, watermark: base, early: BTreeSet::new() });
         self.sequences.sort_by_key(|run| run.base);
     }
 
@@ -168,27 +168,27 @@ impl Steps {
         }
         let run = self.sequences.iter().rfind(|run| run.base <= step);
         run.is_some_and(|run| step < run.watermark || run.early.contains(&step))
-            || self.buried.contains(&step)
+            || self.retired.contains(&step)
     }
 
     /// A sequence goes on until the next one's base.
-    fn run_of(&mut self, step: u64) -> Option<&mut Run> {
+    fn range_of(&mut self, step: u64) -> Option<&mut StepRange> {
         self.sequences.iter_mut().rfind(|run| run.base <= step)
     }
 
-    fn bury(&mut self, step: u64) {
+    fn retire(&mut self, step: u64) {
         if self.order.len() == MAX_RETIRED_STEPS
             && let Some(oldest) = self.order.pop_front()
         {
-            self.buried.remove(&oldest);
+            self.retired.remove(&oldest);
         }
         self.order.push_back(step);
-        self.buried.insert(step);
+        self.retired.insert(step);
     }
 }
 
-impl Run {
-    fn bury(&mut self, step: u64) {
+impl StepRange {
+    fn retire(&mut self, step: u64) {
         if step == self.watermark
             && let Some(next) = step.checked_add(1)
         {

@@ -45,6 +45,7 @@ pub const LOCKS: &[(&str, &str)] = &[
         "the central allocator, behind the caches: where a size is new or the caches are full",
     ),
     (
+        "src/rendezvous/losses",
         "src/rendezvous/manager",
         "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the process; and \
          what is said of a lost peer",

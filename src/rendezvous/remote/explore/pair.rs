@@ -8,7 +8,7 @@ use crate::fabric::{Endpoint, Fabric, LinkOptions, Port, Role};
 use crate::link::{Destination, LinkLoad, LinkSettings, Links, TensorKey, Value};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::rendezvous::Error;
-use crate::rendezvous::manager::Losses;
+use crate::rendezvous::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
