@@ -1,5 +1,5 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
-#![allow(clippy::disallowed_types)] // the process's own tables, once per step; what is said of a lost peer
+#![allow(clippy::disallowed_types)] // the process's own tables, once per step
 
 use super::Error;
 use super::edge::{Edge, End};

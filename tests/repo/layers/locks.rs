@@ -44,11 +44,10 @@ pub const LOCKS: &[(&str, &str)] = &[
         "src/memory/pool/mod",
         "the central allocator, behind the caches: where a size is new or the caches are full",
     ),
+    ("src/rendezvous/losses", "the error of a lost peer; a send to a linked peer only loads a flag"),
     (
-        "src/rendezvous/losses",
         "src/rendezvous/manager",
-        "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the process; and \
-         what is said of a lost peer",
+        "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the process",
     ),
 ];
 
