@@ -151,8 +151,8 @@ fn file_at(base: *const c_void) -> Option<u64> {
 fn abort_unmapped(len: u64, error: Errno, again: Errno) -> ! {
     let what = ByteCount(len);
     tracing::error!(
-        "replacing the mapping of a dead peer's region of {what} failed ({error}), the old mapping is \
-         gone, and mapping the copy failed too ({again}): aborting, because tensors that are borrowed there would fault"
+        "replacing the mapping of a dead peer's region of {what} failed ({error}), the old mapping is gone, \
+         and mapping the copy failed too ({again}): aborting, because borrowed tensors would fault"
     );
     std::process::abort()
 }
