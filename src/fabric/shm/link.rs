@@ -90,7 +90,7 @@ impl ShmLinkInner {
         let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()));
         let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()));
         let rings = Rings::new(options.depth, out, inc, ringer.clone());
-        let borrowed = LoanTable::new(own.words(layout.leases()), ringer);
+        let borrowed = LoanTable::new(own.words(layout.loan_table()), ringer);
         ShmLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
@@ -106,7 +106,7 @@ impl ShmLinkInner {
             polls: 0,
             rings,
             executor: OrderExecutor::new(memory, borrowed, peer.words(layout.state()), poll_bytes),
-            loans: LentLoans::new(peer.words(layout.leases())),
+            loans: LentLoans::new(peer.words(layout.loan_table())),
             state: own.words(layout.state()),
             watch: Some(watch),
             pid,

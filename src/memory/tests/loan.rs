@@ -61,7 +61,7 @@ fn bytes_outside_the_peers_region_are_not_lent() {
     for (offset, len) in [(4096, 1), (4090, 7), (u64::MAX, 2), (2, u64::MAX), (0, 4097)] {
         assert!(lend(&peer, &sink, offset, len).is_none(), "{offset} + {len}");
     }
-    assert_eq!(returned(&sink), [5; 5], "each lease went back");
+    assert_eq!(returned(&sink), [5; 5], "each loan went back");
     assert!(lend(&peer, &sink, 4096, 0).expect("an empty end").is_empty());
 }
 

@@ -62,7 +62,7 @@ fn assert_rejected(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<Ow
         let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
         // The acceptor sends a reason, or closes the connection.
         let mut fds = [rustix::event::PollFd::new(&candidate, rustix::event::PollFlags::IN)];
-        assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not turned away");
+        assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not rejected");
         match receive(&candidate) {
             Ok((HandshakeMessage::Refused(why), _)) | Err(why) => assert!(why.contains(text), "{why}"),
             Ok(other) => panic!("not refused: {other:?}"),

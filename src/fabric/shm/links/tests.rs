@@ -1,4 +1,4 @@
-//! Links that go cold and come back, and sleeps that end.
+//! Links that become idle and active again, and sleeps that end.
 
 use super::*;
 use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
@@ -38,7 +38,7 @@ impl End {
         completions.drain().map(|(completion, _)| completion).collect()
     }
 
-    /// Polls until something comes.
+    /// Polls until a completion arrives.
     fn next(&mut self) -> Completion {
         let start = Instant::now();
         loop {
@@ -49,7 +49,7 @@ impl End {
         }
     }
 
-    /// Polls until no link is looked at any more, by itself or armed.
+    /// Polls and arms until every link is idle and has nothing more.
     fn settle(&mut self) {
         let start = Instant::now();
         while !self.port.arm() {
@@ -105,7 +105,7 @@ fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
         completions.clear();
     }
     assert!(turns > 10_000, "{turns} turns");
-    // And with nothing to do.
+    // And without any traffic.
     for _ in 0..2 * ROUND {
         a.port.poll(&mut completions);
     }
@@ -147,8 +147,8 @@ fn many_quiet_links_become_idle_at_once_and_a_message_activates_each() {
     assert_eq!(b.attached().active.len(), LINKS);
 }
 
-/// What this side does on `link`, after both were armed and nothing was left to say, must be rung
-/// for.
+/// Checks that `act` on `link` rings for the peer, after both sides were armed and had nothing to
+/// say.
 fn assert_rung_for(
     what: &str,
     prepare: impl Fn(&mut End, LinkId, &mut End, LinkId),
@@ -188,7 +188,7 @@ fn every_change_that_a_poll_must_see_is_rung_for() {
     write(&mut a, to_b, &mut b, to_a);
     assert!(b.port.arm() && !a.port.arm());
     a.poll();
-    a.settle(); // tells how far it has come
+    a.settle(); // publishes how many slots it has consumed
     assert!(b.attached().bell.bell.is_rung(), "a write that was taken");
     assert!(matches!(b.next().event, Event::Done));
 }
@@ -264,7 +264,7 @@ fn a_peer_that_clears_its_ring_only_delays() {
     let (mut a, to_b, mut b, to_a) = pair();
     b.settle();
     a.port.send(to_b, b"x").expect("room");
-    // As a rogue could: no bit, nobody who seems to sleep.
+    // As a hostile peer could: no bit, and no sleeper.
     b.attached().bell.bell.reset();
     let (sleeper, start) = (b.port.sleeper(), Instant::now());
     let found = loop {
@@ -288,7 +288,7 @@ fn a_link_id_is_never_used_twice_and_a_full_port_refuses() {
     let (again, _) = connect(&mut a, &mut b, 2);
     assert!(again != to_b && place_of(again) == place_of(to_b));
     assert!(a.attached().get(to_b).is_none() && a.attached().get(again).is_some());
-    // The last number of the place: nobody has it after that.
+    // The last id of the place, which then stays empty.
     a.port.links.places[place_of(again)].before = (1 << (u32::BITS - PLACE_BITS)) - 1;
     a.port.detach(again);
     let (other, _) = connect(&mut a, &mut b, 2);

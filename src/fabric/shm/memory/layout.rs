@@ -53,14 +53,14 @@ impl SegmentLayout {
     }
 
     /// The owner's loan table: the loans that it holds of the peer.
-    pub(crate) fn leases(&self) -> Range<usize> {
+    pub(crate) fn loan_table(&self) -> Range<usize> {
         let start = LINE + SPACING;
         start..start + self.depth
     }
 
     /// The owner's ring.
     pub(crate) fn ring(&self) -> Range<usize> {
-        let start = self.leases().end.next_multiple_of(PAGE);
+        let start = self.loan_table().end.next_multiple_of(PAGE);
         start..start + self.depth * SLOT_WORDS
     }
 
@@ -83,7 +83,7 @@ mod tests {
     fn no_two_pieces_share_a_pair_of_cache_lines() {
         for depth in [2, 16, 64, MAX_DEPTH] {
             let layout = SegmentLayout::new(&options(depth)).expect("in range");
-            let pieces = [layout.state(), layout.line(), layout.leases(), layout.ring()];
+            let pieces = [layout.state(), layout.line(), layout.loan_table(), layout.ring()];
             for pair in pieces.windows(2) {
                 assert!((pair[0].end - 1) / SPACING < pair[1].start / SPACING, "{pair:?}");
             }

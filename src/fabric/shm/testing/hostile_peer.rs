@@ -28,7 +28,7 @@ pub(crate) struct HostilePeer {
     pub ring: OwnWords,
     pub line: OwnWords,
     pub state: OwnWords,
-    pub leases: OwnWords,
+    pub loan_table: OwnWords,
     /// Doorbells of the honest side.
     pub bells: PeerDoorbells,
 }
@@ -93,7 +93,7 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
         ring: segment.words(layout.ring()),
         line: segment.words(layout.line()),
         state: segment.words(layout.state()),
-        leases: segment.words(layout.leases()),
+        loan_table: segment.words(layout.loan_table()),
         bells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
     };
     (HonestPeer { pool: pool.clone(), port, link }, hostile)

@@ -233,7 +233,7 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     crate::fabric::shm::memory::state::leave(&hostile.state, &LinkFailure::Closed);
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the first is still out");
-    hostile.leases.store(0, 1, Ordering::Release);
+    hostile.loan_table.store(0, 1, Ordering::Release);
     honest.port.detach(honest.link);
     assert!(source.is_unique(), "the first came back, and the second was never taken");
 }

@@ -116,7 +116,7 @@ impl HostilePeer {
                 let value = if input.u8() < 200 { near.into() } else { input.u64() };
                 self.line.store(word, value, Release);
             }
-            5 => self.leases.store(usize::from(input.u8() % 8), input.number(), Release),
+            5 => self.loan_table.store(usize::from(input.u8() % 8), input.number(), Release),
             6 => match input.u8() {
                 0..=63 => self.state.store(0, input.number(), Release),
                 64..=127 => self.state.store(idle::IDLE_MARK, input.u64(), Release),
