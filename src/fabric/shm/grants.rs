@@ -17,7 +17,7 @@ pub(super) const MAX_GRANTS: usize = 1 << INDEX_BITS;
 
 /// A granted tensor.
 #[derive(Debug)]
-pub(super) enum Granted {
+pub(super) enum ShmGranted {
     /// Granted for writing.
     Write(TensorMut),
     /// Granted for reading.
@@ -25,16 +25,16 @@ pub(super) enum Granted {
 }
 
 #[derive(Debug)]
-struct GrantEntry {
+struct ShmGrantEntry {
     generation: u32,
     span: Span,
-    held: Option<Granted>,
+    held: Option<ShmGranted>,
 }
 
 /// The grants of one link.
 #[derive(Debug, Default)]
 pub(super) struct ShmGrants {
-    entries: Vec<GrantEntry>,
+    entries: Vec<ShmGrantEntry>,
     free: Vec<u32>,
 }
 
@@ -43,13 +43,17 @@ impl ShmGrants {
     ///
     /// # Errors
     /// [`PostError::Full`], with `held`.
-    pub(super) fn add(&mut self, held: Granted, span: Option<Span>) -> Result<Grant, (PostError, Granted)> {
+    pub(super) fn add(
+        &mut self,
+        held: ShmGranted,
+        span: Option<Span>,
+    ) -> Result<Grant, (PostError, ShmGranted)> {
         let span = span.unwrap_or(Span { region: 0, offset: 0, len: 0 });
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() == MAX_GRANTS => return Err((PostError::Full, held)),
             None => {
-                self.entries.push(GrantEntry { generation: 0, span, held: None });
+                self.entries.push(ShmGrantEntry { generation: 0, span, held: None });
                 self.entries.len() as u32 - 1
             }
         };
@@ -63,18 +67,18 @@ impl ShmGrants {
 
     /// Revokes a grant for writing.
     pub(super) fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
-        match self.take(grant.key, |held| matches!(held, Granted::Write(_)))? {
-            Granted::Write(tensor) => Some(tensor),
-            Granted::Read(_) => None,
+        match self.take(grant.key, |held| matches!(held, ShmGranted::Write(_)))? {
+            ShmGranted::Write(tensor) => Some(tensor),
+            ShmGranted::Read(_) => None,
         }
     }
 
     /// Revokes a grant for reading.
     pub(super) fn withdraw(&mut self, grant: &Grant) {
-        self.take(grant.key, |held| matches!(held, Granted::Read(_)));
+        self.take(grant.key, |held| matches!(held, ShmGranted::Read(_)));
     }
 
-    fn take(&mut self, key: u32, kind: impl FnOnce(&Granted) -> bool) -> Option<Granted> {
+    fn take(&mut self, key: u32, kind: impl FnOnce(&ShmGranted) -> bool) -> Option<ShmGranted> {
         let index = key % MAX_GRANTS as u32;
         let entry = self.entries.get_mut(index as usize)?;
         if entry.generation != key >> INDEX_BITS || !entry.held.as_ref().is_some_and(kind) {
@@ -92,7 +96,7 @@ impl ShmGrants {
     #[inline]
     pub(super) fn writable(&mut self, target: OrderTarget, len: u64) -> Result<&mut [u8], ShmViolation> {
         match self.find(target, len)? {
-            (Some(Granted::Write(tensor)), start) => {
+            (Some(ShmGranted::Write(tensor)), start) => {
                 let end = start + len as usize; // inside the tensor, so it fits
                 let (offset, granted) = (target.offset, len);
                 let outside = || refuse(target, len, GrantViolation::OutsideGrant { offset, len: granted });
@@ -108,14 +112,18 @@ impl ShmGrants {
     /// The violation, if the grant does not allow the read.
     pub(super) fn readable(&mut self, exposed: OrderTarget, len: u64) -> Result<&Tensor, ShmViolation> {
         match self.find(exposed, len)? {
-            (Some(Granted::Read(tensor)), _) => Ok(tensor),
+            (Some(ShmGranted::Read(tensor)), _) => Ok(tensor),
             _ => Err(refuse(exposed, len, GrantViolation::WriteOnly)),
         }
     }
 
     /// The entry for a key, and the offset of the access in it.
     #[inline]
-    fn find(&mut self, target: OrderTarget, len: u64) -> Result<(Option<&mut Granted>, usize), ShmViolation> {
+    fn find(
+        &mut self,
+        target: OrderTarget,
+        len: u64,
+    ) -> Result<(Option<&mut ShmGranted>, usize), ShmViolation> {
         let entry = self.entries.get_mut(target.key as usize % MAX_GRANTS);
         let Some(entry) = entry.filter(|entry| entry.held.is_some()) else {
             return Err(refuse(target, len, GrantViolation::UnknownKey));
@@ -151,11 +159,11 @@ mod tests {
     fn a_grant_allows_its_own_bytes_and_no_others() {
         let pool = pool();
         let mut grants = ShmGrants::default();
-        let grant = grants.add(Granted::Write(tensor_mut(&pool, 64)), None).expect("room");
+        let grant = grants.add(ShmGranted::Write(tensor_mut(&pool, 64)), None).expect("room");
         assert_eq!(grant.len, 0);
         let held = tensor_mut(&pool, 64);
         let span = held.span();
-        let grant = grants.add(Granted::Write(held), span).expect("room");
+        let grant = grants.add(ShmGranted::Write(held), span).expect("room");
         let whole = OrderTarget::from(&grant);
         assert_eq!(grants.writable(whole, 64).expect("granted").len(), 64);
         let tail = OrderTarget { offset: grant.offset + 60, ..whole };
@@ -181,7 +189,7 @@ mod tests {
         let add = |grants: &mut ShmGrants| {
             let held = tensor_mut(&pool, 8);
             let span = held.span();
-            grants.add(Granted::Write(held), span).expect("room")
+            grants.add(ShmGranted::Write(held), span).expect("room")
         };
         let old = add(&mut grants);
         assert!(grants.revoke(&old).is_some());
@@ -205,14 +213,14 @@ mod tests {
         let pool = pool();
         let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[7; 16]);
-        let read = grants.add(Granted::Read(source.clone()), source.span()).expect("room");
+        let read = grants.add(ShmGranted::Read(source.clone()), source.span()).expect("room");
         let target = OrderTarget::from(&read);
         assert_eq!(grants.writable(target, 1).err(), Some(refuse(target, 1, GrantViolation::ReadOnly)));
         assert_eq!(grants.readable(OrderTarget::from(&read), 16).expect("exposed").bytes(), [7; 16]);
         assert!(grants.revoke(&read).is_none());
         let held = tensor_mut(&pool, 16);
         let span = held.span();
-        let write = grants.add(Granted::Write(held), span).expect("room");
+        let write = grants.add(ShmGranted::Write(held), span).expect("room");
         let target = OrderTarget::from(&write);
         assert_eq!(grants.readable(target, 1).err(), Some(refuse(target, 1, GrantViolation::WriteOnly)));
         grants.withdraw(&write);
@@ -227,10 +235,10 @@ mod tests {
         let mut grants = ShmGrants::default();
         let source = tensor(&pool, &[1; 4]);
         for _ in 0..MAX_GRANTS {
-            grants.add(Granted::Read(source.clone()), source.span()).expect("room");
+            grants.add(ShmGranted::Read(source.clone()), source.span()).expect("room");
         }
-        let (error, held) = grants.add(Granted::Read(source.clone()), source.span()).expect_err("full");
+        let (error, held) = grants.add(ShmGranted::Read(source.clone()), source.span()).expect_err("full");
         assert_eq!(error, PostError::Full);
-        assert!(matches!(held, Granted::Read(_)));
+        assert!(matches!(held, ShmGranted::Read(_)));
     }
 }

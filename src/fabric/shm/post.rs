@@ -1,7 +1,7 @@
 //! Posting on a link: every operation of [`Port`](crate::fabric::Port) but polls.
 
 use crate::fabric::shm::bulk::source;
-use crate::fabric::shm::grants::Granted;
+use crate::fabric::shm::grants::ShmGranted;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
 use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget};
 use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
@@ -142,10 +142,10 @@ impl ShmLinkInner {
         // the key alone.
         let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
         let span = target.span().unwrap_or_else(own);
-        match self.executor.grants.add(Granted::Write(target), Some(span)) {
+        match self.executor.grants.add(ShmGranted::Write(target), Some(span)) {
             Ok(grant) => Ok(grant),
-            Err((error, Granted::Write(target))) => Err((error, target)),
-            Err((_, Granted::Read(_))) => unreachable!("what was given comes back"),
+            Err((error, ShmGranted::Write(target))) => Err((error, target)),
+            Err((_, ShmGranted::Read(_))) => unreachable!("what was given comes back"),
         }
     }
 
@@ -154,7 +154,7 @@ impl ShmLinkInner {
             return Err(PostError::Down);
         }
         source(&self.pool, tensor, tensor.bytes().len() as u64)?;
-        let added = self.executor.grants.add(Granted::Read(tensor.clone()), tensor.span());
+        let added = self.executor.grants.add(ShmGranted::Read(tensor.clone()), tensor.span());
         added.map_err(|(error, _)| error)
     }
 }

@@ -58,7 +58,7 @@ impl Input<'_> {
 }
 
 /// The honest side and its invariants.
-struct Owner {
+struct HonestOwner {
     honest: HonestPeer,
     /// Operations that have not completed.
     open: usize,
@@ -80,7 +80,7 @@ pub fn hostile_peer(bytes: &[u8]) {
 
 fn run(setup: &HostileSetup, input: &mut Input<'_>) {
     let (honest, mut hostile) = connect_hostile_peer(setup);
-    let mut owner = Owner {
+    let mut owner = HonestOwner {
         honest,
         open: 0,
         grants: Vec::new(),
@@ -168,7 +168,7 @@ fn immediate(input: &mut Input<'_>) -> Immediate {
     Immediate { kind: ImmediateKind::Plain, generation: input.u8(), slot }
 }
 
-impl Owner {
+impl HonestOwner {
     fn act(&mut self, command: u8, input: &mut Input<'_>) {
         let link = self.honest.link;
         match command {
