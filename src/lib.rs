@@ -1,10 +1,10 @@
 //! Moves tensors between the processes of a trainer, at the speed of the hardware.
 //!
 //! A trainer is a set of processes. Where its graph is cut between two of them, one *sends* a tensor on an
-//! [`Edge`] and the other *receives* it, [`Step`] by step. tensorwire allocates every tensor from one large region that
-//! was registered before the tensor existed, so a transfer needs no registration, no staging copy and, on
-//! shared memory and on NICs with kernel bypass, no system call. A synchronous engine polls for completions on the
-//! caller's own thread.
+//! [`Edge`] and the other *receives* it, [`Step`] by step. tensorwire allocates every tensor from one large
+//! region that was registered before the tensor existed. A transfer needs no registration and no staging
+//! copy. On shared memory and on NICs with kernel bypass it needs no system call. A synchronous engine
+//! polls for completions on the caller's own thread. There is no `Future` API.
 //!
 //! # Quick start
 //!
@@ -59,22 +59,29 @@
 //! # What is where
 //!
 //! * [`Node`]: one process of the cluster. [`Builder`] takes its settings.
-//! * [`Step`], [`Edge`]: sending and receiving. [`Pending`] is a receive that has begun, [`CancelToken`] ends one.
+//! * [`Step`], [`Edge`]: sending and receiving. [`Step::receive`] sets a receive up, [`Pending`] is one that
+//!   has begun, [`CancelToken`] ends one.
 //! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
-//! * [`Standing`]: an edge whose tensors are asked for before their steps begin, for trainers that receive the same edges each step.
-//! * [`TensorMut`] is written by one owner; frozen it becomes a [`Tensor`], which nobody can write: what was
-//!   sent can't be changed any more, and the compiler says so. [`BufferRing`] hands out the same buffers step after step.
+//! * [`Standing`]: an edge whose tensors are requested before their steps begin, for trainers that receive
+//!   the same edges each step.
+//! * [`TensorMut`] is written by one owner. Frozen it becomes a [`Tensor`], which nobody can write, so that
+//!   a tensor that was sent can't be changed. [`BufferRing`] hands out the same buffers step after step.
 //! * [`StringTensor`] and [`VariantTensor`]: values without a fixed size, made a tensor that travels like any other.
 //! * [`ForeignMemory`]: tensors of another allocator, sent from where they lie or through the pool.
 //!
 //! # Threads and progress
 //!
-//! Who makes progress is the setting `poll`. In the inline mode the calls do, by whichever thread calls, and nothing runs in
-//! the background: a process that computes for long without a call stalls those who read from it; [`Node::progress`] is there for
-//! it. In the adaptive mode a thread does while no call is under way, and everybody sleeps while nothing comes. In the
-//! dedicated mode a thread that never sleeps does. The default, auto, is inline as long as all members of the host together
-//! have no more spinning threads than it has CPUs, and adaptive from then on; [`Node::mode`] tells. Callbacks run on a
-//! thread of their own. Addresses, liveness and errors travel over gRPC on one more thread, which never touches a tensor.
+//! The setting `poll` chooses the thread that makes progress:
+//!
+//! * inline: the threads that call do, and nothing runs in the background. A process that computes for long
+//!   without a call stalls the peers that read from it, unless it calls [`Node::progress`].
+//! * adaptive: a background thread does while no call is under way. Threads sleep while nothing comes.
+//! * dedicated: a background thread that never sleeps does.
+//! * auto, the default: inline as long as all members of the host together have no more spinning threads
+//!   than it has CPUs, and adaptive from then on. [`Node::mode`] returns the mode.
+//!
+//! Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one more
+//! thread, which never touches a tensor.
 //!
 //! # Peers that die and come back
 //!
@@ -90,10 +97,11 @@
 //!
 //! # fork
 //!
-//! A node stays in the process that started it. In a child of `fork` every call on it returns [`Error::Forked`],
-//! [`NodeError::Forked`] or [`PoolError::Forked`], dropping things does nothing, tensors can be read as they were or as their
-//! owner makes them since, and nothing that the child does reaches the parent or its peers. To use tensorwire in the child, `exec`
-//! there, or fork before the node is started. A child keeps the parent's sockets open.
+//! A node stays in the process that started it. In a child of `fork` every call on it returns
+//! [`Error::Forked`], [`NodeError::Forked`] or [`PoolError::Forked`]. Dropping handles does nothing there.
+//! Tensors can be read, and show what their owner has written since. Nothing that the child does reaches
+//! the parent or its peers. To use tensorwire in the child, `exec` there, or fork before the node is
+//! started. A child keeps the parent's sockets open.
 //!
 //! # Deadlines
 //!

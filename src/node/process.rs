@@ -27,8 +27,23 @@ use std::time::{Duration, Instant};
 
 /// One process of the cluster.
 ///
-/// It is started with a configuration, joins the other members, and then makes tensors, sends and receives.
-/// Dropping it stops it. It may be used from any thread.
+/// A node is started with a configuration, joins the other members, and then makes tensors, sends and
+/// receives. It may be used from any thread.
+///
+/// Dropping a node stops it, which may take up to `stop_timeout`, and once more for the bootstrap service.
+/// [`Node::stop`] does the same and returns errors.
+///
+/// ```no_run
+/// use tensorwire::Node;
+/// let node = Node::builder()
+///     .member("worker", 0)
+///     .set("cluster", "ps=10.0.0.1:4000;worker=10.0.0.2:4000")
+///     .start()?;
+/// node.join()?;
+/// // Steps of training.
+/// node.stop()?;
+/// # Ok::<(), tensorwire::NodeError>(())
+/// ```
 pub struct Node {
     me: TaskId,
     incarnation: Incarnation,

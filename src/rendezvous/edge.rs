@@ -8,7 +8,17 @@ use std::sync::Arc;
 
 /// A place where the graph is cut: source, destination, name, frame and iteration.
 ///
-/// It holds no incarnation: it means the source's present life whenever it is used. Cheap to clone.
+/// An edge names tasks, not processes: it stays valid when a task's process is started again. Cheap to
+/// clone.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// let edge = node.edge_to("worker", 0, "gradient")?;
+/// assert_eq!(edge.name(), "gradient");
+/// let in_loop = edge.at(0, 3);
+/// assert_ne!(edge, in_loop);
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
     pub(super) name: Arc<EdgeName>,

@@ -21,6 +21,18 @@ pub(super) enum CallPlace {
 }
 
 /// The right to cancel one receive. It may outlive the receive, and is then without effect.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// # use std::time::Duration;
+/// # let (step, edge) = (node.step(1)?, node.edge_to("worker", 0, "x")?);
+/// use tensorwire::Error;
+/// let pending = step.receive(&edge).within(Duration::from_secs(1)).begin()?;
+/// let token = pending.cancel_token();
+/// std::thread::spawn(move || token.cancel());
+/// assert!(matches!(pending.wait(), Err(Error::Cancelled { .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct CancelToken {
     pub(super) shared: Arc<Shared>,
@@ -95,9 +107,25 @@ impl Receivable for TensorMut {
     }
 }
 
-/// A receive that has begun. Dropping it cancels it, without waiting; a value that comes all the same is for whoever
-/// asks next, and a destination that was given stays allocated until the peer can't write to it any more. One that
-/// is done already has its value, and drops it: to lose none, cancel with the [token](Pending::cancel_token) and wait.
+/// A receive that has begun.
+///
+/// Dropping it cancels the receive, without waiting. A value that comes later is for the next receive. A
+/// destination that was given stays allocated until the peer can't write to it any more. A receive that is
+/// done has its value, and dropping it drops the value: to lose none, cancel with the
+/// [token](Pending::cancel_token) and wait.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let (step, edge) = (node.step(1)?, node.edge_to("worker", 0, "x")?);
+/// # let tensor = node.tensor(DType::F32, &[4])?.freeze();
+/// let pending = step.receive(&edge).within(Duration::from_secs(1)).begin()?;
+/// step.send(&edge, tensor)?;
+/// assert!(pending.is_done());
+/// assert_eq!(pending.wait()?.tensor.shape().dims(), [4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "dropping a pending receive cancels it"]
 pub struct Pending<T> {
     token: CancelToken,

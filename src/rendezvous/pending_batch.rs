@@ -14,9 +14,23 @@ use std::time::Duration;
 /// How long the wait for one poller's part goes on without a look whether another part has failed.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// Several receives that have begun. Dropping it cancels those that have not ended, without waiting; a value that comes all the
-/// same is for whoever asks next. Those that are done have their values, and drop them: to lose none,
+/// Several receives that have begun.
+///
+/// Dropping it cancels those that have not ended, without waiting. A value that comes later is for the next
+/// receive. Receives that are done have their values, and dropping drops the values: to lose none,
 /// [cancel](PendingBatch::cancel), and [wait for each](PendingBatch::wait_each).
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let (step, edge) = (node.step(1)?, node.edge_to("worker", 0, "x")?);
+/// # let tensor = node.tensor(DType::F32, &[4])?.freeze();
+/// let pending = step.receive_all(&[&edge, &edge]).within(Duration::from_secs(1)).begin()?;
+/// step.send_all([(&edge, tensor.clone()), (&edge, tensor)])?;
+/// assert_eq!(pending.wait()?.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "dropping pending receives cancels them"]
 pub struct PendingBatch {
     shared: Arc<Shared>,

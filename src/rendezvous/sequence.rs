@@ -2,7 +2,17 @@
 
 use crate::wire::StepId;
 
-/// A run of steps base, base + 1, ... (specification 2.5a): those that were cleaned up are remembered without limit.
+/// Steps base, base + 1, and so on (specification 2.5a). Steps that were cleaned up are remembered without
+/// limit.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// let sequence = node.sequence(1 << 40);
+/// let step = node.step(sequence.step(0))?;
+/// assert_eq!(step.id().get(), 1 << 40);
+/// step.cleanup();
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
 #[must_use = "a sequence tells the ids of its steps"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {

@@ -13,7 +13,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The rendezvous of one training step. Cheap to clone; usable from any thread.
+/// One training step: tensors are sent and received in it. Cheap to clone; usable from any thread.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use std::time::Duration;
+/// use tensorwire::DType;
+/// let step = node.step(1)?;
+/// let edge = node.edge_to("worker", 0, "weights")?;
+/// step.send(&edge, node.tensor(DType::F32, &[4])?.freeze())?;
+/// let tensor = step.recv(&edge, Duration::from_secs(1))?.tensor;
+/// assert_eq!(tensor.shape().dims(), [4]);
+/// step.cleanup();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Step {
     pub(super) id: u64,

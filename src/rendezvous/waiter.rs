@@ -9,6 +9,19 @@ use crate::wire::message::Placement;
 use std::time::Duration;
 
 /// What a receive brings.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let (step, edge) = (node.step(1)?, node.edge_to("worker", 0, "x")?);
+/// # let tensor = node.tensor(DType::F32, &[4])?.freeze();
+/// step.send_dead(&edge)?;
+/// let delivery = step.recv(&edge, Duration::from_secs(1))?;
+/// assert!(delivery.is_dead && delivery.tensor.bytes().is_empty());
+/// # drop(tensor);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Delivery<T> {
