@@ -1,6 +1,6 @@
 //! A digest of a history.
 
-use super::load::Load;
+use super::load::Payload;
 use crate::wire::Grant;
 
 /// FNV-1a over words.
@@ -29,16 +29,16 @@ impl Digest {
     }
 
     /// Mixes in the payload of a packet.
-    pub fn load(&mut self, load: &Load) {
+    pub fn load(&mut self, load: &Payload) {
         match load {
-            Load::Message(bytes) => self.bytes(bytes),
-            Load::Write { target, immediate, .. } => {
+            Payload::Message(bytes) => self.bytes(bytes),
+            Payload::Write { target, immediate, .. } => {
                 self.grant(target);
                 self.word(immediate.map_or(u64::MAX, |immediate| immediate.to_bits().into()));
                 self.bytes(load.bytes());
             }
-            Load::Read { source } => self.grant(source),
-            Load::Loan { immediate, .. } => self.word(immediate.to_bits().into()),
+            Payload::Read { source } => self.grant(source),
+            Payload::Loan { immediate, .. } => self.word(immediate.to_bits().into()),
         }
     }
 

@@ -1,11 +1,11 @@
 //! How links and processes end.
 
 use super::SimProcess;
-use super::network::{Happening, State};
-use super::side::{Arrived, Held, Side};
+use super::network::{SimEvent, SimState};
+use super::side::{Arrival, HeldMemory, LinkSide};
 use crate::fabric::LinkFailure;
 
-impl State {
+impl SimState {
     pub fn is_dead(&self, side: usize) -> bool {
         self.processes[self.sides[side].process.0 as usize].is_dead
     }
@@ -26,7 +26,7 @@ impl State {
         }
         let sent = self.sides[side].last_arrival;
         let news = self.after_a_delay().max(sent);
-        self.foresee(news, Happening::News { side: peer, failure: LinkFailure::Closed });
+        self.schedule(news, SimEvent::News { side: peer, failure: LinkFailure::Closed });
     }
 
     pub(super) fn go_down(&mut self, side: usize, failure: LinkFailure) {
@@ -35,18 +35,18 @@ impl State {
         }
         self.note("down", side, 0);
         for held in self.release_all(side) {
-            if !matches!(held, Held::Nothing) {
-                self.sides[side].bring(Arrived::Failed);
+            if !matches!(held, HeldMemory::Nothing) {
+                self.sides[side].bring(Arrival::Failed);
             }
         }
-        self.sides[side].bring(Arrived::Down(failure));
+        self.sides[side].bring(Arrival::Down(failure));
     }
 
     /// Ends all operations of a side and releases their memory, apart from loans that are out.
-    fn release_all(&mut self, side: usize) -> Vec<Held> {
-        self.sides[side].corked.clear();
-        for happening in self.happenings.values_mut() {
-            if let Happening::Packet { from, load, .. } = happening
+    fn release_all(&mut self, side: usize) -> Vec<HeldMemory> {
+        self.sides[side].batched.clear();
+        for event in self.events.values_mut() {
+            if let SimEvent::Packet { from, load, .. } = event
                 && *from == side
             {
                 load.leave_memory();
@@ -54,7 +54,7 @@ impl State {
         }
         let operations: Vec<_> = std::mem::take(&mut self.sides[side].operations).into_values().collect();
         for operation in &operations {
-            if let Held::Loan(loan) = operation {
+            if let HeldMemory::Loan(loan) = operation {
                 self.release_loan(*loan);
             }
         }
@@ -63,7 +63,7 @@ impl State {
 
     /// The owner has dropped the side. Returns the held memory, to be dropped outside the network's
     /// lock.
-    pub fn close(&mut self, side: usize) -> (Side, Vec<Held>) {
+    pub fn close(&mut self, side: usize) -> (LinkSide, Vec<HeldMemory>) {
         let was_up = std::mem::replace(&mut self.sides[side].is_up, false);
         self.note("close", side, 0);
         let operations = self.release_all(side);
@@ -86,7 +86,7 @@ impl State {
             // Not behind packets in flight: the seed decides how many of these still arrive.
             let news = self.after_a_delay();
             let failure = LinkFailure::PeerDied { pid: process.0 };
-            self.foresee(news, Happening::News { side: peer, failure });
+            self.schedule(news, SimEvent::News { side: peer, failure });
         }
     }
 
@@ -99,7 +99,7 @@ impl State {
                 self.sides[side].is_cut = true;
                 let news = self.after_a_delay();
                 let failure = LinkFailure::Local("the link was cut".into());
-                self.foresee(news, Happening::News { side, failure });
+                self.schedule(news, SimEvent::News { side, failure });
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Bits that flip on their way. No fabric reports them; data validation finds them.
 
-use super::network::State;
+use super::network::SimState;
 use crate::memory::{
     LentBytes, LoanGuard, LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions,
 };
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The smallest size of a region.
 const PAGE: u64 = 4096;
 
-impl State {
+impl SimState {
     /// Flips one bit of bytes that have reached a side, with the configured probability.
     pub fn flip(&mut self, to: usize, bytes: &mut [u8]) -> bool {
         let per_mille = self.processes[self.sides[to].process.0 as usize].flip_per_mille;

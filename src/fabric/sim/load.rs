@@ -4,7 +4,7 @@ use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate};
 
 /// The payload of a packet.
-pub(super) enum Load {
+pub(super) enum Payload {
     Message(Vec<u8>),
     /// A write to the start of `target`, of as many bytes as it has.
     Write {
@@ -28,20 +28,22 @@ pub(super) enum Bytes {
     Source(Tensor),
 }
 
-impl Load {
+impl Payload {
     /// The bytes that arrive.
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Load::Message(bytes) | Load::Write { from: Bytes::Copied(bytes), .. } => bytes,
-            Load::Write { from: Bytes::Source(tensor), target, .. } => &tensor.bytes()[..target.len as usize],
-            Load::Read { .. } | Load::Loan { .. } => &[],
+            Payload::Message(bytes) | Payload::Write { from: Bytes::Copied(bytes), .. } => bytes,
+            Payload::Write { from: Bytes::Source(tensor), target, .. } => {
+                &tensor.bytes()[..target.len as usize]
+            }
+            Payload::Read { .. } | Payload::Loan { .. } => &[],
         }
     }
 
     /// Copies the bytes of a packet in flight, and releases the sender's memory.
     pub fn leave_memory(&mut self) {
         let bytes = self.bytes().to_vec();
-        if let Load::Write { from, .. } = self {
+        if let Payload::Write { from, .. } = self {
             *from = Bytes::Copied(bytes);
         }
     }

@@ -1,7 +1,7 @@
 //! Loans of tensors in place.
 
-use super::network::{Happening, State};
-use super::side::{Arrived, Held};
+use super::network::{SimEvent, SimState};
+use super::side::{Arrival, HeldMemory};
 use crate::fabric::{LinkFailure, LoanPermit, PostError};
 use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
@@ -10,22 +10,22 @@ use std::sync::{Mutex, PoisonError};
 
 /// Loans that borrowers have dropped. A drop may happen anywhere, also under the network's lock.
 #[derive(Default)]
-pub(super) struct Returned(Mutex<Vec<u32>>);
+pub(super) struct ReturnedLoans(Mutex<Vec<u32>>);
 
-impl Returned {
+impl ReturnedLoans {
     pub fn take(&self) -> Vec<u32> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl GiveBack for Returned {
+impl GiveBack for ReturnedLoans {
     fn give_back(&self, loan: u32) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(loan);
     }
 }
 
 /// A loan that is out.
-pub(super) struct Loan {
+pub(super) struct SimLoan {
     tensor: Tensor,
     /// Counts the bytes as lent while the loan is out.
     _permit: LoanPermit,
@@ -35,7 +35,7 @@ pub(super) struct Loan {
     borrower: Option<usize>,
 }
 
-impl State {
+impl SimState {
     /// A loan permit of the process of this side.
     pub fn permit_loan(&mut self, side: usize, bytes: u64) -> Option<LoanPermit> {
         if !self.options.lends {
@@ -59,12 +59,12 @@ impl State {
         }
         let loan = self.next_loan;
         self.next_loan += 1;
-        let operation = self.sides[side].post(Held::Loan(loan));
+        let operation = self.sides[side].post(HeldMemory::Loan(loan));
         let (tensor, borrower) = (source.clone(), None);
         let operation_of = Some((side, operation));
-        self.loans.insert(loan, Loan { tensor, _permit: permit, operation: operation_of, borrower });
+        self.loans.insert(loan, SimLoan { tensor, _permit: permit, operation: operation_of, borrower });
         self.digest.bytes(source.bytes());
-        self.depart(side, operation, super::load::Load::Loan { loan, immediate });
+        self.depart(side, operation, super::load::Payload::Loan { loan, immediate });
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl State {
             Err(lease) => LentBytes::new(region, offset, len, lease)
                 .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
         };
-        self.sides[to].bring(Arrived::Lent(immediate, bytes));
+        self.sides[to].bring(Arrival::Lent(immediate, bytes));
         Ok(())
     }
 
@@ -96,13 +96,13 @@ impl State {
         } else if !self.is_dead(borrower) && !self.sides[borrower].is_cut {
             self.note("give back", borrower, loan.into());
             let word = self.after_a_delay();
-            self.foresee(word, Happening::GiveBack { loan });
+            self.schedule(word, SimEvent::GiveBack { loan });
         }
     }
 
     /// The give-back has reached the lender.
     pub(super) fn loan_ended(&mut self, loan: u32) {
-        if let Some(Loan { operation: Some((side, operation)), .. }) = self.loans.remove(&loan) {
+        if let Some(SimLoan { operation: Some((side, operation)), .. }) = self.loans.remove(&loan) {
             self.done(side, operation, None);
         }
     }

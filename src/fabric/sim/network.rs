@@ -1,10 +1,10 @@
 //! The clock, packets in flight, and their arrival.
 
 use super::digest::Digest;
-use super::load::Load;
-use super::loans::{Loan, Returned};
-use super::random::Random;
-use super::side::{Arrived, Departure, Held, Side};
+use super::load::Payload;
+use super::loans::{ReturnedLoans, SimLoan};
+use super::random::SimRandom;
+use super::side::{Arrival, Departure, HeldMemory, LinkSide};
 use super::{SimFabric, SimOptions, SimProcess};
 use crate::fabric::{LinkFailure, LinkOptions, LoanLimiter, PostError};
 use crate::memory::{PeerRegion, Pool};
@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A virtual network. Clones share it.
 #[derive(Clone)]
 pub struct SimNetwork {
-    state: Arc<Mutex<State>>,
-    returned: Arc<Returned>,
+    state: Arc<Mutex<SimState>>,
+    returned: Arc<ReturnedLoans>,
 }
 
 /// A process, as the network sees it.
-pub(super) struct Process {
+pub(super) struct ProcessState {
     pub is_dead: bool,
     stalled_until: Time,
     /// How often a bit of a landing tensor flips, per thousand.
@@ -30,7 +30,7 @@ pub(super) struct Process {
     pub limiter: Arc<LoanLimiter>,
 }
 
-impl Process {
+impl ProcessState {
     /// Whether the process is stalled: its polls bring nothing.
     pub fn is_deaf(&self, now: Time) -> bool {
         self.is_dead || now < self.stalled_until
@@ -38,9 +38,9 @@ impl Process {
 }
 
 /// A scheduled event.
-pub(super) enum Happening {
+pub(super) enum SimEvent {
     /// A packet of this side's operation arrives at its peer.
-    Packet { from: usize, operation: u64, load: Load },
+    Packet { from: usize, operation: u64, load: Payload },
     /// An operation of a side completes locally.
     Done { side: usize, operation: u64, read: Option<Vec<u8>> },
     /// The newest credits of a side arrive at its peer.
@@ -54,19 +54,19 @@ pub(super) enum Happening {
 }
 
 /// The state of the network.
-pub(super) struct State {
+pub(super) struct SimState {
     pub now: Time,
     pub options: SimOptions,
-    pub processes: Vec<Process>,
-    pub sides: Vec<Side>,
-    pub(super) random: Random,
+    pub processes: Vec<ProcessState>,
+    pub sides: Vec<LinkSide>,
+    pub(super) random: SimRandom,
     /// Scheduled events by time, then in the order of scheduling.
-    foreseen: BinaryHeap<Reverse<(Time, u64)>>,
-    pub happenings: BTreeMap<u64, Happening>,
-    next_happening: u64,
-    pub loans: BTreeMap<u32, Loan>,
+    agenda: BinaryHeap<Reverse<(Time, u64)>>,
+    pub events: BTreeMap<u64, SimEvent>,
+    next_event_number: u64,
+    pub loans: BTreeMap<u32, SimLoan>,
     pub next_loan: u32,
-    pub returned: Arc<Returned>,
+    pub returned: Arc<ReturnedLoans>,
     pub digest: Digest,
     trace: Vec<String>,
 }
@@ -81,16 +81,16 @@ impl SimNetwork {
         for (name, range) in [("delay", &options.delay), ("completion_delay", &options.completion_delay)] {
             assert!(!range.is_empty(), "{name} is {range:?}, which is empty");
         }
-        let returned = Arc::new(Returned::default());
-        let state = State {
+        let returned = Arc::new(ReturnedLoans::default());
+        let state = SimState {
             now: Time::ZERO,
             options,
             processes: Vec::new(),
             sides: Vec::new(),
-            random: Random::new(seed),
-            foreseen: BinaryHeap::new(),
-            happenings: BTreeMap::new(),
-            next_happening: 0,
+            random: SimRandom::new(seed),
+            agenda: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            next_event_number: 0,
             loans: BTreeMap::new(),
             next_loan: 0,
             returned: Arc::clone(&returned),
@@ -112,7 +112,7 @@ impl SimNetwork {
         let mut state = self.lock();
         let process = SimProcess(state.processes.len() as u32);
         let limiter = Arc::new(LoanLimiter::new(state.options.max_lent_bytes));
-        state.processes.push(Process {
+        state.processes.push(ProcessState {
             is_dead: false,
             stalled_until: Time::ZERO,
             flip_per_mille: 0,
@@ -155,7 +155,7 @@ impl SimNetwork {
             state.note("stall", process.0 as usize, until.as_nanos());
             state.processes[process.0 as usize].stalled_until = until;
             if until > state.now && until != Time::NEVER {
-                state.foresee(until, Happening::Awake { process });
+                state.schedule(until, SimEvent::Awake { process });
             }
         });
     }
@@ -176,11 +176,11 @@ impl SimNetwork {
         self.lock().trace.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SimState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn with<R>(&self, body: impl FnOnce(&mut SimState) -> R) -> R {
         let mut state = self.lock();
         for loan in self.returned.take() {
             state.give_back(loan);
@@ -190,7 +190,7 @@ impl SimNetwork {
 
     /// Runs `poll`. If it brought nothing and polls advance the time, advances the time and runs it
     /// again.
-    pub(super) fn polled(&self, mut body: impl FnMut(&mut State) -> usize) -> usize {
+    pub(super) fn polled(&self, mut body: impl FnMut(&mut SimState) -> usize) -> usize {
         self.with(|state| match body(state) {
             0 if state.options.auto_advance => match state.next_event() {
                 Some(next) => {
@@ -208,7 +208,7 @@ impl SimNetwork {
         let number = state.sides.len();
         // Each side has keys of its own, so that a grant of one link is invalid on another.
         let first_key = (number as u32).wrapping_mul(0x9E37_79B1);
-        state.sides.push(Side::new(process, options.clone(), first_key));
+        state.sides.push(LinkSide::new(process, options.clone(), first_key));
         number
     }
 
@@ -246,7 +246,7 @@ impl SimNetwork {
     }
 }
 
-impl State {
+impl SimState {
     pub fn note(&mut self, what: &'static str, side: usize, number: u64) {
         [self.now.as_nanos(), side as u64, number].into_iter().for_each(|word| self.digest.word(word));
         self.digest.bytes(what.as_bytes());
@@ -256,28 +256,28 @@ impl State {
     }
 
     fn next_event(&self) -> Option<Time> {
-        self.foreseen.peek().map(|Reverse((time, _))| *time)
+        self.agenda.peek().map(|Reverse((time, _))| *time)
     }
 
-    pub fn foresee(&mut self, time: Time, happening: Happening) {
-        let number = self.next_happening;
-        self.next_happening += 1;
-        self.foreseen.push(Reverse((time, number)));
-        self.happenings.insert(number, happening);
+    pub fn schedule(&mut self, time: Time, event: SimEvent) {
+        let number = self.next_event_number;
+        self.next_event_number += 1;
+        self.agenda.push(Reverse((time, number)));
+        self.events.insert(number, event);
     }
 
     fn advance_to(&mut self, time: Time) {
-        while let Some(Reverse((due, number))) = self.foreseen.peek().copied().filter(|due| due.0.0 <= time) {
-            self.foreseen.pop();
+        while let Some(Reverse((due, number))) = self.agenda.peek().copied().filter(|due| due.0.0 <= time) {
+            self.agenda.pop();
             self.now = self.now.max(due);
-            let Some(happening) = self.happenings.remove(&number) else { continue };
-            match self.waits_for(&happening) {
+            let Some(event) = self.events.remove(&number) else { continue };
+            match self.waits_for(&event) {
                 Some(side) => {
-                    self.happenings.insert(number, happening);
+                    self.events.insert(number, event);
                     self.sides[side].early.push((due, number));
                     self.sides[side].ring();
                 }
-                None => self.happen(happening),
+                None => self.run_event(event),
             }
         }
         self.now = self.now.max(time);
@@ -285,10 +285,10 @@ impl State {
 
     /// The side whose first poll an event waits for: before it, the owner cannot have posted a
     /// receive.
-    fn waits_for(&self, happening: &Happening) -> Option<usize> {
-        let side = match happening {
-            Happening::Packet { from, .. } => self.sides[*from].connected_to?,
-            Happening::News { side, .. } => *side,
+    fn waits_for(&self, event: &SimEvent) -> Option<usize> {
+        let side = match event {
+            SimEvent::Packet { from, .. } => self.sides[*from].connected_to?,
+            SimEvent::News { side, .. } => *side,
             _ => return None,
         };
         let waits = self.sides[side].is_up && !self.sides[side].listens && !self.is_dead(side);
@@ -298,7 +298,7 @@ impl State {
     /// The first poll of a side: earlier arrivals happen now.
     pub fn listen(&mut self, side: usize) {
         if !std::mem::replace(&mut self.sides[side].listens, true) {
-            self.foreseen.extend(self.sides[side].early.drain(..).map(Reverse));
+            self.agenda.extend(self.sides[side].early.drain(..).map(Reverse));
             self.advance_to(self.now);
         }
     }
@@ -306,7 +306,7 @@ impl State {
     /// Drops arrivals that wait for the first poll of a side that will not poll.
     pub fn forget_early(&mut self, side: usize) {
         for (_, number) in std::mem::take(&mut self.sides[side].early) {
-            self.happenings.remove(&number);
+            self.events.remove(&number);
         }
     }
 
@@ -315,9 +315,9 @@ impl State {
     }
 
     /// Sends an operation, or delays it to the end of the batch.
-    pub fn depart(&mut self, side: usize, operation: u64, load: Load) {
-        if self.sides[side].is_corked {
-            self.sides[side].corked.push(Departure::Packet { operation, load });
+    pub fn depart(&mut self, side: usize, operation: u64, load: Payload) {
+        if self.sides[side].in_batch {
+            self.sides[side].batched.push(Departure::Packet { operation, load });
             return;
         }
         self.note("post", side, operation);
@@ -328,11 +328,16 @@ impl State {
         }
         let arrival = arrival.max(self.sides[side].last_arrival);
         self.sides[side].last_arrival = arrival;
-        self.foresee(arrival, Happening::Packet { from: side, operation, load });
+        self.schedule(arrival, SimEvent::Packet { from: side, operation, load });
     }
 
     /// Posts an operation. Returns the held memory if it cannot be posted.
-    pub fn post(&mut self, side: usize, held: Held, load: Load) -> Result<(), (PostError, Held)> {
+    pub fn post(
+        &mut self,
+        side: usize,
+        held: HeldMemory,
+        load: Payload,
+    ) -> Result<(), (PostError, HeldMemory)> {
         if let Err(error) = self.has_room(side) {
             return Err((error, held));
         }
@@ -342,9 +347,9 @@ impl State {
     }
 
     /// Ends the batch of a side: delayed operations leave, unless the process is dead.
-    pub fn uncork(&mut self, side: usize) {
-        self.sides[side].is_corked = false;
-        let waiting = std::mem::take(&mut self.sides[side].corked);
+    pub fn end_side_batch(&mut self, side: usize) {
+        self.sides[side].in_batch = false;
+        let waiting = std::mem::take(&mut self.sides[side].batched);
         if self.is_dead(side) {
             return;
         }
@@ -376,8 +381,8 @@ impl State {
         if !self.sides[side].is_up || self.is_dead(side) || self.sides[side].is_cut {
             return;
         }
-        if self.sides[side].is_corked {
-            self.sides[side].corked.push(Departure::Credits { returned });
+        if self.sides[side].in_batch {
+            self.sides[side].batched.push(Departure::Credits { returned });
             return;
         }
         self.note("publish", side, returned.into());
@@ -385,14 +390,14 @@ impl State {
         let number = self.sides[side].published;
         // Credits may overtake each other: only the newest count is valid.
         let arrival = self.after_a_delay();
-        self.foresee(arrival, Happening::Credits { from: side, number, returned });
+        self.schedule(arrival, SimEvent::Credits { from: side, number, returned });
     }
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Packet { from, operation, load } => self.arrive(from, operation, load),
-            Happening::Done { side, operation, read } => self.done(side, operation, read),
-            Happening::Credits { from, number, returned } => {
+    fn run_event(&mut self, event: SimEvent) {
+        match event {
+            SimEvent::Packet { from, operation, load } => self.arrive(from, operation, load),
+            SimEvent::Done { side, operation, read } => self.done(side, operation, read),
+            SimEvent::Credits { from, number, returned } => {
                 let Some(to) = self.sides[from].connected_to else { return };
                 self.note("credits", to, number);
                 let side = &mut self.sides[to];
@@ -401,15 +406,15 @@ impl State {
                     side.change();
                 }
             }
-            Happening::News { side, failure } => self.go_down(side, failure),
-            Happening::GiveBack { loan } => self.loan_ended(loan),
-            Happening::Awake { process } => {
-                self.sides.iter().filter(|side| side.process == process).for_each(Side::ring);
+            SimEvent::News { side, failure } => self.go_down(side, failure),
+            SimEvent::GiveBack { loan } => self.loan_ended(loan),
+            SimEvent::Awake { process } => {
+                self.sides.iter().filter(|side| side.process == process).for_each(LinkSide::ring);
             }
         }
     }
 
-    fn arrive(&mut self, from: usize, operation: u64, load: Load) {
+    fn arrive(&mut self, from: usize, operation: u64, load: Payload) {
         let to = self.sides[from].connected_to.filter(|to| self.sides[*to].is_up && !self.is_dead(*to));
         // A link without its other side drops packets; the sender is told of the end.
         let Some(to) = to else { return };
@@ -422,27 +427,27 @@ impl State {
                 // The answer to a read has the delay of a packet, too.
                 let back = if read.is_some() { self.after_a_delay() } else { self.now };
                 let done = back + self.random.within(&self.options.completion_delay);
-                self.foresee(done, Happening::Done { side: from, operation, read });
+                self.schedule(done, SimEvent::Done { side: from, operation, read });
             }
         }
     }
 
-    fn land(&mut self, to: usize, load: Load) -> Result<Landed, LinkFailure> {
+    fn land(&mut self, to: usize, load: Payload) -> Result<Landed, LinkFailure> {
         match load {
-            Load::Message(mut bytes) => {
+            Payload::Message(mut bytes) => {
                 self.consume(to)?;
                 self.flip_response(to, &mut bytes);
-                self.sides[to].bring(Arrived::Message(bytes));
+                self.sides[to].bring(Arrival::Message(bytes));
             }
-            Load::Write { target, immediate, .. } => self.write(to, load.bytes(), &target, immediate)?,
-            Load::Read { source } => {
+            Payload::Write { target, immediate, .. } => self.write(to, load.bytes(), &target, immediate)?,
+            Payload::Read { source } => {
                 let bytes = match source.len {
                     0 => Vec::new(),
                     _ => self.sides[to].readable(&source).map_err(LinkFailure::Protocol)?.to_vec(),
                 };
                 return Ok(Landed::Done(Some(bytes)));
             }
-            Load::Loan { loan, immediate } => {
+            Payload::Loan { loan, immediate } => {
                 self.consume(to)?;
                 self.borrow(to, loan, immediate)?;
                 return Ok(Landed::Lent);
@@ -477,7 +482,7 @@ impl State {
             self.sides[to].writable(target).map_err(LinkFailure::Protocol)?.copy_from_slice(&landed);
         }
         if let Some(immediate) = immediate {
-            let event = Arrived::Immediate(immediate, bytes.len() as u64);
+            let event = Arrival::Immediate(immediate, bytes.len() as u64);
             self.sides[to].bring(event);
         }
         Ok(())
@@ -489,12 +494,12 @@ impl State {
         self.note("done", number, operation);
         let side = &mut self.sides[number];
         let event = match (held, read) {
-            (Held::Nothing, _) => return,
-            (Held::Target(mut target), Some(bytes)) => {
+            (HeldMemory::Nothing, _) => return,
+            (HeldMemory::Target(mut target), Some(bytes)) => {
                 target.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
-                Arrived::ReadDone(target)
+                Arrival::ReadDone(target)
             }
-            _ => Arrived::Done,
+            _ => Arrival::Done,
         };
         side.bring(event);
     }

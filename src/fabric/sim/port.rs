@@ -1,9 +1,9 @@
 //! The calls of a port.
 
 use super::SimLink;
-use super::load::{Bytes, Load};
+use super::load::{Bytes, Payload};
 use super::network::SimNetwork;
-use super::side::{Arrived, Held, MAX_GRANTS};
+use super::side::{Arrival, HeldMemory, MAX_GRANTS};
 use crate::fabric::{
     Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
     PostError, Sleep, Sleeper,
@@ -21,7 +21,7 @@ const MAX_INLINE: usize = 128;
 static NOTHING: LinkLimits =
     LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
-struct Attached {
+struct SimAttached {
     id: LinkId,
     side: usize,
     limits: LinkLimits,
@@ -31,22 +31,22 @@ struct Attached {
 pub struct SimPort {
     network: SimNetwork,
     pool: Pool,
-    links: Vec<Attached>,
+    links: Vec<SimAttached>,
     next: u32,
     /// The link with which the next poll begins.
     turn: usize,
     /// In a batch: operations leave at its end, as late as the contract permits.
-    is_batching: bool,
+    in_batch: bool,
     sleeper: SimSleeper,
 }
 
 impl SimPort {
     pub(super) fn new(network: SimNetwork, pool: Pool) -> Self {
         let sleeper = SimSleeper { network: network.clone(), ring: Arc::default() };
-        SimPort { network, pool, links: Vec::new(), next: 0, turn: 0, is_batching: false, sleeper }
+        SimPort { network, pool, links: Vec::new(), next: 0, turn: 0, in_batch: false, sleeper }
     }
 
-    fn find(&self, link: LinkId) -> Option<&Attached> {
+    fn find(&self, link: LinkId) -> Option<&SimAttached> {
         self.links.iter().find(|attached| attached.id == link)
     }
 
@@ -104,7 +104,7 @@ impl Port for SimPort {
         let ring = self.sleeper.ring.clone();
         let limits = self.network.with(|state| {
             state.sides[side].rung_by(ring);
-            state.sides[side].is_corked = self.is_batching;
+            state.sides[side].in_batch = self.in_batch;
             LinkLimits {
                 depth: state.sides[side].options.depth,
                 receives: 0,
@@ -114,14 +114,14 @@ impl Port for SimPort {
                 grants: MAX_GRANTS as u32,
             }
         });
-        self.links.push(Attached { id, side, limits });
+        self.links.push(SimAttached { id, side, limits });
         Ok(id)
     }
 
     fn detach(&mut self, link: LinkId) {
         if let Some(at) = self.links.iter().position(|attached| attached.id == link) {
             let side = self.links.remove(at).side;
-            self.network.with(|state| state.uncork(side));
+            self.network.with(|state| state.end_side_batch(side));
             self.network.close(side);
         }
     }
@@ -184,15 +184,15 @@ impl Port for SimPort {
     }
 
     fn begin_batch(&mut self) {
-        self.is_batching = true;
+        self.in_batch = true;
         self.network.with(|state| {
-            self.links.iter().for_each(|link| state.sides[link.side].is_corked = true);
+            self.links.iter().for_each(|link| state.sides[link.side].in_batch = true);
         });
     }
 
     fn end_batch(&mut self) {
-        if std::mem::take(&mut self.is_batching) {
-            self.network.with(|state| self.links.iter().for_each(|link| state.uncork(link.side)));
+        if std::mem::take(&mut self.in_batch) {
+            self.network.with(|state| self.links.iter().for_each(|link| state.end_side_batch(link.side)));
         }
     }
 
@@ -201,8 +201,8 @@ impl Port for SimPort {
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("a message is longer than a control slot"));
         }
-        let load = Load::Message(bytes.to_vec());
-        self.network.with(|state| state.post(side, Held::Nothing, load)).map_err(|(error, _)| error)
+        let load = Payload::Message(bytes.to_vec());
+        self.network.with(|state| state.post(side, HeldMemory::Nothing, load)).map_err(|(error, _)| error)
     }
 
     fn write_inline(
@@ -218,8 +218,8 @@ impl Port for SimPort {
         }
         let target =
             target.part(0, bytes.len() as u64).ok_or(PostError::Refused("longer than its target"))?;
-        let load = Load::Write { from: Bytes::Copied(bytes.to_vec()), target, immediate };
-        self.network.with(|state| state.post(side, Held::Nothing, load)).map_err(|(error, _)| error)
+        let load = Payload::Write { from: Bytes::Copied(bytes.to_vec()), target, immediate };
+        self.network.with(|state| state.post(side, HeldMemory::Nothing, load)).map_err(|(error, _)| error)
     }
 
     fn write(
@@ -239,8 +239,8 @@ impl Port for SimPort {
             self.check_source(source)?;
         }
         let from = Bytes::Source(source.clone());
-        let load = Load::Write { from, target, immediate };
-        let held = Held::Source(source.clone());
+        let load = Payload::Write { from, target, immediate };
+        let held = HeldMemory::Source(source.clone());
         self.network.with(|state| state.post(side, held, load)).map_err(|(error, _)| error)
     }
 
@@ -257,10 +257,10 @@ impl Port for SimPort {
         if source.len > target.bytes().len() as u64 {
             return Err((PostError::Refused("the target is shorter than the source"), target));
         }
-        let load = Load::Read { source: *source };
-        let posted = self.network.with(|state| state.post(side, Held::Target(target), load));
+        let load = Payload::Read { source: *source };
+        let posted = self.network.with(|state| state.post(side, HeldMemory::Target(target), load));
         posted.map_err(|(error, held)| match held {
-            Held::Target(target) => (error, target),
+            HeldMemory::Target(target) => (error, target),
             _ => unreachable!("it comes back as it was given"),
         })
     }
@@ -327,15 +327,15 @@ impl Drop for SimPort {
     }
 }
 
-fn complete(completions: &mut Completions, link: LinkId, arrived: Arrived) {
+fn complete(completions: &mut Completions, link: LinkId, arrived: Arrival) {
     let event = match arrived {
-        Arrived::Message(bytes) => return completions.push_message(link, &bytes),
-        Arrived::Done => Event::Done,
-        Arrived::ReadDone(target) => Event::ReadDone { target },
-        Arrived::Failed => Event::Failed,
-        Arrived::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
-        Arrived::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
-        Arrived::Down(failure) => Event::Down(failure),
+        Arrival::Message(bytes) => return completions.push_message(link, &bytes),
+        Arrival::Done => Event::Done,
+        Arrival::ReadDone(target) => Event::ReadDone { target },
+        Arrival::Failed => Event::Failed,
+        Arrival::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
+        Arrival::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
+        Arrival::Down(failure) => Event::Down(failure),
     };
     completions.push(link, event);
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 /// SplitMix64 (Steele, Lea and Flood 2014): one addition and a mix for each number; any seed is
 /// good.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(super) struct SimRandom(u64);
 
-impl Random {
+impl SimRandom {
     pub fn new(seed: u64) -> Self {
-        Random(seed)
+        SimRandom(seed)
     }
 
     pub fn next(&mut self) -> u64 {
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn times_stay_in_their_range_and_chances_are_about_right() {
-        let mut random = Random::new(7);
+        let mut random = SimRandom::new(7);
         let range = Duration::from_nanos(5)..=Duration::from_nanos(8);
         let mut seen = [0; 4];
         for _ in 0..1000 {

@@ -1,7 +1,7 @@
 //! One side of a link: its operations, grants and arrivals.
 
 use super::SimProcess;
-use super::load::Load;
+use super::load::Payload;
 use crate::fabric::{LinkFailure, LinkOptions};
 use crate::memory::{LentBytes, Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, Time};
@@ -14,7 +14,7 @@ pub(super) const MAX_GRANTS: usize = 1 << 14;
 
 /// An arrival that waits for a poll.
 #[derive(Debug)]
-pub(super) enum Arrived {
+pub(super) enum Arrival {
     Done,
     ReadDone(TensorMut),
     Failed,
@@ -26,7 +26,7 @@ pub(super) enum Arrived {
 
 /// The memory that is held for a posted operation until it is done.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum HeldMemory {
     /// None: the bytes were copied, and there is no completion.
     Nothing,
     /// A source, which is only kept alive.
@@ -39,25 +39,25 @@ pub(super) enum Held {
 
 /// Operations of a batch, until it ends.
 pub(super) enum Departure {
-    Packet { operation: u64, load: Load },
+    Packet { operation: u64, load: Payload },
     Credits { returned: u32 },
 }
 
 #[derive(Debug)]
-enum Granted {
+enum SimGranted {
     Write(TensorMut),
     Read(Tensor),
 }
 
 #[derive(Debug)]
-struct GrantEntry {
+struct SimGrant {
     region: u16,
     offset: u64,
-    granted: Granted,
+    granted: SimGranted,
 }
 
 /// One side of a link.
-pub(super) struct Side {
+pub(super) struct LinkSide {
     pub process: SimProcess,
     pub options: LinkOptions,
     /// The side that this one has connected to.
@@ -79,26 +79,26 @@ pub(super) struct Side {
     pub credits: (u64, u32),
     /// Number of publications of credits by this side.
     pub published: u64,
-    pub inbox: VecDeque<Arrived>,
+    pub inbox: VecDeque<Arrival>,
     /// Whether credits or room have arrived since the last poll.
     pub has_changed: bool,
     /// Whether a post has found the queue full since there last was room.
     pub wants_room: bool,
     /// Whether its port is in a batch, so that nothing leaves.
-    pub is_corked: bool,
+    pub in_batch: bool,
     /// Operations of the batch, in the order of posting.
-    pub corked: Vec<Departure>,
+    pub batched: Vec<Departure>,
     ring: Option<Arc<AtomicU32>>,
     /// Outstanding operations, in the order of posting.
-    pub operations: BTreeMap<u64, Held>,
+    pub operations: BTreeMap<u64, HeldMemory>,
     next_operation: u64,
-    grants: BTreeMap<u32, GrantEntry>,
+    grants: BTreeMap<u32, SimGrant>,
     next_key: u32,
 }
 
-impl Side {
+impl LinkSide {
     pub fn new(process: SimProcess, options: LinkOptions, first_key: u32) -> Self {
-        Side {
+        LinkSide {
             process,
             options,
             connected_to: None,
@@ -114,8 +114,8 @@ impl Side {
             inbox: VecDeque::new(),
             has_changed: false,
             wants_room: false,
-            is_corked: false,
-            corked: Vec::new(),
+            in_batch: false,
+            batched: Vec::new(),
             ring: None,
             operations: BTreeMap::new(),
             next_operation: 0,
@@ -125,10 +125,10 @@ impl Side {
     }
 
     /// The rest of a side after its owner has dropped it.
-    pub fn closed(&self) -> Side {
-        let closed = Side::new(self.process, self.options.clone(), 0);
+    pub fn closed(&self) -> LinkSide {
+        let closed = LinkSide::new(self.process, self.options.clone(), 0);
         let (connected_to, reached_by, is_cut) = (self.connected_to, self.reached_by, self.is_cut);
-        Side { is_up: false, connected_to, reached_by, is_cut, ..closed }
+        LinkSide { is_up: false, connected_to, reached_by, is_cut, ..closed }
     }
 
     /// The other side, once one of the two has connected.
@@ -149,7 +149,7 @@ impl Side {
     }
 
     /// Queues an arrival for the port.
-    pub fn bring(&mut self, arrived: Arrived) {
+    pub fn bring(&mut self, arrived: Arrival) {
         self.inbox.push_back(arrived);
         self.ring();
     }
@@ -166,7 +166,7 @@ impl Side {
     }
 
     /// Queues an operation. Returns its number.
-    pub fn post(&mut self, held: Held) -> u64 {
+    pub fn post(&mut self, held: HeldMemory) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
         self.operations.insert(number, held);
@@ -174,7 +174,7 @@ impl Side {
     }
 
     /// Removes a completed operation from the queue.
-    pub fn end(&mut self, number: u64) -> Option<Held> {
+    pub fn end(&mut self, number: u64) -> Option<HeldMemory> {
         let held = self.operations.remove(&number)?;
         if std::mem::take(&mut self.wants_room) {
             self.change();
@@ -189,34 +189,34 @@ impl Side {
         // Foreign memory has a region of its own.
         let own = || Span { region: 0, offset: 0, len: target.bytes().len() as u64 };
         let span = target.span().unwrap_or_else(own);
-        Ok(self.add(Some(span), Granted::Write(target)))
+        Ok(self.add(Some(span), SimGranted::Write(target)))
     }
 
     pub fn expose(&mut self, source: &Tensor) -> Option<Grant> {
-        (self.grants.len() < MAX_GRANTS).then(|| self.add(source.span(), Granted::Read(source.clone())))
+        (self.grants.len() < MAX_GRANTS).then(|| self.add(source.span(), SimGranted::Read(source.clone())))
     }
 
-    fn add(&mut self, span: Option<Span>, granted: Granted) -> Grant {
+    fn add(&mut self, span: Option<Span>, granted: SimGranted) -> Grant {
         let (region, offset, len) = span.map_or((0, 0, 0), |span| (span.region, span.offset, span.len));
         let key = self.next_key;
         // A key is used again after 2^32 others.
         self.next_key = key.wrapping_add(1);
-        self.grants.insert(key, GrantEntry { region, offset, granted });
+        self.grants.insert(key, SimGrant { region, offset, granted });
         Grant { region, key, offset, len }
     }
 
     pub fn revoke(&mut self, grant: &Grant) -> Option<TensorMut> {
-        if !matches!(self.grants.get(&grant.key)?.granted, Granted::Write(_)) {
+        if !matches!(self.grants.get(&grant.key)?.granted, SimGranted::Write(_)) {
             return None;
         }
         match self.grants.remove(&grant.key)?.granted {
-            Granted::Write(target) => Some(target),
-            Granted::Read(_) => None,
+            SimGranted::Write(target) => Some(target),
+            SimGranted::Read(_) => None,
         }
     }
 
     pub fn withdraw(&mut self, grant: &Grant) {
-        if self.grants.get(&grant.key).is_some_and(|entry| matches!(entry.granted, Granted::Read(_))) {
+        if self.grants.get(&grant.key).is_some_and(|entry| matches!(entry.granted, SimGranted::Read(_))) {
             self.grants.remove(&grant.key);
         }
     }
@@ -227,7 +227,7 @@ impl Side {
     /// If the grant is not valid.
     pub fn writable(&mut self, grant: &Grant) -> Result<&mut [u8], String> {
         let entry = self.grants.get_mut(&grant.key).ok_or("it wrote with a key that is not granted")?;
-        let Granted::Write(target) = &mut entry.granted else {
+        let SimGranted::Write(target) = &mut entry.granted else {
             return Err("it wrote with a key that was granted for reading".into());
         };
         let bytes = target.bytes_mut();
@@ -241,7 +241,7 @@ impl Side {
     /// If the grant is not valid.
     pub fn readable(&self, grant: &Grant) -> Result<&[u8], String> {
         let entry = self.grants.get(&grant.key).ok_or("it read with a key that is not granted")?;
-        let Granted::Read(source) = &entry.granted else {
+        let SimGranted::Read(source) = &entry.granted else {
             return Err("it read with a key that was granted for writing".into());
         };
         let bytes = source.bytes();

@@ -1,7 +1,7 @@
 //! The address of an endpoint, as the other endpoint needs it. Other modules treat it as opaque
 //! bytes.
 
-use super::data_queue::Remote;
+use super::data_queue::RemoteAddr;
 use super::device::{Gid, GidKind};
 use super::failure::peer;
 use super::stripes::MAX_STRIPES;
@@ -34,7 +34,7 @@ pub(super) struct RemoteRegion {
 
 /// The words into which the peer writes this side's token: the ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct PingTarget {
     pub addr: u64,
     pub rkey: u32,
     pub token: u64,
@@ -42,7 +42,7 @@ pub(super) struct Hello {
 
 /// One end of a link: everything that the other needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct End {
+pub(super) struct EndpointInfo {
     pub gid_kind: GidKind,
     pub global: bool,
     pub lid: u16,
@@ -54,18 +54,18 @@ pub(super) struct End {
     pub depth: u32,
     pub generation: u8,
     pub region: RemoteRegion,
-    pub hello: Hello,
+    pub hello: PingTarget,
     /// Number and first packet's number of each queue pair: the control queue pair, the main data
     /// queue, each stripe.
     pub pairs: Vec<(u32, u32)>,
 }
 
-impl End {
+impl EndpointInfo {
     /// The first of the words for lengths of writes that take several requests. There is one per
     /// place of the queue, behind those for pings.
-    pub fn totals(&self) -> Remote {
+    pub fn totals(&self) -> RemoteAddr {
         let addr = self.hello.addr.wrapping_add(8 * self.first_total() as u64);
-        Remote { addr, rkey: self.hello.rkey }
+        RemoteAddr { addr, rkey: self.hello.rkey }
     }
 
     /// The number of the first of those words.
@@ -112,7 +112,7 @@ impl End {
     /// # Errors
     /// If it is none of this version, or has a value that can't be.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
-        let mut reader = Reader(bytes);
+        let mut reader = AddressReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
             return Err(peer(format!("its address of {} bytes is not one of this fabric", bytes.len())));
         }
@@ -132,14 +132,14 @@ impl End {
     ///
     /// # Errors
     /// Why not.
-    pub fn check_fits(&self, own: &End) -> Result<(), FabricError> {
+    pub fn check_fits(&self, own: &EndpointInfo) -> Result<(), FabricError> {
         if self.gid_kind != own.gid_kind {
             return Err(peer(format!(
                 "its GID is of type {}, this side's of type {}: choose GID indices of the same type (`tensorwire devices`)",
                 self.gid_kind, own.gid_kind
             )));
         }
-        let is_ipv4 = |end: &End| Gid(end.gid.raw).ipv4().is_some();
+        let is_ipv4 = |end: &EndpointInfo| Gid(end.gid.raw).ipv4().is_some();
         if self.gid_kind == GidKind::RoceV2 && is_ipv4(self) != is_ipv4(own) {
             let family = |end| if is_ipv4(end) { "IPv4" } else { "IPv6" };
             return Err(peer(format!(
@@ -160,9 +160,9 @@ impl End {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct AddressReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl AddressReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -183,7 +183,7 @@ impl Reader<'_> {
     }
 
     /// The bytes behind the version.
-    fn end(&mut self, have: usize) -> Result<End, FabricError> {
+    fn end(&mut self, have: usize) -> Result<EndpointInfo, FabricError> {
         let head = self
             .head()
             .ok_or_else(|| peer(format!("its address has {have} bytes, and a value that can't be")))?;
@@ -208,7 +208,7 @@ impl Reader<'_> {
     }
 
     /// The bytes before the queue pairs, and the number of stripes.
-    fn head(&mut self) -> Option<(End, u8)> {
+    fn head(&mut self) -> Option<(EndpointInfo, u8)> {
         let [kind, global] = self.take()?;
         let lid = u16::from_le_bytes(self.take()?);
         let gid = ibv_gid { raw: self.take()? };
@@ -217,7 +217,7 @@ impl Reader<'_> {
         let [stripes] = self.take()?;
         let region =
             RemoteRegion { id: u16::from_le_bytes(self.take()?), base: self.u64()?, rkey: self.u32()? };
-        let hello = Hello { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
+        let hello = PingTarget { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
         if !(IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu))
             || global > 1
             || reads == 0
@@ -226,7 +226,7 @@ impl Reader<'_> {
         {
             return None;
         }
-        let end = End {
+        let end = EndpointInfo {
             gid_kind: *KINDS.get(usize::from(kind))?,
             global: global == 1,
             lid,
@@ -248,8 +248,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn end() -> End {
-        End {
+    fn end() -> EndpointInfo {
+        EndpointInfo {
             gid_kind: GidKind::RoceV2,
             global: true,
             lid: 7,
@@ -259,7 +259,7 @@ mod tests {
             depth: 64,
             generation: 9,
             region: RemoteRegion { id: 3, base: 0x7000, rkey: 0xABCD },
-            hello: Hello { addr: 0x9000, rkey: 5, token: 77 },
+            hello: PingTarget { addr: 0x9000, rkey: 5, token: 77 },
             pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],
         }
     }
@@ -267,12 +267,12 @@ mod tests {
     #[test]
     fn an_address_comes_back_as_it_was_and_each_shorter_or_longer_one_is_refused() {
         let bytes = end().to_bytes();
-        assert_eq!(End::from_bytes(&bytes).expect("ours"), end());
+        assert_eq!(EndpointInfo::from_bytes(&bytes).expect("ours"), end());
         for len in 0..bytes.len() {
-            assert!(End::from_bytes(&bytes[..len]).is_err(), "{len} bytes passed");
+            assert!(EndpointInfo::from_bytes(&bytes[..len]).is_err(), "{len} bytes passed");
         }
         let longer = [&bytes[..], &[0]].concat();
-        assert!(End::from_bytes(&longer).expect_err("too long").to_string().contains("bytes"));
+        assert!(EndpointInfo::from_bytes(&longer).expect_err("too long").to_string().contains("bytes"));
     }
 
     #[test]
@@ -280,7 +280,7 @@ mod tests {
         let refused = |change: fn(&mut Vec<u8>)| {
             let mut bytes = end().to_bytes();
             change(&mut bytes);
-            End::from_bytes(&bytes).expect_err("refused").to_string()
+            EndpointInfo::from_bytes(&bytes).expect_err("refused").to_string()
         };
         assert!(refused(|b| b[0] = 0).contains("not one of this fabric"));
         assert!(refused(|b| b[8] = 9).contains("version 9"));
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn ends_that_do_not_fit_are_refused_by_name() {
-        let said = |change: fn(&mut End)| {
+        let said = |change: fn(&mut EndpointInfo)| {
             let mut other = end();
             change(&mut other);
             other.check_fits(&end()).expect_err("refused").to_string()
@@ -314,12 +314,12 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = End::from_bytes(&bytes);
+            let _ = EndpointInfo::from_bytes(&bytes);
             let mut ours = end().to_bytes();
             for (place, byte) in bytes.iter().enumerate().skip(10).take(ours.len().saturating_sub(10)) {
                 if let Some(there) = ours.get_mut(place) { *there = *byte; }
             }
-            if let Ok(mut other) = End::from_bytes(&ours) {
+            if let Ok(mut other) = EndpointInfo::from_bytes(&ours) {
                 let _ = other.check_fits(&end());
                 other.keep_stripes(0);
                 prop_assert_eq!(other.pairs.len(), 2);

@@ -1,7 +1,7 @@
 //! The memory of a link outside the pool: received messages, copied sends, and words that the peer
 //! may write. The peer can reach only these words.
 
-use super::context::{Domain, MemoryRegion};
+use super::context::{MemoryRegion, ProtectionDomain};
 use super::failure::os;
 use super::sys::*;
 use crate::fabric::FabricError;
@@ -15,7 +15,7 @@ pub(super) const PLACE: usize = 256;
 const PAGE: usize = 4096;
 
 /// Registered memory of our own.
-pub(super) struct Buffer {
+pub(super) struct LinkBuffer {
     region: MemoryRegion,
     base: NonNull<u8>,
     len: usize,
@@ -25,11 +25,11 @@ pub(super) struct Buffer {
 }
 
 // SAFETY: the memory is plain bytes, and the link that owns it decides about access to them.
-unsafe impl Send for Buffer {}
+unsafe impl Send for LinkBuffer {}
 
-impl Buffer {
+impl LinkBuffer {
     /// `len` bytes, zero; peers may write to them if `remote` says so.
-    pub fn new(domain: &Arc<Domain>, len: usize, remote: bool) -> Result<Self, FabricError> {
+    pub fn new(domain: &Arc<ProtectionDomain>, len: usize, remote: bool) -> Result<Self, FabricError> {
         let size = len.max(1).next_multiple_of(PAGE);
         let failed = |error| os(format!("mapping {size} bytes"), error, "free memory");
         let mut map = MmapMut::map_anon(size).map_err(failed)?;
@@ -39,7 +39,7 @@ impl Buffer {
         // SAFETY: the registration has ended, and no references to the memory exist, see the
         // methods below.
         let region = unsafe { MemoryRegion::new(domain, base, size, access) }?;
-        Ok(Buffer { region, base, len: size, map: Some(map) })
+        Ok(LinkBuffer { region, base, len: size, map: Some(map) })
     }
 
     pub fn rkey(&self) -> u32 {
@@ -112,7 +112,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for LinkBuffer {
     fn drop(&mut self) {
         let map = self.map.take();
         if !self.region.end() {

@@ -1,7 +1,7 @@
 //! The device, port and address that a fabric uses: opened as [`choose`] says.
 
 use super::buffers::PLACE;
-use super::context::Context;
+use super::context::DeviceContext;
 use super::device::{Choice, GidEntry, GidKind, LinkLayer, Refusal, Wishes, choose};
 use super::failure::unavailable;
 use super::library::Library;
@@ -21,7 +21,7 @@ pub(super) struct PortAddress {
 
 /// The device and port that a fabric uses.
 pub(super) struct Chosen {
-    pub context: Arc<Context>,
+    pub context: Arc<DeviceContext>,
     pub port: u8,
     pub gid_kind: GidKind,
     /// Every packet has a global header.
@@ -99,7 +99,7 @@ impl Chosen {
         self.choice.link == LinkLayer::Ethernet
     }
 
-    fn of(context: Arc<Context>, choice: Choice) -> Result<Self, FabricError> {
+    fn of(context: Arc<DeviceContext>, choice: Choice) -> Result<Self, FabricError> {
         let attr = context.port(choice.port)?;
         if (attr.max_msg_sz as usize) < PLACE {
             return Err(unavailable(format!(

@@ -50,7 +50,7 @@ impl DeviceList {
     ///
     /// # Panics
     /// If there is no such place.
-    pub fn open(&self, at: usize) -> Result<Arc<Context>, FabricError> {
+    pub fn open(&self, at: usize) -> Result<Arc<DeviceContext>, FabricError> {
         assert!(at < self.count);
         // SAFETY: inside the list, as was just checked.
         let device = unsafe { *self.list.as_ptr().add(at) };
@@ -62,7 +62,7 @@ impl DeviceList {
             let remedy = "give the process access to /dev/infiniband/uverbs*, in containers too";
             os(format!("opening the device {name}"), io::Error::last_os_error(), remedy)
         })?;
-        let mut context = Context { library: self.library, handle, name, attr: None };
+        let mut context = DeviceContext { library: self.library, handle, name, attr: None };
         let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: an opened device, and a struct for the answer.
         let result = unsafe { (self.library.query_device)(context.as_ptr(), attr.as_mut_ptr()) };
@@ -94,7 +94,7 @@ unsafe fn name(device: *mut ibv_device) -> String {
 }
 
 /// An opened device.
-pub(super) struct Context {
+pub(super) struct DeviceContext {
     pub library: &'static Library,
     handle: NonNull<ibv_context>,
     pub name: String,
@@ -103,11 +103,11 @@ pub(super) struct Context {
 
 // SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is
 // thread safe); the struct itself is not changed after it is made.
-unsafe impl Send for Context {}
+unsafe impl Send for DeviceContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for DeviceContext {}
 
-impl Context {
+impl DeviceContext {
     pub fn as_ptr(&self) -> *mut ibv_context {
         self.handle.as_ptr()
     }
@@ -135,7 +135,7 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for DeviceContext {
     fn drop(&mut self) {
         // SAFETY: all objects of the device hold it, so none is left. A failure leaves it open.
         unsafe { (self.library.close_device)(self.as_ptr()) };
@@ -143,20 +143,20 @@ impl Drop for Context {
 }
 
 /// A protection domain of a device.
-pub(super) struct Domain {
-    pub context: Arc<Context>,
+pub(super) struct ProtectionDomain {
+    pub context: Arc<DeviceContext>,
     handle: NonNull<ibv_pd>,
     /// For a parent domain: its protection domain and its thread domain.
-    parent: Option<(Arc<Domain>, NonNull<ibv_td>)>,
+    parent: Option<(Arc<ProtectionDomain>, NonNull<ibv_td>)>,
 }
 
-// SAFETY: as for `Context`.
-unsafe impl Send for Domain {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for Domain {}
+// SAFETY: as for `DeviceContext`.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as for `DeviceContext`.
+unsafe impl Sync for ProtectionDomain {}
 
-impl Domain {
-    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, FabricError> {
+impl ProtectionDomain {
+    pub fn new(context: &Arc<DeviceContext>) -> Result<Arc<Self>, FabricError> {
         // SAFETY: an opened device.
         let handle =
             NonNull::new(unsafe { (context.library.alloc_pd)(context.as_ptr()) }).ok_or_else(|| {
@@ -164,12 +164,12 @@ impl Domain {
                 let remedy = memory_remedy(&error);
                 os(format!("making a protection domain of {}", context.name), error, remedy)
             })?;
-        Ok(Arc::new(Domain { context: Arc::clone(context), handle, parent: None }))
+        Ok(Arc::new(ProtectionDomain { context: Arc::clone(context), handle, parent: None }))
     }
 
     /// A parent domain of `domain` whose queue pairs one thread at a time uses, so that the driver
     /// needs no locks; `domain` itself if the driver has no thread domains.
-    pub fn for_one_thread(domain: &Arc<Domain>) -> Arc<Domain> {
+    pub fn for_one_thread(domain: &Arc<ProtectionDomain>) -> Arc<ProtectionDomain> {
         let context = &domain.context;
         // SAFETY: an opened device.
         let Some(thread) = (unsafe { ibv_alloc_td(context.as_ptr()) }).and_then(NonNull::new) else {
@@ -178,7 +178,7 @@ impl Domain {
         // SAFETY: both domains are of this device, and the stand-in holds them.
         let made = unsafe { ibv_alloc_parent_domain(context.as_ptr(), domain.as_ptr(), thread.as_ptr()) };
         match made.and_then(NonNull::new) {
-            Some(handle) => Arc::new(Domain {
+            Some(handle) => Arc::new(ProtectionDomain {
                 context: Arc::clone(context),
                 handle,
                 parent: Some((Arc::clone(domain), thread)),
@@ -196,7 +196,7 @@ impl Domain {
     }
 }
 
-impl Drop for Domain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: all objects of the domain hold it, so none is left.
         unsafe { (self.context.library.dealloc_pd)(self.as_ptr()) };
@@ -209,15 +209,15 @@ impl Drop for Domain {
 
 /// Registered memory.
 pub(super) struct MemoryRegion {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     handle: Option<NonNull<ibv_mr>>,
     pub lkey: u32,
     pub rkey: u32,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: as for `DeviceContext`.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as for `Context`.
+// SAFETY: as for `DeviceContext`.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
@@ -228,7 +228,7 @@ impl MemoryRegion {
     /// to use it by this registration; and what they permit is no data race: nobody has a reference
     /// to what a peer or the device may write.
     pub unsafe fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         base: NonNull<u8>,
         len: usize,
         access: c_int,

@@ -7,7 +7,7 @@
 //! Acknowledgements and the disconnect are outside of the window; the receive queue has extra room
 //! for them.
 
-use super::buffers::Buffer;
+use super::buffers::LinkBuffer;
 use super::data_queue::name;
 use super::qp::QueuePair;
 use super::sys::*;
@@ -34,8 +34,8 @@ pub(super) const PLACE_BYTES: usize = (SENDS + RECEIVES) as usize * BYTES;
 
 const CREDITS: u8 = 1;
 const ACK: u8 = 2;
-const FAREWELL: u8 = 3;
-const LAST: u8 = 4;
+const DISCONNECT: u8 = 3;
+const FINAL_COUNT: u8 = 4;
 
 /// Why a side takes no part any more, in a farewell.
 const CLOSED: u8 = 0;
@@ -44,13 +44,13 @@ const PROTOCOL: u8 = 2;
 
 /// A message of the peer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum ControlMessage {
     /// The newest number of receives that it has returned.
     Credits { returned: u32 },
     /// Number of consumed receives once all of the peer's sends have arrived.
-    Last { count: u32 },
+    FinalCount { count: u32 },
     /// It takes no part any more.
-    Farewell(LinkFailure),
+    Disconnect(LinkFailure),
     /// Nothing that the link must know.
     Nothing,
 }
@@ -62,7 +62,7 @@ fn next(place: u32, places: u32) -> u32 {
 
 /// Messages within the window.
 #[derive(Debug, Default)]
-pub(super) struct Window {
+pub(super) struct ControlWindow {
     sent: u32,
     /// Of those, consumed by the peer.
     pub acknowledged: u32,
@@ -72,7 +72,7 @@ pub(super) struct Window {
     told: u32,
 }
 
-impl Window {
+impl ControlWindow {
     pub fn has_room(&self) -> bool {
         self.sent.wrapping_sub(self.acknowledged) < WINDOW
     }
@@ -86,7 +86,7 @@ impl Window {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn hear(&mut self, bytes: [u8; BYTES]) -> Result<Said, &'static str> {
+    pub fn receive(&mut self, bytes: [u8; BYTES]) -> Result<ControlMessage, &'static str> {
         let [kind, code, _, _, rest @ ..] = bytes;
         let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
         let (value, acknowledged) = (word(0), word(4));
@@ -95,9 +95,9 @@ impl Window {
         }
         self.acknowledged = acknowledged;
         match kind {
-            ACK => Ok(Said::Nothing),
-            LAST => Ok(Said::Last { count: value }),
-            FAREWELL => Ok(Said::Farewell(match code {
+            ACK => Ok(ControlMessage::Nothing),
+            FINAL_COUNT => Ok(ControlMessage::FinalCount { count: value }),
+            DISCONNECT => Ok(ControlMessage::Disconnect(match code {
                 NO_RECEIVE => LinkFailure::NoReceive,
                 PROTOCOL => LinkFailure::Protocol(
                     "an operation of its was refused, or it refuses one of this side's".into(),
@@ -106,20 +106,20 @@ impl Window {
             })),
             CREDITS => {
                 self.consumed = self.consumed.wrapping_add(1);
-                Ok(Said::Credits { returned: value })
+                Ok(ControlMessage::Credits { returned: value })
             }
             _ => Err("it sent a control message of an unknown kind"),
         }
     }
 
     /// Whether an acknowledgement is due.
-    fn owes(&self) -> bool {
+    fn must_acknowledge(&self) -> bool {
         self.consumed.wrapping_sub(self.told) >= WINDOW / 2
     }
 }
 
 /// A side's end of the control queue pair.
-pub(super) struct Control {
+pub(super) struct ControlQueue {
     pair: Option<QueuePair>,
     link: LinkId,
     places: usize,
@@ -127,29 +127,29 @@ pub(super) struct Control {
     /// Requests posted and not known to be done.
     in_use: u32,
     send_at: u32,
-    window: Window,
+    window: ControlWindow,
     head: u32,
     /// A farewell was posted, and is not known to have arrived.
-    pub parting: bool,
-    pub has_parted: bool,
+    pub is_disconnecting: bool,
+    pub has_disconnected: bool,
     /// The queue pair carries nothing any more. It is kept for the asynchronous event that may tell
     /// why.
     flushed: bool,
 }
 
-impl Control {
+impl ControlQueue {
     pub fn new(pair: QueuePair, link: LinkId, places: usize) -> Self {
-        Control {
+        ControlQueue {
             max_inline: pair.max_inline,
             pair: Some(pair),
             link,
             places,
             in_use: 0,
             send_at: 0,
-            window: Window::default(),
+            window: ControlWindow::default(),
             head: 0,
-            parting: false,
-            has_parted: false,
+            is_disconnecting: false,
+            has_disconnected: false,
             flushed: false,
         }
     }
@@ -165,13 +165,13 @@ impl Control {
 
     pub fn destroy(&mut self) {
         self.pair = None;
-        self.parting = false;
+        self.is_disconnecting = false;
     }
 
     /// A request was flushed: something has failed before it.
     pub fn flush(&mut self) {
         self.flushed = true;
-        self.parting = false;
+        self.is_disconnecting = false;
     }
 
     pub fn pair(&mut self) -> Option<&mut QueuePair> {
@@ -180,11 +180,11 @@ impl Control {
 
     /// Posts all receives, before the peer can reach the queue pair. `false` if the device refuses
     /// them.
-    pub fn post_receives(&mut self, buffer: &Buffer) -> bool {
+    pub fn post_receives(&mut self, buffer: &LinkBuffer) -> bool {
         (0..RECEIVES).all(|place| self.post_receive(buffer, place))
     }
 
-    fn post_receive(&mut self, buffer: &Buffer, place: u32) -> bool {
+    fn post_receive(&mut self, buffer: &LinkBuffer, place: u32) -> bool {
         let mut piece = buffer.piece(self.places + place as usize * BYTES, BYTES);
         let mut request = ibv_recv_wr {
             wr_id: name(self.link, CONTROL, true),
@@ -204,7 +204,7 @@ impl Control {
     }
 
     /// Tells the peer of receives that were returned. `false` if there is no room now.
-    pub fn send_credits(&mut self, buffer: &mut Buffer, returned: u32) -> bool {
+    pub fn send_credits(&mut self, buffer: &mut LinkBuffer, returned: u32) -> bool {
         if !self.has_room() || !self.send(buffer, [CREDITS, 0, 0, 0], returned) {
             return false;
         }
@@ -214,12 +214,12 @@ impl Control {
 
     /// Tells the peer, once, that this side takes no part any more; and before that how many
     /// receives (`last`) will have been consumed when all has come that was posted.
-    pub fn part(&mut self, buffer: &mut Buffer, why: &LinkFailure, last: Option<u32>) {
-        if self.parting || self.has_parted {
+    pub fn disconnect(&mut self, buffer: &mut LinkBuffer, why: &LinkFailure, last: Option<u32>) {
+        if self.is_disconnecting || self.has_disconnected {
             return;
         }
         if let Some(count) = last {
-            self.send(buffer, [LAST, 0, 0, 0], count);
+            self.send(buffer, [FINAL_COUNT, 0, 0, 0], count);
         }
         let code = match why {
             LinkFailure::Completion { code, .. } if *code == IBV_WC_RNR_RETRY_EXC_ERR => NO_RECEIVE,
@@ -231,10 +231,10 @@ impl Control {
             LinkFailure::Protocol(_) => PROTOCOL,
             _ => CLOSED,
         };
-        self.parting = self.send(buffer, [FAREWELL, code, 0, 0], 0);
+        self.is_disconnecting = self.send(buffer, [DISCONNECT, code, 0, 0], 0);
     }
 
-    fn send(&mut self, buffer: &mut Buffer, head: [u8; 4], value: u32) -> bool {
+    fn send(&mut self, buffer: &mut LinkBuffer, head: [u8; 4], value: u32) -> bool {
         if self.flushed || self.in_use >= SENDS - 2 {
             return false;
         }
@@ -270,9 +270,9 @@ impl Control {
     pub fn done(&mut self) {
         self.in_use = self.in_use.saturating_sub(1);
         // Requests are done in order, and nothing is sent after the farewell.
-        if self.parting && self.in_use == 0 {
-            self.parting = false;
-            self.has_parted = true;
+        if self.is_disconnecting && self.in_use == 0 {
+            self.is_disconnecting = false;
+            self.has_disconnected = true;
         }
     }
 
@@ -280,7 +280,7 @@ impl Control {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn received(&mut self, buffer: &mut Buffer, len: u32) -> Result<Said, &'static str> {
+    pub fn received(&mut self, buffer: &mut LinkBuffer, len: u32) -> Result<ControlMessage, &'static str> {
         let place = self.head;
         self.head = next(self.head, RECEIVES);
         if len as usize != BYTES {
@@ -291,8 +291,8 @@ impl Control {
         bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
         // A broken queue pair is reported by its outstanding requests.
         self.post_receive(buffer, place);
-        let said = self.window.hear(bytes)?;
-        if matches!(said, Said::Credits { .. }) && self.window.owes() {
+        let said = self.window.receive(bytes)?;
+        if matches!(said, ControlMessage::Credits { .. }) && self.window.must_acknowledge() {
             self.send(buffer, [ACK, 0, 0, 0], 0);
         }
         Ok(said)

@@ -7,7 +7,7 @@
 
 #![allow(clippy::disallowed_types)] // events of sleeping pollers, and queues that end
 
-use super::context::Context;
+use super::context::DeviceContext;
 use super::failure::{memory_remedy, os, unavailable};
 use super::sys::*;
 use crate::fabric::FabricError;
@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The completion channel of completion queues.
-pub(super) struct Channel {
-    context: Arc<Context>,
+pub(super) struct CompletionChannel {
+    context: Arc<DeviceContext>,
     handle: NonNull<ibv_comp_channel>,
     /// Held from an event's taking to its acknowledgement, and while a queue is destroyed.
     unacknowledged: Mutex<()>,
@@ -28,19 +28,20 @@ pub(super) struct Channel {
 
 // SAFETY: libibverbs' calls may be made from any thread; the struct is not changed after it is
 // made.
-unsafe impl Send for Channel {}
+unsafe impl Send for CompletionChannel {}
 // SAFETY: as above.
-unsafe impl Sync for Channel {}
+unsafe impl Sync for CompletionChannel {}
 
-impl Channel {
-    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, FabricError> {
+impl CompletionChannel {
+    pub fn new(context: &Arc<DeviceContext>) -> Result<Arc<Self>, FabricError> {
         // SAFETY: an opened device.
         let made = unsafe { (context.library.create_comp_channel)(context.as_ptr()) };
         let handle = NonNull::new(made).ok_or_else(|| {
             let remedy = "raise the limit of open files";
             os(format!("making a completion channel of {}", context.name), io::Error::last_os_error(), remedy)
         })?;
-        let channel = Channel { context: Arc::clone(context), handle, unacknowledged: Mutex::default() };
+        let channel =
+            CompletionChannel { context: Arc::clone(context), handle, unacknowledged: Mutex::default() };
         rustix::io::ioctl_fionbio(channel.fd(), true).map_err(|error| {
             os("making a completion channel non-blocking", error.into(), "see the kernel's log (`dmesg`)")
         })?;
@@ -69,7 +70,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: its queues hold it, so none is left.
         unsafe { (self.context.library.destroy_comp_channel)(self.handle.as_ptr()) };
@@ -78,7 +79,7 @@ impl Drop for Channel {
 
 /// A completion queue.
 pub(super) struct CompletionQueue {
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
     handle: NonNull<ibv_cq>,
     places: u32,
     used: AtomicU32,
@@ -107,7 +108,7 @@ impl CompletionQueue {
     }
 
     /// A queue of at least `places`.
-    pub fn new(channel: &Arc<Channel>, places: u32) -> Result<Arc<Self>, FabricError> {
+    pub fn new(channel: &Arc<CompletionChannel>, places: u32) -> Result<Arc<Self>, FabricError> {
         let context = &channel.context;
         let most = u32::try_from(context.attr().max_cqe).unwrap_or(0);
         if places > most {
@@ -144,10 +145,10 @@ impl CompletionQueue {
     }
 
     /// Reserves `count` places, if they are free.
-    pub fn reserve(self: &Arc<Self>, places: u32) -> Option<Places> {
+    pub fn reserve(self: &Arc<Self>, places: u32) -> Option<CqPlaces> {
         let more = |used: u32| used.checked_add(places).filter(|sum| *sum <= self.places);
         self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Places { queue: Arc::clone(self), places })
+        Some(CqPlaces { queue: Arc::clone(self), places })
     }
 
     /// Whether all its places are of queue pairs that are destroyed.
@@ -189,12 +190,12 @@ impl Drop for CompletionQueue {
 }
 
 /// Places of a completion queue that a link has taken. Dropped after the queue pairs of the link.
-pub(super) struct Places {
+pub(super) struct CqPlaces {
     pub queue: Arc<CompletionQueue>,
     places: u32,
 }
 
-impl Drop for Places {
+impl Drop for CqPlaces {
     fn drop(&mut self) {
         self.queue.stale.fetch_add(self.places, Ordering::AcqRel);
     }

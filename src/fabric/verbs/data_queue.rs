@@ -10,8 +10,8 @@
 //! as posted: what the device refuses of them fails with the link.
 
 use super::address::RemoteRegion;
-use super::buffers::{Buffer, PLACE};
-use super::chain::{Chain, Request};
+use super::buffers::{LinkBuffer, PLACE};
+use super::post_list::{PostList, SendRequest};
 use super::qp::QueuePair;
 use super::stripes::STRIPED;
 use super::sys::*;
@@ -30,7 +30,7 @@ const OPCODE_SHIFT: u32 = 16;
 const REFILL: usize = 32;
 
 /// The memory of an outstanding request.
-pub(super) enum Op {
+pub(super) enum PostedOp {
     /// Nothing: its bytes were copied.
     Copied,
     /// The source of a write.
@@ -41,39 +41,39 @@ pub(super) enum Op {
     Read(TensorMut),
 }
 
-struct Entry {
+struct OutstandingEntry {
     /// Work requests that it counts for.
     requests: u32,
     signaled: bool,
     is_flush: bool,
-    op: Op,
+    op: PostedOp,
 }
 
 /// The remote memory of a request.
 #[derive(Clone, Copy)]
-pub(super) struct Remote {
+pub(super) struct RemoteAddr {
     pub addr: u64,
     pub rkey: u32,
 }
 
 /// The announcement of a write's length, before its immediate arrives.
 #[derive(Clone, Copy)]
-pub(super) enum Total {
+pub(super) enum AnnouncedLength {
     /// Nothing.
     None,
     /// The length, if the write takes more than one request: the first of the words.
-    IfSplit(Remote),
+    IfSplit(RemoteAddr),
     /// The length of the whole of which the write is the last part.
-    Striped { place: Remote, whole: u64 },
+    Striped { place: RemoteAddr, whole: u64 },
 }
 
-impl Total {
+impl AnnouncedLength {
     /// The words that announce a write of `len` bytes in `requests` requests, and their place.
-    fn word(&self, len: u64, chunks: u64) -> Option<(Remote, u64)> {
+    fn word(&self, len: u64, chunks: u64) -> Option<(RemoteAddr, u64)> {
         match *self {
-            Total::IfSplit(place) if chunks > 1 => Some((place, len)),
-            Total::Striped { place, whole } => Some((place, whole | STRIPED)),
-            Total::None | Total::IfSplit(_) => None,
+            AnnouncedLength::IfSplit(place) if chunks > 1 => Some((place, len)),
+            AnnouncedLength::Striped { place, whole } => Some((place, whole | STRIPED)),
+            AnnouncedLength::None | AnnouncedLength::IfSplit(_) => None,
         }
     }
 }
@@ -88,7 +88,7 @@ pub(super) struct DataQueue {
     max_inline: usize,
     /// One request in this many is signalled.
     signal_every: u32,
-    outstanding: VecDeque<Entry>,
+    outstanding: VecDeque<OutstandingEntry>,
     in_use: u32,
     signaled: u32,
     /// Since the last request with a completion.
@@ -116,7 +116,7 @@ pub(super) struct DataQueue {
     /// Start of the queue's places in the link's buffer.
     places: usize,
     /// Requests that wait to be posted together.
-    chain: Chain,
+    post_list: PostList,
 }
 
 /// Bytes of a link's buffer that a data queue needs: places to receive, and places to copy to.
@@ -181,7 +181,7 @@ impl DataQueue {
             expected: None,
             returned: 0,
             places,
-            chain: Chain::new(),
+            post_list: PostList::new(),
         }
     }
 
@@ -197,7 +197,7 @@ impl DataQueue {
     /// Ends the queue pair: from now on the device touches no memory for it, unless it [is
     /// lost](DataQueue::is_lost).
     pub fn destroy(&mut self) {
-        self.chain.clear();
+        self.post_list.clear();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
     }
 
@@ -244,17 +244,17 @@ impl DataQueue {
         &mut self,
         opcode: u32,
         piece: ibv_sge,
-        remote: Option<Remote>,
+        remote: Option<RemoteAddr>,
         immediate: Option<Immediate>,
         flags: u32,
     ) -> Result<(), PostError> {
         let name = self.name | u64::from(opcode) << OPCODE_SHIFT;
-        let request = Request { name, opcode, piece, remote, immediate, flags };
-        if self.chain.is_open() {
-            if self.chain.is_full() {
-                self.post_chain()?;
+        let request = SendRequest { name, opcode, piece, remote, immediate, flags };
+        if self.post_list.is_open() {
+            if self.post_list.is_full() {
+                self.post_list_now()?;
             }
-            self.chain.push(request);
+            self.post_list.push(request);
             return Ok(());
         }
         let Some(pair) = &self.pair else { return Err(PostError::Down) };
@@ -263,7 +263,7 @@ impl DataQueue {
     }
 
     #[inline]
-    fn post_now(&mut self, request: &Request) -> Result<(), PostError> {
+    fn post_now(&mut self, request: &SendRequest) -> Result<(), PostError> {
         let mut piece = request.piece;
         let mut request = request.without_piece();
         if piece.length > 0 {
@@ -275,71 +275,71 @@ impl DataQueue {
         // queue pair is there, or of a tensor that holds a registration of its own and its memory's
         // owner; the entry that the caller adds holds the tensor until it is done; inline bytes are
         // copied in the call.
-        if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.broke() }
+        if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.break_off() }
     }
 
     /// A request was refused though there is room, so the queue pair is broken. The driver may have
     /// taken it all the same: it must read nothing any more once its source is let go.
     #[cold]
-    fn broke(&mut self) -> Result<(), PostError> {
+    fn break_off(&mut self) -> Result<(), PostError> {
         self.destroy();
         Err(PostError::Down)
     }
 
-    /// What is posted from now on waits for [`DataQueue::uncork`].
-    pub fn cork(&mut self) {
-        self.chain.open();
+    /// What is posted from now on waits for [`DataQueue::end_batch`].
+    pub fn begin_batch(&mut self) {
+        self.post_list.open();
     }
 
     /// Posts what has waited.
     ///
     /// # Errors
     /// If the queue pair is broken.
-    pub fn uncork(&mut self) -> Result<(), PostError> {
-        self.chain.close();
-        self.post_chain()
+    pub fn end_batch(&mut self) -> Result<(), PostError> {
+        self.post_list.close();
+        self.post_list_now()
     }
 
-    fn post_chain(&mut self) -> Result<(), PostError> {
-        if self.chain.is_empty() {
+    fn post_list_now(&mut self) -> Result<(), PostError> {
+        if self.post_list.is_empty() {
             return Ok(());
         }
         let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
         pair.count_post();
         // SAFETY: as for one request; and the bytes that would be inline lie in the link's buffer,
         // see `copy`.
-        if unsafe { self.chain.post(pair) } { Ok(()) } else { self.broke() }
+        if unsafe { self.post_list.post(pair) } { Ok(()) } else { self.break_off() }
     }
 
     /// Posts an unsignalled write.
-    pub fn post_ping(&mut self, piece: ibv_sge, remote: Remote) -> Result<(), PostError> {
+    pub fn post_ping(&mut self, piece: ibv_sge, remote: RemoteAddr) -> Result<(), PostError> {
         let name = self.name | u64::from(IBV_WR_RDMA_WRITE) << OPCODE_SHIFT;
         let (opcode, remote) = (IBV_WR_RDMA_WRITE, Some(remote));
         // Not by the thread that owns the port, which alone counts.
-        self.post_now(&Request { name, opcode, piece, remote, immediate: None, flags: 0 })
+        self.post_now(&SendRequest { name, opcode, piece, remote, immediate: None, flags: 0 })
     }
 
     /// Records a posted request.
     #[inline]
-    fn note(&mut self, requests: u32, signaled: bool, bytes: u64, op: Op) {
+    fn note(&mut self, requests: u32, signaled: bool, bytes: u64, op: PostedOp) {
         if signaled {
             self.signaled += 1;
             (self.unsignaled, self.unsignaled_bytes, self.holds_unsignaled) = (0, 0, false);
         } else {
             self.unsignaled += 1;
             self.unsignaled_bytes += bytes;
-            self.holds_unsignaled |= !matches!(op, Op::Copied);
+            self.holds_unsignaled |= !matches!(op, PostedOp::Copied);
         }
         self.in_use += requests;
-        self.outstanding.push_back(Entry { requests, signaled, is_flush: false, op });
+        self.outstanding.push_back(OutstandingEntry { requests, signaled, is_flush: false, op });
     }
 
     /// Where a request finds bytes that need not stay after this call, and the flag that says how:
     /// the bytes themselves where they are read before that, else a copy.
     #[inline]
-    fn copy(&mut self, buffer: &mut Buffer, bytes: &[u8]) -> (ibv_sge, u32) {
+    fn copy(&mut self, buffer: &mut LinkBuffer, bytes: &[u8]) -> (ibv_sge, u32) {
         let is_inline = bytes.len() <= self.max_inline;
-        if is_inline && !self.chain.is_open() {
+        if is_inline && !self.post_list.is_open() {
             return (
                 ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 },
                 IBV_SEND_INLINE,
@@ -356,9 +356,9 @@ impl DataQueue {
     #[inline]
     pub fn post_copied(
         &mut self,
-        buffer: &mut Buffer,
+        buffer: &mut LinkBuffer,
         bytes: &[u8],
-        remote: Option<Remote>,
+        remote: Option<RemoteAddr>,
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
         debug_assert!(bytes.len() <= MAX_MESSAGE);
@@ -373,7 +373,7 @@ impl DataQueue {
         let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
         self.post(opcode, piece, remote, immediate, flags)?;
         self.consuming = self.consuming.wrapping_add(u32::from(opcode != IBV_WR_RDMA_WRITE));
-        self.note(1, signaled, 0, Op::Copied);
+        self.note(1, signaled, 0, PostedOp::Copied);
         Ok(())
     }
 
@@ -381,7 +381,7 @@ impl DataQueue {
     ///
     /// # Errors
     /// If not, why.
-    pub fn has_room(&self, len: u64, longest: u32, total: &Total) -> Result<(), PostError> {
+    pub fn has_room(&self, len: u64, longest: u32, total: &AnnouncedLength) -> Result<(), PostError> {
         let chunks = requests_for(len, longest);
         let requests = chunks + u64::from(total.word(len, chunks).is_some());
         self.room(u32::try_from(requests).unwrap_or(u32::MAX))
@@ -391,13 +391,13 @@ impl DataQueue {
     #[allow(clippy::too_many_arguments)] // the verb has these operands
     pub fn post_write(
         &mut self,
-        buffer: &mut Buffer,
+        buffer: &mut LinkBuffer,
         (addr, len, lkey): (u64, u64, u32),
-        remote: Remote,
+        remote: RemoteAddr,
         immediate: Option<Immediate>,
         longest: u32,
-        total: Total,
-        op: Op,
+        total: AnnouncedLength,
+        op: PostedOp,
     ) -> Result<(), PostError> {
         let chunks = requests_for(len, longest);
         let word = total.word(len, chunks).filter(|_| immediate.is_some());
@@ -410,7 +410,7 @@ impl DataQueue {
             // Named, as inline bytes are read when the request is posted.
             let bytes = word.to_le_bytes();
             let (piece, flags) = self.copy(buffer, &bytes);
-            let there = Remote { addr: place, rkey: words.rkey };
+            let there = RemoteAddr { addr: place, rkey: words.rkey };
             self.post(IBV_WR_RDMA_WRITE, piece, Some(there), None, flags)?;
         }
         for chunk in 0..chunks {
@@ -421,9 +421,9 @@ impl DataQueue {
             let opcode = if immediate.is_some() { IBV_WR_RDMA_WRITE_WITH_IMM } else { IBV_WR_RDMA_WRITE };
             let flags = if is_last && signaled { IBV_SEND_SIGNALED } else { 0 };
             let piece = ibv_sge { addr: addr + skip, length, lkey };
-            let there = Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
+            let there = RemoteAddr { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
             if let Err(error) = self.post(opcode, piece, Some(there), immediate, flags) {
-                self.let_go(op);
+                self.release(op);
                 return Err(error);
             }
         }
@@ -433,7 +433,7 @@ impl DataQueue {
     }
 
     /// Drops the memory of a request that was not posted, unless the device may still have it.
-    fn let_go(&self, op: Op) {
+    fn release(&self, op: PostedOp) {
         if self.is_lost {
             std::mem::forget(op);
         }
@@ -444,7 +444,7 @@ impl DataQueue {
         &mut self,
         mut target: TensorMut,
         (len, lkey): (u64, u32),
-        remote: Remote,
+        remote: RemoteAddr,
         max_request: u32,
     ) -> Result<(), (PostError, TensorMut)> {
         let chunks = requests_for(len, max_request);
@@ -459,7 +459,7 @@ impl DataQueue {
             let length = (len - skip).min(u64::from(max_request)) as u32;
             let flags = if chunk + 1 == chunks && signaled { IBV_SEND_SIGNALED } else { 0 };
             let piece = ibv_sge { addr: addr + skip, length, lkey };
-            let there = Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
+            let there = RemoteAddr { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
             if let Err(error) = self.post(IBV_WR_RDMA_READ, piece, Some(there), None, flags) {
                 if !self.is_lost {
                     return Err((error, target));
@@ -468,7 +468,7 @@ impl DataQueue {
                 break;
             }
         }
-        self.note(requests, signaled, len, Op::Read(target));
+        self.note(requests, signaled, len, PostedOp::Read(target));
         Ok(())
     }
 
@@ -478,10 +478,10 @@ impl DataQueue {
         if !left || self.signaled > 0 || self.flushing || self.pair.is_none() {
             return;
         }
-        let remote = Remote { addr: region.base, rkey: region.rkey };
+        let remote = RemoteAddr { addr: region.base, rkey: region.rkey };
         if self.post(IBV_WR_RDMA_WRITE, ibv_sge::default(), Some(remote), None, IBV_SEND_SIGNALED).is_ok() {
             self.flushing = true;
-            self.note(0, true, 0, Op::Copied);
+            self.note(0, true, 0, PostedOp::Copied);
             if let Some(entry) = self.outstanding.back_mut() {
                 entry.is_flush = true;
             }
@@ -494,12 +494,12 @@ impl DataQueue {
         while let Some(entry) = self.outstanding.pop_front() {
             self.in_use -= entry.requests;
             match entry.op {
-                Op::Copied | Op::Part(_) => {}
-                Op::Write(source) => {
+                PostedOp::Copied | PostedOp::Part(_) => {}
+                PostedOp::Write(source) => {
                     drop(source);
                     out.push(link, Event::Done);
                 }
-                Op::Read(target) => out.push(link, Event::ReadDone { target }),
+                PostedOp::Read(target) => out.push(link, Event::ReadDone { target }),
             }
             if entry.signaled {
                 self.signaled -= 1;
@@ -513,7 +513,7 @@ impl DataQueue {
     pub fn fail_all(&mut self, link: LinkId, out: &mut Completions) {
         debug_assert!(self.pair.is_none());
         for entry in self.outstanding.drain(..) {
-            if let Op::Write(_) | Op::Read(_) = entry.op {
+            if let PostedOp::Write(_) | PostedOp::Read(_) = entry.op {
                 out.push(link, Event::Failed);
             }
             if self.is_lost {
@@ -531,7 +531,7 @@ impl DataQueue {
     /// Posts receives that may be posted: at once where `all` or few are left, else when there are
     /// enough for a batch. `false` if the device refuses them: completions or an event tell why.
     #[inline]
-    pub fn refill(&mut self, buffer: &Buffer, all: bool) -> bool {
+    pub fn refill(&mut self, buffer: &LinkBuffer, all: bool) -> bool {
         let mut missing = (self.depth - self.posted).min(self.allowed);
         let batch = (self.depth / 4).clamp(1, REFILL as u32);
         if missing == 0 || !all && missing < batch && self.posted > self.depth / 2 {
@@ -549,7 +549,7 @@ impl DataQueue {
         true
     }
 
-    fn post_batch(&mut self, buffer: &Buffer, count: usize) -> bool {
+    fn post_batch(&mut self, buffer: &LinkBuffer, count: usize) -> bool {
         let mut pieces = [ibv_sge::default(); REFILL];
         let empty = ibv_recv_wr {
             wr_id: self.name | 1,

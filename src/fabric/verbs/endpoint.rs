@@ -6,20 +6,20 @@
 //! something.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
-use super::Shared;
-use super::address::{End, Hello, RemoteRegion};
-use super::buffers::Buffer;
+use super::VerbsShared;
+use super::address::{EndpointInfo, PingTarget, RemoteRegion};
+use super::buffers::LinkBuffer;
 use super::chosen::PortAddress;
-use super::context::Domain;
-use super::control::{self, Control};
-use super::cq::Places;
-use super::data_queue::{self, DataQueue, Remote, SPARE};
+use super::context::ProtectionDomain;
+use super::control::{self, ControlQueue};
+use super::cq::CqPlaces;
+use super::data_queue::{self, DataQueue, RemoteAddr, SPARE};
 use super::failure::{os, peer, status};
-use super::link::{Link, Parts};
+use super::link::{VerbsLinkInner, VerbsLinkParts};
 use super::options::refuse;
 use super::port::VerbsLink;
 use super::qp::QueuePair;
-use super::slot::{Awaited, Slot};
+use super::slot::{PendingLink, PortSlot};
 use super::sys::*;
 use crate::fabric::{Endpoint, FabricError, FabricKind, LinkOptions, Role};
 use std::ffi::c_int;
@@ -39,16 +39,16 @@ pub struct VerbsEndpoint {
     // Dropped in this order: queue pairs, the memory that they name, their places in the completion
     // queue.
     pairs: Vec<QueuePair>,
-    local: Buffer,
-    words: Buffer,
-    awaited: Awaited,
-    places: Places,
-    slot: Arc<Slot>,
-    shared: Arc<Shared>,
+    local: LinkBuffer,
+    words: LinkBuffer,
+    awaited: PendingLink,
+    places: CqPlaces,
+    slot: Arc<PortSlot>,
+    shared: Arc<VerbsShared>,
     options: LinkOptions,
     /// Where the port is.
     place: PortAddress,
-    own: End,
+    own: EndpointInfo,
     address: Vec<u8>,
 }
 
@@ -76,7 +76,11 @@ fn places_of(queue: usize, depth: u32) -> usize {
 }
 
 impl VerbsEndpoint {
-    pub(super) fn new(shared: &Arc<Shared>, port: usize, options: &LinkOptions) -> Result<Self, FabricError> {
+    pub(super) fn new(
+        shared: &Arc<VerbsShared>,
+        port: usize,
+        options: &LinkOptions,
+    ) -> Result<Self, FabricError> {
         let LinkOptions { depth, receives: _, generation } = *options;
         let data_queues = shared.options.qps_per_peer;
         let device = &shared.chosen.context;
@@ -93,7 +97,7 @@ impl VerbsEndpoint {
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
         let places = slot.reserve(places)?;
         // Of this link alone: this thread uses it until the link is made, and then the port's.
-        let domain = Domain::for_one_thread(&shared.domain);
+        let domain = ProtectionDomain::for_one_thread(&shared.domain);
         let make = |room, rights| {
             QueuePair::new(&domain, &places.queue, &shared.watcher, room, rights, &shared.chosen)
         };
@@ -101,14 +105,14 @@ impl VerbsEndpoint {
         for _ in 0..data_queues {
             pairs.push(make([depth + SPARE, depth], POOL_ACCESS)?);
         }
-        let local = Buffer::new(&shared.domain, places_of(usize::from(data_queues), depth) + 8, false)?;
-        let words = Buffer::new(&shared.domain, 8 * (usize::from(data_queues) + depth as usize), true)?;
+        let local = LinkBuffer::new(&shared.domain, places_of(usize::from(data_queues), depth) + 8, false)?;
+        let words = LinkBuffer::new(&shared.domain, 8 * (usize::from(data_queues) + depth as usize), true)?;
         let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
         let numbers =
             pairs.iter().map(|pair| Ok((pair.number, psn()?))).collect::<Result<Vec<_>, FabricError>>()?;
         let chosen = &shared.chosen;
-        let own = End {
+        let own = EndpointInfo {
             gid_kind: chosen.gid_kind,
             global: chosen.global,
             lid: place.lid,
@@ -118,7 +122,7 @@ impl VerbsEndpoint {
             depth,
             generation,
             region: RemoteRegion { id: shared.region_id, base: shared.base, rkey: shared.region.rkey },
-            hello: Hello { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
+            hello: PingTarget { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
             pairs: numbers,
         };
         let address = own.to_bytes();
@@ -138,7 +142,12 @@ impl VerbsEndpoint {
     }
 
     /// Moves each queue pair to RTS.
-    fn reach(&self, control: &mut Control, queues: &mut [DataQueue], peer: &End) -> Result<(), FabricError> {
+    fn reach(
+        &self,
+        control: &mut ControlQueue,
+        queues: &mut [DataQueue],
+        peer: &EndpointInfo,
+    ) -> Result<(), FabricError> {
         let (chosen, options) = (&self.shared.chosen, &self.shared.options);
         let pairs = control.pair().into_iter().chain(queues.iter_mut().flat_map(DataQueue::pair));
         for (at, pair) in pairs.enumerate() {
@@ -157,12 +166,12 @@ impl VerbsEndpoint {
     }
 
     /// Writes the peer's token to its word for each queue pair for data.
-    fn ping(&mut self, queues: &mut [DataQueue], peer: &End) -> Result<(), FabricError> {
+    fn ping(&mut self, queues: &mut [DataQueue], peer: &EndpointInfo) -> Result<(), FabricError> {
         let at = places_of(queues.len(), self.options.depth);
         self.local.write(at, &peer.hello.token.to_le_bytes());
         for (index, queue) in queues.iter_mut().enumerate() {
             let there =
-                Remote { addr: peer.hello.addr.wrapping_add(8 * index as u64), rkey: peer.hello.rkey };
+                RemoteAddr { addr: peer.hello.addr.wrapping_add(8 * index as u64), rkey: peer.hello.rkey };
             if queue.post_ping(self.local.piece(at, 8), there).is_err() {
                 return Err(not_posted("a ping to the peer"));
             }
@@ -201,7 +210,7 @@ impl VerbsEndpoint {
 
 impl VerbsEndpoint {
     /// Turns the queue pairs into the link's control queue and its data queues, the main one first.
-    fn queues(&mut self) -> (Control, Vec<DataQueue>) {
+    fn queues(&mut self) -> (ControlQueue, Vec<DataQueue>) {
         let (options, link) = (&self.options, self.awaited.link);
         let mut pairs = self.pairs.drain(..);
         let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
@@ -209,11 +218,11 @@ impl VerbsEndpoint {
             let places = places_of(at, options.depth);
             DataQueue::new(pair, link, at as u8, options.depth, places, self.shared.options.signal_every)
         });
-        (Control::new(first, link, 0), queues.collect())
+        (ControlQueue::new(first, link, 0), queues.collect())
     }
 
     /// Posts the receives that the peer may consume at once. `false` if the device refuses them.
-    fn post_receives(&self, control: &mut Control, queues: &mut [DataQueue]) -> bool {
+    fn post_receives(&self, control: &mut ControlQueue, queues: &mut [DataQueue]) -> bool {
         let LinkOptions { depth, receives, .. } = self.options;
         for (at, queue) in queues.iter_mut().enumerate() {
             queue.allow_receives(if at == 0 { receives.min(depth) } else { depth });
@@ -231,7 +240,7 @@ impl Endpoint for VerbsEndpoint {
 
     fn connect(mut self, role: Role, peer: &[u8], timeout: Duration) -> Result<VerbsLink, FabricError> {
         let start = Instant::now();
-        let mut peer = End::from_bytes(peer)?;
+        let mut peer = EndpointInfo::from_bytes(peer)?;
         peer.check_fits(&self.own)?;
         // Both sides compute the same value: the limit of the smaller device.
         self.options.depth = self.own.depth.min(peer.depth);
@@ -255,7 +264,8 @@ impl Endpoint for VerbsEndpoint {
         let stripes = queues.split_off(1);
         let Some(main) = queues.pop() else { unreachable!("an address has the main data queue") };
         let VerbsEndpoint { local, words, awaited, places, slot, shared, options, .. } = self;
-        let parts = Parts { main, stripes, control, local, words, peer, awaited, places, slot, shared };
-        Ok(VerbsLink(Box::new(Link::new(&options, parts))))
+        let parts =
+            VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, slot, shared };
+        Ok(VerbsLink(Box::new(VerbsLinkInner::new(&options, parts))))
     }
 }

@@ -3,8 +3,8 @@
 //! count of a completion.
 #![allow(clippy::disallowed_types)] // the tables of queue pairs and ports: links and ports made and ended, and events
 
-use super::context::Context;
-use super::cq::Channel;
+use super::context::DeviceContext;
+use super::cq::CompletionChannel;
 use super::failure::os;
 use super::sleeper::PortEvents;
 use super::sys::*;
@@ -35,7 +35,7 @@ const PORT_DOWN: u32 = 6;
 
 /// The state that the thread and the pollers share.
 #[derive(Default)]
-struct Board {
+struct EventBoard {
     /// By address of the queue pair.
     pairs: Mutex<HashMap<usize, Arc<AtomicU32>>>,
     /// Grows with each piece of news.
@@ -50,7 +50,7 @@ struct Board {
 /// A port whose completion channel the thread waits for.
 #[derive(Clone)]
 struct WatchedPort {
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
     events: Arc<PortEvents>,
 }
 
@@ -67,7 +67,7 @@ impl WatchedPort {
     }
 }
 
-impl Board {
+impl EventBoard {
     fn pairs(&self) -> MutexGuard<'_, HashMap<usize, Arc<AtomicU32>>> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,23 +99,23 @@ impl Board {
 }
 
 /// The thread that waits for a device.
-pub(super) struct Watcher {
-    board: Arc<Board>,
+pub(super) struct DeviceWatcher {
+    board: Arc<EventBoard>,
     /// Readable when the thread is to look at the board: there is another port, or it is to end.
     changed: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
 /// One queue pair's place on the board.
-pub(super) struct Registered {
-    board: Weak<Board>,
+pub(super) struct WatchedPair {
+    board: Weak<EventBoard>,
     pair: usize,
     word: Arc<AtomicU32>,
 }
 
-impl Watcher {
+impl DeviceWatcher {
     /// Starts the thread.
-    pub fn start(context: &Arc<Context>, port: u8) -> Result<Arc<Self>, FabricError> {
+    pub fn start(context: &Arc<DeviceContext>, port: u8) -> Result<Arc<Self>, FabricError> {
         let remedy = "raise the limits of open files and threads";
         // SAFETY: the context is open, and so is its descriptor.
         let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
@@ -124,13 +124,13 @@ impl Watcher {
         let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| os("making an eventfd", error.into(), remedy))?;
         let own = changed.try_clone().map_err(|error| os("copying an eventfd", error, remedy))?;
-        let board = Arc::<Board>::default();
+        let board = Arc::<EventBoard>::default();
         let (context, shared) = (Arc::clone(context), Arc::clone(&board));
         let thread = std::thread::Builder::new()
             .name("tensorwire-ibv".into())
             .spawn(move || watch(&context, port, &shared, &own))
             .map_err(|error| os("starting the thread for asynchronous events", error, remedy))?;
-        Ok(Arc::new(Watcher { board, changed, thread: Some(thread) }))
+        Ok(Arc::new(DeviceWatcher { board, changed, thread: Some(thread) }))
     }
 
     /// A number that grows with each piece of news.
@@ -145,7 +145,7 @@ impl Watcher {
     }
 
     /// From now on the thread notifies `events` of what comes on `channel`.
-    pub fn watch_port(&self, channel: &Arc<Channel>, events: &Arc<PortEvents>) {
+    pub fn watch_port(&self, channel: &Arc<CompletionChannel>, events: &Arc<PortEvents>) {
         self.board.ports().push(WatchedPort { channel: Arc::clone(channel), events: Arc::clone(events) });
         self.look();
     }
@@ -156,14 +156,14 @@ impl Watcher {
     }
 
     /// A place on the board for a new queue pair.
-    pub fn register(&self, pair: *mut ibv_qp) -> Registered {
+    pub fn register(&self, pair: *mut ibv_qp) -> WatchedPair {
         let word = Arc::new(AtomicU32::new(FINE));
         self.board.pairs().insert(pair as usize, Arc::clone(&word));
-        Registered { board: Arc::downgrade(&self.board), pair: pair as usize, word }
+        WatchedPair { board: Arc::downgrade(&self.board), pair: pair as usize, word }
     }
 }
 
-impl Drop for Watcher {
+impl Drop for DeviceWatcher {
     fn drop(&mut self) {
         self.board.is_over.store(true, Ordering::Release);
         self.look();
@@ -173,7 +173,7 @@ impl Drop for Watcher {
     }
 }
 
-impl Registered {
+impl WatchedPair {
     /// Why the queue pair can't be used any more, if an event has told.
     pub fn failure(&self, device: &str) -> Option<LinkFailure> {
         let (event, cause) = match self.word.load(Ordering::Acquire) {
@@ -202,9 +202,9 @@ impl Registered {
 
 /// What the thread knows of the device.
 struct DeviceState<'a> {
-    context: &'a Context,
+    context: &'a DeviceContext,
     port: u8,
-    board: &'a Board,
+    board: &'a EventBoard,
     start: Instant,
     /// The tick in which the port went down.
     down_since: Option<u32>,
@@ -212,7 +212,7 @@ struct DeviceState<'a> {
     is_gone: bool,
 }
 
-fn watch(context: &Context, port: u8, board: &Board, changed: &OwnedFd) {
+fn watch(context: &DeviceContext, port: u8, board: &EventBoard, changed: &OwnedFd) {
     // SAFETY: the thread holds the context, which has the descriptor open.
     let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
     let mut device =
@@ -278,12 +278,12 @@ impl DeviceState<'_> {
 
 /// An event that was taken; acknowledged when it is dropped.
 struct AsyncEvent<'a> {
-    context: &'a Context,
+    context: &'a DeviceContext,
     event: ibv_async_event,
 }
 
 impl<'a> AsyncEvent<'a> {
-    fn next(context: &'a Context) -> Option<Self> {
+    fn next(context: &'a DeviceContext) -> Option<Self> {
         let mut event =
             ibv_async_event { element: ibv_async_element { cq: std::ptr::null_mut() }, event_type: u32::MAX };
         // SAFETY: an open device whose event descriptor does not block, and a struct for the
@@ -293,7 +293,7 @@ impl<'a> AsyncEvent<'a> {
     }
 
     /// Publishes the meaning of an event. Returns whether it is new.
-    fn tell(&self, port: u8, board: &Board, down_since: &mut Option<u32>, ticks: u32) -> bool {
+    fn tell(&self, port: u8, board: &EventBoard, down_since: &mut Option<u32>, ticks: u32) -> bool {
         // SAFETY: the pointer is of this event type; it is compared, not followed.
         let pair = || unsafe { self.event.element.qp } as usize;
         // SAFETY: the number is of this event type.
@@ -321,7 +321,7 @@ impl<'a> AsyncEvent<'a> {
     }
 }
 
-fn context_name(context: &Context) -> &str {
+fn context_name(context: &DeviceContext) -> &str {
     &context.name
 }
 

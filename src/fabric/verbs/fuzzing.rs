@@ -1,8 +1,8 @@
 //! Entry points of fuzz targets for code that reads a peer's bytes. Each function checks properties
 //! that hold for any input.
 
-use super::address::End;
-use super::control::{BYTES, Said, WINDOW, Window};
+use super::address::EndpointInfo;
+use super::control::{BYTES, ControlMessage, ControlWindow, WINDOW};
 use super::stripes::MAX_STRIPES;
 
 const MAX_ERROR: usize = 512;
@@ -13,7 +13,7 @@ fn is_short(why: &dyn std::fmt::Display) {
 
 /// An address: reading and writing it gives the same bytes, and each word lies inside its tables.
 pub fn address(bytes: &[u8]) {
-    let mut end = match End::from_bytes(bytes) {
+    let mut end = match EndpointInfo::from_bytes(bytes) {
         Ok(end) => end,
         Err(why) => return is_short(&why),
     };
@@ -27,7 +27,7 @@ pub fn address(bytes: &[u8]) {
     let fewer = end.stripes() / 2;
     end.keep_stripes(fewer);
     assert_eq!((end.stripes(), end.pairs.len()), (fewer, 2 + usize::from(fewer)));
-    assert_eq!(End::from_bytes(&end.to_bytes()).expect("with fewer stripes"), end);
+    assert_eq!(EndpointInfo::from_bytes(&end.to_bytes()).expect("with fewer stripes"), end);
     // The number of stripes may differ. All other differences are reported.
     assert!(own.check_fits(&end).is_ok());
     end.generation ^= 1;
@@ -37,7 +37,7 @@ pub fn address(bytes: &[u8]) {
 /// Control messages one after the other; before each the first of its bytes says how many this side
 /// sends.
 pub fn control(bytes: &[u8]) {
-    let (mut window, mut outstanding) = (Window::default(), 0);
+    let (mut window, mut outstanding) = (ControlWindow::default(), 0);
     for message in bytes.as_chunks::<{ BYTES + 1 }>().0 {
         let [sends, message @ ..] = *message;
         for _ in 0..sends % 8 {
@@ -48,8 +48,8 @@ pub fn control(bytes: &[u8]) {
         }
         assert!(outstanding <= WINDOW);
         let before = window.acknowledged;
-        match window.hear(message) {
-            Ok(Said::Farewell(why)) => is_short(&why),
+        match window.receive(message) {
+            Ok(ControlMessage::Disconnect(why)) => is_short(&why),
             Ok(_) => {}
             Err(why) => is_short(&why),
         }

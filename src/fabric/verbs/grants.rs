@@ -15,7 +15,7 @@ pub(super) const MAX_GRANTS: usize = 1 << 14;
 
 /// The grants of one link, by their place in the pool.
 #[derive(Default)]
-pub(super) struct Grants {
+pub(super) struct VerbsGrants {
     writes: HashMap<u64, TensorMut, foldhash::fast::RandomState>,
     /// One tensor can be exposed more than once.
     reads: HashMap<u64, (Tensor, u32), foldhash::fast::RandomState>,
@@ -23,7 +23,7 @@ pub(super) struct Grants {
     empty: Vec<TensorMut>,
 }
 
-impl Grants {
+impl VerbsGrants {
     fn has_room(&self) -> bool {
         self.writes.len() + self.reads.len() + self.empty.len() < MAX_GRANTS
     }

@@ -1,14 +1,14 @@
 //! One link: the meaning of its completions, and its end.
 
-use super::Shared;
-use super::address::End;
-use super::buffers::Buffer;
-use super::control::{CONTROL, Control, Said};
-use super::cq::Places;
+use super::VerbsShared;
+use super::address::EndpointInfo;
+use super::buffers::LinkBuffer;
+use super::control::{CONTROL, ControlMessage, ControlQueue};
+use super::cq::CqPlaces;
 use super::data_queue::{DataQueue, operation};
 use super::failure::status;
-use super::grants::{Grants, MAX_GRANTS};
-use super::slot::{Awaited, Slot};
+use super::grants::{MAX_GRANTS, VerbsGrants};
+use super::slot::{PendingLink, PortSlot};
 use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 /// How long, in ticks of 100 ms, a queue pair that was flushed without a reason is given for the
 /// reason to come.
-const PATIENCE: u32 = 3;
+const CAUSE_TICKS: u32 = 3;
 /// The time, in ticks of 100 ms, that a detached link has to send its posted requests and its
 /// disconnect.
-const LINGER: u32 = 20;
+const DETACH_TICKS: u32 = 20;
 
-enum Phase {
+enum VerbsLinkPhase {
     Up,
     /// The tick in which the peer has disconnected. Its earlier sends are still delivered.
     Draining(LinkFailure, u32),
@@ -33,50 +33,51 @@ enum Phase {
 }
 
 /// One link.
-pub(super) struct Link {
+pub(super) struct VerbsLinkInner {
     pub limits: LinkLimits,
     pub id: LinkId,
-    phase: Phase,
+    phase: VerbsLinkPhase,
     // Dropped in this order: queue pairs, the memory that they name, their places in the completion
     // queue.
     pub main: DataQueue,
     pub stripes: Stripes,
-    pub control: Control,
-    pub local: Buffer,
-    words: Buffer,
-    pub grants: Grants,
-    pub peer: End,
+    pub control: ControlQueue,
+    pub local: LinkBuffer,
+    words: LinkBuffer,
+    pub grants: VerbsGrants,
+    pub peer: EndpointInfo,
     /// The number of returned receives that the peer is still to be told.
-    untold: Option<u32>,
+    unsent_credits: Option<u32>,
     /// A queue pair was flushed: the cause unless a better one is found, and the tick.
     suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
-    pub left: Option<u32>,
-    is_corked: bool,
-    pub awaited: Awaited,
-    pub places: Places,
-    pub slot: Arc<Slot>,
-    pub shared: Arc<Shared>,
+    pub detached_at: Option<u32>,
+    in_batch: bool,
+    pub awaited: PendingLink,
+    pub places: CqPlaces,
+    pub slot: Arc<PortSlot>,
+    pub shared: Arc<VerbsShared>,
 }
 
 /// The parts from which an endpoint makes a link.
-pub(super) struct Parts {
+pub(super) struct VerbsLinkParts {
     pub main: DataQueue,
     pub stripes: Vec<DataQueue>,
-    pub control: Control,
-    pub local: Buffer,
-    pub words: Buffer,
-    pub peer: End,
-    pub awaited: Awaited,
-    pub places: Places,
-    pub slot: Arc<Slot>,
-    pub shared: Arc<Shared>,
+    pub control: ControlQueue,
+    pub local: LinkBuffer,
+    pub words: LinkBuffer,
+    pub peer: EndpointInfo,
+    pub awaited: PendingLink,
+    pub places: CqPlaces,
+    pub slot: Arc<PortSlot>,
+    pub shared: Arc<VerbsShared>,
 }
 
-impl Link {
-    pub fn new(options: &LinkOptions, parts: Parts) -> Self {
-        let Parts { main, stripes, control, local, words, peer, awaited, places, slot, shared } = parts;
-        Link {
+impl VerbsLinkInner {
+    pub fn new(options: &LinkOptions, parts: VerbsLinkParts) -> Self {
+        let VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, slot, shared } =
+            parts;
+        VerbsLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
                 receives: options.receives.min(options.depth),
@@ -87,18 +88,18 @@ impl Link {
                 grants: MAX_GRANTS as u32,
             },
             id: awaited.link,
-            phase: Phase::Up,
-            untold: None,
+            phase: VerbsLinkPhase::Up,
+            unsent_credits: None,
             main,
             stripes: Stripes::new(stripes, options.depth),
             control,
             local,
             words,
-            grants: Grants::default(),
+            grants: VerbsGrants::default(),
             peer,
             suspect: None,
-            left: None,
-            is_corked: false,
+            detached_at: None,
+            in_batch: false,
             awaited,
             places,
             slot,
@@ -122,29 +123,30 @@ impl Link {
 
     #[inline]
     pub fn is_up(&self) -> bool {
-        matches!(self.phase, Phase::Up)
+        matches!(self.phase, VerbsLinkPhase::Up)
     }
 
     /// Whether the next poll has something to say without anything new.
     pub fn has_news(&self) -> bool {
-        matches!(self.phase, Phase::Draining(..) | Phase::Failing(_)) || self.suspect.is_some()
+        matches!(self.phase, VerbsLinkPhase::Draining(..) | VerbsLinkPhase::Failing(_))
+            || self.suspect.is_some()
     }
 
     /// Whether a look is needed besides completions.
     #[inline]
-    pub fn wants_look(&self) -> bool {
-        !self.is_up() || self.untold.is_some() || self.suspect.is_some() || self.left.is_some()
+    pub fn needs_service(&self) -> bool {
+        !self.is_up() || self.unsent_credits.is_some() || self.suspect.is_some() || self.detached_at.is_some()
     }
 
     /// Ends the link from this side; the next poll tells. From now on the device touches nothing
     /// for it.
     #[cold]
     pub fn fail(&mut self, why: LinkFailure) {
-        if matches!(self.phase, Phase::Up | Phase::Draining(..)) {
+        if matches!(self.phase, VerbsLinkPhase::Up | VerbsLinkPhase::Draining(..)) {
             if self.is_up() {
-                self.control.part(&mut self.local, &why, None);
+                self.control.disconnect(&mut self.local, &why, None);
             }
-            self.phase = Phase::Failing(why);
+            self.phase = VerbsLinkPhase::Failing(why);
             self.queues().for_each(DataQueue::destroy);
         }
     }
@@ -159,21 +161,22 @@ impl Link {
         }
     }
 
-    /// What is posted from now on waits for [`Link::uncork`]. Returns whether that is new.
-    pub fn cork(&mut self) -> bool {
-        if std::mem::replace(&mut self.is_corked, true) {
+    /// What is posted from now on waits for [`VerbsLinkInner::end_batch`]. Returns whether that is new.
+    pub fn begin_batch(&mut self) -> bool {
+        if std::mem::replace(&mut self.in_batch, true) {
             return false;
         }
-        self.queues().for_each(DataQueue::cork);
+        self.queues().for_each(DataQueue::begin_batch);
         true
     }
 
     /// Posts what has waited, some requests by one call.
-    pub fn uncork(&mut self) {
-        if !std::mem::take(&mut self.is_corked) {
+    pub fn end_batch(&mut self) {
+        if !std::mem::take(&mut self.in_batch) {
             return;
         }
-        let broken = self.queues().map(DataQueue::uncork).enumerate().filter(|(_, posted)| posted.is_err());
+        let broken =
+            self.queues().map(DataQueue::end_batch).enumerate().filter(|(_, posted)| posted.is_err());
         if let Some((queue, _)) = broken.last() {
             self.refused(queue as u8);
         }
@@ -201,7 +204,7 @@ impl Link {
         if queue == CONTROL {
             return self.control_came(is_receive, wc);
         }
-        let (id, region, leaves) = (self.id, self.peer.region, self.left.is_some());
+        let (id, region, leaves) = (self.id, self.peer.region, self.detached_at.is_some());
         let Some(of) = self.queue(queue) else { return };
         if of.pair().is_none() {
             return;
@@ -254,12 +257,12 @@ impl Link {
             return self.control.done();
         }
         match self.control.received(&mut self.local, wc.byte_len) {
-            Ok(Said::Nothing) => {}
-            Ok(Said::Credits { returned }) => self.main.returned = returned,
-            Ok(Said::Last { count }) => self.main.expected = Some(count),
-            Ok(Said::Farewell(why)) => {
+            Ok(ControlMessage::Nothing) => {}
+            Ok(ControlMessage::Credits { returned }) => self.main.returned = returned,
+            Ok(ControlMessage::FinalCount { count }) => self.main.expected = Some(count),
+            Ok(ControlMessage::Disconnect(why)) => {
                 if self.is_up() {
-                    self.phase = Phase::Draining(why, self.shared.watcher.ticks());
+                    self.phase = VerbsLinkPhase::Draining(why, self.shared.watcher.ticks());
                 }
             }
             Err(why) => self.fail(LinkFailure::Protocol(why.into())),
@@ -294,8 +297,8 @@ impl Link {
 
     /// Handles changes without completions. `emptied`: the queues are empty. `events`: asynchronous
     /// events have arrived. Returns whether the link can be dropped.
-    pub fn look(&mut self, emptied: bool, events: bool, out: &mut Completions) -> bool {
-        self.catch_up();
+    pub fn service(&mut self, emptied: bool, events: bool, out: &mut Completions) -> bool {
+        self.send_unsent_credits();
         if events && self.is_up() {
             let device = &self.shared.chosen.context.name;
             let mut queues = iter::once(&self.main).chain(&self.stripes.queues);
@@ -307,18 +310,18 @@ impl Link {
         let ticks = self.shared.watcher.ticks();
         if let Some((why, since)) = &self.suspect
             && self.is_up()
-            && ticks.wrapping_sub(*since) >= PATIENCE
+            && ticks.wrapping_sub(*since) >= CAUSE_TICKS
         {
             let why = why.clone();
             self.fail(why);
         }
         match &self.phase {
-            Phase::Failing(why) => {
+            VerbsLinkPhase::Failing(why) => {
                 let why = why.clone();
                 self.go_down(why, out);
             }
-            Phase::Draining(why, since)
-                if emptied && self.has_all() || ticks.wrapping_sub(*since) > LINGER =>
+            VerbsLinkPhase::Draining(why, since)
+                if emptied && self.has_all() || ticks.wrapping_sub(*since) > DETACH_TICKS =>
             {
                 let why = why.clone();
                 self.queues().for_each(DataQueue::destroy);
@@ -326,7 +329,7 @@ impl Link {
             }
             _ => {}
         }
-        self.left.is_some_and(|since| self.take_leave(ticks.wrapping_sub(since)))
+        self.detached_at.is_some_and(|since| self.finish_detach(ticks.wrapping_sub(since)))
     }
 
     /// Whether everything has come that the peer will have sent.
@@ -340,7 +343,7 @@ impl Link {
         self.queues().for_each(|queue| queue.fail_all(id, out));
         self.keep_what_is_lost();
         self.suspect = None;
-        self.phase = Phase::Down;
+        self.phase = VerbsLinkPhase::Down;
         out.push(self.id, Event::Down(why));
     }
 
@@ -355,17 +358,17 @@ impl Link {
     }
 
     /// Continues a detached link. Returns whether it has ended.
-    fn take_leave(&mut self, ticks: u32) -> bool {
+    fn finish_detach(&mut self, ticks: u32) -> bool {
         if self.is_up() {
             // At once, because the port may not be polled for a while.
             let last = Some(self.main.consuming);
-            self.control.part(&mut self.local, &LinkFailure::Closed, last);
+            self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
             self.make_room();
-            if ticks <= LINGER && !self.queues().all(|queue| queue.is_idle()) {
+            if ticks <= DETACH_TICKS && !self.queues().all(|queue| queue.is_idle()) {
                 return false;
             }
         }
-        !self.control.parting || ticks > LINGER
+        !self.control.is_disconnecting || ticks > DETACH_TICKS
     }
 
     /// Lets the peer know of returned receives, now or as soon as there is room.
@@ -378,20 +381,20 @@ impl Link {
         if !self.is_up() {
             return;
         }
-        self.untold = Some(returned);
-        self.catch_up();
+        self.unsent_credits = Some(returned);
+        self.send_unsent_credits();
     }
 
-    fn catch_up(&mut self) {
-        if let Some(returned) = self.untold
+    fn send_unsent_credits(&mut self) {
+        if let Some(returned) = self.unsent_credits
             && (self.control.send_credits(&mut self.local, returned) || !self.control.is_usable())
         {
-            self.untold = None;
+            self.unsent_credits = None;
         }
     }
 }
 
-impl Drop for Link {
+impl Drop for VerbsLinkInner {
     fn drop(&mut self) {
         self.queues().for_each(DataQueue::destroy);
         self.keep_what_is_lost();

@@ -21,14 +21,13 @@
 //! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `registrations`, `range_cache` | memory outside the pool: what is done, and what is kept |
-//! | `data_queue`, `chain`, `stripes`, `control`, `grants`, `link`, `slot`, `sleeper`, `port` | what is done |
+//! | `data_queue`, `post_list`, `stripes`, `control`, `grants`, `link`, `slot`, `sleeper`, `port` | what is done |
 //! | `address`, `endpoint` | how a link is made |
 
 #![allow(unsafe_code)]
 
 mod address;
 mod buffers;
-mod chain;
 mod chosen;
 mod context;
 mod control;
@@ -46,6 +45,7 @@ pub mod library;
 mod link;
 mod options;
 mod port;
+mod post_list;
 mod probe;
 mod qp;
 mod range_cache;
@@ -64,15 +64,15 @@ pub use sleeper::VerbsSleeper;
 use super::{Fabric, FabricError, FabricKind, LinkOptions, Registrar};
 use crate::memory::Pool;
 use chosen::Chosen;
-use context::{Domain, MemoryRegion};
+use context::{MemoryRegion, ProtectionDomain};
 use data_queue::SPARE;
 use device::{Choice, Mtu};
-use events::Watcher;
+use events::DeviceWatcher;
 use failure::unavailable;
 use library::Library;
 use range_cache::CacheLimits;
 use registrations::Registrations;
-use slot::Slots;
+use slot::PortSlots;
 use std::sync::Arc;
 use sys::*;
 
@@ -81,26 +81,26 @@ use sys::*;
 /// All tensors that go through it are of one pool, which is registered as a whole. Its thread waits
 /// for the device's asynchronous events, and ends with the last port, endpoint and link.
 pub struct VerbsFabric {
-    shared: Arc<Shared>,
+    shared: Arc<VerbsShared>,
 }
 
-struct Shared {
+struct VerbsShared {
     // Dropped in this order: the thread that watches the ports, the registrations, the device.
-    watcher: Arc<Watcher>,
-    slots: Arc<Slots>,
+    watcher: Arc<DeviceWatcher>,
+    slots: Arc<PortSlots>,
     region: MemoryRegion,
     /// Memory outside the pool.
     registrations: Arc<Registrations>,
     region_id: u16,
     /// The pool's first byte.
     base: u64,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     chosen: Chosen,
     options: VerbsOptions,
     pool: Pool,
 }
 
-impl Drop for Shared {
+impl Drop for VerbsShared {
     fn drop(&mut self) {
         if !self.region.end() {
             // The device has the pool, which so stays as it is.
@@ -109,7 +109,7 @@ impl Drop for Shared {
     }
 }
 
-impl Shared {
+impl VerbsShared {
     /// Whether bytes lie in the pool.
     #[inline]
     fn is_ours(&self, addr: u64, len: u64) -> bool {
@@ -141,7 +141,7 @@ impl VerbsFabric {
     ) -> Result<Self, FabricError> {
         options.check()?;
         let chosen = Chosen::open(library, &options.wishes)?;
-        let domain = Domain::new(&chosen.context)?;
+        let domain = ProtectionDomain::new(&chosen.context)?;
         let region = pool.region();
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
@@ -161,15 +161,15 @@ impl VerbsFabric {
             bytes: usize::try_from(options.registered_bytes).unwrap_or(usize::MAX),
         };
         let registrations = Registrations::new(&domain, limits);
-        let slots = Arc::new(Slots::new(options.cq_entries));
-        let watcher = Watcher::start(&chosen.context, chosen.port)?;
+        let slots = Arc::new(PortSlots::new(options.cq_entries));
+        let watcher = DeviceWatcher::start(&chosen.context, chosen.port)?;
         tracing::info!(
             chosen = %chosen.choice,
             mtu = chosen.choice.mtu.map(Mtu::bytes),
             queue_depth = depth_within(&chosen),
             "the verbs fabric is open"
         );
-        let shared = Shared {
+        let shared = VerbsShared {
             watcher,
             slots,
             region: registered,

@@ -1,12 +1,12 @@
 //! The links that one poller owns.
 
-use super::Shared;
+use super::VerbsShared;
 use super::cq::CompletionQueue;
-use super::data_queue::{Op, Remote, Total};
-use super::link::Link;
+use super::data_queue::{AnnouncedLength, PostedOp, RemoteAddr};
+use super::link::VerbsLinkInner;
 use super::options::refuse;
 use super::sleeper::VerbsSleeper;
-use super::slot::Slot;
+use super::slot::PortSlot;
 use super::sys::ibv_wc;
 use crate::fabric::{
     Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port, PostError,
@@ -21,7 +21,7 @@ const BATCH: usize = 64;
 /// may cause such completions without end.
 const ROUNDS: usize = 4;
 /// How long, in ticks of 100 ms, a port that ends gives its links to say so.
-const FAREWELLS: u32 = 10;
+const DISCONNECT_TICKS: u32 = 10;
 
 /// The limits of a link that does not exist.
 static NOTHING: LinkLimits =
@@ -29,7 +29,7 @@ static NOTHING: LinkLimits =
 
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next
 /// operation.
-pub struct VerbsLink(pub(super) Box<Link>);
+pub struct VerbsLink(pub(super) Box<VerbsLinkInner>);
 
 /// The links that one poller owns. See [`Port`].
 ///
@@ -37,31 +37,31 @@ pub struct VerbsLink(pub(super) Box<Link>);
 /// places than one has. A detached link lives for up to two seconds, until its posted requests have
 /// arrived and the peer knows of the end.
 pub struct VerbsPort {
-    shared: Arc<Shared>,
-    slot: Arc<Slot>,
+    shared: Arc<VerbsShared>,
+    slot: Arc<PortSlot>,
     // In the order of their numbers. Dropped before the queues.
     #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
-    links: Vec<Box<Link>>,
+    links: Vec<Box<VerbsLinkInner>>,
     queues: Vec<Arc<CompletionQueue>>,
     /// Completions that arming has found, for the next poll.
-    stash: Vec<ibv_wc>,
+    pending: Vec<ibv_wc>,
     /// Where a poll puts completions: kept, as clearing it costs more than an empty poll.
     batch: Box<[ibv_wc]>,
     /// Completions of detached links, which make no events.
-    unheard: Completions,
+    discarded: Completions,
     armed: bool,
     /// Some link may want a look.
-    is_restless: bool,
+    needs_service: bool,
     /// The number of asynchronous news that were looked at.
     news: u32,
     /// Whether posts may wait for the end of a batch.
-    is_batching: bool,
+    in_batch: bool,
     /// Links of which something may.
-    corked: Vec<LinkId>,
+    batched: Vec<LinkId>,
 }
 
 impl VerbsPort {
-    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, FabricError> {
+    pub(super) fn new(shared: Arc<VerbsShared>) -> Result<Self, FabricError> {
         let slot = shared.slots.next(&shared.domain, &shared.watcher)?;
         let news = shared.watcher.news();
         Ok(VerbsPort {
@@ -69,14 +69,14 @@ impl VerbsPort {
             slot,
             links: Vec::new(),
             queues: Vec::new(),
-            stash: Vec::with_capacity(BATCH),
+            pending: Vec::with_capacity(BATCH),
             batch: vec![ibv_wc::default(); BATCH].into_boxed_slice(),
-            unheard: Completions::default(),
+            discarded: Completions::default(),
             armed: false,
-            is_restless: false,
+            needs_service: false,
             news,
-            is_batching: false,
-            corked: Vec::with_capacity(BATCH),
+            in_batch: false,
+            batched: Vec::with_capacity(BATCH),
         })
     }
 
@@ -87,21 +87,21 @@ impl VerbsPort {
 
     /// A link that its owner has not let go.
     #[inline]
-    fn link(&mut self, id: LinkId) -> Option<&mut Link> {
+    fn link(&mut self, id: LinkId) -> Option<&mut VerbsLinkInner> {
         let place = self.place(id)?;
-        Some(&mut *self.links[place]).filter(|link| link.left.is_none())
+        Some(&mut *self.links[place]).filter(|link| link.detached_at.is_none())
     }
 
     /// A link to post on.
     #[inline]
-    fn to_post(&mut self, id: LinkId) -> Result<&mut Link, PostError> {
+    fn to_post(&mut self, id: LinkId) -> Result<&mut VerbsLinkInner, PostError> {
         let place = self.place(id).ok_or(PostError::Down)?;
         let link = &mut *self.links[place];
-        if link.left.is_some() {
+        if link.detached_at.is_some() {
             return Err(PostError::Down);
         }
-        if self.is_batching && link.cork() {
-            self.corked.push(id);
+        if self.in_batch && link.begin_batch() {
+            self.batched.push(id);
         }
         if link.is_up() { Ok(link) } else { Err(PostError::Down) }
     }
@@ -111,12 +111,12 @@ impl VerbsPort {
         let id = LinkId((wc.wr_id >> 32) as u32);
         let Some(place) = self.place(id) else { return self.slot.keep(id, wc) };
         let link = &mut self.links[place];
-        if link.left.is_none() {
+        if link.detached_at.is_none() {
             link.complete(wc, out);
         } else {
-            link.complete(wc, &mut self.unheard);
+            link.complete(wc, &mut self.discarded);
         }
-        self.is_restless |= link.wants_look();
+        self.needs_service |= link.needs_service();
     }
 
     /// Reads a bounded number of completions. Returns whether there were any, and whether the
@@ -124,7 +124,7 @@ impl VerbsPort {
     #[inline]
     fn drain(&mut self, out: &mut Completions) -> (bool, bool) {
         let (mut came, mut emptied) = (false, true);
-        if !self.stash.is_empty() {
+        if !self.pending.is_empty() {
             came = true;
             self.unpack(out);
         }
@@ -148,16 +148,16 @@ impl VerbsPort {
 
     /// Handles completions that were read before.
     fn unpack(&mut self, out: &mut Completions) {
-        let mut stash = std::mem::take(&mut self.stash);
-        for wc in stash.drain(..) {
+        let mut pending = std::mem::take(&mut self.pending);
+        for wc in pending.drain(..) {
             self.dispatch(&wc, out);
         }
-        self.stash = stash;
+        self.pending = pending;
     }
 
     #[cold]
     fn broken(&mut self, queue: usize) {
-        self.is_restless = true;
+        self.needs_service = true;
         for link in &mut self.links {
             if Arc::ptr_eq(&link.places.queue, &self.queues[queue]) {
                 link.fail(LinkFailure::Device {
@@ -171,37 +171,37 @@ impl VerbsPort {
 
     /// Services links that need more than completions.
     #[inline]
-    fn look_around(&mut self, emptied: bool, out: &mut Completions) {
+    fn service(&mut self, emptied: bool, out: &mut Completions) {
         let news = self.shared.watcher.news();
         let events = news != self.news;
-        if events || self.is_restless {
+        if events || self.needs_service {
             self.news = news;
-            self.look_at_links(emptied, events, out);
+            self.service_links(emptied, events, out);
         }
     }
 
-    fn look_at_links(&mut self, emptied: bool, events: bool, out: &mut Completions) {
-        let unheard = &mut self.unheard;
+    fn service_links(&mut self, emptied: bool, events: bool, out: &mut Completions) {
+        let discarded = &mut self.discarded;
         self.links.retain_mut(|link| {
-            if !events && !link.wants_look() {
+            if !events && !link.needs_service() {
                 return true;
             }
-            let out = if link.left.is_none() { &mut *out } else { &mut *unheard };
-            !link.look(emptied, events, out)
+            let out = if link.detached_at.is_none() { &mut *out } else { &mut *discarded };
+            !link.service(emptied, events, out)
         });
-        self.is_restless = self.links.iter().any(|link| link.wants_look());
-        self.unheard.clear();
+        self.needs_service = self.links.iter().any(|link| link.needs_service());
+        self.discarded.clear();
     }
 
     /// Tells a link why a request was not posted.
     #[cold]
-    fn noted(&mut self, id: LinkId, why: PostError) {
+    fn note_refusal(&mut self, id: LinkId, why: PostError) {
         let Some(link) = self.link(id) else { return };
         match why {
             PostError::Full => link.make_room(),
             PostError::Down => {
                 link.refused(0);
-                self.is_restless = true;
+                self.needs_service = true;
             }
             PostError::Refused(_) => {}
         }
@@ -210,7 +210,7 @@ impl VerbsPort {
     /// Where the bytes of a source lie and by which key, if they are registered: in the pool, or by
     /// themselves.
     #[inline]
-    fn source(shared: &Shared, source: &Tensor, len: u64) -> Result<(u64, u64, u32), PostError> {
+    fn source(shared: &VerbsShared, source: &Tensor, len: u64) -> Result<(u64, u64, u32), PostError> {
         let bytes = source.bytes();
         if len > bytes.len() as u64 {
             return Err(PostError::Refused("the source has fewer bytes"));
@@ -233,15 +233,15 @@ impl VerbsPort {
     /// The remote address and rkey of `len` bytes of a grant. An access that the peer cannot have
     /// granted gets values that the peer's device refuses.
     #[inline]
-    fn remote(link: &Link, grant: &Grant, len: u64) -> Remote {
+    fn remote(link: &VerbsLinkInner, grant: &Grant, len: u64) -> RemoteAddr {
         let region = &link.peer.region;
         if len == 0 {
-            return Remote { addr: region.base, rkey: region.rkey };
+            return RemoteAddr { addr: region.base, rkey: region.rkey };
         }
         let addr = region.base.wrapping_add(grant.offset);
         // A key that is not the pool's gives no right to its addresses.
         let rkey = if grant.region == region.id { grant.key } else { !region.rkey };
-        Remote { addr, rkey }
+        RemoteAddr { addr, rkey }
     }
 }
 
@@ -250,14 +250,14 @@ impl Drop for VerbsPort {
     fn drop(&mut self) {
         let start = self.shared.watcher.ticks();
         for link in &mut self.links {
-            link.left.get_or_insert(start);
+            link.detached_at.get_or_insert(start);
         }
-        self.is_restless = true;
-        let mut unheard = Completions::default();
-        while !self.links.is_empty() && self.shared.watcher.ticks().wrapping_sub(start) < FAREWELLS {
-            let (came, emptied) = self.drain(&mut unheard);
-            self.look_around(emptied, &mut unheard);
-            unheard.clear();
+        self.needs_service = true;
+        let mut discarded = Completions::default();
+        while !self.links.is_empty() && self.shared.watcher.ticks().wrapping_sub(start) < DISCONNECT_TICKS {
+            let (came, emptied) = self.drain(&mut discarded);
+            self.service(emptied, &mut discarded);
+            discarded.clear();
             if !came {
                 std::thread::yield_now();
             }
@@ -279,18 +279,18 @@ impl Port for VerbsPort {
         }
         self.armed = true;
         // Completions from before the arming make no event.
-        if self.stash.is_empty() {
+        if self.pending.is_empty() {
             for queue in &self.queues {
-                let count = queue.poll(&mut self.batch[..BATCH - self.stash.len()]).unwrap_or(0);
-                self.stash.extend_from_slice(&self.batch[..count]);
-                if self.stash.len() == BATCH {
+                let count = queue.poll(&mut self.batch[..BATCH - self.pending.len()]).unwrap_or(0);
+                self.pending.extend_from_slice(&self.batch[..count]);
+                if self.pending.len() == BATCH {
                     break;
                 }
             }
         }
-        self.stash.is_empty()
+        self.pending.is_empty()
             && self.news == self.shared.watcher.news()
-            && !(self.is_restless && self.links.iter().any(|link| link.has_news()))
+            && !(self.needs_service && self.links.iter().any(|link| link.has_news()))
     }
 
     fn attach(&mut self, link: VerbsLink) -> Result<LinkId, FabricError> {
@@ -302,7 +302,7 @@ impl Port for VerbsPort {
         self.slot.adopt(&mut self.queues);
         let id = link.id;
         // The next poll delivers earlier completions of the link, and handles earlier events.
-        self.stash.splice(0..0, link.awaited.came());
+        self.pending.splice(0..0, link.awaited.came());
         self.news = self.shared.watcher.news().wrapping_sub(1);
         let place = self.links.partition_point(|other| other.id < id);
         self.links.insert(place, link);
@@ -312,16 +312,16 @@ impl Port for VerbsPort {
     }
 
     fn begin_batch(&mut self) {
-        self.is_batching = true;
+        self.in_batch = true;
     }
 
     fn end_batch(&mut self) {
-        self.is_batching = false;
-        while let Some(id) = self.corked.pop() {
+        self.in_batch = false;
+        while let Some(id) = self.batched.pop() {
             if let Some(link) = self.link(id) {
-                link.uncork();
-                let wants_look = link.wants_look();
-                self.is_restless |= wants_look;
+                link.end_batch();
+                let needs_service = link.needs_service();
+                self.needs_service |= needs_service;
             }
         }
     }
@@ -332,12 +332,12 @@ impl Port for VerbsPort {
 
     fn detach(&mut self, id: LinkId) {
         let ticks = self.shared.watcher.ticks();
-        self.is_restless = true;
+        self.needs_service = true;
         if let Some(link) = self.link(id) {
-            link.uncork();
-            link.left = Some(ticks);
-            let mut unheard = Completions::default();
-            if link.look(false, false, &mut unheard)
+            link.end_batch();
+            link.detached_at = Some(ticks);
+            let mut discarded = Completions::default();
+            if link.service(false, false, &mut discarded)
                 && let Some(place) = self.place(id)
             {
                 self.links.remove(place);
@@ -346,7 +346,7 @@ impl Port for VerbsPort {
     }
 
     fn fail(&mut self, id: LinkId, why: LinkFailure) {
-        self.is_restless = true;
+        self.needs_service = true;
         if let Some(link) = self.link(id) {
             link.fail(why);
         }
@@ -354,7 +354,7 @@ impl Port for VerbsPort {
 
     fn limits(&self, id: LinkId) -> &LinkLimits {
         match self.place(id) {
-            Some(place) if self.links[place].left.is_none() => &self.links[place].limits,
+            Some(place) if self.links[place].detached_at.is_none() => &self.links[place].limits,
             _ => &NOTHING,
         }
     }
@@ -363,7 +363,7 @@ impl Port for VerbsPort {
         let before = out.len();
         for _ in 0..ROUNDS {
             let (came, emptied) = self.drain(out);
-            self.look_around(emptied, out);
+            self.service(emptied, out);
             if out.len() > before {
                 self.armed = false;
                 break;
@@ -387,8 +387,8 @@ impl Port for VerbsPort {
     fn publish_credits(&mut self, id: LinkId, returned: u32) {
         if let Some(link) = self.link(id) {
             link.publish_credits(returned);
-            let wants_look = link.wants_look();
-            self.is_restless |= wants_look;
+            let needs_service = link.needs_service();
+            self.needs_service |= needs_service;
         }
     }
 
@@ -403,7 +403,7 @@ impl Port for VerbsPort {
         }
         let link = self.to_post(id)?;
         let posted = link.main.post_copied(&mut link.local, bytes, None, None);
-        posted.inspect_err(|error| self.noted(id, *error))
+        posted.inspect_err(|error| self.note_refusal(id, *error))
     }
 
     #[inline]
@@ -424,7 +424,7 @@ impl Port for VerbsPort {
         }
         let remote = Some(Self::remote(link, target, len));
         let posted = link.main.post_copied(&mut link.local, bytes, remote, immediate);
-        posted.inspect_err(|error| self.noted(id, *error))
+        posted.inspect_err(|error| self.note_refusal(id, *error))
     }
 
     fn write(
@@ -442,18 +442,18 @@ impl Port for VerbsPort {
         let longest = self.shared.chosen.max_message;
         let link = self.to_post(id)?;
         let remote = Self::remote(link, target, len);
-        let op = Op::Write(source.clone());
+        let op = PostedOp::Write(source.clone());
         let posted = match immediate {
             Some(immediate) if link.stripes.takes(len) => {
                 link.write_striped(source, bytes, remote, immediate, longest, op)
             }
             _ => {
-                let total = Total::IfSplit(link.peer.totals());
+                let total = AnnouncedLength::IfSplit(link.peer.totals());
                 let of = &mut link.main;
                 of.post_write(&mut link.local, bytes, remote, immediate, longest, total, op)
             }
         };
-        posted.inspect_err(|error| self.noted(id, *error))
+        posted.inspect_err(|error| self.note_refusal(id, *error))
     }
 
     fn read(&mut self, id: LinkId, target: TensorMut, source: &Grant) -> Result<(), (PostError, TensorMut)> {
@@ -476,9 +476,9 @@ impl Port for VerbsPort {
         let of = &mut link.main;
         let posted = of.post_read(target, (len, lkey), remote, longest);
         if of.pair().is_none() {
-            self.noted(id, PostError::Down);
+            self.note_refusal(id, PostError::Down);
         }
-        posted.inspect_err(|(error, _)| self.noted(id, *error))
+        posted.inspect_err(|(error, _)| self.note_refusal(id, *error))
     }
 
     fn permit_loan(&mut self, _link: LinkId, _bytes: u64) -> Option<LoanPermit> {

@@ -1,6 +1,6 @@
 //! Queries of the library about devices, as the plain values of [`device`](super::device).
 
-use super::context::{Context, DeviceList};
+use super::context::{DeviceContext, DeviceList};
 use super::device::{
     Device, Gid, GidEntry, GidKind, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, Port,
     PortState,
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// A device that was opened, or why it could not be.
 pub(super) struct Probed {
     pub name: String,
-    pub opened: Result<(Device, Arc<Context>), FabricError>,
+    pub opened: Result<(Device, Arc<DeviceContext>), FabricError>,
 }
 
 /// Opens and queries every device.
@@ -63,7 +63,7 @@ pub fn complete(
     Ok(silent)
 }
 
-fn model(context: &Context, node_type: c_int) -> Result<Device, FabricError> {
+fn model(context: &DeviceContext, node_type: c_int) -> Result<Device, FabricError> {
     let attr = context.attr();
     let ports = (1..=attr.phys_port_cnt).map(|number| port(context, number)).collect::<Result<_, _>>()?;
     Ok(Device {
@@ -103,7 +103,7 @@ fn limits(attr: &ibv_device_attr) -> Limits {
     }
 }
 
-fn port(context: &Context, number: u8) -> Result<Port, FabricError> {
+fn port(context: &DeviceContext, number: u8) -> Result<Port, FabricError> {
     let attr = context.port(number)?;
     let link = match attr.link_layer {
         IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
@@ -149,7 +149,7 @@ fn interfaces(gids: &[GidEntry]) -> Vec<Interface> {
 }
 
 /// The entries of a port's GID table that hold something.
-pub(super) fn gids(context: &Context, port: u8, table: u32, link: LinkLayer) -> Vec<GidEntry> {
+pub(super) fn gids(context: &DeviceContext, port: u8, table: u32, link: LinkLayer) -> Vec<GidEntry> {
     let last = table.min(GidEntry::LAST_USABLE + 1);
     (0..last)
         .filter_map(|index| gid(context, port, index, link))
@@ -158,7 +158,7 @@ pub(super) fn gids(context: &Context, port: u8, table: u32, link: LinkLayer) -> 
 }
 
 /// An entry of the GID table; `None` for an empty one, of which sparse tables are full.
-pub(super) fn gid(context: &Context, port: u8, index: u32, link: LinkLayer) -> Option<GidEntry> {
+pub(super) fn gid(context: &DeviceContext, port: u8, index: u32, link: LinkLayer) -> Option<GidEntry> {
     let Some(query) = context.library.query_gid_ex else { return old_gid(context, port, index, link) };
     let mut entry = ibv_gid_entry::default();
     let size = size_of::<ibv_gid_entry>();
@@ -181,7 +181,7 @@ pub(super) fn gid(context: &Context, port: u8, index: u32, link: LinkLayer) -> O
 }
 
 /// The same by a library or a kernel that does not tell the type; sysfs does.
-fn old_gid(context: &Context, port: u8, index: u32, link: LinkLayer) -> Option<GidEntry> {
+fn old_gid(context: &DeviceContext, port: u8, index: u32, link: LinkLayer) -> Option<GidEntry> {
     let mut gid = ibv_gid::default();
     let place = c_int::try_from(index).ok()?;
     // SAFETY: an opened device, and a GID for the answer.
@@ -214,7 +214,7 @@ fn interface(index: u32) -> Option<String> {
 }
 
 /// An entry of the partition key table; `None` for one without a key.
-fn pkey(context: &Context, port: u8, index: u16) -> Option<Pkey> {
+fn pkey(context: &DeviceContext, port: u8, index: u16) -> Option<Pkey> {
     let mut key = 0u16;
     // SAFETY: an open device, and a buffer for the answer, which is in network order.
     let result = unsafe { (context.library.query_pkey)(context.as_ptr(), port, index.into(), &mut key) };

@@ -1,12 +1,12 @@
 //! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3;
 //! `ibv_modify_qp(3)`).
 
-use super::address::End;
+use super::address::EndpointInfo;
 use super::chosen::{Chosen, PortAddress};
-use super::context::Domain;
+use super::context::ProtectionDomain;
 use super::cq::CompletionQueue;
 use super::device::GidKind;
-use super::events::{Registered, Watcher};
+use super::events::{DeviceWatcher, WatchedPair};
 use super::failure::{memory_remedy, os, unavailable};
 use super::library::returned;
 use super::options::VerbsOptions;
@@ -25,18 +25,18 @@ const INLINE: [u32; 4] = [256, 128, 64, 0];
 /// A queue pair.
 pub(super) struct QueuePair {
     handle: NonNull<ibv_qp>,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     queue: Arc<CompletionQueue>,
     /// Bytes that a request carries inline.
     pub max_inline: usize,
     pub number: u32,
     /// Its news, as asynchronous events tell them.
-    pub news: Registered,
+    pub news: WatchedPair,
     is_ended: bool,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread
-// (`Domain::for_one_thread`) posting may not be concurrent: all queue pairs of such a domain are of
+// (`ProtectionDomain::for_one_thread`) posting may not be concurrent: all queue pairs of such a domain are of
 // one endpoint or link, which has one owner at a time and posts through `&mut`.
 unsafe impl Send for QueuePair {}
 
@@ -44,9 +44,9 @@ impl QueuePair {
     /// Creates a queue pair in the state INIT, which accepts receives. `rights` (`IBV_ACCESS_*`)
     /// are those of the peer.
     pub fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
-        watcher: &Arc<Watcher>,
+        watcher: &Arc<DeviceWatcher>,
         [sends, receives]: [u32; 2],
         rights: c_int,
         chosen: &Chosen,
@@ -153,7 +153,7 @@ impl QueuePair {
         place: &PortAddress,
         options: &VerbsOptions,
         own_psn: u32,
-        peer: &End,
+        peer: &EndpointInfo,
         (peer_number, peer_psn): (u32, u32),
         rnr_retry: u8,
     ) -> Result<(), FabricError> {
@@ -243,7 +243,7 @@ impl QueuePair {
 }
 
 /// Whether an InfiniBand peer is in another subnet, which packets reach by routers only.
-fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &End) -> bool {
+fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &EndpointInfo) -> bool {
     let (ours, theirs) = (&place.gid.raw, &peer.gid.raw);
     chosen.gid_kind == GidKind::InfiniBand
         && *ours != [0; 16]

@@ -14,7 +14,7 @@
 //! copies; where it does not, nothing is registered.
 #![allow(clippy::disallowed_types)] // the cache, looked up by threads that send memory outside the pool
 
-use super::context::{Domain, MemoryRegion};
+use super::context::{MemoryRegion, ProtectionDomain};
 use super::library::Library;
 use super::range_cache::{CacheLimits, CachedRange, RangeCache};
 use crate::fabric::{FabricError, Registrar, Registration};
@@ -35,7 +35,7 @@ const FORK_UNNEEDED: u32 = 2;
 
 /// The registrations of a fabric.
 pub(super) struct Registrations {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     /// This fabric's number, which no other of the process has.
     fabric: u64,
     limits: CacheLimits,
@@ -50,7 +50,7 @@ pub(super) struct Registrations {
 
 impl Registrations {
     /// An empty cache.
-    pub fn new(domain: &Arc<Domain>, limits: CacheLimits) -> Arc<Self> {
+    pub fn new(domain: &Arc<ProtectionDomain>, limits: CacheLimits) -> Arc<Self> {
         static FABRICS: AtomicU64 = AtomicU64::new(0);
         let registrations = Arc::new(Registrations {
             domain: Arc::clone(domain),

@@ -2,9 +2,9 @@
 //! port, because a link's queue pairs are bound to a completion queue when they are created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
-use super::context::Domain;
-use super::cq::{Channel, CompletionQueue, Places};
-use super::events::Watcher;
+use super::context::ProtectionDomain;
+use super::cq::{CompletionChannel, CompletionQueue, CqPlaces};
+use super::events::DeviceWatcher;
 use super::sleeper::{PortEvents, ProcessWords};
 use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The resources of one port.
-pub(super) struct Slot {
+pub(super) struct PortSlot {
     pub number: usize,
     pub events: Arc<PortEvents>,
-    domain: Arc<Domain>,
-    channel: Arc<Channel>,
+    domain: Arc<ProtectionDomain>,
+    channel: Arc<CompletionChannel>,
     queues: Mutex<Vec<Arc<CompletionQueue>>>,
     /// How many those are.
     count: AtomicUsize,
@@ -29,19 +29,19 @@ pub(super) struct Slot {
 }
 
 /// Registers a link that is being made. Its completions are kept until it is attached.
-pub(super) struct Awaited {
+pub(super) struct PendingLink {
     pub link: LinkId,
-    slot: Arc<Slot>,
+    slot: Arc<PortSlot>,
 }
 
-impl Awaited {
+impl PendingLink {
     /// Attaches a link. Returns its completions so far.
     pub fn came(&self) -> Vec<ibv_wc> {
         self.slot.awaited().remove(&self.link).unwrap_or_default()
     }
 }
 
-impl Awaited {
+impl PendingLink {
     /// The failed completions of the link so far.
     pub fn failed(&self) -> Option<ibv_wc> {
         let awaited = self.slot.awaited();
@@ -50,23 +50,23 @@ impl Awaited {
     }
 }
 
-impl Drop for Awaited {
+impl Drop for PendingLink {
     fn drop(&mut self) {
         self.came();
     }
 }
 
-impl Slot {
+impl PortSlot {
     fn new(
         number: usize,
-        domain: &Arc<Domain>,
-        watcher: &Watcher,
+        domain: &Arc<ProtectionDomain>,
+        watcher: &DeviceWatcher,
         cq_entries: u32,
     ) -> Result<Self, FabricError> {
-        let channel = Channel::new(&domain.context)?;
+        let channel = CompletionChannel::new(&domain.context)?;
         let events = Arc::new(PortEvents::new(ProcessWords::default()));
         watcher.watch_port(&channel, &events);
-        Ok(Slot {
+        Ok(PortSlot {
             number,
             events,
             domain: Arc::clone(domain),
@@ -84,10 +84,10 @@ impl Slot {
     }
 
     /// Numbers a link that will be the port's.
-    pub fn await_link(self: &Arc<Self>) -> Awaited {
+    pub fn await_link(self: &Arc<Self>) -> PendingLink {
         let link = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
         self.awaited().insert(link, Vec::new());
-        Awaited { link, slot: Arc::clone(self) }
+        PendingLink { link, slot: Arc::clone(self) }
     }
 
     /// Handles a completion of a link that the port does not have. If the link is being made, the
@@ -119,7 +119,7 @@ impl Slot {
     ///
     /// # Errors
     /// If the device has no queue of that size, or no more queues.
-    pub fn reserve(&self, places: u32) -> Result<Places, FabricError> {
+    pub fn reserve(&self, places: u32) -> Result<CqPlaces, FabricError> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reserved) = queues.iter().find_map(|queue| queue.reserve(places)) {
             return Ok(reserved);
@@ -143,33 +143,37 @@ impl Slot {
 }
 
 /// All slots of a fabric, in the order of its ports.
-pub(super) struct Slots {
-    all: Mutex<(Vec<Arc<Slot>>, usize)>,
+pub(super) struct PortSlots {
+    all: Mutex<(Vec<Arc<PortSlot>>, usize)>,
     cq_entries: u32,
 }
 
-impl Slots {
+impl PortSlots {
     pub fn new(cq_entries: u32) -> Self {
-        Slots { all: Mutex::default(), cq_entries }
+        PortSlots { all: Mutex::default(), cq_entries }
     }
 
     /// The slot of the port of this number.
     pub fn get(
         &self,
         number: usize,
-        domain: &Arc<Domain>,
-        watcher: &Watcher,
-    ) -> Result<Arc<Slot>, FabricError> {
+        domain: &Arc<ProtectionDomain>,
+        watcher: &DeviceWatcher,
+    ) -> Result<Arc<PortSlot>, FabricError> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         while all.0.len() <= number {
-            let slot = Slot::new(all.0.len(), domain, watcher, self.cq_entries)?;
+            let slot = PortSlot::new(all.0.len(), domain, watcher, self.cq_entries)?;
             all.0.push(Arc::new(slot));
         }
         Ok(Arc::clone(&all.0[number]))
     }
 
     /// The slot of the next port that is made.
-    pub fn next(&self, domain: &Arc<Domain>, watcher: &Watcher) -> Result<Arc<Slot>, FabricError> {
+    pub fn next(
+        &self,
+        domain: &Arc<ProtectionDomain>,
+        watcher: &DeviceWatcher,
+    ) -> Result<Arc<PortSlot>, FabricError> {
         let number = {
             let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
             all.1 += 1;

@@ -6,8 +6,8 @@
 //! pair wait behind it. So the order within the link is that of one queue pair, and the modules
 //! above need not know of stripes: a message that was sent behind a write arrives behind all of it.
 
-use super::data_queue::{DataQueue, Op, Remote, Total};
-use super::link::Link;
+use super::data_queue::{AnnouncedLength, DataQueue, PostedOp, RemoteAddr};
+use super::link::VerbsLinkInner;
 use crate::fabric::{Completions, Event, LinkId, MAX_MESSAGE, PostError};
 use crate::memory::Tensor;
 use crate::wire::Immediate;
@@ -30,18 +30,18 @@ pub(super) struct Stripes {
     landed: Vec<u32>,
     /// Number of striped writes whose part on the main queue pair has landed, modulo 2^32.
     begun: u32,
-    held: VecDeque<Held>,
+    held: VecDeque<HeldArrival>,
 }
 
 /// Something that came on the main queue behind a striped write that is not whole, or its own end.
-struct Held {
+struct HeldArrival {
     /// How many striped writes must be whole.
     needs: u32,
-    what: Came,
+    what: Arrival,
 }
 
 #[allow(clippy::large_enum_variant)] // in a box, each message would allocate
-enum Came {
+enum Arrival {
     Immediate { immediate: Immediate, bytes: u64 },
     Message { len: usize, bytes: [u8; MAX_MESSAGE] },
 }
@@ -83,7 +83,7 @@ impl Stripes {
         if self.held.is_empty() && (!striped || self.is_whole(self.begun)) {
             return out.push(link, Event::Immediate { immediate, bytes });
         }
-        self.held.push_back(Held { needs: self.begun, what: Came::Immediate { immediate, bytes } });
+        self.held.push_back(HeldArrival { needs: self.begun, what: Arrival::Immediate { immediate, bytes } });
     }
 
     /// A message of at most [`MAX_MESSAGE`] bytes came on the main queue.
@@ -94,8 +94,8 @@ impl Stripes {
         }
         let mut bytes = [0; MAX_MESSAGE];
         bytes[..message.len()].copy_from_slice(message);
-        let what = Came::Message { len: message.len(), bytes };
-        self.held.push_back(Held { needs: self.begun, what });
+        let what = Arrival::Message { len: message.len(), bytes };
+        self.held.push_back(HeldArrival { needs: self.begun, what });
     }
 
     /// A part has landed on one of the queue pairs.
@@ -103,10 +103,10 @@ impl Stripes {
         self.landed[at] = self.landed[at].wrapping_add(1);
         while self.held.front().is_some_and(|held| self.is_whole(held.needs)) {
             match self.held.pop_front().map(|held| held.what) {
-                Some(Came::Immediate { immediate, bytes }) => {
+                Some(Arrival::Immediate { immediate, bytes }) => {
                     out.push(link, Event::Immediate { immediate, bytes });
                 }
-                Some(Came::Message { len, bytes }) => {
+                Some(Arrival::Message { len, bytes }) => {
                     out.push_message(link, &bytes[..len]);
                 }
                 None => {}
@@ -115,38 +115,38 @@ impl Stripes {
     }
 }
 
-impl Link {
+impl VerbsLinkInner {
     /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on the
     /// main queue. All or nothing is posted, unless a queue pair is broken, and then the link ends.
     pub fn write_striped(
         &mut self,
         source: &Tensor,
         (addr, len, lkey): (u64, u64, u32),
-        remote: Remote,
+        remote: RemoteAddr,
         immediate: Immediate,
         longest: u32,
-        op: Op,
+        op: PostedOp,
     ) -> Result<(), PostError> {
         let part = len.div_ceil(self.stripes.queues.len() as u64 + 1).next_multiple_of(ALIGN);
         // Parts are large enough that rounding up leaves bytes for the last one.
         let last = len - part * self.stripes.queues.len() as u64;
-        let totals = Total::Striped { place: self.peer.totals(), whole: len };
+        let totals = AnnouncedLength::Striped { place: self.peer.totals(), whole: len };
         for stripe in &self.stripes.queues {
-            stripe.has_room(part, longest, &Total::None)?;
+            stripe.has_room(part, longest, &AnnouncedLength::None)?;
         }
         self.main.has_room(last, longest, &totals)?;
-        let from = |skip: u64| Remote { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
+        let from = |skip: u64| RemoteAddr { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
         let mut skip = 0;
         for stripe in &mut self.stripes.queues {
             let bytes = (addr + skip, part, lkey);
-            let op = Op::Part(source.clone());
+            let op = PostedOp::Part(source.clone());
             stripe.post_write(
                 &mut self.local,
                 bytes,
                 from(skip),
                 Some(immediate),
                 longest,
-                Total::None,
+                AnnouncedLength::None,
                 op,
             )?;
             skip += part;

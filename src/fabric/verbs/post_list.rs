@@ -1,6 +1,6 @@
 //! Requests of one queue pair that are posted by one call: the device is told once of all of them.
 
-use super::data_queue::Remote;
+use super::data_queue::RemoteAddr;
 use super::qp::QueuePair;
 use super::sys::*;
 use crate::wire::Immediate;
@@ -11,16 +11,16 @@ pub(super) const LONGEST: usize = 32;
 
 /// A request, before it is posted.
 #[derive(Clone, Copy)]
-pub(super) struct Request {
+pub(super) struct SendRequest {
     pub name: u64,
     pub opcode: u32,
     pub piece: ibv_sge,
-    pub remote: Option<Remote>,
+    pub remote: Option<RemoteAddr>,
     pub immediate: Option<Immediate>,
     pub flags: u32,
 }
 
-impl Request {
+impl SendRequest {
     /// As the library takes it, but for its piece of memory.
     #[inline]
     pub fn without_piece(&self) -> ibv_send_wr {
@@ -31,7 +31,7 @@ impl Request {
         if let Some(immediate) = self.immediate {
             request.imm_data = immediate.to_bits().to_be();
         }
-        if let Some(Remote { addr, rkey }) = self.remote {
+        if let Some(RemoteAddr { addr, rkey }) = self.remote {
             request.wr.rdma = ibv_wr_rdma { remote_addr: addr, rkey };
         }
         request
@@ -40,15 +40,15 @@ impl Request {
 
 /// Requests that wait to be posted together.
 #[derive(Default)]
-pub(super) struct Chain {
-    requests: Vec<Request>,
+pub(super) struct PostList {
+    requests: Vec<SendRequest>,
     is_open: bool,
 }
 
-impl Chain {
+impl PostList {
     /// An empty one. Allocates nothing more.
     pub fn new() -> Self {
-        Chain { requests: Vec::with_capacity(LONGEST), is_open: false }
+        PostList { requests: Vec::with_capacity(LONGEST), is_open: false }
     }
 
     /// Whether requests wait here.
@@ -74,7 +74,7 @@ impl Chain {
     }
 
     /// Adds a request. There is room.
-    pub fn push(&mut self, request: Request) {
+    pub fn push(&mut self, request: SendRequest) {
         debug_assert!(!self.is_full());
         self.requests.push(request);
     }
