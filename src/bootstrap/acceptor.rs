@@ -1,4 +1,4 @@
-//! The connections that peers open: bounded in number, and closed when nothing comes for too long.
+//! The connections that peers open: bounded in number, and closed when they are idle for too long.
 //!
 //! Each connection takes a file descriptor and memory before its client is known. These bounds end
 //! connections of clients that send nothing or garbage.
@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-/// How long accepting pauses after a failure: out of file descriptors, most likely.
+/// Pause of the acceptor after a failure, which is mostly a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections.
@@ -30,14 +30,15 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// At most `max_open` connections at a time; one on which nothing comes for `idle` is closed.
+    /// Keeps at most `max_open` connections at a time, and closes a connection that is silent for
+    /// `idle`.
     pub(super) fn new(listener: TcpListener, max_open: usize, idle: Duration) -> Self {
         Acceptor { listener, open: Arc::new(AtomicUsize::new(0)), max_open, idle, pause: None }
     }
 
-    /// Takes a connection in, unless there are too many.
+    /// Accepts a connection, unless `max_open` are open.
     fn admit(&self, stream: TcpStream, from: SocketAddr) -> Option<AcceptedConnection> {
-        // Only the bootstrap thread counts; the order with other memory does not matter.
+        // Relaxed: only the bootstrap thread counts.
         if self.open.load(Ordering::Relaxed) >= self.max_open {
             tracing::warn!("a connection from {from} is refused: {} are open already", self.max_open);
             return None;
@@ -79,7 +80,7 @@ impl Stream for Acceptor {
 pub(super) struct AcceptedConnection {
     stream: TcpStream,
     idle: Duration,
-    /// Ends when nothing has come for `idle`.
+    /// Ends when no byte has come for `idle`.
     silence: Pin<Box<Sleep>>,
     open: Arc<AtomicUsize>,
 }

@@ -17,14 +17,14 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-/// The longest that a call which answers at once may take.
+/// Time limit of a call that the peer answers at once.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
-/// Pauses between tries to meet a peer: the first, and the longest.
+/// Pauses between attempts to reach a peer: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// Attempts of a call whose answer may have been lost.
 const TRIES: u32 = 3;
 
-/// Looks after one peer.
+/// The client side of one peer.
 #[derive(Clone)]
 pub(super) struct Client {
     shared: Arc<BootstrapShared>,
@@ -33,7 +33,7 @@ pub(super) struct Client {
     grpc: BootstrapClient<Channel>,
 }
 
-/// Why a call came to nothing.
+/// Why a call failed.
 enum CallError {
     /// The peer has answered, with an error.
     Refused(String),
@@ -52,7 +52,7 @@ impl CallError {
 }
 
 impl Client {
-    /// Must be called on the bootstrap thread. Connects when it is first used.
+    /// Must be called on the bootstrap thread. The first call connects.
     pub(super) fn new(shared: Arc<BootstrapShared>, peer: usize) -> Result<Self, tonic::transport::Error> {
         let address = shared.address(peer);
         let channel = Endpoint::from_shared(format!("http://{address}"))?
@@ -65,7 +65,7 @@ impl Client {
         Ok(Client { shared, peer, address, grpc })
     }
 
-    /// Meets the peer, links with it, watches over it, and starts again when it is lost. Never
+    /// Meets the peer, links with it, sends heartbeats, and starts again after a loss. Never
     /// returns.
     pub(super) async fn tend(self) {
         let mut pause = PAUSES.0;
@@ -79,7 +79,7 @@ impl Client {
                 }
                 continue;
             }
-            // Also while a link is made, if the peer has started that: it may have died since.
+            // Also during an attempt that the peer started: the peer may have died since.
             self.approach().await;
             if self.shared.see(|members| members.link(self.peer).is_none()) {
                 self.rest(pause).await;
@@ -88,14 +88,15 @@ impl Client {
         }
     }
 
-    /// Sleeps, unless the peer shows up meanwhile; always long enough not to spin.
+    /// Sleeps for `pause`, or until the peer calls. At least the shortest pause, so that the loop
+    /// does not spin.
     async fn rest(&self, pause: Duration) {
         sleep(PAUSES.0).await;
-        // An error means that the time is over, which is as good.
+        // An error means that the time is over.
         drop(timeout(pause.saturating_sub(PAUSES.0), self.shared.nudges[self.peer].notified()).await);
     }
 
-    /// One try to meet the peer and, on the side that starts, to make the link.
+    /// One attempt to meet the peer and, on the side that starts, to make the link.
     async fn approach(&self) {
         let asked = Instant::now();
         let met = match self.hello().await {
@@ -122,15 +123,15 @@ impl Client {
 
     /// Handles a call without an answer, or without a listener: it tells about the earlier life.
     fn not_met(&self, error: CallError, took: Duration) {
-        // Or this process itself was stopped or starved, and that says nothing.
+        // If the call took this long, this process itself was stopped or starved.
         let held_up = took > CALL_LIMIT + self.shared.options.silence / 2;
         self.shared.step(|members| {
-            let acts = match &error {
+            let events = match &error {
                 CallError::Unattended(why) => members.unattended(self.peer, why),
                 CallError::Unreachable(_) if !held_up => members.unanswered(self.peer, Instant::now()),
                 CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
             };
-            ((), acts)
+            ((), events)
         });
         self.note(Some(error.into_text()));
     }
@@ -148,7 +149,7 @@ impl Client {
         let who = who(answer.member)
             .map_err(|why| CallError::Refused(format!("{name} gave an answer that is refused: {why}")))?;
         let met = self.shared.step(|members| match members.meet(self.peer, &who, true, Instant::now()) {
-            Ok(acts) => (Ok(()), acts),
+            Ok(events) => (Ok(()), events),
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal: LifeRefusal| {
@@ -158,8 +159,7 @@ impl Client {
         Ok((who.incarnation, answer.generation))
     }
 
-    /// Makes one generation of the link. On failure the peer has been told, and nothing is
-    /// connected.
+    /// Makes one generation of the link. After a failure the peer knows, and nothing is connected.
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
         let outcome = self.try_link(info).await;
         if let Err(why) = &outcome {
@@ -183,7 +183,7 @@ impl Client {
         self.confirm(info).await
     }
 
-    /// An error if that life of the peer's process has ended.
+    /// Fails if that life of the peer's process has ended.
     async fn look_for_death(&self, info: &PeerInfo) -> Result<(), String> {
         match self.hello().await {
             Err(CallError::Unattended(why)) => Err(self.died(why)),
@@ -200,7 +200,7 @@ impl Client {
         why
     }
 
-    /// Swaps offers. Repeats the call if its answer may have been lost.
+    /// Exchanges offers. Repeats the call if its answer may be lost.
     async fn exchange(&self, info: &PeerInfo, offer: Vec<u8>) -> Result<Vec<u8>, String> {
         let request = grpc::GetRemoteAddressRequest {
             caller: self.shared.caller(self.peer),
@@ -228,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Says that this side is connected, until the peer says that it is, too.
+    /// Reports this side as connected until the peer reports the same.
     async fn confirm(&self, info: &PeerInfo) -> Result<(), String> {
         let end = Instant::now() + self.shared.options.link_timeout + CALL_LIMIT;
         loop {
@@ -248,9 +248,9 @@ impl Client {
             }
         }
         self.shared.change(|members| {
-            let (_, acts) = members.said_ready(self.peer, info.incarnation, info.generation);
+            let (_, events) = members.said_ready(self.peer, info.incarnation, info.generation);
             let up = members.link(self.peer).is_some_and(|(up, _)| up.generation == info.generation);
-            (if up { Ok(()) } else { Err("it was given up on the way".into()) }, acts)
+            (if up { Ok(()) } else { Err("it was given up on the way".into()) }, events)
         })
     }
 
@@ -272,15 +272,15 @@ impl Client {
         Ok((progress, shorten(&answer.reason, MAX_REASON)))
     }
 
-    /// Tells the peer that a generation is over. Best effort: heartbeats tell it later otherwise.
+    /// Tells the peer that a generation is over. If this call fails, a heartbeat tells it later.
     async fn tell_failed(&self, report: LossReport) {
         if let Err(error) = self.say_ready(report.generation, grpc::Progress::Failed, &report.why).await {
             tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
         }
     }
 
-    /// One round of watching over a linked peer: a pause, a heartbeat, a look at the silence.
-    /// Returns whether the peer has confirmed that the link is up.
+    /// One round for a linked peer: a pause, a heartbeat, a check of the silence. Returns whether
+    /// the peer has confirmed that the link is up.
     async fn watch(&self, info: &PeerInfo, heard: Instant) -> bool {
         let options = &self.shared.options;
         let left = options.silence.saturating_sub(heard.elapsed());
@@ -321,7 +321,7 @@ impl Client {
     /// counts from now.
     fn excuse(&self, info: &PeerInfo) -> Instant {
         let now = Instant::now();
-        // A life that is not the present one any more needs no excuse.
+        // Fails only for a life that is over.
         self.shared.step(|members| (drop(members.heard(self.peer, info.incarnation, now)), Vec::new()));
         now
     }
@@ -341,7 +341,7 @@ impl Client {
         })
     }
 
-    /// Says that this process leaves, if the peer is up.
+    /// Tells the peer that this process leaves, if the peer is up.
     pub(super) async fn leave(self, reason: String, limit: Duration) {
         if !self.shared.see(|members| members.is_met(self.peer)) {
             return;
@@ -353,7 +353,7 @@ impl Client {
         }
     }
 
-    /// Makes a call, bounded in time; says in words why it came to nothing.
+    /// Makes a call with a time limit. The error has the reason in words.
     async fn call<T>(
         &self,
         limit: Duration,

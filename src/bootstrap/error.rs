@@ -21,7 +21,8 @@ pub enum BootstrapError {
     },
     /// An address is open to other hosts without `allow_non_loopback`.
     #[error(
-        "the address {address} of {whose} is not loopback, and members are not authenticated: whoever reaches \
+        "the address {address} of {whose} is not loopback, and members are not authenticated: whoever \
+         reaches \
          this port can join, read and write tensors. Use loopback addresses, or set allow_non_loopback if \
          every host that can reach it is trusted"
     )]
@@ -31,7 +32,7 @@ pub enum BootstrapError {
         /// The address.
         address: String,
     },
-    /// An address could not be looked up.
+    /// An address could not be resolved.
     #[error(
         "the address {address} of {whose} can't be resolved: {source}; check the name, or give the IP address"
     )]
@@ -55,12 +56,13 @@ pub enum BootstrapError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A thread, or the sockets' event queue, could not be had.
+    /// A thread or the sockets' event queue could not be made.
     #[error(
-        "the bootstrap service can't start: {tried} failed: {source}; check the limits on threads and open files"
+        "the bootstrap service can't start: {tried} failed: {source}; check the limits on threads and open \
+         files"
     )]
     Start {
-        /// What was tried.
+        /// The step that failed.
         tried: &'static str,
         /// The system's error.
         source: std::io::Error,
@@ -71,17 +73,17 @@ pub enum BootstrapError {
         /// The system's words.
         why: String,
     },
-    /// The service is in a state in which this can't be done.
+    /// The service's state does not allow the call.
     #[error("{me}: can't {tried}: the bootstrap service is {state}")]
     State {
         /// The name of this process.
         me: TaskId,
-        /// What was asked for.
+        /// The call.
         tried: &'static str,
-        /// In which state it is.
+        /// The present state.
         state: NodeState,
     },
-    /// Not all members were there in time.
+    /// Not all members were linked in time.
     #[error(
         "{me} (incarnation {incarnation}) waited {waited:?} for its cluster; {} of {peers} peers missing: {}",
         missing.len(), MissingList(missing)
@@ -91,7 +93,7 @@ pub enum BootstrapError {
         me: TaskId,
         /// The life of this process.
         incarnation: Incarnation,
-        /// How long it was waited for.
+        /// The time waited.
         waited: Duration,
         /// Number of peers in all.
         peers: usize,
@@ -103,13 +105,12 @@ pub enum BootstrapError {
     StopTimeout {
         /// The name of this process.
         me: TaskId,
-        /// How long it was waited for.
+        /// The time waited.
         waited: Duration,
         /// The threads that had not ended.
         why: String,
     },
-    /// `stop` was called by the thread that it would wait for. The service stops as soon as that
-    /// call returns.
+    /// The thread that `stop` waits for has called it. The service stops when that call returns.
     #[error(
         "{me}: stop was called inside a callback of the bootstrap service, which can't wait for its own end"
     )]
@@ -123,7 +124,7 @@ pub enum BootstrapError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MissingPeer {
-    /// Its name.
+    /// Name of the variable.
     pub name: TaskId,
     /// Its address in the cluster.
     pub address: String,

@@ -31,9 +31,8 @@ const CALLEE: usize = 1;
 const MAX_COMMANDS: usize = 64;
 /// Bytes of a refusal's text at most.
 const MAX_REFUSAL: usize = 8 * 1024;
-/// How long a piece of work on another thread may take: as long as `tests/fuzz` gives an input. On
-/// a machine with other things to do such a thread may not run for seconds, with the sanitizer and
-/// all, which is no finding.
+/// Time limit for work on another thread: as long as `tests/fuzz` gives an input. On a busy machine
+/// with a sanitizer such a thread may not run for seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The state of an endpoint.
@@ -46,7 +45,7 @@ enum FuzzEndpoint {
     Ready,
 }
 
-/// Makes nothing, and checks that each endpoint comes to one end.
+/// Makes no link, and checks that each endpoint ends exactly once.
 #[derive(Default)]
 struct Tickets {
     endpoints: Mutex<HashMap<u64, FuzzEndpoint>>,
@@ -171,7 +170,7 @@ impl Scene {
     }
 
     async fn take(&self, command: u8, bytes: &[u8]) {
-        // With the high bit, the caller is put right.
+        // The high bit corrects the caller.
         let right = command & 0x80 != 0;
         macro_rules! call {
             ($request:ident, $method:ident) => {

@@ -1,23 +1,23 @@
-//! How the processes of a cluster meet: a thin gRPC service that carries addresses, membership, liveness and
-//! errors.
+//! A gRPC service in each process of a cluster: addresses, membership, liveness and errors.
 //!
-//! Each process makes one [`Bootstrap`]. It listens at the process's address, calls every peer, and drives
-//! the process's [`Peering`] to make one link with each of them; then it watches over them with heartbeats.
-//! It runs on one thread, `tw-bootstrap`, and on short-lived ones for what blocks.
+//! Each process makes one [`Bootstrap`]. It listens at the process's address, calls every peer, and
+//! has the process's [`Peering`] make one link with each. Then it sends heartbeats. It runs on one
+//! thread, `tw-bootstrap`, and on short-lived threads for calls that block.
 //!
-//! Rules of this room: no tensor passes through it, it knows nothing of fabrics (offers are opaque bytes),
-//! and nothing of tokio or tonic shows in what it offers to the rest of the crate. Nothing that a peer sends
-//! is used before it was checked, and every wait has an end. The protocol is `proto/tensorwire/v1/bootstrap.proto`.
+//! Rules of this module: it carries no tensor. It knows no fabric: offers are opaque bytes. No type
+//! of tokio or tonic is in its interface. A peer's message is checked before it is used, and every
+//! wait has an end. The protocol is `proto/tensorwire/v1/bootstrap.proto`.
 //!
-//! | file | |
+//! | file | content |
 //! |---|---|
 //! | `service` | the handle: start, join, stop |
-//! | `members`, `slot` | what is known of each peer: pure state, no I/O, no clock |
-//! | `server`, `client` | the calls that come in and go out |
-//! | `shared` | what ties them together, and calls into the [`Peering`] |
-//! | `thread`, `incoming` | the runtime and its connections |
-#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // a thread of its own, which moves no tensor
+//! | `peer_table`, `peer_record` | the state of each peer: no I/O, no clock |
+//! | `server`, `client` | incoming and outgoing calls |
+//! | `shared` | state shared by all parts, and calls of the [`Peering`] |
+//! | `thread`, `acceptor` | the runtime and its connections |
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // its own thread, off the data path
 
+mod acceptor;
 mod client;
 mod error;
 #[cfg(fuzzing)]
@@ -26,7 +26,6 @@ pub mod fuzzing;
 #[rustfmt::skip]
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
 mod generated;
-mod acceptor;
 mod names;
 mod options;
 mod peer_record;

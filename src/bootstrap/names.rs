@@ -1,4 +1,4 @@
-//! Names and lives of the cluster's members.
+//! Incarnations of members, and text from peers.
 
 use super::BootstrapError;
 use std::fmt;
@@ -15,7 +15,7 @@ impl Incarnation {
         NonZeroU64::new(number).map(Incarnation)
     }
 
-    /// A new life.
+    /// Draws the number of a new life.
     ///
     /// # Errors
     /// [`BootstrapError::Random`] if the system gives no random numbers.
@@ -41,8 +41,7 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// Text from outside, made fit for an error message: at most `max` bytes, control characters
-/// escaped.
+/// Text from a peer, for an error message: at most `max` bytes, control characters escaped.
 pub(super) fn shorten(text: &str, max: usize) -> String {
     let mut short = String::new();
     for character in text.chars() {

@@ -20,30 +20,27 @@ pub struct BootstrapOptions {
     pub me: TaskId,
     /// All members, the same on each of them.
     pub cluster: Cluster,
-    /// The number of this process's life.
+    /// The incarnation of this process.
     pub incarnation: Incarnation,
-    /// Where to listen, if not at this process's address in the cluster. Port 0 takes any free
-    /// port.
+    /// The address to listen on instead of this process's address in the cluster. Port 0 takes any
+    /// free port.
     pub bind: Option<SocketAddr>,
-    /// Whether addresses that other hosts can reach are accepted, although members are not
-    /// authenticated.
+    /// Whether to listen on an address that other hosts reach. Members are not authenticated.
     pub allow_non_loopback: bool,
     /// Time between two heartbeats to each peer. Default 1 s.
     pub heartbeat: Duration,
-    /// After how long without a sign of life a peer counts as dead; Default 5 s.
+    /// Silence after which a peer counts as dead. Default 5 s.
     pub silence: Duration,
     /// How long making one link may take before the attempt is given up. Default [`LINK_TIMEOUT`].
     pub link_timeout: Duration,
-    /// The same for all members on this host, different on different hosts. At most [`MAX_HOST_ID`]
-    /// bytes.
+    /// Equal for all members on this host, different on other hosts. At most [`MAX_HOST_ID`] bytes.
     pub host_id: String,
-    /// Threads of this process that never sleep; the peers on this host count them together.
-    /// Default 0.
+    /// Threads of this process that never sleep. The peers on this host add them up. Default 0.
     pub spinners: u32,
 }
 
 impl BootstrapOptions {
-    /// The defaults, for this member of this cluster in this life, on the host `host_id`.
+    /// The defaults for member `me` of `cluster` on the host `host_id`.
     pub fn new(me: TaskId, cluster: Cluster, incarnation: Incarnation, host_id: impl Into<String>) -> Self {
         BootstrapOptions {
             me,
@@ -74,8 +71,8 @@ impl BootstrapOptions {
             match TcpListener::bind(address) {
                 Ok(listener) => return Ok(listener),
                 // `localhost` may stand for an address family that this host does not have. Every
-                // other failure is final: on another of its addresses a taken name would go
-                // unnoticed.
+                // other failure is final: another address of the name would hide that the first one
+                // is taken.
                 Err(error) => {
                     let absent = error.kind() == ErrorKind::AddrNotAvailable
                         || error.raw_os_error() == Some(libc::EAFNOSUPPORT);
@@ -130,7 +127,7 @@ impl BootstrapOptions {
     }
 }
 
-/// Every socket address behind `address`. Blocks while a name is looked up.
+/// Every socket address of `address`. Blocks while a name is resolved.
 fn resolve(whose: &TaskId, address: &HostPort) -> Result<Vec<SocketAddr>, BootstrapError> {
     let found = match (address.ip(), address.name()) {
         (Some(ip), _) => return Ok(vec![SocketAddr::new(ip, address.port())]),

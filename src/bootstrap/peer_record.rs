@@ -7,10 +7,10 @@ use crate::wire::{LossCause, TaskId};
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// How many past lives of a peer are remembered, so that their last words are refused.
+/// Past lives of a peer that are remembered, so that late messages of theirs are refused.
 pub(super) const PAST_LIVES: usize = 64;
 
-/// A name in the cluster that is not ours.
+/// Another member of the cluster.
 pub(super) struct PeerRecord {
     pub(super) name: TaskId,
     /// The highest generation that was used or seen.
@@ -20,7 +20,7 @@ pub(super) struct PeerRecord {
     pub(super) past: VecDeque<Incarnation>,
     /// A thread is making an endpoint or connecting it.
     pub(super) busy: bool,
-    /// Why the peer could not be reached, or would not talk, the last time.
+    /// Why the last attempt to reach the peer failed, or why the peer refused.
     pub(super) reach: Option<String>,
     /// The generation that failed last, and why.
     pub(super) failed: Option<(u64, String)>,
@@ -30,7 +30,7 @@ pub(super) struct PeerRecord {
 
 pub(super) struct PeerLife {
     pub(super) who: PeerIdentity,
-    /// When it last gave a sign of life.
+    /// Time of the last message from it.
     pub(super) heard: Instant,
     /// It has answered at its address in the cluster, so answers there are about this life.
     pub(super) dialed: bool,
@@ -42,14 +42,14 @@ pub(super) enum LifeStage {
     Apart,
     Linking(LinkAttempt),
     Linked(LinkAttempt),
-    /// Held for dead; another life may take the name.
+    /// Counts as dead. Another life may take the name.
     Gone,
 }
 
 pub(super) struct LinkAttempt {
     pub(super) generation: u64,
     pub(super) endpoint: EndpointState,
-    /// Our offer, once it is made.
+    /// This side's offer, once it is made.
     pub(super) ours: Option<Vec<u8>>,
     /// The peer's offer; unused on the side that starts.
     pub(super) theirs: Vec<u8>,
@@ -134,7 +134,7 @@ impl PeerRecord {
                     EndpointState::Prepared(ticket) | EndpointState::Connected(ticket) => {
                         vec![PeerEvent::Abandon(self.info(&who, attempt.generation), ticket)]
                     }
-                    // The thread that works on it sees that it is not wanted any more.
+                    // The thread that makes the endpoint abandons it.
                     EndpointState::Preparing | EndpointState::Connecting => Vec::new(),
                 }
             }
@@ -150,23 +150,23 @@ impl PeerRecord {
         // The end of the link reports it; the link of a life that counts as dead has ended.
         let is_news = matches!(life.stage, LifeStage::Apart | LifeStage::Linking(_));
         self.lost = Some(cause.to_string());
-        let mut acts = self.retire(cause);
+        let mut events = self.retire(cause);
         if is_news {
-            acts.push(gone);
+            events.push(gone);
         }
-        acts
+        events
     }
 
-    /// Ends the present life for good.
+    /// Ends the present life.
     pub(super) fn retire(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
-        let acts = self.end(cause, LifeStage::Gone);
+        let events = self.end(cause, LifeStage::Gone);
         if let Some(life) = self.life.take() {
             if self.past.len() == PAST_LIVES {
                 self.past.pop_front();
             }
             self.past.push_back(life.who.incarnation);
         }
-        acts
+        events
     }
 
     pub(super) fn failure_of(&self, generation: u64) -> String {

@@ -36,7 +36,7 @@ impl Server {
         Server { shared }
     }
 
-    /// Checks everything about the caller but its life.
+    /// Checks everything about the caller but its incarnation.
     fn check(&self, caller: Option<grpc::Caller>) -> Result<From, Status> {
         let caller = caller.ok_or_else(|| Status::invalid_argument("the request does not say who calls"))?;
         let me = &self.shared.options.me;
@@ -129,11 +129,11 @@ impl Server {
         }
     }
 
-    /// A refusal that is shown on this side too, as the reason why that peer is missing.
+    /// A refusal that this side shows too, as the reason why that peer is missing.
     fn refuse(&self, from: &TaskId, code: tonic::Code, what: String) -> Status {
         if let Some(peer) = self.shared.index_of(from) {
             let note = format!("it was refused: {what}");
-            // Peers try again and again: one line for each new reason is enough.
+            // Peers try again and again: one line in the log for each new reason is enough.
             if self.shared.step(|members| (members.note(peer, Some(note)), Vec::new())) {
                 tracing::warn!("{}: refused {from}: {what}", self.shared.options.me);
             }
@@ -141,7 +141,8 @@ impl Server {
         Status::new(code, what)
     }
 
-    /// Waits until `PeerTable` may have changed, or `until`; returns whether there is time left.
+    /// Waits until the peer table may have changed, or until `until`. Returns whether there is time
+    /// left.
     async fn turn(changes: &mut tokio::sync::watch::Receiver<()>, until: tokio::time::Instant) -> bool {
         tokio::time::timeout_at(until, changes.changed()).await.is_ok_and(|changed| changed.is_ok())
     }
@@ -156,7 +157,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let request = request.into_inner();
         let shared = &self.shared;
         let from = self.check(request.caller.clone()).map_err(|status| {
-            // Only here both clusters are at hand.
+            // Only a Hello carries the peer's cluster.
             let differ = request.caller.as_ref().is_some_and(|caller| caller.cluster_digest != shared.digest);
             if !differ || status.code() != tonic::Code::FailedPrecondition {
                 return status;
@@ -173,7 +174,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             return Err(Status::invalid_argument("caller and member have different incarnations"));
         }
         let met = shared.step(|members| match members.meet(from.peer, &who, false, Instant::now()) {
-            Ok(acts) => (Ok(()), acts),
+            Ok(events) => (Ok(()), events),
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal| self.refuse_life(&from, refusal))?;
@@ -215,7 +216,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
                     return Ok(Response::new(grpc::GetRemoteAddressResponse { offer }));
                 }
                 OfferDecision::Refused(why) => return Err(Status::aborted(why)),
-                // A task of its own: it goes on if the caller hangs up, and a repeated call finds
+                // A task of its own: it continues if the caller hangs up, and a repeated call finds
                 // its result.
                 OfferDecision::Start(info) => {
                     drop(tokio::spawn(accept(shared.clone(), from.peer, info, request.offer.clone())));
@@ -280,8 +281,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let shared = &self.shared;
         let stands = shared.step(|members| {
             let stands = match members.heard(from.peer, from.life, Instant::now()) {
-                // A life that we have held for dead learns why its link is gone, and says Hello
-                // then.
+                // A life that counts as dead here learns why its link is gone. Then it sends a
+                // Hello.
                 Ok(()) | Err(LifeRefusal::Unknown) => {
                     Ok(members.stands(from.peer, from.life, request.generation))
                 }
@@ -335,11 +336,11 @@ async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer
             info.name, shared.options.link_timeout
         );
         shared.change(|members| {
-            let acts = match members.link(peer) {
+            let events = match members.link(peer) {
                 Some(_) => Vec::new(),
                 None => members.give_up(peer, info.incarnation, info.generation, &why),
             };
-            ((), acts)
+            ((), events)
         });
     }
 }

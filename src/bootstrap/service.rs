@@ -17,24 +17,23 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How long the thread may take to see that its time is over: on a busy host it gets a CPU only in
-/// its turn.
+/// Time that the thread has to see the stop order. On a busy host it waits for a CPU.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// Version of the protocol in `proto/`; members that differ refuse each other.
+/// Version of the protocol in `proto/`. Members with different versions refuse each other.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// How far the service is.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NodeState {
-    /// Made, not started: no thread and no socket yet.
+    /// Made, not started. There is no thread and no socket yet.
     Created,
-    /// Listening, and meeting its peers.
+    /// Listens, and connects with its peers.
     Started,
-    /// Linked with every peer. Goes back to `Started` when one is lost.
+    /// Linked with every peer. The loss of a peer leads back to `Started`.
     Connected,
-    /// Saying goodbye, ending its threads.
+    /// Tells its peers that it leaves, and ends its threads.
     Stopping,
     /// Stopped. It cannot be started again.
     Stopped,
@@ -54,7 +53,7 @@ impl fmt::Display for NodeState {
 
 /// One process's part in the bootstrap of its cluster. Dropping it stops it.
 ///
-/// All methods may be called from any thread, also several at a time.
+/// All methods may be called from any thread, also concurrently.
 pub struct Bootstrap {
     shared: Arc<BootstrapShared>,
     running: Mutex<Running>,
@@ -92,8 +91,8 @@ impl Bootstrap {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens, and begins to meet the peers. Does nothing if it is started already. Blocks while
-    /// names are looked up.
+    /// Listens, and begins to call the peers. Does nothing if the service is started already.
+    /// Blocks while names are resolved.
     ///
     /// # Errors
     /// [`BootstrapError::NotLoopback`], `Resolve`, `Bind` or `Start`; it can be tried again then.
@@ -112,7 +111,7 @@ impl Bootstrap {
         let runtime = thread::runtime(self.shared.peers.len())?;
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();
-        // Started first: the thread answers its first callers by it.
+        // Before the thread starts: it answers its first callers by this phase.
         self.shared.advance(&[ServicePhase::Created], ServicePhase::Started);
         let thread = std::thread::Builder::new()
             .name(thread::NAME.into())
@@ -125,8 +124,8 @@ impl Bootstrap {
         Ok(())
     }
 
-    /// Waits until this process is linked with every peer; at once if it is. After a time-out it
-    /// can be called again: the service goes on trying.
+    /// Waits until this process is linked with every peer. After a time-out it can be called again:
+    /// the service goes on trying.
     ///
     /// # Errors
     /// [`BootstrapError::Missing`] names who is missing after `timeout`, and why;
@@ -172,7 +171,7 @@ impl Bootstrap {
         })
     }
 
-    /// How far the service is.
+    /// The state of a node.
     pub fn state(&self) -> NodeState {
         self.shared.state()
     }
@@ -189,15 +188,15 @@ impl Bootstrap {
         (0..self.shared.peers.len()).filter_map(link).collect()
     }
 
-    /// Says that a link which was ready is dead: the peer is told, and a new generation is made if
-    /// it still lives. There is no `lost` for it. Returns whether that generation was up.
+    /// Reports that a link which was ready is dead. The service tells the peer, and makes a new
+    /// generation if the peer lives. No `lost` follows. Returns whether that generation was up.
     pub fn report_lost(&self, peer: &TaskId, generation: u64, why: &str) -> bool {
         let Some(peer) = self.shared.index_of(peer) else { return false };
         self.shared.report(peer, generation, why)
     }
 
-    /// Says goodbye to all peers, best effort, and ends every thread and socket. A second call
-    /// waits for the first, and does nothing after it. Links that are up are the caller's to end.
+    /// Tells all peers that this process leaves, best effort, and ends every thread and socket. A
+    /// second call waits for the first. The caller ends the links that are up.
     ///
     /// # Errors
     /// [`BootstrapError::StopTimeout`] if a thread is still inside [`Peering::prepare`] or
@@ -219,8 +218,7 @@ impl Bootstrap {
             (running.stop.take(), thread == Some(std::thread::current().id()))
         };
         if let Some(order) = order {
-            // The receiver is gone only if the thread has ended, and then there is nothing to
-            // order.
+            // The receiver is gone only if the thread has ended.
             drop(order.send(StopOrder { reason, until }));
         }
         if own_thread {
@@ -241,7 +239,7 @@ impl Bootstrap {
             };
             return Err(BootstrapError::StopTimeout { me: me(), waited: timeout, why });
         }
-        // Under the lock, so that a second caller does not return before the thread is gone.
+        // Under the lock: a second caller must not return before the thread is gone.
         let mut running = self.running();
         if let Some(thread) = running.thread.take()
             && thread.join().is_err()
@@ -256,7 +254,7 @@ impl Bootstrap {
         busy.map(|(_, name)| name.to_string())
     }
 
-    /// Ends it as a crash would: no goodbye, and an attempt that goes on is not waited for.
+    /// Ends the service as a crash does: peers are not told, and attempts are not waited for.
     #[cfg(test)]
     pub(super) fn kill(&self) {
         let is_over = self.end(None, Duration::ZERO).is_ok();

@@ -24,26 +24,26 @@ pub(super) struct BootstrapShared {
     /// The version of the protocol that this process speaks.
     pub(super) version: u32,
     pub(super) digest: u64,
-    /// The peers' names, in ascending order; a peer's index is its place here.
+    /// The peers in ascending order. A peer's index is its position here.
     pub(super) peers: Vec<TaskId>,
     peering: Arc<dyn Peering>,
     inner: Mutex<Inner>,
-    /// Told of every change of `inner`.
+    /// Notified of every change of `inner`.
     turned: Condvar,
     /// The same for the tasks on the bootstrap thread.
     changed: watch::Sender<()>,
-    /// For each peer: wakes the task that tends it.
+    /// For each peer: wakes its task.
     pub(super) nudges: Vec<Notify>,
 }
 
 struct Inner {
     members: PeerTable,
     phase: ServicePhase,
-    /// Links that our own process has reported dead and the peer does not know of yet.
+    /// Links that this process has reported dead, of which the peer does not know yet.
     reports: Vec<LossReport>,
 }
 
-/// A link that our own process has reported dead.
+/// A link that this process has reported dead.
 #[derive(Debug)]
 pub(super) struct LossReport {
     pub(super) peer: usize,
@@ -51,7 +51,7 @@ pub(super) struct LossReport {
     pub(super) why: String,
 }
 
-/// How far the service itself is.
+/// The phase of the service itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServicePhase {
     Created,
@@ -79,7 +79,7 @@ impl BootstrapShared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing of other people's runs under the lock, so a poisoned one is as good as new.
+        // No callback runs under the lock, so the state behind a poisoned lock is consistent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,7 +90,7 @@ impl BootstrapShared {
 
     /// Changes the table of peers, then passes events to the peering, then wakes all waiters.
     ///
-    /// `Ready` and `Lost` come out of the bootstrap thread only, which keeps them in order.
+    /// Only the bootstrap thread produces `Ready` and `Lost`, which keeps them in order.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut PeerTable) -> (R, Vec<PeerEvent>)) -> R {
         let result = self.step(change);
         self.wake();
@@ -99,9 +99,9 @@ impl BootstrapShared {
 
     /// The same for frequent changes: wakes waiters only if there was an event.
     pub(super) fn step<R>(&self, change: impl FnOnce(&mut PeerTable) -> (R, Vec<PeerEvent>)) -> R {
-        let (result, acts) = change(&mut self.lock().members);
-        let loud = !acts.is_empty();
-        for act in acts {
+        let (result, events) = change(&mut self.lock().members);
+        let loud = !events.is_empty();
+        for act in events {
             self.tell(act);
         }
         if loud {
@@ -136,7 +136,7 @@ impl BootstrapShared {
         }
     }
 
-    /// Tells of changes from now on.
+    /// A receiver of changes from now on.
     pub(super) fn watch(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -168,7 +168,7 @@ impl BootstrapShared {
         }
     }
 
-    /// Blocks until `until` says yes or `timeout` is over; returns whether it did.
+    /// Blocks until `until` returns true, or `timeout` is over. Returns whether `until` did.
     pub(super) fn wait(
         &self,
         timeout: Duration,
@@ -186,7 +186,7 @@ impl BootstrapShared {
         true
     }
 
-    /// Our own process says that a link is dead; the peer will be told.
+    /// This process reports a link as dead. The peer will be told.
     pub(super) fn report(&self, peer: usize, generation: u64, why: &str) -> bool {
         let why = shorten(why, MAX_REASON);
         let mut inner = self.lock();
@@ -247,7 +247,7 @@ impl BootstrapShared {
         BootstrapError::State { me: self.options.me.clone(), tried, state: self.state() }
     }
 
-    /// Our cluster, in an error message.
+    /// This process's cluster, in an error message.
     pub(super) fn shown_cluster(&self) -> String {
         shorten(&self.options.cluster.to_string(), SHOWN_CLUSTER)
     }
@@ -262,7 +262,7 @@ pub(super) fn task(name: &TaskId) -> grpc::Task {
     grpc::Task { job: name.job().to_owned(), index: name.task() }
 }
 
-/// Calls into the peering; a panic in it becomes an error.
+/// Calls the peering. A panic becomes an error.
 fn guarded<R>(what: &str, call: impl FnOnce() -> R) -> Result<R, Status> {
     // A panic can leave only the peering's own state unfinished; no lock is held and no state is
     // shared with it.
@@ -273,7 +273,7 @@ fn guarded<R>(what: &str, call: impl FnOnce() -> R) -> Result<R, Status> {
     })
 }
 
-/// A piece of work on a thread that may block. Counted as long as it lives, also if it never runs.
+/// Work for one attempt on a thread that may block. The peer counts as busy while it exists.
 struct AttemptWork {
     shared: Arc<BootstrapShared>,
     peer: usize,
@@ -293,8 +293,8 @@ impl Drop for AttemptWork {
 
 const STOPPING: &str = "this process stops";
 
-/// Makes our endpoint of a generation that `PeerTable` has begun. Gives our offer, or why there is
-/// none.
+/// Makes this side's endpoint of a generation that the peer table has begun. Returns this side's
+/// offer, or why there is none.
 pub(super) async fn prepare(
     shared: &Arc<BootstrapShared>,
     peer: usize,
@@ -309,7 +309,7 @@ pub(super) async fn prepare(
     done.await.unwrap_or_else(|_| Err(STOPPING.into()))
 }
 
-/// Connects our endpoint of a generation with the endpoint behind the peer's offer.
+/// Connects this side's endpoint of a generation with the endpoint behind the peer's offer.
 pub(super) async fn connect(
     shared: &Arc<BootstrapShared>,
     peer: usize,
@@ -331,7 +331,7 @@ pub(super) async fn connect(
     done.await.unwrap_or_else(|_| Err(STOPPING.into()))
 }
 
-/// A life, from the number that a peer has sent.
+/// The incarnation that a peer has sent.
 pub(super) fn incarnation(number: u64) -> Result<Incarnation, &'static str> {
     Incarnation::new(number).ok_or("incarnation 0 is nobody's")
 }

@@ -13,15 +13,15 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// The thread's name.
+/// Name of the thread.
 pub(super) const NAME: &str = "tw-bootstrap";
-/// The name of the threads that make links and look names up.
+/// Name of the threads that make links and resolve names.
 pub(super) const BLOCKING_NAME: &str = "tw-boot-block";
 
-/// Bytes of the longest message, in both directions: a cluster's text, or an offer, and the rest.
+/// Bytes of the longest message in both directions. It holds a cluster's text or an offer.
 pub(super) const MAX_MESSAGE: usize = 160 * 1024;
 
-/// How long saying goodbye to all peers may take.
+/// Time limit for telling all peers that this process leaves.
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 /// Calls of one peer that are served at a time.
 const MAX_CALLS: u32 = 32;
@@ -30,7 +30,7 @@ const SPARE_CONNECTIONS: usize = 64;
 /// The least time for which a connection may be idle.
 const MIN_IDLE: Duration = Duration::from_secs(10);
 
-/// Ends the thread.
+/// The order to end the thread.
 pub(super) struct StopOrder {
     /// The reason that peers are told; `None` for no message.
     pub(super) reason: Option<String>,
@@ -38,8 +38,8 @@ pub(super) struct StopOrder {
     pub(super) until: Instant,
 }
 
-/// The runtime for the thread. Blocking work of each peer is one piece at a time, and look-ups come
-/// on top.
+/// The runtime of the thread. Each peer has at most one blocking task at a time; name resolution
+/// adds to them.
 pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -50,7 +50,7 @@ pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
         .map_err(|source| BootstrapError::Start { tried: "making the event queue", source })
 }
 
-/// Runs until it is told to stop, or until the other end of `stop` is dropped.
+/// Runs until the stop order, or until the sender of `stop` is dropped.
 pub(super) fn run(
     runtime: Runtime,
     shared: Arc<BootstrapShared>,

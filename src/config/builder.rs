@@ -14,16 +14,18 @@ use std::path::PathBuf;
 /// Prefixes of variables of this crate that are not settings: for tests, and for builds.
 const RESERVED: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 
-/// Collects settings from a file, the environment and the program; [`Builder::build`] checks them all.
+/// Collects settings from a file, the environment and the program; [`Builder::build`] checks them
+/// all.
 ///
-/// The methods named like keys set those keys. The program's values win over the environment, the environment
-/// over the file, the file over the defaults. The last call for a key wins.
+/// The methods with the names of keys set those keys. The program's values win over the
+/// environment, the environment over the file, the file over the defaults. The last call for a key
+/// wins.
 ///
-/// The environment of the process is read by default: for each key a variable, for example
-/// `TENSORWIRE_POOL_SIZE`. The settings of RDMA devices also have the names that operators know, for example
-/// `RDMA_GID_INDEX` (`tensorwire config` lists them). Two variables that set one key to different
-/// values are an error. So is a variable that begins with `TENSORWIRE_` and belongs to no key, except
-/// `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*`.
+/// The builder reads the environment of the process by default: for each key a variable, for
+/// example `TENSORWIRE_POOL_SIZE`. Settings of RDMA devices also have the names that operators
+/// know, for example `RDMA_GID_INDEX` (`tensorwire config` lists them). Two variables that set one
+/// key to different values are an error. A variable that begins with `TENSORWIRE_` and belongs to
+/// no key is an error, except `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*`.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct Builder {
@@ -49,7 +51,8 @@ impl Builder {
         self
     }
 
-    /// Does not read the environment: only the file, if one is given, and the program's settings count.
+    /// Does not read the environment: only the file, if one is given, and the program's settings
+    /// count.
     pub fn without_environment(self) -> Self {
         self.environment([])
     }
@@ -66,7 +69,7 @@ impl Builder {
         self
     }
 
-    /// Sets `job` and `task`: who this process is.
+    /// Sets `job` and `task`: the member of the cluster that this process is.
     pub fn member(self, job: &str, task: u32) -> Self {
         self.set("job", job).task(task)
     }
@@ -74,9 +77,9 @@ impl Builder {
     /// Reads the file and the environment, and checks every value and how they fit together.
     ///
     /// # Errors
-    /// The first of: a file that can't be read or is no TOML, an unknown key or variable, a value that is not allowed,
-    /// a required key that nobody set, settings that contradict each other. Each message is one line with
-    /// the origin, the value and what is allowed.
+    /// The first of: a file that can't be read or is not TOML, an unknown key or variable, a value
+    /// that is not allowed, a required key without value, settings that contradict each other. Each
+    /// message is one line with the origin, the value and what is allowed.
     pub fn build(self) -> Result<Config, ConfigError> {
         let ignores_environment = self.environment.as_ref().is_some_and(Variables::is_empty);
         let mut settings =
@@ -112,7 +115,7 @@ pub(super) fn unknown(name: &str, origin: Origin) -> ConfigError {
     ConfigError::UnknownKey { origin, key: name.chars().take(80).collect(), hint }
 }
 
-/// Refuses a variable that looks like a setting and is none.
+/// Refuses a variable that has this crate's prefix and belongs to no key.
 fn check_variable(name: &str) -> Result<(), ConfigError> {
     let Some(key) = name.strip_prefix(PREFIX) else { return Ok(()) };
     let is_reserved = RESERVED.iter().any(|prefix| name.starts_with(prefix));
@@ -133,7 +136,7 @@ pub(super) fn wrong(key: &Key, text: &str, origin: Origin, refusal: InvalidValue
     ConfigError::Value { origin, key: key.name, value: quote(text), why }
 }
 
-/// The strongest text of each key so far. Every text that was put in has been checked.
+/// The strongest text of each key so far. Each text has been checked.
 #[derive(Default)]
 pub(super) struct RawSettings {
     texts: BTreeMap<&'static str, (String, Origin)>,
@@ -177,23 +180,23 @@ impl RawSettings {
         Ok(())
     }
 
-    /// The error for a value that does not fit the other settings.
+    /// The error for a value that contradicts another setting.
     pub fn conflict(&self, name: &'static str, why: String) -> ConfigError {
         let (text, origin) = self.texts.get(name).cloned().unwrap_or((String::new(), Origin::Default));
         ConfigError::Value { origin, key: name, value: quote(&text), why }
     }
 
-    /// Where the value of a key came from.
+    /// The origin of a key's value.
     pub fn origin(&self, name: &str) -> Origin {
         self.texts.get(name).map_or(Origin::Default, |(_, origin)| origin.clone())
     }
 
-    /// Where every value came from.
+    /// The origins of all values.
     pub fn origins(&self) -> Origins {
         Origins(self.texts.iter().map(|(key, (_, origin))| (*key, origin.clone())).collect())
     }
 
-    /// The strongest value of `key`, as `read` makes it; `None` if nobody set it and it has no default.
+    /// The strongest value of `key`, parsed by `read`. `None` if it is not set and has no default.
     pub fn value<T>(
         &self,
         key: &'static str,
@@ -204,7 +207,7 @@ impl RawSettings {
         read(text).map(Some).map_err(|refusal| self.conflict(key, refused(refusal)))
     }
 
-    /// The error for a required key that nobody set.
+    /// The error for a required key that is not set.
     pub fn missing(&self, key: &'static str) -> ConfigError {
         let call =
             if key == "cluster" { "set(\"cluster\", \"JOB=HOST:PORT,...\")" } else { "member(JOB, TASK)" };

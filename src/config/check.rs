@@ -1,4 +1,4 @@
-//! How the settings fit together.
+//! Checks of settings against each other.
 
 use super::builder::RawSettings;
 use super::error::ConfigError;
@@ -8,7 +8,7 @@ use crate::engine::PollMode;
 use crate::memory::PagePolicy;
 use crate::wire::{HostPort, TaskId};
 
-/// Checks what no value can say alone. Returns the task that this process is.
+/// Checks all rules between settings. Returns the member that this process is.
 pub(super) fn whole(config: &ConfigValues, settings: &RawSettings) -> Result<TaskId, ConfigError> {
     let refused = |(key, why)| settings.conflict(key, why);
     let task = membership(config).map_err(refused)?;
@@ -61,8 +61,8 @@ fn membership(config: &ConfigValues) -> Result<TaskId, Conflict> {
     TaskId::new(&config.job, config.task).map_err(|error| ("job", error.to_string()))
 }
 
-/// Listening beyond the loopback interface needs leave in so many words. A host *name* is not resolved
-/// here: the bootstrap service judges the address that it gets.
+/// Listening beyond the loopback interface needs `allow_non_loopback`. A host name is not resolved
+/// here: the bootstrap service checks the address.
 fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
     if config.allow_non_loopback {
         return Ok(());
@@ -91,14 +91,16 @@ fn required_pages(config: &ConfigValues) -> Result<(), Conflict> {
     Ok(())
 }
 
-/// As many CPUs as pollers, as many pollers as the mode can have, and no way of waiting for who sleeps.
+/// One CPU for each poller, one poller in the inline mode, and no `wait` in the adaptive mode,
+/// whose threads sleep.
 fn polling(config: &ConfigValues) -> Result<(), Conflict> {
     let pollers = config.poller_count();
     let one = matches!(config.poll, None | Some(PollMode::Inline));
     let cores = config.cores.as_ref().map(Vec::len);
     match cores {
         Some(cores) if one && cores != 1 => {
-            let why = "the inline and auto modes pin one thread: name one CPU, or set poll to adaptive or dedicated";
+            let why = "the inline and auto modes pin one thread: name one CPU, or set poll to adaptive or \
+                dedicated";
             return Err(("cores", why.to_string()));
         }
         Some(cores) if cores != pollers => {
@@ -122,7 +124,7 @@ fn polling(config: &ConfigValues) -> Result<(), Conflict> {
 }
 
 impl ConfigValues {
-    /// How many pollers the process has.
+    /// The number of pollers of the process.
     pub fn poller_count(&self) -> usize {
         match (self.pollers, &self.cores) {
             (Some(pollers), _) => pollers as usize,

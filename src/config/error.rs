@@ -1,4 +1,4 @@
-//! Why there is no configuration.
+//! Errors of a configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Nobody set it.
+    /// No source set it.
     Default,
     /// A line of a file.
     File {
@@ -18,7 +18,7 @@ pub enum Origin {
     },
     /// An environment variable.
     Variable {
-        /// Its name.
+        /// Name of the variable.
         name: String,
     },
     /// The program, through [`Builder`](super::Builder).
@@ -36,7 +36,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Why there is no configuration. Each message is one line.
+/// Errors of a configuration. Each message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -45,7 +45,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is not TOML.
@@ -55,7 +55,7 @@ pub enum ConfigError {
         origin: Origin,
         /// The text of that line, in quotes.
         entry: String,
-        /// What is wrong there.
+        /// The parser's message.
         message: String,
     },
     /// A key that does not exist.

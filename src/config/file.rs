@@ -1,4 +1,4 @@
-//! Reads a TOML file: keys, and for each the text and line of its value.
+//! Reads a TOML file: for each key the text and line of its value.
 
 use super::builder::{unknown, wrong};
 use super::error::{ConfigError, Origin};
@@ -43,8 +43,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<(&'static Key, String, Origin)>, C
     Ok(settings)
 }
 
-/// The text of a file. Anything else at that path is refused without opening it: a pipe may block, and a device may
-/// have no end.
+/// The text of a regular file. Any other kind is refused before it is opened: a pipe may block, and
+/// a device may have no end.
 fn read_regular(path: &Path) -> Result<String, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_path_buf(), source };
     let kind = std::fs::metadata(path).map_err(failed)?.file_type();
@@ -64,7 +64,7 @@ fn named(kind: FileType) -> &'static str {
     }
 }
 
-/// A name that is no key; for a table with its first entry, as tables are a likely way to group settings.
+/// The full name of an unknown entry: for a table with the name of its first entry.
 fn full_name(name: &str, value: &DeValue<'_>) -> String {
     match value.as_table().and_then(|table| table.keys().next()) {
         Some(entry) => format!("{name}.{}", entry.get_ref()),

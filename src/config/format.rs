@@ -1,4 +1,4 @@
-//! How values are spelled: text for each kind of value, and the text that a TOML value stands for.
+//! The text form of each kind of value, and its TOML form.
 
 use super::choice::NamedValues;
 use crate::wire::{Cluster, ClusterError, HostPort, TaskId};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::DeValue;
 
-/// Why a text is no value: `None` where what the key allows says it all.
+/// Why a text is not a value. `None`: the key's `allowed` text is the whole reason.
 pub(super) type InvalidValue = Option<String>;
 
-/// Why a TOML value stands for no text.
+/// Why a TOML value is not a value of the key.
 pub(super) enum InvalidToml {
     /// It is of the wrong type.
     Value,
@@ -28,20 +28,20 @@ pub(super) enum InvalidToml {
     },
 }
 
-/// One kind of value: its spelling in the environment and in a file.
+/// One kind of value: its text form and its TOML form.
 pub(super) trait Format {
-    /// The value in memory.
+    /// The parsed type.
     type Value;
-    /// The kind, for the reference.
+    /// Name of the kind in the reference.
     const KIND: &'static str;
 
-    /// Reads the spelling.
+    /// Parses the text form.
     fn read(text: &str) -> Result<Self::Value, InvalidValue>;
 
-    /// Writes a spelling that `read` takes back.
+    /// Writes the text form, which `read` parses back.
     fn write(value: &Self::Value) -> String;
 
-    /// The spelling that a value of a file stands for.
+    /// The text form of a TOML value.
     fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
         value.as_str().map(str::to_string).ok_or(InvalidToml::Value)
     }
@@ -66,7 +66,7 @@ impl Format for JobName {
 /// The name of an RDMA device: a folder of `/sys/class/infiniband`.
 pub(super) struct RdmaDeviceName;
 
-/// Bytes that the kernel has room for in a device's name, without the zero at its end (`IB_DEVICE_NAME_MAX`).
+/// Bytes of the longest device name in the kernel (`IB_DEVICE_NAME_MAX` without the final zero).
 const NIC_NAME: usize = 63;
 
 impl Format for RdmaDeviceName {
@@ -180,7 +180,7 @@ impl Format for DurationText {
         match u64::try_from(value.as_nanos()) {
             Ok(0) => "0s".to_string(),
             Ok(nanos) => in_largest_unit(nanos, &TIME_UNITS),
-            // Longer than any key allows: said as it is, so that the refusal shows it.
+            // Longer than any key allows. The error shows the length.
             Err(_) => format!("{}s", value.as_secs()),
         }
     }
@@ -219,7 +219,7 @@ impl<T: NamedValues> Format for OneOf<T> {
     }
 }
 
-/// `auto`, which leaves the choice to the program, or one of a few names.
+/// `auto`, or one of a few names. With `auto` the program chooses.
 pub(super) struct AutoOr<T>(PhantomData<T>);
 
 impl<T: NamedValues> Format for AutoOr<T> {
@@ -238,7 +238,7 @@ impl<T: NamedValues> Format for AutoOr<T> {
 /// Numbers of CPUs: `0,2-3`. Kept in order, each once.
 pub(super) struct CpuList;
 
-/// The highest CPU number that an affinity mask of the common size has room for.
+/// The highest CPU number in an affinity mask of the usual size.
 const MAX_CPU: usize = 1023;
 
 impl Format for CpuList {

@@ -1,13 +1,15 @@
 //! Configuration: file, environment and builder become one checked value, [`Config`].
 //!
-//! A setting is a key of a TOML file, an environment variable (`TENSORWIRE_` and the key in upper case) and
-//! a method of [`Builder`]; the builder wins over the environment, the environment over the file, the file
-//! over the default. What concerns RDMA devices has the variables that operators know besides (`RDMA_DEVICE`, ...). Every source is checked, also where a stronger one overrides it. What is wrong stops
-//! the start with one line: where the value came from, the value, and what is allowed.
+//! A setting is a key of a TOML file, an environment variable (`TENSORWIRE_` and the key in upper
+//! case) and a method of [`Builder`]. The builder wins over the environment, the environment over
+//! the file, the file over the default. Settings of RDMA devices also have the variables that
+//! operators know (`RDMA_DEVICE`, ...). Every source is checked, also where a stronger one
+//! overrides it. An error is one line: the origin of the value, the value, and what is allowed.
 //!
-//! One table (`table.rs`) names every key with its type, default, range and meaning; the struct, the
-//! builder, the reader of each source and [`reference()`] are made from it. This room only checks: it opens
-//! no socket, resolves no name, and looks at the machine no further than the file and the variables.
+//! One table (`table.rs`) has every key with its type, default, range and meaning. The struct, the
+//! builder, the reader of each source and [`reference()`] are generated from it. This module opens
+//! no socket and resolves no name. It reads the file and the variables, and nothing else of the
+//! machine.
 //!
 //! ```
 //! use tensorwire::Config;

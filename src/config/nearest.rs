@@ -1,8 +1,8 @@
-//! The nearest key to a name that is no key.
+//! The key that is nearest to an unknown name.
 
 use super::table::KEYS;
 
-/// The key that `name` was probably meant to be.
+/// The key with the smallest edit distance to `name`, if it is small.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase().replace(['-', '.'], "_");
     if name.len() > 64 {
@@ -13,7 +13,7 @@ pub(super) fn nearest(name: &str) -> Option<&'static str> {
     (distance <= key.len() / 3 + 1).then_some(key)
 }
 
-/// Insertions, deletions and replacements of bytes that make `a` of `b` (Levenshtein).
+/// The Levenshtein distance of two names in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

@@ -138,7 +138,8 @@ fn a_value_that_is_no_number_or_out_of_range_stops_the_start_with_one_line() {
     );
     assert_eq!(
         refused(&[("RDMA_MTU", "1500")]),
-        "rdma_qp_mtu is \"1500\" (environment variable RDMA_MTU): it must be 256, 512, 1024, 2048 or 4096, at most \
+        "rdma_qp_mtu is \"1500\" (environment variable RDMA_MTU): it must be 256, 512, 1024, 2048 or 4096, \
+         at most \
          the port's active MTU"
     );
 }
@@ -148,11 +149,13 @@ fn two_names_of_one_setting_must_agree() {
     assert_eq!(with(&[("RDMA_QP_SL", "3"), ("RDMA_SL", "3")]).expect("the same").rdma_qp_sl, 3);
     assert_eq!(
         refused(&[("RDMA_QP_SL", "3"), ("RDMA_SL", "4")]),
-        "rdma_qp_sl is \"4\" (environment variable RDMA_SL): RDMA_QP_SL is \"3\" and sets the same: unset one of them"
+        "rdma_qp_sl is \"4\" (environment variable RDMA_SL): RDMA_QP_SL is \"3\" and sets the same: unset \
+         one of them"
     );
     assert_eq!(
         refused(&[("TENSORWIRE_RDMA_GID_INDEX", "1"), ("RDMA_GID_INDEX", "2")]),
-        "rdma_gid_index is \"2\" (environment variable RDMA_GID_INDEX): TENSORWIRE_RDMA_GID_INDEX is \"1\" and sets \
+        "rdma_gid_index is \"2\" (environment variable RDMA_GID_INDEX): TENSORWIRE_RDMA_GID_INDEX is \"1\" \
+         and sets \
          the same: unset one of them"
     );
 }

@@ -35,7 +35,7 @@ A duration needs a unit: `h`, `m`, `s`, `ms`, `us` or `ns`. A number of bytes ma
 `TiB`. In a file a number of bytes without unit, and every other number, may be a TOML integer.
 ";
 
-/// What no setting changes: limit, value, meaning.
+/// Limits that no setting changes: limit, value, meaning.
 fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
     vec![
         ("Job name", format!("{MAX_JOB} bytes"), "Letters, digits, `_` and `-`, a letter or digit first."),

@@ -25,7 +25,8 @@ fn a_wrong_value_is_refused_even_where_a_stronger_source_overrides_it() {
     let error = base().environment(variables).rdma_qps_per_peer(2).build().expect_err("refused");
     assert_eq!(
         error.to_string(),
-        "rdma_qps_per_peer is \"many\" (environment variable TENSORWIRE_RDMA_QPS_PER_PEER): it must be 1 to 16"
+        "rdma_qps_per_peer is \"many\" (environment variable TENSORWIRE_RDMA_QPS_PER_PEER): it must be 1 to \
+         16"
     );
 }
 
@@ -63,7 +64,8 @@ fn a_required_key_that_nobody_set_is_named() {
     let error = Config::builder().environment(environment(&[("HOME", "/")])).build().expect_err("refused");
     assert_eq!(
         error.to_string(),
-        "job is not set: call member(JOB, TASK) on the builder, set the environment variable TENSORWIRE_JOB, or add \
+        "job is not set: call member(JOB, TASK) on the builder, set the environment variable \
+         TENSORWIRE_JOB, or add \
          `job = ...` to a file and name it with file(PATH)"
     );
     let file = file("job = 'ps'");
@@ -132,12 +134,14 @@ fn a_wrong_entry_of_a_table_is_named_with_its_own_line() {
     };
     assert_eq!(
         refused("worker = ['h:1']\nps = [\n'h:2',\n'h:99999']"),
-        "cluster is \"'h:99999'\" (file FILE line 7): job ps: address \"h:99999\" has a port that is not a number from 1 \
+        "cluster is \"'h:99999'\" (file FILE line 7): job ps: address \"h:99999\" has a port that is not a \
+         number from 1 \
          to 65535: it must be HOST:PORT, 1.2.3.4:PORT or [IPV6]:PORT, the port 1 to 65535"
     );
     assert_eq!(
         refused("worker = ['h:1']\nps = 'h:2'"),
-        "cluster is \"'h:2'\" (file FILE line 5): job ps: its tasks must be an array, each a string \"HOST:PORT\""
+        "cluster is \"'h:2'\" (file FILE line 5): job ps: its tasks must be an array, each a string \
+         \"HOST:PORT\""
     );
     assert_eq!(
         refused("ps = [4000]"),
@@ -145,7 +149,8 @@ fn a_wrong_entry_of_a_table_is_named_with_its_own_line() {
     );
     assert_eq!(
         refused("ps = ['h:1']\n'a b' = ['h:2']"),
-        "cluster is \"'a b'\" (file FILE line 5): job \"a b\" must be 1 to 64 letters, digits, '_' and '-', a letter or \
+        "cluster is \"'a b'\" (file FILE line 5): job \"a b\" must be 1 to 64 letters, digits, '_' and '-', \
+         a letter or \
          digit first"
     );
     let error = build_file("[pool]\nsize = '64MiB'\n").expect_err("refused");
@@ -165,7 +170,8 @@ fn a_duration_without_a_unit_is_named_as_such() {
 
 #[test]
 fn a_file_may_spell_lists_and_numbers_as_toml_does() {
-    let text = "job = 'ps'\ntask = 1\npoll = 'adaptive'\ncores = [0, 2]\nqueue_depth = 65_536\npool_size = 2097152\n\
+    let text = "job = 'ps'\ntask = 1\npoll = 'adaptive'\ncores = [0, 2]\nqueue_depth = 65_536\npool_size = \
+        2097152\n\
                 [cluster]\nps = ['127.0.0.1:1', '[::1]:2']\nworker = ['localhost:3']\n";
     let config = Config::builder().without_environment().file(file(text).path()).build().expect("config");
     assert_eq!(entry(&config, "cluster").as_deref(), Some("ps=127.0.0.1:1,[::1]:2;worker=localhost:3"));

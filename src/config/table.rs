@@ -1,9 +1,9 @@
-//! The one table of all settings. A new setting is one row here, and one row of good and bad values in the
-//! tests (they fail without it).
+//! The table of all settings. A new setting is one row here, and one row of good and bad values in
+//! the tests, which fail without it.
 //!
-//! A row: what it means; the name; the type in the program; how it is spelled; `required`, `optional`, `auto` or
-//! `default(text)`; what is allowed, in words; a check of that, which may also round the value; and other
-//! variables that set it, where operators know it by another name.
+//! A row has: the meaning; the name; the type; the format; `required`, `optional`, `auto` or
+//! `default(text)`; the allowed values in words; a check of them, which may round the value; and
+//! further variables that set it.
 
 use super::builder::{Builder, RawSettings};
 use super::choice::{BulkReceive, PeerLoss};
@@ -22,7 +22,7 @@ use std::ops::Deref;
 use std::time::Duration;
 use toml::de::DeValue;
 
-/// What the readers of the sources know of a key.
+/// A key, as the readers of the sources use it.
 pub(super) struct Key {
     pub name: &'static str,
     pub meaning: &'static [&'static str],
@@ -32,9 +32,9 @@ pub(super) struct Key {
     /// Variables that set this key besides its own.
     pub also: &'static [&'static str],
     pub allowed: &'static str,
-    /// Whether this is a value that the key allows.
+    /// Checks that the key allows the text.
     pub check: fn(&str) -> Result<(), InvalidValue>,
-    /// The text that a value of a file stands for.
+    /// The text form of a TOML value.
     pub from_toml: fn(&DeValue<'_>) -> Result<String, InvalidToml>,
 }
 
@@ -55,7 +55,7 @@ impl Key {
     }
 }
 
-/// What the names of this crate's variables begin with.
+/// The prefix of this crate's variables.
 pub(super) const PREFIX: &str = "TENSORWIRE_";
 
 /// The environment variable that sets the key with this name.
@@ -63,7 +63,7 @@ pub(super) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.to_ascii_uppercase())
 }
 
-/// What one reading of a value gives.
+/// The type that the reader of a key returns.
 macro_rules! value {
     (auto $type:ty) => { Option<$type> };
     ($_flavour:ident $type:ty) => { $type };
@@ -74,7 +74,7 @@ macro_rules! field {
     ($flavour:ident $type:ty) => { value!($flavour $type) };
 }
 
-/// What a setter takes.
+/// The type of a setter's argument.
 macro_rules! argument {
     (auto $type:ty) => { impl Into<Option<$type>> };
     ($_flavour:ident $type:ty) => { $type };
@@ -143,8 +143,8 @@ macro_rules! default_doc {
 macro_rules! settings {
     ($(
         $(#[doc = $meaning:literal])+
-        $name:ident: $type:ty, $format:ty, $flavour:ident $(($default:literal))?, $allowed:literal, $accept:expr
-            $(, $also:expr)?;
+        $name:ident: $type:ty, $format:ty, $flavour:ident $(($default:literal))?, $allowed:literal,
+            $accept:expr $(, $also:expr)?;
     )+) => {
         /// The values of all settings, read through [`Config`].
         #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,8 +160,8 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// Every key with the text of its value, in the order in which `tensorwire config` prints them;
-            /// `None` for one that is not set and has no default.
+            /// Every key with the text of its value, in the order in which `tensorwire config`
+            /// prints them; `None` for one that is not set and has no default.
             pub fn entries(&self) -> Vec<(&'static str, Option<String>)> {
                 vec![$((stringify!($name), written!($flavour $format, self.$name))),+]
             }
@@ -222,7 +222,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The origin of a key's value. [`Origin::Default`] also for a key that is not set, and for a name that is no key.
+    /// The origin of a key's value. [`Origin::Default`] also for a key that is not set, and for a
+    /// name that is no key.
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.0.get(key).cloned().unwrap_or(Origin::Default)
     }
@@ -241,7 +242,8 @@ impl Deref for Config {
     }
 }
 
-/// Where the values of a [`Config`] came from. Two that say the same are equal wherever they have it from.
+/// The origins of a [`Config`]'s values. Configurations with equal values are equal, whatever their
+/// origins.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Origins(pub BTreeMap<&'static str, Origin>);
 
@@ -266,148 +268,173 @@ settings! {
     job: String, JobName, required, "1 to 64 letters, digits, `_` and `-`, a letter or digit first", Some;
     /// The number of this process within its job.
     task: u32, Number<u32>, required, "0 to 4294967295, and a task of the job in `cluster`", Some;
-    /// Every process of the cluster: jobs with the addresses of their tasks' bootstrap services.
+    /// All members of the cluster: each job with the addresses of its tasks' bootstrap services.
     cluster: Cluster, Cluster, required,
         "JOB=HOST:PORT,HOST:PORT;JOB=..., in a file also a table of arrays", Some;
-    /// Where this process's bootstrap service listens, if not at its own address in `cluster`.
+    /// The address on which this process's bootstrap service listens, instead of its address in
+    /// `cluster`.
     bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
-    /// Leave to listen beyond the loopback interface. Members are not authenticated: anyone who
-    /// reaches the port can join.
+    /// Permits to listen beyond the loopback interface. Members are not authenticated: every
+    /// process that reaches the port can join.
     allow_non_loopback: bool, Bool, default("false"), "true or false", Some;
-    /// How long a process waits for the others when it starts.
+    /// How long `Node::join` waits for the other members.
     join_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
-    /// How often a process tells each peer that it lives.
-    heartbeat_interval: Duration, DurationText, default("1s"), "1ms to 24h, at most half of `silence_bound`", up_to_a_day;
-    /// How long a peer may be silent before it counts as dead.
-    silence_bound: Duration, DurationText, default("5s"), "1ms to 24h, at least twice `heartbeat_interval`", up_to_a_day;
+    /// Time between two heartbeats to each peer.
+    heartbeat_interval: Duration, DurationText, default("1s"), "1ms to 24h, at most half of \
+        `silence_bound`", up_to_a_day;
+    /// Silence after which a peer counts as dead.
+    silence_bound: Duration, DurationText, default("5s"), "1ms to 24h, at least twice \
+        `heartbeat_interval`", up_to_a_day;
 
-    /// Bytes of the pool that tensors are allocated from; rounded up to a multiple of 4 KiB.
+    /// Size of the pool from which tensors are allocated, rounded up to a multiple of 4 KiB.
     pool_size: u64, ByteSize, default("256MiB"),
         "1MiB to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB",
         |bytes| (1 << 20..=16 << 40).contains(&bytes).then(|| bytes.next_multiple_of(PAGE));
-    /// The pages that the pool is made of.
+    /// The kind of pages of the pool.
     pool_pages: PagePolicy, OneOf<PagePolicy>, default("auto"), "auto, 1g, 2m, transparent or plain", Some;
-    /// Whether it is an error not to get the pages that `pool_pages` names, which then may not be auto.
+    /// Whether the start fails without the pages that `pool_pages` names. Then `pool_pages` may not
+    /// be auto.
     pool_require: bool, Bool, default("false"), "true or false", Some;
-    /// Whether the pool is locked in memory.
+    /// Whether the pool is locked in memory, so that it is not swapped out.
     pool_lock: LockPolicy, OneOf<LockPolicy>, default("best_effort"), "best_effort, require or no", Some;
-    /// The NUMA node whose memory the pool is made of; without it the system chooses.
+    /// The NUMA node of the pool's memory. Without it the system chooses.
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
-    /// The fabric that reaches the peers.
+    /// The fabric that reaches the peers: shared memory on one host, or RDMA verbs.
     fabric: FabricKind, AutoOr<FabricKind>, auto("auto"), "auto, shm or verbs", Some;
-    /// Who drives progress: the calls themselves (inline), the calls and a thread, both of which sleep while nothing
-    /// comes (adaptive), or a thread that never sleeps (dedicated).
+    /// The threads that poll: the calling threads (inline), the calling threads and a background
+    /// thread, which sleep while idle (adaptive), or a background thread that never sleeps
+    /// (dedicated). Auto is inline if the members of the host have no more spinning threads than it
+    /// has CPUs, else adaptive.
     poll: PollMode, AutoOr<PollMode>, auto("auto"), "auto, inline, adaptive or dedicated", Some;
-    /// Pollers of this process, among which its peers are dealt out; without it as many as `cores`. More than one
-    /// needs the adaptive or the dedicated mode.
+    /// The number of pollers, which share the peers. Without it there are as many as `cores` names,
+    /// else one. More than one needs the adaptive or the dedicated mode.
     pollers: u32, Number<u32>, optional, "1 to 64", |count| (1..=64).contains(&count).then_some(count);
-    /// What a waiting call does with its CPU in the inline and dedicated modes, and a dedicated poller between two
-    /// polls. With `cores`, auto means yield, as another member may be pinned to the same CPU: say spin where each
-    /// has its own. With `poll` = auto, spin or yield means inline; in the adaptive mode it must be auto. Spin alone
-    /// never enters the kernel in steady state: to yield is a system call.
+    /// How a waiting call uses its CPU between two polls, in the inline and dedicated modes. Spin
+    /// polls again at once and makes no system call. Yield first gives the CPU to other threads.
+    /// Auto is spin if the host has a CPU for each member, else yield. With `cores` auto is yield,
+    /// as another member may be pinned to the same CPU: set spin where each member has its own.
+    /// Spin or yield turns `poll` = auto into inline. In the adaptive mode it must be auto.
     wait: WaitStrategy, AutoOr<WaitStrategy>, auto("auto"), "auto, spin or yield", Some;
-    /// How long who may sleep looks for something before it does, in the adaptive mode.
+    /// How long a thread polls before it sleeps, in the adaptive mode.
     spin_budget: Duration, DurationText, default("20us"), "0s to 1s",
         |span| (span <= Duration::from_secs(1)).then_some(span);
-    /// The CPUs that polling threads are pinned to, one each; without it they are not pinned. In the inline and auto
-    /// modes there is one: the thread that starts the node.
+    /// The CPUs to which polling threads are pinned, one for each. Without it they are not pinned.
+    /// In the inline and auto modes it is one CPU, for the thread that starts the node.
     cores: Vec<usize>, CpuList, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 
-    /// Operations that can be outstanding on each link; on verbs `rdma_qp_queue_depth` says that.
+    /// Operations that can be outstanding on each link over shared memory. On verbs
+    /// `rdma_qp_queue_depth` sets it.
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
-    /// Bytes up to which a tensor rides in the response instead of being written on its own.
+    /// The largest tensor that is sent inside the response instead of by a write of its own.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
-    /// How a bulk tensor gets from a sender on the same host to a receive that names no destination: copied into this process's
-    /// pool, or borrowed where it lies, which costs the same at any size. Copy is the default, as what was received is then one's
-    /// own: it can be held for any time without keeping a sender's buffer, and it does not depend on the sender's life. Borrow
-    /// where tensors are large, read once and dropped soon. Receives into a given tensor always copy.
+    /// How a large tensor comes from a sender on the same host to a receive without destination.
+    /// Copy copies it into this process's pool. Borrow reads the sender's memory, at a cost that
+    /// does not depend on the size. A copied tensor does not depend on the sender's life, and keeps
+    /// no buffer of the sender. Borrow suits tensors that are large, read once and dropped soon. A
+    /// receive into a given tensor always copies.
     bulk_receive: BulkReceive, OneOf<BulkReceive>, default("copy"), "copy or borrow", Some;
-    /// Data validation mode: whether each tensor that comes from a peer is compared with the sum of what its sender sent, and an
-    /// error if it differs. It costs both sides one pass over the bytes, and a message for each tensor; the peer need
-    /// not have it on.
+    /// Data validation: whether the checksum of each received tensor is compared with the sender's.
+    /// A difference is an error. It costs both sides one pass over the bytes and one message for
+    /// each tensor. The peer need not set it.
     validate: bool, Bool, default("false"), "true or false", Some;
-    /// Bytes of the pool that peers can borrow at a time; what is sent beyond that is copied. Without it half of the pool:
-    /// however long borrowers hold what they have, the other half is left for this process to go on with.
+    /// Bytes of the pool that peers can borrow at a time. Tensors beyond the limit are copied.
+    /// Without it the limit is half of the pool, so that the other half stays available to this
+    /// process.
     max_lent_bytes: u64, ByteSize, optional,
-        "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
-    /// How long a peer may hold what it has borrowed before that is counted as overdue (`loans_overdue`), and how long after a
-    /// peer's death what is still borrowed of it is copied out of its memory, of which the rest goes back to the system.
+        "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or \
+         TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
+    /// How long a peer may hold a loan before it counts as overdue (`loans_overdue`). After a
+    /// peer's death, tensors borrowed from it are copied out of its memory after this time, and the
+    /// rest of that memory goes back to the system.
     borrow_grace: Duration, DurationText, default("5s"), "1ms to 24h", up_to_a_day;
-    /// Receives that can be outstanding on each link. One more fails at once; those of a batch wait until there is room.
+    /// Receives that can be outstanding on each link. One more fails at once. Receives of a batch
+    /// wait instead.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
-    /// Routes (edges that a peer has asked for) that are remembered for each link.
+    /// Routes (edges that a peer has requested) that are remembered for each link.
     max_routes: u32, Number<u32>, default("65536"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Requests that are kept for each peer while their step has not started here: by default as many as a peer with the default
-    /// `max_requests` can have. Standing requests, which come before
-    /// their step by their nature, count among `max_requests` alone, and take half of it at most.
+    /// Requests of each peer that wait here until their step starts. The default is the default of
+    /// `max_requests`. Standing requests come before their step and count among `max_requests`
+    /// alone, of which they take half at most.
     max_deferred: u32, Number<u32>, default("4096"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Tensors that can wait to be received; one more send fails at once.
+    /// Sent tensors that can wait for their receive. One more send fails at once.
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",
         |count| (1..=1 << 24).contains(&count).then_some(count);
-    /// How long a receive waits if its caller does not say.
+    /// How long a receive waits if its caller gives no timeout.
     recv_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
-    /// How long a cancelled receive waits for the sender's acknowledgement before it returns; its
-    /// destination stays in quarantine for as long as it takes.
+    /// How long a cancelled receive waits for the sender's acknowledgement before it returns. Its
+    /// destination stays allocated until the acknowledgement.
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
-    /// How long a stop may take before what is still pending is aborted.
+    /// How long a stop serves pending sends before it aborts them.
     stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);
-    /// What the loss of a peer does to calls that do not need it.
+    /// The effect of a peer's loss on calls that do not need the peer: none, or they fail too.
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
 
-    /// The RDMA device; without it the only one with an active port.
+    /// The RDMA device. Without it the only device with an active port.
     rdma_device: String, RdmaDeviceName, optional,
         "the name of a device, as `tensorwire devices` lists them", Some, ["RDMA_DEVICE"];
-    /// The port of `rdma_device`; without it the first active one.
+    /// The port of `rdma_device`. Without it the first active port.
     rdma_device_port: u8, Number<u8>, optional, "1 to 255, only with `rdma_device`",
         |port| (port >= 1).then_some(port), ["RDMA_DEVICE_PORT"];
-    /// The entry of the port's GID table that is this process's address. Without it the best: the first of RoCE v2 with
-    /// an IPv4 address, else v2 with a global IPv6 address, else v2 with a link-local one, else v1; on InfiniBand 0.
+    /// The entry of the port's GID table that is this process's address. Without it the first entry
+    /// of RoCE v2 with an IPv4 address, else v2 with a global IPv6 address, else v2 with a
+    /// link-local address, else v1. On InfiniBand 0.
     rdma_gid_index: u8, Number<u8>, optional, "0 to 255, an entry of the port's GID table that is not empty",
         Some, ["RDMA_GID_INDEX"];
-    /// The entry of the port's partition key table that queue pairs are in.
-    rdma_qp_pkey_index: u16, Number<u16>, default("0"), "0 to 65535, an entry of the port's P_Key table that is not empty",
+    /// The entry of the port's P_Key table for queue pairs.
+    rdma_qp_pkey_index: u16, Number<u16>, default("0"), "0 to 65535, an entry of the port's P_Key table \
+        that is not empty",
         Some, ["RDMA_QP_PKEY_INDEX", "RDMA_PKEY"];
-    /// Work requests that each queue of a queue pair has room for, of which a power of two is used, at least 2. The default gives
-    /// way to a device that has less.
+    /// Capacity of each queue of a queue pair, in work requests. A power of two of it is used, at
+    /// least 2. The default is lowered to the device's limit.
     rdma_qp_queue_depth: u32, Number<u32>, default("1024"), "1 to 2147483647, at most the device's max_qp_wr",
-        |depth| (1..=i32::MAX as u32).contains(&depth).then_some(depth), ["RDMA_QP_QUEUE_DEPTH", "RDMA_QUEUE_DEPTH"];
-    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 us x 2^n; 0 is for ever.
+        |depth| (1..=i32::MAX as u32).contains(&depth).then_some(depth),
+        ["RDMA_QP_QUEUE_DEPTH", "RDMA_QUEUE_DEPTH"];
+    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 us x 2^n. 0
+    /// waits for ever.
     rdma_qp_timeout: u8, Number<u8>, default("14"), "0 to 31", |n| (n <= 31).then_some(n),
         ["RDMA_QP_TIMEOUT", "RDMA_TIMEOUT"];
-    /// How often a queue pair sends again without an acknowledgement before it fails; on soft-RoCE 7 is for ever.
+    /// How often a queue pair sends again without an acknowledgement before it fails. On soft-RoCE
+    /// 7 is for ever.
     rdma_qp_retry_count: u8, Number<u8>, default("7"), "0 to 7", |count| (count <= 7).then_some(count),
         ["RDMA_QP_RETRY_COUNT", "RDMA_RETRY_CNT"];
-    /// How often a queue pair tries again where the peer has posted no receive; 7 is for ever.
+    /// How often a queue pair tries again if the peer has posted no receive. 7 is for ever.
     rdma_qp_rnr_retry: u8, Number<u8>, default("6"), "0 to 7", |count| (count <= 7).then_some(count),
         ["RDMA_QP_RNR_RETRY"];
-    /// How long a peer that has posted no receive has this side wait, as a code: 0 is 655.36 ms, 1 to 31 are 0.01 ms to 491.52 ms
-    /// (InfiniBand Architecture Specification, chapter 9.7.5.2.8); 22 is 20.48 ms.
+    /// The wait that a receiver without posted receive asks of the sender, as a code: 0 is 655.36
+    /// ms, 1 to 31 are 0.01 ms to 491.52 ms, 22 is 20.48 ms (InfiniBand Architecture Specification,
+    /// chapter 9.7.5.2.8).
     rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
         ["RDMA_QP_MIN_RNR_TIMER"];
-    /// Queue pairs to each peer that large tensors are striped over. Between two members the smaller number counts.
-    rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to 16", |count| (1..=16).contains(&count).then_some(count),
+    /// Queue pairs to each peer, over which large tensors are striped. Two members use the smaller
+    /// number.
+    rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to \
+        16", |count| (1..=16).contains(&count).then_some(count),
         ["RDMA_QPS_PER_PEER"];
-    /// Whether the bus may reorder what peers write to the pool, which is faster for large tensors on some hosts. Devices
-    /// and libraries that don't know it ignore it.
+    /// Whether the bus may reorder peers' writes to the pool. It is faster for large tensors on
+    /// some hosts. Devices and libraries without support ignore it.
     rdma_relaxed_ordering: bool, Bool, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
-    /// Ranges of memory outside the pool that are kept registered, so that tensors there are sent from where they lie; with 0
-    /// they are copied through the pool.
-    rdma_registrations: u32, Number<u32>, default("1024"), "0 to 65536", |count| (count <= 1 << 16).then_some(count);
-    /// Bytes of all of these ranges together.
+    /// Ranges of memory outside the pool that stay registered, so that their tensors are sent
+    /// without a copy. With 0 they are copied through the pool.
+    rdma_registrations: u32, Number<u32>, default("1024"), "0 to \
+        65536", |count| (count <= 1 << 16).then_some(count);
+    /// Bytes of all ranges in `rdma_registrations` together.
     rdma_registered_bytes: u64, ByteSize, default("1GiB"),
-        "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
+        "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or \
+         TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
     /// The service level of queue pairs.
     rdma_qp_sl: u8, Number<u8>, default("0"), "0 to 7", |level| (level <= 7).then_some(level),
         ["RDMA_QP_SL", "RDMA_SL"];
-    /// The largest packet's payload in bytes; without it the port's active MTU. Between two members it is the smaller one's.
+    /// The largest packet's payload in bytes. Without it the port's active MTU. Two members use the
+    /// smaller one.
     rdma_qp_mtu: u32, Number<u32>, optional, "256, 512, 1024, 2048 or 4096, at most the port's active MTU",
         |bytes| [256, 512, 1024, 2048, 4096].contains(&bytes).then_some(bytes), ["RDMA_QP_MTU", "RDMA_MTU"];
-    /// The traffic class of packets with a global header, as all of RoCE have: its upper six bits are the DSCP.
+    /// The traffic class of packets with a global header, which all RoCE packets have. The upper
+    /// six bits are the DSCP.
     rdma_traffic_class: u8, Number<u8>, default("0"), "0 to 255", Some, ["RDMA_TRAFFIC_CLASS"];
 }

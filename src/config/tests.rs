@@ -211,8 +211,8 @@ fn build_file_with(base: Builder, lines: &str) -> Result<Config, ConfigError> {
     base.file(file.path()).build()
 }
 
-/// What a key's good values need besides the base settings: several CPUs are for modes with polling threads, and a
-/// port is one of a device.
+/// What a key's good values need besides the base settings: several CPUs are for modes with polling
+/// threads, and a port is one of a device.
 fn needed(key: &str, builder: Builder) -> Builder {
     match key {
         "cores" => builder.set("poll", "dedicated"),
@@ -266,7 +266,8 @@ fn every_default_is_what_the_table_says() {
 #[test]
 fn every_good_value_is_taken_from_each_source() {
     // The base of the builder would win over file and environment, so it comes from the file here.
-    let base_file = "job = 'worker'\ntask = 0\n[cluster]\nworker = ['127.0.0.1:1', '127.0.0.1:2']\nps = ['127.0.0.1:3']\n";
+    let base_file = "job = 'worker'\ntask = 0\n[cluster]\nworker = ['127.0.0.1:1', '127.0.0.1:2']\nps = \
+        ['127.0.0.1:3']\n";
     let base_file = file(base_file);
     for sample in samples() {
         for (text, expected) in sample.good {
@@ -378,42 +379,51 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[("cluster", "worker=h:1,g:1;ps=h:1")],
-        "cluster is \"worker=h:1,g:1;ps=h:1\" (the builder): ps/0 and worker/0 have the same address h:1: give each its \
+        "cluster is \"worker=h:1,g:1;ps=h:1\" (the builder): ps/0 and worker/0 have the same address h:1: \
+         give each its \
          own",
     ),
     (
         &[("silence_bound", "1s")],
-        "silence_bound is \"1s\" (the builder): it must be at least 2s, twice the heartbeat_interval, which is 1s (the \
+        "silence_bound is \"1s\" (the builder): it must be at least 2s, twice the heartbeat_interval, which \
+         is 1s (the \
          default): raise silence_bound, or lower heartbeat_interval",
     ),
     (
         &[("silence_bound", "1999ms")],
-        "silence_bound is \"1999ms\" (the builder): it must be at least 2s, twice the heartbeat_interval, which is 1s \
+        "silence_bound is \"1999ms\" (the builder): it must be at least 2s, twice the heartbeat_interval, \
+         which is 1s \
          (the default): raise silence_bound, or lower heartbeat_interval",
     ),
     (
         &[("heartbeat_interval", "3s")],
-        "silence_bound is \"5s\" (the default): it must be at least 6s, twice the heartbeat_interval, which is 3s (the \
+        "silence_bound is \"5s\" (the default): it must be at least 6s, twice the heartbeat_interval, which \
+         is 3s (the \
          builder): raise silence_bound, or lower heartbeat_interval",
     ),
     (
         &[("bind", "0.0.0.0:1")],
-        "bind is \"0.0.0.0:1\" (the builder): this process would listen on 0.0.0.0, beyond the loopback interface, \
+        "bind is \"0.0.0.0:1\" (the builder): this process would listen on 0.0.0.0, beyond the loopback \
+         interface, \
          and members are not authenticated: use a loopback address, or set allow_non_loopback to true",
     ),
     (
         &[("cluster", "worker=10.0.0.1:1")],
-        "cluster is \"worker=10.0.0.1:1\" (the builder): this process would listen on 10.0.0.1, beyond the loopback \
-         interface, and members are not authenticated: use a loopback address, or set allow_non_loopback to true",
+        "cluster is \"worker=10.0.0.1:1\" (the builder): this process would listen on 10.0.0.1, beyond the \
+         loopback \
+         interface, and members are not authenticated: use a loopback address, or set allow_non_loopback to \
+         true",
     ),
     (
         &[("pool_require", "true")],
-        "pool_require is \"true\" (the builder): pool_pages is auto, which names no pages: set pool_pages to 1g, 2m, \
+        "pool_require is \"true\" (the builder): pool_pages is auto, which names no pages: set pool_pages \
+         to 1g, 2m, \
          transparent or plain",
     ),
     (
         &[("cores", "0,1")],
-        "cores is \"0,1\" (the builder): the inline and auto modes pin one thread: name one CPU, or set poll to \
+        "cores is \"0,1\" (the builder): the inline and auto modes pin one thread: name one CPU, or set \
+         poll to \
          adaptive or dedicated",
     ),
     (
@@ -427,7 +437,8 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[("poll", "adaptive"), ("wait", "spin")],
-        "wait is \"spin\" (the builder): waiting calls sleep in the adaptive mode: set wait to auto, or poll to \
+        "wait is \"spin\" (the builder): waiting calls sleep in the adaptive mode: set wait to auto, or \
+         poll to \
          inline or dedicated",
     ),
     (

@@ -18,17 +18,17 @@ macro_rules! figures {
         }
 
         impl $type {
-            /// Every one, in the order of the reference.
+            /// All of them, in the order of the reference.
             pub const ALL: &[$type] = &[$($type::$figure),+];
 
-            /// Its name in tables and metrics.
+            /// The name in tables and metrics.
             pub const fn name(self) -> &'static str {
                 match self {
                     $($type::$figure => $name,)+
                 }
             }
 
-            /// What it counts.
+            /// The meaning, as in the reference.
             fn meaning(self) -> &'static str {
                 match self {
                     $($type::$figure => concat!($($doc),+),)+
@@ -41,117 +41,119 @@ macro_rules! figures {
 figures! {
     /// What is counted. Each counter only grows.
     Counter {
-    /// Tensors given to a peer, dead ones included.
-    TensorsSent = "tensors_sent",
-    /// Tensors that came from a peer, dead ones included.
-    TensorsReceived = "tensors_received",
-    /// Bytes of the tensors given to peers.
-    BytesSent = "bytes_sent",
-    /// Bytes of the tensors that came from peers.
-    BytesReceived = "bytes_received",
-    /// Control messages posted. A long one counts once, in however many slots it travels.
-    MessagesSent = "messages_sent",
-    /// Control messages that came, counted as they are sent.
-    MessagesReceived = "messages_received",
-    /// Those of the posted ones that shared a control slot with others.
-    MessagesPacked = "messages_packed",
-    /// Control slots that they shared.
-    PacksSent = "packs_sent",
-    /// Calls that handed over several sends or receives at once.
-    Batches = "batches",
-    /// Receives of such calls that waited until there was room to ask for them.
-    ReceivesQueued = "receives_queued",
-    /// Times that a device was told of requests, or a peer that sleeps of what was put there.
-    Doorbells = "doorbells",
-    /// One-sided writes posted.
-    WritesPosted = "writes_posted",
-    /// Tensors offered to be pulled or borrowed where they lie.
-    LoansPosted = "loans_posted",
-    /// Values that a peer would have borrowed and got as a copy, as no more may be lent to it, or by this process.
-    LoansRefused = "loans_refused",
-    /// Loans that their borrower held for longer than `borrow_grace`.
-    LoansOverdue = "loans_overdue",
-    /// Tensors borrowed from peers that died, which were copied out of the dead process's memory.
-    TensorsRelocated = "tensors_relocated",
-    /// Bytes of those tensors.
-    BytesRelocated = "bytes_relocated",
-    /// Times that copying them out failed; it is tried again.
-    RelocationFailures = "relocation_failures",
-    /// Immediates that came.
-    ImmediatesReceived = "immediates_received",
-    /// Answers that carried meta-data because the request's was not the tensor's.
-    MetaResponses = "meta_responses",
-    /// Requests made again after such an answer.
-    ReRequests = "re_requests",
-    /// Windows of standing requests that were armed: one message each.
-    StandingMessages = "standing_messages",
-    /// Standing requests in them.
-    StandingRequests = "standing_requests",
-    /// Steps of standing edges that began when there had been no room to ask for them in advance.
-    StandingStepsMissed = "standing_steps_missed",
-    /// Standing requests that receives have claimed.
-    StandingClaimed = "standing_claimed",
-    /// Tensors that rode in the response because they are small.
-    SmallResponses = "small_responses",
-    /// Tensors that were copied through the pool, as they lay, or were to lie, outside it.
-    TensorsStaged = "tensors_staged",
-    /// Bytes of those.
-    BytesStaged = "bytes_staged",
-    /// Tensors outside the pool whose memory was registered already.
-    RegistrationsFound = "registrations_found",
-    /// Registrations of memory outside the pool that were made.
-    RegistrationsMade = "registrations_made",
-    /// Those that were ended: others needed the room, their memory's owner was gone or its pages were replaced, or another thread
-    /// had made the same one meanwhile.
-    RegistrationsEnded = "registrations_ended",
-    /// Those that were wished and could not be had: their tensors were staged.
-    RegistrationsRefused = "registrations_refused",
-    /// Cancels sent to a peer.
-    CancelsSent = "cancels_sent",
-    /// Cancels that came from a peer.
-    CancelsReceived = "cancels_received",
-    /// Times that credits were returned to a peer.
-    CreditsPublished = "credits_published",
-    /// Immediates or messages dropped because they were for an earlier use of their slot.
-    StaleGenerations = "stale_generations",
-    /// Values that came after their receiver had given up.
-    LateValues = "late_values",
-    /// Values that a peer got and nobody there took: their places in line came back.
-    ValuesReturned = "values_returned",
-    /// Allocations that the pool could not serve at once.
-    PoolExhausted = "pool_exhausted",
-    /// Requests of peers that were kept until their step started.
-    RequestsDeferred = "requests_deferred",
-    /// Errors sent to a peer.
-    ErrorsSent = "errors_sent",
-    /// Errors that came from a peer.
-    ErrorsReceived = "errors_received",
-    /// Values whose bytes were compared with their sender's sum.
-    SumsChecked = "sums_checked",
-    /// Values whose bytes had another sum: they are handed to nobody.
-    SumMismatches = "sum_mismatches",
-    /// Peers that were lost.
-    PeersLost = "peers_lost",
-    /// Rounds of the poll loop.
-    Polls = "polls",
-    /// Rounds of the poll loop that found nothing to do.
-    IdlePolls = "idle_polls",
+        /// Tensors given to a peer, dead ones included.
+        TensorsSent = "tensors_sent",
+        /// Tensors that came from a peer, dead ones included.
+        TensorsReceived = "tensors_received",
+        /// Bytes of the tensors given to peers.
+        BytesSent = "bytes_sent",
+        /// Bytes of the tensors that came from peers.
+        BytesReceived = "bytes_received",
+        /// Control messages posted. A message in several slots counts once.
+        MessagesSent = "messages_sent",
+        /// Control messages received, counted as `messages_sent` counts them.
+        MessagesReceived = "messages_received",
+        /// Posted control messages that shared a slot with others.
+        MessagesPacked = "messages_packed",
+        /// Control slots that carried several messages.
+        PacksSent = "packs_sent",
+        /// Calls with several sends or receives.
+        Batches = "batches",
+        /// Receives of batches that waited because `max_requests` were outstanding.
+        ReceivesQueued = "receives_queued",
+        /// Doorbells: of a device for new requests, or of a sleeping peer for new messages.
+        Doorbells = "doorbells",
+        /// One-sided writes posted.
+        WritesPosted = "writes_posted",
+        /// Loans: tensors that the peer copies or reads from this process's memory.
+        LoansPosted = "loans_posted",
+        /// Values copied instead of lent, because a limit on loans was reached.
+        LoansRefused = "loans_refused",
+        /// Loans that their borrower held for longer than `borrow_grace`.
+        LoansOverdue = "loans_overdue",
+        /// Tensors borrowed from peers that died, and copied out of the dead process's memory.
+        TensorsRelocated = "tensors_relocated",
+        /// Bytes of the relocated tensors.
+        BytesRelocated = "bytes_relocated",
+        /// Failed relocations. The process tries again.
+        RelocationFailures = "relocation_failures",
+        /// Immediates received.
+        ImmediatesReceived = "immediates_received",
+        /// Answers with meta-data, because the request's meta-data did not match the tensor.
+        MetaResponses = "meta_responses",
+        /// Requests repeated after an answer with meta-data.
+        ReRequests = "re_requests",
+        /// Messages with standing requests: one for each window.
+        StandingMessages = "standing_messages",
+        /// Standing requests sent.
+        StandingRequests = "standing_requests",
+        /// Steps of standing edges for which no standing request was sent, because a limit was
+        /// reached.
+        StandingStepsMissed = "standing_steps_missed",
+        /// Standing requests that a receive has used.
+        StandingClaimed = "standing_claimed",
+        /// Tensors sent inside the response, up to `small_tensor_bytes`.
+        SmallResponses = "small_responses",
+        /// Tensors copied through the pool, because their memory or their destination is outside of
+        /// it.
+        TensorsStaged = "tensors_staged",
+        /// Bytes of the staged tensors.
+        BytesStaged = "bytes_staged",
+        /// Tensors outside the pool whose memory was already registered.
+        RegistrationsFound = "registrations_found",
+        /// Registrations of memory outside the pool.
+        RegistrationsMade = "registrations_made",
+        /// Registrations that were ended: evicted, their memory was freed or its pages replaced, or
+        /// another thread had made the same one.
+        RegistrationsEnded = "registrations_ended",
+        /// Registrations that failed or were over a limit. Their tensors were staged.
+        RegistrationsRefused = "registrations_refused",
+        /// Cancels sent to a peer.
+        CancelsSent = "cancels_sent",
+        /// Cancels received from a peer.
+        CancelsReceived = "cancels_received",
+        /// Messages or writes that returned credits to a peer.
+        CreditsPublished = "credits_published",
+        /// Immediates or messages dropped because they belong to an earlier use of their slot.
+        StaleGenerations = "stale_generations",
+        /// Values that arrived after their receive was cancelled.
+        LateValues = "late_values",
+        /// Values that no receive at the peer took, and that are back in this sender's queue.
+        ValuesReturned = "values_returned",
+        /// Allocations that the pool could not serve at once.
+        PoolExhausted = "pool_exhausted",
+        /// Requests of peers that waited here until their step started.
+        RequestsDeferred = "requests_deferred",
+        /// Errors sent to a peer.
+        ErrorsSent = "errors_sent",
+        /// Errors received from a peer.
+        ErrorsReceived = "errors_received",
+        /// Values whose checksum was compared with the sender's.
+        SumsChecked = "sums_checked",
+        /// Values with another checksum. They are not delivered.
+        SumMismatches = "sum_mismatches",
+        /// Peers that were lost.
+        PeersLost = "peers_lost",
+        /// Rounds of the poll loop.
+        Polls = "polls",
+        /// Rounds of the poll loop without an event.
+        IdlePolls = "idle_polls",
     }
 }
 
 const COUNT: usize = Counter::ALL.len();
 
 figures! {
-    /// What there is of something now. It grows and shrinks.
+    /// A present amount. It grows and shrinks.
     Gauge {
-        /// Bytes that were granted to peers for requests that were given up since, and that the peers may still write
-        /// to. They stay allocated until the write has landed, the peer has acknowledged, or the link has ended.
+        /// Bytes granted to peers for requests that were cancelled since. They stay allocated until
+        /// the peer's write has landed, the peer has acknowledged, or the link has ended.
         QuarantinedBytes = "quarantined_bytes",
-        /// Tensors that peers borrow, those on links that have ended included.
+        /// Tensors lent to peers, also over links that have ended.
         LoansOut = "loans_out",
-        /// Bytes of those tensors. A tensor that is lent twice counts twice.
+        /// Bytes lent to peers. A tensor that is lent twice counts twice.
         LentBytes = "lent_bytes",
-        /// Bytes of memory outside the pool that are registered with the device, and so can't be swapped out.
+        /// Bytes of memory outside the pool that are registered with the device. They are pinned.
         RegisteredBytes = "registered_bytes",
     }
 }
@@ -160,8 +162,8 @@ const GAUGES: usize = Gauge::ALL.len();
 
 /// The counters of one poller, for readers. Written only through its [`CountersWriter`].
 ///
-/// All counters of a poller have the same writer, so they share cache lines; the whole is padded, so that
-/// no other poller's counters are on them.
+/// All counters of a poller have the same writer, so they share cache lines. Padding keeps other
+/// pollers' counters off these lines.
 pub struct Counters {
     pub(super) values: CachePadded<[AtomicU64; COUNT]>,
     gauges: CachePadded<[AtomicU64; GAUGES]>,
@@ -169,9 +171,9 @@ pub struct Counters {
 
 /// The one writer of a poller's [`Counters`].
 ///
-/// An increment is a plain load and a plain store, with no locked instruction between them: that loses
-/// updates as soon as two threads write. So there is exactly one writer (it is not `Clone`), and it can move
-/// to another thread but not be shared by two (it is `Send` and not `Sync`):
+/// An increment is a plain load and a plain store: two concurrent writers would lose updates. So
+/// there is exactly one writer (it is not `Clone`). It can move to another thread (`Send`), and two
+/// threads can't share it (not `Sync`):
 ///
 /// ```
 /// fn moved<T: Send>(_: T) {}
@@ -182,8 +184,8 @@ pub struct Counters {
 /// shared(tensorwire::internals::telemetry::CountersWriter::new());
 /// ```
 ///
-/// A writer that is handed over under a lock or an owner token needs nothing more: what passes the poller
-/// on orders the last store of one thread before the first load of the next.
+/// A lock that passes the poller to another thread also orders the last store of one writer before
+/// the first load of the next.
 pub struct CountersWriter {
     counters: Arc<Counters>,
     /// Not `Sync`: see above.
@@ -196,7 +198,7 @@ impl CountersWriter {
         CountersWriter { counters: Arc::new(Counters::new()), not_shared: PhantomData }
     }
 
-    /// The same counters for readers, on any thread and as long as they like.
+    /// The same counters, for readers on any thread.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
@@ -205,19 +207,19 @@ impl CountersWriter {
     #[inline]
     pub fn add(&self, counter: Counter, amount: u64) {
         let value = &self.counters.values[counter as usize];
-        // Relaxed: a counter publishes nothing but itself. Not `fetch_add`: there is no other writer, and a
-        // locked instruction costs some 20 cycles and holds back the loads behind it.
+        // Relaxed: a counter publishes nothing but itself. Not `fetch_add`: there is no other
+        // writer, and a locked instruction costs some 20 cycles and holds back the loads behind it.
         value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 
-    /// There is more of something.
+    /// Adds to a gauge.
     #[inline]
     pub fn raise(&self, gauge: Gauge, amount: u64) {
         let value = &self.counters.gauges[gauge as usize];
         value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 
-    /// There is less of something.
+    /// Subtracts from a gauge.
     #[inline]
     pub fn lower(&self, gauge: Gauge, amount: u64) {
         self.raise(gauge, amount.wrapping_neg());
@@ -248,13 +250,13 @@ impl Counters {
         self.values[counter as usize].load(Ordering::Relaxed)
     }
 
-    /// What there is of something now.
+    /// The present value of a gauge.
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         self.gauges[gauge as usize].load(Ordering::Relaxed)
     }
 
-    /// All values. They are read one after the other while the poller goes on, so two counters that are
-    /// written together may differ by what happened meanwhile; each alone is exact.
+    /// All values, read one after the other while the poller runs. Each value is exact, and two
+    /// values may be of slightly different times.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             values: std::array::from_fn(|index| self.values[index].load(Ordering::Relaxed)),
@@ -263,7 +265,7 @@ impl Counters {
     }
 }
 
-/// The values of all counters and gauges at one time. `+=` puts several pollers together.
+/// The values of all counters and gauges at one time. `+=` adds the values of several pollers.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Snapshot {
     values: [u64; COUNT],
@@ -271,7 +273,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// All 0: what a sum over pollers starts from.
+    /// All 0, the start of a sum over pollers.
     pub const ZERO: Snapshot = Snapshot { values: [0; COUNT], gauges: [0; GAUGES] };
 
     /// The value of one counter.
@@ -279,30 +281,32 @@ impl Snapshot {
         self.values[counter as usize]
     }
 
-    /// What there was of something.
+    /// The value of one gauge.
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         self.gauges[gauge as usize]
     }
 
-    /// Every name with its value: the counters in the order of [`Counter::ALL`], then the gauges in that of [`Gauge::ALL`].
+    /// Each name with its value: first all counters, then all gauges, in the order of
+    /// [`Counter::ALL`] and [`Gauge::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counters = Counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)));
         counters.chain(Gauge::ALL.iter().map(|gauge| (gauge.name(), self.gauge(*gauge))))
     }
 
-    /// Adds what somebody else has counted.
+    /// Adds `amount` to a counter.
     pub fn add(&mut self, counter: Counter, amount: u64) {
         let value = &mut self.values[counter as usize];
         *value = value.wrapping_add(amount);
     }
 
-    /// Adds what there is somewhere else.
+    /// Adds `amount` to a gauge.
     pub fn raise(&mut self, gauge: Gauge, amount: u64) {
         let value = &mut self.gauges[gauge as usize];
         *value = value.wrapping_add(amount);
     }
 
-    /// What was counted since `earlier`, an earlier snapshot of the same counters. Gauges are as they are here.
+    /// The difference to `earlier`, an earlier snapshot of the same counters. Gauges keep their
+    /// values.
     #[must_use]
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let values = std::array::from_fn(|i| self.values[i].wrapping_sub(earlier.values[i]));
@@ -350,7 +354,7 @@ impl fmt::Debug for CountersWriter {
     }
 }
 
-/// Every name with its value, as [`Snapshot::iter`].
+/// Each name with its value.
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Snapshot");
@@ -361,7 +365,7 @@ impl fmt::Debug for Snapshot {
     }
 }
 
-/// A table: one counter a line, names to the left, values aligned to the right.
+/// A table with one counter in each line, values aligned to the right.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

@@ -1,7 +1,8 @@
 //! Counters of the engine.
 //!
-//! Recording is on the data path, so it takes no lock, allocates nothing and uses no read-modify-write
-//! instruction ([`SharedCounters`], which does, is not on it); reading is for anybody, at any time. Nothing here asks for the time or writes a log.
+//! Counting is on the data path: it takes no lock, allocates nothing and uses no read-modify-write
+//! instruction. [`SharedCounters`] does use one, and is not on that path. Any thread reads at any
+//! time. Nothing here asks for the time or writes a log.
 
 mod counters;
 mod shared;

@@ -102,21 +102,21 @@ impl fmt::Display for DType {
 }
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait SealedElement {}
 }
 
 /// A Rust type that is the element of a tensor of type [`Element::DTYPE`].
 ///
 /// Sealed: `bool` is checked byte by byte when it is viewed. For every other implementor each bit
 /// pattern is a valid value, so a typed view of received bytes is sound.
-pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
+pub trait Element: Copy + Send + Sync + 'static + sealed::SealedElement {
     /// The element type that this Rust type stands for.
     const DTYPE: DType;
 }
 
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
-        impl sealed::Sealed for $rust {}
+        impl sealed::SealedElement for $rust {}
         impl Element for $rust {
             const DTYPE: DType = DType::$dtype;
         }

@@ -3,7 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const KEY: &str = "/job:worker/replica:0/task:1/device:CPU:0;0000000000000b5c;/job:ps/replica:0/task:0/device:CPU:0;grad/w1;0:0";
+const KEY: &str = "/job:worker/replica:0/task:1/device:CPU:0;0000000000000b5c;\
+                   /job:ps/replica:0/task:0/device:CPU:0;grad/w1;0:0";
 
 fn error(key: &str) -> String {
     RendezvousKey::parse(key).expect_err("refused").to_string()
@@ -52,13 +53,15 @@ const WRONG: &[(&str, &str, KeyPart, &str)] = &[
         "/job:worker",
         "job:worker",
         KeyPart::Source,
-        "\"job:worker/replica:0/task:1/device:CPU:0\" has no '/job:' where it must be: /job:J/replica:R/task:T/device:TYPE:N",
+        "\"job:worker/replica:0/task:1/device:CPU:0\" has no '/job:' where it must be: \
+         /job:J/replica:R/task:T/device:TYPE:N",
     ),
     (
         "/replica:0/task:1",
         "/task:1",
         KeyPart::Source,
-        "\"/job:worker/task:1/device:CPU:0\" has no '/replica:' where it must be: /job:J/replica:R/task:T/device:TYPE:N",
+        "\"/job:worker/task:1/device:CPU:0\" has no '/replica:' where it must be: \
+         /job:J/replica:R/task:T/device:TYPE:N",
     ),
     (
         "CPU:0;00",
@@ -176,7 +179,8 @@ const WRONG: &[(&str, &str, KeyPart, &str)] = &[
         ";0:0",
         ";0:18446744073709551616",
         KeyPart::Iteration,
-        "\"18446744073709551616\" must be a decimal number from 0 to 18446744073709551615 without sign or leading zeros",
+        "\"18446744073709551616\" must be a decimal number from 0 to 18446744073709551615 without sign or \
+         leading zeros",
     ),
 ];
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// Its process has ended: the kernel reports it, nobody listens at its address, or another process has its
-    /// place in the cluster.
+    /// Its process has ended: the kernel reports it, nobody listens at its address, or another
+    /// process has its place in the cluster.
     #[error("its process has ended: {0}")]
     Died(String),
     /// It left. The text is its own.
@@ -16,7 +16,8 @@ pub enum LossCause {
     Left(String),
     /// It has not answered for too long. Its process may still be there.
     #[error(
-        "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, swapped out or starved"
+        "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, \
+         swapped out or starved"
     )]
     Silent {
         /// For how long nothing was heard.

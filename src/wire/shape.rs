@@ -50,7 +50,8 @@ pub enum ShapeError {
     },
     /// Elements of no fixed size have no flat memory.
     #[error(
-        "elements of {dtype} have no fixed size: such a tensor is made in its serialised form, whose length is given with it"
+        "elements of {dtype} have no fixed size: such a tensor is made in its serialised form, whose length \
+         is given with it"
     )]
     NotFlat {
         /// The element type.

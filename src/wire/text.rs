@@ -3,7 +3,8 @@
 /// A longer text is shortened when an error quotes it.
 const QUOTED: usize = 160;
 
-/// The text in quotes, escaped, so that it stays on one line. Of a long text both ends and the length.
+/// The text in quotes, escaped, so that it stays on one line. Of a long text both ends and the
+/// length.
 pub(crate) fn quote(text: &str) -> String {
     if text.len() <= QUOTED {
         return format!("{text:?}");

@@ -4,7 +4,7 @@
 //! Errors that a whole node cannot cause (a key that is not the peer's, an earlier life of it) are
 //! tested in `src/rendezvous/remote/explore/errors.rs`.
 
-use crate::common::{SOON, counting, run, run_each, until, values};
+use crate::common::{SOON, cluster, counting, member, run, run_each, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorwire::internals::wire::message::MAX_STATUS_TEXT;
 use tensorwire::{Code, Counter, Edge, Error, Node, Status};
@@ -288,4 +288,14 @@ fn many_waiters_get_a_long_error_each() {
             assert!(remote(&error, &format!("e{n}")) == status.clone().into_derived());
         }
     });
+}
+
+#[test]
+fn a_job_whose_name_begins_with_a_digit_is_a_job_from_the_settings_to_the_edge() {
+    let cluster = cluster(1).replace("w=", "7up=");
+    let node = member(&cluster, 0).member("7up", 0).start().expect("a node");
+    node.join().expect("joined");
+    assert_eq!(node.task().to_string(), "7up/0");
+    let edge = node.edge_to("7up", 0, "itself").expect("an edge");
+    node.step(1).expect("a step").send(&edge, counting(&node, 0.0, 4)).expect("sent");
 }

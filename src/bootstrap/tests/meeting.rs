@@ -1,4 +1,4 @@
-//! Members meet in any order and at any time.
+//! Members meet, in any order and at any time.
 
 use super::*;
 use crate::bootstrap::peering::MAX_OFFER;

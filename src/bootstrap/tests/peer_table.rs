@@ -180,6 +180,6 @@ fn only_the_last_lives_are_remembered_so_that_memory_is_bounded() {
     for number in 1..=PAST_LIVES as u64 + 2 {
         members.meet(0, &life(number), true, now).unwrap();
     }
-    assert_eq!(members.slots[0].past.len(), PAST_LIVES);
+    assert_eq!(members.peers[0].past.len(), PAST_LIVES);
     assert_eq!(members.meet(0, &life(2), false, now), Err(LifeRefusal::Over));
 }

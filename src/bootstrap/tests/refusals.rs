@@ -1,4 +1,4 @@
-//! Refused peers, and the errors at both sides.
+//! Callers that are refused, and the errors on both sides.
 
 use super::*;
 

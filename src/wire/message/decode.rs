@@ -233,8 +233,8 @@ impl<'a> MessageReader<'a> {
         self.bytes(len, field)
     }
 
-    /// As [`MessageReader::counted`], with a length of 32 bits. Nothing is allocated for it before the
-    /// bytes are there.
+    /// As [`MessageReader::counted`], with a length of 32 bits. Nothing is allocated for it before
+    /// the bytes are there.
     fn long(&mut self, field: &'static str) -> Result<&'a [u8], MessageError> {
         let len = self.u32(field)?;
         let len = usize::try_from(len).map_err(|_| self.bad(field, len.into()))?;

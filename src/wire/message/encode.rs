@@ -172,8 +172,9 @@ fn put_long(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The text and the details of an error, or as much of them as travels. The text is cut at a character; details, which mean
-/// nothing in part, are left out. The text then ends with a note of that.
+/// The text and the details of an error, or as much of them as travels. The text is cut at a
+/// character; details, which mean nothing in part, are left out. The text then ends with a note of
+/// that.
 fn travelling(status: &Status) -> (std::borrow::Cow<'_, str>, &[u8]) {
     let Status { message, details, .. } = status;
     let cut = message.len() > MAX_STATUS_TEXT;

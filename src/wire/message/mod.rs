@@ -4,29 +4,34 @@
 //! no uninitialised byte. The first byte is the type. A message longer than one control slot
 //! travels as [fragments](fragment).
 //!
-//! | type | message | fields after the type byte |
-//! |---|---|---|
-//! | 1 | `PING` | version u16, nonce u64 |
-//! | 2 | `PONG` | nonce u64 |
-//! | 3 | `ROUTE` | number u32, source incarnation u64, source, destination, edge (each u16 length + UTF-8) |
-//! | 4 | `ROUTE_DROP` | number u32 |
-//! | 5 | `TENSOR_REQUEST` | flags u8, request u32, route u32, step u64, frame u64, iteration u64, meta version u32, timeout ms u32, and a grant if the flag says so |
-//! | 6 | `META_DATA_RESPONSE` | flags u8, request u32, meta |
-//! | 7 | `TENSOR_RE_REQUEST` | request u32, grant |
-//! | 8 | `TENSOR_RESPONSE` | flags u8, request u32, (version u32 or meta), data (the rest) |
-//! | 9 | `CANCEL` | request u32 |
-//! | 10 | `CANCEL_ACK` | request u32 |
-//! | 11 | `ERROR_STATUS` | flags u8, request u32, code u8, message (u32 length + UTF-8), details (u32 length + bytes) |
-//! | 13 | `RETURN` | request u32, route u32, step u64, frame u64, iteration u64, stash id u32 |
-//! | 14 | `STASHED_RESPONSE` | request u32, stash id u32 |
-//! | 15 | `STANDING_REQUEST` | flags u8, route u32, first step u64, frame u64, iteration u64, meta version u32, if the flag says so region u16 and length u64; then for each of at most 256 consecutive steps request u32, and key u32 and offset u64 if there is a region |
-//! | 16 | `CHECKSUM` | request u32, sum u64 |
-//! | 17 | `PACKED` | other messages, each behind its length as u8: see [`pack`] |
+//! Type byte, message and the fields after the type byte:
+//!
+//! * 1 `PING`: version u16, nonce u64
+//! * 2 `PONG`: nonce u64
+//! * 3 `ROUTE`: number u32, source incarnation u64, source, destination, edge (each u16 length
+//!   + UTF-8)
+//! * 4 `ROUTE_DROP`: number u32
+//! * 5 `TENSOR_REQUEST`: flags u8, request u32, route u32, step u64, frame u64, iteration u64,
+//!   meta version u32, timeout in ms u32, and with the grant flag a grant
+//! * 6 `META_DATA_RESPONSE`: flags u8, request u32, meta
+//! * 7 `TENSOR_RE_REQUEST`: request u32, grant
+//! * 8 `TENSOR_RESPONSE`: flags u8, request u32, (version u32 or meta), data (the rest)
+//! * 9 `CANCEL`: request u32
+//! * 10 `CANCEL_ACK`: request u32
+//! * 11 `ERROR_STATUS`: flags u8, request u32, code u8, message (u32 length + UTF-8), details
+//!   (u32 length + bytes)
+//! * 13 `RETURN`: request u32, route u32, step u64, frame u64, iteration u64, stash id u32
+//! * 14 `STASHED_RESPONSE`: request u32, stash id u32
+//! * 15 `STANDING_REQUEST`: flags u8, route u32, first step u64, frame u64, iteration u64, meta
+//!   version u32, with the grant flag region u16 and length u64; then for each of at most 256
+//!   consecutive steps request u32, and with a region key u32 and offset u64
+//! * 16 `CHECKSUM`: request u32, sum u64
+//! * 17 `PACKED`: other messages, each after its length as u8 ([`pack`])
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the
 //! [immediate](crate::wire::Immediate); a grant is region u16, key u32, offset u64, length u64; a
-//! meta is version u32, placement u8, dtype u8, rank u8, then rank dimensions of u64, and for element
-//! types without a fixed size the length u64 of the serialised form.
+//! meta is version u32, placement u8, dtype u8, rank u8, then rank dimensions of u64, and for
+//! element types without a fixed size the length u64 of the serialised form.
 
 mod decode;
 mod encode;

@@ -103,17 +103,21 @@ proptest! {
 
     #[test]
     fn standing_requests_come_back(
-        route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32, borrow: bool, validate: bool,
-        room in proptest::option::of((any::<u16>(), any::<u64>())), steps in proptest::collection::vec(armed_step(), 1..=MAX_STANDING_STEPS),
+        route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32,
+        borrow: bool, validate: bool, room in proptest::option::of((any::<u16>(), any::<u64>())),
+        steps in proptest::collection::vec(armed_step(), 1..=MAX_STANDING_STEPS),
     ) {
         let bytes = bytes_of(&steps, room.is_some());
         let list = StandingSteps::new(&bytes, room.is_some());
         let (frame, meta_version) = (!iteration, version);
-        let arm = StandingRequest { route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list };
+        let arm = StandingRequest {
+            route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list,
+        };
         let mut bytes = Vec::new();
         Message::StandingRequest(arm.clone()).encode(&mut bytes);
         prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
-        prop_assert_eq!(&Message::decode(&bytes).expect("own message"), &Message::StandingRequest(arm.clone()));
+        prop_assert_eq!(&Message::decode(&bytes).expect("own \
+            message"), &Message::StandingRequest(arm.clone()));
         // A message that is cut between two steps has fewer steps. One that is cut elsewhere is
         // refused.
         for end in 0..bytes.len() {
@@ -142,9 +146,12 @@ proptest! {
     }
 
     #[test]
-    fn a_route_comes_back(number: u32, incarnation: u64, source: String, destination: String, edge in ".{0,2000}") {
+    fn a_route_comes_back(
+        number: u32, incarnation: u64, source: String, destination: String, edge in ".{0,2000}",
+    ) {
         prop_assume!(edge.len() <= 2048);
-        comes_back(&Message::Route { number, incarnation, source: &source, destination: &destination, edge: &edge })?;
+        let (source, destination, edge) = (&source[..], &destination[..], &edge[..]);
+        comes_back(&Message::Route { number, incarnation, source, destination, edge })?;
     }
 
     #[test]
@@ -158,7 +165,9 @@ proptest! {
     }
 
     #[test]
-    fn a_return_and_its_answer_come_back(request in request_id(), route: u32, step: u64, iteration: u64, stash_id: u32) {
+    fn a_return_and_its_answer_come_back(
+        request in request_id(), route: u32, step: u64, iteration: u64, stash_id: u32,
+    ) {
         comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, stash_id })?;
         comes_back(&Message::Stashed { request, stash_id })?;
         comes_back(&Message::Checksum { request, sum: step })?;
@@ -192,7 +201,9 @@ proptest! {
     }
 
     #[test]
-    fn a_long_message_survives_being_cut(bytes in proptest::collection::vec(any::<u8>(), 1..3000), slot in 7..300usize) {
+    fn a_long_message_survives_being_cut(
+        bytes in proptest::collection::vec(any::<u8>(), 1..3000), slot in 7..300usize,
+    ) {
         let mut assembler = Assembler::default();
         let mut whole = None;
         cut(&bytes, slot, |fragment| {
@@ -204,7 +215,9 @@ proptest! {
     }
 
     #[test]
-    fn any_fragments_are_refused_or_bounded(parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..64), 0..40)) {
+    fn any_fragments_are_refused_or_bounded(
+        parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..64), 0..40),
+    ) {
         let mut assembler = Assembler::default();
         for part in parts {
             if let Ok(Some(message)) = assembler.push(&part) {
