@@ -1,10 +1,11 @@
 //! Moves tensors between the processes of a trainer, at the speed of the hardware.
 //!
-//! A trainer is a set of processes. Where its graph is cut between two of them, one *sends* a tensor on an
-//! [`Edge`] and the other *receives* it, [`Step`] by step. tensorwire allocates every tensor from one large
-//! region that was registered before the tensor existed. A transfer needs no registration and no staging
-//! copy. On shared memory and on NICs with kernel bypass it needs no system call. A synchronous engine
-//! polls for completions on the caller's own thread. There is no `Future` API.
+//! A trainer is a set of processes. Where its graph is cut between two of them, one *sends* a
+//! tensor on an [`Edge`] and the other *receives* it, [`Step`] by step. tensorwire allocates every
+//! tensor from one large region that was registered before the tensor existed. A transfer needs no
+//! registration and no staging copy. On shared memory and on NICs with kernel bypass it needs no
+//! system call. A synchronous engine polls for completions on the caller's own thread. There is no
+//! `Future` API.
 //!
 //! # Quick start
 //!
@@ -59,49 +60,55 @@
 //! # What is where
 //!
 //! * [`Node`]: one process of the cluster. [`Builder`] takes its settings.
-//! * [`Step`], [`Edge`]: sending and receiving. [`Step::receive`] sets a receive up, [`Pending`] is one that
-//!   has begun, [`CancelToken`] ends one.
+//! * [`Step`], [`Edge`]: sending and receiving. [`Step::receive`] sets a receive up, [`Pending`] is
+//!   one that has begun, [`CancelToken`] ends one.
 //! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
-//! * [`Standing`]: an edge whose tensors are requested before their steps begin, for trainers that receive
-//!   the same edges each step.
-//! * [`TensorMut`] is written by one owner. Frozen it becomes a [`Tensor`], which nobody can write, so that
-//!   a tensor that was sent can't be changed. [`BufferRing`] hands out the same buffers step after step.
-//! * [`StringTensor`] and [`VariantTensor`]: values without a fixed size, made a tensor that travels like any other.
+//! * [`Standing`]: an edge whose tensors are requested before their steps begin, for trainers that
+//!   receive the same edges each step.
+//! * [`TensorMut`] is written by one owner. Frozen it becomes a [`Tensor`], which nobody can write,
+//!   so that a tensor that was sent can't be changed. [`BufferRing`] hands out the same buffers
+//!   step after step.
+//! * [`StringTensor`] and [`VariantTensor`]: values without a fixed size, made a tensor that
+//!   travels like any other.
 //! * [`ForeignMemory`]: tensors of another allocator, sent from where they lie or through the pool.
 //!
 //! # Threads and progress
 //!
 //! The setting `poll` chooses the thread that makes progress:
 //!
-//! * inline: the threads that call do, and nothing runs in the background. A process that computes for long
-//!   without a call stalls the peers that read from it, unless it calls [`Node::progress`].
-//! * adaptive: a background thread does while no call is under way. Threads sleep while nothing comes.
+//! * inline: the threads that call do, and nothing runs in the background. A process that computes
+//!   for long without a call stalls the peers that read from it, unless it calls
+//!   [`Node::progress`].
+//! * adaptive: a background thread does while no call is under way. Threads sleep while nothing
+//!   comes.
 //! * dedicated: a background thread that never sleeps does.
-//! * auto, the default: inline as long as all members of the host together have no more spinning threads
-//!   than it has CPUs, and adaptive from then on. [`Node::mode`] returns the mode.
+//! * auto, the default: inline as long as all members of the host together have no more spinning
+//!   threads than it has CPUs, and adaptive from then on. [`Node::mode`] returns the mode.
 //!
-//! Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one more
-//! thread, which never touches a tensor.
+//! Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one
+//! more thread, which never touches a tensor.
 //!
 //! # Peers that die and come back
 //!
-//! A process that ends, as the kernel tells it, that stops, or that is not heard for `silence_bound` is lost: every call
-//! that waits for it, and every later one, ends with [`Error::PeerLost`], which names the task, the life of it
-//! (incarnation) and the [`LossCause`]. With `peer_loss` at `fail_all` every other call ends with that too, also [`Node::join`].
+//! A process that ends, as the kernel tells it, that stops, or that is not heard for
+//! `silence_bound` is lost: every call that waits for it, and every later one, ends with
+//! [`Error::PeerLost`], which names the task, the life of it (incarnation) and the [`LossCause`].
+//! With `peer_loss` at `fail_all` every other call ends with that too, also [`Node::join`].
 //!
-//! Without it the node goes on. When the task is there again, as a new process or as one that was only held up, the
-//! two link again by themselves ([`PeerReport::generation`] grows); [`Node::join`] waits for that. Calls that begin
-//! then reach the new life, in new steps or in those that have begun. A tensor borrowed from a life that is over can
-//! be read for as long as it is held; `borrow_grace` after the death it is copied, where it lies, so that the dead process's
+//! Without it the node goes on. When the task is there again, as a new process or as one that was
+//! only held up, the two link again by themselves ([`PeerReport::generation`] grows);
+//! [`Node::join`] waits for that. Calls that begin then reach the new life, in new steps or in
+//! those that have begun. A tensor borrowed from a life that is over can be read for as long as it
+//! is held; `borrow_grace` after the death it is copied, where it lies, so that the dead process's
 //! memory goes back to the system. [`Step::send`] says what becomes of values that were sent to it.
 //!
 //! # fork
 //!
 //! A node stays in the process that started it. In a child of `fork` every call on it returns
-//! [`Error::Forked`], [`NodeError::Forked`] or [`PoolError::Forked`]. Dropping handles does nothing there.
-//! Tensors can be read, and show what their owner has written since. Nothing that the child does reaches
-//! the parent or its peers. To use tensorwire in the child, `exec` there, or fork before the node is
-//! started. A child keeps the parent's sockets open.
+//! [`Error::Forked`], [`NodeError::Forked`] or [`PoolError::Forked`]. Dropping handles does nothing
+//! there. Tensors can be read, and show what their owner has written since. Nothing that the child
+//! does reaches the parent or its peers. To use tensorwire in the child, `exec` there, or fork
+//! before the node is started. A child keeps the parent's sockets open.
 //!
 //! # Deadlines
 //!
@@ -122,7 +129,8 @@
 #![cfg_attr(not(feature = "internals"), warn(missing_debug_implementations))]
 // Nothing waits for another thread on the data path: see tests/repo/layers/locks.rs.
 #![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
-// Without `internals` the items that only the program, tests and benchmarks use are private, and unused.
+// Without `internals` the items that only the program, tests and benchmarks use are private, and
+// unused.
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 // With `internals` private items show up in hidden pages, whose links nobody follows.
 #![cfg_attr(feature = "internals", allow(rustdoc::private_intra_doc_links))]

@@ -24,7 +24,8 @@ pub enum NodeError {
     /// The bootstrap service failed, or a member did not come.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// A member was lost: where such a loss ends everything (`peer_loss` is `fail_all`), or as the join's time ended.
+    /// A member was lost: where such a loss ends everything (`peer_loss` is `fail_all`), or as the
+    /// join's time ended.
     #[error("the cluster can't be joined: {0}")]
     Lost(crate::rendezvous::Error),
     /// Which host this is can't be found out.

@@ -3,8 +3,8 @@
 use super::error::NodeError;
 use std::fs;
 
-/// Two processes with the same identity can pass memory to each other: same boot of the same kernel, same
-/// network namespace (which abstract sockets are in).
+/// Two processes with the same identity can pass memory to each other: same boot of the same
+/// kernel, same network namespace (which abstract sockets are in).
 ///
 /// # Errors
 /// If `/proc` does not tell: a host without an identity would be taken for every other such host.

@@ -79,14 +79,15 @@ impl Watch {
         Watch { losses, names, bootstrap: OnceLock::new(), pollers: OnceLock::new() }
     }
 
-    /// From now on the bootstrap service hears of links that the fabric loses, and all pollers of what ends everything.
+    /// From now on the bootstrap service hears of links that the fabric loses, and all pollers of
+    /// what ends everything.
     pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<dyn Polled>, executor: &Executor) {
         let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
         let _ = self.pollers.set((Arc::downgrade(pollers), executor.clone()));
     }
 
-    /// Has every poller end its calls, if this loss ended those of the one that saw it. Not from here: this is called
-    /// by a poller.
+    /// Has every poller end its calls, if this loss ended those of the one that saw it. Not from
+    /// here: this is called by a poller.
     fn end_all(&self) {
         let Some(error) = self.losses.ended() else { return };
         let Some((pollers, executor)) = self.pollers.get() else { return };
@@ -124,7 +125,8 @@ impl PeerObserver for Watch {
     }
 }
 
-/// The bootstrap service's hands: they make endpoints, connect them, and give the links to the poller.
+/// The bootstrap service's hands: they make endpoints, connect them, and give the links to the
+/// poller.
 pub(super) struct FabricPeering<F: Reach> {
     fabric: F,
     pollers: Arc<Pollers<F>>,

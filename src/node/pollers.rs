@@ -84,7 +84,8 @@ impl Polling {
         }
     }
 
-    /// Where the thread that starts the node is pinned: it is the one that polls where no other does.
+    /// Where the thread that starts the node is pinned: it is the one that polls where no other
+    /// does.
     pub fn caller_core(&self) -> Option<usize> {
         if self.auto || self.mode == PollMode::Inline { self.cores.first().copied() } else { None }
     }

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 
 /// One process of the cluster.
 ///
-/// A node is started with a configuration, joins the other members, and then makes tensors, sends and
-/// receives. It may be used from any thread.
+/// A node is started with a configuration, joins the other members, and then makes tensors, sends
+/// and receives. It may be used from any thread.
 ///
-/// Dropping a node stops it, which may take up to `stop_timeout`, and once more for the bootstrap service.
-/// [`Node::stop`] does the same and returns errors.
+/// Dropping a node stops it, which may take up to `stop_timeout`, and once more for the bootstrap
+/// service. [`Node::stop`] does the same and returns errors.
 ///
 /// ```no_run
 /// use tensorwire::Node;
@@ -74,7 +74,8 @@ pub struct PeerReport {
     pub task: TaskId,
     /// Its present life; 0 if it was never there.
     pub incarnation: u64,
-    /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if there was none.
+    /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if
+    /// there was none.
     pub generation: u64,
     /// How it is reached.
     pub fabric: Option<FabricKind>,
@@ -188,7 +189,8 @@ impl Node {
         watch.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
         bootstrap.start()?;
-        // Last, so that no other thread inherits the pin; the callback thread would start only later.
+        // Last, so that no other thread inherits the pin; the callback thread would start only
+        // later.
         executor.run(|| {});
         if let Some(core) = polling.caller_core() {
             pin_current_thread(core)?;
@@ -214,12 +216,13 @@ impl Node {
         })
     }
 
-    /// Waits until every member of the cluster is connected, for the configured time at most, and makes progress
-    /// meanwhile. A second call returns at once if all are still there.
+    /// Waits until every member of the cluster is connected, for the configured time at most, and
+    /// makes progress meanwhile. A second call returns at once if all are still there.
     ///
     /// # Errors
-    /// Names the members that are missing, and what was last heard of each. Where a loss is fatal (`peer_loss`)
-    /// the death of a member ends the wait at once, linked or not: [`NodeError::Lost`].
+    /// Names the members that are missing, and what was last heard of each. Where a loss is fatal
+    /// (`peer_loss`) the death of a member ends the wait at once, linked or not:
+    /// [`NodeError::Lost`].
     pub fn join(&self) -> Result<(), NodeError> {
         let end = Instant::now() + self.join_timeout;
         loop {
@@ -356,8 +359,8 @@ impl Node {
         self.rendezvous.step(id.into().get(), &worker.into())
     }
 
-    /// Declares a run of steps base, base + 1, ... whose ends are remembered without limit. It goes on until the next
-    /// declared base: choose bases above all step ids that belong to none.
+    /// Declares a run of steps base, base + 1, ... whose ends are remembered without limit. It goes
+    /// on until the next declared base: choose bases above all step ids that belong to none.
     pub fn sequence(&self, base: u64) -> Sequence {
         self.rendezvous.sequence(base)
     }
@@ -370,20 +373,22 @@ impl Node {
         self.rendezvous.batch(edges)
     }
 
-    /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a sequence at a time (0 to 256), as
-    /// long as what this returns is there. Receives stay as they are.
+    /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a
+    /// sequence at a time (0 to 256), as long as what this returns is there. Receives stay as they
+    /// are.
     ///
     /// # Errors
-    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] already.
+    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`]
+    /// already.
     pub fn standing(&self, edge: &Edge, sequence: Sequence, window: u32) -> Result<Standing, Error> {
         self.rendezvous.standing(edge, sequence, window)
     }
 
-    /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it does not
-    /// come back. A warning is logged when 1,024 steps were not cleaned up, and at each doubling.
-    /// For when every member is done with the step: a synchronous trainer knows that step n is done
-    /// everywhere when something of step n + 1 has come from everybody. In the dedicated mode the polling thread drops the
-    /// values, soon after this has returned.
+    /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it
+    /// does not come back. A warning is logged when 1,024 steps were not cleaned up, and at each
+    /// doubling. For when every member is done with the step: a synchronous trainer knows that step
+    /// n is done everywhere when something of step n + 1 has come from everybody. In the dedicated
+    /// mode the polling thread drops the values, soon after this has returned.
     pub fn cleanup(&self, step: StepId) {
         self.rendezvous.cleanup(step.get());
     }
@@ -393,8 +398,9 @@ impl Node {
         self.rendezvous.live_steps().into_iter().map(StepId::from).collect()
     }
 
-    /// Makes progress once: serves peers, brings what has come. In inline mode a process that computes for
-    /// long stalls its readers unless it calls this now and then. Returns how much there was to do.
+    /// Makes progress once: serves peers, brings what has come. In inline mode a process that
+    /// computes for long stalls its readers unless it calls this now and then. Returns how much
+    /// there was to do.
     ///
     /// # Errors
     /// If the node has stopped, or everything was ended by a lost peer.
@@ -419,9 +425,10 @@ impl Node {
         self.names.reports(&self.me, &self.rendezvous)
     }
 
-    /// Stops: what was sent is served to peers that are connected until nothing is left or the configured time is
-    /// over, pending calls fail, the peers are told, every thread ends and every link is closed. Memory lives
-    /// on as long as tensors in it are held. A second call does nothing.
+    /// Stops: what was sent is served to peers that are connected until nothing is left or the
+    /// configured time is over, pending calls fail, the peers are told, every thread ends and every
+    /// link is closed. Memory lives on as long as tensors in it are held. A second call does
+    /// nothing.
     ///
     /// # Errors
     /// If the bootstrap service could not be ended in time.
@@ -431,8 +438,8 @@ impl Node {
         self.stop_because(LossCause::STOPPED)
     }
 
-    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask. While nobody does, it looks
-    /// less and less often: the CPU is for those who compute.
+    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask. While
+    /// nobody does, it looks less and less often: the CPU is for those who compute.
     fn drain(&self) {
         const LOOK: Duration = Duration::from_micros(50);
         const LONGEST_NAP: Duration = Duration::from_millis(1);
@@ -490,8 +497,8 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if self.fork_guard.in_child() {
-            // The threads are not here, their locks may be held for ever, and the descriptors are the parent's too:
-            // nothing may be taken apart.
+            // The threads are not here, their locks may be held for ever, and the descriptors are
+            // the parent's too: nothing may be taken apart.
             self.rendezvous.abandon();
             std::mem::forget((self.pollers.clone(), self.bootstrap.clone(), self.executor.clone()));
             std::mem::forget(self.owners.clone());

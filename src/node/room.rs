@@ -8,11 +8,13 @@ use std::cell::Cell;
 use std::time::Duration;
 
 impl Node {
-    /// A writable tensor with unspecified contents; if the pool has no room, waits for it, for `timeout` at most, and
-    /// makes progress meanwhile. This is the back-pressure for who makes tensors faster than peers take them.
+    /// A writable tensor with unspecified contents; if the pool has no room, waits for it, for
+    /// `timeout` at most, and makes progress meanwhile. This is the back-pressure for who makes
+    /// tensors faster than peers take them.
     ///
     /// # Errors
-    /// If the shape is none, the pool could never hold it, there was no room in time, or the node has stopped.
+    /// If the shape is none, the pool could never hold it, there was no room in time, or the node
+    /// has stopped.
     pub fn tensor_within(
         &self,
         dtype: DType,
@@ -28,8 +30,8 @@ impl Node {
         })
     }
 
-    /// The next buffer of a ring; if all are still being read, waits for one, for `timeout` at most, and makes progress
-    /// meanwhile.
+    /// The next buffer of a ring; if all are still being read, waits for one, for `timeout` at
+    /// most, and makes progress meanwhile.
     ///
     /// # Errors
     /// If none was given back in time, or the node has stopped.

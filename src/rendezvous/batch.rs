@@ -23,12 +23,14 @@ use std::time::Duration;
 
 /// Edges whose tensors are sent, or received, together: each step by one call.
 ///
-/// Thousands of small tensors cost little more than their bytes then: they are handed to the poller at once, short messages
-/// share control slots, and a device, or a peer that sleeps, is told once of all of them. The edges may be of several
-/// peers and of this process itself. An edge that is there twice stands for two values, in order.
+/// Thousands of small tensors cost little more than their bytes then: they are handed to the poller
+/// at once, short messages share control slots, and a device, or a peer that sleeps, is told once
+/// of all of them. The edges may be of several peers and of this process itself. An edge that is
+/// there twice stands for two values, in order.
 ///
-/// Made once for many steps; in steady state its calls allocate nothing, but for edges within the process and for the list that
-/// [`Batch::recv`] returns (see [`Batch::recv_many`]). For edges that change each step there are [`Step::send_all`] and [`Step::recv_all`].
+/// Made once for many steps; in steady state its calls allocate nothing, but for edges within the
+/// process and for the list that [`Batch::recv`] returns (see [`Batch::recv_many`]). For edges that
+/// change each step there are [`Step::send_all`] and [`Step::recv_all`].
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -114,7 +116,8 @@ impl Batch {
         Error::WrongCount { edges: self.edges.len(), values }
     }
 
-    /// Waits for the values of all edges, for `timeout` at most; they come in the order of the edges. Like [`Step::recv_all`].
+    /// Waits for the values of all edges, for `timeout` at most; they come in the order of the
+    /// edges. Like [`Step::recv_all`].
     ///
     /// # Errors
     /// Like [`Step::recv_all`].
@@ -124,7 +127,8 @@ impl Batch {
         Ok(received)
     }
 
-    /// The same, into a list, which is emptied first: a list that is used again is not allocated again.
+    /// The same, into a list, which is emptied first: a list that is used again is not allocated
+    /// again.
     ///
     /// # Errors
     /// Like [`Step::recv_all`]; the list is empty then.
@@ -266,14 +270,16 @@ impl<'a> Values<'a> {
 }
 
 impl Step {
-    /// Sends several tensors by one call: to several peers, to this process, several on one edge, as it comes. Never blocks.
-    /// A [`Batch`] does the same for edges that are the same in each step, and allocates nothing.
+    /// Sends several tensors by one call: to several peers, to this process, several on one edge,
+    /// as it comes. Never blocks. A [`Batch`] does the same for edges that are the same in each
+    /// step, and allocates nothing.
     ///
-    /// All or nothing: what [`Step::send`] would refuse of one of them is found before any is sent. Values of one edge are
-    /// handed out in their order here.
+    /// All or nothing: what [`Step::send`] would refuse of one of them is found before any is sent.
+    /// Values of one edge are handed out in their order here.
     ///
     /// # Errors
-    /// Like [`Step::send`], for the first value that can't be sent; and if so many more can't wait to be asked for.
+    /// Like [`Step::send`], for the first value that can't be sent; and if so many more can't wait
+    /// to be asked for.
     pub fn send_all<'e, V: Sendable>(
         &self,
         values: impl IntoIterator<Item = (&'e Edge, V)>,

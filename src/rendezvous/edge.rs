@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 /// A place where the graph is cut: source, destination, name, frame and iteration.
 ///
-/// An edge names tasks, not processes: it stays valid when a task's process is started again. Cheap to
-/// clone.
+/// An edge names tasks, not processes: it stays valid when a task's process is started again. Cheap
+/// to clone.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();

@@ -14,8 +14,8 @@ const KEPT: usize = 64;
 /// How many of them are looked at for one that no handle holds any more.
 const LOOKS: usize = 8;
 
-/// The ends of all live steps, and past ones to be used again: a trainer that begins a step and cleans it up
-/// allocates nothing.
+/// The ends of all live steps, and past ones to be used again: a trainer that begins a step and
+/// cleans it up allocates nothing.
 pub(super) struct Ends {
     live: HashMap<u64, Ended>,
     past: VecDeque<Ended>,

@@ -76,8 +76,8 @@ pub enum Error {
         /// What it said.
         status: Status,
     },
-    /// What came is not what was sent: in data validation mode (`validate`) each tensor is compared with its sender's sum. The
-    /// value is lost; nobody gets it.
+    /// What came is not what was sent: in data validation mode (`validate`) each tensor is compared
+    /// with its sender's sum. The value is lost; nobody gets it.
     #[error(
         "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with {sent:016x}: something between \
          the two memories changes bytes. Have the sender send it again; if it comes back, look at memory errors (EDAC, mcelog) \
@@ -105,9 +105,10 @@ pub enum Error {
         /// What was given.
         given: Box<TensorMeta>,
     },
-    /// There is no room in the pool. What a receive was to get is kept for the next one. What a send was to copy into the pool was not
-    /// sent, and the sender's handle to it is dropped: receivers are not told, and go on waiting for another send, their deadline, or
-    /// the [abort](super::Step::abort) of the step.
+    /// There is no room in the pool. What a receive was to get is kept for the next one. What a
+    /// send was to copy into the pool was not sent, and the sender's handle to it is dropped:
+    /// receivers are not told, and go on waiting for another send, their deadline, or the
+    /// [abort](super::Step::abort) of the step.
     #[error("no room for {key}: {source}")]
     NoRoom {
         /// Which tensor.
@@ -253,8 +254,8 @@ impl Error {
         }
     }
 
-    /// This error as a status, for [`Step::abort`](super::Step::abort). One that came from a peer keeps the
-    /// text of its origin, marked as derived, however many tasks it passes through.
+    /// This error as a status, for [`Step::abort`](super::Step::abort). One that came from a peer
+    /// keeps the text of its origin, marked as derived, however many tasks it passes through.
     pub fn to_status(&self) -> Status {
         match self {
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.clone().into_derived(),

@@ -1,5 +1,6 @@
-//! Tensors that are not in the pool, made ready to be sent on the caller's thread: registered where the fabric does that,
-//! else staged, which is to copy them into the pool. What was done is counted.
+//! Tensors that are not in the pool, made ready to be sent on the caller's thread: registered where
+//! the fabric does that, else staged, which is to copy them into the pool. What was done is
+//! counted.
 
 use super::Error;
 use super::manager::Shared;
@@ -9,7 +10,8 @@ use crate::memory::Tensor;
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes from which a tensor is registered: to copy fewer costs less than to register them, and not more than to find out.
+/// Bytes from which a tensor is registered: to copy fewer costs less than to register them, and not
+/// more than to find out.
 pub const REGISTERED_FROM: u64 = 4096;
 
 /// How tensors outside the pool are sent.

@@ -1,4 +1,5 @@
-//! The table for tensors whose source and destination are this process: no fabric is touched (specification 2.6).
+//! The table for tensors whose source and destination are this process: no fabric is touched
+//! (specification 2.6).
 
 use super::steps::{StepState, Steps};
 use super::table::{AskOutcome, Numbered, OfferOutcome, Table};
@@ -43,7 +44,8 @@ impl Default for Local {
 }
 
 impl Local {
-    /// Hands a value to the first waiter that it fits, or keeps it. Those that it does not fit are wakeups so.
+    /// Hands a value to the first waiter that it fits, or keeps it. Those that it does not fit are
+    /// wakeups so.
     pub fn send(&mut self, key: &TensorKey, value: Value) -> DeferredWakeups {
         let mut wakeups = DeferredWakeups::default();
         let mut offered = self.table.offer(key, value);
@@ -133,7 +135,8 @@ fn failed(waiter: Waiter, error: &Error) -> DeferredWakeup {
 }
 
 impl DeferredWakeups {
-    /// Notes a value for its waiter, or that it does not fit what was given for it: then it comes back.
+    /// Notes a value for its waiter, or that it does not fit what was given for it: then it comes
+    /// back.
     fn hand_over(
         &mut self,
         key: &TensorKey,

@@ -151,7 +151,8 @@ impl Rendezvous {
     /// An edge between two devices of the cluster, in frame 0 and iteration 0.
     ///
     /// # Errors
-    /// If a name is not well-formed (specification 2.2), or a device is of a task that the cluster does not have.
+    /// If a name is not well-formed (specification 2.2), or a device is of a task that the cluster
+    /// does not have.
     pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
         self.shared.check_home()?;
         let name = EdgeName::new(source, destination, name)?;
@@ -202,10 +203,11 @@ impl Rendezvous {
         Ok(Step { id, shared: self.shared.clone(), ended })
     }
 
-    /// Declares a run of steps. Every id from `base` on belongs to it, up to the base of the next sequence: ids that
-    /// are drawn at random must lie below every base. One that lies in a sequence works as any other, but after its
-    /// cleanup it is remembered for ever, not among the last 4,096 (specification 2.5), and ids below the first step of the
-    /// sequence that is not cleaned up are gone. So base 0 leaves no room for random ids at all.
+    /// Declares a run of steps. Every id from `base` on belongs to it, up to the base of the next
+    /// sequence: ids that are drawn at random must lie below every base. One that lies in a
+    /// sequence works as any other, but after its cleanup it is remembered for ever, not among the
+    /// last 4,096 (specification 2.5), and ids below the first step of the sequence that is not
+    /// cleaned up are gone. So base 0 leaves no room for random ids at all.
     pub fn sequence(&self, base: u64) -> Sequence {
         if self.shared.check_home().is_ok() {
             self.shared.tables().steps.sequence(base);
@@ -214,7 +216,8 @@ impl Rendezvous {
         Sequence { base }
     }
 
-    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
+    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come
+    /// back.
     pub fn cleanup(&self, step: u64) {
         self.shared.cleanup(step);
     }
@@ -238,8 +241,8 @@ impl Rendezvous {
         self.shared.paths.all().map(RemotePath::progress).sum()
     }
 
-    /// Makes progress, or lets a thread make it, until `done` or until `deadline`; `done` may become true by anything.
-    /// Returns whether it is done.
+    /// Makes progress, or lets a thread make it, until `done` or until `deadline`; `done` may
+    /// become true by anything. Returns whether it is done.
     ///
     /// # Errors
     /// If everything has ended, with what ended it.
@@ -280,7 +283,8 @@ impl Rendezvous {
         }
     }
 
-    /// Keeps everything as it is for good: for a forked child, in which nothing of it may be taken apart.
+    /// Keeps everything as it is for good: for a forked child, in which nothing of it may be taken
+    /// apart.
     pub fn abandon(&self) {
         std::mem::forget(self.shared.clone());
     }
@@ -298,7 +302,8 @@ impl Shared {
         self.nudge();
     }
 
-    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come back.
+    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come
+    /// back.
     pub(super) fn cleanup(&self, step: u64) {
         if self.check_home().is_err() {
             return;
@@ -361,7 +366,8 @@ impl Shared {
         self.paths.first().now()
     }
 
-    /// Waits on this path until something is done, or everything has ended. Returns whether it is so.
+    /// Waits on this path until something is done, or everything has ended. Returns whether it is
+    /// so.
     pub(super) fn wait(
         &self,
         path: &dyn RemotePath,
@@ -380,8 +386,8 @@ impl Shared {
         }
     }
 
-    /// Ends what the local table holds beyond its time, or beyond everything's end. Takes no lock while there
-    /// is nothing to end.
+    /// Ends what the local table holds beyond its time, or beyond everything's end. Takes no lock
+    /// while there is nothing to end.
     fn sweep(&self) {
         let wakeups = match self.losses.broken.get() {
             None => {
@@ -411,8 +417,8 @@ impl Shared {
         self.losses.broken.get().cloned()
     }
 
-    /// Whether this is the process that it was made in. To be asked before any lock is taken: in a forked child
-    /// the thread that holds it may not be there.
+    /// Whether this is the process that it was made in. To be asked before any lock is taken: in a
+    /// forked child the thread that holds it may not be there.
     pub(super) fn check_home(&self) -> Result<(), Error> {
         if self.fork_guard.in_child() { Err(Error::Forked) } else { Ok(()) }
     }

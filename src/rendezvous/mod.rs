@@ -1,12 +1,13 @@
-//! Edges and steps: who sends what to whom, and the tables in which both sides meet (specification 2).
+//! Edges and steps: who sends what to whom, and the tables in which both sides meet (specification
+//! 2).
 //!
-//! A [`Step`] is one training step's rendezvous. A send never blocks: it hands the tensor to whoever waits, or
-//! keeps it. A receive gets it at once, waits, or is called back. Where source and destination are the same
-//! process the local table serves both; otherwise the sender's poller keeps the tensor and a receive asks for
-//! it over a [`RemotePath`].
+//! A [`Step`] is one training step's rendezvous. A send never blocks: it hands the tensor to
+//! whoever waits, or keeps it. A receive gets it at once, waits, or is called back. Where source
+//! and destination are the same process the local table serves both; otherwise the sender's poller
+//! keeps the tensor and a receive asks for it over a [`RemotePath`].
 //!
-//! Beginning, aborting and cleaning up a step take a lock, once per step, as do sends and receives within the process.
-//! Sends to peers and receives from them take none.
+//! Beginning, aborting and cleaning up a step take a lock, once per step, as do sends and receives
+//! within the process. Sends to peers and receives from them take none.
 //!
 //! What may not be done here: touch a fabric, or call user code while a table is held.
 

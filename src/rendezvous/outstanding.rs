@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts as many more values. Where that would be more than `limit` nothing is counted, not for a moment: others must not be
-/// refused because of values that never were. Tells how many there are then.
+/// Counts as many more values. Where that would be more than `limit` nothing is counted, not for a
+/// moment: others must not be refused because of values that never were. Tells how many there are
+/// then.
 pub(super) fn reserve(outstanding: &AtomicUsize, count: usize, limit: usize) -> Result<(), usize> {
     let more = |waiting: usize| waiting.checked_add(count).filter(|all| *all <= limit);
     outstanding.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(|_| ())

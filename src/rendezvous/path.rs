@@ -170,7 +170,8 @@ pub trait RemotePath: Send + Sync {
     /// If the path is not usable any more.
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error>;
 
-    /// Lets those who wait look whether they are done, after something outside this path has happened.
+    /// Lets those who wait look whether they are done, after something outside this path has
+    /// happened.
     fn nudge(&self);
 
     /// Ends every call with this error, if the loss of any peer is to end everything.

@@ -47,8 +47,8 @@ impl fmt::Debug for CancelToken {
 }
 
 impl CancelToken {
-    /// Cancels the receive, unless it has ended. Either its value or [`Error::Cancelled`] is brought, never both and
-    /// never neither. Does not wait.
+    /// Cancels the receive, unless it has ended. Either its value or [`Error::Cancelled`] is
+    /// brought, never both and never neither. Does not wait.
     pub fn cancel(&self) {
         self.give_up(CancelReason::Cancelled);
     }
@@ -109,10 +109,10 @@ impl Receivable for TensorMut {
 
 /// A receive that has begun.
 ///
-/// Dropping it cancels the receive, without waiting. A value that comes later is for the next receive. A
-/// destination that was given stays allocated until the peer can't write to it any more. A receive that is
-/// done has its value, and dropping it drops the value: to lose none, cancel with the
-/// [token](Pending::cancel_token) and wait.
+/// Dropping it cancels the receive, without waiting. A value that comes later is for the next
+/// receive. A destination that was given stays allocated until the peer can't write to it any more.
+/// A receive that is done has its value, and dropping it drops the value: to lose none, cancel with
+/// the [token](Pending::cancel_token) and wait.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -186,8 +186,8 @@ impl<T: Receivable> Pending<T> {
         let shared = &self.token.shared;
         shared.check_home()?;
         if !shared.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
-            // The poller ends a call at its own deadline; this is for one that gives up earlier, and for
-            // calls of the local table, which no poller watches.
+            // The poller ends a call at its own deadline; this is for one that gives up earlier,
+            // and for calls of the local table, which no poller watches.
             return self.end(CancelReason::Deadline(given))?.0?.cast();
         }
         self.take()?.0?.cast()

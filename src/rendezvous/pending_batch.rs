@@ -16,9 +16,9 @@ const SLICE: Duration = Duration::from_millis(1);
 
 /// Several receives that have begun.
 ///
-/// Dropping it cancels those that have not ended, without waiting. A value that comes later is for the next
-/// receive. Receives that are done have their values, and dropping drops the values: to lose none,
-/// [cancel](PendingBatch::cancel), and [wait for each](PendingBatch::wait_each).
+/// Dropping it cancels those that have not ended, without waiting. A value that comes later is for
+/// the next receive. Receives that are done have their values, and dropping drops the values: to
+/// lose none, [cancel](PendingBatch::cancel), and [wait for each](PendingBatch::wait_each).
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -66,30 +66,34 @@ impl PendingBatch {
         self.receiver.is_empty()
     }
 
-    /// Whether [`PendingBatch::wait`] would return at once: every value has come, or one has failed. Makes no progress by
-    /// itself: see [`Node::progress`](crate::Node::progress).
+    /// Whether [`PendingBatch::wait`] would return at once: every value has come, or one has
+    /// failed. Makes no progress by itself: see [`Node::progress`](crate::Node::progress).
     pub fn is_done(&self) -> bool {
         self.receiver.is_done() || self.receiver.has_failed()
     }
 
-    /// Whether every one of them has ended, with a value or without: then [`PendingBatch::wait_each`] would return at once.
+    /// Whether every one of them has ended, with a value or without: then
+    /// [`PendingBatch::wait_each`] would return at once.
     pub fn have_all_ended(&self) -> bool {
         self.receiver.is_done()
     }
 
-    /// How one of them has ended, by its place among the edges, as soon as it has; `None` before that, and when it was taken. For
-    /// who sees to each value as it comes: whoever waits for the others afterwards is not given, or told, what was taken.
+    /// How one of them has ended, by its place among the edges, as soon as it has; `None` before
+    /// that, and when it was taken. For who sees to each value as it comes: whoever waits for the
+    /// others afterwards is not given, or told, what was taken.
     pub fn take(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
         self.receiver.take(at).map(delivered)
     }
 
-    /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`]. Does not wait.
+    /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`].
+    /// Does not wait.
     pub fn cancel(&self) {
         self.give_up(CancelReason::Cancelled);
     }
 
-    /// Waits until every value has come, until one has failed, or for the deadline that the receives began with. The values are
-    /// in the order of the edges, without those that were [taken](PendingBatch::take); a failure that was taken ends no wait.
+    /// Waits until every value has come, until one has failed, or for the deadline that the
+    /// receives began with. The values are in the order of the edges, without those that were
+    /// [taken](PendingBatch::take); a failure that was taken ends no wait.
     ///
     /// # Errors
     /// As of [`Step::recv_all`](super::Step::recv_all).
@@ -122,8 +126,8 @@ impl PendingBatch {
         Ok(())
     }
 
-    /// Waits until each of them has ended, and tells how, in the order of the edges, without those that were
-    /// [taken](PendingBatch::take).
+    /// Waits until each of them has ended, and tells how, in the order of the edges, without those
+    /// that were [taken](PendingBatch::take).
     pub fn wait_each(mut self) -> Vec<Result<Delivery<Tensor>, Error>> {
         let ended = self.wait_for_end(false);
         let places = 0..self.len();
@@ -162,7 +166,8 @@ impl PendingBatch {
         if self.wait_until(self.deadline, or_failure)? {
             return Ok(());
         }
-        // The pollers end calls at their deadlines by themselves; this is for those of the local table.
+        // The pollers end calls at their deadlines by themselves; this is for those of the local
+        // table.
         self.give_up(CancelReason::Deadline(None));
         let after = 2 * self.shared.settings.cancel_grace;
         if self.wait_until(self.shared.now() + after, or_failure)? {

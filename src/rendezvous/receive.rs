@@ -25,14 +25,14 @@ impl Step {
         self.receive(edge).within(timeout).wait()
     }
 
-    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: one that is sent
-    /// later is for the next receive.
+    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: one that is
+    /// sent later is for the next receive.
     ///
-    /// Within the process this is one look. A peer is asked, which takes one round trip, or two for a
-    /// tensor of a new shape. A peer that makes no progress counts as one without a value after
+    /// Within the process this is one look. A peer is asked, which takes one round trip, or two for
+    /// a tensor of a new shape. A peer that makes no progress counts as one without a value after
     /// `cancel_grace`. Earlier receives of the same edge and step come first. On an edge with a
-    /// [`Standing`](super::Standing) a tensor that has landed is had without a round trip; a call that
-    /// finds none ends the standing request of this step.
+    /// [`Standing`](super::Standing) a tensor that has landed is had without a round trip; a call
+    /// that finds none ends the standing request of this step.
     ///
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed.
@@ -66,18 +66,19 @@ impl Step {
         ReceiveBuilder { step: self, edge, timeout: None, into: None, is_try: false, receives: PhantomData }
     }
 
-    /// Waits for the values of all these edges, for `timeout` at most. They come in the order of the
-    /// edges, dead ones among them. An edge that is there twice takes two values, in order. A [`Batch`]
-    /// does the same for edges that are the same in each step, and looks nothing up anew.
+    /// Waits for the values of all these edges, for `timeout` at most. They come in the order of
+    /// the edges, dead ones among them. An edge that is there twice takes two values, in order. A
+    /// [`Batch`] does the same for edges that are the same in each step, and looks nothing up anew.
     ///
     /// No limit refuses them: those beyond what may be outstanding with a peer (`max_requests`,
     /// `max_routes`) are requested as earlier ones end. The deadline holds for all.
     ///
     /// # Errors
-    /// As soon as one has failed, with its error, as of [`Step::recv`], which names it. Of several, the
-    /// first one in the order of the edges is returned that is not just the consequence of another. The
-    /// other receives are dropped then: their values that have come are dropped, and those that still come
-    /// are for the next receive. To lose none, use [`PendingBatch::wait_each`].
+    /// As soon as one has failed, with its error, as of [`Step::recv`], which names it. Of several,
+    /// the first one in the order of the edges is returned that is not just the consequence of
+    /// another. The other receives are dropped then: their values that have come are dropped, and
+    /// those that still come are for the next receive. To lose none, use
+    /// [`PendingBatch::wait_each`].
     pub fn recv_all<E: Borrow<Edge>>(
         &self,
         edges: &[E],
@@ -119,9 +120,10 @@ pub struct ReceiveBuilder<'a, T = Tensor> {
 }
 
 impl<'a> ReceiveBuilder<'a, Tensor> {
-    /// Receives into this tensor, which comes back filled. The tensor that is sent must have the same
-    /// element type and shape. On an edge with a [`Standing`](super::Standing) the tensor is copied from
-    /// where it has landed. If the receive can't begin, the tensor goes back to its pool.
+    /// Receives into this tensor, which comes back filled. The tensor that is sent must have the
+    /// same element type and shape. On an edge with a [`Standing`](super::Standing) the tensor is
+    /// copied from where it has landed. If the receive can't begin, the tensor goes back to its
+    /// pool.
     pub fn into(self, tensor: TensorMut) -> ReceiveBuilder<'a, TensorMut> {
         let ReceiveBuilder { step, edge, timeout, is_try, .. } = self;
         ReceiveBuilder { step, edge, timeout, is_try, into: Some(tensor), receives: PhantomData }
@@ -154,13 +156,13 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     }
 
     /// Begins to receive; `done` is called with the tensor, or with the error. It is called on the
-    /// callback thread: never on the caller's stack, and outside every lock. In inline mode some thread
-    /// must make progress meanwhile: with any blocking call, or with
+    /// callback thread: never on the caller's stack, and outside every lock. In inline mode some
+    /// thread must make progress meanwhile: with any blocking call, or with
     /// [`Node::progress`](crate::Node::progress).
     ///
     /// # Errors
-    /// If the edge does not end here or the step is gone. A step that ends at this very moment may have
-    /// both this error returned and `done` called with one.
+    /// If the edge does not end here or the step is gone. A step that ends at this very moment may
+    /// have both this error returned and `done` called with one.
     pub fn then(
         self,
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
@@ -219,7 +221,8 @@ impl<P> Delivery<P> {
     }
 }
 
-/// A receive of many tensors that has not begun. [`Step::receive_all`] and [`Batch::receive`] make it.
+/// A receive of many tensors that has not begun. [`Step::receive_all`] and [`Batch::receive`] make
+/// it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -254,7 +257,8 @@ impl<'a> ReceiveAllBuilder<'a> {
         ReceiveAllBuilder { step, batch, timeout: None }
     }
 
-    /// All receives end after this time, with their tensors or without. The default is `recv_timeout`.
+    /// All receives end after this time, with their tensors or without. The default is
+    /// `recv_timeout`.
     pub fn within(self, timeout: Duration) -> Self {
         ReceiveAllBuilder { timeout: Some(timeout), ..self }
     }

@@ -1,4 +1,5 @@
-//! Calls on edges between processes, with scripted paths: they leave the process's own tables alone, and wait for each path.
+//! Calls on edges between processes, with scripted paths: they leave the process's own tables
+//! alone, and wait for each path.
 
 use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
 use super::waiter::{Delivery, Outcome, Payload, Waiter};
@@ -28,7 +29,8 @@ enum Brings {
     Never,
 }
 
-/// A path whose peers take everything, and have a value for every request. A wait in vain lasts until its deadline.
+/// A path whose peers take everything, and have a value for every request. A wait in vain lasts
+/// until its deadline.
 struct Scripted {
     brings: Brings,
     clock: Arc<AtomicU64>,
@@ -116,7 +118,8 @@ impl RemotePath for Scripted {
     fn close(&self) {}
 }
 
-/// The rendezvous of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the first.
+/// The rendezvous of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the
+/// first.
 fn rendezvous(paths: [Brings; 2]) -> Rendezvous {
     let task = |task| TaskId::new("w", task).expect("a job name");
     let members = Members::new(vec![task(0), task(1), task(2)]);
@@ -160,7 +163,8 @@ fn exchange(step: &Step, out: &Edge, back: &Edge, batch: &Batch) {
     step.receive(back).begin().expect("begun").wait().expect("received");
 }
 
-/// Runs `work` on another thread while this one holds the tables, for `within` at most. Whether it ended without them.
+/// Runs `work` on another thread while this one holds the tables, for `within` at most. Whether it
+/// ended without them.
 fn ends_without_the_tables(
     rendezvous: &Rendezvous,
     within: Duration,

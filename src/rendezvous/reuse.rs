@@ -18,7 +18,8 @@ pub struct Reused<T> {
 }
 
 impl<T> Lists<T> {
-    /// None yet. So many wait for their next use; if more are in use at a time, those are made and freed.
+    /// None yet. So many wait for their next use; if more are in use at a time, those are made and
+    /// freed.
     pub fn new(kept: usize) -> Self {
         Lists { free: Arc::new(ArrayQueue::new(kept)) }
     }

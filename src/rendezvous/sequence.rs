@@ -2,8 +2,8 @@
 
 use crate::wire::StepId;
 
-/// Steps base, base + 1, and so on (specification 2.5a). Steps that were cleaned up are remembered without
-/// limit.
+/// Steps base, base + 1, and so on (specification 2.5a). Steps that were cleaned up are remembered
+/// without limit.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();

@@ -10,28 +10,54 @@ use crate::wire::message::MAX_STANDING_STEPS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An edge whose tensors are asked for before their steps begin, as long as this is there.
+/// An edge whose tensors are requested before their steps begin, for as long as this handle exists.
 ///
-/// A trainer receives the same edges each step. With this the sender knows it: it is told once for many steps where their
-/// tensors go, and sends each the moment it is produced. In steady state a tensor is then one one-sided write and nothing
-/// else, and `window` steps cost two control messages. Receives stay as they are: one of a step that was asked for
-/// in advance takes what was asked for. The first one tells what the tensors are like; until it has, nothing more
-/// is asked for.
+/// A trainer receives the same edges in each step. One message tells the sender the destinations of
+/// many steps, and the sender writes each tensor the moment it is produced. In steady state a
+/// tensor is one one-sided write, and `window` steps cost two control messages. Receives stay as
+/// they are: the receive of a step takes what was requested in advance. The first receive tells
+/// what the tensors are like; nothing is requested in advance before it.
 ///
-/// What it costs: the destinations of up to `window` steps to come are allocated, though never more than a quarter of the
-/// pool, in equal parts for the edges of each poller, and they count among `max_requests`, of which those of one peer take half at most. Where
-/// all edges together would need more than that, their windows are as much shorter; with the counter `standing_steps_missed` it is
-/// found out how often even so a step began for which there had been no room. Such steps are received as without it. Messages
-/// for windows of more than some 22 steps travel in fragments, which take more than one slot of the queue.
+/// ```
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let node = tensorwire::internals::doc_node();
+/// let sequence = node.sequence(1 << 40);
+/// let edge = node.edge_to("worker", 0, "weights")?;
+/// let standing = node.standing(&edge, sequence, 16)?;
+/// for n in 0..3 {
+///     let step = node.step(sequence.step(n))?;
+///     step.send(&edge, node.tensor(DType::F32, &[4])?.freeze())?;
+///     step.recv(&edge, Duration::from_secs(1))?;
+///     step.cleanup();
+/// }
+/// drop(standing);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
-/// Tensors may change their shape. Both ends remember the last four shapes, and a tensor that has one of these and is no longer
-/// than the longest of them comes as before; one with a new shape that is no longer comes with one message more. A longer one is
-/// told of and asked for again, as without this, and so is each one that was asked for before that was known: of these
-/// there are at most one and a half windows.
+/// # Costs
 ///
-/// Skipped steps must be [cleaned up](crate::Node::cleanup) like others: until then what was asked for is kept for them.
-/// When a peer is lost and comes back, its edges are asked for again. Dropping this gives back what no receive has taken;
-/// a value that has come already is for whoever receives it.
+/// The destinations of up to `window` coming steps are allocated: at most a quarter of the pool for
+/// all edges, in equal parts for the edges of each poller. The requests count among `max_requests`,
+/// of which the standing requests of one peer take half at most. Where all edges together would
+/// need more, their windows are shorter. The counter `standing_steps_missed` counts steps that began
+/// without a standing request for want of space; they are received as usual. Messages for windows
+/// of more than 22 steps or so travel in fragments, which take more than one slot of the queue.
+///
+/// # Shapes
+///
+/// Tensors may change their shape. Both ends remember the last four shapes. A tensor of one of
+/// these shapes that is no longer than the longest of them comes as before. One of a new shape that
+/// is no longer costs one message more. A longer tensor is announced and requested again, as
+/// without a standing request. So is each tensor that was requested before the change was known: at
+/// most one and a half windows of them.
+///
+/// # Ends
+///
+/// Skipped steps must be [cleaned up](crate::Node::cleanup) like others: until then their
+/// destinations are kept. When a peer is lost and comes back, its edges are requested again.
+/// Dropping the handle frees the destinations that no receive has taken. A value that has come is
+/// for the next receive.
 #[must_use = "dropping it ends it"]
 pub struct Standing {
     shared: Arc<Shared>,
@@ -43,11 +69,13 @@ pub struct Standing {
 }
 
 impl Rendezvous {
-    /// Asks for the tensors of an edge in advance: for those of up to `window` steps of a sequence that are still to come, 256 at
-    /// most. 0 asks for none, until [`Standing::set_window`] says otherwise.
+    /// Asks for the tensors of an edge in advance: for those of up to `window` steps of a sequence
+    /// that are still to come, 256 at most. 0 asks for none, until [`Standing::set_window`] says
+    /// otherwise.
     ///
     /// # Errors
-    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for this sequence already.
+    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for
+    /// this sequence already.
     pub fn standing(&self, edge: &Edge, sequence: Sequence, window: u32) -> Result<Standing, Error> {
         self.shared.check_usable()?;
         self.shared.check_destination(edge)?;

@@ -55,20 +55,25 @@ impl Step {
         self.id.into()
     }
 
-    /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else it is kept
-    /// until it is asked for or the step is cleaned up. Several values of one edge are handed out in order.
+    /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else
+    /// it is kept until it is asked for or the step is cleaned up. Several values of one edge are
+    /// handed out in order.
     ///
-    /// A tensor that lies outside this process's pool is copied into it first: one that was borrowed from a peer, and
-    /// [`ForeignMemory`](crate::ForeignMemory) where it is not registered with a device instead, which may take long the first time. Strings and variants
-    /// are sent like any other tensor, made with [`StringTensor`](crate::StringTensor) and [`VariantTensor`](crate::VariantTensor).
+    /// A tensor that lies outside this process's pool is copied into it first: one that was
+    /// borrowed from a peer, and [`ForeignMemory`](crate::ForeignMemory) where it is not registered
+    /// with a device instead, which may take long the first time. Strings and variants are sent
+    /// like any other tensor, made with [`StringTensor`](crate::StringTensor) and
+    /// [`VariantTensor`](crate::VariantTensor).
     ///
-    /// A value is for a task and a step, not for one life of the task's process. What a receiver that dies had not
-    /// asked for, or had not begun to get, stays for its next life until the step is cleaned up; what was on its way is
-    /// not sent again. While the receiver is gone a send is an error.
+    /// A value is for a task and a step, not for one life of the task's process. What a receiver
+    /// that dies had not asked for, or had not begun to get, stays for its next life until the step
+    /// is cleaned up; what was on its way is not sent again. While the receiver is gone a send is
+    /// an error.
     ///
     /// # Errors
-    /// If the edge does not start here, the step or the peer is gone, there is no room for a copy, or too many
-    /// values wait already. The tensor was not sent then, and this handle to it is dropped.
+    /// If the edge does not start here, the step or the peer is gone, there is no room for a copy,
+    /// or too many values wait already. The tensor was not sent then, and this handle to it is
+    /// dropped.
     ///
     /// A tensor that can still be written can't be sent:
     ///
@@ -128,9 +133,10 @@ impl Step {
         }
     }
 
-    /// Ends all calls of this step, pending and future, with this error. [`Error::to_status`] makes one of an
-    /// error that came from a peer, without its text growing from peer to peer. The first abort wins. Peers that ask this process for
-    /// tensors of the step get it too, marked as derived, whole up to the [bounds](Status) of what travels.
+    /// Ends all calls of this step, pending and future, with this error. [`Error::to_status`] makes
+    /// one of an error that came from a peer, without its text growing from peer to peer. The first
+    /// abort wins. Peers that ask this process for tensors of the step get it too, marked as
+    /// derived, whole up to the [bounds](Status) of what travels.
     ///
     /// # Errors
     /// If the status is OK.

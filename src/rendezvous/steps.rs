@@ -15,7 +15,8 @@ pub const MAX_RETIRED_STEPS: usize = 4096;
 /// So many steps that were not cleaned up are probably forgotten.
 const MANY_STEPS: usize = 1024;
 
-/// The life of every step. Its tables are made as large as they get at once, as each step passes through them.
+/// The life of every step. Its tables are made as large as they get at once, as each step passes
+/// through them.
 #[derive(Debug)]
 pub(super) struct Steps {
     live: HashMap<u64, Live>,
@@ -60,7 +61,8 @@ pub(super) enum BeginError {
 
 impl Default for Steps {
     fn default() -> Self {
-        // Twice the room: a hash table that is more than half full is made anew now and then, not swept in place.
+        // Twice the room: a hash table that is more than half full is made anew now and then, not
+        // swept in place.
         let retired = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
         let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
         let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
@@ -132,7 +134,8 @@ impl Steps {
         self.sequences.sort_by_key(|run| run.base);
     }
 
-    /// The first step of the sequence with this base that is not gone, and the base of the next one, or 2^64-1.
+    /// The first step of the sequence with this base that is not gone, and the base of the next
+    /// one, or 2^64-1.
     pub fn open(&self, base: u64) -> (u64, u64) {
         let after = self.sequences.partition_point(|run| run.base < base);
         let first =
@@ -152,7 +155,8 @@ impl Steps {
         self.live.len()
     }
 
-    /// Whether a warning is due, as so many steps were not cleaned up: at 1,024 and at each doubling.
+    /// Whether a warning is due, as so many steps were not cleaned up: at 1,024 and at each
+    /// doubling.
     pub fn is_warning_due(live: usize) -> bool {
         live >= MANY_STEPS && live.is_power_of_two()
     }

@@ -5,13 +5,15 @@ use crate::link::TensorKey;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 
-/// Channels that find room before anything is allocated. A hash table that is less than half full never grows.
+/// Channels that find room before anything is allocated. A hash table that is less than half full
+/// never grows.
 const CHANNELS: usize = 256;
 
 /// Values and waiters by whole key. A key has values or waiters, never both.
 ///
-/// Each value gets a number when it is offered, and keeps it: one that was handed out and comes back takes its place
-/// by that number. So the values in the table are always in the order in which they were sent, whoever brings them back when.
+/// Each value gets a number when it is offered, and keeps it: one that was handed out and comes
+/// back takes its place by that number. So the values in the table are always in the order in which
+/// they were sent, whoever brings them back when.
 #[derive(Debug)]
 pub(super) struct Table<V, W> {
     channels: HashMap<TensorKey, KeyQueue<V, W>>,
@@ -135,7 +137,8 @@ impl<V, W> Table<V, W> {
         waiter
     }
 
-    /// Takes out every waiter that fits, whatever its key: in the order of the keys, and of each key's line.
+    /// Takes out every waiter that fits, whatever its key: in the order of the keys, and of each
+    /// key's line.
     pub fn remove_waiters(&mut self, mut fits: impl FnMut(&TensorKey, &W) -> bool) -> Vec<(TensorKey, W)> {
         let mut removed = Vec::new();
         self.channels.retain(|key, channel| {
@@ -158,8 +161,9 @@ impl<V, W> Table<V, W> {
         });
     }
 
-    /// Takes out everything of the steps that fit: the values, and the waiters. In the order of the keys, so that
-    /// neither the waiters nor the pool's blocks come back in an order that the hashes make.
+    /// Takes out everything of the steps that fit: the values, and the waiters. In the order of the
+    /// keys, so that neither the waiters nor the pool's blocks come back in an order that the
+    /// hashes make.
     pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (Vec<V>, Vec<(TensorKey, W)>) {
         let mut channels: Vec<_> = self.channels.extract_if(|key, _| fits(key.step)).collect();
         channels.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));

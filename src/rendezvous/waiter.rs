@@ -67,7 +67,8 @@ pub(super) enum CancelReason {
     Cancelled,
     /// Its time is over, after so long; `None` for the time that it began with.
     Deadline(Option<Duration>),
-    /// Nobody is there any more to take a value: one that comes all the same is for whoever asks next.
+    /// Nobody is there any more to take a value: one that comes all the same is for whoever asks
+    /// next.
     Dropped,
 }
 
