@@ -1,7 +1,8 @@
 //! What the pieces of a transfer cost, one thread: `cargo bench --bench pieces`.
 //!
-//! Each figure is the median of 25 batches, in nanoseconds per operation, beside one from outside that does
-//! the least of the same kind: a figure means little from one minute to the next, a ratio more.
+//! Each figure is the median of 25 batches, in nanoseconds per operation, beside one from outside
+//! that does the least of the same kind: a figure means little from one minute to the next, a ratio
+//! more.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -56,7 +57,8 @@ fn tensors() {
 }
 
 fn keys() {
-    let key = "/job:worker/replica:0/task:1/device:CPU:0;0000000000000b5c;/job:ps/replica:0/task:0/device:CPU:0;grad/w1;0:0";
+    let key = "/job:worker/replica:0/task:1/device:CPU:0;0000000000000b5c;\
+               /job:ps/replica:0/task:0/device:CPU:0;grad/w1;0:0";
     let ours = median_ns(|| {
         black_box(RendezvousKey::parse(black_box(key)).expect("a key"));
     });

@@ -11,7 +11,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use error::{CliError, print};
 use std::process::ExitCode;
 
-/// Benchmarks and diagnostics of tensorwire, which moves tensors between the processes of a trainer.
+/// Benchmarks and diagnostics of tensorwire, which moves tensors between the processes of a
+/// trainer.
 #[derive(Parser, Debug)]
 #[command(name = "tensorwire", version, arg_required_else_help = true)]
 struct Cli {
@@ -21,9 +22,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Measures latency and bandwidth between two processes, in turns with bare references.
     Perf(perf::PerfArgs),
-    /// Shows the RDMA devices of this machine, and which device, port and GID tensorwire chooses.
     Devices(devices::DevicesArgs),
     /// Prints every setting: meaning, default, allowed values, environment variables.
     Config {

@@ -1,4 +1,4 @@
-//! A process that another one started: does what its assignment says, and tells what became of it.
+//! A started process: carries out its assignment and reports the result.
 
 use crate::data::Digits;
 use crate::engine_exchange::Engine;
@@ -11,16 +11,17 @@ use std::io::{BufRead, Write};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// How often a process that is done serves the others.
+/// Pause between two rounds of progress in a process that is done.
 const PAUSE: Duration = Duration::from_micros(100);
-/// How long the word that all are done may come after the first process has left.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long [`FINISH`] may take to come after the first peer has left.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs a child from its first line of input to its last line of output; returns whether all went well.
+/// Runs a child from its first line of input to its last line of output. Returns whether it
+/// succeeded.
 pub fn run(digits: &Digits) -> bool {
     let told = train(digits).and_then(|(outcome, traffic)| tell(&Message::Summary { outcome, traffic }));
     let Err(error) = told else { return true };
-    // If nobody listens any more, nobody needs to know.
+    // Fails if the parent has ended.
     let _ = tell(&Message::Failed { error: one_line(error.as_ref()) });
     false
 }
@@ -38,7 +39,7 @@ fn train(digits: &Digits) -> Result<(Option<Outcome>, Traffic)> {
     match trained {
         Ok(outcome) => Ok((outcome, engine.finish()?)),
         Err(error) => {
-            // The others' errors then say why they have lost this process.
+            // The errors of the others then tell why this process left.
             engine.fail(&one_line(error.as_ref()));
             Err(error)
         }
@@ -61,10 +62,10 @@ fn take_part(assignment: &Assignment, digits: &Digits, engine: &Engine) -> Resul
     Ok(outcome)
 }
 
-/// Asks the kernel to end this process when the one that started it ends, however that happens.
+/// Asks the kernel to kill this process when its parent ends.
 fn die_with_parent(assignment: &Assignment) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    // It may have ended before the call above.
+    // The parent may have ended before the call above.
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     match parent == Some(assignment.parent) {
         true => Ok(()),
@@ -72,7 +73,7 @@ fn die_with_parent(assignment: &Assignment) -> Result<()> {
     }
 }
 
-/// Waits until every process is done, and serves those that still have to fetch what this one sent.
+/// Waits until every process is done. Peers may still receive tensors from this one.
 fn wait_for_all(engine: &Engine) -> Result<()> {
     tell(&Message::Done)?;
     let (sender, line) = mpsc::channel();
@@ -80,10 +81,10 @@ fn wait_for_all(engine: &Engine) -> Result<()> {
     let told = loop {
         match line.recv_timeout(PAUSE) {
             Ok(told) => break told,
-            // Those that were told before us may be gone already; then we are told now.
+            // A peer that was told first may have left: then FINISH comes at once.
             Err(_) => {
                 if let Err(error) = engine.progress() {
-                    break line.recv_timeout(GRACE).unwrap_or(Err(error));
+                    break line.recv_timeout(FINISH_TIMEOUT).unwrap_or(Err(error));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The handwritten digits: read, scaled, and split once and for all.
+//! The handwritten digits: read, scaled and split.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ const HELD_OUT: usize = 5;
 
 static DIGITS: &str = include_str!("data/digits.csv");
 
-/// One image and the digit that it shows.
+/// An image and its digit.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// Row by row, from 0 to 1.
@@ -23,17 +23,17 @@ pub struct Image {
     pub digit: usize,
 }
 
-/// All images, in two parts that depend on nothing but the file: every fifth image is held out.
+/// All images in two parts: every fifth image is held out.
 #[derive(Debug)]
 pub struct Digits {
-    /// What is learned from.
+    /// Images for the training.
     pub training: Vec<Image>,
-    /// What the accuracy is measured on; not learned from. The sizes and rates of the example were chosen by it,
-    /// so it is a little too kind.
+    /// Images for measuring the accuracy. The sizes and rates of the example were chosen with them,
+    /// so the accuracy is slightly optimistic.
     pub held_out: Vec<Image>,
 }
 
-/// A line that is no image.
+/// A line that could not be parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadLine {
     line: usize,

@@ -1,4 +1,4 @@
-//! Weights and gradients as tensors on edges, step by step: how the training uses tensorwire.
+//! The training with tensorwire: weights and gradients are tensors on edges, step by step.
 
 use crate::error::Result;
 use crate::exchange::{ServerExchange, Traffic, WorkerExchange};
@@ -16,13 +16,13 @@ const BUFFERS: usize = 2;
 /// How long a buffer that was sent may be in use.
 const BUFFER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many steps in advance tensors are asked for. More would cost memory for their destinations and gain little.
+/// Steps in a window of standing requests. More would cost memory for destinations and gain little.
 const WINDOW: u32 = 16;
 
-/// This process's place in the cluster.
+/// This process's node.
 pub struct Engine {
     node: Node,
-    /// The steps of the training, which are known in advance; or nothing is asked for in advance.
+    /// The steps of the training, if tensors are requested in advance.
     in_advance: Option<Sequence>,
     receives: RefCell<Latencies>,
 }
@@ -34,7 +34,8 @@ impl Engine {
             .member(assignment.member.job.name(), assignment.member.task as u32)
             .set("cluster", assignment.cluster())
             .set("pool_size", assignment.pool_bytes.to_string())
-            // No process can go on without the others, so one that is lost ends all calls of all, by its name.
+            // No process can go on without the others: a lost peer ends all calls with an error
+            // that names it.
             .set("peer_loss", "fail_all")
             .set("poll", assignment.poll.as_str())
             .set("fabric", assignment.fabric.as_str());
@@ -52,7 +53,7 @@ impl Engine {
         Ok(Engine { node, in_advance, receives: RefCell::default() })
     }
 
-    /// Asks for the tensors of these edges in advance, as long as what this returns is there.
+    /// Makes standing requests for these edges. They end when the returned handles are dropped.
     fn ask_in_advance<'e>(&self, edges: impl Iterator<Item = &'e Edge>) -> Result<Vec<Standing>> {
         let Some(steps) = self.in_advance else { return Ok(Vec::new()) };
         let standing = edges.map(|edge| self.node.standing(edge, steps, WINDOW));
@@ -104,7 +105,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Leaves the cluster, and tells what was moved.
+    /// Leaves the cluster, and returns the counted traffic.
     pub fn finish(self) -> Result<Traffic> {
         let counted = self.node.counters();
         let operations = [Counter::MessagesSent, Counter::WritesPosted, Counter::LoansPosted];
@@ -127,7 +128,7 @@ impl Engine {
 
     /// Leaves the cluster because of an error.
     pub fn fail(&self, reason: &str) {
-        // The error that it was called for matters more than one in leaving.
+        // The error that led here matters more than an error of leaving.
         let _ = self.node.fail(reason);
     }
 
@@ -139,7 +140,7 @@ impl Engine {
         Ok(Buffer(self.node.tensor(DType::F32, &dims(parameter))?))
     }
 
-    /// The next free buffer of each ring. All are in use only as long as a reader is slow, so it waits for that.
+    /// The next free buffer of each ring. Waits while slow readers use all buffers.
     fn next_buffers(&self, rings: &[BufferRing], buffers: &mut Vec<Buffer>) -> Result<()> {
         for ring in rings {
             buffers.push(Buffer(self.node.next_buffer(ring, BUFFER_TIMEOUT)?));
@@ -147,8 +148,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins to receive on every edge, then waits for each; the buffers come back in their places. What was asked for in
-    /// advance comes in buffers of its own, in their stead.
+    /// Begins a receive on every edge, then waits for each. Plain requests fill the buffers.
+    /// Standing requests replace them, as they have destinations of their own.
     fn receive<'e>(
         &self,
         step: &Step,
@@ -178,7 +179,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the step before this one: whoever has something of this step has seen all of that.
+    /// Cleans up the step before this one. Every peer has finished it.
     fn forget_before(&self, step: u64) {
         if let Some(before) = step.checked_sub(1) {
             self.node.cleanup(before.into());
@@ -198,7 +199,7 @@ fn gradient_edge(parameter: Parameter) -> String {
     format!("grad/{}", parameter.name())
 }
 
-/// A tensor of f32 that is ours to write.
+/// A tensor of f32 that this process may write.
 pub struct Buffer(TensorMut);
 
 impl Deref for Buffer {
@@ -215,13 +216,13 @@ impl DerefMut for Buffer {
     }
 }
 
-/// A worker's edges, and the buffers that its gradients are written in.
+/// A worker's edges, and the buffers of its gradients.
 pub struct EngineWorker<'a> {
     engine: &'a Engine,
     gradients: Vec<BufferRing>,
     pull: Vec<Edge>,
     push: Vec<Edge>,
-    /// Held so that what is pulled is asked for in advance.
+    /// Held for the standing requests of the weights.
     _standing: Vec<Standing>,
 }
 
@@ -252,7 +253,7 @@ impl WorkerExchange for EngineWorker<'_> {
     }
 }
 
-/// A server's edges, and the buffers that its weights are written in.
+/// A server's edges, and the buffers of its weights.
 pub struct EngineServer<'a> {
     engine: &'a Engine,
     weights: Vec<BufferRing>,
@@ -260,7 +261,7 @@ pub struct EngineServer<'a> {
     publish: Vec<Vec<Edge>>,
     /// Worker by worker, all tensors.
     collect: Vec<(Parameter, Edge)>,
-    /// Held so that what is collected is asked for in advance.
+    /// Held for the standing requests of the gradients.
     _standing: Vec<Standing>,
 }
 
@@ -290,7 +291,7 @@ impl ServerExchange for EngineServer<'_> {
     fn collect(&mut self, step: u64, gradients: &mut Vec<Buffer>) -> Result<()> {
         let edges = self.collect.iter().map(|(_, edge)| edge);
         self.engine.receive(&self.engine.node.step(step)?, edges, gradients)?;
-        // A worker pushes only after it has pulled, so nobody needs anything of earlier steps.
+        // A worker pushes only after it has pulled, so no worker needs an earlier step.
         self.engine.forget_before(step);
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! Errors of this program: a message for a person is all that they must be.
+//! Errors of this program: messages for a person.
 
-/// Whatever went wrong.
+/// Any error.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
-/// The result of what may go wrong.
+/// A result with any error.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The message of an error and of all that caused it, on one line.
+/// The messages of an error and of its causes, on one line.
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! What the training needs of a transport: nothing else here knows how tensors move.
+//! The transport of the training as traits. Only their implementations know how tensors move.
 
 use crate::error::Result;
 use crate::latency::Latencies;
@@ -10,13 +10,14 @@ pub trait WorkerExchange {
     /// The memory of one tensor.
     type Buffer: DerefMut<Target = [f32]>;
 
-    /// One buffer for each tensor, to receive weights in; asked for once.
+    /// One buffer for each tensor, to receive weights in. Called once.
     fn weight_buffers(&mut self) -> Result<Vec<Self::Buffer>>;
 
     /// Waits until every tensor of `weights` holds what its server published in `step`.
     fn pull(&mut self, step: u64, weights: &mut Vec<Self::Buffer>) -> Result<()>;
 
-    /// One buffer for each tensor, to write the gradients of a step in; their contents are unspecified.
+    /// One buffer for each tensor, to write the gradients of a step in; their contents are
+    /// unspecified.
     fn gradient_buffers(&mut self, gradients: &mut Vec<Self::Buffer>) -> Result<()>;
 
     /// Sends every gradient to the server that owns the tensor; leaves `gradients` empty.
@@ -28,25 +29,27 @@ pub trait ServerExchange {
     /// The memory of one tensor.
     type Buffer: DerefMut<Target = [f32]>;
 
-    /// One buffer for each tensor, to write the weights of a step in; their contents are unspecified.
+    /// One buffer for each tensor, to write the weights of a step in; their contents are
+    /// unspecified.
     fn weight_buffers(&mut self, weights: &mut Vec<Self::Buffer>) -> Result<()>;
 
     /// Sends the weights to every worker; leaves `weights` empty.
     fn publish(&mut self, step: u64, weights: &mut Vec<Self::Buffer>) -> Result<()>;
 
-    /// One buffer for each worker and tensor, worker by worker, to receive gradients in; asked for once.
+    /// One buffer for each worker and tensor, worker by worker, to receive gradients in. Called
+    /// once.
     fn gradient_buffers(&mut self) -> Result<Vec<Self::Buffer>>;
 
     /// Waits until all of `gradients` hold what the workers pushed in `step`.
     fn collect(&mut self, step: u64, gradients: &mut Vec<Self::Buffer>) -> Result<()>;
 }
 
-/// What one process has moved, as its transport counts it.
+/// The traffic of one process, as its transport counts it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Traffic {
     /// Tensors received from other processes.
     pub tensors_received: u64,
-    /// Their bytes.
+    /// Bytes of these tensors.
     pub bytes_received: u64,
     /// Operations given to the fabric.
     pub fabric_ops: u64,

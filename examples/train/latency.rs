@@ -1,13 +1,13 @@
-//! How long receives took, in a form that can be sent to another process and added up there.
+//! A histogram of receive times that processes can send to each other and merge.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::time::Duration;
 
-/// The longest duration that is told apart from longer ones, in nanoseconds: an hour.
+/// The longest duration that the histogram distinguishes, in nanoseconds: an hour.
 const LONGEST: u64 = 3_600_000_000_000;
 
-/// A histogram of durations, exact to a thousandth. Counting one more never allocates.
+/// A histogram of durations, exact to a thousandth. Recording never allocates.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
 
@@ -18,17 +18,17 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Counts one more.
+    /// Records a duration.
     pub fn record(&mut self, took: Duration) {
         self.0.saturating_record(took.as_nanos().try_into().unwrap_or(u64::MAX));
     }
 
-    /// Adds all that `other` counted.
+    /// Adds the durations of `other`.
     pub fn add(&mut self, other: &Latencies) {
         self.0.add(&other.0).expect("all have the same bounds");
     }
 
-    /// The time, in nanoseconds, that this share of all (from 0 to 1) took at most; `None` if there are none.
+    /// The quantile (0 to 1) in nanoseconds; `None` without durations.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(share))
     }

@@ -1,4 +1,4 @@
-//! Starts the processes of a run, listens to them, and sees to it that they end.
+//! Starts the processes of a run, reads their messages, and ends them.
 
 use crate::error::Result;
 use crate::exchange::Traffic;
@@ -13,10 +13,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// The first argument of a process that [`run`] started. The second is its name, for whoever lists processes.
+/// The first argument of a process that [`run`] started. The second is its name, for `ps`.
 pub const ASSIGNED: &str = "--assigned";
 
-/// How long the others have to find out by themselves that one of them is gone, and to say so.
+/// How long the other processes have to notice and report that one has ended.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Why a run has no result.
@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub enum Failure {
     /// The user ended it with this signal.
     Interrupted(&'static str),
-    /// What went wrong, one line for each process that something went wrong in; the cause first.
+    /// One line for each process that failed, the cause first.
     Failed(Vec<String>),
 }
 
@@ -34,38 +34,38 @@ impl<E: Into<crate::error::Error>> From<E> for Failure {
     }
 }
 
-/// What the processes made of the plan.
+/// The results of the processes.
 #[derive(Debug, Default)]
 pub struct Results {
-    /// Of each worker, in order.
+    /// The outcome of each worker, in order.
     pub outcomes: Vec<Outcome>,
-    /// Of each process.
+    /// The traffic of each process.
     pub traffic: Vec<Traffic>,
 }
 
 enum Event {
     Message(usize, Message),
-    /// A line that is no message.
+    /// A line that could not be parsed.
     Noise(usize, String),
     /// The process has closed its output.
     Closed(usize),
     Signal(&'static str),
 }
 
-/// Runs the plan in processes of their own, all of which have ended when this returns.
+/// Runs the plan in processes of their own. All have ended when this returns.
 ///
 /// Call it once, before any thread is started.
 pub fn run(options: &Options, show: impl FnMut(Progress)) -> std::result::Result<Results, Failure> {
     let (events, news) = mpsc::channel();
     let to_us = events.clone();
-    // Nobody listens when the run is over already; then the signal came too late.
+    // Fails when the run is over: then the signal came too late.
     signals::on_ending(move |signal| to_us.send(Event::Signal(signal)).unwrap_or_default())?;
     let mut crew = Crew::start(options, &events)?;
     crew.listen(&news, show)?;
     crew.results()
 }
 
-/// One process that we started.
+/// A started process.
 struct Process {
     member: Member,
     child: Child,
@@ -77,29 +77,29 @@ struct Process {
     stuck: bool,
 }
 
-/// How a process that failed came to its end.
+/// How a process failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
-    /// Someone or something else killed it: that is what the others' errors come from.
+    /// A signal killed it. The errors of the others follow from this.
     Killed,
-    /// It found an error.
+    /// It reported an error.
     Error,
-    /// It did not end, so we ended it.
+    /// It did not end in time and was killed.
     Stuck,
 }
 
-/// What went wrong in a process.
+/// The failure of a process.
 struct Failed {
     member: Member,
     end: End,
     line: String,
 }
 
-/// All of them. Dropping it ends those that still run.
+/// All processes. Dropping this kills the running ones.
 #[derive(Default)]
 struct Crew {
     processes: Vec<Process>,
-    /// What went wrong, in the order in which it was found.
+    /// The failures, in the order of their detection.
     failures: Vec<Failed>,
 }
 
@@ -132,7 +132,7 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Handles what the processes say until all have ended.
+    /// Handles messages of the processes until all have ended.
     fn listen(
         &mut self,
         news: &Receiver<Event>,
@@ -170,7 +170,7 @@ impl Crew {
         }
     }
 
-    /// A process has closed its output, so it ends, and its status tells how.
+    /// A process has closed its output: it ends, and its exit status tells how.
     fn end(&mut self, index: usize) -> Result<()> {
         let process = &mut self.processes[index];
         let status = process.child.wait()?;
@@ -179,11 +179,11 @@ impl Crew {
         Ok(())
     }
 
-    /// Ends those that did not end by themselves when others had.
+    /// Kills the processes that did not end after others had.
     fn give_up(&mut self) {
         for process in self.processes.iter_mut().filter(|process| !process.ended) {
             process.stuck = true;
-            // It fails only for a process that has ended, which is what we want.
+            // Fails only for a process that has ended.
             let _ = process.child.kill();
         }
     }
@@ -201,8 +201,8 @@ impl Crew {
         Ok(results)
     }
 
-    /// A line for each process that failed, those that were killed first. The others' errors should name one of
-    /// those; where the news did not get through, their line does.
+    /// A line for each process that failed, killed processes first. The errors of the others should
+    /// name one of the killed.
     fn failure_lines(&self) -> Vec<String> {
         let mut failures: Vec<_> = self.failures.iter().collect();
         failures.sort_by_key(|failure| failure.end);
@@ -221,7 +221,7 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         for process in self.processes.iter_mut().filter(|process| !process.ended) {
-            // The kernel frees all that a process has, also the memory that it shares: there is nothing to tidy up.
+            // The kernel frees everything of a process, shared memory included.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
@@ -235,7 +235,8 @@ impl Process {
             .args([ASSIGNED, &member.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C goes to a whole process group; this way it comes to the parent alone, which ends the rest.
+            // Ctrl-C goes to a whole process group. In a group of its own a child is ended by the
+            // parent only.
             .process_group(0)
             .spawn();
         let mut child = started.map_err(|e| format!("{member} could not be started: {e}"))?;
@@ -255,20 +256,20 @@ impl Process {
         Ok((process, BufReader::new(output)))
     }
 
-    /// A process that can't be written to has ended; its end is told through its output.
+    /// Writing to a process fails if it has ended, which its closed output reports.
     fn write(&mut self, line: &str) {
         if let Some(input) = &mut self.input {
             let _ = writeln!(input, "{line}");
         }
     }
 
-    /// Tells it, once, that everyone is done.
+    /// Tells the process, once, that all are done.
     fn finish(&mut self) {
         self.write(FINISH);
         self.input = None;
     }
 
-    /// What went wrong in a process that ended like this, if anything did.
+    /// The failure of a process that ended with this status, if it failed.
     fn failure(&self, status: ExitStatus) -> Option<Failed> {
         let error = self.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         let (end, what) = match (status.signal(), status.code()) {
@@ -315,18 +316,18 @@ fn forward(from: usize, output: impl BufRead, events: &Sender<Event>) {
             return;
         }
     }
-    // Not received by anyone if the run was given up.
+    // Fails if the run was given up.
     let _ = events.send(Event::Closed(from));
 }
 
-/// Addresses at which nobody listens now, as `address:port`.
+/// Free addresses, as `address:port`.
 ///
-/// Another program could take one before our process does. To make that unlikely, each run has a loopback address
-/// of its own (all of 127.0.0.0/8 is loopback), where nobody else has a reason to listen.
+/// Another program could take one before the child does. To make this unlikely, each run uses a
+/// loopback address of its own (all of 127.0.0.0/8 is loopback).
 fn free_addresses(count: usize) -> Result<Vec<String>> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 64 | a & 63, b, c);
-    // All are held until the last is known, or the same port could be given twice.
+    // All sockets stay open until the last port is known, or a port could come twice.
     let bound: std::io::Result<Vec<TcpListener>> =
         (0..count).map(|_| TcpListener::bind((address, 0))).collect();
     let bound = bound.map_err(|e| format!("no free port at {address}: {e}"))?;

@@ -1,5 +1,5 @@
-//! Trains a small neural network on handwritten digits, with parameter servers and workers that are processes of
-//! their own and move every tensor through the engine.
+//! Trains a small neural network on handwritten digits. Parameter servers and workers are processes
+//! of their own and move every tensor through tensorwire.
 //!
 //! ```text
 //! cargo run --release --example train
@@ -7,11 +7,11 @@
 //! cargo run --release --example train -- --help
 //! ```
 //!
-//! Each step, every worker pulls all weights from the servers that own them (`pull` in `worker.rs`), works out the
-//! gradient of its part of the batch, and pushes that; each server sums the gradients, worker 0 first, and moves its
-//! weights (`server.rs`). `exchange.rs` says what that needs of a transport, `engine_exchange.rs` is the engine's
-//! answer: the file to read for how tensorwire is used. `--single` does the same arithmetic in one process
-//! (`single.rs`) and must end with the same bits.
+//! In each step every worker pulls all weights from the servers, computes the gradient of its part
+//! of the batch, and pushes the gradient (`worker.rs`). Each server sums the gradients, worker 0
+//! first, and updates its weights (`server.rs`). `exchange.rs` has the traits of the transport.
+//! `engine_exchange.rs` implements them with tensorwire: read that file first. `--single` does the
+//! same arithmetic in one process (`single.rs`) and ends with the same bits.
 
 mod child;
 mod data;
@@ -43,7 +43,7 @@ use crate::report::Report;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// The status of a program that Ctrl-C ended, as shells have it.
+/// The exit status after Ctrl-C, as in shells.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
@@ -117,7 +117,8 @@ fn finish(options: &Options, report: &Report) -> Result<()> {
     report.check_traffic()
 }
 
-/// Writes to standard output; unlike `println!` it does not panic when nobody reads it.
+/// Writes to standard output. Unlike `println!`, this does not panic after the reader has closed
+/// it.
 fn print(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }

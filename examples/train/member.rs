@@ -1,6 +1,6 @@
-//! The processes of a run, and what they and the one that started them say to each other.
+//! The processes of a run, and their messages to and from the process that started them.
 //!
-//! All of it is JSON, a message on a line, through the standard input and output of the child.
+//! A message is a line of JSON on the standard input or output of the child.
 
 use crate::exchange::Traffic;
 use crate::plan::Plan;
@@ -8,12 +8,12 @@ use crate::worker::{Outcome, Progress};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a process does.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Job {
     /// Owns parameters.
     Server,
-    /// Works out gradients.
+    /// Computes gradients.
     Worker,
 }
 
@@ -30,9 +30,9 @@ impl Job {
 /// One process of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// What it does.
+    /// Its role.
     pub job: Job,
-    /// Its number among those that do the same.
+    /// Its number among the processes of the same role.
     pub task: usize,
 }
 
@@ -50,10 +50,10 @@ impl fmt::Display for Member {
     }
 }
 
-/// The first line that a child reads: all that it must know.
+/// The first line that a child reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Which process it is.
+    /// The role and number of the child.
     pub member: Member,
     /// The run.
     pub plan: Plan,
@@ -65,23 +65,23 @@ pub struct Assignment {
     pub pool_bytes: u64,
     /// The core to run on.
     pub core: Option<usize>,
-    /// Who makes progress.
+    /// The `poll` setting.
     pub poll: String,
-    /// What moves the bytes.
+    /// The `fabric` setting.
     pub fabric: String,
-    /// Whether it asks for tensors in advance.
+    /// Whether tensors are requested steps in advance.
     pub standing: bool,
     /// The RDMA device to use.
     pub device: Option<String>,
-    /// The process that started it: without that it must not live on.
+    /// The process that started it. The child ends with it.
     pub parent: u32,
 }
 
-/// The second and last line that a child reads: everyone is done, so nobody needs anything of anyone any more.
+/// The second and last line that a child reads: all processes are done.
 pub const FINISH: &str = "finish";
 
 impl Assignment {
-    /// All members and their addresses, as the engine's `cluster` setting has them.
+    /// The `cluster` setting: all members and their addresses.
     pub fn cluster(&self) -> String {
         let (servers, workers) = (self.servers.join(","), self.workers.join(","));
         format!("{}={servers};{}={workers}", Job::Server.name(), Job::Worker.name())
@@ -91,20 +91,20 @@ impl Assignment {
 /// The lines that a child writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// How far the run is; from worker 0 only.
+    /// The progress of the run; from worker 0 only.
     Progress(Progress),
-    /// All steps are done. What it sent may still be on its way, so it waits for [`FINISH`].
+    /// All steps are done. Peers may still need its tensors, so it waits for [`FINISH`].
     Done,
-    /// The last message of a run that went well.
+    /// The last message after success.
     Summary {
-        /// From workers only.
+        /// The results of a worker; `None` of a server.
         outcome: Option<Outcome>,
-        /// What it moved.
+        /// The traffic of the process.
         traffic: Traffic,
     },
-    /// The last message of a run that did not.
+    /// The last message after a failure.
     Failed {
-        /// What happened.
+        /// The error, on one line.
         error: String,
     },
 }

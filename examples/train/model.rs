@@ -1,7 +1,7 @@
-//! The model: a perceptron with two hidden layers, its loss, and the gradient of that.
+//! The model: a perceptron with two hidden layers, its loss, and its gradient.
 //!
-//! Everything runs one image after the other in a fixed order, so the same weights and images give the same
-//! bits, whichever process computes them.
+//! Images are computed one after the other in a fixed order, so the same weights and images give
+//! the same bits in every process.
 
 use crate::data::{CLASSES, Image, PIXELS};
 use crate::random::Random;
@@ -47,7 +47,7 @@ impl Parameter {
         }
     }
 
-    /// How many numbers it holds.
+    /// The number of its values.
     pub fn len(self) -> usize {
         self.dims().iter().product()
     }
@@ -63,7 +63,7 @@ impl Parameter {
     }
 }
 
-/// What a forward and a backward pass of one image leave behind: made once, used for every image.
+/// The memory of a forward and a backward pass: allocated once, used for every image.
 #[derive(Debug)]
 pub struct Scratch {
     /// The outputs of each layer; the first are the pixels.
@@ -95,7 +95,8 @@ impl Scratch {
         softmax(&mut self.units[LAYERS][..CLASSES]);
     }
 
-    /// Adds the gradient of one image, after [`Scratch::forward`] of it, times `scale` to `gradient`.
+    /// Adds the gradient of one image, after [`Scratch::forward`] of it, times `scale` to
+    /// `gradient`.
     fn backward<W, G>(&mut self, weights: &[W], image: &Image, scale: f32, gradient: &mut [G])
     where
         W: Deref<Target = [f32]>,
@@ -131,8 +132,8 @@ impl Scratch {
     }
 }
 
-/// Writes the gradient of the mean loss of a batch of `batch` images, as far as these images contribute to it,
-/// to `gradient` and returns the sum of their losses.
+/// Writes the gradient of the mean loss of a batch of `batch` images, as far as these images
+/// contribute to it, to `gradient` and returns the sum of their losses.
 pub fn gradient<'a, W, G>(
     scratch: &mut Scratch,
     weights: &[W],
@@ -155,25 +156,25 @@ where
     loss
 }
 
-/// How good the weights are on some images.
+/// The quality of the weights on some images.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
-    /// Images whose digit was found.
+    /// Images that were classified correctly.
     pub right: usize,
-    /// Images asked.
+    /// Images in all.
     pub images: usize,
     /// The mean cross-entropy.
     pub loss: f64,
 }
 
 impl Score {
-    /// The share of images whose digit was found, from 0 to 1.
+    /// The share of correctly classified images, from 0 to 1.
     pub fn accuracy(&self) -> f64 {
         self.right as f64 / self.images as f64
     }
 }
 
-/// Asks the model for the digit of each image.
+/// Classifies each image.
 pub fn score<W: Deref<Target = [f32]>>(scratch: &mut Scratch, weights: &[W], images: &[Image]) -> Score {
     let mut score = Score { right: 0, images: images.len(), loss: 0.0 };
     for image in images {
@@ -187,7 +188,7 @@ pub fn score<W: Deref<Target = [f32]>>(scratch: &mut Scratch, weights: &[W], ima
     score
 }
 
-/// A number that tells two sets of weights apart: 64-bit FNV-1a over the bits of all tensors in order.
+/// A digest of the weights: 64-bit FNV-1a over the bits of all tensors in order.
 pub fn digest<W: Deref<Target = [f32]>>(weights: &[W]) -> u64 {
     let bytes = weights.iter().flat_map(|tensor| tensor.iter()).flat_map(|x| x.to_bits().to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
@@ -200,7 +201,8 @@ fn softmax(values: &mut [f32]) {
     values.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// `to += scale * from`. Most pixels and about half of the units are 0, so that case is worth its branch.
+/// `to += scale * from`. Most pixels and about half of the units are 0, so that case is worth its
+/// branch.
 fn add_scaled(to: &mut [f32], scale: f32, from: &[f32]) {
     if scale == 0.0 {
         return;
@@ -210,7 +212,7 @@ fn add_scaled(to: &mut [f32], scale: f32, from: &[f32]) {
     }
 }
 
-/// The dot product, in eight sums so that it can use vector instructions; the order is fixed all the same.
+/// The dot product, in eight sums for vector instructions, in a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a_eights, a_rest) = a.as_chunks::<8>();
     let (b_eights, b_rest) = b.as_chunks::<8>();

@@ -39,16 +39,25 @@ pub struct Options {
     #[arg(long, value_name = "LIST", value_parser = cores)]
     pub cores: Option<CoreList>,
     /// Who makes progress: auto, inline, adaptive or dedicated
-    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = ["auto", "inline", "adaptive", "dedicated"], hide_possible_values = true)]
+    #[arg(
+        long, value_name = "MODE", default_value = "auto",
+        value_parser = ["auto", "inline", "adaptive", "dedicated"], hide_possible_values = true
+    )]
     pub poll: String,
     /// What moves the bytes: auto, shm or verbs
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "shm", "verbs"], hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME", default_value = "auto",
+        value_parser = ["auto", "shm", "verbs"], hide_possible_values = true
+    )]
     pub fabric: String,
     /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
     #[arg(long, value_name = "LIST", value_parser = devices)]
     pub devices: Option<DeviceList>,
-    /// Whether workers ask for tensors in advance: on or off
-    #[arg(long, value_name = "WHETHER", default_value = "on", value_parser = ["on", "off"], hide_possible_values = true)]
+    /// Whether tensors are requested steps in advance: on or off
+    #[arg(
+        long, value_name = "WHETHER", default_value = "on", value_parser = ["on", "off"],
+        hide_possible_values = true
+    )]
     pub standing: String,
     /// Memory that each process registers, such as 64MiB [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -65,14 +74,14 @@ pub struct Options {
 }
 
 const MAX_WORKERS: u64 = 64;
-/// As many as an f32, in which the falling learning rate is worked out, counts exactly.
+/// An f32, which holds the learning rate, counts exactly so far.
 const MAX_STEPS: u64 = 1 << 24;
 const DEFAULT_POOL: u64 = 16 << 20;
 // The engine's bounds of `pool_size`.
 const SMALLEST_POOL: u64 = 1 << 20;
 const LARGEST_POOL: u64 = 16 << 40;
 
-/// A list of CPU cores. (A type of its own, as clap takes a `Vec` for an option that may be repeated.)
+/// A list of CPU cores. (A type of its own: clap takes a `Vec` as an option that may be repeated.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoreList(Vec<usize>);
 
@@ -114,7 +123,7 @@ impl Options {
         }
     }
 
-    /// Whether the processes ask for tensors in advance.
+    /// Whether tensors are requested steps in advance.
     pub fn asks_in_advance(&self) -> bool {
         self.standing == "on"
     }
@@ -124,7 +133,7 @@ impl Options {
         self.pool.unwrap_or(DEFAULT_POOL)
     }
 
-    /// What one option alone does not show.
+    /// Checks the options against each other and against the machine.
     fn check(&self, digits: &Digits, available: &[usize]) -> Result<(), String> {
         let images = digits.training.len() as u64;
         if self.batch > images {
@@ -142,7 +151,7 @@ impl Options {
     }
 }
 
-/// Told now rather than after the training.
+/// Checked before the training, not after it.
 fn check_file(file: &Path) -> Result<(), String> {
     let folder = match file.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -157,7 +166,7 @@ fn check_file(file: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// What to do instead of training: print this and end with this status.
+/// Instead of training: a text to print and an exit status.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stop {
     pub text: String,
@@ -255,7 +264,9 @@ mod tests {
 
     #[test]
     fn every_option_arrives_where_it_is_used() {
-        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 --poll adaptive --fabric verbs --devices a,b --standing off --pool 3M --seed 8 --json a.json";
+        let line = "--servers 2 --workers 6 --steps 9 --batch 60 --cores 0-1,5 \
+                    --poll adaptive --fabric verbs --devices a,b \
+                    --standing off --pool 3M --seed 8 --json a.json";
         let options = read_line(line).expect("options");
         assert_eq!(options.plan(), Plan { servers: 2, workers: 6, steps: 9, batch: 60, seed: 8 });
         assert_eq!(options.pool_bytes(), 3 << 20);

@@ -1,11 +1,11 @@
-//! Who does what: which server owns which tensor, which worker takes which images, and what that must move.
+//! The division of work: the tensors of each server, the images of each worker, and the traffic.
 
 use crate::model::{LAYERS, Parameter, TENSORS};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A training run. Every process has the same, and works out its own part of it.
+/// A training run. Every process has the same plan and derives its own part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Parameter servers.
@@ -21,7 +21,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The server that owns a tensor. They are dealt out one by one, so that each gets weights of some layers.
+    /// The server that owns a tensor. Tensors are assigned in turn, so that each server gets
+    /// weights of some layers.
     pub fn owner(&self, parameter: Parameter) -> usize {
         parameter.index() % self.servers
     }
@@ -36,13 +37,14 @@ impl Plan {
         self.batch * worker / self.workers..self.batch * (worker + 1) / self.workers
     }
 
-    /// Tensors that go from one process to another in the whole run: in each step every worker is sent all
-    /// weights and sends all gradients; at the end every worker is sent the final weights.
+    /// Tensors that go from one process to another in the whole run. In each step every worker
+    /// receives all weights and sends all gradients. At the end every worker receives the final
+    /// weights.
     pub fn tensors_moved(&self) -> u64 {
         self.moves() * TENSORS as u64
     }
 
-    /// The bytes of those.
+    /// Bytes of these tensors.
     pub fn bytes_moved(&self) -> u64 {
         self.moves() * model_bytes()
     }
@@ -52,7 +54,7 @@ impl Plan {
         (2 * self.steps + 1) * self.workers as u64
     }
 
-    /// [`Plan::tensors_moved`] as it is worked out.
+    /// The formula of [`Plan::tensors_moved`], with its numbers.
     pub fn tensors_formula(&self) -> String {
         format!(
             "(2 x {} steps + 1) x {} workers x {LAYERS} layers x 2 tensors = {}",
@@ -62,7 +64,7 @@ impl Plan {
         )
     }
 
-    /// [`Plan::bytes_moved`] as it is worked out.
+    /// The formula of [`Plan::bytes_moved`], with its numbers.
     pub fn bytes_formula(&self) -> String {
         format!(
             "(2 x {} steps + 1) x {} workers x {} bytes of all layers = {}",
@@ -73,7 +75,7 @@ impl Plan {
         )
     }
 
-    /// The order in which the images are learned from.
+    /// The order of the training images.
     pub fn sampler(&self, images: usize) -> Sampler {
         Sampler { random: Random::new(self.seed, SHUFFLE), order: (0..images).collect(), at: images }
     }
@@ -87,7 +89,7 @@ fn model_bytes() -> u64 {
     (numbers * size_of::<f32>()) as u64
 }
 
-/// Gives out the images in random order, all of them once before any comes again.
+/// Yields the images in random order, each once before any repeats.
 #[derive(Debug)]
 pub struct Sampler {
     random: Random,

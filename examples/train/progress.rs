@@ -1,17 +1,17 @@
-//! What the user sees while it trains: a bar on a terminal, a few plain lines elsewhere. Both on standard error.
+//! The display of the progress on standard error: a bar on a terminal, a few plain lines elsewhere.
 
 use crate::plan::Plan;
 use crate::worker::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
-/// Plain lines of a run, after the first.
+/// Plain lines of a run after the first.
 const LINES: u64 = 5;
 
-/// Shows how far the run is.
+/// The display.
 #[derive(Debug)]
 pub enum Display {
-    /// For a person who watches.
+    /// For a terminal.
     Bar(ProgressBar),
     /// For a file or a pipe.
     Lines {
@@ -33,7 +33,7 @@ impl Display {
         Display::Bar(bar.with_style(style.expect("the template is right")))
     }
 
-    /// Shows the news.
+    /// Shows the progress.
     pub fn update(&mut self, progress: Progress) {
         match self {
             Display::Bar(bar) => {
@@ -42,14 +42,14 @@ impl Display {
             }
             Display::Lines { steps, due } => {
                 if let Some(line) = line(*steps, due, &progress) {
-                    // Whoever reads it may have gone away; that is no reason to stop.
+                    // A reader that has closed standard error does not stop the run.
                     let _ = std::io::stderr().write_all(line.as_bytes());
                 }
             }
         }
     }
 
-    /// Leaves what is shown as it is, and the cursor on a fresh line.
+    /// Ends the display, with the cursor on a new line.
     pub fn end(self) {
         if let Display::Bar(bar) = self {
             bar.abandon();
@@ -57,7 +57,7 @@ impl Display {
     }
 }
 
-/// The line for this news, if one is due, and when the next will be.
+/// The line for this progress, if one is due, and the step of the next line.
 fn line(steps: u64, due: &mut u64, progress: &Progress) -> Option<String> {
     if progress.step < *due {
         return None;

@@ -7,7 +7,7 @@ pub struct Random(u64);
 impl Random {
     /// The generator of one `stream` (a purpose, such as a tensor's first values) under `seed`.
     pub fn new(seed: u64, stream: u64) -> Random {
-        // One round each, so that neighbouring seeds and streams have nothing in common.
+        // One round each, so that neighbouring seeds and streams are independent.
         let mut seeded = Random(seed);
         let mut streamed = Random(seeded.bits() ^ stream);
         Random(streamed.bits())
@@ -23,17 +23,18 @@ impl Random {
 
     /// A number from -`limit` to `limit`.
     pub fn within(&mut self, limit: f32) -> f32 {
-        // 24 bits: as many as an f32 has.
+        // 24 bits: the precision of an f32.
         let unit = (self.bits() >> 40) as f32 / (1u32 << 24) as f32;
         (unit * 2.0 - 1.0) * limit
     }
 
-    /// A whole number below `bound`, which must not be 0. The bias is below 2^-50 for the few thousand we need.
+    /// A whole number below `bound`, which must not be 0. The bias is below 2^-50 for the few
+    /// thousand we need.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound as u64) as usize
     }
 
-    /// Brings the items in random order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-/// What became of a run.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Report {
     plan: Plan,
     outcome: Outcome,
     comm_share: f64,
-    /// `None` where one process did it all.
+    /// `None` of a run in one process.
     traffic: Option<Traffic>,
 }
 
@@ -25,7 +25,8 @@ impl Report {
         Report { plan, outcome, comm_share: 0.0, traffic: None }
     }
 
-    /// The summary of a run in several processes: what each worker made of it, and what each process moved.
+    /// The summary of a run in several processes: the outcome of each worker, the traffic of each
+    /// process.
     ///
     /// # Errors
     /// If the workers ended with different weights.
@@ -43,10 +44,10 @@ impl Report {
         Ok(Report { plan, outcome: first, comm_share, traffic: Some(total(traffic)) })
     }
 
-    /// That as many tensors and bytes were counted as the plan needs.
+    /// Checks that the counted tensors and bytes are those of the plan.
     ///
     /// # Errors
-    /// Says both figures if they differ.
+    /// If they differ, with both figures.
     pub fn check_traffic(&self) -> Result<()> {
         let Some(traffic) = &self.traffic else { return Ok(()) };
         let counted = (traffic.tensors_received, traffic.bytes_received);
@@ -59,7 +60,8 @@ impl Report {
             .into())
     }
 
-    /// The summary for a program. What a run without transport does not have is `none`, 0 or null.
+    /// The summary for a program. Fields that only a transport has are `none`, 0 or null without
+    /// one.
     pub fn json(&self) -> Value {
         let none = Traffic { fabric: "none".into(), pages: "none".into(), ..Traffic::default() };
         let traffic = self.traffic.as_ref().unwrap_or(&none);

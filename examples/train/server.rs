@@ -6,11 +6,11 @@ use crate::model::Parameter;
 use crate::plan::Plan;
 use std::ops::Deref;
 
-/// The rate of the first step; it falls in a straight line to 0 at the end.
+/// The rate of the first step. It falls linearly to 0 at the end.
 const LEARNING_RATE: f32 = 0.2;
 /// Batches of fewer images are noisier, so the rate is lower in proportion.
 const FULL_BATCH: usize = 48;
-/// The share of the last step's movement that is kept.
+/// The share of the last step's update that is kept.
 const MOMENTUM: f32 = 0.9;
 
 /// The tensors of one server.
@@ -39,14 +39,14 @@ impl Shard {
         Shard { plan: plan.clone(), tensors: plan.owned(server).into_iter().map(owned).collect() }
     }
 
-    /// The weights as they are now, in the order of [`Plan::owned`].
+    /// The current weights, in the order of [`Plan::owned`].
     pub fn weights(&self) -> impl Iterator<Item = &[f32]> {
         self.tensors.iter().map(|owned| &owned.weights[..])
     }
 
-    /// Sums the gradients of all workers (given worker by worker) and moves the weights by that.
+    /// Sums the gradients of all workers, given worker by worker, and updates the weights.
     ///
-    /// The sum always starts with worker 0 and goes up: adding in the order of arrival would give other bits.
+    /// The sum always starts with worker 0: adding in the order of arrival would give other bits.
     pub fn update<G: Deref<Target = [f32]>>(&mut self, step: u64, gradients: &[G]) {
         let left = (self.plan.steps - step) as f32 / self.plan.steps as f32;
         let size = self.plan.batch.min(FULL_BATCH) as f32 / FULL_BATCH as f32;

@@ -1,5 +1,5 @@
-//! Ctrl-C and `kill`: told to a thread of their own, so that nothing has to be done in a signal handler.
-#![allow(unsafe_code)] // The standard library has no signals; these are four calls of libc with no memory to get wrong.
+//! Ctrl-C and `kill`, handled on a thread of their own instead of in a signal handler.
+#![allow(unsafe_code)] // The standard library has no signals: four calls of libc.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,8 +7,8 @@ use std::mem::MaybeUninit;
 /// The signals that ask a program to end.
 const ENDING: [(i32, &str); 2] = [(libc::SIGINT, "SIGINT"), (libc::SIGTERM, "SIGTERM")];
 
-/// From now on, SIGINT and SIGTERM do not end the process but run `then` with the signal's name, each time on the
-/// same thread. Call it before any thread is started: threads inherit what is blocked.
+/// Makes SIGINT and SIGTERM run `then` with the signal's name, on a thread of its own. Call it
+/// before any thread is started: threads inherit the blocked signals.
 pub fn on_ending(mut then: impl FnMut(&'static str) + Send + 'static) -> io::Result<()> {
     let set = ending_set();
     mask(libc::SIG_BLOCK, &set)?;
@@ -25,15 +25,15 @@ pub fn on_ending(mut then: impl FnMut(&'static str) + Send + 'static) -> io::Res
     Ok(())
 }
 
-/// Undoes, in a child, the blocking that it inherited.
+/// In a child: unblocks the signals that the parent has blocked.
 pub fn unblock() -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, &ending_set())
 }
 
 fn ending_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: `sigemptyset` initialises the set that it is given; `sigaddset` then gets an initialised one and a
-    // signal that exists. Neither can fail for these.
+    // SAFETY: `sigemptyset` initialises the set that it is given; `sigaddset` then gets an
+    // initialised one and a signal that exists. Neither can fail for these.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for (signal, _) in ENDING {
@@ -51,7 +51,7 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
     }
 }
 
-/// What a person calls a signal: `9 (SIGKILL)`.
+/// The number and name of a signal: `9 (SIGKILL)`.
 pub fn name(signal: i32) -> String {
     let name = match signal {
         libc::SIGKILL => "SIGKILL",

@@ -1,4 +1,5 @@
-//! The whole plan in one process without any transport: the same shards, parts and order of arithmetic.
+//! The whole plan in one process without any transport: the same shards, parts and order of
+//! arithmetic.
 
 use crate::data::Digits;
 use crate::model::{Parameter, TENSORS};
@@ -6,7 +7,7 @@ use crate::plan::Plan;
 use crate::server::Shard;
 use crate::worker::{Clock, Outcome, Progress, Replica, is_report, outcome};
 
-/// Trains, telling how far it is, and returns what became of it.
+/// Trains, reports the progress, and returns the outcome.
 pub fn run(plan: &Plan, digits: &Digits, mut tell: impl FnMut(Progress)) -> Outcome {
     let mut shards: Vec<Shard> = (0..plan.servers).map(|server| Shard::new(plan, server)).collect();
     let mut replicas: Vec<Replica> =
@@ -19,7 +20,7 @@ pub fn run(plan: &Plan, digits: &Digits, mut tell: impl FnMut(Progress)) -> Outc
         let mut loss = 0.0;
         for (worker, replica) in replicas.iter_mut().enumerate() {
             let part = replica.gradient(&weights, &mut gradients[worker]);
-            // As in the run with processes, worker 0 speaks for all.
+            // As in the run with processes, worker 0 reports the progress.
             loss = if worker == 0 { part } else { loss };
         }
         for (server, shard) in shards.iter_mut().enumerate() {
@@ -41,7 +42,7 @@ fn parameters() -> Vec<Vec<f32>> {
     Parameter::all().map(|parameter| vec![0.0; parameter.len()]).collect()
 }
 
-/// Copies what the servers own to where the workers read it.
+/// Copies the servers' weights to the workers' buffers.
 fn pull(plan: &Plan, shards: &[Shard], weights: &mut [Vec<f32>]) {
     for (server, shard) in shards.iter().enumerate() {
         for (parameter, values) in plan.owned(server).iter().zip(shard.weights()) {
@@ -102,7 +103,8 @@ mod tests {
         let one = train(short(1, 3, 7)).digest;
         assert_eq!(train(short(2, 3, 7)).digest, one);
         assert_eq!(train(short(6, 3, 7)).digest, one);
-        // Another order of sums: were this equal, the comparison with --single would prove little.
+        // Another order of sums. Were the digests equal, the comparison with --single would prove
+        // little.
         assert_ne!(train(short(1, 2, 7)).digest, one);
     }
 

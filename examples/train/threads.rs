@@ -10,10 +10,10 @@ use crate::{server, single, worker};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A tensor under way, with the step that it belongs to.
+/// A tensor in flight, with its step.
 type Sent = (u64, Vec<f32>);
 
-/// The ends of the channels that one side has; one for each tensor, times one for each worker at a server.
+/// The channel ends of one side: one for each tensor, at a server also for each worker.
 struct Side<'a> {
     tensors: Vec<Parameter>,
     peers: usize,
@@ -91,7 +91,7 @@ impl ServerExchange for Side<'_> {
     }
 }
 
-/// All sides of a plan: servers first, with the workers' ends in the order in which the traits want them.
+/// All sides of a plan: servers first, with the workers' ends in the order of the traits.
 fn sides<'a>(plan: &Plan, moved: &'a AtomicU64) -> Vec<Side<'a>> {
     let mut sides: Vec<Side> = Vec::new();
     for server in 0..plan.servers {

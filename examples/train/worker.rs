@@ -1,4 +1,4 @@
-//! A worker: pulls the weights, works out the gradient of its part of the batch, pushes that.
+//! A worker: pulls the weights, computes the gradient of its part of the batch, and pushes it.
 
 use crate::data::{Digits, Image};
 use crate::error::Result;
@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-/// How often a short run tells how far it is.
+/// Progress reports of a short run.
 const REPORTS: u64 = 50;
-/// After how many steps a long run does.
+/// Steps between two progress reports of a long run.
 const PATIENCE: u64 = 100;
 
-/// The part of the computation that one worker has.
+/// The state of one worker.
 #[derive(Debug)]
 pub struct Replica<'a> {
     plan: &'a Plan,
@@ -26,13 +26,14 @@ pub struct Replica<'a> {
 }
 
 impl<'a> Replica<'a> {
-    /// The worker's part before the first step.
+    /// The state before the first step.
     pub fn new(plan: &'a Plan, worker: usize, digits: &'a Digits) -> Replica<'a> {
         let sampler = plan.sampler(digits.training.len());
         Replica { plan, worker, digits, sampler, batch: Vec::new(), scratch: Scratch::new() }
     }
 
-    /// Works out the next step's gradient of this worker's part of the batch; returns the mean loss of that part.
+    /// Computes the gradient of this worker's part of the next batch. Returns the mean loss of the
+    /// part.
     pub fn gradient<W, G>(&mut self, weights: &[W], gradient: &mut [G]) -> f32
     where
         W: Deref<Target = [f32]>,
@@ -51,31 +52,31 @@ impl<'a> Replica<'a> {
     }
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Steps done.
+    /// Completed steps.
     pub step: u64,
-    /// The mean loss of the images that the telling worker took last.
+    /// The mean loss of the reporting worker's last images.
     pub loss: f32,
-    /// The share of held-out images whose digit is found.
+    /// The share of held-out images that are classified correctly.
     pub accuracy: f64,
-    /// The share of the time that went into communication.
+    /// The share of the time spent in communication.
     pub comm_share: f64,
 }
 
-/// Whether a step is one of those after which a run tells how far it is.
+/// Whether a run reports its progress after this step.
 pub fn is_report(plan: &Plan, steps_done: u64) -> bool {
     let every = plan.steps.div_ceil(REPORTS).min(PATIENCE);
     steps_done.is_multiple_of(every) || steps_done == plan.steps
 }
 
-/// What a worker knows at the end.
+/// The results of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// [`model::digest`] of the final weights.
     pub digest: u64,
-    /// Held-out images whose digit is found.
+    /// Held-out images that are classified correctly.
     pub right: usize,
     /// Held-out images.
     pub held_out: usize,
@@ -83,11 +84,11 @@ pub struct Outcome {
     pub loss: f64,
     /// Seconds from the first pull to the last.
     pub seconds: f64,
-    /// Seconds of those in communication.
+    /// Seconds in communication, of `seconds`.
     pub comm_seconds: f64,
 }
 
-/// What is known of the final weights.
+/// The quality of the final weights.
 pub fn outcome<W: Deref<Target = [f32]>>(replica: &mut Replica, weights: &[W], clock: &Clock) -> Outcome {
     let held_out = replica.score(weights, &replica.digits.held_out);
     let training = replica.score(weights, &replica.digits.training);
@@ -101,7 +102,7 @@ pub fn outcome<W: Deref<Target = [f32]>>(replica: &mut Replica, weights: &[W], c
     }
 }
 
-/// Where the time goes. What is told to the user on the way is not counted.
+/// Where the time goes. Progress reports are not counted.
 #[derive(Debug)]
 pub struct Clock {
     since: Instant,
@@ -140,7 +141,7 @@ impl Clock {
     }
 }
 
-/// Takes part in all steps of the plan, and pulls the final weights. Worker 0 tells how far it is.
+/// Runs all steps of the plan, and pulls the final weights. Worker 0 reports the progress.
 pub fn run<E: WorkerExchange>(
     plan: &Plan,
     worker: usize,
@@ -161,7 +162,7 @@ pub fn run<E: WorkerExchange>(
         exchange.push(step, &mut gradients)?;
         clock.communicated();
         if worker == 0 && is_report(plan, step + 1) {
-            // Of the weights before this step's update: the next are not there yet.
+            // The accuracy before this step's update: the new weights are not pulled yet.
             let accuracy = replica.score(&weights, &digits.held_out).accuracy();
             tell(Progress { step: step + 1, loss, accuracy, comm_share: clock.comm_share() })?;
             clock.skip();

@@ -1,4 +1,4 @@
-//! The report for programs. What is not known is null; units are in the names or, where there is none, as libibverbs has them.
+//! The report for programs. Unknown values are null. Units are in the names, or else libibverbs's.
 
 use super::{DeviceReport, refused};
 use crate::error::CliError;
@@ -14,7 +14,9 @@ pub fn render(report: &DeviceReport) -> Result<String, CliError> {
         "rdma_subsystem": report.found.subsystem,
         "untold": report.untold,
         "libibverbs": report.library.as_ref().map(|path| path.display().to_string()),
-        "devices": devices.map(|(device, (file, access))| show_device(device, file.as_deref(), access)).collect::<Vec<_>>(),
+        "devices": devices
+            .map(|(device, (file, access))| show_device(device, file.as_deref(), access))
+            .collect::<Vec<_>>(),
         "choice": report.choice.as_ref().ok().map(show_choice),
         "obstacles": report.obstacles(),
     });

@@ -1,4 +1,4 @@
-//! Where libibverbs lies, without loading it.
+//! Finds libibverbs without loading it.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,11 @@ pub const NAME: &str = "libibverbs.so.1";
 /// The linker's list of libraries.
 const CACHE: &str = "/etc/ld.so.cache";
 
-/// Folders that it looks in whatever the list says; on Debian also in their subfolder for the machine's kind.
+/// The default folders of the dynamic linker; on Debian also their subfolder for the architecture.
 const FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// The file that the dynamic linker would take (`ld.so(8)`): of `LD_LIBRARY_PATH`, of its list, of its own folders.
+/// The file that the dynamic linker would load (`ld.so(8)`): from `LD_LIBRARY_PATH`, its list, or
+/// its default folders.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let cache = std::fs::read(CACHE).unwrap_or_default();
@@ -30,7 +31,7 @@ fn find_in(
     first.map(in_folder).chain(listed).chain(last.map(in_folder)).find(|file| file.is_file())
 }
 
-/// The paths of the library in the linker's list, whose texts each end with a zero byte.
+/// The paths of the library in the linker's list of zero-terminated texts.
 fn listed(cache: &[u8]) -> Vec<PathBuf> {
     let texts =
         cache.split(|byte| *byte == 0).filter_map(|text| std::str::from_utf8(text).ok()).map(Path::new);

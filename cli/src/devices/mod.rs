@@ -1,8 +1,9 @@
-//! `tensorwire devices`: the RDMA devices of this machine, and which device, port and GID would be chosen and why.
+//! `tensorwire devices`: the RDMA devices of this machine, and which device, port and GID would be
+//! chosen and why.
 //!
-//! What is shown comes from the kernel's own files, so that it can be seen on a machine without libibverbs; where that is there, it
-//! is asked for limits and MTUs, which the files don't have. The program ends with 0 if the verbs fabric would find all that it
-//! needs, and with 1 and every obstacle in one line if not.
+//! The facts come from the kernel's files, so libibverbs need not be installed. Only limits and
+//! MTUs come from libibverbs. The exit status is 0 if the verbs fabric would start here, otherwise
+//! 1, with all obstacles on one line.
 
 mod json;
 mod library;
@@ -19,34 +20,36 @@ use tensorwire::internals::node;
 /// Where the kernel shows this machine's devices.
 const SYSFS: &str = "/sys";
 
-/// Shows the RDMA devices of this machine: ports, state, speed, MTU, NUMA node, GID tables, limits; and which device, port
-/// and GID would be chosen and why, with the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...)
+/// Shows the RDMA devices of this machine, and which device, port and GID tensorwire chooses.
+///
+/// A device is shown with its ports, states, speeds, MTUs, NUMA node, GID tables and limits. The
+/// choice follows the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...) and of --config.
 #[derive(clap::Args, Debug)]
 pub struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// A configuration file with settings of devices, below those of the environment
+    /// A configuration file with settings of devices; the environment wins over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where the kernel's device tree is, or a copy of another machine's
+    /// The kernel's device tree, or a copy of another machine's
     #[arg(long, value_name = "DIR", default_value = SYSFS)]
     sysfs: PathBuf,
-    /// Where the device files are
+    /// The folder of the device files
     #[arg(long, value_name = "DIR", default_value = "/dev")]
     dev: PathBuf,
 }
 
-/// What there is to say.
+/// The facts to show.
 struct DeviceReport {
     found: Found,
-    /// For each device its file, and whether this process may use it.
+    /// The file of each device, and whether this process may use it.
     files: Vec<(Option<PathBuf>, UserAccess)>,
     library: Option<PathBuf>,
-    /// What the library could not tell, and why.
+    /// Why limits and MTUs are unknown.
     untold: Vec<String>,
     choice: Result<Choice, Refusal>,
-    /// Where the kernel's files were looked for.
+    /// The folder of the kernel's files.
     class: PathBuf,
 }
 
@@ -74,7 +77,7 @@ pub fn run(args: DevicesArgs) -> Result<(), CliError> {
     }
 }
 
-/// Adds what libibverbs tells. Returns what it could not tell, and why.
+/// Adds limits and MTUs from libibverbs. Returns why some are unknown.
 fn complete(found: &mut Found) -> Vec<String> {
     if found.devices.is_empty() {
         return Vec::new();
@@ -89,8 +92,8 @@ fn complete(found: &mut Found) -> Vec<String> {
     }
 }
 
-/// The settings of devices, from the file and the environment. The others have no part in this, so they may be missing, and
-/// variables of theirs are not looked at.
+/// The settings of devices, from the file and the environment. Other settings may be missing, and
+/// their variables are ignored.
 fn settings(file: Option<PathBuf>) -> Result<Config, CliError> {
     let builder = Config::builder()
         .member("devices", 0)
@@ -104,13 +107,14 @@ fn settings(file: Option<PathBuf>) -> Result<Config, CliError> {
 }
 
 impl DeviceReport {
-    /// Why the verbs fabric would not start here: all that is known to be in its way.
+    /// Every known reason why the verbs fabric would not start here.
     fn obstacles(&self) -> Vec<String> {
         let mut obstacles = Vec::new();
         match &self.choice {
             Err(Refusal::NoDevice) if !self.found.subsystem => obstacles.push(format!(
-                "there is no RDMA device, nor the kernel's part for them ({} is not there): load the driver of the NIC (or \
-                 of soft-RoCE: rdma_rxe), and see that the container, if this is one, shows it",
+                "there is no RDMA device, nor the kernel's part for them ({} is not there): load the driver \
+                 of the NIC (or of soft-RoCE: rdma_rxe), and see that the container, if this is one, \
+                 shows it",
                 self.class.display()
             )),
             Err(refusal) => obstacles.push(refusal.to_string()),
@@ -121,7 +125,8 @@ impl DeviceReport {
         }
         if self.library.is_none() {
             obstacles.push(format!(
-                "{} was not found: install it (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)",
+                "{} was not found: install it (Debian: libibverbs1 and ibverbs-providers; Fedora: \
+                 libibverbs)",
                 library::NAME
             ));
         }
@@ -134,8 +139,8 @@ fn refused(name: &str, access: &UserAccess) -> Option<String> {
     match access {
         UserAccess::Allowed => None,
         UserAccess::Refused { file, why } => Some(format!(
-            "{name} can't be used by this process: {file}: {why}: give its user read and write permission (and the container \
-             the device)"
+            "{name} can't be used by this process: {file}: {why}: give its user read and write permission \
+             (and the container the device)"
         )),
         _ => {
             Some(format!("{name} can't be used by any program: the kernel's module ib_uverbs is not loaded"))

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 use tensorwire::internals::fabric::verbs::device::{Choice, Device, Limits, Port, UserAccess};
 
-/// Said of what the kernel's files don't show.
+/// Shown for facts that the kernel's files don't have.
 const ASK_LIBRARY: &str = "not shown by the kernel";
 
 /// The report, ready to print.
@@ -106,8 +106,9 @@ fn show_limits(text: &mut String, limits: &Limits) -> std::fmt::Result {
     let Limits { max_qp, max_qp_wr, max_sge, max_cq, max_cqe, max_mr, max_mr_size, max_pd, .. } = limits;
     writeln!(
         text,
-        "  limits: max_qp {max_qp}, max_qp_wr {max_qp_wr}, max_sge {max_sge}, max_cq {max_cq}, max_cqe {max_cqe}, max_mr \
-         {max_mr}, max_mr_size {max_mr_size}, max_pd {max_pd}, max_qp_rd_atom {}, max_qp_init_rd_atom {}",
+        "  limits: max_qp {max_qp}, max_qp_wr {max_qp_wr}, max_sge {max_sge}, max_cq {max_cq}, \
+         max_cqe {max_cqe}, max_mr {max_mr}, max_mr_size {max_mr_size}, max_pd {max_pd}, \
+         max_qp_rd_atom {}, max_qp_init_rd_atom {}",
         limits.max_qp_rd_atom, limits.max_qp_init_rd_atom
     )
 }

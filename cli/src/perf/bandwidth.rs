@@ -1,4 +1,4 @@
-//! What a run of write_bw says of one size: perftest's bandwidth table, and the same as JSON.
+//! The results of write_bw for one size: perftest's bandwidth table, and the same as JSON.
 
 use super::measure::Elapsed;
 use super::recorder::median;
@@ -24,7 +24,7 @@ pub struct Bandwidth {
 }
 
 impl Bandwidth {
-    /// What the turns of one size came to.
+    /// The results of the turns of one size.
     pub fn of(bytes: usize, turns: &[Elapsed]) -> Self {
         let each: Vec<f64> = turns.iter().map(Elapsed::each).collect();
         let rate = |nanos: f64| if nanos > 0.0 { bytes as f64 / nanos } else { 0.0 };

@@ -1,19 +1,19 @@
-//! Which two cores the processes run on.
+//! The cores of the two processes.
 
 use crate::error::CliError;
 
-/// The cores of the two processes: the measuring one's first.
+/// The cores of the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// Where the process that measures runs.
+    /// The core of the process that measures.
     pub initiator: usize,
-    /// Where the process that answers runs.
+    /// The core of the process that answers.
     pub responder: usize,
 }
 
 impl Cores {
-    /// Chooses two cores of the mask: those asked for, or else the first one and the next that shares no physical
-    /// core with it.
+    /// Chooses two cores of the mask: the requested ones, or else the first and the next one on
+    /// another physical core.
     pub fn choose(
         asked: Option<[usize; 2]>,
         mask: &[usize],
@@ -21,8 +21,8 @@ impl Cores {
     ) -> Result<Self, CliError> {
         if mask.len() < 2 {
             return Err(CliError::Failed(format!(
-                "perf needs two cores and this process may use {mask:?} only: two processes that spin on one core \
-                 measure the scheduler; widen the mask (taskset, cpuset) or use a machine with two CPUs"
+                "perf needs two cores and this process may use {mask:?} only: two processes that spin on one \
+                 core measure the scheduler; widen the mask (taskset, cpuset) or use a machine with two CPUs"
             )));
         }
         let [initiator, responder] = match asked {
@@ -41,20 +41,21 @@ impl Cores {
         }
         if initiator == responder {
             return Err(CliError::Usage(format!(
-                "--cores: {initiator} is named twice; two processes that spin need a core each, such as {},{}",
+                "--cores: {initiator} is named twice; two spinning processes need a core each, such as {},{}",
                 mask[0], mask[1]
             )));
         }
         Ok(Cores { initiator, responder })
     }
 
-    /// Whether both are threads of one physical core, where a ping-pong never leaves the first-level cache.
+    /// Whether both are threads of one physical core, where a ping-pong never leaves the
+    /// first-level cache.
     pub fn share_a_core(&self, siblings: impl Fn(usize) -> Vec<usize>) -> bool {
         siblings(self.initiator).contains(&self.responder)
     }
 }
 
-/// The logical CPUs on the same physical core, as the kernel tells it; only `core` itself where it does not.
+/// The logical CPUs of the same physical core; only `core` itself if the kernel does not tell.
 pub fn siblings(core: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     let listed = std::fs::read_to_string(path).ok().and_then(|list| parse_list(list.trim()));

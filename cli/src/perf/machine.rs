@@ -1,9 +1,9 @@
-//! What the report says about the machine and the build.
+//! Facts about the machine and the build, for the report.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Said where the system does not tell.
+/// Shown for a fact that the system does not tell.
 const UNKNOWN: &str = "unknown";
 
 /// The kernel's release.
@@ -18,8 +18,8 @@ pub fn cpu(cpuinfo: &str) -> String {
     line.map_or_else(|| format!("{UNKNOWN} {}", std::env::consts::ARCH), |(_, model)| model.trim().into())
 }
 
-/// The commit of the program: what the build was told in `TENSORWIRE_BUILD_COMMIT`, else that of the checkout it was built in,
-/// if that is still there.
+/// The commit of the program: `TENSORWIRE_BUILD_COMMIT` at build time, else the commit of the
+/// checkout that it was built in, if the checkout still exists.
 pub fn commit() -> String {
     option_env!("TENSORWIRE_BUILD_COMMIT")
         .map(str::to_owned)

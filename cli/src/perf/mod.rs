@@ -1,8 +1,8 @@
 //! `tensorwire perf`: latency and bandwidth between two pinned processes, in turns with references.
 //!
-//! The *initiator* (the first process, or the client) measures. The *responder* (the second process,
-//! or the server) answers. Between turns they exchange messages on a socket ([`control_channel`]).
-//! Within a turn only the workload moves bytes ([`workload`]).
+//! The *initiator* (the first process, or the client) measures. The *responder* (the second
+//! process, or the server) answers. Between turns they exchange messages on a socket
+//! ([`control_channel`]). Within a turn only the workload moves bytes ([`workload`]).
 
 mod bandwidth;
 mod bare_link;

@@ -38,7 +38,7 @@ const SMALL: u32 = 128;
 /// `small_tensor_bytes` at most.
 const MAX_SMALL: i64 = 160;
 
-/// Measures latency or bandwidth between two processes.
+/// Measures latency and bandwidth between two processes, in turns with bare references.
 ///
 /// One process measures, the other answers. With --local, `perf` starts both on this host. Without
 /// --local and without HOST, this process is the server: it answers one client and ends. With HOST
@@ -66,14 +66,21 @@ pub struct RunOptions {
     #[serde(skip)]
     pub local: bool,
     /// Payload sizes, such as 2,8,4096,64KiB,1MiB [default: depends on the test]
-    #[arg(long, short, global = true, alias = "size", value_delimiter = ',', value_parser = bytes, conflicts_with = "all_sizes")]
+    #[arg(
+        long, short, global = true, alias = "size", value_delimiter = ',', value_parser = bytes,
+        conflicts_with = "all_sizes"
+    )]
     pub sizes: Option<Vec<usize>>,
     /// Every power of two from 2 bytes to 8 MiB that the test can carry
     #[arg(long, short, global = true, alias = "all")]
     #[serde(skip)]
     pub all_sizes: bool,
-    /// Measured round trips, or operations, of each size, over all turns [default: 100000, fewer above 10 KiB]
-    #[arg(long, short = 'n', global = true, alias = "iters", conflicts_with = "duration", value_parser = value_parser!(u64).range(1..))]
+    /// Measured round trips, or operations, of each size, over all turns [default: 100000, fewer
+    /// above 10 KiB]
+    #[arg(
+        long, short = 'n', global = true, alias = "iters", conflicts_with = "duration",
+        value_parser = value_parser!(u64).range(1..)
+    )]
     pub iterations: Option<u64>,
     /// Seconds to measure each size, over all turns, instead of a number of round trips
     #[arg(long, short = 'D', global = true, value_name = "SECONDS", value_parser = seconds)]
@@ -82,7 +89,10 @@ pub struct RunOptions {
     #[arg(long, global = true, value_name = "N", value_parser = value_parser!(u64).range(0..=1_000_000_000))]
     pub warmup: Option<u64>,
     /// Turns of the test and of its references; at least 5 beside references
-    #[arg(long, global = true, value_name = "N", default_value_t = MIN_TURNS, value_parser = value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long, global = true, value_name = "N", default_value_t = MIN_TURNS,
+        value_parser = value_parser!(u32).range(1..=1000)
+    )]
     pub turns: u32,
     /// The two cores: of the process that measures, and of the one that answers
     #[arg(long, global = true, value_parser = pair, value_name = "A,B")]
@@ -131,7 +141,10 @@ pub struct FabricOptions {
     #[serde(skip)]
     pub host: Option<String>,
     /// TCP port of the server
-    #[arg(long, short, default_value_t = PORT, conflicts_with = "local", value_parser = value_parser!(u16).range(1..))]
+    #[arg(
+        long, short, default_value_t = PORT, conflicts_with = "local",
+        value_parser = value_parser!(u16).range(1..)
+    )]
     #[serde(skip)]
     pub port: u16,
     /// What carries the bytes
@@ -174,7 +187,10 @@ pub struct BareOptions {
     #[serde(flatten)]
     pub fabric: FabricOptions,
     /// verbs: work requests per completion; at most a quarter of the depth [default: 64]
-    #[arg(long, short = 'Q', value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    #[arg(
+        long, short = 'Q', value_name = "N",
+        value_parser = value_parser!(u32).range(1..=i64::from(MAX_DEPTH))
+    )]
     pub cq_mod: Option<u32>,
 }
 
@@ -198,7 +214,8 @@ pub struct WriteLatOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub posting: InlineOptions,
-    /// How the receiver learns of a write [default: memory on verbs, as ib_write_lat; immediate on shm]
+    /// How the receiver learns of a write [default: memory on verbs, as ib_write_lat; immediate on
+    /// shm]
     #[arg(long)]
     notify: Option<Notify>,
     /// Idle links between the two processes, beside the measured one; it is then also measured
@@ -214,8 +231,12 @@ pub struct RendezvousOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub fabric: FabricOptions,
-    /// Tensors up to this many bytes travel inside a message (small_tensor_bytes) [default: 128; with --borrow: 0]
-    #[arg(long, short = 'I', alias = "inline_size", value_name = "BYTES", value_parser = value_parser!(u32).range(0..=MAX_SMALL))]
+    /// Tensors up to this many bytes travel inside a message (small_tensor_bytes) [default: 128;
+    /// with --borrow: 0]
+    #[arg(
+        long, short = 'I', alias = "inline_size", value_name = "BYTES",
+        value_parser = value_parser!(u32).range(0..=MAX_SMALL)
+    )]
     inline: Option<u32>,
     /// shm: receive by borrowing, and send the same tensor each time; every size is measured in
     /// turns with the smallest
@@ -223,11 +244,17 @@ pub struct RendezvousOptions {
     pub borrow: bool,
     /// Tensors each way in a round trip, sent and received by one call; they are then also sent
     /// and received one by one, in turns. The times are those of whole batches
-    #[arg(long, value_name = "N", conflicts_with = "standing", value_parser = value_parser!(u32).range(1..=MAX_BATCH))]
+    #[arg(
+        long, value_name = "N", conflicts_with = "standing",
+        value_parser = value_parser!(u32).range(1..=MAX_BATCH)
+    )]
     batch: Option<u32>,
     /// Each round trip is a step of its own, and both sides ask for the tensors of WINDOW steps in
     /// advance [16 if no number is given]; then also measured with plain requests, in turns
-    #[arg(long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW, value_parser = value_parser!(u32).range(1..=MAX_WINDOW))]
+    #[arg(
+        long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW,
+        value_parser = value_parser!(u32).range(1..=MAX_WINDOW)
+    )]
     standing: Option<u32>,
     /// The tensors of --batch travel one by one, those of --standing are requested in their steps:
     /// see [`Test::baseline`].

@@ -98,7 +98,8 @@ impl Plan {
         let [our_test, their_test] = [&ours, &theirs].map(|terms| in_words(terms.get("test")));
         if our_test != their_test {
             return Err(CliError::Usage(format!(
-                "the server was started for {our_test} and the client runs {their_test}: start both with the same test"
+                "the server was started for {our_test} and the client runs {their_test}: start both with the \
+                 same test"
             )));
         }
         let given = self.given.iter().filter_map(|name| Some((name, ours.get(name)?)));
@@ -149,7 +150,8 @@ impl Plan {
         }
     }
 
-    /// The size that `bytes` is compared with, where receives borrow: the smallest, if it is smaller.
+    /// The size that `bytes` is compared with, where receives borrow: the smallest, if it is
+    /// smaller.
     pub fn smallest(&self, bytes: usize) -> Option<usize> {
         let smallest = self.args.sizes().iter().copied().min()?;
         (self.args.test.borrows() && smallest < bytes).then_some(smallest)
@@ -214,8 +216,8 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     }
     if matches!(test, Test::WriteLat(options) if options.notify() == Notify::Memory) {
         return usage(
-            "--notify memory: on shm a write lands when its receiver polls, so nobody could see it in memory before; \
-             it is for --fabric verbs",
+            "--notify memory: on shm a write lands when its receiver polls, so memory does not show it \
+             earlier; it is for --fabric verbs",
         );
     }
     let only_verbs = [

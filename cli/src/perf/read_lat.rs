@@ -42,7 +42,8 @@ pub fn passive<F: MeasuredFabric>(
     max_bytes: usize,
     channel: &mut ControlChannel,
 ) -> Result<Passive<F>, CliError> {
-    let (side, ..) = linked(Role::Acceptor, options, max_bytes, channel)?; // the port keeps the exposed memory
+    // The port keeps the exposed memory.
+    let (side, ..) = linked(Role::Acceptor, options, max_bytes, channel)?;
     Passive::new(side, channel)
 }
 

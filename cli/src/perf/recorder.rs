@@ -1,16 +1,16 @@
-//! What a run of samples comes to: percentiles from an HDR histogram, everything else exactly.
+//! Statistics of samples: percentiles from an HDR histogram, everything else exactly.
 
 use hdrhistogram::Histogram;
 
 /// Decimal digits that the histogram keeps of each sample.
 const DIGITS: u8 = 3;
-/// Longest time that the histogram holds, in nanoseconds (an hour); it allocates nothing while recording.
+/// Longest time of the histogram in nanoseconds (an hour). Recording allocates nothing.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// Collects times in nanoseconds. No sample is dropped.
 ///
-/// Minimum, maximum, mean and standard deviation come from the samples themselves (Welford's method), not from the
-/// histogram's buckets.
+/// Minimum, maximum, mean and standard deviation come from the samples themselves (Welford's
+/// method), not from the buckets of the histogram.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     histogram: Histogram<u64>,
@@ -30,7 +30,7 @@ impl Recorder {
         Recorder { histogram, count: 0, min: u64::MAX, max: 0, mean: 0.0, squares: 0.0 }
     }
 
-    /// Forgets everything, and keeps the room.
+    /// Removes all samples, and keeps the memory.
     pub fn clear(&mut self) {
         self.histogram.reset();
         (self.count, self.min, self.max, self.mean, self.squares) = (0, u64::MAX, 0, 0.0, 0.0);
@@ -39,7 +39,8 @@ impl Recorder {
     /// Adds a sample, in nanoseconds.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
-        // A sample past the histogram's end counts in its last bucket; the exact maximum is kept beside it.
+        // A sample past the histogram's end counts in its last bucket; the exact maximum is kept
+        // beside it.
         self.histogram.saturating_record(nanos);
         self.count += 1;
         self.min = self.min.min(nanos);
@@ -65,12 +66,14 @@ impl Recorder {
         self.max = self.max.max(other.max);
     }
 
-    /// The sample below which `quantile` (0 to 1) of all samples lie, in nanoseconds; 0 without samples.
+    /// The sample below which `quantile` (0 to 1) of all samples lie, in nanoseconds; 0 without
+    /// samples.
     pub fn quantile(&self, quantile: f64) -> f64 {
         if self.count == 0 {
             return 0.0;
         }
-        // The histogram answers with the upper end of a bucket, which may lie past the largest sample.
+        // The histogram answers with the upper end of a bucket, which may lie past the largest
+        // sample.
         self.histogram.value_at_quantile(quantile).clamp(self.min, self.max) as f64
     }
 
@@ -92,10 +95,10 @@ impl Recorder {
     }
 }
 
-/// What the samples come to; times in nanoseconds.
+/// Statistics of the samples; times in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// How many samples there were.
+    /// Number of samples.
     pub count: u64,
     /// The shortest, exactly.
     pub min_ns: f64,

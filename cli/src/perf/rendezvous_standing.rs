@@ -69,8 +69,8 @@ impl RendezvousStanding {
         })
     }
 
-    /// Fails if most tensors had no standing request: then the figures would not be those of standing
-    /// requests. The first steps, and those after a change of size, have plain requests.
+    /// Fails if most tensors had no standing request: then the figures would not be those of
+    /// standing requests. The first steps, and those after a change of size, have plain requests.
     fn check(&mut self) -> Result<(), Abort> {
         let claimed = self.node.counters().get(Counter::StandingClaimed);
         let news = claimed - std::mem::replace(&mut self.claimed, claimed);
@@ -78,7 +78,8 @@ impl RendezvousStanding {
             return Ok(());
         }
         Err(Abort::Failed(format!(
-            "of the last {CHECK_EVERY} tensors {news} had a standing request: a window of {} does not hold here",
+            "of the last {CHECK_EVERY} tensors {news} had a standing request: a window of {} is \
+             too short here",
             self.options.standing()
         )))
     }

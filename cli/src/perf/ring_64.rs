@@ -1,5 +1,5 @@
-//! A bare ring of 64-byte slots, sequence word and payload in one line: a lower bound for a queue of
-//! messages.
+//! A bare ring of 64-byte slots, sequence word and payload in one line: a lower bound for a queue
+//! of messages.
 
 use super::control_channel::ControlChannel;
 use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD, Set, ring};
@@ -16,8 +16,9 @@ const WORDS: usize = 8;
 
 /// One side: it produces into one ring and consumes from the other.
 ///
-/// Message n lies in slot n modulo the number of slots. It is complete when the slot's sequence word
-/// is n. A ping-pong never has more than one message in a ring, so no slot is overwritten unread.
+/// Message n lies in slot n modulo the number of slots. It is complete when the slot's sequence
+/// word is n. A ping-pong never has more than one message in a ring, so no slot is overwritten
+/// unread.
 pub struct Ring64 {
     mapping: Arc<SharedMapping>,
     outgoing: usize,

@@ -76,7 +76,7 @@ pub enum KeepAlive {
 /// Properties of an open workload, for the report's header.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The fabric, or what stands for it.
+    /// The fabric, or the bare memory.
     pub fabric: String,
     /// The device, where the fabric has one.
     pub device: Option<String>,

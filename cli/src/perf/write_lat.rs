@@ -1,5 +1,5 @@
-//! The bare fabric: a one-sided write, answered by another. The receiver takes an immediate, or polls
-//! the last byte.
+//! The bare fabric: a one-sided write, answered by another. The receiver takes an immediate, or
+//! polls the last byte.
 
 use super::bare_link::{BareLink, Received, immediate};
 use super::control_channel::ControlChannel;

@@ -1,4 +1,4 @@
-//! Memory that a device writes to, looked at while it does: how perftest's `ib_write_lat` learns of a write.
+//! Memory that is read while a device writes to it: perftest's `ib_write_lat` detects writes so.
 #![allow(unsafe_code)] // a byte that is not read through a tensor
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -6,7 +6,7 @@ use tensorwire::internals::fabric::{LinkId, Port, PostError};
 use tensorwire::internals::wire::Grant;
 use tensorwire::{Pool, TensorMut};
 
-/// Memory that a peer was granted for as long as the program runs.
+/// Memory that a peer may write until the program ends.
 pub struct Landing {
     first: *const AtomicU8,
     len: usize,
@@ -15,7 +15,7 @@ pub struct Landing {
 }
 
 impl Landing {
-    /// Grants the peer memory of this pool, for good.
+    /// Grants the memory to the peer until the program ends.
     ///
     /// # Errors
     /// As [`Port::grant`].
@@ -30,16 +30,16 @@ impl Landing {
         Ok((grant, Landing { first, len, _pool: pool.clone() }))
     }
 
-    /// The last of the first `bytes`, as it is now. What was written before it is seen by whoever sees it.
+    /// The current value of byte `bytes - 1`. Writes before it are visible to the reader (acquire).
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the memory is smaller.
     #[inline(always)]
     pub fn last_of(&self, bytes: usize) -> u8 {
         self.byte(bytes - 1).load(Ordering::Acquire)
     }
 
-    /// Sets that byte to 0. Nobody writes to it at the time, or a write is lost.
+    /// Sets byte `bytes - 1` to 0. A concurrent write of the peer would be lost.
     pub fn clear(&self, bytes: usize) {
         self.byte(bytes - 1).store(0, Ordering::Release);
     }
@@ -47,9 +47,10 @@ impl Landing {
     #[inline(always)]
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.len, "byte {at} of {}", self.len);
-        // SAFETY: inside the granted tensor (just checked), which lies in the pool's mapping, held here. The port owns
-        // the tensor until its grant is revoked, which this program never does: so nothing in this process has a reference
-        // to these bytes, and what a device writes besides is seen through an atomic.
+        // SAFETY: inside the granted tensor (just checked), which lies in the pool's mapping, held
+        // here. The port owns the tensor until its grant is revoked, which this program never does:
+        // so nothing in this process has a reference to these bytes, and what a device writes
+        // besides is seen through an atomic.
         unsafe { &*self.first.add(at) }
     }
 }

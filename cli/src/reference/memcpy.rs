@@ -1,18 +1,18 @@
-//! One thread's memcpy between two mapped regions: what moving that many bytes costs with no transport at all.
+//! One thread's memcpy between two mapped regions: the cost of moving bytes without a transport.
 
 use crate::error::CliError;
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::hint::black_box;
 
-/// Two regions of the same size, with huge pages where the system gives them. The source is written once: a clean,
-/// warm source is the strictest figure to be compared with.
+/// Two regions of the same size, on huge pages if possible. The source is written once: a clean,
+/// warm source gives the strictest reference.
 pub struct Memcpy {
     source: MmapMut,
     target: MmapMut,
 }
 
 impl Memcpy {
-    /// Regions for copies of at most `bytes`, every page of them there.
+    /// Regions for copies of at most `bytes`, with every page populated.
     pub fn new(bytes: usize) -> Result<Self, CliError> {
         Ok(Memcpy { source: region(bytes, 0x5a)?, target: region(bytes, 0)? })
     }
@@ -21,7 +21,7 @@ impl Memcpy {
     ///
     /// # Panics
     /// If the regions are smaller.
-    #[inline(never)] // a call of its own, as a transport's copy is
+    #[inline(never)] // a call, as a transport's copy is
     pub fn copy(&mut self, bytes: usize) {
         self.target[..bytes].copy_from_slice(black_box(&self.source[..bytes]));
         black_box(&mut self.target);
@@ -32,7 +32,7 @@ fn region(bytes: usize, fill: u8) -> Result<MmapMut, CliError> {
     let mut map = MmapOptions::new().len(bytes.max(1)).map_anon().map_err(|error| {
         CliError::failed(format!("mapping {bytes} bytes for the memcpy reference"), error)
     })?;
-    // Refused where the kernel has no huge pages; plain ones serve then.
+    // Fails without huge pages in the kernel: base pages do then.
     let _ = map.advise(Advice::HugePage);
     map.fill(fill);
     Ok(map)

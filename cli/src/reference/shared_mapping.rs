@@ -55,9 +55,10 @@ impl SharedMapping {
             "{count} words at {offset} do not lie in a mapping of {} bytes",
             self.map.len()
         );
-        // SAFETY: the words lie inside the mapping (just checked) and are aligned, since a mapping begins at a page.
-        // The mapping lives as long as `self`, whose borrow bounds the slice, and its file can't shrink (sealed, and
-        // the seal was verified). Every access to it, in both processes, goes through these atomics.
+        // SAFETY: the words lie inside the mapping (just checked) and are aligned, since a mapping
+        // begins at a page. The mapping lives as long as `self`, whose borrow bounds the slice, and
+        // its file can't shrink (sealed, and the seal was verified). Every access to it, in both
+        // processes, goes through these atomics.
         unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().add(offset).cast::<AtomicU64>(), count) }
     }
 }

@@ -1,16 +1,17 @@
-//! The stopwatch: the processor's time stamp counter where it can be trusted, else the system's monotonic clock.
+//! A stopwatch on the processor's time stamp counter if it is reliable, else on the monotonic
+//! clock.
 #![allow(unsafe_code)] // the two instructions that read the counter
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// What the kernel keeps the time by.
+/// The file with the kernel's clock source.
 #[cfg(target_arch = "x86_64")]
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// How long the counter is compared with the system's clock.
+/// How long the counter is compared with the monotonic clock.
 const CALIBRATION: Duration = Duration::from_millis(50);
 
-/// A stopwatch. Stamps of one clock may be compared with each other, not with another's.
+/// A stopwatch. Only stamps of the same stopwatch can be compared.
 #[derive(Clone, Debug)]
 pub struct Stopwatch {
     source: TimeSource,
@@ -18,7 +19,7 @@ pub struct Stopwatch {
 
 #[derive(Clone, Debug)]
 enum TimeSource {
-    /// The counter, with the nanoseconds that one tick takes.
+    /// The counter, with the nanoseconds of one tick.
     #[cfg(target_arch = "x86_64")]
     Tsc { nanos_per_tick: f64 },
     /// The system's monotonic clock, as nanoseconds since this origin.
@@ -30,7 +31,7 @@ enum TimeSource {
 pub struct Stamp(u64);
 
 impl Stopwatch {
-    /// The best clock of this machine. Takes 50 ms where the counter has to be calibrated.
+    /// The best clock of this machine. Calibrating the counter takes 50 ms.
     pub fn new() -> Self {
         #[cfg(target_arch = "x86_64")]
         if counter_is_invariant(&read("/proc/cpuinfo")) || kernel_trusts_counter(&read(CLOCK_SOURCE)) {
@@ -39,7 +40,7 @@ impl Stopwatch {
         Stopwatch { source: TimeSource::System { origin: Instant::now() } }
     }
 
-    /// Now. Everything that the program did before has been done when the stamp is taken.
+    /// The time now. All earlier loads of the program are complete.
     #[inline(always)]
     pub fn now(&self) -> Stamp {
         match &self.source {
@@ -78,7 +79,7 @@ fn counter_is_invariant(cpuinfo: &str) -> bool {
     ["constant_tsc", "nonstop_tsc"].iter().all(|wanted| flags.split_whitespace().any(|flag| flag == *wanted))
 }
 
-/// Whether the kernel keeps the time by the counter: it watches it, and takes another clock when they differ.
+/// Whether the counter is the kernel's clock source. The kernel drops an unreliable counter.
 #[cfg(target_arch = "x86_64")]
 fn kernel_trusts_counter(source: &str) -> bool {
     source.trim_end() == "tsc"
@@ -97,12 +98,12 @@ fn calibrate() -> TimeSource {
     let nanos = last_time.duration_since(first_time).as_nanos() as f64;
     match last_ticks.checked_sub(first_ticks) {
         Some(ticks) if ticks > 0 => TimeSource::Tsc { nanos_per_tick: nanos / ticks as f64 },
-        // A counter that stands still or runs backwards is none, whatever its flags say.
+        // A counter that stands still or runs backwards is unusable.
         _ => TimeSource::System { origin: Instant::now() },
     }
 }
 
-/// Both clocks at nearly the same time: of several readings the one that was least disturbed.
+/// Readings of both clocks at nearly the same time: the closest of several pairs.
 #[cfg(target_arch = "x86_64")]
 fn paired_reading() -> (Instant, u64) {
     let mut best = (u64::MAX, Instant::now(), 0);
@@ -121,8 +122,8 @@ fn paired_reading() -> (Instant, u64) {
 #[inline(always)]
 fn read_counter() -> u64 {
     use std::arch::x86_64::{_mm_lfence, _rdtsc};
-    // SAFETY: both instructions belong to the base set of x86_64 (SSE2), touch no memory and have no preconditions.
-    // The fence keeps the counter from being read before earlier loads are done.
+    // SAFETY: both instructions belong to the base set of x86_64 (SSE2), touch no memory and have
+    // no preconditions. The fence keeps the counter from being read before earlier loads are done.
     unsafe {
         _mm_lfence();
         _rdtsc()

@@ -1,4 +1,4 @@
-//! `tensorwire devices` as its users meet it, on trees that are laid out as `/sys` and `/dev`.
+//! `tensorwire devices` as a user runs it, on folders that are laid out like `/sys` and `/dev`.
 
 use serde_json::Value;
 use std::fs;
@@ -110,8 +110,8 @@ fn a_roce_nic_is_shown_with_what_would_be_chosen_and_why() {
         "    GIDs (2 of 8):\n",
         "          2  fe80::e42:a1ff:fe00:1  RoCE v1       ens1\n",
         "          5  10.1.2.3               RoCE v2       ens1\n",
-        "chosen: device mlx5_0 (the only one with an active port), port 1 (the only active one), GID 5 (10.1.2.3, RoCE v2, \
-         ens1): the first of RoCE v2 with an IPv4 address\n",
+        "chosen: device mlx5_0 (the only one with an active port), port 1 (the only active one), \
+         GID 5 (10.1.2.3, RoCE v2, ens1): the first of RoCE v2 with an IPv4 address\n",
     ] {
         assert!(shown.contains(line), "{line:?} is not in:\n{shown}");
     }
@@ -157,8 +157,8 @@ fn the_settings_of_the_environment_and_of_a_file_count() {
     let why = machine.obstacle(&[]);
     assert_eq!(
         why,
-        "3 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there is mlx5_0 (port 1 ACTIVE \
-         Ethernet), mlx5_2 (port 1 ACTIVE Ethernet), mlx5_10 (port 1 ACTIVE Ethernet)"
+        "3 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there is \
+         mlx5_0 (port 1 ACTIVE Ethernet), mlx5_2 (port 1 ACTIVE Ethernet), mlx5_10 (port 1 ACTIVE Ethernet)"
     );
     assert_eq!(machine.json(&[])["choice"], Value::Null);
     let value = machine.json(&[
@@ -184,17 +184,17 @@ fn what_the_device_does_not_offer_is_refused_with_what_it_offers() {
     machine.roce("mlx5_0", 0);
     assert_eq!(
         machine.obstacle(&[("RDMA_GID_INDEX", "3")]),
-        "rdma_gid_index is \"3\" (environment variable RDMA_GID_INDEX): it must be 0 to 7, an entry that is not empty; that \
-         entry is empty; the GID table of port 1 of mlx5_0 has 2 (fe80::e42:a1ff:fe00:1, RoCE v1, ens1), 5 (10.1.2.3, RoCE \
-         v2, ens1)"
+        "rdma_gid_index is \"3\" (environment variable RDMA_GID_INDEX): it must be 0 to 7, an entry that \
+         is not empty; that entry is empty; the GID table of port 1 of mlx5_0 has \
+         2 (fe80::e42:a1ff:fe00:1, RoCE v1, ens1), 5 (10.1.2.3, RoCE v2, ens1)"
     );
     let output = machine.run(&[], &[("RDMA_DEVICE", "mlx4_0")]);
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
     assert!(
         said.starts_with(
-            "error: rdma_device is \"mlx4_0\" (environment variable RDMA_DEVICE): there is no such RDMA device; there is \
-             mlx5_0 (port 1 ACTIVE Ethernet)"
+            "error: rdma_device is \"mlx4_0\" (environment variable RDMA_DEVICE): there is no such RDMA \
+             device; there is mlx5_0 (port 1 ACTIVE Ethernet)"
         ),
         "{said}"
     );

@@ -1,4 +1,5 @@
-//! `tensorwire perf` as its users meet it: two real processes, killed, interrupted, and asked for what can't be.
+//! `tensorwire perf` as its users meet it: two real processes, killed, interrupted, and asked for
+//! what can't be.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -83,7 +84,8 @@ impl Drop for Long {
     }
 }
 
-/// Whether the process has used a tenth of a second of processor time, so that it is past its start.
+/// Whether the process has used a tenth of a second of processor time, so that it is past its
+/// start.
 fn is_spinning(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok());
