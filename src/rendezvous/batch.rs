@@ -1,7 +1,7 @@
 //! Sets of tensors, sent and received by one call each.
 
 use super::Error;
-use super::edge::{Edge, End};
+use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::manager::{Rendezvous, Shared};
 use super::outstanding::reserve;
@@ -82,8 +82,8 @@ impl Batch {
         let paths = shared.paths.count();
         let part = |edge: &Edge| match edge.source {
             // There is a number behind the last path's.
-            End::Here => paths as u16,
-            End::Peer(peer) => shared.paths.number_of(peer),
+            EdgeEnd::Here => paths as u16,
+            EdgeEnd::Peer(peer) => shared.paths.number_of(peer),
         };
         let parts: Arc<[u16]> = edges.iter().map(part).collect();
         Batch { shared: shared.clone(), edges, groups: GroupPool::new(parts, paths + 1) }
@@ -166,12 +166,12 @@ impl Batch {
         for ((at, edge), sender) in (0..).zip(&self.edges).zip(senders) {
             let (id, key) = (CallId(calls.first + at), edge.key(step.id));
             match edge.source {
-                End::Here => {
+                EdgeEnd::Here => {
                     let BatchCalls { deadline, timeout, .. } = calls;
                     let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
-                End::Peer(peer) => {
+                EdgeEnd::Peer(peer) => {
                     let path = shared.paths.number_of(peer);
                     remote.push(BatchReceive { path, peer, id, key, sender });
                 }
@@ -234,8 +234,8 @@ impl<'a> Values<'a> {
         shared.check_source(edge)?;
         let key = edge.key(self.step.id);
         match edge.destination {
-            End::Here => self.local.push((key, value)),
-            End::Peer(peer) => {
+            EdgeEnd::Here => self.local.push((key, value)),
+            EdgeEnd::Peer(peer) => {
                 shared.check_peer(peer)?;
                 self.remote.push(BatchSend { path: shared.paths.number_of(peer), key, value });
             }

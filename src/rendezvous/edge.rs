@@ -24,13 +24,13 @@ pub struct Edge {
     pub(super) name: Arc<EdgeName>,
     pub(super) frame: u64,
     pub(super) iteration: u64,
-    pub(super) source: End,
-    pub(super) destination: End,
+    pub(super) source: EdgeEnd,
+    pub(super) destination: EdgeEnd,
 }
 
 /// Which process an end of an edge is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum End {
+pub(super) enum EdgeEnd {
     Here,
     Peer(PeerIndex),
 }

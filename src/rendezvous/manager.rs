@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_types)] // the process's own tables, once per step
 
 use super::Error;
-use super::edge::{Edge, End};
+use super::edge::{Edge, EdgeEnd};
 use super::ended::Ends;
 use super::foreign::Foreign;
 use super::local::{DeferredWakeups, Local, LocalWaiter};
@@ -161,12 +161,12 @@ impl Rendezvous {
         Ok(Edge { name: Arc::new(name), frame: 0, iteration: 0, source, destination })
     }
 
-    fn end_of(&self, edge: &EdgeName, task: &TaskId) -> Result<End, Error> {
+    fn end_of(&self, edge: &EdgeName, task: &TaskId) -> Result<EdgeEnd, Error> {
         if *task == self.shared.me {
-            return Ok(End::Here);
+            return Ok(EdgeEnd::Here);
         }
         match self.shared.members.index(task) {
-            Some(peer) => Ok(End::Peer(peer)),
+            Some(peer) => Ok(EdgeEnd::Peer(peer)),
             None => Err(Error::UnknownTask {
                 edge: edge.to_string(),
                 task: task.clone(),

@@ -1,7 +1,7 @@
 //! How a step receives: the calls, and the builders behind them.
 
 use super::batch::Batch;
-use super::edge::{Edge, End};
+use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload};
 use super::pending_batch::PendingBatch;
@@ -39,7 +39,7 @@ impl Step {
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         let tried = match self.try_once(edge) {
             // That may have been the standing request, which was taken back; this is a plain one.
-            Ok(None) if edge.source != End::Here && self.shared.has_standing() => self.try_once(edge),
+            Ok(None) if edge.source != EdgeEnd::Here && self.shared.has_standing() => self.try_once(edge),
             tried => tried,
         };
         tried
@@ -48,8 +48,8 @@ impl Step {
     fn try_once(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         let pending = ReceiveBuilder { is_try: true, ..self.receive(edge) }.begin()?;
         let tried = match edge.source {
-            End::Here => pending.cancel_and_wait(),
-            End::Peer(_) => pending.wait(),
+            EdgeEnd::Here => pending.cancel_and_wait(),
+            EdgeEnd::Peer(_) => pending.wait(),
         };
         match tried {
             Ok(delivery) => Ok(Some(delivery)),
@@ -191,11 +191,11 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {
-            End::Here => {
+            EdgeEnd::Here => {
                 shared.receive_local(&key, LocalWaiter { waiter, into: self.into })?;
                 CallPlace::Local(key)
             }
-            End::Peer(peer) => {
+            EdgeEnd::Peer(peer) => {
                 let destination = match self.into {
                     Some(given) => Destination::Into(given),
                     None if shared.settings.borrow => Destination::Borrow,

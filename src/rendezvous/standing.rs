@@ -1,7 +1,7 @@
 //! Receives that are known before their steps begin.
 
 use super::Error;
-use super::edge::{Edge, End};
+use super::edge::{Edge, EdgeEnd};
 use super::manager::{Rendezvous, Shared};
 use super::path::{PeerIndex, StandingChange};
 use super::sequence::Sequence;
@@ -81,8 +81,8 @@ impl Rendezvous {
         self.shared.check_destination(edge)?;
         check_window(window)?;
         let peer = match edge.source {
-            End::Here => None,
-            End::Peer(peer) => Some(peer),
+            EdgeEnd::Here => None,
+            EdgeEnd::Peer(peer) => Some(peer),
         };
         let key = edge.key(sequence.step(0).get());
         if !self.shared.tables().standing.insert(key.clone()) {

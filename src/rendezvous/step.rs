@@ -1,6 +1,6 @@
 //! One step's rendezvous: the calls that trainers make.
 
-use super::edge::{Edge, End};
+use super::edge::{Edge, EdgeEnd};
 use super::ended::Ended;
 use super::local::{DeferredWakeups, LocalWaiter, check_live};
 use super::manager::Shared;
@@ -105,8 +105,8 @@ impl Step {
         self.shared.check_source(edge)?;
         let key = edge.key(self.id);
         match edge.destination {
-            End::Here => self.shared.send_local(&key, value),
-            End::Peer(peer) => self.send_remote(peer, key, value),
+            EdgeEnd::Here => self.shared.send_local(&key, value),
+            EdgeEnd::Peer(peer) => self.send_remote(peer, key, value),
         }
     }
 
@@ -164,7 +164,7 @@ impl Step {
     label = "expected a `Tensor`",
     note = "a `TensorMut` can still be written: freeze it first, with `.freeze()`"
 )]
-pub trait Sendable: sealed::Sealed {
+pub trait Sendable: sealed::SealedSendable {
     #[doc(hidden)]
     fn into_value(self) -> Value;
 }
@@ -182,14 +182,14 @@ impl Sendable for Value {
 }
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::Tensor {}
-    impl Sealed for super::Value {}
+    pub trait SealedSendable {}
+    impl SealedSendable for super::Tensor {}
+    impl SealedSendable for super::Value {}
 }
 
 impl Shared {
     pub(super) fn check_source(&self, edge: &Edge) -> Result<(), Error> {
-        if edge.source == End::Here {
+        if edge.source == EdgeEnd::Here {
             return Ok(());
         }
         Err(Error::WrongEnd {
@@ -201,7 +201,7 @@ impl Shared {
     }
 
     pub(super) fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
-        if edge.destination == End::Here {
+        if edge.destination == EdgeEnd::Here {
             return Ok(());
         }
         Err(Error::WrongEnd {

@@ -5,7 +5,9 @@ use crate::error::CliError;
 use serde_json::{Value, json};
 use std::net::Ipv6Addr;
 use std::path::Path;
-use tensorwire::internals::fabric::verbs::device::{Choice, Device, GidEntry, Limits, Mtu, Port, UserAccess};
+use tensorwire::internals::fabric::verbs::device::{
+    Choice, Device, DevicePort, GidEntry, Limits, Mtu, UserAccess,
+};
 
 /// The report, ready to print.
 pub fn render(report: &DeviceReport) -> Result<String, CliError> {
@@ -39,7 +41,7 @@ fn show_device(device: &Device, file: Option<&Path>, access: &UserAccess) -> Val
     })
 }
 
-fn show_port(port: &Port) -> Value {
+fn show_port(port: &DevicePort) -> Value {
     let speed = port.speed.as_ref();
     json!({
         "number": port.number,

@@ -3,7 +3,7 @@
 use super::{DeviceReport, refused};
 use std::fmt::Write;
 use std::path::Path;
-use tensorwire::internals::fabric::verbs::device::{Choice, Device, Limits, Port, UserAccess};
+use tensorwire::internals::fabric::verbs::device::{Choice, Device, DevicePort, Limits, UserAccess};
 
 /// Shown for facts that the kernel's files don't have.
 const ASK_LIBRARY: &str = "not shown by the kernel";
@@ -64,7 +64,7 @@ fn show_device(
     writeln!(text)
 }
 
-fn show_port(text: &mut String, port: &Port) -> std::fmt::Result {
+fn show_port(text: &mut String, port: &DevicePort) -> std::fmt::Result {
     write!(text, "  port {}: {} ({}), {}", port.number, port.state, port.physical, port.link)?;
     if let Some(speed) = &port.speed {
         write!(text, ", {speed}")?;

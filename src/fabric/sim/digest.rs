@@ -1,6 +1,6 @@
 //! A digest of a history.
 
-use super::load::Payload;
+use super::load::SimPayload;
 use crate::wire::Grant;
 
 /// FNV-1a over words.
@@ -29,16 +29,16 @@ impl Digest {
     }
 
     /// Mixes in the payload of a packet.
-    pub fn load(&mut self, load: &Payload) {
+    pub fn load(&mut self, load: &SimPayload) {
         match load {
-            Payload::Message(bytes) => self.bytes(bytes),
-            Payload::Write { target, immediate, .. } => {
+            SimPayload::Message(bytes) => self.bytes(bytes),
+            SimPayload::Write { target, immediate, .. } => {
                 self.grant(target);
                 self.word(immediate.map_or(u64::MAX, |immediate| immediate.to_bits().into()));
                 self.bytes(load.bytes());
             }
-            Payload::Read { source } => self.grant(source),
-            Payload::Loan { immediate, .. } => self.word(immediate.to_bits().into()),
+            SimPayload::Read { source } => self.grant(source),
+            SimPayload::Loan { immediate, .. } => self.word(immediate.to_bits().into()),
         }
     }
 

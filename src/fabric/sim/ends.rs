@@ -2,7 +2,7 @@
 
 use super::SimProcess;
 use super::network::{SimEvent, SimState};
-use super::side::{Arrival, HeldMemory, LinkSide};
+use super::side::{HeldMemory, LinkSide, SimArrival};
 use crate::fabric::LinkFailure;
 
 impl SimState {
@@ -36,10 +36,10 @@ impl SimState {
         self.note("down", side, 0);
         for held in self.release_all(side) {
             if !matches!(held, HeldMemory::Nothing) {
-                self.sides[side].bring(Arrival::Failed);
+                self.sides[side].bring(SimArrival::Failed);
             }
         }
-        self.sides[side].bring(Arrival::Down(failure));
+        self.sides[side].bring(SimArrival::Down(failure));
     }
 
     /// Ends all operations of a side and releases their memory, apart from loans that are out.

@@ -4,7 +4,7 @@ use crate::memory::Tensor;
 use crate::wire::{Grant, Immediate};
 
 /// The payload of a packet.
-pub(super) enum Payload {
+pub(super) enum SimPayload {
     Message(Vec<u8>),
     /// A write to the start of `target`, of as many bytes as it has.
     Write {
@@ -28,22 +28,22 @@ pub(super) enum Bytes {
     Source(Tensor),
 }
 
-impl Payload {
+impl SimPayload {
     /// The bytes that arrive.
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Payload::Message(bytes) | Payload::Write { from: Bytes::Copied(bytes), .. } => bytes,
-            Payload::Write { from: Bytes::Source(tensor), target, .. } => {
+            SimPayload::Message(bytes) | SimPayload::Write { from: Bytes::Copied(bytes), .. } => bytes,
+            SimPayload::Write { from: Bytes::Source(tensor), target, .. } => {
                 &tensor.bytes()[..target.len as usize]
             }
-            Payload::Read { .. } | Payload::Loan { .. } => &[],
+            SimPayload::Read { .. } | SimPayload::Loan { .. } => &[],
         }
     }
 
     /// Copies the bytes of a packet in flight, and releases the sender's memory.
     pub fn leave_memory(&mut self) {
         let bytes = self.bytes().to_vec();
-        if let Payload::Write { from, .. } = self {
+        if let SimPayload::Write { from, .. } = self {
             *from = Bytes::Copied(bytes);
         }
     }

@@ -1,7 +1,7 @@
 //! Loans of tensors in place.
 
 use super::network::{SimEvent, SimState};
-use super::side::{Arrival, HeldMemory};
+use super::side::{HeldMemory, SimArrival};
 use crate::fabric::{LinkFailure, LoanPermit, PostError};
 use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
@@ -64,7 +64,7 @@ impl SimState {
         let operation_of = Some((side, operation));
         self.loans.insert(loan, SimLoan { tensor, _permit: permit, operation: operation_of, borrower });
         self.digest.bytes(source.bytes());
-        self.depart(side, operation, super::load::Payload::Loan { loan, immediate });
+        self.depart(side, operation, super::load::SimPayload::Loan { loan, immediate });
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl SimState {
             Err(lease) => LentBytes::new(region, offset, len, lease)
                 .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
         };
-        self.sides[to].bring(Arrival::Lent(immediate, bytes));
+        self.sides[to].bring(SimArrival::Lent(immediate, bytes));
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 //! The clock, packets in flight, and their arrival.
 
 use super::digest::Digest;
-use super::load::Payload;
+use super::load::SimPayload;
 use super::loans::{ReturnedLoans, SimLoan};
 use super::random::SimRandom;
-use super::side::{Arrival, Departure, HeldMemory, LinkSide};
+use super::side::{Departure, HeldMemory, LinkSide, SimArrival};
 use super::{SimFabric, SimOptions, SimProcess};
 use crate::fabric::{LinkFailure, LinkOptions, LoanLimiter, PostError};
 use crate::memory::{PeerRegion, Pool};
@@ -40,7 +40,7 @@ impl ProcessState {
 /// A scheduled event.
 pub(super) enum SimEvent {
     /// A packet of this side's operation arrives at its peer.
-    Packet { from: usize, operation: u64, load: Payload },
+    Packet { from: usize, operation: u64, load: SimPayload },
     /// An operation of a side completes locally.
     Done { side: usize, operation: u64, read: Option<Vec<u8>> },
     /// The newest credits of a side arrive at its peer.
@@ -315,7 +315,7 @@ impl SimState {
     }
 
     /// Sends an operation, or delays it to the end of the batch.
-    pub fn depart(&mut self, side: usize, operation: u64, load: Payload) {
+    pub fn depart(&mut self, side: usize, operation: u64, load: SimPayload) {
         if self.sides[side].in_batch {
             self.sides[side].batched.push(Departure::Packet { operation, load });
             return;
@@ -336,7 +336,7 @@ impl SimState {
         &mut self,
         side: usize,
         held: HeldMemory,
-        load: Payload,
+        load: SimPayload,
     ) -> Result<(), (PostError, HeldMemory)> {
         if let Err(error) = self.has_room(side) {
             return Err((error, held));
@@ -414,7 +414,7 @@ impl SimState {
         }
     }
 
-    fn arrive(&mut self, from: usize, operation: u64, load: Payload) {
+    fn arrive(&mut self, from: usize, operation: u64, load: SimPayload) {
         let to = self.sides[from].connected_to.filter(|to| self.sides[*to].is_up && !self.is_dead(*to));
         // A link without its other side drops packets; the sender is told of the end.
         let Some(to) = to else { return };
@@ -432,22 +432,24 @@ impl SimState {
         }
     }
 
-    fn land(&mut self, to: usize, load: Payload) -> Result<Landed, LinkFailure> {
+    fn land(&mut self, to: usize, load: SimPayload) -> Result<Landed, LinkFailure> {
         match load {
-            Payload::Message(mut bytes) => {
+            SimPayload::Message(mut bytes) => {
                 self.consume(to)?;
                 self.flip_response(to, &mut bytes);
-                self.sides[to].bring(Arrival::Message(bytes));
+                self.sides[to].bring(SimArrival::Message(bytes));
             }
-            Payload::Write { target, immediate, .. } => self.write(to, load.bytes(), &target, immediate)?,
-            Payload::Read { source } => {
+            SimPayload::Write { target, immediate, .. } => {
+                self.write(to, load.bytes(), &target, immediate)?
+            }
+            SimPayload::Read { source } => {
                 let bytes = match source.len {
                     0 => Vec::new(),
                     _ => self.sides[to].readable(&source).map_err(LinkFailure::Protocol)?.to_vec(),
                 };
                 return Ok(Landed::Done(Some(bytes)));
             }
-            Payload::Loan { loan, immediate } => {
+            SimPayload::Loan { loan, immediate } => {
                 self.consume(to)?;
                 self.borrow(to, loan, immediate)?;
                 return Ok(Landed::Lent);
@@ -482,7 +484,7 @@ impl SimState {
             self.sides[to].writable(target).map_err(LinkFailure::Protocol)?.copy_from_slice(&landed);
         }
         if let Some(immediate) = immediate {
-            let event = Arrival::Immediate(immediate, bytes.len() as u64);
+            let event = SimArrival::Immediate(immediate, bytes.len() as u64);
             self.sides[to].bring(event);
         }
         Ok(())
@@ -497,9 +499,9 @@ impl SimState {
             (HeldMemory::Nothing, _) => return,
             (HeldMemory::Target(mut target), Some(bytes)) => {
                 target.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
-                Arrival::ReadDone(target)
+                SimArrival::ReadDone(target)
             }
-            _ => Arrival::Done,
+            _ => SimArrival::Done,
         };
         side.bring(event);
     }

@@ -1,9 +1,9 @@
 //! The calls of a port.
 
 use super::SimLink;
-use super::load::{Bytes, Payload};
+use super::load::{Bytes, SimPayload};
 use super::network::SimNetwork;
-use super::side::{Arrival, HeldMemory, MAX_GRANTS};
+use super::side::{HeldMemory, MAX_GRANTS, SimArrival};
 use crate::fabric::{
     Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
     PostError, Sleep, Sleeper,
@@ -201,7 +201,7 @@ impl Port for SimPort {
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("a message is longer than a control slot"));
         }
-        let load = Payload::Message(bytes.to_vec());
+        let load = SimPayload::Message(bytes.to_vec());
         self.network.with(|state| state.post(side, HeldMemory::Nothing, load)).map_err(|(error, _)| error)
     }
 
@@ -218,7 +218,7 @@ impl Port for SimPort {
         }
         let target =
             target.part(0, bytes.len() as u64).ok_or(PostError::Refused("longer than its target"))?;
-        let load = Payload::Write { from: Bytes::Copied(bytes.to_vec()), target, immediate };
+        let load = SimPayload::Write { from: Bytes::Copied(bytes.to_vec()), target, immediate };
         self.network.with(|state| state.post(side, HeldMemory::Nothing, load)).map_err(|(error, _)| error)
     }
 
@@ -239,7 +239,7 @@ impl Port for SimPort {
             self.check_source(source)?;
         }
         let from = Bytes::Source(source.clone());
-        let load = Payload::Write { from, target, immediate };
+        let load = SimPayload::Write { from, target, immediate };
         let held = HeldMemory::Source(source.clone());
         self.network.with(|state| state.post(side, held, load)).map_err(|(error, _)| error)
     }
@@ -257,7 +257,7 @@ impl Port for SimPort {
         if source.len > target.bytes().len() as u64 {
             return Err((PostError::Refused("the target is shorter than the source"), target));
         }
-        let load = Payload::Read { source: *source };
+        let load = SimPayload::Read { source: *source };
         let posted = self.network.with(|state| state.post(side, HeldMemory::Target(target), load));
         posted.map_err(|(error, held)| match held {
             HeldMemory::Target(target) => (error, target),
@@ -327,15 +327,15 @@ impl Drop for SimPort {
     }
 }
 
-fn complete(completions: &mut Completions, link: LinkId, arrived: Arrival) {
+fn complete(completions: &mut Completions, link: LinkId, arrived: SimArrival) {
     let event = match arrived {
-        Arrival::Message(bytes) => return completions.push_message(link, &bytes),
-        Arrival::Done => Event::Done,
-        Arrival::ReadDone(target) => Event::ReadDone { target },
-        Arrival::Failed => Event::Failed,
-        Arrival::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
-        Arrival::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
-        Arrival::Down(failure) => Event::Down(failure),
+        SimArrival::Message(bytes) => return completions.push_message(link, &bytes),
+        SimArrival::Done => Event::Done,
+        SimArrival::ReadDone(target) => Event::ReadDone { target },
+        SimArrival::Failed => Event::Failed,
+        SimArrival::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
+        SimArrival::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
+        SimArrival::Down(failure) => Event::Down(failure),
     };
     completions.push(link, event);
 }

@@ -1,7 +1,7 @@
 //! One side of a link: its operations, grants and arrivals.
 
 use super::SimProcess;
-use super::load::Payload;
+use super::load::SimPayload;
 use crate::fabric::{LinkFailure, LinkOptions};
 use crate::memory::{LentBytes, Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, Time};
@@ -14,7 +14,7 @@ pub(super) const MAX_GRANTS: usize = 1 << 14;
 
 /// An arrival that waits for a poll.
 #[derive(Debug)]
-pub(super) enum Arrival {
+pub(super) enum SimArrival {
     Done,
     ReadDone(TensorMut),
     Failed,
@@ -39,7 +39,7 @@ pub(super) enum HeldMemory {
 
 /// Operations of a batch, until it ends.
 pub(super) enum Departure {
-    Packet { operation: u64, load: Payload },
+    Packet { operation: u64, load: SimPayload },
     Credits { returned: u32 },
 }
 
@@ -79,7 +79,7 @@ pub(super) struct LinkSide {
     pub credits: (u64, u32),
     /// Number of publications of credits by this side.
     pub published: u64,
-    pub inbox: VecDeque<Arrival>,
+    pub inbox: VecDeque<SimArrival>,
     /// Whether credits or room have arrived since the last poll.
     pub has_changed: bool,
     /// Whether a post has found the queue full since there last was room.
@@ -149,7 +149,7 @@ impl LinkSide {
     }
 
     /// Queues an arrival for the port.
-    pub fn bring(&mut self, arrived: Arrival) {
+    pub fn bring(&mut self, arrived: SimArrival) {
         self.inbox.push_back(arrived);
         self.ring();
     }

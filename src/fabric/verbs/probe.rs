@@ -2,8 +2,8 @@
 
 use super::context::{DeviceContext, DeviceList};
 use super::device::{
-    Device, Gid, GidEntry, GidKind, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, Port,
-    PortState,
+    Device, DevicePort, Gid, GidEntry, GidKind, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState,
+    Pkey, PortState,
 };
 use super::library::Library;
 use super::sys::*;
@@ -103,7 +103,7 @@ fn limits(attr: &ibv_device_attr) -> Limits {
     }
 }
 
-fn port(context: &DeviceContext, number: u8) -> Result<Port, FabricError> {
+fn port(context: &DeviceContext, number: u8) -> Result<DevicePort, FabricError> {
     let attr = context.port(number)?;
     let link = match attr.link_layer {
         IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
@@ -112,7 +112,7 @@ fn port(context: &DeviceContext, number: u8) -> Result<Port, FabricError> {
     };
     let gid_table = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
     let gids = gids(context, number, gid_table, link);
-    Ok(Port {
+    Ok(DevicePort {
         number,
         state: match attr.state {
             IBV_PORT_DOWN => PortState::Down,

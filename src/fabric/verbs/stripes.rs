@@ -37,11 +37,11 @@ pub(super) struct Stripes {
 struct HeldArrival {
     /// How many striped writes must be whole.
     needs: u32,
-    what: Arrival,
+    what: StripeArrival,
 }
 
 #[allow(clippy::large_enum_variant)] // in a box, each message would allocate
-enum Arrival {
+enum StripeArrival {
     Immediate { immediate: Immediate, bytes: u64 },
     Message { len: usize, bytes: [u8; MAX_MESSAGE] },
 }
@@ -83,7 +83,10 @@ impl Stripes {
         if self.held.is_empty() && (!striped || self.is_whole(self.begun)) {
             return out.push(link, Event::Immediate { immediate, bytes });
         }
-        self.held.push_back(HeldArrival { needs: self.begun, what: Arrival::Immediate { immediate, bytes } });
+        self.held.push_back(HeldArrival {
+            needs: self.begun,
+            what: StripeArrival::Immediate { immediate, bytes },
+        });
     }
 
     /// A message of at most [`MAX_MESSAGE`] bytes came on the main queue.
@@ -94,7 +97,7 @@ impl Stripes {
         }
         let mut bytes = [0; MAX_MESSAGE];
         bytes[..message.len()].copy_from_slice(message);
-        let what = Arrival::Message { len: message.len(), bytes };
+        let what = StripeArrival::Message { len: message.len(), bytes };
         self.held.push_back(HeldArrival { needs: self.begun, what });
     }
 
@@ -103,10 +106,10 @@ impl Stripes {
         self.landed[at] = self.landed[at].wrapping_add(1);
         while self.held.front().is_some_and(|held| self.is_whole(held.needs)) {
             match self.held.pop_front().map(|held| held.what) {
-                Some(Arrival::Immediate { immediate, bytes }) => {
+                Some(StripeArrival::Immediate { immediate, bytes }) => {
                     out.push(link, Event::Immediate { immediate, bytes });
                 }
-                Some(Arrival::Message { len, bytes }) => {
+                Some(StripeArrival::Message { len, bytes }) => {
                     out.push_message(link, &bytes[..len]);
                 }
                 None => {}

@@ -2,7 +2,7 @@
 
 use super::choice::{Choice, DeviceReason, GidReason, PortReason};
 use super::gid::{GidEntry, GidKind};
-use super::model::{Device, LinkLayer, Port};
+use super::model::{Device, DevicePort, LinkLayer};
 use super::refusal::{self, Refusal};
 use super::wishes::{Wish, Wishes};
 
@@ -82,7 +82,7 @@ fn choose_port<'a>(
     devices: &[Device],
     device: &'a Device,
     wishes: &Wishes,
-) -> Result<(&'a Port, PortReason), Refusal> {
+) -> Result<(&'a DevicePort, PortReason), Refusal> {
     let ports = || refusal::ports(device);
     if let Some(wish) = &wishes.port {
         let Some(port) = device.ports.iter().find(|port| port.number == wish.value) else {
@@ -113,7 +113,7 @@ fn choose_port<'a>(
 
 /// Whether the port's address is a lid. A port of unknown kind that has one is of InfiniBand, as
 /// Ethernet gives none.
-fn uses_lid(port: &Port) -> bool {
+fn uses_lid(port: &DevicePort) -> bool {
     match port.link {
         LinkLayer::InfiniBand => true,
         LinkLayer::Ethernet => false,
@@ -121,20 +121,24 @@ fn uses_lid(port: &Port) -> bool {
     }
 }
 
-fn entry(port: &Port, index: u8) -> Option<&GidEntry> {
+fn entry(port: &DevicePort, index: u8) -> Option<&GidEntry> {
     port.gids.iter().find(|entry| entry.index == u32::from(index) && entry.is_usable())
 }
 
 fn asked_gid<'a>(
     device: &Device,
-    port: &'a Port,
+    port: &'a DevicePort,
     wish: &Wish<u8>,
 ) -> Result<(&'a GidEntry, GidReason), Refusal> {
     let entry = entry(port, wish.value).ok_or_else(|| refusal::gid_index(wish, device, port))?;
     Ok((entry, GidReason::Asked(wish.origin().into())))
 }
 
-fn first_gid<'a>(device: &Device, port: &'a Port, needed: bool) -> Result<Option<&'a GidEntry>, Refusal> {
+fn first_gid<'a>(
+    device: &Device,
+    port: &'a DevicePort,
+    needed: bool,
+) -> Result<Option<&'a GidEntry>, Refusal> {
     let first = entry(port, 0);
     if needed && first.is_none() {
         let (device, gids) = (device.name.clone(), refusal::gids(port));
@@ -156,7 +160,7 @@ fn rank(entry: &GidEntry) -> Option<(u8, GidReason)> {
     }
 }
 
-fn best_gid<'a>(device: &Device, port: &'a Port) -> Result<(&'a GidEntry, GidReason), Refusal> {
+fn best_gid<'a>(device: &Device, port: &'a DevicePort) -> Result<(&'a GidEntry, GidReason), Refusal> {
     let ranked = port.gids.iter().filter_map(|entry| rank(entry).map(|(rank, reason)| (rank, entry, reason)));
     let best = ranked.min_by_key(|(rank, entry, _)| (*rank, entry.index));
     best.map(|(_, entry, reason)| (entry, reason)).ok_or_else(|| Refusal::NoGid {
@@ -166,7 +170,7 @@ fn best_gid<'a>(device: &Device, port: &'a Port) -> Result<(&'a GidEntry, GidRea
     })
 }
 
-fn choose_pkey(device: &Device, port: &Port, wish: &Wish<u16>) -> Result<Option<u16>, Refusal> {
+fn choose_pkey(device: &Device, port: &DevicePort, wish: &Wish<u16>) -> Result<Option<u16>, Refusal> {
     if port.pkey_table == 0 {
         return Ok(None); // not seen: the device will say
     }

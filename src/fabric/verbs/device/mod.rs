@@ -26,7 +26,7 @@ pub use choice::{Choice, DeviceReason, GidReason, PortReason};
 pub use choose::choose;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use model::{
-    Device, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, Port, PortState, Speed,
+    Device, DevicePort, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, PortState, Speed,
 };
 pub use refusal::Refusal;
 pub use sysfs::{Found, UserAccess, device_file, read, user_access};

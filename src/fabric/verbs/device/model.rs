@@ -230,7 +230,7 @@ pub struct Interface {
 
 /// A port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct DevicePort {
     /// Its number, from 1.
     pub number: u8,
     /// Whether it carries data.
@@ -263,7 +263,7 @@ pub struct Port {
     pub interfaces: Vec<Interface>,
 }
 
-impl Port {
+impl DevicePort {
     /// Whether it carries data.
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
@@ -312,7 +312,7 @@ pub struct Device {
     /// The NUMA node that it is next to.
     pub numa_node: Option<u32>,
     /// Its ports, by number.
-    pub ports: Vec<Port>,
+    pub ports: Vec<DevicePort>,
     /// Its limits, which only libibverbs reports.
     pub limits: Option<Limits>,
 }
@@ -328,7 +328,7 @@ impl Device {
     }
 
     /// Its ports that carry data, by number; none if it is unfit.
-    pub fn active_ports(&self) -> impl Iterator<Item = &Port> {
+    pub fn active_ports(&self) -> impl Iterator<Item = &DevicePort> {
         self.ports.iter().filter(|port| self.unfit().is_none() && port.is_active())
     }
 }

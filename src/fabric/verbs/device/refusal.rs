@@ -2,7 +2,7 @@
 //! choices.
 
 use super::gid::GidEntry;
-use super::model::{Device, Mtu, Pkey, Port};
+use super::model::{Device, DevicePort, Mtu, Pkey};
 use super::wishes::Wish;
 use std::fmt::{Display, Write};
 
@@ -168,7 +168,7 @@ pub(super) fn ports(device: &Device) -> String {
 }
 
 /// `0 (fe80::1, RoCE v1, eth0), 5 (10.0.0.1, RoCE v2, eth0)`
-pub(super) fn gids(port: &Port) -> String {
+pub(super) fn gids(port: &DevicePort) -> String {
     list(&port.gids, "none", GidEntry::to_string)
 }
 
@@ -177,7 +177,7 @@ fn setting<T: Display>(wish: &Wish<T>, allowed: String, offers: String) -> Refus
 }
 
 /// The place in the GID table is past its end, or empty.
-pub(super) fn gid_index(wish: &Wish<u8>, device: &Device, port: &Port) -> Refusal {
+pub(super) fn gid_index(wish: &Wish<u8>, device: &Device, port: &DevicePort) -> Refusal {
     let last = port.gid_table.saturating_sub(1).min(GidEntry::LAST_USABLE);
     let allowed = format!("0 to {last}, an entry that is not empty");
     let what = if u32::from(wish.value) < port.gid_table {
@@ -191,7 +191,7 @@ pub(super) fn gid_index(wish: &Wish<u8>, device: &Device, port: &Port) -> Refusa
 }
 
 /// The place in the partition key table is past its end, or empty.
-pub(super) fn pkey_index(wish: &Wish<u16>, device: &Device, port: &Port) -> Refusal {
+pub(super) fn pkey_index(wish: &Wish<u16>, device: &Device, port: &DevicePort) -> Refusal {
     let allowed = format!("0 to {}, an entry that is not empty", port.pkey_table.saturating_sub(1));
     let there = list(&port.pkeys, "none", Pkey::to_string);
     setting(wish, allowed, format!("the P_Key table of port {} of {} has {there}", port.number, device.name))
@@ -204,7 +204,7 @@ pub(super) fn queue_depth(wish: &Wish<u32>, device: &Device, most: u32) -> Refus
 }
 
 /// Packets can't be as large.
-pub(super) fn mtu(wish: &Wish<Mtu>, device: &Device, port: &Port, active: Mtu) -> Refusal {
+pub(super) fn mtu(wish: &Wish<Mtu>, device: &Device, port: &DevicePort, active: Mtu) -> Refusal {
     let fit: Vec<_> = Mtu::ALL.into_iter().filter(|mtu| *mtu <= active).collect();
     let offers = format!("the active MTU of port {} of {} is {active}", port.number, device.name);
     setting(wish, list(&fit, "none", Mtu::to_string), offers)

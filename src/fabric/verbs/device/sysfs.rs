@@ -1,7 +1,9 @@
 //! Devices as the kernel shows them under `/sys`.
 
 use super::gid::{Gid, GidEntry, GidKind};
-use super::model::{Device, Interface, LinkLayer, NodeType, PhysicalState, Pkey, Port, PortState, Speed};
+use super::model::{
+    Device, DevicePort, Interface, LinkLayer, NodeType, PhysicalState, Pkey, PortState, Speed,
+};
 use rustix::fs::{Access, access};
 use std::collections::BTreeMap;
 use std::io;
@@ -155,7 +157,7 @@ fn device(sysfs: &Path, folder: &Path, name: String, uverbs: &BTreeMap<String, u
     })
 }
 
-fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<Port> {
+fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<DevicePort> {
     let file = |name: &str| folder.join(name);
     let state = match code(&file("state"))? {
         1 => PortState::Down,
@@ -174,7 +176,7 @@ fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<Port> {
     let places: Vec<u32> = numbers_in(&file("gids"));
     let gids: Vec<_> = places.iter().filter_map(|index| gid(folder, *index, link)).collect();
     let pkeys: Vec<u16> = numbers_in(&file("pkeys"));
-    Some(Port {
+    Some(DevicePort {
         number,
         state,
         physical,

@@ -63,7 +63,7 @@ fn only_active_is_active() {
     for state in
         [PortState::Down, PortState::Init, PortState::Armed, PortState::ActiveDefer, PortState::Unknown]
     {
-        let first = Port { state, ..roce(1) };
+        let first = DevicePort { state, ..roce(1) };
         let choice = free(&[device("a", vec![first, roce(2)])]);
         assert_eq!((choice.port, &choice.port_reason), (2, &PortReason::OnlyActive), "{state}");
     }
@@ -115,7 +115,7 @@ fn the_best_kind_of_gid_wins_in_whatever_order_and_wherever_in_a_sparse_table() 
                 .collect();
             for _ in 0..2 {
                 gids.reverse(); // the order in which they are listed says nothing
-                let port = Port { gid_table: 256, ..ethernet(1, gids.clone()) };
+                let port = DevicePort { gid_table: 256, ..ethernet(1, gids.clone()) };
                 let choice = free(&[device("a", vec![port])]);
                 let best = *present.last().expect("not empty");
                 assert_eq!(choice.gid_reason, kinds[best].2, "set {set:04b} turn {turn}");
@@ -153,7 +153,7 @@ fn an_entry_past_what_a_queue_pair_can_name_is_not_chosen() {
         entry(255, "fe80::1", GidKind::RoceV1),
         entry(1023, "fd00::1", GidKind::RoceV2),
     ];
-    let port = Port { gid_table: 1024, ..ethernet(1, gids) };
+    let port = DevicePort { gid_table: 1024, ..ethernet(1, gids) };
     let choice = free(&[device("a", vec![port])]);
     assert_eq!((index(&choice), choice.gid_reason), (Some(255), GidReason::RoceV1));
 }
@@ -165,18 +165,18 @@ fn infiniband_uses_the_lid_and_no_global_header_unless_it_must() {
     assert_eq!((&choice.gid_reason, choice.link), (&GidReason::InfiniBand, LinkLayer::InfiniBand));
 
     // No GID at the first place: none is needed.
-    let bare = Port { gids: Vec::new(), ..infiniband(1, 7) };
+    let bare = DevicePort { gids: Vec::new(), ..infiniband(1, 7) };
     let choice = free(&[device("mlx5_0", vec![bare])]);
     assert_eq!((choice.lid, choice.global, choice.gid.as_ref()), (7, false, None));
     assert!(choice.to_string().ends_with("lid 0x7, no GID, and none is needed"), "{choice}");
 
     // The port asks for a global header; then it may even lack a lid.
     for lid in [0, 7] {
-        let port = Port { grh_required: Some(true), ..infiniband(1, lid) };
+        let port = DevicePort { grh_required: Some(true), ..infiniband(1, lid) };
         let choice = free(&[device("mlx5_0", vec![port])]);
         assert_eq!((choice.lid, choice.global, index(&choice)), (lid, true, Some(0)));
     }
-    let port = Port { grh_required: Some(false), ..infiniband(1, 7) };
+    let port = DevicePort { grh_required: Some(false), ..infiniband(1, 7) };
     assert!(!free(&[device("mlx5_0", vec![port])]).global);
 
     // A named GID behaves in the same way.
@@ -189,7 +189,7 @@ fn infiniband_uses_the_lid_and_no_global_header_unless_it_must() {
 
 #[test]
 fn a_port_of_unknown_kind_is_of_infiniband_if_it_has_a_lid() {
-    let unknown = |port: Port| Port { link: LinkLayer::Unknown, ..port };
+    let unknown = |port: DevicePort| DevicePort { link: LinkLayer::Unknown, ..port };
     let choice = free(&[device("a", vec![unknown(infiniband(1, 3))])]);
     assert_eq!((choice.gid_reason, choice.global), (GidReason::InfiniBand, false));
     let choice = free(&[device("a", vec![unknown(roce(1))])]);
@@ -199,12 +199,12 @@ fn a_port_of_unknown_kind_is_of_infiniband_if_it_has_a_lid() {
 #[test]
 fn the_partition_key_is_the_one_at_the_index() {
     let pkeys = vec![Pkey { index: 0, key: 0xffff }, Pkey { index: 5, key: 0x8001 }];
-    let port = Port { pkey_table: 128, pkeys, ..infiniband(1, 3) };
+    let port = DevicePort { pkey_table: 128, pkeys, ..infiniband(1, 3) };
     let wishes = Wishes { pkey_index: Wish::asked("rdma_qp_pkey_index", 5, "a test"), ..Wishes::default() };
     let choice = chosen(&[device("a", vec![port])], &wishes);
     assert_eq!((choice.pkey_index, choice.pkey), (5, Some(0x8001)));
     // An unknown table is not checked.
-    let port = Port { pkey_table: 0, pkeys: Vec::new(), ..infiniband(1, 3) };
+    let port = DevicePort { pkey_table: 0, pkeys: Vec::new(), ..infiniband(1, 3) };
     let choice = chosen(&[device("a", vec![port])], &wishes);
     assert_eq!((choice.pkey_index, choice.pkey), (5, None));
 }
@@ -223,7 +223,7 @@ fn the_depth_that_nobody_asked_for_gives_way_to_the_device() {
 #[test]
 fn the_mtu_is_the_active_one_or_a_smaller_one_that_is_asked_for() {
     for active in Mtu::ALL {
-        let port = Port { active_mtu: Some(active), ..roce(1) };
+        let port = DevicePort { active_mtu: Some(active), ..roce(1) };
         let devices = [device("a", vec![port])];
         assert_eq!(free(&devices).mtu, Some(active));
         for asked in Mtu::ALL.into_iter().filter(|asked| *asked <= active) {

@@ -103,7 +103,7 @@ fn a_port_that_is_not_there_or_down() {
          port 2 DOWN InfiniBand"
     );
     for state in [PortState::Init, PortState::Armed, PortState::ActiveDefer, PortState::Unknown] {
-        let devices = [device("a", vec![Port { state, ..roce(1) }])];
+        let devices = [device("a", vec![DevicePort { state, ..roce(1) }])];
         let why = refused(&devices, &Wishes { port: wish("rdma_device_port", 1), ..named("a") });
         assert!(why.contains(&format!("port 1 of a is {state}: bring it up")), "{why}");
     }
@@ -120,7 +120,7 @@ fn an_infiniband_port_without_lid() {
 #[test]
 fn an_infiniband_port_that_needs_a_gid_and_has_none() {
     let other = entry(2, "fec0::1", GidKind::InfiniBand);
-    let port = Port { grh_required: Some(true), gids: vec![other], ..infiniband(1, 4) };
+    let port = DevicePort { grh_required: Some(true), gids: vec![other], ..infiniband(1, 4) };
     assert_eq!(
         free(&[device("a", vec![port])]),
         "port 1 of a asks for a global header, and entry 0 of its GID table is empty: name one with rdma_gid_index \
@@ -168,7 +168,7 @@ fn a_gid_index_at_a_hole_or_past_the_end_of_a_sparse_table() {
 #[test]
 fn a_table_longer_than_a_queue_pair_can_name() {
     let gids = vec![entry(256, "::ffff:10.0.0.1", GidKind::RoceV2)];
-    let devices = [device("a", vec![Port { gid_table: 1024, ..ethernet(1, gids) }])];
+    let devices = [device("a", vec![DevicePort { gid_table: 1024, ..ethernet(1, gids) }])];
     let why = free(&devices);
     assert!(why.ends_with("; there is 256 (10.0.0.1, RoCE v2, eth0)"), "{why}");
     let why = refused(&devices, &Wishes { gid_index: wish("rdma_gid_index", 7), ..Wishes::default() });
@@ -181,7 +181,7 @@ fn a_table_longer_than_a_queue_pair_can_name() {
 #[test]
 fn a_long_table_is_cut_with_its_number() {
     let gids = (0..200).map(|at| entry(at, "fe80::1", GidKind::Unknown)).collect();
-    let why = free(&[device("a", vec![Port { gid_table: 256, ..ethernet(1, gids) }])]);
+    let why = free(&[device("a", vec![DevicePort { gid_table: 256, ..ethernet(1, gids) }])]);
     assert!(
         why.ends_with(", 23 (fe80::1, unknown type, eth0) and 176 more (`tensorwire devices` lists them)"),
         "{why}"
@@ -191,7 +191,7 @@ fn a_long_table_is_cut_with_its_number() {
 #[test]
 fn a_partition_key_index_at_a_hole_or_past_the_end() {
     let pkeys = vec![Pkey { index: 0, key: 0xffff }, Pkey { index: 2, key: 0x8001 }];
-    let devices = [device("a", vec![Port { pkey_table: 128, pkeys, ..infiniband(1, 3) }])];
+    let devices = [device("a", vec![DevicePort { pkey_table: 128, pkeys, ..infiniband(1, 3) }])];
     for index in [1, 127, 128, 65535] {
         let wishes =
             Wishes { pkey_index: Wish::asked("rdma_qp_pkey_index", index, HERE), ..Wishes::default() };
@@ -203,7 +203,7 @@ fn a_partition_key_index_at_a_hole_or_past_the_end() {
             )
         );
     }
-    let none = [device("a", vec![Port { pkeys: Vec::new(), ..infiniband(1, 3) }])];
+    let none = [device("a", vec![DevicePort { pkeys: Vec::new(), ..infiniband(1, 3) }])];
     assert_eq!(
         free(&none),
         "rdma_qp_pkey_index is \"0\" (the default): it must be 0 to 0, an entry that is not empty; the P_Key table of \
@@ -225,7 +225,7 @@ fn a_depth_past_the_devices() {
 #[test]
 fn an_mtu_above_the_active_one() {
     for active in Mtu::ALL {
-        let devices = [device("a", vec![Port { active_mtu: Some(active), ..roce(1) }])];
+        let devices = [device("a", vec![DevicePort { active_mtu: Some(active), ..roce(1) }])];
         for asked in Mtu::ALL.into_iter().filter(|asked| *asked > active) {
             let why = refused(&devices, &Wishes { mtu: wish("rdma_qp_mtu", asked), ..Wishes::default() });
             let start = format!("rdma_qp_mtu is \"{asked}\" (environment variable RDMA_X): it must be 256");
@@ -233,7 +233,7 @@ fn an_mtu_above_the_active_one() {
             assert!(why.ends_with(&format!("; the active MTU of port 1 of a is {active}")), "{why}");
         }
     }
-    let devices = [device("a", vec![Port { active_mtu: Some(Mtu::B1024), ..roce(1) }])];
+    let devices = [device("a", vec![DevicePort { active_mtu: Some(Mtu::B1024), ..roce(1) }])];
     let why = refused(&devices, &Wishes { mtu: wish("rdma_qp_mtu", Mtu::B4096), ..Wishes::default() });
     assert!(why.contains("it must be 256, 512, 1024; the active"), "{why}");
 }

@@ -1,7 +1,7 @@
 //! Devices for tests, written down in few words.
 
 use super::{
-    Device, Gid, GidEntry, GidKind, Limits, LinkLayer, NodeType, PhysicalState, Pkey, Port, PortState,
+    Device, DevicePort, Gid, GidEntry, GidKind, Limits, LinkLayer, NodeType, PhysicalState, Pkey, PortState,
 };
 use std::net::Ipv6Addr;
 
@@ -15,8 +15,8 @@ pub fn entry(index: u32, address: &str, kind: GidKind) -> GidEntry {
 }
 
 /// A port that is up, of a NIC with a table of 16 GIDs and one partition key.
-fn port(number: u8, link: LinkLayer) -> Port {
-    Port {
+fn port(number: u8, link: LinkLayer) -> DevicePort {
+    DevicePort {
         number,
         state: PortState::Active,
         physical: PhysicalState::LinkUp,
@@ -36,12 +36,12 @@ fn port(number: u8, link: LinkLayer) -> Port {
 }
 
 /// An Ethernet port with these entries.
-pub fn ethernet(number: u8, gids: Vec<GidEntry>) -> Port {
-    Port { gids, ..port(number, LinkLayer::Ethernet) }
+pub fn ethernet(number: u8, gids: Vec<GidEntry>) -> DevicePort {
+    DevicePort { gids, ..port(number, LinkLayer::Ethernet) }
 }
 
 /// An Ethernet port as most are: v1 and v2 of a link-local and of an IPv4 address.
-pub fn roce(number: u8) -> Port {
+pub fn roce(number: u8) -> DevicePort {
     let gids = vec![
         entry(0, "fe80::1", GidKind::RoceV1),
         entry(1, "fe80::1", GidKind::RoceV2),
@@ -52,17 +52,17 @@ pub fn roce(number: u8) -> Port {
 }
 
 /// An InfiniBand port.
-pub fn infiniband(number: u8, lid: u16) -> Port {
+pub fn infiniband(number: u8, lid: u16) -> DevicePort {
     let gid = GidEntry { interface: None, ..entry(0, "fe80::2:c903:0:1", GidKind::InfiniBand) };
-    Port { lid, gids: vec![gid], ..port(number, LinkLayer::InfiniBand) }
+    DevicePort { lid, gids: vec![gid], ..port(number, LinkLayer::InfiniBand) }
 }
 
 /// The same port without a link.
-pub fn down(port: Port) -> Port {
-    Port { state: PortState::Down, physical: PhysicalState::Disabled, ..port }
+pub fn down(port: DevicePort) -> DevicePort {
+    DevicePort { state: PortState::Down, physical: PhysicalState::Disabled, ..port }
 }
 
-pub fn device(name: &str, ports: Vec<Port>) -> Device {
+pub fn device(name: &str, ports: Vec<DevicePort>) -> Device {
     Device {
         name: name.into(),
         node_type: NodeType::ChannelAdapter,
