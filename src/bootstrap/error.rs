@@ -21,10 +21,9 @@ pub enum BootstrapError {
     },
     /// An address is open to other hosts without `allow_non_loopback`.
     #[error(
-        "the address {address} of {whose} is not loopback, and members are not authenticated: whoever \
-         reaches \
-         this port can join, read and write tensors. Use loopback addresses, or set allow_non_loopback if \
-         every host that can reach it is trusted"
+        "the address {address} of {whose} is not loopback, and members are not authenticated: every \
+         process that reaches this port can join, read and write tensors. Use loopback addresses, or set \
+         allow_non_loopback if every host that can reach it is trusted"
     )]
     NotLoopback {
         /// Whose address it is: a task, or the bind setting.

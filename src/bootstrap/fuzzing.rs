@@ -211,7 +211,7 @@ impl Scene {
         })
     }
 
-    /// A call whose caller hangs up as soon as it would have to wait.
+    /// A call that is dropped when it has to wait.
     async fn call<M, F>(&self, bytes: &[u8], right: impl FnOnce(&mut M), call: impl FnOnce(Request<M>) -> F)
     where
         M: Message + Default + Clone + PartialEq,

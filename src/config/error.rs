@@ -80,7 +80,7 @@ pub enum ConfigError {
         /// What is allowed.
         why: String,
     },
-    /// A key without default that nobody set.
+    /// A required key that is not set.
     #[error("{key} is not set: {remedy}")]
     Missing {
         /// The key.

@@ -1,4 +1,4 @@
-//! The settings of RDMA devices: the names that operators know, and what each is by default.
+//! The settings of RDMA devices: the names that operators know, and the defaults.
 
 use super::tests::{NO_NUMBER, NO_STRING, Sample, environment, sample, section};
 use super::*;
@@ -139,8 +139,7 @@ fn a_value_that_is_no_number_or_out_of_range_stops_the_start_with_one_line() {
     assert_eq!(
         refused(&[("RDMA_MTU", "1500")]),
         "rdma_qp_mtu is \"1500\" (environment variable RDMA_MTU): it must be 256, 512, 1024, 2048 or 4096, \
-         at most \
-         the port's active MTU"
+         at most the port's active MTU"
     );
 }
 
@@ -155,8 +154,7 @@ fn two_names_of_one_setting_must_agree() {
     assert_eq!(
         refused(&[("TENSORWIRE_RDMA_GID_INDEX", "1"), ("RDMA_GID_INDEX", "2")]),
         "rdma_gid_index is \"2\" (environment variable RDMA_GID_INDEX): TENSORWIRE_RDMA_GID_INDEX is \"1\" \
-         and sets \
-         the same: unset one of them"
+         and sets the same: unset one of them"
     );
 }
 

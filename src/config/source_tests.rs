@@ -1,4 +1,4 @@
-//! The sources of settings: which one wins, and what is wrong with one.
+//! The sources of settings: their order, and errors of each.
 
 use super::tests::{assert_names, base, build_file, entry, environment, file};
 use super::*;

@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 /// What to try on one key. The `base` settings hold while it is tried.
 pub(super) struct Sample {
     key: &'static str,
-    /// Allowed: the text, and what `entries` says of it.
+    /// Allowed: the text, and the text that `entries` returns for it.
     good: &'static [(&'static str, &'static str)],
     /// Not allowed, as text of the environment or of the builder.
     bad: &'static [&'static str],
@@ -185,7 +185,7 @@ fn samples() -> impl Iterator<Item = &'static Sample> {
     SAMPLES.iter().chain(rdma_tests::SAMPLES)
 }
 
-/// Settings with which every sample can be tried.
+/// Settings under which every sample can be tried.
 pub(super) fn base() -> Builder {
     let cluster = "worker=127.0.0.1:5000,127.0.0.1:5001;ps=127.0.0.1:4000,127.0.0.1:4001";
     Config::builder().without_environment().set("job", "worker").set("task", "0").set("cluster", cluster)
@@ -211,8 +211,8 @@ fn build_file_with(base: Builder, lines: &str) -> Result<Config, ConfigError> {
     base.file(file.path()).build()
 }
 
-/// What a key's good values need besides the base settings: several CPUs are for modes with polling
-/// threads, and a port is one of a device.
+/// Adds the settings that a key's good values need: several CPUs need polling threads, and a port
+/// needs a device.
 fn needed(key: &str, builder: Builder) -> Builder {
     match key {
         "cores" => builder.set("poll", "dedicated"),
@@ -423,8 +423,7 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     (
         &[("cores", "0,1")],
         "cores is \"0,1\" (the builder): the inline and auto modes pin one thread: name one CPU, or set \
-         poll to \
-         adaptive or dedicated",
+         poll to adaptive or dedicated",
     ),
     (
         &[("poll", "dedicated"), ("pollers", "3"), ("cores", "0,1")],
@@ -438,8 +437,7 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     (
         &[("poll", "adaptive"), ("wait", "spin")],
         "wait is \"spin\" (the builder): waiting calls sleep in the adaptive mode: set wait to auto, or \
-         poll to \
-         inline or dedicated",
+         poll to inline or dedicated",
     ),
     (
         &[("rdma_device_port", "2")],

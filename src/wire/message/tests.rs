@@ -116,8 +116,8 @@ proptest! {
         let mut bytes = Vec::new();
         Message::StandingRequest(arm.clone()).encode(&mut bytes);
         prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
-        prop_assert_eq!(&Message::decode(&bytes).expect("own \
-            message"), &Message::StandingRequest(arm.clone()));
+        let decoded = Message::decode(&bytes).expect("own message");
+        prop_assert_eq!(&decoded, &Message::StandingRequest(arm.clone()));
         // A message that is cut between two steps has fewer steps. One that is cut elsewhere is
         // refused.
         for end in 0..bytes.len() {
