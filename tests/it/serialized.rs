@@ -268,7 +268,7 @@ fn bytes_that_are_no_such_tensor_are_refused_with_the_reason() {
         (&[], &[], "the serialised form is no tensor: a tensor has no element type"),
         (&[], &[8, 99], "no element type that there is: 99"),
         (&[], &[8, 7], "0 values for 1 elements"),
-        (&[0], &[8, 7, 0x12, 4, 0x12, 2, 8, 1], "the shape [1], and the tensor has [0]"),
+        (&[0], &[8, 7, 0x12, 4, 0x12, 2, 8, 1], "the shape [1], the tensor [0]"),
         (&[0], &[8, 3, 0x12, 2, 0x12, 0], "a tensor of i32 was read as one of string"),
         (&[0], &[8, 7, 0x12, 9, 0x12, 0], "TensorProto.tensor_shape: buffer underflow"),
         (&[], &[8, 7, 0x42, 0xff, 0xff, 0xff, 0xff, 0x7f], "TensorProto.string_val: buffer underflow"),

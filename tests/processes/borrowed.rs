@@ -117,7 +117,7 @@ fn read_all_the_while(held: &[Tensor], over: &AtomicBool) -> u64 {
     rounds
 }
 
-fn kept(node: &Node) -> u64 {
+fn relocated(node: &Node) -> u64 {
     node.counters().get(Counter::TensorsRelocated)
 }
 
@@ -129,15 +129,15 @@ fn role_heir() {
     let (mut lender, held) = borrow_from_another(&node, &cluster);
     let address = held[0].as_ptr().addr();
     let (name, file, _) = mapping_of(address);
-    assert!(name.contains("memfd:tensorwire") && !name.contains("kept"), "{name}");
+    assert!(name.contains("memfd:tensorwire") && !name.contains("relocated"), "{name}");
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_all_the_while(&held, &over));
         std::thread::sleep(2 * GRACE);
-        assert_eq!(kept(&node), 0, "as long as it lives nothing is copied");
+        assert_eq!(relocated(&node), 0, "as long as it lives nothing is copied");
         lender.kill();
         let killed = Instant::now();
-        until(&node, "the end of the dead sender's pool", || kept(&node) > 0);
+        until(&node, "the end of the dead sender's pool", || relocated(&node) > 0);
         let took = killed.elapsed();
         println!("what was borrowed was copied {took:?} after the death (grace {GRACE:?})");
         // The end of the link, the grace period and a tick; times five for a busy machine.
@@ -145,7 +145,7 @@ fn role_heir() {
         over.store(true, Ordering::Relaxed);
         println!("it was read {} times meanwhile", reader.join().expect("nothing has changed"));
     });
-    assert_eq!(kept(&node), 3);
+    assert_eq!(relocated(&node), 3);
     assert_eq!(node.counters().get(Counter::BytesRelocated), 4 * SIZES.iter().sum::<usize>() as u64);
     assert!(!has_file(file), "the dead process's pool is still held");
     let (name, _, resident) = mapping_of(address);
@@ -158,13 +158,13 @@ fn role_heir() {
     drop(held);
     std::thread::sleep(2 * GRACE);
     assert!(all_right(&of_the_new));
-    assert_eq!((kept(&node), node.counters().get(Counter::RelocationFailures)), (3, 0));
+    assert_eq!((relocated(&node), node.counters().get(Counter::RelocationFailures)), (3, 0));
     lose(&node, &mut lender);
     let (_, file, _) = mapping_of(of_the_new[0].as_ptr().addr());
     drop(of_the_new);
     until(&node, "the end of its mapping", || !has_file(file));
     std::thread::sleep(2 * GRACE);
-    assert_eq!(kept(&node), 3, "what nobody holds is not copied");
+    assert_eq!(relocated(&node), 3, "what nobody holds is not copied");
 }
 
 #[test]
@@ -185,11 +185,11 @@ fn role_poor_heir() {
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..before }).expect("fewer are always allowed");
     until(&node, "a failure", || node.counters().get(Counter::RelocationFailures) > 0);
-    assert!(all_right(&held) && kept(&node) == 0);
+    assert!(all_right(&held) && relocated(&node) == 0);
     setrlimit(Resource::Nofile, before).expect("as many as before");
-    until(&node, "the end of the dead sender's pool", || kept(&node) == 3);
+    until(&node, "the end of the dead sender's pool", || relocated(&node) == 3);
     assert!(all_right(&held));
-    assert!(mapping_of(held[1].as_ptr().addr()).0.contains("kept"));
+    assert!(mapping_of(held[1].as_ptr().addr()).0.contains("relocated"));
 }
 
 #[test]
