@@ -169,7 +169,7 @@ impl DeferredWakeups {
 impl DeferredWakeup {
     fn wake(self) {
         match self {
-            DeferredWakeup::GaveUp { key, waiter } => waiter.given_up(&key),
+            DeferredWakeup::GaveUp { key, waiter } => waiter.fail_cancelled(&key),
             DeferredWakeup::Failed { waiter, error } => waiter.complete(Err(error)),
             DeferredWakeup::Value { waiter, value } => deliver(waiter, value),
         }

@@ -50,10 +50,10 @@ impl CancelToken {
     /// Cancels the receive, unless it has ended. Either its value or [`Error::Cancelled`] is
     /// brought, never both and never neither. Does not wait.
     pub fn cancel(&self) {
-        self.give_up(CancelReason::Cancelled);
+        self.cancel_for(CancelReason::Cancelled);
     }
 
-    fn give_up(&self, why: CancelReason) {
+    fn cancel_for(&self, why: CancelReason) {
         if self.shared.check_home().is_err() {
             return;
         }
@@ -200,7 +200,7 @@ impl<T: Receivable> Pending<T> {
     }
 
     fn end(&mut self, why: CancelReason) -> Result<Outcome, Error> {
-        self.token.give_up(why);
+        self.token.cancel_for(why);
         let shared = &self.token.shared;
         let after = 2 * shared.settings.cancel_grace;
         if !shared.wait(self.token.path(), shared.now() + after, &|| self.receiver.is_done())? {
@@ -217,7 +217,7 @@ impl<T: Receivable> Pending<T> {
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         if !self.receiver.is_done() {
-            self.token.give_up(CancelReason::Dropped);
+            self.token.cancel_for(CancelReason::Dropped);
         }
     }
 }

@@ -88,7 +88,7 @@ impl PendingBatch {
     /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`].
     /// Does not wait.
     pub fn cancel(&self) {
-        self.give_up(CancelReason::Cancelled);
+        self.cancel_for(CancelReason::Cancelled);
     }
 
     /// Waits until every value has come, until one has failed, or for the deadline that the
@@ -168,7 +168,7 @@ impl PendingBatch {
         }
         // The pollers end calls at their deadlines by themselves; this is for those of the local
         // table.
-        self.give_up(CancelReason::Deadline(None));
+        self.cancel_for(CancelReason::Deadline(None));
         let after = 2 * self.shared.settings.cancel_grace;
         if self.wait_until(self.shared.now() + after, or_failure)? {
             return Ok(());
@@ -203,7 +203,7 @@ impl PendingBatch {
         Ok(true)
     }
 
-    fn give_up(&self, why: CancelReason) {
+    fn cancel_for(&self, why: CancelReason) {
         if self.shared.check_home().is_err() {
             return;
         }
@@ -225,7 +225,7 @@ fn delivered(outcome: Outcome) -> Result<Delivery<Tensor>, Error> {
 impl Drop for PendingBatch {
     fn drop(&mut self) {
         if !self.receiver.is_done() {
-            self.give_up(CancelReason::Dropped);
+            self.cancel_for(CancelReason::Dropped);
         }
     }
 }

@@ -92,7 +92,7 @@ impl Waiter {
     }
 
     /// Ends a waiter that gave up, with the error of its reason.
-    pub(super) fn given_up(self, key: &TensorKey) {
+    pub(super) fn fail_cancelled(self, key: &TensorKey) {
         let error = match &self.cancel_reason {
             Some(CancelReason::Deadline(after)) => {
                 Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.timeout) }

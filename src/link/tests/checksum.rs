@@ -247,12 +247,12 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
         (
             false,
             |peer, request| peer.sum(request, 0),
-            "a sum came for a request that waits for its first answer",
+            "a checksum came for a request that waits for its first answer",
         ),
         (
             true,
             |peer, request| peer.sum(request, 0),
-            "a sum came for a request that waits for its first answer",
+            "a checksum came for a request that waits for its first answer",
         ),
         (
             true,
@@ -260,7 +260,7 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
                 peer.response(request, &BYTES);
                 peer.response(request, &BYTES);
             },
-            "a tensor response came for a request whose value waits for its sum",
+            "a tensor response came for a request whose value waits for its checksum",
         ),
         (
             true,
@@ -268,7 +268,7 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
                 peer.response(request, &BYTES);
                 peer.say(&Message::Error { request, status: Status::new(Code::Internal, "late") });
             },
-            "an error status came for a request whose value waits for its sum",
+            "an error status came for a request whose value waits for its checksum",
         ),
         (
             true,
@@ -276,7 +276,7 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
                 peer.response(request, &BYTES);
                 peer.say(&Message::CancelAck { request });
             },
-            "an acknowledgement of a cancel came for a request whose value waits for its sum",
+            "an acknowledgement of a cancel came for a request whose value waits for its checksum",
         ),
         (
             true,
@@ -331,7 +331,7 @@ fn a_missing_checksum_ends_with_the_link_or_the_waiter() {
     patient.links.cancel_request(patient.link, request, &mut |_, _| CancelDecision::Cancel);
     assert_eq!(Message::decode(&patient.peer.next()), Ok(Message::Cancel { request }));
     patient.peer.say(&Message::CancelAck { request });
-    patient.expect_violation("whose value waits for its sum");
+    patient.expect_violation("whose value waits for its checksum");
 }
 
 #[test]

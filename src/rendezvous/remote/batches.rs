@@ -226,7 +226,7 @@ impl RemoteHandler {
             |receive| receive.waiter.deadline <= now,
             |key, mut waiter| {
                 waiter.cancel_reason.get_or_insert(CancelReason::Deadline(None));
-                waiter.given_up(&key);
+                waiter.fail_cancelled(&key);
             },
         );
     }
@@ -237,7 +237,7 @@ impl RemoteHandler {
             |receive| of(receive.waiter.id),
             |key, mut waiter| {
                 waiter.cancel_reason = Some(why.clone());
-                waiter.given_up(&key);
+                waiter.fail_cancelled(&key);
             },
         );
     }

@@ -130,7 +130,7 @@ impl RemoteHandler {
                 } else if let Some(waiter) = slot.take() {
                     // The peer has not acknowledged the cancel in time. The waiter is told now.
                     calls.remove(&waiter.id);
-                    waiter.given_up(key);
+                    waiter.fail_cancelled(key);
                 }
                 CancelDecision::Cancel
             });

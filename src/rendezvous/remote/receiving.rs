@@ -135,7 +135,7 @@ impl RemoteHandler {
     ) {
         let name = key.to_string();
         let error = match error {
-            RequestError::Cancelled => return waiter.given_up(key),
+            RequestError::Cancelled => return waiter.fail_cancelled(key),
             // The sender has no value now, and the waiter does not wait for one.
             RequestError::Remote(status)
                 if waiter.timeout.is_zero() && status.code == Code::DeadlineExceeded && !status.derived =>

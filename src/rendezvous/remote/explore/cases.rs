@@ -21,7 +21,7 @@ const LARGE: u64 = 1000;
 const FILLER: u64 = 600_000;
 const HUGE: u64 = 500_000;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const ENDLESS: Duration = Duration::from_secs(1_000_000);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum Sent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
-    Fresh,
+    Alloc,
     Borrow,
     Into(u64),
 }
@@ -67,7 +67,7 @@ struct Case {
 
 const PLAIN: Case = Case {
     sent: Sent::Bytes(LARGE),
-    wanted: Wanted::Fresh,
+    wanted: Wanted::Alloc,
     how: How::Never,
     warm: false,
     deferred: false,
@@ -81,8 +81,8 @@ enum Act {
     Send,
     Begin,
     Poll(usize),
-    CancelReason(usize),
-    GraceIsOver,
+    Cancel(usize),
+    CancelTimesOut,
     ReceiveNext,
 }
 
@@ -95,7 +95,7 @@ enum End {
 
 struct Running {
     call: Call,
-    cancel_reason: bool,
+    cancelled: bool,
     end: Option<End>,
 }
 
@@ -107,7 +107,7 @@ struct Run<'a, P: Port> {
     sent: usize,
     begun: bool,
     over: bool,
-    grace_is_over: bool,
+    cancel_timed_out: bool,
     calls: Vec<Running>,
     /// The receive that begins when the first ones have ended.
     next: Option<usize>,
@@ -135,7 +135,7 @@ impl Case {
 impl<P: Port> Run<'_, P> {
     fn destination(&self, wanted: Wanted) -> Destination {
         match wanted {
-            Wanted::Fresh => Destination::Alloc,
+            Wanted::Alloc => Destination::Alloc,
             Wanted::Borrow => Destination::Borrow,
             Wanted::Into(bytes) => Destination::Into(self.pair.tensor(RECEIVER, bytes)),
         }
@@ -151,7 +151,7 @@ impl<P: Port> Run<'_, P> {
     fn receive(&mut self, wanted: Wanted, timeout: Duration) -> usize {
         let destination = self.destination(wanted);
         let call = self.pair.receive(&self.key, destination, timeout);
-        self.calls.push(Running { call, cancel_reason: false, end: None });
+        self.calls.push(Running { call, cancelled: false, end: None });
         self.harvest();
         self.calls.len() - 1
     }
@@ -205,14 +205,14 @@ impl<P: Port> Run<'_, P> {
                 acts.push(Act::Poll(side));
             }
         }
-        let can_give_up = self.case.how != How::Never && !(self.case.ends_step() && self.over);
+        let can_cancel = self.case.how != How::Never && !(self.case.ends_step() && self.over);
         for (at, call) in self.calls.iter().enumerate() {
-            if can_give_up && call.end.is_none() && !call.cancel_reason && self.next != Some(at) {
-                acts.push(Act::CancelReason(at));
+            if can_cancel && call.end.is_none() && !call.cancelled && self.next != Some(at) {
+                acts.push(Act::Cancel(at));
             }
         }
-        if !self.grace_is_over && self.calls.iter().any(|call| call.cancel_reason && call.end.is_none()) {
-            acts.push(Act::GraceIsOver);
+        if !self.cancel_timed_out && self.calls.iter().any(|call| call.cancelled && call.end.is_none()) {
+            acts.push(Act::CancelTimesOut);
         }
         let ended = self.calls.iter().all(|call| call.end.is_some());
         if ended && self.next.is_none() && !self.over && self.got().len() < self.case.count {
@@ -229,27 +229,27 @@ impl<P: Port> Run<'_, P> {
                 self.pair.begin(SENDER, self.key.step);
             }
             Act::Poll(side) => self.pair.poll(side),
-            Act::CancelReason(at) => self.give_up(at),
-            Act::GraceIsOver => {
-                self.grace_is_over = true;
+            Act::Cancel(at) => self.cancel(at),
+            Act::CancelTimesOut => {
+                self.cancel_timed_out = true;
                 self.pair.pass(RECEIVER, CANCEL_TIMEOUT);
             }
-            Act::ReceiveNext => self.next = Some(self.receive(Wanted::Fresh, ENDLESS)),
+            Act::ReceiveNext => self.next = Some(self.receive(Wanted::Alloc, ENDLESS)),
         }
         self.harvest();
         self.pair.check_quarantine();
     }
 
-    fn give_up(&mut self, at: usize) {
-        self.calls[at].cancel_reason = true;
+    fn cancel(&mut self, at: usize) {
+        self.calls[at].cancelled = true;
         let step = self.key.step;
         match self.case.how {
             How::Never => {}
             How::Cancel => {
-                self.pair.give_up(self.calls[at].call.id, CancelReason::Cancelled);
+                self.pair.cancel(self.calls[at].call.id, CancelReason::Cancelled);
                 self.harvest();
                 // A value that has landed and waits for its checksum has no grant any more.
-                let granted = self.case.warm && !self.pair.validates && self.case.wanted == Wanted::Fresh;
+                let granted = self.case.warm && !self.pair.validates && self.case.wanted == Wanted::Alloc;
                 if granted && self.calls[at].end.is_none() {
                     assert!(
                         self.pair.quarantined() >= self.case.bytes(),
@@ -260,11 +260,11 @@ impl<P: Port> Run<'_, P> {
             How::Drop => {
                 self.calls[at].call.receiver = None;
                 self.calls[at].end = Some(End::Dropped);
-                self.pair.give_up(self.calls[at].call.id, CancelReason::Dropped);
+                self.pair.cancel(self.calls[at].call.id, CancelReason::Dropped);
             }
             How::Deadline => {
-                self.calls.iter_mut().for_each(|call| call.cancel_reason = true);
-                self.pair.pass(RECEIVER, PATIENCE);
+                self.calls.iter_mut().for_each(|call| call.cancelled = true);
+                self.pair.pass(RECEIVER, TIMEOUT);
             }
             How::AbortHere | How::AbortThere => {
                 self.over = true;
@@ -294,8 +294,8 @@ impl<P: Port> Run<'_, P> {
     /// Whether a call may have failed like this.
     fn is_allowed(&self, call: &Running, error: &Error) -> bool {
         match error {
-            Error::Cancelled { .. } => self.case.how == How::Cancel && call.cancel_reason,
-            Error::DeadlineExceeded { .. } => self.case.how == How::Deadline && call.cancel_reason,
+            Error::Cancelled { .. } => self.case.how == How::Cancel && call.cancelled,
+            Error::DeadlineExceeded { .. } => self.case.how == How::Deadline && call.cancelled,
             Error::NoRoom { .. } => self.case.full,
             Error::ShapeMismatch { .. } => {
                 matches!(self.case.wanted, Wanted::Into(bytes) if Sent::Bytes(bytes) != self.case.sent)
@@ -317,7 +317,7 @@ impl<P: Port> Run<'_, P> {
         if !self.over {
             assert_eq!(self.sent, self.case.count);
             while self.got().len() < self.case.count {
-                let at = self.receive(Wanted::Fresh, ENDLESS);
+                let at = self.receive(Wanted::Alloc, ENDLESS);
                 self.pair.run();
                 self.harvest();
                 assert!(
@@ -372,7 +372,7 @@ impl<P: Port> Run<'_, P> {
 struct Seen {
     runs: u64,
     got: u64,
-    cancel_reason: u64,
+    cancelled: u64,
     quarantined: u64,
 }
 
@@ -401,7 +401,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
             sent: 0,
             begun: !case.deferred,
             over: false,
-            grace_is_over: false,
+            cancel_timed_out: false,
             calls: Vec::new(),
             next: None,
             filler,
@@ -411,7 +411,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
                 run.send();
             }
             for _ in 0..case.count {
-                run.receive(case.wanted, PATIENCE);
+                run.receive(case.wanted, TIMEOUT);
             }
             loop {
                 let acts = run.acts();
@@ -428,7 +428,7 @@ fn explore<P: Port>(pair: &mut Pair<P>, case: Case, steps: &mut u64, all: u64, r
             for call in &run.calls {
                 match call.end {
                     Some(End::Got(_)) => seen.got += 1,
-                    _ => seen.cancel_reason += 1,
+                    _ => seen.cancelled += 1,
                 }
             }
             run.finish();
@@ -500,7 +500,7 @@ fn every_exchange<P: Port>(pair: &mut Pair<P>, over: &str, all: u64, random: u64
         for how in ENDINGS {
             let seen = explore(pair, Case { how, ..case }, &mut steps, all, random);
             assert!(seen.got > 0 || case.full || matches!(case.wanted, Wanted::Into(_)), "{name}, {how:?}");
-            assert!(seen.cancel_reason > 0, "{name}, {how:?}: nobody gave up");
+            assert!(seen.cancelled > 0, "{name}, {how:?}: no receive was cancelled");
             counts.insert(format!("{how:?}"), seen.runs);
             total += seen.runs;
             quarantined += seen.quarantined;
@@ -545,7 +545,7 @@ fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random
                 (false, _) => "the first ones, and others at random",
             };
             println!("{over}: {count} values, {name}, {how:?}: {} interleavings, {of}", seen.runs);
-            assert!(seen.got > 0 && seen.cancel_reason > 0);
+            assert!(seen.got > 0 && seen.cancelled > 0);
         }
     }
 }

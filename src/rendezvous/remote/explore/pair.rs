@@ -322,7 +322,7 @@ impl<P: Port> Pair<P> {
         Call { id, receiver: Some(receiver) }
     }
 
-    pub fn give_up(&mut self, id: CallId, why: CancelReason) {
+    pub fn cancel(&mut self, id: CallId, why: CancelReason) {
         self.command(RECEIVER, RemoteCommand::Cancel(Cancel { id, why }));
     }
 

@@ -65,14 +65,14 @@ enum Act {
     Receive(usize),
     Poll(usize),
     Mishap,
-    GraceIsOver,
+    CancelTimesOut,
 }
 
 /// A receive of a step.
 struct Receive {
     step: usize,
     call: Call,
-    cancel_reason: bool,
+    cancelled: bool,
     end: Option<Result<u8, Error>>,
 }
 
@@ -129,10 +129,8 @@ impl<P: Port> Run<'_, P> {
         if !self.mishap && self.case.mishap != Mishap::None && can {
             acts.push(Act::Mishap);
         }
-        if !self.timed_out
-            && self.receives.iter().any(|receive| receive.cancel_reason && receive.end.is_none())
-        {
-            acts.push(Act::GraceIsOver);
+        if !self.timed_out && self.receives.iter().any(|receive| receive.cancelled && receive.end.is_none()) {
+            acts.push(Act::CancelTimesOut);
         }
         acts
     }
@@ -157,7 +155,7 @@ impl<P: Port> Run<'_, P> {
             Act::Receive(step) => self.receive(step),
             Act::Poll(side) => self.pair.poll(side),
             Act::Mishap => self.go_wrong(),
-            Act::GraceIsOver => {
+            Act::CancelTimesOut => {
                 self.timed_out = true;
                 self.pair.pass(RECEIVER, CANCEL_TIMEOUT);
             }
@@ -173,7 +171,7 @@ impl<P: Port> Run<'_, P> {
         }
         let destination = if self.case.borrow { Destination::Borrow } else { Destination::Alloc };
         let call = self.pair.receive(&key, destination, ENDLESS);
-        self.receives.push(Receive { step, call, cancel_reason: false, end: None });
+        self.receives.push(Receive { step, call, cancelled: false, end: None });
     }
 
     fn go_wrong(&mut self) {
@@ -190,13 +188,13 @@ impl<P: Port> Run<'_, P> {
                 else {
                     panic!("there is one")
                 };
-                receive.cancel_reason = true;
+                receive.cancelled = true;
                 if drops {
                     receive.call.receiver = None;
                     receive.end = Some(Err(Error::Stopped));
                 }
                 let why = if drops { CancelReason::Dropped } else { CancelReason::Cancelled };
-                self.pair.give_up(receive.call.id, why);
+                self.pair.cancel(receive.call.id, why);
             }
             Mishap::AbortHere => self.pair.change(RECEIVER, StepChange::Aborted { step, status }),
             Mishap::AbortThere => self.pair.change(SENDER, StepChange::Aborted { step, status }),
@@ -269,11 +267,7 @@ impl<P: Port> Run<'_, P> {
             match &receive.end {
                 None => panic!("a receive of step {} hangs: {:?}", receive.step, self.ends()),
                 Some(Err(error)) => {
-                    assert!(
-                        self.is_over(receive.step) || receive.cancel_reason,
-                        "{error}: {:?}",
-                        self.ends()
-                    );
+                    assert!(self.is_over(receive.step) || receive.cancelled, "{error}: {:?}", self.ends());
                 }
                 Some(Ok(fill)) => assert_eq!(usize::from(*fill / 10), receive.step, "of another step"),
             }
