@@ -1,48 +1,48 @@
-//! What a port reports: arrivals, local completions, failures.
+//! The reports of a port: arrivals, local completions, failures.
 
 use super::LinkId;
 use crate::memory::{LentBytes, TensorMut};
 use crate::wire::{Immediate, LossCause};
 
-/// Something that happened on a link.
+/// An event on a link.
 #[derive(Debug)]
 pub struct Completion {
-    /// On which link.
+    /// The link.
     pub link: LinkId,
-    /// What happened.
+    /// The event.
     pub event: Event,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Debug)]
 pub enum Event {
-    /// A write or a loan of ours is done: its source may be reused.
+    /// A write or a loan of this side is done: its source may be reused.
     Done,
-    /// A read of ours is done.
+    /// A read of this side is done.
     ReadDone {
-        /// The bytes that were asked for.
+        /// The target, with the bytes that were read at its start.
         target: TensorMut,
     },
-    /// A write, loan or read of ours failed; its memory has been released, or, for a loan that a living peer
-    /// still reads, is as soon as the peer has let go of it.
+    /// A write, loan or read of this side failed. Its memory has been released. The memory of a
+    /// loan that a living peer still reads is released when the peer gives it back.
     Failed,
-    /// A message has come; its bytes are [`Completions::message`].
+    /// A message has arrived. [`Completions::message`] returns its bytes.
     Message(MessageRange),
     /// A write with immediate has landed.
     Immediate {
-        /// Its immediate data.
+        /// The immediate data.
         immediate: Immediate,
-        /// Bytes that it wrote.
+        /// Bytes that were written.
         bytes: u64,
     },
     /// The peer lends memory.
     Lent {
-        /// Its immediate data.
+        /// The immediate data.
         immediate: Immediate,
-        /// The memory. Dropping it gives it back.
+        /// The memory. Its drop gives it back.
         bytes: LentBytes,
     },
-    /// The link is down: nothing comes on it any more.
+    /// The link is down. No event of this link follows.
     Down(LinkFailure),
 }
 
@@ -53,47 +53,48 @@ pub enum LinkFailure {
     /// The peer's process is gone, as the kernel reports it.
     #[error("the peer's process (pid {pid}) has ended")]
     PeerDied {
-        /// Its process id.
+        /// The peer's process id.
         pid: u32,
     },
     /// The peer has closed the link.
     #[error("the peer closed the link")]
     Closed,
-    /// What is to leave can't, now or later: an error of this library.
-    #[error("what waits to be sent can't be posted: {0}")]
+    /// An operation can't be posted, now or later: an error of this library.
+    #[error("an operation can't be posted: {0}")]
     Refused(&'static str),
     /// This side has closed the link.
     #[error("the link was closed: {0}")]
     Local(String),
-    /// The peer sent what it may not: a bad region, key, bound, slot or message.
+    /// The peer broke the protocol: a bad region, key, bound, slot or message.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
     /// A work request failed.
     #[error(
-        "a {operation} on queue pair {queue_pair} failed: {status} (error {code}, vendor's {vendor:#x}): usually {cause}"
+        "a {operation} on queue pair {queue_pair} failed: {status} (error {code}, vendor's {vendor:#x}): \
+         usually {cause}"
     )]
     Completion {
-        /// What was asked for.
+        /// The kind of operation.
         operation: &'static str,
-        /// The link's queue pair: 0 carries messages, and those from 1 on parts of large writes.
+        /// Number of the link's queue pair: 0 for the main one, from 1 on for stripes.
         queue_pair: u8,
-        /// Name of its status.
+        /// Name of the work request's status.
         status: &'static str,
-        /// Number of its status, `ibv_wc_status` on verbs.
+        /// Number of the status: `ibv_wc_status`.
         code: u32,
-        /// What the device says besides.
+        /// The vendor's error code.
         vendor: u32,
-        /// What usually causes it and what to check.
+        /// The usual cause and what to check.
         cause: &'static str,
     },
-    /// The device, its port or a queue of it failed, as an asynchronous event told.
+    /// The device, its port or one of its queues failed.
     #[error("{event} on {device}: {cause}")]
     Device {
-        /// Which device.
+        /// The device's name.
         device: String,
-        /// What happened.
+        /// The asynchronous event.
         event: &'static str,
-        /// What usually causes it and what to check.
+        /// The usual cause and what to check.
         cause: &'static str,
     },
     /// A message or an immediate found no posted receive.
@@ -115,14 +116,14 @@ impl From<LinkFailure> for LossCause {
     }
 }
 
-/// Where in a [`Completions`] a message's bytes are.
+/// The place of a message's bytes in a [`Completions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageRange {
     start: u32,
     len: u32,
 }
 
-/// What one poll brought: completions, and the bytes of the messages among them.
+/// The result of a poll: completions, and the bytes of the messages among them.
 ///
 /// Reused from poll to poll, so that steady state does not allocate.
 #[derive(Debug, Default)]
@@ -146,7 +147,7 @@ impl Completions {
         self.entries.push(Completion { link, event });
     }
 
-    /// Adds a message, whose bytes are copied.
+    /// Adds a message. Copies its bytes.
     #[inline]
     pub fn push_message(&mut self, link: LinkId, bytes: &[u8]) {
         let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
@@ -177,8 +178,8 @@ impl Completions {
         &self.entries
     }
 
-    /// Takes the completions out one by one, oldest first, each with the means to look at its message. The
-    /// messages stay readable until [`Completions::clear`].
+    /// Takes the completions out one by one, oldest first, each with the bytes of its message. The
+    /// bytes of other events are empty.
     pub fn drain(&mut self) -> impl Iterator<Item = (Completion, &[u8])> {
         let bytes = &self.bytes;
         self.entries.drain(..).map(move |completion| {
@@ -190,7 +191,7 @@ impl Completions {
         })
     }
 
-    /// Forgets everything, and keeps the room.
+    /// Removes everything. Keeps the allocations.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.bytes.clear();

@@ -1,14 +1,15 @@
-//! An event count: threads sleep until something happens, and nobody who makes it happen takes a lock.
+//! An event count: threads sleep until an event, and the thread that makes the event takes no lock.
 //!
-//! A thread draws the [`key`](EventCount::key), looks for events, and then sleeps unless the key has moved. A
-//! notifier makes its event visible, moves the key, and wakes the sleepers by a futex if there are any.
+//! A thread draws the [`key`](EventCount::key), looks for events, and then sleeps unless the key
+//! has moved. A notifier makes its event visible, moves the key, and wakes the sleepers by a futex
+//! if there are any.
 //!
-//! Two kinds of threads sleep: waiters, and the background thread of a poller. A notification wakes the waiters.
-//! It wakes the background thread only if no waiter sleeps and none is [in its wait](EventCount::enter_wait), since a
-//! waiter that is awake polls by itself.
+//! Two kinds of threads sleep: waiters, and the background thread of a poller. A notification wakes
+//! the waiters. It wakes the background thread only if no waiter sleeps and none is [in its
+//! wait](EventCount::enter_wait), since a waiter that is awake polls by itself.
 //!
-//! The words may lie in memory that other processes write: see [`ShareWords`]. A process that changes them as it
-//! likes can delay a wake-up until the sleep's time limit.
+//! The words may lie in memory that other processes write: see [`ShareWords`]. A process that
+//! changes them as it likes can delay a wake-up until the sleep's time limit.
 //!
 //! | word | content |
 //! |---|---|
@@ -117,8 +118,8 @@ impl<W: ShareWords> EventCount<W> {
     /// Sleeps until the key differs from `seen`, or for `timeout`. May return early.
     pub(crate) fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
         let (count, futex) = of(who);
-        // Drawn before the look at the key: a notifier that moves the key later, and sees this thread sleep,
-        // changes the futex later still.
+        // Drawn before the look at the key: a notifier that moves the key later, and sees this
+        // thread sleep, changes the futex later still.
         let expected = self.words.load(futex, Acquire) as u32;
         self.words.fetch_add(count, 1);
         self.words.fence();
@@ -232,7 +233,8 @@ mod tests {
         });
     }
 
-    /// An event that comes while a waiter ends its wait is seen by the waiter, or wakes the background thread.
+    /// An event that comes while a waiter ends its wait is seen by the waiter, or wakes the
+    /// background thread.
     #[test]
     fn loom_no_event_falls_between_a_waiter_that_leaves_and_the_background_thread() {
         bounded(|| {

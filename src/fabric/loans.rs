@@ -1,7 +1,8 @@
 //! Loans of one process to its peers, over all links and ports of a fabric: bounded and counted.
 //!
-//! Each loan needs a [`LoanPermit`]. The permit lives as long as the lender holds the tensor: on the link, or
-//! after the link's end until the borrower gives the tensor back. So the counts hold however a loan ends.
+//! Each loan needs a [`LoanPermit`]. The permit lives as long as the lender holds the tensor: on
+//! the link, or after the link's end until the borrower gives the tensor back. So the counts hold
+//! however a loan ends.
 
 use crate::mutants::{Mutant, is_on};
 use std::array;
@@ -15,11 +16,12 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 /// Ticks in a grace period.
 pub const TICKS_PER_GRACE: u64 = 4;
 
-/// Ticks that are told apart: a loan that is not overdue began in one of the last five, and a counter is set to
-/// zero before its next use.
+/// Ticks that are told apart: a loan that is not overdue began in one of the last five, and a
+/// counter is set to zero before its next use.
 const TICKS: usize = 8;
 
-/// Bounds the bytes that a process lends and counts its loans. No call locks, allocates or enters the kernel.
+/// Bounds the bytes that a process lends and counts its loans. No call locks, allocates or enters
+/// the kernel.
 #[derive(Debug)]
 pub struct LoanLimiter {
     max_bytes: u64,
@@ -93,7 +95,8 @@ impl LoanLimiter {
     fn begin(&self) -> u64 {
         loop {
             let tick = self.tick.load(Ordering::Relaxed);
-            // Acquire: a thread that finds the counter set to zero for a later tick sees that tick below.
+            // Acquire: a thread that finds the counter set to zero for a later tick sees that tick
+            // below.
             self.begun_in(tick).fetch_add(1, Ordering::Acquire);
             if self.tick.load(Ordering::Relaxed) == tick {
                 return tick;
@@ -106,9 +109,11 @@ impl LoanLimiter {
         &self.begun[tick as usize % TICKS]
     }
 
-    /// One tick has passed: the grace period divided by [`TICKS_PER_GRACE`]. Called by one thread only.
+    /// One tick has passed: the grace period divided by [`TICKS_PER_GRACE`]. Called by one thread
+    /// only.
     ///
-    /// A thread that stands still for three ticks in the drop of a permit may hide one overdue loan.
+    /// A thread that stands still for three ticks in the drop of a permit may hide one overdue
+    /// loan.
     pub fn tick(&self) {
         let next = self.tick.load(Ordering::Relaxed) + 1;
         // These loans have been out for a whole grace period, and for less than one tick more.
@@ -241,7 +246,8 @@ mod tests {
     }
 }
 
-/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for it.
+/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for
+/// it.
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;

@@ -1,10 +1,11 @@
-//! What moves bytes between two processes, with the semantics of RDMA verbs.
+//! Transports that move bytes between two processes, with the semantics of RDMA verbs.
 //!
-//! A [`Fabric`] is a process's access to one kind of transport. Two processes that want a link each make a
-//! [`Endpoint`], swap the endpoints' addresses by some other way, and connect; the connected links are attached to
-//! a [`Port`], the part of the fabric that one poller owns, and from then on only that poller touches them.
+//! A [`Fabric`] is a process's access to one kind of transport. To make a link, each of two
+//! processes makes an [`Endpoint`]. The processes exchange the endpoints' addresses through the
+//! bootstrap service and connect. Each connected link is attached to a [`Port`], the part of the
+//! fabric that one poller owns. From then on only that poller touches the link.
 //!
-//! The rules, each held on every fabric by the conformance suite (`tests/conformance`):
+//! The conformance suite (`tests/conformance`) tests these rules on every fabric:
 //!
 //! | rule | |
 //! |---|---|
@@ -17,9 +18,9 @@
 //! | checks | region, key and bounds are checked on the target's side |
 //! | full queue | is a value that the caller handles ([`PostError::Full`]), not an error |
 //! | completions | are never lost, duplicated, or made for another generation of the link |
-//! | dead peer, broken queue | every outstanding and later operation of the link ends in an error completion |
+//! | dead peer, broken queue | every outstanding operation ends in an error completion; later ones are refused |
 //!
-//! Nothing in this room knows of requests, keys or steps. A change to one fabric touches one folder.
+//! This module knows nothing of requests, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
 mod event_count;
@@ -70,28 +71,28 @@ impl fmt::Display for FabricKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
-/// What a link is made with.
+/// The options of a new link.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
     /// Operations that can be outstanding; a power of two.
     pub depth: u32,
-    /// Receives that are posted before the peer can reach this side. A fabric that keeps early messages until the
-    /// link is attached posts none of them: [`LinkLimits::receives`] says how many were posted.
+    /// Receives that are posted before the peer can reach this side. A fabric that keeps early
+    /// messages until the link is attached posts none: see [`LinkLimits::receives`].
     pub receives: u32,
-    /// Tells this life of the link from earlier ones between the same two processes.
+    /// Distinguishes this link from earlier ones between the same two processes.
     pub generation: u8,
 }
 
-/// Which side of a pair speaks first while the link is made.
+/// The side's part in making a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Reaches out to the other.
+    /// Contacts the other side.
     Initiator,
-    /// Waits to be reached.
+    /// Waits for the other side.
     Acceptor,
 }
 
-/// What a connected link can do.
+/// The capabilities of a connected link.
 #[derive(Clone, Debug)]
 pub struct LinkLimits {
     /// Operations that can be outstanding, and receives that can be posted.
@@ -104,7 +105,7 @@ pub struct LinkLimits {
     pub max_write: u64,
     /// Whether [`Port::lend`] works.
     pub lends: bool,
-    /// Grants that there can be at a time.
+    /// Grants that can exist at a time.
     pub grants: u32,
 }
 
@@ -112,15 +113,15 @@ pub struct LinkLimits {
 pub trait Fabric: Send + Sync + 'static {
     /// One side of a link that is not connected yet.
     type Endpoint: Endpoint<Link = Self::Link>;
-    /// A connected link that no port has yet.
+    /// A connected link that is not attached to a port yet.
     type Link: Send + 'static;
     /// The part that one poller owns.
     type Port: Port<Link = Self::Link>;
-    /// Which kind this is.
+    /// The kind of fabric.
     const KIND: FabricKind;
 
-    /// What registers memory outside the pool, so that ports can write from where it lies; `None` if nothing does, and all
-    /// that is written must be in the pool.
+    /// Registers memory outside the pool, so that ports can write from it. With `None` the source
+    /// of every write must lie in the pool.
     fn registrar(&self) -> Option<Arc<dyn Registrar>> {
         None
     }
@@ -131,127 +132,134 @@ pub trait Fabric: Send + Sync + 'static {
     /// If the resources for it cannot be had.
     fn port(&self) -> Result<Self::Port, FabricError>;
 
-    /// This process's endpoint of a new link, which will be attached to the fabric's port number `port`. Ports are
-    /// numbered from 0 in the order in which they are made. Verbs binds a link to its port here, and any other port
-    /// refuses it; the other fabrics ignore the number.
+    /// This process's endpoint of a new link, which will be attached to the fabric's port number
+    /// `port`. Ports are numbered from 0 in the order in which they are made. Verbs binds a link to
+    /// its port here, and any other port refuses it. The other fabrics ignore the number.
     ///
     /// # Errors
     /// If the resources for it cannot be had or the options are out of range.
     fn endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, FabricError>;
 
-    /// What this process has lent over it, and what was kept of dead peers; `None` for a fabric that does not lend.
+    /// The loans of this process; `None` for a fabric that does not lend.
     fn loan_limiter(&self) -> Option<Arc<LoanLimiter>> {
         None
     }
 }
 
-/// Registers memory outside the pool with a device, on the caller's thread, and keeps what is registered for the next time.
+/// Registers memory outside the pool with a device, on the caller's thread, and keeps the
+/// registrations for later sends.
 ///
-/// A registration is the memory's owner's: what lies at the same address and has another owner is other memory.
+/// A registration belongs to the memory's owner. Memory of another owner at the same address is
+/// other memory.
 pub trait Registrar: Send + Sync {
-    /// The same tensor, registered. May enter the kernel and take long, where its memory was not registered.
+    /// The same tensor, registered. Enters the kernel, and may take long, if the tensor's memory
+    /// was not registered before.
     fn register(&self, pool: &Pool, tensor: &Tensor) -> Registration;
 
-    /// How many registrations have ended that were not counted in a [`Registration::ended`], nor here: with their owners, or as
-    /// their pages were replaced.
+    /// Registrations that ended with their owners, or because their pages were replaced, since the
+    /// last call of this or of [`Registrar::register`].
     fn take_ended(&self) -> u64;
 
     /// Bytes of memory outside the pool that are registered now.
     fn registered_bytes(&self) -> u64;
 }
 
-/// How it went to register a tensor.
+/// The result of [`Registrar::register`].
 #[derive(Debug)]
 pub struct Registration {
-    /// The tensor, to be written in the place of the one that was given; `None` if it can't be registered.
+    /// The tensor to write instead of the given one; `None` if it can't be registered.
     pub tensor: Option<Tensor>,
     /// Whether its memory was registered before.
     pub is_known: bool,
-    /// Registrations that were ended for it, or because their owners are gone.
+    /// Registrations that ended: evicted for this one, or because their owners are gone.
     pub ended: u64,
 }
 
-/// One side of a link that is not connected yet. Dropping it gives up everything that it holds.
+/// One side of a link that is not connected yet. Its drop releases everything that it holds.
 pub trait Endpoint: Send + 'static {
-    /// What [`Endpoint::connect`] makes.
+    /// The result of [`Endpoint::connect`].
     type Link: Send + 'static;
 
-    /// What the other side needs to reach this one: opaque bytes for the bootstrap service to carry.
+    /// The address by which the other side reaches this one: opaque bytes that the bootstrap
+    /// service carries.
     fn address(&self) -> &[u8];
 
-    /// Connects to the endpoint whose address this is. Blocks, for `timeout` at most.
+    /// Connects to the endpoint with the address `peer`. Blocks for `timeout` at most.
     ///
     /// # Errors
-    /// If the address makes no sense, the other side is not there in time, is somebody else's process, or
-    /// shows memory that breaks the fabric's rules.
+    /// If the address is invalid, the other side does not answer in time, is another user's
+    /// process, or shows memory that breaks the fabric's rules.
     fn connect(self, role: Role, peer: &[u8], timeout: Duration) -> Result<Self::Link, FabricError>;
 }
 
 /// The part of a fabric that one poller owns: its links and the queue on which they complete.
 ///
-/// Nothing here blocks, allocates in steady state, or may be called from two threads at once.
+/// No method blocks or allocates in steady state. One thread at a time calls them.
 ///
-/// Operations that copy their bytes when they are posted (`send`, `write_inline`) make no completion.
-/// Those that hold a tensor until they are done (`write`, `read`, `lend`) make exactly one each:
-/// [`Event::Done`] or [`Event::Failed`]. The port holds the tensor until then, so a source can be neither
-/// freed nor written while a peer may read it.
+/// Operations that copy their bytes when they are posted (`send`, `write_inline`) make no
+/// completion. Those that hold a tensor until they are done (`write`, `read`, `lend`) make exactly
+/// one each: [`Event::Done`] or [`Event::Failed`]. The port holds the tensor until then, so a
+/// source can be neither freed nor written while a peer may read it.
 pub trait Port: Send + 'static {
     /// A connected link, as [`Endpoint::connect`] makes it.
     type Link: Send + 'static;
-    /// What threads block on while nothing comes.
+    /// Blocks threads while nothing arrives.
     type Sleeper: Sleeper;
 
-    /// What threads block on while nothing comes on this port's links.
+    /// Blocks threads while nothing arrives on this port's links.
     fn sleeper(&self) -> Self::Sleeper;
 
-    /// Arranges that whatever comes on any link from now on ends the sleep of the port's [`Sleeper`]: what a poll
-    /// would bring, and credits and room for what waits to be posted. It holds until the next [`Port::poll`] that
-    /// brings something, and costs little while it does. Returns `false` if a poll would bring something already: poll,
-    /// and don't sleep. Whoever has something to post tries it once more after this: of credits and room that
-    /// came before, nobody tells. May enter the kernel.
+    /// Arms the port: from now on a completion, credits or room in a queue end the sleep of the
+    /// port's [`Sleeper`]. The port stays armed until a [`Port::poll`] brings something, which
+    /// costs little meanwhile. Returns `false` if a poll would bring something already: the caller
+    /// polls instead of sleeping. A caller with operations to post tries once more after this call,
+    /// since credits and room that came before end no sleep. May enter the kernel.
     fn arm(&mut self) -> bool;
 
-    /// Takes a connected link in. As many receives are posted on it as [`LinkLimits::receives`] says.
+    /// Takes over a connected link. [`LinkLimits::receives`] receives are posted on it.
     ///
     /// # Errors
     /// If this port has no room for it.
     fn attach(&mut self, link: Self::Link) -> Result<LinkId, FabricError>;
 
-    /// Forgets a link. Whatever was still outstanding or granted is released without a completion; the peer
-    /// sees its side fail.
+    /// Removes a link. Outstanding operations and grants are released without a completion. The
+    /// peer sees its side fail.
     fn detach(&mut self, link: LinkId);
 
-    /// Ends a link from this side: every outstanding operation completes with [`Event::Failed`], then
-    /// [`Event::Down`] comes, and later operations are refused with [`PostError::Down`].
+    /// Ends a link from this side: every outstanding operation completes with [`Event::Failed`],
+    /// then [`Event::Down`] comes, and later operations are refused with [`PostError::Down`].
     fn fail(&mut self, link: LinkId, why: LinkFailure);
 
-    /// What the link can do.
+    /// The capabilities of the link.
     fn limits(&self, link: LinkId) -> &LinkLimits;
 
-    /// Moves what has arrived or completed into `completions`, a bounded amount per link and call. Returns
-    /// how many completions were added.
+    /// Moves arrivals and completions into `completions`, a bounded number per link and call.
+    /// Returns how many were added.
     fn poll(&mut self, completions: &mut Completions) -> usize;
 
     /// Lets the peer consume `count` more receives.
     fn post_receives(&mut self, link: LinkId, count: u32);
 
-    /// Tells the peer how many receives have been consumed and posted again, counted since the link was made and
-    /// modulo 2^32. Cumulative: it consumes no receive, may be repeated, and only the newest counts.
+    /// Tells the peer how many receives have been consumed and posted again, since the link was
+    /// made and modulo 2^32. The number is cumulative: it may be repeated, and only the newest
+    /// counts. It consumes no receive.
     fn publish_credits(&mut self, link: LinkId, returned: u32);
 
     /// The newest number that the peer has published.
     fn peer_credits(&mut self, link: LinkId) -> u32;
 
-    /// Several operations are about to be posted. They are accepted and refused as ever, and keep their order; but a device,
-    /// or a peer that sleeps, may be told of them as late as in [`Port::end_batch`], and what fails then fails as if
-    /// it had been posted. A batch in a batch is the same one.
+    /// Begins a batch of operations. The port accepts and refuses operations as without a batch,
+    /// and keeps their order. It may tell the device, or a sleeping peer, of them as late as in
+    /// [`Port::end_batch`]; an operation that fails there fails as if it had been posted. A batch
+    /// within a batch is the same batch.
     fn begin_batch(&mut self) {}
 
-    /// All of a batch is posted: it is on its way when this returns. Does nothing without one.
+    /// Ends the batch. Its operations are on their way when this returns. Does nothing without a
+    /// batch.
     fn end_batch(&mut self) {}
 
-    /// How often this port has told a device of what was posted, or a peer that sleeps, so far: on verbs a call of the driver
-    /// each, on shared memory a doorbell that was rung. A fabric that does neither says 0.
+    /// Notifications of a device or a sleeping peer by this port, so far: calls of the driver on
+    /// verbs, doorbells that were rung on shared memory. 0 on a fabric that does neither.
     fn doorbells(&self) -> u64 {
         0
     }
@@ -262,7 +270,8 @@ pub trait Port: Send + 'static {
     /// [`PostError`]; nothing was sent then.
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError>;
 
-    /// Writes at most [`LinkLimits::max_inline`] bytes, copied before this returns, to the start of `target`.
+    /// Writes at most [`LinkLimits::max_inline`] bytes, copied before this returns, to the start of
+    /// `target`.
     ///
     /// # Errors
     /// [`PostError`]; nothing was written then.
@@ -294,11 +303,13 @@ pub trait Port: Send + 'static {
     fn read(&mut self, link: LinkId, target: TensorMut, source: &Grant)
     -> Result<(), (PostError, TensorMut)>;
 
-    /// A permit to lend `bytes` bytes on a link; `None` if the fabric does not lend, or the bound is reached.
+    /// A permit to lend `bytes` bytes on a link; `None` if the fabric does not lend, or the bound
+    /// is reached.
     fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit>;
 
-    /// Lends the peer a tensor where it lies; done when the peer has given it back. The peer gets
-    /// [`Event::Lent`], which consumes a receive. The permit is kept as long as the tensor.
+    /// Lends the peer a tensor in place. The operation is done when the peer has given it back. The
+    /// peer gets [`Event::Lent`], which consumes a receive. The port holds the permit as long as
+    /// the tensor.
     ///
     /// # Errors
     /// [`PostError`] with the permit; nothing was lent then.
@@ -316,49 +327,51 @@ pub trait Port: Send + 'static {
         true
     }
 
-    /// Lets the peer write to a tensor, which the port keeps until [`Port::revoke`]: nobody can read, write
-    /// or free it while the peer may write to it.
+    /// Lets the peer write to a tensor. The port holds the tensor until [`Port::revoke`], so that
+    /// no thread reads, writes or frees it while the peer may write to it.
     ///
     /// # Errors
     /// [`PostError`] with the tensor, if no more can be granted on this link or it is down.
     fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)>;
 
-    /// Takes a grant for writing back and returns the tensor; `None` if there is no such grant.
+    /// Revokes a grant for writing and returns the tensor; `None` if there is no such grant.
     ///
-    /// A fabric that checks grants in software refuses writes to it from now on. On a fabric that can't,
-    /// the caller must know that no write to it is under way: it has landed, or was never posted, or the
-    /// link's queue pairs are gone.
+    /// A fabric that checks grants in software refuses writes to the tensor from now on. On other
+    /// fabrics the caller must know that no write is under way: it has landed, was never posted, or
+    /// the link's queue pairs are gone.
     fn revoke(&mut self, link: LinkId, grant: &Grant) -> Option<TensorMut>;
 
-    /// Lets the peer read a tensor, which the port keeps until [`Port::withdraw`].
+    /// Lets the peer read a tensor. The port holds the tensor until [`Port::withdraw`].
     ///
     /// # Errors
     /// [`PostError`], if no more can be granted on this link or it is down.
     fn expose(&mut self, link: LinkId, source: &Tensor) -> Result<Grant, PostError>;
 
-    /// Takes a grant for reading back.
+    /// Revokes a grant for reading.
     fn withdraw(&mut self, link: LinkId, grant: &Grant);
 }
 
-/// Who sleeps.
+/// The kinds of threads that sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
-    /// A thread that waits for something in particular.
+    /// A thread that waits for the end of a call.
     Waiter,
-    /// The background poller. Arrivals wake it only while no thread is an [active waiter](Sleeper::enter_wait).
+    /// The background poller. Arrivals wake it only while no thread is an [active
+    /// waiter](Sleeper::enter_wait).
     Background,
 }
 
-/// What threads block on while nothing comes on a port's links. Clones are the same.
+/// Blocks threads while nothing arrives on a port's links. Clones share one state.
 ///
-/// The order that loses no wake-up: draw [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, look again, then
-/// sleep. A thread that leaves a wait must arm the port *after* [`exit_wait`](Sleeper::exit_wait), and handle what came
-/// meanwhile: the background poller was not woken for it.
+/// This order loses no wake-up: read [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, poll
+/// again, then sleep. A thread that leaves a wait must arm the port *after*
+/// [`exit_wait`](Sleeper::exit_wait), and handle the arrivals of the meantime, for which the
+/// background poller was not woken.
 pub trait Sleeper: Clone + Send + Sync + 'static {
     /// A number that changes with every wake-up.
     fn seen(&self) -> u32;
 
-    /// Blocks until there was a wake-up since `seen` was drawn, or for `timeout`. May return early.
+    /// Blocks until a wake-up since `seen` was read, or for `timeout`. May return early.
     fn sleep(&self, who: Sleep, seen: u32, timeout: Duration);
 
     /// Ends the sleep of every thread of that kind.
@@ -392,7 +405,7 @@ pub enum FabricError {
     /// A call to the operating system failed.
     #[error("{fabric}: {tried} failed: {source}; {remedy}")]
     Os {
-        /// On which fabric.
+        /// The fabric.
         fabric: FabricKind,
         /// What was tried, with which value.
         tried: String,
@@ -401,10 +414,10 @@ pub enum FabricError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// What the fabric needs is not there, or can't do what is asked.
+    /// A library, device or kernel feature is missing or not sufficient.
     #[error("{fabric}: {why}")]
     Unavailable {
-        /// On which fabric.
+        /// The fabric.
         fabric: FabricKind,
         /// What is missing, what there is instead, and what to change.
         why: String,
@@ -412,31 +425,31 @@ pub enum FabricError {
     /// An option is out of range.
     #[error("{fabric}: {option} is {value}: {allowed}")]
     Option {
-        /// On which fabric.
+        /// The fabric.
         fabric: FabricKind,
-        /// Which option.
+        /// The option's name.
         option: &'static str,
-        /// Its value.
+        /// The refused value.
         value: u64,
-        /// What is allowed.
+        /// The allowed values.
         allowed: &'static str,
     },
-    /// The peer was not there in time.
+    /// The peer did not answer in time.
     #[error("{fabric}: {tried} took longer than {after:?}; is the peer running and reachable?")]
     Timeout {
-        /// On which fabric.
+        /// The fabric.
         fabric: FabricKind,
         /// What was tried.
         tried: String,
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
     /// The peer broke the fabric's rules.
     #[error("{fabric}: the peer was refused: {why}")]
     Peer {
-        /// On which fabric.
+        /// The fabric.
         fabric: FabricKind,
-        /// What it did.
+        /// What the peer did.
         why: String,
     },
 }

@@ -9,12 +9,12 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `network` | the clock, what is on its way, what happens when it arrives |
-//! | `load` | what a packet carries |
+//! | `network` | the clock, packets under way and their arrival |
+//! | `load` | the payload of a packet |
 //! | `loans` | memory that is lent where it lies |
 //! | `ends` | how links and processes end |
 //! | `flips` | bits that change on their way |
-//! | `side` | one side of a link: operations, grants, what waits for a poll |
+//! | `side` | one side of a link: operations, grants, arrivals for the next poll |
 //! | `port` | the port's calls |
 //! | `random`, `digest` | the seeded generator; one number for a history |
 //!

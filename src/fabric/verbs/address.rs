@@ -135,7 +135,8 @@ impl EndpointInfo {
     pub fn check_fits(&self, own: &EndpointInfo) -> Result<(), FabricError> {
         if self.gid_kind != own.gid_kind {
             return Err(peer(format!(
-                "its GID is of type {}, this side's of type {}: choose GID indices of the same type (`tensorwire devices`)",
+                "its GID is of type {}, this side's of type {}: choose GID indices of the same type \
+                 (`tensorwire devices`)",
                 self.gid_kind, own.gid_kind
             )));
         }
@@ -143,7 +144,8 @@ impl EndpointInfo {
         if self.gid_kind == GidKind::RoceV2 && is_ipv4(self) != is_ipv4(own) {
             let family = |end| if is_ipv4(end) { "IPv4" } else { "IPv6" };
             return Err(peer(format!(
-                "its GID {} is an {} address, this side's {} an {} one: choose GID indices of the same family (`tensorwire devices`)",
+                "its GID {} is an {} address, this side's {} an {} one: choose GID indices of the same \
+                 family (`tensorwire devices`)",
                 Gid(self.gid.raw),
                 family(self),
                 Gid(own.gid.raw),

@@ -86,7 +86,8 @@ impl Chosen {
             .or_else(|| gids(&self.context, self.port, table, self.choice.link).into_iter().find(is_same));
         let Some(GidEntry { index, gid, .. }) = found else {
             return Err(unavailable(format!(
-                "the GID {} ({}) is gone from port {} of {}, where it was at index {}: give its interface the address back, \
+                "the GID {} ({}) is gone from port {} of {}, where it was at index {}: give its \
+                 interface the address back, \
                  or start anew with another rdma_gid_index",
                 entry.gid, entry.kind, self.port, self.context.name, entry.index
             )));
@@ -103,7 +104,8 @@ impl Chosen {
         let attr = context.port(choice.port)?;
         if (attr.max_msg_sz as usize) < PLACE {
             return Err(unavailable(format!(
-                "port {} of {} carries messages of {} bytes at most, and {PLACE} are needed: name another port or device",
+                "port {} of {} carries messages of {} bytes at most, and {PLACE} are needed: name \
+                 another port or device",
                 choice.port, context.name, attr.max_msg_sz
             )));
         }

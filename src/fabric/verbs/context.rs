@@ -23,7 +23,8 @@ impl DeviceList {
         // SAFETY: the count is written, nothing else is touched.
         let list = unsafe { (library.get_device_list)(&mut count) };
         let list = NonNull::new(list).ok_or_else(|| {
-            let remedy = "load the kernel's module ib_uverbs, and give the process access to /sys/class/infiniband_verbs";
+            let remedy = "load the kernel's module ib_uverbs, and give the process access to \
+             /sys/class/infiniband_verbs";
             os("listing RDMA devices", io::Error::last_os_error(), remedy)
         })?;
         Ok(DeviceList { library, list, count: usize::try_from(count).unwrap_or(0) })
@@ -268,7 +269,8 @@ impl MemoryRegion {
         let result = unsafe { (context.library.dereg_mr)(handle.as_ptr()) };
         if result != 0 {
             let error = returned(result);
-            tracing::error!(device = %context.name, %error, "a registration of memory can't be ended: both stay");
+            tracing::error!(device = %context.name, %error, "a registration of memory can't be ended: \
+             both stay");
             self.keep();
         }
         result == 0

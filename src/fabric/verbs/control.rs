@@ -82,10 +82,10 @@ impl ControlWindow {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Reads what a peer has sent.
+    /// Reads a message of the peer.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The rule that the message breaks.
     pub fn receive(&mut self, bytes: [u8; BYTES]) -> Result<ControlMessage, &'static str> {
         let [kind, code, _, _, rest @ ..] = bytes;
         let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
@@ -279,7 +279,7 @@ impl ControlQueue {
     /// A message has come.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The rule that the message breaks.
     pub fn received(&mut self, buffer: &mut LinkBuffer, len: u32) -> Result<ControlMessage, &'static str> {
         let place = self.head;
         self.head = next(self.head, RECEIVES);

@@ -113,7 +113,8 @@ impl CompletionQueue {
         let most = u32::try_from(context.attr().max_cqe).unwrap_or(0);
         if places > most {
             return Err(unavailable(format!(
-                "a link needs {places} places of a completion queue, and {} has queues of {most} at most: lower rdma_qp_queue_depth \
+                "a link needs {places} places of a completion queue, and {} has queues of {most} at \
+                 most: lower rdma_qp_queue_depth \
                  or rdma_qps_per_peer",
                 context.name
             )));

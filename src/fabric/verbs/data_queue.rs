@@ -7,7 +7,7 @@
 //! (a *flush*), so a quiet queue holds nothing.
 //!
 //! While a queue is corked its requests wait, in their order, and some go by one call. They count
-//! as posted: what the device refuses of them fails with the link.
+//! as posted. Requests that the device refuses then fail with the link.
 
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};
@@ -286,12 +286,12 @@ impl DataQueue {
         Err(PostError::Down)
     }
 
-    /// What is posted from now on waits for [`DataQueue::end_batch`].
+    /// Later requests wait for [`DataQueue::end_batch`].
     pub fn begin_batch(&mut self) {
         self.post_list.open();
     }
 
-    /// Posts what has waited.
+    /// Posts the requests of the batch.
     ///
     /// # Errors
     /// If the queue pair is broken.

@@ -196,7 +196,8 @@ impl VerbsEndpoint {
                 return Err(FabricError::Timeout {
                     fabric: FabricKind::Verbs,
                     tried: format!(
-                        "waiting for the peer's ping on {count} of {pairs} queue pairs of {} port {}, {} GID index {}",
+                        "waiting for the peer's ping on {count} of {pairs} queue pairs of {} port {}, {} \
+                         GID index {}",
                         chosen.context.name, chosen.port, chosen.gid_kind, self.place.gid_index
                     ),
                     after: timeout,

@@ -1,7 +1,7 @@
-//! The thread that waits for a device: for its asynchronous events (`ibv_get_async_event(3)`), and for the completion
-//! channels of its ports. It leaves what an asynchronous event means where pollers look, and notifies a port's event
-//! count of a completion.
-#![allow(clippy::disallowed_types)] // the tables of queue pairs and ports: links and ports made and ended, and events
+//! The thread that watches a device: its asynchronous events (`ibv_get_async_event(3)`), and the
+//! completion channels of its ports. The thread publishes the meaning of an asynchronous event on a
+//! board that pollers read, and notifies a port's event count of a completion.
+#![allow(clippy::disallowed_types)] // tables that links and ports change when they are made or end
 
 use super::context::DeviceContext;
 use super::cq::CompletionChannel;
@@ -47,7 +47,7 @@ struct EventBoard {
     is_over: AtomicBool,
 }
 
-/// A port whose completion channel the thread waits for.
+/// A port with a completion channel that the thread watches.
 #[derive(Clone)]
 struct WatchedPort {
     channel: Arc<CompletionChannel>,
@@ -55,7 +55,7 @@ struct WatchedPort {
 }
 
 impl WatchedPort {
-    /// Takes what the channel has, and notifies the port's sleepers of it.
+    /// Takes the channel's events, and notifies the port's sleepers.
     fn take(&self) {
         let mut is_taken = false;
         while self.channel.take() {
@@ -98,7 +98,7 @@ impl EventBoard {
     }
 }
 
-/// The thread that waits for a device.
+/// The thread that watches a device.
 pub(super) struct DeviceWatcher {
     board: Arc<EventBoard>,
     /// Readable when the thread is to look at the board: there is another port, or it is to end.
@@ -144,7 +144,7 @@ impl DeviceWatcher {
         self.board.ticks.load(Ordering::Relaxed)
     }
 
-    /// From now on the thread notifies `events` of what comes on `channel`.
+    /// The thread notifies `events` of completions on `channel` from now on.
     pub fn watch_port(&self, channel: &Arc<CompletionChannel>, events: &Arc<PortEvents>) {
         self.board.ports().push(WatchedPort { channel: Arc::clone(channel), events: Arc::clone(events) });
         self.look();
@@ -200,7 +200,7 @@ impl WatchedPair {
     }
 }
 
-/// What the thread knows of the device.
+/// The thread's view of the device.
 struct DeviceState<'a> {
     context: &'a DeviceContext,
     port: u8,
@@ -251,7 +251,8 @@ fn watch(context: &DeviceContext, port: u8, board: &EventBoard, changed: &OwnedF
 }
 
 impl DeviceState<'_> {
-    /// Leaves on the board what asynchronous events tell. `ready` is what `poll` says of their descriptor.
+    /// Publishes asynchronous events on the board. `ready` is the result of `poll` for their
+    /// descriptor.
     fn look(&mut self, ready: PollFlags) {
         let board = self.board;
         let ticks = (self.start.elapsed().as_millis() / 100) as u32;

@@ -50,7 +50,8 @@ pub(super) fn status(status: u32) -> (&'static str, &'static str) {
         }
         IBV_WC_RETRY_EXC_ERR => (
             "retries exceeded",
-            "the peer is gone, or nothing gets through: check that both ends have the same GID type and VLAN, that the \
+            "the peer is gone, or nothing gets through: check that both ends have the same GID type and \
+             VLAN, that the \
              MTU fits the whole path, and PFC or ECN of the switches",
         ),
         IBV_WC_RNR_RETRY_EXC_ERR => {

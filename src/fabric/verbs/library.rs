@@ -17,7 +17,8 @@ pub const NAME: &str = "libibverbs.so.1";
 pub enum LibraryError {
     /// It could not be loaded.
     #[error(
-        "loading {} failed: {why}; install rdma-core's libibverbs (Debian: libibverbs1 and ibverbs-providers; Fedora: \
+        "loading {} failed: {why}; install rdma-core's libibverbs (Debian: libibverbs1 and \
+         ibverbs-providers; Fedora: \
          libibverbs), or choose another fabric",
         .path.display()
     )]
@@ -28,7 +29,8 @@ pub enum LibraryError {
         why: String,
     },
     /// It lacks a function.
-    #[error("{} has no function {symbol}: {why}; is it rdma-core's library, of version 17 or later?", .path.display())]
+    #[error("{} has no function {symbol}: {why}; is it rdma-core's library, of version 17 or \
+     later?", .path.display())]
     Symbol {
         /// Name or path that was loaded.
         path: PathBuf,
@@ -131,7 +133,8 @@ library! {
     optional {
         /// An entry of a port's GID table with its type: device, port, index, entry, 0, size of the
         /// entry; since rdma-core 32.
-        query_gid_ex = "_ibv_query_gid_ex": fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
+        query_gid_ex = "_ibv_query_gid_ex":
+            fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
         /// Registers memory with flags that a device may not know, as relaxed ordering: domain,
         /// first byte, length, the address that work requests name it by, flags; since rdma-core
         /// 28.

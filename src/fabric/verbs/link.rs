@@ -161,7 +161,7 @@ impl VerbsLinkInner {
         }
     }
 
-    /// What is posted from now on waits for [`VerbsLinkInner::end_batch`]. Returns whether that is new.
+    /// Later requests wait for [`VerbsLinkInner::end_batch`]. Returns whether a batch began.
     pub fn begin_batch(&mut self) -> bool {
         if std::mem::replace(&mut self.in_batch, true) {
             return false;
@@ -170,7 +170,7 @@ impl VerbsLinkInner {
         true
     }
 
-    /// Posts what has waited, some requests by one call.
+    /// Posts the requests of the batch, several by one call.
     pub fn end_batch(&mut self) {
         if !std::mem::take(&mut self.in_batch) {
             return;

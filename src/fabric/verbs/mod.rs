@@ -3,25 +3,25 @@
 //! The pool is registered once, and each tensor's bytes go straight from one process's pool to the
 //! other's. Memory outside the pool is registered when it is first sent, for reading alone; nothing
 //! is received there. A link has one queue pair for data or several (stripes), and one for control
-//! messages between the two fabrics: returned receives, and the farewell of a side that takes no
-//! part any more. Completions of all links of a port come by one completion queue, or a few, which
-//! can't overrun.
+//! messages between the two fabrics: returned receives, and the disconnect of a side that leaves.
+//! Completions of all links of a port come by one completion queue, or a few, which can't overrun.
 //!
 //! The device checks that an access has the key of the pool and lies inside it. It cannot check
 //! which part was granted, or that a grant was revoked: peers are trusted with the pool, as they
 //! are with the step that they compute.
 //!
-//! libibverbs is loaded when a fabric is made. In steady state there is no system call of ours,
-//! lock, allocation or log on the way of a byte; a device without kernel bypass, as soft-RoCE,
-//! enters the kernel with each post.
+//! libibverbs is loaded when a fabric is made. In steady state this module makes no system call,
+//! takes no lock, allocates nothing and logs nothing. A device without kernel bypass, such as
+//! soft-RoCE, enters the kernel with each post.
 //!
 //! | file | |
 //! |---|---|
 //! | `sys`, `library` | the library's interface |
-//! | `device`, `probe`, `chosen`, `options`, `failure` | what there is, what is asked for, what went wrong |
+//! | `device`, `probe`, `chosen`, `options`, `failure` | devices, settings and their check, errors |
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
-//! | `registrations`, `range_cache` | memory outside the pool: what is done, and what is kept |
-//! | `data_queue`, `post_list`, `stripes`, `control`, `grants`, `link`, `slot`, `sleeper`, `port` | what is done |
+//! | `registrations`, `range_cache` | memory outside the pool: registering, and the cache |
+//! | `data_queue`, `post_list`, `stripes`, `control` | the queue pairs of a link |
+//! | `grants`, `link`, `slot`, `sleeper`, `port` | links and ports |
 //! | `address`, `endpoint` | how a link is made |
 
 #![allow(unsafe_code)]

@@ -36,8 +36,8 @@ pub(super) struct QueuePair {
 }
 
 // SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread
-// (`ProtectionDomain::for_one_thread`) posting may not be concurrent: all queue pairs of such a domain are of
-// one endpoint or link, which has one owner at a time and posts through `&mut`.
+// (`ProtectionDomain::for_one_thread`) posting may not be concurrent: all queue pairs of such a
+// domain are of one endpoint or link, which has one owner at a time and posts through `&mut`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
@@ -55,7 +55,8 @@ impl QueuePair {
         let most = u32::try_from(context.attr().max_qp_wr).unwrap_or(0);
         if sends.max(receives) > most {
             return Err(unavailable(format!(
-                "a queue pair with {sends} sends and {receives} receives was asked for, and {} permits {most}: lower rdma_qp_queue_depth, or name another device",
+                "a queue pair with {sends} sends and {receives} receives was asked for, and {} permits \
+                 {most}: lower rdma_qp_queue_depth, or name another device",
                 context.name
             )));
         }
@@ -130,7 +131,8 @@ impl QueuePair {
         let error = returned(result);
         let remedy = match error.raw_os_error() {
             Some(libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
-                "the peer's GID can't be reached from this port: check the addresses and VLANs of both interfaces, or choose \
+                "the peer's GID can't be reached from this port: check the addresses and VLANs of both \
+                 interfaces, or choose \
                  another GID index"
             }
             Some(libc::EINVAL) => {
@@ -146,7 +148,7 @@ impl QueuePair {
     }
 
     /// Connects a queue pair, whose port has the address `place`, to the peer's: RTR, then RTS.
-    #[allow(clippy::too_many_arguments)] // so many things go into the attributes
+    #[allow(clippy::too_many_arguments)] // the attributes have these parts
     pub fn connect(
         &mut self,
         chosen: &Chosen,
@@ -273,10 +275,12 @@ impl QueuePair {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
         match self.modify(&mut attr, IBV_QP_STATE, "ERR") {
             Ok(()) => {
-                tracing::warn!(device, pair, %error, "a queue pair can't be destroyed: it stays, in state ERR")
+                tracing::warn!(device, pair, %error, "a queue pair can't be destroyed: it stays, in \
+                 state ERR")
             }
             Err(also) => {
-                tracing::error!(device, pair, %error, %also, "a queue pair can't be destroyed: what it was given is lost");
+                tracing::error!(device, pair, %error, %also, "a queue pair can't be destroyed: what it \
+                 was given is lost");
                 return false;
             }
         }

@@ -1,9 +1,10 @@
-//! Which ranges of foreign memory are registered, and which end to make room for others: the least recently used ones
-//! that no tensor holds, as in UCX's registration cache.
+//! The registered ranges of foreign memory. To make room, the least recently used range that no
+//! tensor holds is evicted, as in UCX's registration cache.
 //!
-//! A range is found by its owner only. The owner's key is the address of its `Arc`, which no other owner can have while
-//! the cache holds a `Weak` of it. No range of an owner lies inside another of the same owner. So the last range that
-//! begins no later than some bytes is the only one that can contain them.
+//! A range is found by its owner only. The owner's key is the address of its `Arc`, which no other
+//! owner can have while the cache holds a `Weak` of it. No range of an owner lies inside another of
+//! the same owner. So the last range that begins no later than some bytes is the only one that can
+//! contain them.
 
 use crate::memory::{Owner, WeakOwner};
 use std::collections::{BTreeMap, HashMap};
@@ -52,8 +53,8 @@ pub(super) struct CachedRange<R> {
 }
 
 impl<R> CachedRange<R> {
-    /// Whether no tensor holds the range. An idle range stays idle while the cache is locked, since tensors get
-    /// ranges under the lock.
+    /// Whether no tensor holds the range. An idle range stays idle while the cache is locked, since
+    /// tensors get ranges under the lock.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.region) == 1
     }
@@ -101,8 +102,8 @@ impl<R> RangeCache<R> {
         Some(Arc::clone(&cached.region))
     }
 
-    /// Makes room for a range of `len` bytes: moves ranges to `out`, for the caller to end. Moves none and returns
-    /// `false` if all idle ranges together are not enough.
+    /// Makes room for a range of `len` bytes: moves ranges to `out`, for the caller to end. Moves
+    /// none and returns `false` if all idle ranges together are not enough.
     pub fn make_room(&mut self, len: usize, out: &mut Vec<CachedRange<R>>) -> bool {
         self.sweep(out);
         let CacheLimits { count: most, bytes: most_bytes } = self.limits;
@@ -123,7 +124,8 @@ impl<R> RangeCache<R> {
         true
     }
 
-    /// Moves idle ranges of `len` bytes together, or as many as there are, to `out`. Returns whether there were any.
+    /// Moves idle ranges of `len` bytes together, or as many as there are, to `out`. Returns
+    /// whether there were any.
     pub fn evict(&mut self, len: usize, out: &mut Vec<CachedRange<R>>) -> bool {
         let mut left = len;
         for (owner, start, len) in self.least_recently_used() {
@@ -147,8 +149,8 @@ impl<R> RangeCache<R> {
         idle.into_iter().map(|(_, range)| range).collect()
     }
 
-    /// Adds a registration. It replaces those that lie inside it. No look-up finds a registration that was made before
-    /// `changes` moved on.
+    /// Adds a registration. It replaces those that lie inside it. No look-up finds a registration
+    /// that was made before `changes` moved on.
     pub fn add(
         &mut self,
         owner: &Owner,
@@ -201,8 +203,8 @@ impl<R> RangeCache<R> {
         }
     }
 
-    /// Takes out retired ranges that are idle now. Searches for owners that are gone, once for as many look-ups as
-    /// there are owners.
+    /// Takes out retired ranges that are idle now. Searches for owners that are gone, once for as
+    /// many look-ups as there are owners.
     fn sweep(&mut self, out: &mut Vec<CachedRange<R>>) {
         let retired = std::mem::take(&mut self.retired);
         self.retire(retired, out);

@@ -1,17 +1,20 @@
-//! Memory outside the pool, registered once and kept for the next send: a cache by address range and owner.
+//! Memory outside the pool, registered once and kept for the next send: a cache by address range
+//! and owner.
 //!
-//! The sending threads do this work, since a registration enters the kernel and pins each page. Ports only take the key
-//! that comes with a tensor.
+//! The sending threads do this work, since a registration enters the kernel and pins each page.
+//! Ports only take the key that comes with a tensor.
 //!
-//! **When pages change.** A registration has the pages that were mapped when it was made. It is valid for one owner of
-//! the memory, which keeps the pages mapped, so only tensors of that owner find it. Posted operations hold the owner. When
-//! the owner is gone, nothing is posted with the registration any more, and the thread that dropped the owner ends it.
-//! If that handle was the program's own and not a `ForeignMemory`, a later miss ends it. An owner that gives pages back
-//! while it lives calls `ForeignMemory::pages_replaced`, and no look-up finds those registrations any more.
+//! **When pages change.** A registration has the pages that were mapped when it was made. It is
+//! valid for one owner of the memory, which keeps the pages mapped, so only tensors of that owner
+//! find it. Posted operations hold the owner. When the owner is gone, nothing is posted with the
+//! registration any more, and the thread that dropped the owner ends it. If that handle was the
+//! program's own and not a `ForeignMemory`, a later miss ends it. An owner that gives pages back
+//! while it lives calls `ForeignMemory::pages_replaced`, and no look-up finds those registrations
+//! any more.
 //!
-//! **When the process forks.** Some kernels do not copy registered pages for the child, and give a copy to the first
-//! process that writes. A parent that writes then has other pages than the device. The library tells whether the kernel
-//! copies; where it does not, nothing is registered.
+//! **When the process forks.** Some kernels do not copy registered pages for the child, and give a
+//! copy to the first process that writes. A parent that writes then has other pages than the
+//! device. The library tells whether the kernel copies; where it does not, nothing is registered.
 #![allow(clippy::disallowed_types)] // the cache, looked up by threads that send memory outside the pool
 
 use super::context::{MemoryRegion, ProtectionDomain};
@@ -28,7 +31,8 @@ use std::ptr::{NonNull, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Ranges begin and end at multiples of this many bytes, within the owner's memory. So small tensors side by side share a range.
+/// Ranges begin and end at multiples of this many bytes, within the owner's memory. So small
+/// tensors side by side share a range.
 const GRAIN: usize = 2 << 20;
 /// `ibv_is_fork_initialized(3)`: a fork leaves registered pages as they are.
 const FORK_UNNEEDED: u32 = 2;
@@ -81,7 +85,8 @@ impl Registrations {
         (registered.fabric == self.fabric).then_some(registered.key)
     }
 
-    /// Registers a tensor's memory and keeps the registration. `ended` counts the registrations that were evicted for it.
+    /// Registers a tensor's memory and keeps the registration. `ended` counts the registrations
+    /// that were evicted for it.
     fn make(
         &self,
         place: ForeignLocation<'_>,
@@ -90,7 +95,8 @@ impl Registrations {
     ) -> Option<Arc<MemoryRegion>> {
         if !self.survives_forks {
             self.refused(
-                &"after a fork the device would have other pages than this process: that takes Linux 5.12 and rdma-core 35",
+                &"after a fork the device would have other pages than this process: that takes Linux \
+                 5.12 and rdma-core 35",
             );
             return None;
         }
@@ -114,16 +120,19 @@ impl Registrations {
             ranges.add(place.owner, range.clone(), Arc::clone(&region), changes, out);
             Some(region.clone())
         });
-        // The other thread's registration replaces this one, which ends here. It counts as made, too.
+        // The other thread's registration replaces this one, which ends here. It counts as made,
+        // too.
         *ended += u64::from(kept.as_ref().is_some_and(|kept| !Arc::ptr_eq(kept, &region)));
         kept
     }
 
-    /// Asks the device to register. If the device lacks room, evicts as many bytes and asks once more.
+    /// Asks the device to register. If the device lacks room, evicts as many bytes and asks once
+    /// more.
     fn ask(&self, range: &Range<usize>, ended: &mut u64) -> Option<MemoryRegion> {
         let base = NonNull::new(without_provenance_mut(range.start))?;
-        // SAFETY: the memory is mapped, as its owner lives. Peers have no access. The device reads the memory for requests
-        // of this side only, which are posted with a tensor that holds the owner.
+        // SAFETY: the memory is mapped, as its owner lives. Peers have no access. The device reads
+        // the memory for requests of this side only, which are posted with a tensor that holds the
+        // owner.
         let register = || unsafe { MemoryRegion::new(&self.domain, base, range.len(), 0) };
         let error = match register() {
             Ok(region) => return Some(region),
@@ -167,7 +176,8 @@ impl Registrations {
             tracing::warn!(
                 device = %self.domain.context.name,
                 %why,
-                "memory outside the pool can't be registered and is copied through the pool; further refusals are only counted"
+                "memory outside the pool can't be registered and is copied through the pool; further \
+                 refusals are only counted"
             );
         }
     }
@@ -232,7 +242,8 @@ fn around(bytes: &Range<usize>, owned: &Range<usize>) -> Range<usize> {
     start..end
 }
 
-/// Whether registered pages stay this process's in a fork. A library that can't tell does not know of a kernel where they do.
+/// Whether registered pages stay this process's in a fork. A library that can't tell does not know
+/// of a kernel where they do.
 fn survives_forks(library: &Library) -> bool {
     // SAFETY: a question without arguments.
     library.is_fork_initialized.is_some_and(|ask| unsafe { ask() } == FORK_UNNEEDED)

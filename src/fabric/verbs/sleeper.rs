@@ -1,5 +1,5 @@
-//! What threads block on while nothing comes: an event count of a port. The thread that waits for the device's events
-//! notifies it when the port's completion channel has something.
+//! The event count of a port. The thread that watches the device notifies it when the port's
+//! completion channel has an event.
 
 use crate::fabric::event_count::{EventCount, WORDS};
 use crate::fabric::words::{LoadWords, ShareWords};
@@ -31,7 +31,8 @@ impl ProcessWords {
     /// The low half of a word, for the kernel.
     fn low_half(&self, index: usize) -> &AtomicU32 {
         let halves = ptr::from_ref(&self.0[index]).cast::<AtomicU32>();
-        // SAFETY: half of a word that lives as long as `self`, and aligned. Only the kernel looks at it.
+        // SAFETY: half of a word that lives as long as `self`, and aligned. Only the kernel looks
+        // at it.
         unsafe { &*halves.add(usize::from(cfg!(target_endian = "big"))) }
     }
 }
@@ -75,7 +76,8 @@ impl ShareWords for ProcessWords {
     }
 }
 
-/// What threads block on while nothing comes on a port's links. A sleep ends after 100 ms at the latest. See [`Sleeper`].
+/// Blocks threads while nothing arrives on a port's links: a futex. A sleep ends after 100 ms at
+/// the latest. See [`Sleeper`].
 #[derive(Clone)]
 pub struct VerbsSleeper {
     pub(super) events: Arc<PortEvents>,

@@ -1,5 +1,5 @@
-//! The resources of one port: completion queues, their channel, the event count. They exist before the
-//! port, because a link's queue pairs are bound to a completion queue when they are created.
+//! The resources of one port: completion queues, their channel, the event count. They exist before
+//! the port, because a link's queue pairs are bound to a completion queue when they are created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
 use super::context::ProtectionDomain;

@@ -12,7 +12,8 @@ use std::fmt::{Display, Write};
 pub enum Refusal {
     /// There is no device at all.
     #[error(
-        "there is no RDMA device: load the driver of the NIC (or of soft-RoCE: rdma_rxe), and see that the container, if this \
+        "there is no RDMA device: load the driver of the NIC (or of soft-RoCE: rdma_rxe), and see that \
+         the container, if this \
          is one, shows it"
     )]
     NoDevice,
@@ -24,7 +25,8 @@ pub enum Refusal {
     },
     /// Several could be meant.
     #[error(
-        "{count} RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there is {devices}"
+        "{count} RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); \
+         there is {devices}"
     )]
     SeveralDevices {
         /// How many have an active port.
@@ -52,7 +54,8 @@ pub enum Refusal {
     },
     /// The device that was asked for has no port that carries data.
     #[error(
-        "{wish}: none of its ports is active: bring one up (cable, switch, `ip link set ... up`; on InfiniBand a subnet \
+        "{wish}: none of its ports is active: bring one up (cable, switch, `ip link set ... up`; on \
+         InfiniBand a subnet \
          manager), or name another device; there is {devices}"
     )]
     DeviceDown {
@@ -73,7 +76,8 @@ pub enum Refusal {
     },
     /// The port that was asked for carries no data.
     #[error(
-        "{wish}: port {port} of {device} is {state}: bring it up (cable, switch, `ip link set ... up`; on InfiniBand a \
+        "{wish}: port {port} of {device} is {state}: bring it up (cable, switch, `ip link set ... up`; \
+         on InfiniBand a \
          subnet manager), or name another; {device} has {ports}"
     )]
     PortDown {
@@ -90,7 +94,8 @@ pub enum Refusal {
     },
     /// An InfiniBand port without an address.
     #[error(
-        "port {port} of {device} is an InfiniBand port without a lid: is a subnet manager running? {device} has {ports}"
+        "port {port} of {device} is an InfiniBand port without a lid: is a subnet manager running? \
+         {device} has {ports}"
     )]
     NoLid {
         /// The device's name.
@@ -102,7 +107,8 @@ pub enum Refusal {
     },
     /// The port's GID table has nothing to choose.
     #[error(
-        "port {port} of {device} has no GID of RoCE v1 or v2 at 0 to 255 to choose: give its network interface an address and bring it \
+        "port {port} of {device} has no GID of RoCE v1 or v2 at 0 to 255 to choose: give its network \
+         interface an address and bring it \
          up, or name an entry with rdma_gid_index (RDMA_GID_INDEX); there is {gids}"
     )]
     NoGid {
@@ -116,7 +122,8 @@ pub enum Refusal {
     /// The InfiniBand port asks for a global header, and its GID table has nothing at its first
     /// place.
     #[error(
-        "port {port} of {device} asks for a global header, and entry 0 of its GID table is empty: name one with \
+        "port {port} of {device} asks for a global header, and entry 0 of its GID table is empty: name \
+         one with \
          rdma_gid_index (RDMA_GID_INDEX); there is {gids}"
     )]
     NoFirstGid {

@@ -32,7 +32,8 @@ fn the_only_device_its_only_port_and_its_best_gid_need_no_wish() {
     );
     assert_eq!(
         choice.to_string(),
-        "device mlx5_0 (the only one with an active port), port 1 (the only active one), GID 3 (10.0.0.1, RoCE v2, \
+        "device mlx5_0 (the only one with an active port), port 1 (the only active one), GID 3 \
+         (10.0.0.1, RoCE v2, \
          eth0): the first of RoCE v2 with an IPv4 address"
     );
 }

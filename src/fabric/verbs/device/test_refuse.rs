@@ -34,7 +34,8 @@ fn some() -> Vec<Device> {
     ]
 }
 
-const SOME: &str = "mlx5_0 (port 1 ACTIVE InfiniBand, port 2 DOWN InfiniBand), mlx5_1 (port 1 DOWN Ethernet), iw0 (an \
+const SOME: &str = "mlx5_0 (port 1 ACTIVE InfiniBand, port 2 DOWN InfiniBand), mlx5_1 (port 1 DOWN \
+ Ethernet), iw0 (an \
                     iWARP NIC, whose connections need a connection manager)";
 
 #[test]
@@ -51,7 +52,8 @@ fn no_device_with_an_active_port() {
     let [_, down, iwarp] = <[Device; 3]>::try_from(some()).expect("three");
     assert_eq!(
         free(&[down, iwarp, device("empty", Vec::new())]),
-        "no RDMA device has an active port: bring one up, or name another fabric; there is mlx5_1 (port 1 DOWN \
+        "no RDMA device has an active port: bring one up, or name another fabric; there is mlx5_1 (port \
+         1 DOWN \
          Ethernet), iw0 (an iWARP NIC, whose connections need a connection manager), empty (no port)"
     );
 }
@@ -63,7 +65,8 @@ fn several_devices_with_active_ports() {
     assert_eq!(
         free(&devices),
         format!(
-            "2 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there is {SOME}, rxe0 \
+            "2 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there \
+             is {SOME}, rxe0 \
              (port 1 ACTIVE Ethernet)"
         )
     );
@@ -82,7 +85,8 @@ fn a_device_that_is_not_there_is_down_or_has_no_reliable_connections() {
     assert_eq!(
         why("mlx5_1"),
         asked("mlx5_1")
-            + "none of its ports is active: bring one up (cable, switch, `ip link set ... up`; on InfiniBand a subnet \
+            + "none of its ports is active: bring one up (cable, switch, `ip link set ... up`; on \
+             InfiniBand a subnet \
                manager), or name another device; there is "
             + SOME
     );
@@ -93,13 +97,16 @@ fn a_port_that_is_not_there_or_down() {
     let why = |port| refused(&some(), &Wishes { port: wish("rdma_device_port", port), ..named("mlx5_0") });
     assert_eq!(
         why(3),
-        "rdma_device_port is \"3\" (environment variable RDMA_X): mlx5_0 has no such port; it has port 1 ACTIVE \
+        "rdma_device_port is \"3\" (environment variable RDMA_X): mlx5_0 has no such port; it has port 1 \
+         ACTIVE \
          InfiniBand, port 2 DOWN InfiniBand"
     );
     assert_eq!(
         why(2),
-        "rdma_device_port is \"2\" (environment variable RDMA_X): port 2 of mlx5_0 is DOWN: bring it up (cable, switch, \
-         `ip link set ... up`; on InfiniBand a subnet manager), or name another; mlx5_0 has port 1 ACTIVE InfiniBand, \
+        "rdma_device_port is \"2\" (environment variable RDMA_X): port 2 of mlx5_0 is DOWN: bring it up \
+         (cable, switch, \
+         `ip link set ... up`; on InfiniBand a subnet manager), or name another; mlx5_0 has port 1 \
+         ACTIVE InfiniBand, \
          port 2 DOWN InfiniBand"
     );
     for state in [PortState::Init, PortState::Armed, PortState::ActiveDefer, PortState::Unknown] {
@@ -113,7 +120,8 @@ fn a_port_that_is_not_there_or_down() {
 fn an_infiniband_port_without_lid() {
     assert_eq!(
         free(&[device("a", vec![infiniband(1, 0)])]),
-        "port 1 of a is an InfiniBand port without a lid: is a subnet manager running? a has port 1 ACTIVE InfiniBand"
+        "port 1 of a is an InfiniBand port without a lid: is a subnet manager running? a has port 1 \
+         ACTIVE InfiniBand"
     );
 }
 
@@ -123,7 +131,8 @@ fn an_infiniband_port_that_needs_a_gid_and_has_none() {
     let port = DevicePort { grh_required: Some(true), gids: vec![other], ..infiniband(1, 4) };
     assert_eq!(
         free(&[device("a", vec![port])]),
-        "port 1 of a asks for a global header, and entry 0 of its GID table is empty: name one with rdma_gid_index \
+        "port 1 of a asks for a global header, and entry 0 of its GID table is empty: name one with \
+         rdma_gid_index \
          (RDMA_GID_INDEX); there is 2 (fec0::1, InfiniBand, eth0)"
     );
 }
@@ -158,7 +167,8 @@ fn a_gid_index_at_a_hole_or_past_the_end_of_a_sparse_table() {
         assert_eq!(
             refused(&sparse(), &Wishes { gid_index: wish("rdma_gid_index", index), ..Wishes::default() }),
             format!(
-                "rdma_gid_index is \"{index}\" (environment variable RDMA_X): it must be 0 to 15, an entry that is not \
+                "rdma_gid_index is \"{index}\" (environment variable RDMA_X): it must be 0 to 15, an \
+                 entry that is not \
                  empty; {what}; {there}"
             )
         );
@@ -198,7 +208,8 @@ fn a_partition_key_index_at_a_hole_or_past_the_end() {
         assert_eq!(
             refused(&devices, &wishes),
             format!(
-                "rdma_qp_pkey_index is \"{index}\" (environment variable RDMA_X): it must be 0 to 127, an entry that is \
+                "rdma_qp_pkey_index is \"{index}\" (environment variable RDMA_X): it must be 0 to 127, \
+                 an entry that is \
                  not empty; the P_Key table of port 1 of a has 0 (0xffff), 2 (0x8001)"
             )
         );
@@ -206,7 +217,8 @@ fn a_partition_key_index_at_a_hole_or_past_the_end() {
     let none = [device("a", vec![DevicePort { pkeys: Vec::new(), ..infiniband(1, 3) }])];
     assert_eq!(
         free(&none),
-        "rdma_qp_pkey_index is \"0\" (the default): it must be 0 to 0, an entry that is not empty; the P_Key table of \
+        "rdma_qp_pkey_index is \"0\" (the default): it must be 0 to 0, an entry that is not empty; the \
+         P_Key table of \
          port 1 of a has none"
     );
 }
@@ -217,7 +229,8 @@ fn a_depth_past_the_devices() {
     let wishes = Wishes { queue_depth: Wish::asked("rdma_qp_queue_depth", 32769, HERE), ..Wishes::default() };
     assert_eq!(
         refused(&[device], &wishes),
-        "rdma_qp_queue_depth is \"32769\" (environment variable RDMA_X): it must be 1 to 32768; a holds at most 32768 \
+        "rdma_qp_queue_depth is \"32769\" (environment variable RDMA_X): it must be 1 to 32768; a holds \
+         at most 32768 \
          work requests in a queue (max_qp_wr)"
     );
 }
