@@ -1,8 +1,8 @@
-//! What the pieces of a transfer cost, one thread: `cargo bench --bench pieces`.
+//! The cost of the pieces of a transfer, on one thread: `cargo bench --bench pieces`.
 //!
-//! Each figure is the median of 25 batches, in nanoseconds per operation, beside one from outside
-//! that does the least of the same kind: a figure means little from one minute to the next, a ratio
-//! more.
+//! Each figure is the median of 25 batches, in nanoseconds per operation. Beside it stands a
+//! minimal operation of the same kind from elsewhere, because absolute figures of a busy machine
+//! vary.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -44,12 +44,12 @@ fn tensors() {
     let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
     for bytes in [64u64, 4096, 1 << 20] {
         let meta = TensorMeta::new(DType::U8, Shape::new(&[bytes]).expect("shape")).expect("meta");
-        let ours = median_ns(|| drop(black_box(pool.tensor(meta.clone()).expect("room").freeze())));
+        let ours = median_ns(|| drop(black_box(pool.tensor(meta.clone()).expect("memory").freeze())));
         let theirs = median_ns(|| drop(black_box(Vec::<u8>::with_capacity(bytes as usize))));
         row(&format!("tensor of {bytes} B: make, freeze, drop"), ours, "Vec: make, drop", theirs);
     }
     let meta = TensorMeta::new(DType::U8, Shape::new(&[64]).expect("shape")).expect("meta");
-    let tensor = pool.tensor(meta).expect("room").freeze();
+    let tensor = pool.tensor(meta).expect("memory").freeze();
     let shared = std::sync::Arc::new([0u8; 64]);
     let ours = median_ns(|| drop(black_box(tensor.clone())));
     let theirs = median_ns(|| drop(black_box(shared.clone())));

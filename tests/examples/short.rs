@@ -1,18 +1,18 @@
-//! The examples that show one thing each.
+//! The short examples: hello, ring and recovery.
 
 use crate::program::example;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// Lines of such an example at most.
+/// Lines of a short example at most.
 const MAX_LINES: usize = 60;
 
 /// The lines that the example prints, which must succeed. The processes of one example print in
 /// any order.
 fn lines_of(name: &str, args: &[&str]) -> Vec<String> {
     let mut command = Command::new(example(name));
-    // A node reads these variables, and the one who runs the tests may have set some.
+    // A node reads these variables, and the shell that runs the tests may have set some.
     for (variable, _) in std::env::vars_os() {
         if ["TENSORWIRE_", "RDMA_"].iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
             command.env_remove(variable);

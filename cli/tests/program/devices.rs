@@ -74,7 +74,7 @@ impl Machine {
         command.envs(variables.iter().copied()).output().expect("the program starts")
     }
 
-    /// What it says for programs.
+    /// The output of `--json`.
     fn json(&self, variables: &[(&str, &str)]) -> Value {
         let output = self.run(&["--json"], variables);
         let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -83,7 +83,7 @@ impl Machine {
         value
     }
 
-    /// The one obstacle besides the library, which this machine may have or not.
+    /// The only obstacle, apart from a missing libibverbs.
     fn obstacle(&self, variables: &[(&str, &str)]) -> String {
         let value = self.json(variables);
         let obstacles = value["obstacles"].as_array().expect("a list").iter();
@@ -212,7 +212,7 @@ fn a_setting_that_can_never_be_is_a_mistake_of_the_command() {
         text(&output.stderr),
         "error: rdma_qp_timeout is \"32\" (environment variable RDMA_TIMEOUT): it must be 0 to 31\n"
     );
-    // What other settings say is of no concern here.
+    // Other settings are ignored.
     assert_eq!(machine.json(&[("TENSORWIRE_POLLERS", "many")])["choice"]["device"], "mlx5_0");
 }
 

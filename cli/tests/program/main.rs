@@ -1,4 +1,4 @@
-//! The program as its users meet it.
+//! The program as a user runs it.
 
 #[path = "../../../tests/support/bare_machine.rs"]
 mod bare_machine;

@@ -1,15 +1,15 @@
-//! `tensorwire perf` as its users meet it: two real processes, killed, interrupted, and asked for
-//! what can't be.
+//! `tensorwire perf` as a user runs it: two real processes, killed, interrupted, and given wrong
+//! options.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// A bound on what should take milliseconds, for a busy machine.
+/// Timeout of actions that take milliseconds on an idle machine.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Runs spin on two cores each: one at a time.
+/// Serialises the runs, each of which spins on two cores.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -29,7 +29,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether there are two cores; says that the test was skipped otherwise.
+/// Whether there are two cores; prints otherwise that the test was skipped.
 fn two_cores() -> bool {
     let enough = tensorwire::process_cpus().len() >= 2;
     if !enough {
@@ -63,7 +63,7 @@ impl Long {
         long
     }
 
-    /// Waits for the first process's end and gives what it said.
+    /// Waits for the end of the first process. Returns its exit status and its standard error.
     fn end(mut self) -> (Option<i32>, String) {
         let since = Instant::now();
         while self.first.try_wait().expect("ours").is_none() {
@@ -251,7 +251,7 @@ fn small_writes_that_are_copied_are_counted_like_others() {
 
 #[test]
 fn a_borrowed_receive_costs_the_same_at_any_size() {
-    /// What is wanted of 1 GiB over 8 B; a test on a busy machine asserts five times that.
+    /// Bound for the ratio of 1 GiB to 8 B. A test on a busy machine asserts five times this.
     const BOUND: f64 = 1.5;
     let _alone = alone();
     if !two_cores() {
@@ -275,7 +275,7 @@ fn a_borrowed_receive_costs_the_same_at_any_size() {
     assert!(references.iter().all(|one| one["name"] != "memcpy"));
 }
 
-/// Sets of tensors beside as many single ones, standing requests beside plain ones.
+/// Batches beside single tensors, and standing requests beside plain ones.
 #[test]
 fn what_costs_less_is_measured_beside_what_it_replaces() {
     let _alone = alone();
@@ -324,7 +324,7 @@ impl Served {
         Served { server: Some(server), port }
     }
 
-    /// Runs a client, which waits for the server to listen; says how both ended.
+    /// Runs a client, which waits for the server to listen. Returns the outputs of both.
     fn client(mut self, test: &str, options: &str) -> (Output, Output) {
         let client = run(&format!("perf {test} localhost -p {} {options}", self.port));
         let mut server = self.server.take().expect("started");
