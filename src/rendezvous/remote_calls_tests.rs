@@ -1,11 +1,13 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables
 //! alone, and wait for each path.
 
-use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange};
+use super::path::{
+    Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
+};
 use super::waiter::{Delivery, Outcome, Payload, Waiter};
 use super::{
-    Batch, BatchReceive, BatchSend, Edge, Error, Losses, ReceiveAll, Rendezvous, RendezvousSettings, Reused,
-    Step,
+    Batch, BatchReceive, BatchSend, Edge, Error, Losses, PeerObserver, ReceiveAll, Rendezvous,
+    RendezvousSettings, Reused, Step,
 };
 use crate::engine::Executor;
 use crate::link::{Destination, TensorKey, Value};
@@ -135,6 +137,9 @@ fn rendezvous(paths: [Brings; 2]) -> Rendezvous {
         borrow: false,
     };
     let losses = Arc::new(Losses::new(&members, false));
+    for peer in [1, 2].map(PeerIndex) {
+        losses.up(peer, LinkTag { incarnation: 1, generation: 0 });
+    }
     let executor = Executor::on_the_spot();
     Rendezvous::new(
         task(0),

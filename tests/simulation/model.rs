@@ -344,7 +344,9 @@ impl Model {
         let allowed = match error {
             Error::Aborted { .. } => self.aborted.contains(&place),
             Error::StepGone { .. } => self.cleaned.contains(&place),
-            Error::PeerLost { .. } => self.is_disturbed(&key) || self.may_be_over(at),
+            Error::PeerLost { .. } | Error::NotConnected { .. } => {
+                self.is_disturbed(&key) || self.may_be_over(at)
+            }
             Error::ResourceExhausted { .. } | Error::BatchTooLarge { .. } => {
                 self.settings.max_outstanding_sends < UNLIMITED
             }
