@@ -7,7 +7,7 @@ use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
 use crate::rendezvous::{
-    Error, LinkTag, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand, Rendezvous,
+    Context, Error, LinkTag, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand,
 };
 use crate::wire::{Code, LossCause, Status, TaskId};
 use std::collections::HashMap;
@@ -40,11 +40,11 @@ impl Names {
     }
 
     /// What is known of everybody but this task.
-    pub fn reports(&self, me: &TaskId, rendezvous: &Rendezvous) -> Vec<PeerReport> {
+    pub fn reports(&self, me: &TaskId, context: &Context) -> Vec<PeerReport> {
         let others = self.members.all().iter().filter(|task| *task != me);
         let of = |task: &TaskId| {
             let index = self.members.index(task)?;
-            Some(report(task, rendezvous.peer_status(index), self.ways().get(&index).copied()))
+            Some(report(task, context.peer_status(index), self.ways().get(&index).copied()))
         };
         others.filter_map(of).collect()
     }

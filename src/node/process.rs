@@ -15,7 +15,7 @@ use crate::memory::{
     BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionOptions, RegionReport, TensorMut,
 };
 use crate::rendezvous::{
-    Batch, Edge, Error, Losses, Members, RemoteHandler, RemoteSettings, Rendezvous, RendezvousSettings,
+    Batch, Context, Edge, Error, Losses, Members, RemoteHandler, RemoteSettings, RendezvousSettings,
     Sequence, Standing, Step,
 };
 use crate::telemetry::Snapshot;
@@ -51,10 +51,10 @@ pub struct Node {
     join_timeout: Duration,
     stop_timeout: Duration,
     pub(super) pool: Pool,
-    pub(super) rendezvous: Rendezvous,
+    pub(super) context: Arc<Context>,
     pollers: Arc<dyn Polled>,
     executor: Executor,
-    /// Ends owners of memory outside the pool.
+    /// Drops owners of memory outside the pool.
     owners: Executor,
     names: Names,
     outstanding: Arc<AtomicUsize>,
@@ -134,7 +134,7 @@ impl Node {
     /// # Errors
     /// If what the configuration asks for can't be had.
     pub fn start(config: &Config) -> Result<Node, NodeError> {
-        // Read before anything is pinned.
+        // Read before any thread is pinned.
         let cpus = process_cpus().len();
         let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
@@ -166,7 +166,7 @@ impl Node {
             Opened::Verbs(fabric) => ground.build(fabric)?,
         };
         let executor = Executor::default();
-        let rendezvous = Rendezvous::new(
+        let context = Context::new(
             me.clone(),
             members.clone(),
             pollers.paths(),
@@ -177,7 +177,7 @@ impl Node {
             rendezvous_settings(config),
         );
         if let Some(registrar) = registrar {
-            rendezvous.register_by(registrar);
+            context.register_by(registrar);
         }
         let owners = Executor::of_owners();
         pool.drop_owners_with({
@@ -189,8 +189,8 @@ impl Node {
         watch.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
         bootstrap.start()?;
-        // Last, so that no other thread inherits the pin; the callback thread would start only
-        // later.
+        // The callback thread starts with its first job. It starts now, and the pin comes last, so
+        // that no other thread inherits the pin.
         executor.run(|| {});
         if let Some(core) = polling.caller_core() {
             pin_current_thread(core)?;
@@ -204,7 +204,7 @@ impl Node {
             join_timeout,
             stop_timeout,
             pool,
-            rendezvous,
+            context,
             pollers,
             executor,
             owners,
@@ -216,25 +216,24 @@ impl Node {
         })
     }
 
-    /// Waits until every member of the cluster is connected, for the configured time at most, and
-    /// makes progress meanwhile. A second call returns at once if all are still there.
+    /// Waits until every member of the cluster is connected, for `join_timeout` at most, and makes
+    /// progress meanwhile. A second call returns at once if all members are still connected.
     ///
     /// # Errors
-    /// Names the members that are missing, and what was last heard of each. Where a loss is fatal
-    /// (`peer_loss`) the death of a member ends the wait at once, linked or not:
-    /// [`NodeError::Lost`].
+    /// Names the missing members, and the last event of each. If a loss is fatal (`peer_loss`), the
+    /// death of a member ends the wait at once with [`NodeError::Lost`], linked or not.
     pub fn join(&self) -> Result<(), NodeError> {
         let end = Instant::now() + self.join_timeout;
         loop {
-            if self.rendezvous.progress().is_err() {
+            if self.context.progress().is_err() {
                 return self.unjoined();
             }
             let left = end.saturating_duration_since(Instant::now());
-            match self.bootstrap.join(left.min(JOIN_LOOK)) {
+            match self.bootstrap.join(left.min(JOIN_POLL)) {
                 Ok(()) if self.peers().iter().all(|peer| matches!(peer.state, PeerState::Connected)) => {
                     return Ok(());
                 }
-                // The news that both sides are ready has not come round to the poller yet.
+                // The poller has not processed yet that both sides are ready.
                 Ok(()) if !left.is_zero() => std::thread::yield_now(),
                 Ok(()) => {
                     return self
@@ -252,17 +251,17 @@ impl Node {
         }
     }
 
-    /// Why nobody can join any more.
+    /// The error of a join that can't succeed any more.
     fn unjoined(&self) -> Result<(), NodeError> {
-        match self.rendezvous.progress() {
+        match self.context.progress() {
             Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
             Err(Error::Forked) => Err(NodeError::Forked),
-            // The bootstrap service has the words for a node that was stopped.
+            // The bootstrap service reports that the node was stopped.
             _ => Ok(self.bootstrap.join(Duration::ZERO)?),
         }
     }
 
-    /// How far the node is in its life.
+    /// The stage of the node's life, from started to stopped.
     pub fn state(&self) -> NodeState {
         if self.fork_guard.in_child() {
             return NodeState::Stopped;
@@ -270,7 +269,7 @@ impl Node {
         self.bootstrap.state()
     }
 
-    /// Where its bootstrap service listens; `None` once it has stopped.
+    /// The address that the bootstrap service listens on; `None` once the node has stopped.
     pub fn address(&self) -> Option<SocketAddr> {
         if self.fork_guard.in_child() {
             return None;
@@ -278,27 +277,27 @@ impl Node {
         self.bootstrap.local_addr()
     }
 
-    /// This task.
+    /// The job and number of this task.
     pub fn task(&self) -> &TaskId {
         &self.me
     }
 
-    /// This life of the task.
+    /// The random number of this life of the task.
     pub fn incarnation(&self) -> u64 {
         self.incarnation.get()
     }
 
-    /// The name of this task's CPU device.
+    /// The name of this task's CPU device, such as `/job:ps/replica:0/task:0/device:CPU:0`.
     pub fn device(&self) -> String {
         device_of(self.me.job(), self.me.task())
     }
 
-    /// The pool that tensors are made in.
+    /// The registered memory in which tensors are allocated.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Which pages the pool got, as the kernel says.
+    /// The pages and locks that the kernel reports for the pool.
     pub fn pool_report(&self) -> &RegionReport {
         self.pool.report()
     }
@@ -306,7 +305,7 @@ impl Node {
     /// A writable tensor with unspecified contents.
     ///
     /// # Errors
-    /// If the shape is none, or the pool has no room.
+    /// If `dims` is not a valid shape, or the pool is full.
     pub fn tensor(&self, dtype: DType, dims: &[u64]) -> Result<TensorMut, TensorError> {
         Ok(self.pool.tensor(TensorMeta::new(dtype, Shape::new(dims)?)?)?)
     }
@@ -314,17 +313,19 @@ impl Node {
     /// A ring of buffers of one type and shape, for an edge that is used each step.
     ///
     /// # Errors
-    /// If the shape is none, or the pool has no room.
+    /// If `dims` is not a valid shape, or the pool is full.
     pub fn ring(&self, dtype: DType, dims: &[u64], buffers: usize) -> Result<BufferRing, TensorError> {
         Ok(BufferRing::new(&self.pool, TensorMeta::new(dtype, Shape::new(dims)?)?, buffers)?)
     }
 
-    /// An edge between two devices, such as `/job:ps/replica:0/task:0/device:CPU:0`.
+    /// An edge between two devices, such as `/job:ps/replica:0/task:0/device:CPU:0`, in frame 0 and
+    /// iteration 0.
     ///
     /// # Errors
-    /// If a name is not well-formed, or names a task that the cluster does not have.
+    /// If a name is not well-formed (specification 2.2), or names a task that the cluster does not
+    /// have.
     pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
-        self.rendezvous.edge(source, destination, name)
+        self.context.edge(source, destination, name)
     }
 
     /// An edge from this task's CPU to another task's.
@@ -343,72 +344,79 @@ impl Node {
         self.edge(&device_of(job, task), &self.device(), name)
     }
 
-    /// Begins a step, or finds it.
+    /// Begins a step, or returns it if it has begun.
     ///
     /// # Errors
     /// If it was cleaned up, or the node has stopped.
     pub fn step(&self, id: impl Into<StepId>) -> Result<Step, Error> {
-        self.rendezvous.step(id.into().get(), &self.worker)
+        self.context.step(id.into().get(), &self.worker)
     }
 
-    /// Begins a step for a named worker, where several in this process keep their steps apart.
+    /// Begins a step for a named worker. Several workers of one process keep their steps apart.
     ///
     /// # Errors
-    /// If it belongs to another worker, was cleaned up, or the node has stopped.
+    /// If the step belongs to another worker, was cleaned up, or the node has stopped.
     pub fn step_of(&self, id: impl Into<StepId>, worker: &str) -> Result<Step, Error> {
-        self.rendezvous.step(id.into().get(), &worker.into())
+        self.context.step(id.into().get(), &worker.into())
     }
 
-    /// Declares a run of steps base, base + 1, ... whose ends are remembered without limit. It goes
-    /// on until the next declared base: choose bases above all step ids that belong to none.
+    /// Declares the steps base, base + 1, and so on, up to the base of the next sequence. The node
+    /// remembers without limit that a step of a sequence was cleaned up.
+    ///
+    /// Step ids that are drawn at random must lie below every base; base 0 leaves no such ids. The
+    /// node remembers the cleanup of the last 4,096 of them (specification 2.5). A random id in a
+    /// sequence works, but takes memory for as long as the node lives, and is gone if it lies below
+    /// the first step of the sequence that is not cleaned up.
     pub fn sequence(&self, base: u64) -> Sequence {
-        self.rendezvous.sequence(base)
+        self.context.sequence(base)
     }
 
-    /// Edges whose tensors are sent, or received, together: each step by one call.
+    /// A set of edges whose tensors one call sends, or receives, in each step.
     ///
     /// # Errors
     /// If the node has stopped.
     pub fn batch(&self, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
-        self.rendezvous.batch(edges)
+        self.context.batch(edges)
     }
 
-    /// Asks for the tensors of an edge before their steps begin: for up to `window` steps of a
-    /// sequence at a time (0 to 256), as long as what this returns is there. Receives stay as they
-    /// are.
+    /// Requests the tensors of an edge before their steps begin, until the handle is dropped. Up to
+    /// `window` coming steps of the sequence are requested at a time: 0 to 256, and 0 requests none
+    /// until [`Standing::set_window`]. Receives stay as they are.
     ///
     /// # Errors
-    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`]
-    /// already.
+    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for
+    /// this sequence already.
     pub fn standing(&self, edge: &Edge, sequence: Sequence, window: u32) -> Result<Standing, Error> {
-        self.rendezvous.standing(edge, sequence, window)
+        self.context.standing(edge, sequence, window)
     }
 
-    /// Ends a step for good: values that nobody asked for are dropped, pending calls fail, and it
-    /// does not come back. A warning is logged when 1,024 steps were not cleaned up, and at each
-    /// doubling. For when every member is done with the step: a synchronous trainer knows that step
-    /// n is done everywhere when something of step n + 1 has come from everybody. In the dedicated
-    /// mode the polling thread drops the values, soon after this has returned.
+    /// Ends a step for good: values without a request are dropped, pending calls fail, and the step
+    /// id can't be used again.
+    ///
+    /// Call it when every member is done with the step. A synchronous trainer knows that step n is
+    /// done everywhere once a tensor of step n + 1 has come from every member. In dedicated mode
+    /// the polling thread drops the values, soon after this call has returned. The node logs a
+    /// warning when 1,024 steps were not cleaned up, and at each doubling.
     pub fn cleanup(&self, step: StepId) {
-        self.rendezvous.cleanup(step.get());
+        self.context.cleanup(step.get());
     }
 
     /// The steps that have begun and were not cleaned up, in no order.
     pub fn live_steps(&self) -> Vec<StepId> {
-        self.rendezvous.live_steps().into_iter().map(StepId::from).collect()
+        self.context.live_steps()
     }
 
-    /// Makes progress once: serves peers, brings what has come. In inline mode a process that
-    /// computes for long stalls its readers unless it calls this now and then. Returns how much
-    /// there was to do.
+    /// Makes progress once: serves peers and completes receives. In inline mode a process that
+    /// computes for long stalls its peers unless it calls this now and then. Returns the number of
+    /// completions.
     ///
     /// # Errors
-    /// If the node has stopped, or everything was ended by a lost peer.
+    /// If the node has stopped, or the loss of a peer has ended every call.
     pub fn progress(&self) -> Result<usize, Error> {
-        self.rendezvous.progress()
+        self.context.progress()
     }
 
-    /// Who makes progress: what `poll` says, or what auto has chosen so far.
+    /// The poll mode: the setting `poll`, or the mode that `auto` has chosen so far.
     pub fn mode(&self) -> PollMode {
         self.pollers.mode()
     }
@@ -416,52 +424,51 @@ impl Node {
     /// Counters of this process, over all its pollers and calls.
     pub fn counters(&self) -> Snapshot {
         let mut counted = self.pollers.counted();
-        counted += &self.rendezvous.counted();
+        counted += &self.context.counted();
         counted
     }
 
-    /// What is known of the other members, in the order of their names.
+    /// The links and lives of the other members, in the order of their names.
     pub fn peers(&self) -> Vec<PeerReport> {
-        self.names.reports(&self.me, &self.rendezvous)
+        self.names.reports(&self.me, &self.context)
     }
 
-    /// Stops: what was sent is served to peers that are connected until nothing is left or the
-    /// configured time is over, pending calls fail, the peers are told, every thread ends and every
-    /// link is closed. Memory lives on as long as tensors in it are held. A second call does
-    /// nothing.
+    /// Stops the node. Connected peers get the values that were sent, for `stop_timeout` at most.
+    /// Then pending calls fail, the peers are told, every thread ends, and every link is closed.
+    /// Memory stays as long as tensors in it are held. A second call does nothing.
     ///
     /// # Errors
-    /// If the bootstrap service could not be ended in time.
+    /// If the bootstrap service did not end in time.
     pub fn stop(&self) -> Result<(), NodeError> {
         self.check_home()?;
         self.drain();
         self.stop_because(LossCause::STOPPED)
     }
 
-    /// Serves what was sent and not asked for yet, as long as anybody is there who could ask. While
-    /// nobody does, it looks less and less often: the CPU is for those who compute.
+    /// Serves sent values as long as a peer is connected that could request them. Without requests
+    /// it polls less and less often, and leaves the CPU to threads that compute.
     fn drain(&self) {
-        const LOOK: Duration = Duration::from_micros(50);
+        const POLL: Duration = Duration::from_micros(50);
         const LONGEST_NAP: Duration = Duration::from_millis(1);
         let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
         let left = || self.outstanding.load(Ordering::Relaxed);
-        let end = self.rendezvous.now() + self.stop_timeout;
-        let (mut nap, mut before) = (LOOK, left());
-        while left() > 0 && self.rendezvous.now() < end && self.peers().iter().any(connected) {
-            let next = end.min(self.rendezvous.now() + LOOK);
-            match self.rendezvous.wait_until(next, &|| left() == 0) {
-                Ok(false) => std::thread::sleep(nap.min(end.since(self.rendezvous.now()))),
+        let end = self.context.now() + self.stop_timeout;
+        let (mut nap, mut before) = (POLL, left());
+        while left() > 0 && self.context.now() < end && self.peers().iter().any(connected) {
+            let next = end.min(self.context.now() + POLL);
+            match self.context.wait_until(next, &|| left() == 0) {
+                Ok(false) => std::thread::sleep(nap.min(end.since(self.context.now()))),
                 Ok(true) | Err(_) => return,
             }
-            nap = if left() < before { LOOK } else { LONGEST_NAP.min(nap * 2) };
+            nap = if left() < before { POLL } else { LONGEST_NAP.min(nap * 2) };
             before = left();
         }
     }
 
-    /// Stops because something is wrong: peers are told the reason, and their calls fail with it.
+    /// Stops after an error: peers are told the reason, and their calls fail with it.
     ///
     /// # Errors
-    /// If the bootstrap service could not be ended in time.
+    /// If the bootstrap service did not end in time.
     pub fn fail(&self, reason: &str) -> Result<(), NodeError> {
         self.stop_because(reason)
     }
@@ -484,10 +491,10 @@ impl Node {
         if std::mem::replace(&mut *stopped, true) {
             return Ok(());
         }
-        self.rendezvous.end(Error::Stopped);
+        self.context.end(Error::Stopped);
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
         self.pollers.close();
-        // Callbacks first: they may wait for owners to end.
+        // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();
         self.owners.stop();
         Ok(ended?)
@@ -497,11 +504,10 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if self.fork_guard.in_child() {
-            // The threads are not here, their locks may be held for ever, and the descriptors are
-            // the parent's too: nothing may be taken apart.
-            self.rendezvous.abandon();
-            std::mem::forget((self.pollers.clone(), self.bootstrap.clone(), self.executor.clone()));
-            std::mem::forget(self.owners.clone());
+            // The threads don't exist in the child, their locks may be held for ever, and the
+            // parent uses the same descriptors. So nothing is dropped.
+            std::mem::forget((self.context.clone(), self.pollers.clone(), self.bootstrap.clone()));
+            std::mem::forget((self.executor.clone(), self.owners.clone()));
             return;
         }
         let ended = match std::thread::panicking() {
@@ -537,8 +543,8 @@ impl Ground<'_> {
     }
 }
 
-/// How long a join waits between two looks at the links.
-const JOIN_LOOK: Duration = Duration::from_millis(2);
+/// How long a join waits between two polls of the links.
+const JOIN_POLL: Duration = Duration::from_millis(2);
 
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {

@@ -61,7 +61,7 @@ impl Node {
             false
         };
         if !is_over() {
-            self.rendezvous.wait_until(self.rendezvous.now() + timeout, &is_over)?;
+            self.context.wait_until(self.context.now() + timeout, &is_over)?;
         }
         match (over.take(), failed.take()) {
             (Some(result), _) => result,

@@ -1,9 +1,9 @@
 //! Sets of tensors, sent and received by one call each.
 
 use super::Error;
+use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
-use super::manager::{Rendezvous, Shared};
 use super::outstanding::reserve;
 use super::path::{OnPath, Paths, RemotePath};
 use super::pending_batch::PendingBatch;
@@ -55,7 +55,7 @@ use std::time::Duration;
 /// ```
 #[must_use = "a batch does nothing until its edges are sent or received on"]
 pub struct Batch {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     edges: Box<[Edge]>,
     groups: GroupPool<Outcome>,
 }
@@ -66,27 +66,24 @@ impl fmt::Debug for Batch {
     }
 }
 
-impl Rendezvous {
-    /// Edges whose tensors are sent, or received, together.
-    ///
-    /// # Errors
-    /// If the node is not usable any more.
-    pub fn batch(&self, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
-        self.shared.check_usable()?;
-        Ok(Batch::new(&self.shared, edges.into_iter().collect()))
+impl Context {
+    /// See [`Node::batch`](crate::Node::batch).
+    pub(crate) fn batch(self: &Arc<Self>, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
+        self.check_usable()?;
+        Ok(Batch::new(self, edges.into_iter().collect()))
     }
 }
 
 impl Batch {
-    pub(super) fn new(shared: &Arc<Shared>, edges: Box<[Edge]>) -> Self {
-        let paths = shared.paths.count();
+    pub(super) fn new(context: &Arc<Context>, edges: Box<[Edge]>) -> Self {
+        let paths = context.paths.count();
         let part = |edge: &Edge| match edge.source {
             // There is a number behind the last path's.
             EdgeEnd::Here => paths as u16,
-            EdgeEnd::Peer(peer) => shared.paths.number_of(peer),
+            EdgeEnd::Peer(peer) => context.paths.number_of(peer),
         };
         let parts: Arc<[u16]> = edges.iter().map(part).collect();
-        Batch { shared: shared.clone(), edges, groups: GroupPool::new(parts, paths + 1) }
+        Batch { context: context.clone(), edges, groups: GroupPool::new(parts, paths + 1) }
     }
 
     /// The edges, in their order.
@@ -149,20 +146,20 @@ impl Batch {
 
     pub(super) fn begin(&self, step: &Step, timeout: Duration) -> Result<PendingBatch, Error> {
         step.check()?;
-        self.edges.iter().try_for_each(|edge| self.shared.check_destination(edge))?;
-        let first = self.shared.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
-        let deadline = self.shared.now() + timeout;
+        self.edges.iter().try_for_each(|edge| self.context.check_destination(edge))?;
+        let first = self.context.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
+        let deadline = self.context.now() + timeout;
         let (receiver, senders) = self.groups.channels();
         // From here on what goes wrong takes back what was begun.
-        let pending = PendingBatch::new(&self.shared, receiver, first, deadline);
+        let pending = PendingBatch::new(&self.context, receiver, first, deadline);
         self.ask(step, BatchCalls { first, deadline, timeout }, senders)?;
         Ok(pending)
     }
 
     fn ask(&self, step: &Step, calls: BatchCalls, senders: GroupSenders<Outcome>) -> Result<(), Error> {
-        let shared = &self.shared;
-        let mut remote = shared.lists.receives.take();
-        let mut local = shared.lists.waiters.take();
+        let context = &self.context;
+        let mut remote = context.lists.receives.take();
+        let mut local = context.lists.waiters.take();
         for ((at, edge), sender) in (0..).zip(&self.edges).zip(senders) {
             let (id, key) = (CallId(calls.first + at), edge.key(step.id));
             match edge.source {
@@ -172,16 +169,16 @@ impl Batch {
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
                 EdgeEnd::Peer(peer) => {
-                    let path = shared.paths.number_of(peer);
+                    let path = context.paths.number_of(peer);
                     remote.push(BatchReceive { path, peer, id, key, sender });
                 }
             }
         }
         if !local.is_empty() {
-            shared.receive_all_local(step.id, &mut local)?;
+            context.receive_all_local(step.id, &mut local)?;
         }
-        let (deadline, timeout, borrow) = (calls.deadline, calls.timeout, shared.settings.borrow);
-        hand_over(&shared.paths, remote, &shared.lists.receive_parts, |path, receives| {
+        let (deadline, timeout, borrow) = (calls.deadline, calls.timeout, context.settings.borrow);
+        hand_over(&context.paths, remote, &context.lists.receive_parts, |path, receives| {
             path.receive_all(ReceiveAll { deadline, timeout, borrow, receives })
         })
     }
@@ -225,19 +222,19 @@ struct Values<'a> {
 
 impl<'a> Values<'a> {
     fn of(step: &'a Step) -> Self {
-        let lists = &step.shared.lists;
+        let lists = &step.context.lists;
         Values { step, remote: lists.sends.take(), local: lists.values.take() }
     }
 
     fn add(&mut self, edge: &Edge, value: Value) -> Result<(), Error> {
-        let shared = &self.step.shared;
-        shared.check_source(edge)?;
+        let context = &self.step.context;
+        context.check_source(edge)?;
         let key = edge.key(self.step.id);
         match edge.destination {
             EdgeEnd::Here => self.local.push((key, value)),
             EdgeEnd::Peer(peer) => {
-                shared.check_peer(peer)?;
-                self.remote.push(BatchSend { path: shared.paths.number_of(peer), key, value });
+                context.check_peer(peer)?;
+                self.remote.push(BatchSend { path: context.paths.number_of(peer), key, value });
             }
         }
         Ok(())
@@ -245,11 +242,11 @@ impl<'a> Values<'a> {
 
     fn send(self) -> Result<(), Error> {
         let Values { step, mut remote, mut local } = self;
-        let shared = &step.shared;
-        let (count, limit) = (remote.len(), shared.settings.max_outstanding_sends as usize);
+        let context = &step.context;
+        let (count, limit) = (remote.len(), context.settings.max_outstanding_sends as usize);
         if count > 0 {
             let too_large = |waiting| Error::BatchTooLarge { values: count, waiting, limit };
-            reserve(&shared.outstanding, count, limit).map_err(too_large)?;
+            reserve(&context.outstanding, count, limit).map_err(too_large)?;
         }
         // What is refused is neither copied nor registered; and none goes before all of them can.
         let made_ready: Result<(), Error> = remote.iter_mut().try_for_each(|sending| {
@@ -259,13 +256,13 @@ impl<'a> Values<'a> {
         });
         let begun = made_ready.and_then(|()| match local.is_empty() {
             true => Ok(()),
-            false => shared.send_all_local(step.id, &mut local),
+            false => context.send_all_local(step.id, &mut local),
         });
         if let Err(error) = begun {
-            shared.outstanding.fetch_sub(count, Ordering::Relaxed);
+            context.outstanding.fetch_sub(count, Ordering::Relaxed);
             return Err(error);
         }
-        hand_over(&shared.paths, remote, &shared.lists.send_parts, |path, values| path.send_all(values))
+        hand_over(&context.paths, remote, &context.lists.send_parts, |path, values| path.send_all(values))
     }
 }
 

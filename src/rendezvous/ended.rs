@@ -7,30 +7,30 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 /// Shared by all handles of a step; set once, by whatever ends the step first.
-pub(super) type Ended = Arc<OnceLock<Error>>;
+pub(super) type StepEnd = Arc<OnceLock<Error>>;
 
-/// Ends that are kept for later steps.
+/// StepEnds that are kept for later steps.
 const KEPT: usize = 64;
 /// How many of them are looked at for one that no handle holds any more.
 const LOOKS: usize = 8;
 
 /// The ends of all live steps, and past ones to be used again: a trainer that begins a step and
 /// cleans it up allocates nothing.
-pub(super) struct Ends {
-    live: HashMap<u64, Ended>,
-    past: VecDeque<Ended>,
+pub(super) struct StepEnds {
+    live: HashMap<u64, StepEnd>,
+    past: VecDeque<StepEnd>,
 }
 
-impl Default for Ends {
+impl Default for StepEnds {
     fn default() -> Self {
         let live = HashMap::with_capacity_and_hasher(KEPT, RandomState::default());
-        Ends { live, past: VecDeque::with_capacity(KEPT) }
+        StepEnds { live, past: VecDeque::with_capacity(KEPT) }
     }
 }
 
-impl Ends {
+impl StepEnds {
     /// The end of a live step, made if it is new.
-    pub fn of(&mut self, step: u64) -> Ended {
+    pub fn of(&mut self, step: u64) -> StepEnd {
         if let Some(ended) = self.live.get(&step) {
             return ended.clone();
         }
@@ -46,7 +46,7 @@ impl Ends {
         }
     }
 
-    /// As [`Ends::end`], for a step that does not come back.
+    /// As [`StepEnds::end`], for a step that does not come back.
     pub fn retire(&mut self, step: u64, error: Error) {
         let Some(ended) = self.live.remove(&step) else { return };
         let _ = ended.set(error);
@@ -55,7 +55,7 @@ impl Ends {
         }
     }
 
-    fn unused(&mut self) -> Option<Ended> {
+    fn unused(&mut self) -> Option<StepEnd> {
         for _ in 0..LOOKS {
             let mut oldest = self.past.pop_front()?;
             if let Some(ended) = Arc::get_mut(&mut oldest) {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_ended_a_step_first_is_what_its_handles_see() {
-        let mut ends = Ends::default();
+        let mut ends = StepEnds::default();
         let (handle, other) = (ends.of(1), ends.of(1));
         ends.end(1, Error::Stopped);
         ends.retire(1, gone(1));
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn an_end_serves_a_later_step_only_when_no_handle_is_left() {
-        let mut ends = Ends::default();
+        let mut ends = StepEnds::default();
         let held = ends.of(1);
         ends.retire(1, gone(1));
         let second = ends.of(2);
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn handles_that_are_held_for_ever_neither_stop_nor_fill_it() {
-        let mut ends = Ends::default();
+        let mut ends = StepEnds::default();
         let held: Vec<_> = (0..1000)
             .map(|step| {
                 let ended = ends.of(step);

@@ -3,7 +3,7 @@
 //! counted.
 
 use super::Error;
-use super::manager::Shared;
+use super::context::Context;
 use crate::fabric::Registrar;
 use crate::link::TensorKey;
 use crate::memory::Tensor;
@@ -36,7 +36,7 @@ impl Foreign {
     }
 }
 
-impl Shared {
+impl Context {
     /// The tensor, where peers can be sent it from.
     pub(super) fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
         if tensor.meta().bytes() == 0 || self.is_ours(&tensor) {

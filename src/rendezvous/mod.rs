@@ -12,6 +12,7 @@
 //! What may not be done here: touch a fabric, or call user code while a table is held.
 
 mod batch;
+mod context;
 mod edge;
 mod ended;
 mod error;
@@ -19,7 +20,6 @@ mod fifo;
 mod foreign;
 mod local;
 mod losses;
-mod manager;
 mod outstanding;
 mod path;
 mod pending;
@@ -37,11 +37,11 @@ mod table;
 mod waiter;
 
 pub use batch::Batch;
+pub use context::{Context, RendezvousSettings};
 pub use edge::Edge;
 pub use error::Error;
 pub(crate) use foreign::REGISTERED_FROM;
 pub use losses::{Losses, PeerStatus};
-pub use manager::{Rendezvous, RendezvousSettings};
 pub use path::{
     Cancel, CancelAll, LinkTag, Members, OnPath, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
 };

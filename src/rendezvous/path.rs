@@ -108,12 +108,6 @@ impl Paths {
     }
 }
 
-impl From<Arc<dyn RemotePath>> for Paths {
-    fn from(path: Arc<dyn RemotePath>) -> Self {
-        Paths::new(vec![path])
-    }
-}
-
 /// A way to the tensors of other processes. One exists per poller.
 pub trait RemotePath: Send + Sync {
     /// Offers a value for a peer's request.

@@ -1,7 +1,7 @@
 //! Receives that have begun and have not ended.
 
 use super::Error;
-use super::manager::Shared;
+use super::context::Context;
 use super::path::{Cancel, PeerIndex, RemotePath};
 use super::waiter::{CallId, CancelReason, Delivery, Outcome, Payload};
 use crate::engine::OneshotReceiver;
@@ -35,7 +35,7 @@ pub(super) enum CallPlace {
 /// ```
 #[derive(Clone)]
 pub struct CancelToken {
-    pub(super) shared: Arc<Shared>,
+    pub(super) context: Arc<Context>,
     pub(super) id: CallId,
     pub(super) place: CallPlace,
 }
@@ -54,21 +54,21 @@ impl CancelToken {
     }
 
     fn cancel_for(&self, why: CancelReason) {
-        if self.shared.check_home().is_err() {
+        if self.context.check_home().is_err() {
             return;
         }
         let cancel = Cancel { id: self.id, why };
         match &self.place {
-            CallPlace::Local(key) => self.shared.cancel_local(key, &cancel),
-            CallPlace::Remote(peer) => self.shared.paths.of(*peer).cancel(cancel),
+            CallPlace::Local(key) => self.context.cancel_local(key, &cancel),
+            CallPlace::Remote(peer) => self.context.paths.of(*peer).cancel(cancel),
         }
     }
 
     /// The path whose progress the receive needs.
     fn path(&self) -> &dyn RemotePath {
         match self.place {
-            CallPlace::Local(_) => self.shared.paths.first(),
-            CallPlace::Remote(peer) => self.shared.paths.of(peer),
+            CallPlace::Local(_) => self.context.paths.first(),
+            CallPlace::Remote(peer) => self.context.paths.of(peer),
         }
     }
 }
@@ -175,7 +175,7 @@ impl<T: Receivable> Pending<T> {
     /// # Errors
     /// Whatever ended the receive without a value.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Delivery<T>, Error> {
-        let deadline = self.token.shared.now() + timeout;
+        let deadline = self.token.context.now() + timeout;
         if deadline >= self.deadline {
             return self.wait();
         }
@@ -183,9 +183,9 @@ impl<T: Receivable> Pending<T> {
     }
 
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
-        let shared = &self.token.shared;
-        shared.check_home()?;
-        if !shared.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
+        let context = &self.token.context;
+        context.check_home()?;
+        if !context.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // The poller ends a call at its own deadline; this is for one that gives up earlier,
             // and for calls of the local table, which no poller watches.
             return self.end(CancelReason::Deadline(given))?.0?.cast();
@@ -195,22 +195,22 @@ impl<T: Receivable> Pending<T> {
 
     /// Cancels the receive, and waits for its end.
     pub(super) fn cancel_and_wait(mut self) -> Result<Delivery<T>, Error> {
-        self.token.shared.check_home()?;
+        self.token.context.check_home()?;
         self.end(CancelReason::Cancelled)?.0?.cast()
     }
 
     fn end(&mut self, why: CancelReason) -> Result<Outcome, Error> {
         self.token.cancel_for(why);
-        let shared = &self.token.shared;
-        let after = 2 * shared.settings.cancel_grace;
-        if !shared.wait(self.token.path(), shared.now() + after, &|| self.receiver.is_done())? {
-            return Err(shared.broken().unwrap_or(Error::Stalled { after }));
+        let context = &self.token.context;
+        let after = 2 * context.settings.cancel_grace;
+        if !context.wait(self.token.path(), context.now() + after, &|| self.receiver.is_done())? {
+            return Err(context.broken().unwrap_or(Error::Stalled { after }));
         }
         self.take()
     }
 
     fn take(&mut self) -> Result<Outcome, Error> {
-        self.receiver.take().ok_or_else(|| self.token.shared.broken().unwrap_or(Error::Stopped))
+        self.receiver.take().ok_or_else(|| self.token.context.broken().unwrap_or(Error::Stopped))
     }
 }
 

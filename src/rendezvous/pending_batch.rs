@@ -1,7 +1,7 @@
 //! Several receives that have begun and have not ended, waited for as one.
 
 use super::Error;
-use super::manager::Shared;
+use super::context::Context;
 use super::path::CancelAll;
 use super::waiter::{CancelReason, Delivery, Outcome};
 use crate::engine::GroupReceiver;
@@ -33,7 +33,7 @@ const SLICE: Duration = Duration::from_millis(1);
 /// ```
 #[must_use = "dropping pending receives cancels them"]
 pub struct PendingBatch {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     receiver: GroupReceiver<Outcome>,
     first: u64,
     deadline: Time,
@@ -48,12 +48,12 @@ impl fmt::Debug for PendingBatch {
 
 impl PendingBatch {
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        context: &Arc<Context>,
         receiver: GroupReceiver<Outcome>,
         first: u64,
         deadline: Time,
     ) -> Self {
-        PendingBatch { shared: shared.clone(), receiver, first, deadline }
+        PendingBatch { context: context.clone(), receiver, first, deadline }
     }
 
     /// How many receives they are.
@@ -156,29 +156,29 @@ impl PendingBatch {
         match self.receiver.take(at) {
             Some(outcome) => Some(delivered(outcome)),
             None if self.receiver.is_ready(at) => None,
-            None => Some(Err(self.shared.broken().unwrap_or(Error::Stopped))),
+            None => Some(Err(self.context.broken().unwrap_or(Error::Stopped))),
         }
     }
 
     /// Waits until all have ended or, if `or_failure`, one has failed.
     fn wait_for_end(&self, or_failure: bool) -> Result<(), Error> {
-        self.shared.check_home()?;
+        self.context.check_home()?;
         if self.wait_until(self.deadline, or_failure)? {
             return Ok(());
         }
         // The pollers end calls at their deadlines by themselves; this is for those of the local
         // table.
         self.cancel_for(CancelReason::Deadline(None));
-        let after = 2 * self.shared.settings.cancel_grace;
-        if self.wait_until(self.shared.now() + after, or_failure)? {
+        let after = 2 * self.context.settings.cancel_grace;
+        if self.wait_until(self.context.now() + after, or_failure)? {
             return Ok(());
         }
-        Err(self.shared.broken().unwrap_or(Error::Stalled { after }))
+        Err(self.context.broken().unwrap_or(Error::Stalled { after }))
     }
 
     /// Waits for one poller's part after the other: each poller wakes those who wait for its own.
     fn wait_until(&self, deadline: Time, or_failure: bool) -> Result<bool, Error> {
-        let paths = &self.shared.paths;
+        let paths = &self.context.paths;
         let failed = || or_failure && self.receiver.has_failed();
         for part in 0..=paths.count() {
             // The last part is the local table's.
@@ -186,13 +186,13 @@ impl PendingBatch {
             let done = || self.receiver.is_subset_done(part) || failed();
             let is_only_one = || self.receiver.is_only_subset(part);
             while !done() {
-                let now = self.shared.now();
+                let now = self.context.now();
                 let until = if is_only_one() { deadline } else { deadline.min(now + SLICE) };
-                if !self.shared.wait(path, until, &done)? && self.shared.now() >= deadline {
+                if !self.context.wait(path, until, &done)? && self.context.now() >= deadline {
                     // There may be other parts.
                     return Ok(self.receiver.is_done() || failed());
                 }
-                if self.shared.broken().is_some() {
+                if self.context.broken().is_some() {
                     return Ok(true);
                 }
             }
@@ -204,16 +204,16 @@ impl PendingBatch {
     }
 
     fn cancel_for(&self, why: CancelReason) {
-        if self.shared.check_home().is_err() {
+        if self.context.check_home().is_err() {
             return;
         }
         let cancel = CancelAll { first: self.first, count: self.len() as u64, why };
-        let paths = &self.shared.paths;
+        let paths = &self.context.paths;
         for part in (0..paths.count()).filter(|part| !self.receiver.is_subset_done(*part)) {
             paths.nth(part).cancel_all(cancel.clone());
         }
         if !self.receiver.is_subset_done(paths.count()) {
-            self.shared.cancel_all_local(&cancel);
+            self.context.cancel_all_local(&cancel);
         }
     }
 }

@@ -39,7 +39,7 @@ impl Step {
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         let tried = match self.try_once(edge) {
             // That may have been the standing request, which was taken back; this is a plain one.
-            Ok(None) if edge.source != EdgeEnd::Here && self.shared.has_standing() => self.try_once(edge),
+            Ok(None) if edge.source != EdgeEnd::Here && self.context.has_standing() => self.try_once(edge),
             tried => tried,
         };
         tried
@@ -90,7 +90,7 @@ impl Step {
     /// Sets up the receive of the values of all these edges, as [`Step::receive`] does for one.
     pub fn receive_all<E: Borrow<Edge>>(&self, edges: &[E]) -> ReceiveAllBuilder<'_> {
         let edges = edges.iter().map(|edge| edge.borrow().clone()).collect();
-        ReceiveAllBuilder::new(self, BatchRef::Own(Batch::new(&self.shared, edges)))
+        ReceiveAllBuilder::new(self, BatchRef::Own(Batch::new(&self.context, edges)))
     }
 }
 
@@ -142,7 +142,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     /// If the edge does not end here or the step is gone.
     pub fn begin(self) -> Result<Pending<T>, Error> {
         self.check()?;
-        let (receiver, sender) = self.step.shared.calls.channel();
+        let (receiver, sender) = self.step.context.calls.channel();
         let (token, deadline) = self.submit(sender)?;
         Ok(Pending::new(token, receiver, deadline))
     }
@@ -168,7 +168,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         self.check()?;
-        let sender = OneshotSender::callback(&self.step.shared.executor, move |Outcome(result)| {
+        let sender = OneshotSender::callback(&self.step.context.executor, move |Outcome(result)| {
             done(result.and_then(Delivery::cast));
         });
         self.submit(sender).map(|(token, _)| token)
@@ -176,36 +176,36 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
 
     fn check(&self) -> Result<(), Error> {
         self.step.check()?;
-        self.step.shared.check_destination(self.edge)
+        self.step.context.check_destination(self.edge)
     }
 
     fn submit(self, sender: OneshotSender<Outcome>) -> Result<(CancelToken, Time), Error> {
-        let shared = &self.step.shared;
-        let id = CallId(shared.next_call.fetch_add(1, Ordering::Relaxed));
+        let context = &self.step.context;
+        let id = CallId(context.next_call.fetch_add(1, Ordering::Relaxed));
         let (timeout, wait) = match self.is_try {
             // The wait is for the sender's answer.
-            true => (Duration::ZERO, shared.settings.cancel_grace),
-            false => [self.timeout.unwrap_or(shared.settings.recv_timeout); 2].into(),
+            true => (Duration::ZERO, context.settings.cancel_grace),
+            false => [self.timeout.unwrap_or(context.settings.recv_timeout); 2].into(),
         };
-        let deadline = shared.now() + wait;
+        let deadline = context.now() + wait;
         let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {
             EdgeEnd::Here => {
-                shared.receive_local(&key, LocalWaiter { waiter, into: self.into })?;
+                context.receive_local(&key, LocalWaiter { waiter, into: self.into })?;
                 CallPlace::Local(key)
             }
             EdgeEnd::Peer(peer) => {
                 let destination = match self.into {
                     Some(given) => Destination::Into(given),
-                    None if shared.settings.borrow => Destination::Borrow,
+                    None if context.settings.borrow => Destination::Borrow,
                     None => Destination::Alloc,
                 };
-                shared.paths.of(peer).receive(peer, key, destination, waiter)?;
+                context.paths.of(peer).receive(peer, key, destination, waiter)?;
                 CallPlace::Remote(peer)
             }
         };
-        Ok((CancelToken { shared: shared.clone(), id, place }, deadline))
+        Ok((CancelToken { context: context.clone(), id, place }, deadline))
     }
 }
 
@@ -268,7 +268,7 @@ impl<'a> ReceiveAllBuilder<'a> {
     /// # Errors
     /// If an edge does not end here or the step is gone: nothing was requested then.
     pub fn begin(self) -> Result<PendingBatch, Error> {
-        let timeout = self.timeout.unwrap_or(self.step.shared.settings.recv_timeout);
+        let timeout = self.timeout.unwrap_or(self.step.context.settings.recv_timeout);
         match &self.batch {
             BatchRef::User(batch) => batch.begin(self.step, timeout),
             BatchRef::Own(batch) => batch.begin(self.step, timeout),

@@ -6,7 +6,7 @@ use super::path::{
 };
 use super::waiter::{Delivery, Outcome, Payload, Waiter};
 use super::{
-    Batch, BatchReceive, BatchSend, Edge, Error, Losses, PeerObserver, ReceiveAll, Rendezvous,
+    Batch, BatchReceive, BatchSend, Context, Edge, Error, Losses, PeerObserver, ReceiveAll,
     RendezvousSettings, Reused, Step,
 };
 use crate::engine::Executor;
@@ -120,9 +120,9 @@ impl RemotePath for Scripted {
     fn close(&self) {}
 }
 
-/// The rendezvous of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the
+/// The context of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the
 /// first.
-fn rendezvous(paths: [Brings; 2]) -> Rendezvous {
+fn context(paths: [Brings; 2]) -> Arc<Context> {
     let task = |task| TaskId::new("w", task).expect("a job name");
     let members = Members::new(vec![task(0), task(1), task(2)]);
     let clock = Arc::new(AtomicU64::new(START.as_nanos()));
@@ -141,21 +141,12 @@ fn rendezvous(paths: [Brings; 2]) -> Rendezvous {
         losses.up(peer, LinkTag { incarnation: 1, generation: 0 });
     }
     let executor = Executor::on_the_spot();
-    Rendezvous::new(
-        task(0),
-        members,
-        Paths::new(paths.into()),
-        pool,
-        executor,
-        Arc::default(),
-        losses,
-        settings,
-    )
+    Context::new(task(0), members, Paths::new(paths.into()), pool, executor, Arc::default(), losses, settings)
 }
 
-fn edge(rendezvous: &Rendezvous, from: u32, to: u32) -> Edge {
+fn edge(context: &Arc<Context>, from: u32, to: u32) -> Edge {
     let device = |task| format!("/job:w/replica:0/task:{task}/device:CPU:0");
-    rendezvous.edge(&device(from), &device(to), "x").expect("edge")
+    context.edge(&device(from), &device(to), "x").expect("edge")
 }
 
 fn exchange(step: &Step, out: &Edge, back: &Edge, batch: &Batch) {
@@ -171,12 +162,12 @@ fn exchange(step: &Step, out: &Edge, back: &Edge, batch: &Batch) {
 /// Runs `work` on another thread while this one holds the tables, for `within` at most. Whether it
 /// ended without them.
 fn ends_without_the_tables(
-    rendezvous: &Rendezvous,
+    context: &Arc<Context>,
     within: Duration,
     work: impl FnOnce() + Send + 'static,
 ) -> bool {
     let (done, end) = channel();
-    let held = rendezvous.shared.tables();
+    let held = context.tables();
     let thread = std::thread::spawn(move || {
         work();
         // Nobody listens any more once that has been too late.
@@ -190,25 +181,25 @@ fn ends_without_the_tables(
 
 #[test]
 fn sending_to_and_receiving_from_peers_takes_no_lock() {
-    let rendezvous = rendezvous([Brings::AtOnce; 2]);
-    let (out, back, own) = (edge(&rendezvous, 0, 1), edge(&rendezvous, 1, 0), edge(&rendezvous, 0, 0));
-    let batch = |edge: &Edge| rendezvous.batch([edge.clone()]).expect("usable");
+    let context = context([Brings::AtOnce; 2]);
+    let (out, back, own) = (edge(&context, 0, 1), edge(&context, 1, 0), edge(&context, 0, 0));
+    let batch = |edge: &Edge| context.batch([edge.clone()]).expect("usable");
     let (of_peer, of_own) = (batch(&back), batch(&own));
-    let step = rendezvous.step(1, &"worker".into()).expect("new");
+    let step = context.step(1, &"worker".into()).expect("new");
     let of_peers = step.clone();
-    assert!(ends_without_the_tables(&rendezvous, SOON, move || exchange(&of_peers, &out, &back, &of_peer)));
+    assert!(ends_without_the_tables(&context, SOON, move || exchange(&of_peers, &out, &back, &of_peer)));
     // The lock is what they would wait for: an edge within the process does.
-    assert!(!ends_without_the_tables(&rendezvous, SOON / 50, move || exchange(&step, &own, &own, &of_own)));
+    assert!(!ends_without_the_tables(&context, SOON / 50, move || exchange(&step, &own, &own, &of_own)));
 }
 
 #[test]
 fn a_batch_waits_for_every_path_and_tells_of_each_receive_how_it_ended() {
     use Brings::{AtOnce, AtTheDeadline, Never};
     for paths in [[AtOnce; 2], [AtOnce, AtTheDeadline], [AtTheDeadline, Never], [Never, AtOnce]] {
-        let rendezvous = rendezvous(paths);
-        let step = rendezvous.step(1, &"worker".into()).expect("new");
-        let edges = [edge(&rendezvous, 2, 0), edge(&rendezvous, 1, 0)];
-        let batch = rendezvous.batch(edges).expect("usable");
+        let context = context(paths);
+        let step = context.step(1, &"worker".into()).expect("new");
+        let edges = [edge(&context, 2, 0), edge(&context, 1, 0)];
+        let batch = context.batch(edges).expect("usable");
         let ends = batch.receive(&step).within(SOON).begin().expect("begun").wait_each();
         assert_eq!(ends.len(), 2);
         for (brings, end) in paths.into_iter().zip(ends) {

@@ -1,8 +1,8 @@
 //! Receives that are known before their steps begin.
 
 use super::Error;
+use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
-use super::manager::{Rendezvous, Shared};
 use super::path::{PeerIndex, StandingChange};
 use super::sequence::Sequence;
 use crate::link::TensorKey;
@@ -60,7 +60,7 @@ use std::sync::atomic::Ordering;
 /// for the next receive.
 #[must_use = "dropping it ends it"]
 pub struct Standing {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     /// The edge, with the first step of the sequence.
     key: TensorKey,
     id: u64,
@@ -68,30 +68,29 @@ pub struct Standing {
     peer: Option<PeerIndex>,
 }
 
-impl Rendezvous {
-    /// Asks for the tensors of an edge in advance: for those of up to `window` steps of a sequence
-    /// that are still to come, 256 at most. 0 asks for none, until [`Standing::set_window`] says
-    /// otherwise.
-    ///
-    /// # Errors
-    /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for
-    /// this sequence already.
-    pub fn standing(&self, edge: &Edge, sequence: Sequence, window: u32) -> Result<Standing, Error> {
-        self.shared.check_usable()?;
-        self.shared.check_destination(edge)?;
+impl Context {
+    /// See [`Node::standing`](crate::Node::standing).
+    pub fn standing(
+        self: &Arc<Self>,
+        edge: &Edge,
+        sequence: Sequence,
+        window: u32,
+    ) -> Result<Standing, Error> {
+        self.check_usable()?;
+        self.check_destination(edge)?;
         check_window(window)?;
         let peer = match edge.source {
             EdgeEnd::Here => None,
             EdgeEnd::Peer(peer) => Some(peer),
         };
         let key = edge.key(sequence.step(0).get());
-        if !self.shared.tables().standing.insert(key.clone()) {
+        if !self.tables().standing.insert(key.clone()) {
             return Err(Error::StandingExists { edge: edge.to_string() });
         }
-        let id = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
-        let standing = Standing { shared: self.shared.clone(), key: key.clone(), id, peer };
+        let id = self.next_call.fetch_add(1, Ordering::Relaxed);
+        let standing = Standing { context: self.clone(), key: key.clone(), id, peer };
         if let Some(peer) = peer {
-            let borrow = self.shared.settings.borrow;
+            let borrow = self.settings.borrow;
             standing.tell(StandingChange::Begun { id, peer, key, window, borrow });
         }
         Ok(standing)
@@ -104,7 +103,7 @@ impl Standing {
     /// # Errors
     /// If the window is too long, or the node can be used no more.
     pub fn set_window(&self, window: u32) -> Result<(), Error> {
-        self.shared.check_usable()?;
+        self.context.check_usable()?;
         check_window(window)?;
         self.tell(StandingChange::Window { id: self.id, window });
         Ok(())
@@ -112,7 +111,7 @@ impl Standing {
 
     fn tell(&self, change: StandingChange) {
         if let Some(peer) = self.peer {
-            self.shared.paths.of(peer).standing(change);
+            self.context.paths.of(peer).standing(change);
         }
     }
 }
@@ -124,12 +123,12 @@ fn check_window(window: u32) -> Result<(), Error> {
 
 impl Drop for Standing {
     fn drop(&mut self) {
-        if self.shared.check_home().is_err() {
+        if self.context.check_home().is_err() {
             return;
         }
         // In this order, so that whoever makes it anew is heard later, if both are heard in order.
         self.tell(StandingChange::Ended { id: self.id });
-        self.shared.tables().standing.remove(&self.key);
+        self.context.tables().standing.remove(&self.key);
     }
 }
 

@@ -1,9 +1,9 @@
 //! One step's rendezvous: the calls that trainers make.
 
+use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
-use super::ended::Ended;
+use super::ended::StepEnd;
 use super::local::{DeferredWakeups, LocalWaiter, check_live};
-use super::manager::Shared;
 use super::outstanding::reserve;
 use super::{Error, PeerIndex};
 use crate::link::{TensorKey, Value};
@@ -30,8 +30,8 @@ use std::sync::atomic::Ordering;
 #[derive(Clone)]
 pub struct Step {
     pub(super) id: u64,
-    pub(super) shared: Arc<Shared>,
-    pub(super) ended: Ended,
+    pub(super) context: Arc<Context>,
+    pub(super) ended: StepEnd,
 }
 
 impl fmt::Debug for Step {
@@ -43,7 +43,7 @@ impl fmt::Debug for Step {
 /// Two handles are equal if they are of one step of one node.
 impl PartialEq for Step {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id && Arc::ptr_eq(&self.shared, &other.shared)
+        self.id == other.id && Arc::ptr_eq(&self.context, &other.context)
     }
 }
 
@@ -97,38 +97,38 @@ impl Step {
 
     /// Ends the step for good, as [`Node::cleanup`](crate::Node::cleanup) does.
     pub fn cleanup(&self) {
-        self.shared.cleanup(self.id);
+        self.context.cleanup(self.id);
     }
 
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
         self.check()?;
-        self.shared.check_source(edge)?;
+        self.context.check_source(edge)?;
         let key = edge.key(self.id);
         match edge.destination {
-            EdgeEnd::Here => self.shared.send_local(&key, value),
+            EdgeEnd::Here => self.context.send_local(&key, value),
             EdgeEnd::Peer(peer) => self.send_remote(peer, key, value),
         }
     }
 
     fn send_remote(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
-        self.shared.check_peer(peer)?;
-        let limit = self.shared.settings.max_outstanding_sends as usize;
-        reserve(&self.shared.outstanding, 1, limit).map_err(|_| Error::ResourceExhausted {
+        self.context.check_peer(peer)?;
+        let limit = self.context.settings.max_outstanding_sends as usize;
+        reserve(&self.context.outstanding, 1, limit).map_err(|_| Error::ResourceExhausted {
             what: "the number of sent tensors that nobody has asked for",
             limit: limit as u64,
             remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
         })?;
         // Last: what is refused is neither copied nor registered.
         let value = self.movable_value(&key, value).inspect_err(|_| {
-            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
+            self.context.outstanding.fetch_sub(1, Ordering::Relaxed);
         })?;
-        self.shared.paths.of(peer).send(key, value)
+        self.context.paths.of(peer).send(key, value)
     }
 
     /// The value as it can go to a peer.
     pub(super) fn movable_value(&self, key: &TensorKey, value: Value) -> Result<Value, Error> {
         match value {
-            Value::Tensor(tensor) => Ok(Value::Tensor(self.shared.movable(key, tensor)?)),
+            Value::Tensor(tensor) => Ok(Value::Tensor(self.context.movable(key, tensor)?)),
             Value::Dead => Ok(Value::Dead),
         }
     }
@@ -144,17 +144,17 @@ impl Step {
         if status.code == Code::Ok {
             return Err(Error::AbortWithOk { step: self.id });
         }
-        self.shared.check_home()?;
-        self.shared.abort(self.id, status);
+        self.context.check_home()?;
+        self.context.abort(self.id, status);
         Ok(())
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.shared.check_home()?;
+        self.context.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
-        self.shared.check_usable()
+        self.context.check_usable()
     }
 }
 
@@ -187,7 +187,7 @@ mod sealed {
     impl SealedSendable for super::Value {}
 }
 
-impl Shared {
+impl Context {
     pub(super) fn check_source(&self, edge: &Edge) -> Result<(), Error> {
         if edge.source == EdgeEnd::Here {
             return Ok(());

@@ -16,8 +16,8 @@ use tensorwire::internals::fabric::{Fabric, LoanFigures};
 use tensorwire::internals::link::{LinkSettings, Links};
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 use tensorwire::internals::rendezvous::{
-    Losses, Members, PeerIndex, PeerStatus, RemoteCommand, RemoteHandler, RemoteLoad, RemotePath,
-    RemoteSettings, Rendezvous, RendezvousSettings,
+    Context, Losses, Members, Paths, PeerIndex, PeerStatus, RemoteCommand, RemoteHandler, RemoteLoad,
+    RemoteSettings, RendezvousSettings,
 };
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
@@ -43,7 +43,7 @@ pub struct Process {
     pub held: Vec<Held>,
     pub standing: Vec<Standing>,
     sequence: Sequence,
-    rendezvous: Rendezvous,
+    rendezvous: Arc<Context>,
     steps: BTreeMap<u64, Step>,
     edges: BTreeMap<(At, At, u64), Edge>,
     called_back: Arc<Mutex<Vec<(CallNo, Outcome)>>>,
@@ -159,11 +159,10 @@ impl Process {
             cancel_grace: grace,
             borrow: settings.borrow,
         };
-        let path: Arc<dyn RemotePath> = engine.clone();
-        let rendezvous = Rendezvous::new(
+        let rendezvous = Context::new(
             me,
             members,
-            path,
+            Paths::new(vec![engine.clone()]),
             pool.clone(),
             executor,
             outstanding.clone(),

@@ -1,9 +1,9 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
-#![allow(clippy::disallowed_types)] // the process's own tables, once per step
+#![allow(clippy::disallowed_types)] // the tables of this process: one lock per change of a step
 
 use super::Error;
 use super::edge::{Edge, EdgeEnd};
-use super::ended::Ends;
+use super::ended::StepEnds;
 use super::foreign::Foreign;
 use super::local::{DeferredWakeups, Local, LocalWaiter};
 use super::losses::{Losses, PeerStatus};
@@ -19,35 +19,30 @@ use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{ForkGuard, Pool};
 use crate::telemetry::Snapshot;
-use crate::wire::{EdgeName, Status, TaskId, Time};
+use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a wait for something that nobody announces sleeps at most.
+/// The longest sleep of [`Context::wait_until`], whose condition no poller signals.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// How the rendezvous behaves.
+/// The settings of the calls; the pollers have [`RemoteSettings`](super::RemoteSettings).
 #[derive(Clone, Debug)]
 pub struct RendezvousSettings {
-    /// Values sent that nobody has asked for: more are refused.
+    /// The limit of values that were sent and not requested yet. A send beyond it fails.
     pub max_outstanding_sends: u32,
-    /// How long a receive waits if its caller does not say.
+    /// The timeout of a receive whose caller gives none.
     pub recv_timeout: Duration,
-    /// How long a call that gave up waits for its peer's word.
+    /// How long a cancelled call waits for the answer of its peer.
     pub cancel_grace: Duration,
     /// Whether a receive without a destination borrows where the fabric can.
     pub borrow: bool,
 }
 
-/// The rendezvous of a process.
-pub struct Rendezvous {
-    pub(super) shared: Arc<Shared>,
-}
-
-/// What all steps, edges and calls share.
-pub struct Shared {
+/// The rendezvous of a process: the state that its steps, batches and calls share.
+pub struct Context {
     pub(super) me: TaskId,
     pub(super) members: Members,
     pub(super) paths: Paths,
@@ -65,22 +60,22 @@ pub struct Shared {
     losses: Arc<Losses>,
 }
 
-/// The lists in which batches are handed over.
+/// Reused lists in which batches go to the pollers.
 pub(super) struct BatchLists {
     pub sends: Lists<BatchSend>,
     pub receives: Lists<BatchReceive>,
-    /// One for each path.
+    /// One list of sends per path.
     pub send_parts: Lists<Reused<BatchSend>>,
     pub receive_parts: Lists<Reused<BatchReceive>>,
-    /// Within the process.
+    /// Values for edges within the process.
     pub values: Lists<(TensorKey, Value)>,
     pub waiters: Lists<(TensorKey, LocalWaiter)>,
 }
 
 impl BatchLists {
-    /// For batches that are split among so many paths.
+    /// Lists for batches that are split among `paths` paths.
     fn new(paths: usize) -> Self {
-        // Those of some threads' batches at a time, and of one for each path.
+        /// Batches of different threads that are under way at one time.
         const BATCHES: usize = 16;
         let parts = BATCHES + 2 * paths;
         BatchLists {
@@ -94,31 +89,31 @@ impl BatchLists {
     }
 }
 
-/// The process's own tables. Held for moments, never while user code runs.
+/// The tables of this process. The lock is held briefly, never while user code runs.
 #[derive(Default)]
 pub(super) struct Tables {
     pub steps: Steps,
     pub local: Local,
-    /// Edges with a [`Standing`](super::Standing), with the first steps of their sequences.
+    /// The keys of edges with a [`Standing`](super::Standing), at the first steps of their
+    /// sequences.
     pub standing: HashSet<TensorKey>,
-    ends: Ends,
+    ends: StepEnds,
 }
 
-impl Rendezvous {
-    /// The rendezvous of `me`, with paths to the other members.
-    #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
+impl Context {
+    /// The context of task `me`, with paths to the other members.
+    #[allow(clippy::too_many_arguments)] // each is a different part of a node
     pub fn new(
         me: TaskId,
         members: Members,
-        paths: impl Into<Paths>,
+        paths: Paths,
         pool: Pool,
         executor: Executor,
         outstanding: Arc<AtomicUsize>,
         losses: Arc<Losses>,
         settings: RendezvousSettings,
-    ) -> Self {
-        let paths = paths.into();
-        let shared = Shared {
+    ) -> Arc<Self> {
+        Arc::new(Context {
             me,
             members,
             settings,
@@ -134,27 +129,22 @@ impl Rendezvous {
             next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
             tables: Mutex::default(),
             losses,
-        };
-        Rendezvous { shared: Arc::new(shared) }
+        })
     }
 
-    /// Has memory outside the pool registered by `registrar` when it is sent. The first one counts.
-    pub fn register_by(&self, registrar: Arc<dyn Registrar>) {
-        self.shared.foreign.register_by(registrar);
+    /// Registers sent memory outside the pool with `registrar`. The first registrar counts.
+    pub(crate) fn register_by(&self, registrar: Arc<dyn Registrar>) {
+        self.foreign.register_by(registrar);
     }
 
-    /// What the calls have counted, which is not a poller's: tensors outside the pool.
-    pub fn counted(&self) -> Snapshot {
-        self.shared.foreign.counted()
+    /// The counters of tensors outside the pool, which no poller counts.
+    pub(crate) fn counted(&self) -> Snapshot {
+        self.foreign.counted()
     }
 
-    /// An edge between two devices of the cluster, in frame 0 and iteration 0.
-    ///
-    /// # Errors
-    /// If a name is not well-formed (specification 2.2), or a device is of a task that the cluster
-    /// does not have.
+    /// See [`Node::edge`](crate::Node::edge).
     pub fn edge(&self, source: &str, destination: &str, name: &str) -> Result<Edge, Error> {
-        self.shared.check_home()?;
+        self.check_home()?;
         let name = EdgeName::new(source, destination, name)?;
         let source = self.end_of(&name, name.source_task())?;
         let destination = self.end_of(&name, name.destination_task())?;
@@ -162,27 +152,24 @@ impl Rendezvous {
     }
 
     fn end_of(&self, edge: &EdgeName, task: &TaskId) -> Result<EdgeEnd, Error> {
-        if *task == self.shared.me {
+        if *task == self.me {
             return Ok(EdgeEnd::Here);
         }
-        match self.shared.members.index(task) {
+        match self.members.index(task) {
             Some(peer) => Ok(EdgeEnd::Peer(peer)),
             None => Err(Error::UnknownTask {
                 edge: edge.to_string(),
                 task: task.clone(),
-                members: format!("{:?}", self.shared.members.all()),
+                members: format!("{:?}", self.members.all()),
             }),
         }
     }
 
-    /// Begins a step for a worker, or finds it.
-    ///
-    /// # Errors
-    /// If it belongs to another worker, or was cleaned up.
-    pub fn step(&self, id: u64, worker: &Arc<str>) -> Result<Step, Error> {
-        self.shared.check_usable()?;
+    /// See [`Node::step_of`](crate::Node::step_of).
+    pub fn step(self: &Arc<Self>, id: u64, worker: &Arc<str>) -> Result<Step, Error> {
+        self.check_usable()?;
         let (live, ended) = {
-            let mut tables = self.shared.tables();
+            let mut tables = self.tables();
             let is_new = tables.steps.begin(id, worker).map_err(|error| match error {
                 BeginError::Gone => Error::StepGone { step: id },
                 BeginError::Taken { owner } => {
@@ -198,113 +185,22 @@ impl Rendezvous {
                     "steps have begun and were not cleaned up: clean each up when every member is done with it"
                 );
             }
-            self.shared.change(&StepChange::Begun { step: id, worker: worker.clone() });
+            self.change(&StepChange::Begun { step: id, worker: worker.clone() });
         }
-        Ok(Step { id, shared: self.shared.clone(), ended })
+        Ok(Step { id, context: self.clone(), ended })
     }
 
-    /// Declares a run of steps. Every id from `base` on belongs to it, up to the base of the next
-    /// sequence: ids that are drawn at random must lie below every base. One that lies in a
-    /// sequence works as any other, but after its cleanup it is remembered for ever, not among the
-    /// last 4,096 (specification 2.5), and ids below the first step of the sequence that is not
-    /// cleaned up are gone. So base 0 leaves no room for random ids at all.
+    /// See [`Node::sequence`](crate::Node::sequence).
     pub fn sequence(&self, base: u64) -> Sequence {
-        if self.shared.check_home().is_ok() {
-            self.shared.tables().steps.sequence(base);
-            self.shared.change(&StepChange::Sequence { base });
+        if self.check_home().is_ok() {
+            self.tables().steps.sequence(base);
+            self.change(&StepChange::Sequence { base });
         }
         Sequence { base }
     }
 
-    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come
-    /// back.
+    /// See [`Node::cleanup`](crate::Node::cleanup).
     pub fn cleanup(&self, step: u64) {
-        self.shared.cleanup(step);
-    }
-
-    /// The steps that have begun and were not cleaned up, in no order.
-    pub fn live_steps(&self) -> Vec<u64> {
-        match self.shared.check_home() {
-            Ok(()) => self.shared.tables().steps.live().collect(),
-            Err(_) => Vec::new(),
-        }
-    }
-
-    /// Makes progress once. Returns how many completions there were.
-    ///
-    /// # Errors
-    /// If everything has ended, with what ended it.
-    pub fn progress(&self) -> Result<usize, Error> {
-        self.shared.check_home()?;
-        self.shared.sweep();
-        self.shared.check_usable()?;
-        self.shared.paths.all().map(RemotePath::progress).sum()
-    }
-
-    /// Makes progress, or lets a thread make it, until `done` or until `deadline`; `done` may
-    /// become true by anything. Returns whether it is done.
-    ///
-    /// # Errors
-    /// If everything has ended, with what ended it.
-    pub fn wait_until(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
-        self.shared.check_home()?;
-        loop {
-            self.shared.sweep();
-            self.shared.check_usable()?;
-            let now = self.shared.now();
-            if self.shared.paths.first().wait(deadline.min(now + SLICE), done)? {
-                return Ok(true);
-            }
-            if now >= deadline {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// The time now, on the clock of the deadlines.
-    pub fn now(&self) -> Time {
-        self.shared.now()
-    }
-
-    /// Ends every call, pending and future, with this error.
-    pub fn end(&self, error: Error) {
-        self.shared.losses.end(error.clone());
-        self.shared.sweep();
-        // The first to end everything gives the reason, here as in the pollers.
-        self.shared.paths.all().for_each(|path| path.end(error.clone()));
-        self.shared.nudge();
-    }
-
-    /// How it stands with a peer.
-    pub fn peer_status(&self, peer: PeerIndex) -> PeerStatus {
-        match self.shared.check_home() {
-            Ok(()) => self.shared.losses.status(peer),
-            Err(error) => PeerStatus::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
-        }
-    }
-
-    /// Keeps everything as it is for good: for a forked child, in which nothing of it may be taken
-    /// apart.
-    pub fn abandon(&self) {
-        std::mem::forget(self.shared.clone());
-    }
-}
-
-impl Shared {
-    pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
-        // A panic can't leave the tables half changed: nothing in there runs user code.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells waiters what they get, outside the lock.
-    pub(super) fn wake(&self, wakeups: DeferredWakeups) {
-        wakeups.wake();
-        self.nudge();
-    }
-
-    /// Ends a step for good: its values are dropped, its pending calls fail, and it does not come
-    /// back.
-    pub(super) fn cleanup(&self, step: u64) {
         if self.check_home().is_err() {
             return;
         }
@@ -314,12 +210,77 @@ impl Shared {
             if !tables.steps.cleanup(step) {
                 return;
             }
-            // An abort before it is the better reason.
+            // The error of an earlier abort stays.
             tables.ends.retire(step, error.clone());
             tables.local.end_step(step, &error)
         };
         self.wake(wakeups);
         self.change(&StepChange::CleanedUp { step });
+    }
+
+    /// See [`Node::live_steps`](crate::Node::live_steps).
+    pub(crate) fn live_steps(&self) -> Vec<StepId> {
+        match self.check_home() {
+            Ok(()) => self.tables().steps.live().map(StepId::from).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// See [`Node::progress`](crate::Node::progress).
+    pub fn progress(&self) -> Result<usize, Error> {
+        self.check_home()?;
+        self.sweep();
+        self.check_usable()?;
+        self.paths.all().map(RemotePath::progress).sum()
+    }
+
+    /// Makes progress until `done`, which any thread may cause, or `deadline`; returns `done`.
+    pub(crate) fn wait_until(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        self.check_home()?;
+        loop {
+            self.sweep();
+            self.check_usable()?;
+            let now = self.now();
+            if self.paths.first().wait(deadline.min(now + SLICE), done)? {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// The time of the clock that deadlines refer to.
+    pub(crate) fn now(&self) -> Time {
+        self.paths.first().now()
+    }
+
+    /// Fails every call, pending and future, with this error.
+    pub(crate) fn end(&self, error: Error) {
+        self.losses.end(error.clone());
+        self.sweep();
+        // The first end gives the reason, here as in the pollers.
+        self.paths.all().for_each(|path| path.end(error.clone()));
+        self.nudge();
+    }
+
+    /// Whether a peer is linked, or why it is lost.
+    pub fn peer_status(&self, peer: PeerIndex) -> PeerStatus {
+        match self.check_home() {
+            Ok(()) => self.losses.status(peer),
+            Err(error) => PeerStatus::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
+        }
+    }
+
+    pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
+        // A panic can't leave the tables half changed: no user code runs under the lock.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes waiters. The caller has released the tables.
+    pub(super) fn wake(&self, wakeups: DeferredWakeups) {
+        wakeups.wake();
+        self.nudge();
     }
 
     /// Whether any edge has a [`Standing`](super::Standing).
@@ -351,7 +312,7 @@ impl Shared {
         self.change(&StepChange::Aborted { step, status });
     }
 
-    /// Tells every poller what has become of a step.
+    /// Passes the change of a step to every poller.
     fn change(&self, change: &StepChange) {
         for path in self.paths.all() {
             path.step(change.clone());
@@ -362,12 +323,8 @@ impl Shared {
         self.paths.all().for_each(RemotePath::nudge);
     }
 
-    pub(super) fn now(&self) -> Time {
-        self.paths.first().now()
-    }
-
-    /// Waits on this path until something is done, or everything has ended. Returns whether it is
-    /// so.
+    /// Waits on `path` until `is_done`, the end of every call, or `deadline`. Returns whether one
+    /// of the first two is the case.
     pub(super) fn wait(
         &self,
         path: &dyn RemotePath,
@@ -376,7 +333,7 @@ impl Shared {
     ) -> Result<bool, Error> {
         let done = || is_done() || self.losses.broken.get().is_some();
         loop {
-            // Others wait in the local table, and their time may be over first.
+            // A waiter in the local table may have an earlier deadline.
             let next = Time::from_nanos(self.next_expiry.load(Ordering::Relaxed));
             let is_over = path.wait(deadline.min(next), &done)?;
             self.sweep();
@@ -386,8 +343,8 @@ impl Shared {
         }
     }
 
-    /// Ends what the local table holds beyond its time, or beyond everything's end. Takes no lock
-    /// while there is nothing to end.
+    /// Fails the waiters of the local table whose deadline has passed, or all of them once every
+    /// call has ended. Takes no lock if there is nothing to fail.
     fn sweep(&self) {
         let wakeups = match self.losses.broken.get() {
             None => {
@@ -408,7 +365,7 @@ impl Shared {
         self.wake(wakeups);
     }
 
-    /// Notes when the local table must be looked at next.
+    /// Publishes the earliest deadline of the local table for [`Context::sweep`].
     pub(super) fn expiry_changed(&self, tables: &Tables) {
         self.next_expiry.store(tables.local.next_deadline().as_nanos(), Ordering::Relaxed);
     }
@@ -417,8 +374,8 @@ impl Shared {
         self.losses.broken.get().cloned()
     }
 
-    /// Whether this is the process that it was made in. To be asked before any lock is taken: in a
-    /// forked child the thread that holds it may not be there.
+    /// Fails in a forked child. Called before any lock is taken: the thread that holds the lock may
+    /// not exist in the child.
     pub(super) fn check_home(&self) -> Result<(), Error> {
         if self.fork_guard.in_child() { Err(Error::Forked) } else { Ok(()) }
     }
