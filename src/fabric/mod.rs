@@ -40,6 +40,30 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// `Debug` for handles whose state is not of use in a log: the type's name only.
+macro_rules! opaque_debug {
+    ($($handle:ty),+) => {$(
+        impl fmt::Debug for $handle {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($handle)).finish_non_exhaustive()
+            }
+        }
+    )+};
+}
+
+const _: () = {
+    use shm::{ShmEndpoint, ShmFabric, ShmLink, ShmPort};
+    use verbs::{VerbsEndpoint, VerbsFabric, VerbsLink, VerbsPort};
+    opaque_debug!(ShmEndpoint, ShmFabric, ShmLink, ShmPort);
+    opaque_debug!(VerbsEndpoint, VerbsFabric, VerbsLink, VerbsPort);
+};
+
+#[cfg(any(test, feature = "sim"))]
+const _: () = {
+    use sim::{SimEndpoint, SimFabric, SimLink, SimNetwork, SimPort, SimSleeper};
+    opaque_debug!(SimEndpoint, SimFabric, SimLink, SimNetwork, SimPort, SimSleeper);
+};
+
 /// Bytes of the longest message that a [`Port::send`] carries.
 ///
 /// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
