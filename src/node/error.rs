@@ -1,4 +1,4 @@
-//! What can go wrong with a node.
+//! The errors of a node.
 
 use crate::bootstrap::BootstrapError;
 use crate::config::ConfigError;
@@ -12,7 +12,7 @@ pub enum NodeError {
     /// A setting is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The pool's memory could not be had.
+    /// The memory of the pool could not be mapped.
     #[error(transparent)]
     Region(#[from] RegionError),
     /// The pool could not be made.
@@ -21,19 +21,19 @@ pub enum NodeError {
     /// The fabric could not be opened.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The bootstrap service failed, or a member did not come.
+    /// The bootstrap service failed, or a member did not join in time.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// A member was lost: where such a loss ends everything (`peer_loss` is `fail_all`), or as the
-    /// join's time ended.
+    /// A member was lost while the node joined: at once if `peer_loss` is `fail_all`, else when
+    /// `join_timeout` had passed.
     #[error("the cluster can't be joined: {0}")]
     Lost(crate::rendezvous::Error),
-    /// Which host this is can't be found out.
+    /// The identity of this host could not be read.
     #[error("reading {path}, which tells this host from others, failed: {source}; mount /proc")]
     Host {
-        /// What was read.
+        /// The file that was read.
         path: &'static str,
-        /// The system's error.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// This process was forked from the node's.

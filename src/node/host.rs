@@ -1,13 +1,13 @@
-//! Which host this is, as far as shared memory goes.
+//! The identity of this host for shared memory.
 
 use super::error::NodeError;
 use std::fs;
 
-/// Two processes with the same identity can pass memory to each other: same boot of the same
-/// kernel, same network namespace (which abstract sockets are in).
+/// The boot id of the kernel and the network namespace. Two processes with the same identity can
+/// share memory; abstract sockets belong to a network namespace.
 ///
 /// # Errors
-/// If `/proc` does not tell: a host without an identity would be taken for every other such host.
+/// If `/proc` can't be read. All hosts without an identity would look like one host.
 pub(super) fn identity() -> Result<String, NodeError> {
     identity_from("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net")
 }

@@ -1,9 +1,10 @@
-//! One process of the cluster: configuration in, pool made, peers joined, paths chosen, clean stop.
+//! One process of the cluster: reads the configuration, makes the pool, joins peers, stops.
 //!
-//! Everything that asks the system for the time, the host or the network comes together here; the
-//! rooms below are handed what they need. Nothing here is on the data path.
-#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // starting, stopping and joining may wait
+//! Only this module asks the system for the time, the host and the network; lower modules get these
+//! as parameters. No code here is on the data path.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // start, join and stop may wait
 
+mod back_pressure;
 mod clock;
 mod error;
 mod host;
@@ -11,11 +12,10 @@ mod peering;
 mod pollers;
 mod process;
 mod rdma;
-mod reach;
-mod room;
+mod transport;
 
+pub use back_pressure::TensorError;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
 pub use process::{Node, NodeState, PeerReport, PeerState};
 pub use rdma::rdma_wishes;
-pub use room::TensorError;

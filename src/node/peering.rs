@@ -1,8 +1,8 @@
-//! Makes links with peers when the bootstrap service brings their addresses.
+//! Makes links with peers from the addresses that the bootstrap service brings.
 
-use super::pollers::{Polled, Pollers};
+use super::pollers::{PollerSet, Pollers};
 use super::process::{PeerReport, PeerState};
-use super::reach::{Reach, Way};
+use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
@@ -15,79 +15,80 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The members under the two names that the rooms have for them, and how each was reached last.
+/// Maps tasks to peers, and peers to the transport of their last link.
 #[derive(Clone)]
-pub(super) struct Names {
+pub(super) struct PeerDirectory {
     members: Members,
-    ways: Arc<Mutex<HashMap<PeerIndex, Way>>>,
+    transports: Arc<Mutex<HashMap<PeerIndex, PeerTransport>>>,
 }
 
-impl Names {
+impl PeerDirectory {
     pub fn new(members: Members) -> Self {
-        Names { members, ways: Arc::default() }
+        PeerDirectory { members, transports: Arc::default() }
     }
 
-    fn ways(&self) -> MutexGuard<'_, HashMap<PeerIndex, Way>> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    fn transports(&self) -> MutexGuard<'_, HashMap<PeerIndex, PeerTransport>> {
+        self.transports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index(&self, name: &TaskId) -> Option<PeerIndex> {
-        self.members.index(name)
+    fn index(&self, task: &TaskId) -> Option<PeerIndex> {
+        self.members.index(task)
     }
 
     fn task(&self, peer: PeerIndex) -> &TaskId {
         self.members.task(peer)
     }
 
-    /// What is known of everybody but this task.
+    /// Reports on every member but task `me`.
     pub fn reports(&self, me: &TaskId, context: &Context) -> Vec<PeerReport> {
         let others = self.members.all().iter().filter(|task| *task != me);
         let of = |task: &TaskId| {
             let index = self.members.index(task)?;
-            Some(report(task, context.peer_status(index), self.ways().get(&index).copied()))
+            Some(report(task, context.peer_status(index), self.transports().get(&index).copied()))
         };
         others.filter_map(of).collect()
     }
 }
 
-fn report(task: &TaskId, status: PeerStatus, way: Option<Way>) -> PeerReport {
+fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -> PeerReport {
     let (tag, state) = match status {
         PeerStatus::Absent => (None, PeerState::Absent),
         PeerStatus::Up(tag) => (Some(tag), PeerState::Connected),
         PeerStatus::Lost(tag, error) => (Some(tag), PeerState::Lost(error)),
     };
+    let transport = transport.filter(|_| tag.is_some());
     PeerReport {
         task: task.clone(),
         incarnation: tag.map_or(0, |tag| tag.incarnation),
         generation: tag.map_or(0, |tag| tag.generation),
-        fabric: way.filter(|_| tag.is_some()).map(|way| way.kind),
-        why: way.filter(|_| tag.is_some()).map_or("", |way| way.why),
+        fabric: transport.map(|transport| transport.kind),
+        why: transport.map_or("", |transport| transport.why),
         state,
     }
 }
 
-/// Tells the rendezvous and the bootstrap service what becomes of links.
-pub(super) struct Watch {
+/// Reports the state of links to the rendezvous and to the bootstrap service.
+pub(super) struct LinkReporter {
     losses: Arc<Losses>,
-    names: Names,
+    directory: PeerDirectory,
     bootstrap: OnceLock<Weak<Bootstrap>>,
-    pollers: OnceLock<(Weak<dyn Polled>, Executor)>,
+    pollers: OnceLock<(Weak<dyn PollerSet>, Executor)>,
 }
 
-impl Watch {
-    pub fn new(losses: Arc<Losses>, names: Names) -> Self {
-        Watch { losses, names, bootstrap: OnceLock::new(), pollers: OnceLock::new() }
+impl LinkReporter {
+    pub fn new(losses: Arc<Losses>, directory: PeerDirectory) -> Self {
+        LinkReporter { losses, directory, bootstrap: OnceLock::new(), pollers: OnceLock::new() }
     }
 
-    /// From now on the bootstrap service hears of links that the fabric loses, and all pollers of
-    /// what ends everything.
-    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<dyn Polled>, executor: &Executor) {
+    /// Reports lost links to the bootstrap service from now on, and the end of every call to all
+    /// pollers.
+    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<dyn PollerSet>, executor: &Executor) {
         let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
         let _ = self.pollers.set((Arc::downgrade(pollers), executor.clone()));
     }
 
-    /// Has every poller end its calls, if this loss ended those of the one that saw it. Not from
-    /// here: this is called by a poller.
+    /// Ends the calls of every poller, if the loss is fatal. The executor does this, as this thread
+    /// holds a poller.
     fn end_all(&self) {
         let Some(error) = self.losses.ended() else { return };
         let Some((pollers, executor)) = self.pollers.get() else { return };
@@ -99,15 +100,15 @@ impl Watch {
         });
     }
 
-    /// The bootstrap service makes a new link if it held this one for up.
+    /// Reports the loss to the bootstrap service, which makes a new link if this one was up.
     fn report(&self, peer: PeerIndex, tag: LinkTag, why: &str) {
         if let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade) {
-            bootstrap.report_lost(self.names.task(peer), tag.generation, why);
+            bootstrap.report_lost(self.directory.task(peer), tag.generation, why);
         }
     }
 }
 
-impl PeerObserver for Watch {
+impl PeerObserver for LinkReporter {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.up(peer, tag);
     }
@@ -125,12 +126,11 @@ impl PeerObserver for Watch {
     }
 }
 
-/// The bootstrap service's hands: they make endpoints, connect them, and give the links to the
-/// poller.
-pub(super) struct FabricPeering<F: Reach> {
+/// Makes endpoints for the bootstrap service, connects them, and attaches the links to pollers.
+pub(super) struct FabricPeering<F: TransportFabric> {
     fabric: F,
     pollers: Arc<Pollers<F>>,
-    names: Names,
+    directory: PeerDirectory,
     host: String,
     options: LinkOptions,
     endpoints: Mutex<Endpoints<F::Endpoint>>,
@@ -138,32 +138,32 @@ pub(super) struct FabricPeering<F: Reach> {
 
 struct Endpoints<H> {
     next: u64,
-    waiting: HashMap<u64, (H, Way)>,
+    waiting: HashMap<u64, (H, PeerTransport)>,
 }
 
-impl<F: Reach> FabricPeering<F> {
+impl<F: TransportFabric> FabricPeering<F> {
     pub fn new(
         fabric: F,
         pollers: Arc<Pollers<F>>,
-        names: Names,
+        directory: PeerDirectory,
         host: String,
         options: LinkOptions,
     ) -> Self {
         let endpoints = Mutex::new(Endpoints { next: 0, waiting: HashMap::new() });
-        FabricPeering { fabric, pollers, names, host, options, endpoints }
+        FabricPeering { fabric, pollers, directory, host, options, endpoints }
     }
 
     fn endpoints(&self) -> MutexGuard<'_, Endpoints<F::Endpoint>> {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index(&self, name: &TaskId) -> Result<PeerIndex, Status> {
-        self.names.index(name).ok_or_else(|| {
-            Status::new(Code::NotFound, format!("{name} is not a member of the cluster that this node knows"))
+    fn index(&self, task: &TaskId) -> Result<PeerIndex, Status> {
+        self.directory.index(task).ok_or_else(|| {
+            Status::new(Code::NotFound, format!("{task} is not a member of the cluster that this node knows"))
         })
     }
 
-    /// Hands the link to the poller and makes progress until it has been tried in both directions.
+    /// Attaches the link to its poller and makes progress until a probe has gone both ways.
     fn try_link(&self, peer: &PeerInfo, link: F::Link, timeout: Duration) -> Result<(), Status> {
         let (done, outcome) = channel();
         let index = self.index(&peer.name)?;
@@ -172,7 +172,7 @@ impl<F: Reach> FabricPeering<F> {
             peer: index,
             tag: tag_of(peer),
             link,
-            // Nobody listens any more if the time was over.
+            // The channel is closed if the timeout has passed.
             done: Box::new(move |result| drop(done.send(result))),
         };
         let unusable = |error: Unusable| Status::new(Code::Unavailable, error.to_string());
@@ -180,7 +180,7 @@ impl<F: Reach> FabricPeering<F> {
         let end = Instant::now() + timeout;
         while Instant::now() < end {
             engine.progress().map_err(unusable)?;
-            match outcome.recv_timeout(PROBE) {
+            match outcome.recv_timeout(PROBE_POLL) {
                 Ok(result) => return result.map_err(|why| Status::new(Code::Unavailable, why)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -194,15 +194,15 @@ impl<F: Reach> FabricPeering<F> {
         Err(Status::new(Code::DeadlineExceeded, message))
     }
 
-    /// This link with the peer, and no other, is not to be used any more.
+    /// Closes this link with the peer, and no other link.
     fn lose(&self, peer: &PeerInfo, cause: LossCause) {
-        self.tell(peer, |peer, tag| RemoteCommand::Lose { peer, tag, cause });
+        self.submit(peer, |peer, tag| RemoteCommand::Lose { peer, tag, cause });
     }
 
-    fn tell(&self, peer: &PeerInfo, op: impl FnOnce(PeerIndex, LinkTag) -> RemoteCommand<F::Link>) {
+    fn submit(&self, peer: &PeerInfo, command: impl FnOnce(PeerIndex, LinkTag) -> RemoteCommand<F::Link>) {
         if let Ok(index) = self.index(&peer.name) {
-            // On a poller that is not usable any more every link and call has ended already.
-            let _ = self.pollers.of(index).submit(op(index, tag_of(peer)));
+            // An unusable poller has ended every link and call already.
+            let _ = self.pollers.of(index).submit(command(index, tag_of(peer)));
         }
     }
 }
@@ -211,23 +211,23 @@ fn tag_of(peer: &PeerInfo) -> LinkTag {
     LinkTag { incarnation: peer.incarnation.get(), generation: peer.generation }
 }
 
-/// How long the thread that tries a link rests between two looks.
-const PROBE: Duration = Duration::from_micros(50);
+/// How long the thread that probes a link waits between two polls.
+const PROBE_POLL: Duration = Duration::from_micros(50);
 
-impl<F: Reach> Peering for FabricPeering<F> {
+impl<F: TransportFabric> Peering for FabricPeering<F> {
     fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
-        let way = self.fabric.way(peer.host_id == self.host).map_err(|status| {
+        let transport = self.fabric.transport(peer.host_id == self.host).map_err(|status| {
             let hosts = format!("{} is on host {}, this is {}: ", peer.name, peer.host_id, self.host);
             Status::new(status.code, hosts + &status.message)
         })?;
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
         let port = Paths::index_of(self.index(&peer.name)?, self.pollers.count());
-        let endpoint = self.fabric.endpoint_by(way, port, &options)?;
-        let offer = [&[way.tag()], endpoint.address()].concat();
+        let endpoint = self.fabric.endpoint_over(transport, port, &options)?;
+        let offer = [&[transport.tag()], endpoint.address()].concat();
         let mut endpoints = self.endpoints();
         let ticket = endpoints.next;
         endpoints.next += 1;
-        endpoints.waiting.insert(ticket, (endpoint, way));
+        endpoints.waiting.insert(ticket, (endpoint, transport));
         Ok(Prepared { ticket, offer })
     }
 
@@ -240,18 +240,18 @@ impl<F: Reach> Peering for FabricPeering<F> {
         timeout: Duration,
     ) -> Result<(), Status> {
         let endpoint = self.endpoints().waiting.remove(&ticket);
-        let (endpoint, way) =
+        let (endpoint, transport) =
             endpoint.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
         let offer = match offer.split_first() {
-            Some((tag, offer)) if *tag == way.tag() => offer,
-            _ => return Err(other_way(peer, way)),
+            Some((tag, offer)) if *tag == transport.tag() => offer,
+            _ => return Err(other_transport(peer, transport)),
         };
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
         let link = endpoint.connect(role, offer, timeout).map_err(unavailable)?;
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         let index = self.index(&peer.name)?;
-        self.names.ways().insert(index, way);
+        self.directory.transports().insert(index, transport);
         if peer.host_id == self.host {
             self.pollers.peer_spins(index, peer.spinners);
         }
@@ -259,16 +259,17 @@ impl<F: Reach> Peering for FabricPeering<F> {
     }
 
     fn abandon(&self, peer: &PeerInfo, ticket: u64) {
-        // An endpoint that waits is dropped; a link that was made goes down.
+        // A waiting endpoint is dropped; a link goes down.
         if self.endpoints().waiting.remove(&ticket).is_none() {
             self.lose(peer, LossCause::Closed("the link was given up before it was ready".into()));
         }
     }
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
-        self.tell(peer, |peer, tag| RemoteCommand::Ready { peer, tag });
-        let way = self.index(&peer.name).ok().and_then(|index| self.names.ways().get(&index).copied());
-        if let Some(Way { kind, why }) = way {
+        self.submit(peer, |peer, tag| RemoteCommand::Ready { peer, tag });
+        let transport =
+            self.index(&peer.name).ok().and_then(|index| self.directory.transports().get(&index).copied());
+        if let Some(PeerTransport { kind, why }) = transport {
             tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %kind, why, "connected");
         }
     }
@@ -278,15 +279,15 @@ impl<F: Reach> Peering for FabricPeering<F> {
     }
 
     fn gone(&self, peer: &PeerInfo, cause: LossCause) {
-        self.tell(peer, |peer, tag| RemoteCommand::Gone { peer, tag, cause });
+        self.submit(peer, |peer, tag| RemoteCommand::Gone { peer, tag, cause });
     }
 }
 
-/// The two sides chose different fabrics.
-fn other_way(peer: &PeerInfo, way: Way) -> Status {
+/// The error of two sides that chose different fabrics.
+fn other_transport(peer: &PeerInfo, transport: PeerTransport) -> Status {
     let message = format!(
-        "this side reaches {} by {} ({}), and it wants to be reached otherwise: set fabric to the same on all members",
-        peer.name, way.kind, way.why
+        "this side reaches {} by {} ({}), and the peer chose another fabric: set fabric to the same value on all members",
+        peer.name, transport.kind, transport.why
     );
     Status::new(Code::FailedPrecondition, message)
 }

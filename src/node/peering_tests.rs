@@ -31,7 +31,7 @@ fn side(task: u32, life: u64) -> Side {
         Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default()).expect("a pool");
     let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
     let losses = Arc::new(Losses::new(&members(), true));
-    let names = Names::new(members());
+    let directory = PeerDirectory::new(members());
     let settings = RemoteSettings {
         link: LinkSettings { small_tensor_bytes: 64, max_requests: 16, max_routes: 16, validate: false },
         max_deferred: 16,
@@ -39,15 +39,15 @@ fn side(task: u32, life: u64) -> Side {
         peer_loss_is_fatal: true,
     };
     let me = TaskId::new("w", task).expect("a job name");
-    let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
+    let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
     let remote = || {
-        let (me, settings, watch) = (me.clone(), settings.clone(), watch.clone());
-        RemoteHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), watch)
+        let (me, settings, reporter) = (me.clone(), settings.clone(), reporter.clone());
+        RemoteHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), reporter)
     };
     let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, remote).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();
     let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
-    let peering = FabricPeering::new(fabric, pollers, names, "here".into(), link);
+    let peering = FabricPeering::new(fabric, pollers, directory, "here".into(), link);
     Side { task, losses, engine, peering }
 }
 

@@ -1,4 +1,4 @@
-//! The pollers of a node: made, started, told how much the host is used, ended.
+//! The pollers of a node: their start, their poll mode, and their end.
 
 use super::clock::MonotonicClock;
 use super::error::NodeError;
@@ -15,41 +15,41 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Wishes that wait for the owner of a poller.
+/// The capacity of a poller's submission queue, in commands.
 const QUEUE: usize = 4096;
 
-/// A poller of a node, with those who call it.
+/// One poller of a node with its submission queue.
 pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, RemoteHandler>;
 
-/// All pollers of a node. Peers are dealt out among them.
+/// All pollers of a node. Each peer belongs to one of them.
 pub(super) struct Pollers<F: Fabric> {
     engines: Vec<Arc<EngineOf<F>>>,
     counters: Vec<Arc<Counters>>,
     loans: Option<Arc<LoanLimiter>>,
     polling: Polling,
-    /// Threads of each peer's process that would spin.
+    /// Threads that would spin in each peer's process.
     spinners: Mutex<HashMap<PeerIndex, u32>>,
     threads: Mutex<Vec<PollingThread>>,
 }
 
-/// How the configuration has the node poll.
+/// The poll mode, the wait strategy and the CPUs of a node's pollers.
 #[derive(Clone, Debug)]
 pub(super) struct Polling {
-    /// How it begins.
+    /// The poll mode at the start.
     mode: PollMode,
-    /// Whether it becomes adaptive where more threads would spin than there are CPUs.
+    /// Whether the mode becomes adaptive once more threads would spin than there are CPUs.
     auto: bool,
     wait: WaitStrategy,
     spin: Duration,
-    /// Where each polling thread is pinned, if it is.
+    /// The CPU of each polling thread; empty if none is pinned.
     cores: Vec<usize>,
     count: usize,
 }
 
 impl Polling {
-    /// What the configuration says, on a host with `cpus` CPUs for a cluster of `members`.
+    /// The choice for a host with `cpus` CPUs and a cluster of `members` tasks.
     pub fn new(config: &Config, members: usize, cpus: usize) -> Polling {
-        // Who is pinned does not know whether another member is pinned to the same CPU.
+        // A pinned thread can't know whether another member is pinned to the same CPU.
         let shared = config.cores.is_some() && members > 1 && config.poll != Some(PollMode::Dedicated);
         let wait = match config.wait {
             Some(wait) => wait,
@@ -68,14 +68,14 @@ impl Polling {
         Polling { mode, auto, wait, spin, cores, count }
     }
 
-    /// One poller that callers move on.
+    /// One poller in inline mode.
     #[cfg(test)]
     pub fn inline() -> Polling {
         let (mode, wait, spin) = (PollMode::Inline, WaitStrategy::Yield, Duration::ZERO);
         Polling { mode, auto: false, wait, spin, cores: Vec::new(), count: 1 }
     }
 
-    /// Threads of this process that would spin: in the dedicated mode the pollers and a caller.
+    /// Threads of this process that would spin. In dedicated mode: the pollers and one caller.
     pub fn spinners(&self) -> u32 {
         match self.mode {
             PollMode::Inline => 1,
@@ -84,25 +84,24 @@ impl Polling {
         }
     }
 
-    /// Where the thread that starts the node is pinned: it is the one that polls where no other
-    /// does.
+    /// The CPU of the thread that starts the node, which polls if no polling thread does.
     pub fn caller_core(&self) -> Option<usize> {
         if self.auto || self.mode == PollMode::Inline { self.cores.first().copied() } else { None }
     }
 }
 
-/// Pollers, whatever moves their bytes.
-pub(super) trait Polled: Send + Sync {
-    /// Starts the polling threads, if there are to be any from the beginning.
+/// The pollers of a node, for any fabric.
+pub(super) trait PollerSet: Send + Sync {
+    /// Starts the polling threads that the poll mode has from the start.
     fn start(&self) -> Result<(), NodeError>;
 
-    /// Who makes progress now.
+    /// The present poll mode.
     fn mode(&self) -> PollMode;
 
-    /// The ways to all peers.
+    /// The paths to all peers.
     fn paths(&self) -> Paths;
 
-    /// What all pollers have counted.
+    /// The sum of all pollers' counters.
     fn counted(&self) -> Snapshot;
 
     /// Closes every link, ends every call and every polling thread. Does nothing the second time.
@@ -121,7 +120,7 @@ fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
 }
 
 impl<F: Fabric> Pollers<F> {
-    /// The pollers, without their threads. `remote` makes the upper half of each.
+    /// The pollers, without their threads. `remote` makes the handler of each.
     pub fn new(
         polling: Polling,
         fabric: &F,
@@ -152,12 +151,12 @@ impl<F: Fabric> Pollers<F> {
         Ok(())
     }
 
-    /// Tells how many threads of a peer on this host would spin.
+    /// Notes how many threads of a peer on this host would spin.
     pub fn peer_spins(&self, peer: PeerIndex, spinners: u32) {
         let others: u32 = {
             let mut all = self.spinners.lock().unwrap_or_else(PoisonError::into_inner);
             all.insert(peer, spinners);
-            // Whatever a peer says.
+            // A peer may report any number.
             all.values().fold(0, |sum: u32, spinners| sum.saturating_add(*spinners))
         };
         let spinners = others.saturating_add(self.polling.spinners()) as usize;
@@ -170,7 +169,7 @@ impl<F: Fabric> Pollers<F> {
         }
     }
 
-    /// How many there are.
+    /// The number of pollers.
     pub fn count(&self) -> usize {
         self.engines.len()
     }
@@ -181,7 +180,7 @@ impl<F: Fabric> Pollers<F> {
     }
 }
 
-impl<F: Fabric> Polled for Pollers<F> {
+impl<F: Fabric> PollerSet for Pollers<F> {
     fn start(&self) -> Result<(), NodeError> {
         match self.polling.mode {
             PollMode::Inline => Ok(()),

@@ -1,11 +1,11 @@
-//! The node itself.
+//! [`Node`]: the handle of a process that has started.
 
+use super::back_pressure::TensorError;
 use super::error::NodeError;
 use super::host;
-use super::peering::{FabricPeering, Names, Watch};
-use super::pollers::{Polled, Pollers, Polling};
-use super::reach::{Opened, Reach};
-use super::room::TensorError;
+use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
+use super::pollers::{PollerSet, Pollers, Polling};
+use super::transport::{Transport, TransportFabric};
 use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, Incarnation, Peering};
 use crate::config::{Builder, BulkReceive, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
@@ -52,53 +52,53 @@ pub struct Node {
     stop_timeout: Duration,
     pub(super) pool: Pool,
     pub(super) context: Arc<Context>,
-    pollers: Arc<dyn Polled>,
+    pollers: Arc<dyn PollerSet>,
     executor: Executor,
     /// Drops owners of memory outside the pool.
     owners: Executor,
-    names: Names,
+    directory: PeerDirectory,
     outstanding: Arc<AtomicUsize>,
     bootstrap: Arc<Bootstrap>,
     stopped: Mutex<bool>,
     fork_guard: ForkGuard,
 }
 
-/// How far a node is in its life: started, connected with every member, stopping, stopped.
+/// The stage of a node's life: started, connected with every member, stopping, stopped.
 pub use crate::bootstrap::NodeState;
 
-/// What is known of a peer.
+/// The link with a peer, and the life of the peer, as this node sees them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerReport {
-    /// Which task.
+    /// Job and number of the peer.
     pub task: TaskId,
-    /// Its present life; 0 if it was never there.
+    /// The present life of the peer; 0 if it was never connected.
     pub incarnation: u64,
     /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if
     /// there was none.
     pub generation: u64,
-    /// How it is reached.
+    /// The fabric of the link; `None` if there was no link yet.
     pub fabric: Option<FabricKind>,
-    /// Why it is reached that way.
+    /// The reason of the choice of this fabric; empty if there was no link yet.
     pub why: &'static str,
-    /// Whether it is there.
+    /// Whether the peer is connected, or why it was lost.
     pub state: PeerState,
 }
 
-/// Whether a peer is there.
+/// Whether a peer is connected.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum PeerState {
-    /// Not joined yet.
+    /// The peer has not joined yet.
     Absent,
-    /// Its link works in both directions.
+    /// The link works in both directions.
     Connected,
-    /// It was lost.
+    /// The peer was lost, for this reason.
     Lost(Error),
 }
 
 impl PeerState {
-    /// Why it was lost, if it was.
+    /// The reason of the loss; `None` for a peer that was not lost.
     pub fn error(&self) -> Option<&Error> {
         match self {
             PeerState::Lost(error) => Some(error),
@@ -117,7 +117,7 @@ impl Builder {
     /// Checks the settings, makes the pool, and starts to listen for the other members.
     ///
     /// # Errors
-    /// If a setting is wrong, or what it asks for can't be had.
+    /// If a setting is wrong, or the pool, the fabric or the address can't be had.
     pub fn start(self) -> Result<Node, NodeError> {
         Node::start(&self.build()?)
     }
@@ -132,7 +132,7 @@ impl Node {
     /// Makes the pool, opens the fabric, and starts to listen for the other members.
     ///
     /// # Errors
-    /// If what the configuration asks for can't be had.
+    /// If the pool, the fabric or the address can't be had.
     pub fn start(config: &Config) -> Result<Node, NodeError> {
         // Read before any thread is pinned.
         let cpus = process_cpus().len();
@@ -141,11 +141,11 @@ impl Node {
         let members = members(config);
         let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
-        let opened = Opened::new(config, &pool)?;
+        let transport = Transport::new(config, &pool)?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
-        let names = Names::new(members.clone());
-        let watch = Arc::new(Watch::new(losses.clone(), names.clone()));
+        let directory = PeerDirectory::new(members.clone());
+        let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
         let remote = || {
             RemoteHandler::new(
                 me.clone(),
@@ -153,17 +153,23 @@ impl Node {
                 members.clone(),
                 remote_settings(config),
                 outstanding.clone(),
-                watch.clone(),
+                reporter.clone(),
             )
         };
         let polling = Polling::new(config, members.all().len(), cpus);
         let host = host::identity()?;
-        let ground =
-            Ground { config, pool: &pool, polling: &polling, names: &names, host: &host, remote: &remote };
-        let registrar = opened.registrar();
-        let (pollers, peering) = match opened {
-            Opened::Shm(fabric) => ground.build(fabric)?,
-            Opened::Verbs(fabric) => ground.build(fabric)?,
+        let parts = TransportParts {
+            config,
+            pool: &pool,
+            polling: &polling,
+            directory: &directory,
+            host: &host,
+            remote: &remote,
+        };
+        let registrar = transport.registrar();
+        let (pollers, peering) = match transport {
+            Transport::Shm(fabric) => parts.build(fabric)?,
+            Transport::Verbs(fabric) => parts.build(fabric)?,
         };
         let executor = Executor::default();
         let context = Context::new(
@@ -186,7 +192,7 @@ impl Node {
         });
         let options = bootstrap_options(config, incarnation, host, polling.spinners());
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
-        watch.report_to(&bootstrap, &pollers, &executor);
+        reporter.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
         bootstrap.start()?;
         // The callback thread starts with its first job. It starts now, and the pin comes last, so
@@ -208,7 +214,7 @@ impl Node {
             pollers,
             executor,
             owners,
-            names,
+            directory,
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
@@ -430,7 +436,7 @@ impl Node {
 
     /// The links and lives of the other members, in the order of their names.
     pub fn peers(&self) -> Vec<PeerReport> {
-        self.names.reports(&self.me, &self.context)
+        self.directory.reports(&self.me, &self.context)
     }
 
     /// Stops the node. Connected peers get the values that were sent, for `stop_timeout` at most.
@@ -520,25 +526,26 @@ impl Drop for Node {
     }
 }
 
-/// What pollers and the bootstrap service's hands are made of, whichever fabric they use.
-struct Ground<'a> {
+/// The parameters of the pollers and of the peering, which are the same for each fabric.
+struct TransportParts<'a> {
     config: &'a Config,
     pool: &'a Pool,
     polling: &'a Polling,
-    names: &'a Names,
+    directory: &'a PeerDirectory,
     host: &'a str,
     remote: &'a dyn Fn() -> RemoteHandler,
 }
 
-type Built = (Arc<dyn Polled>, Arc<dyn Peering>);
-
-impl Ground<'_> {
-    fn build<F: Reach>(&self, fabric: F) -> Result<Built, NodeError> {
-        let Ground { config, pool, polling, names, host, remote } = *self;
+impl TransportParts<'_> {
+    fn build<F: TransportFabric>(
+        &self,
+        fabric: F,
+    ) -> Result<(Arc<dyn PollerSet>, Arc<dyn Peering>), NodeError> {
+        let TransportParts { config, pool, polling, directory, host, remote } = *self;
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
-        let (names, host) = (names.clone(), host.to_string());
-        let peering = FabricPeering::new(fabric, pollers.clone(), names, host, link);
+        let (directory, host) = (directory.clone(), host.to_string());
+        let peering = FabricPeering::new(fabric, pollers.clone(), directory, host, link);
         Ok((pollers, Arc::new(peering)))
     }
 }

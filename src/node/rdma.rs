@@ -1,10 +1,10 @@
-//! What the settings ask of an RDMA device.
+//! The settings of an RDMA device, as the verbs fabric takes them.
 
 use crate::config::{Config, Origin};
 use crate::fabric::verbs::VerbsOptions;
 use crate::fabric::verbs::device::{Mtu, Wish, Wishes};
 
-/// What the settings ask of an RDMA device, each with where it was set, for
+/// The wishes of the settings for an RDMA device, each with its origin, for
 /// [`choose`](crate::fabric::verbs::device::choose).
 pub fn rdma_wishes(config: &Config) -> Wishes {
     Wishes {
@@ -13,12 +13,12 @@ pub fn rdma_wishes(config: &Config) -> Wishes {
         gid_index: config.rdma_gid_index.map(|index| wish(config, "rdma_gid_index", index)),
         pkey_index: wish(config, "rdma_qp_pkey_index", config.rdma_qp_pkey_index),
         queue_depth: wish(config, "rdma_qp_queue_depth", config.rdma_qp_queue_depth),
-        // The configuration has checked that it is one of the sizes.
+        // The configuration has checked the size.
         mtu: config.rdma_qp_mtu.and_then(Mtu::from_bytes).map(|mtu| wish(config, "rdma_qp_mtu", mtu)),
     }
 }
 
-/// What the verbs fabric of this process is made with.
+/// The options of the verbs fabric of this process.
 pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
     VerbsOptions {
         wishes: rdma_wishes(config),

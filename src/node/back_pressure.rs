@@ -1,4 +1,4 @@
-//! Waiting for room: tensors and buffers that are had as soon as others have let go of theirs.
+//! Back-pressure: allocations that wait until other tensors are dropped.
 
 use super::process::Node;
 use crate::memory::{BufferRing, PoolError, RingError, TensorMut};
@@ -8,13 +8,13 @@ use std::cell::Cell;
 use std::time::Duration;
 
 impl Node {
-    /// A writable tensor with unspecified contents; if the pool has no room, waits for it, for
-    /// `timeout` at most, and makes progress meanwhile. This is the back-pressure for who makes
-    /// tensors faster than peers take them.
+    /// A writable tensor with unspecified contents. If the pool is full, waits for free memory, for
+    /// `timeout` at most, and makes progress meanwhile. This slows down a producer that is faster
+    /// than its peers.
     ///
     /// # Errors
-    /// If the shape is none, the pool could never hold it, there was no room in time, or the node
-    /// has stopped.
+    /// If `dims` is not a valid shape, the pool could never hold the tensor, no memory was free in
+    /// time, or the node has stopped.
     pub fn tensor_within(
         &self,
         dtype: DType,
@@ -30,11 +30,11 @@ impl Node {
         })
     }
 
-    /// The next buffer of a ring; if all are still being read, waits for one, for `timeout` at
+    /// The next buffer of a ring. If all buffers are still read, waits for one, for `timeout` at
     /// most, and makes progress meanwhile.
     ///
     /// # Errors
-    /// If none was given back in time, or the node has stopped.
+    /// If no buffer was returned in time, or the node has stopped.
     pub fn next_buffer(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
         self.try_until(timeout, || match ring.acquire() {
             Err(error @ RingError::Busy { .. }) => Attempt::Again(TensorError::Ring(error)),
@@ -42,11 +42,11 @@ impl Node {
         })
     }
 
-    /// Tries again and again while progress is made.
+    /// Repeats `attempt` between polls until it is over or the timeout has passed.
     fn try_until<T>(&self, timeout: Duration, attempt: impl Fn() -> Attempt<T>) -> Result<T, TensorError> {
         let (over, failed) = (Cell::new(None), Cell::new(None));
         let is_over = || {
-            // Whoever waits may ask again after it was over.
+            // A wait may ask again after the first `true`.
             if let Some(result) = over.take() {
                 over.set(Some(result));
                 return true;
@@ -66,16 +66,16 @@ impl Node {
         match (over.take(), failed.take()) {
             (Some(result), _) => result,
             (None, Some(error)) => Err(error),
-            (None, None) => unreachable!("it was tried at least once"),
+            (None, None) => unreachable!("there was at least one attempt"),
         }
     }
 }
 
-/// How one of several tries went.
+/// The result of one attempt.
 enum Attempt<T> {
-    /// It may work later.
+    /// Failed; a later attempt may succeed.
     Again(TensorError),
-    /// It worked, or never will.
+    /// Succeeded, or failed for good.
     Over(Result<T, TensorError>),
 }
 
@@ -83,24 +83,24 @@ enum Attempt<T> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// The shape is none.
+    /// The dimensions are not a valid shape.
     #[error(transparent)]
     Shape(#[from] crate::wire::ShapeError),
-    /// The pool has no room.
+    /// The pool can't hold the tensor now.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The ring could not be made.
+    /// The ring could not be made, or all its buffers are in use.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The pool had no room all the time.
+    /// The pool had no free memory for the whole timeout.
     #[error("there was no room within {timeout:?}: {source}")]
     NoRoomInTime {
-        /// How long it was waited for.
+        /// The timeout of the call.
         timeout: Duration,
-        /// What was in the way at last.
+        /// The error of the last attempt.
         source: PoolError,
     },
-    /// The node came to its end.
+    /// The node has stopped, or the loss of a peer has ended every call.
     #[error(transparent)]
     Ended(#[from] Error),
 }
